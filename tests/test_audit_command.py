@@ -18,7 +18,7 @@ import wholestep as ws
 from wholestep import cli
 from wholestep.audit import conclusion
 from wholestep.audit.chain import joined
-from wholestep.audit.families import losses
+from wholestep.audit.families import usual
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.loops import Watched
 from wholestep.audit.source import own_fault
@@ -602,7 +602,7 @@ SQUARED = ["MeanSquaredError", "MeanAbsoluteError", "Huber"]
     ],
 )
 def test_which_losses_fit(out, y, names, from_logits):
-    found = list(losses([out], np.array(y)))
+    found = list(usual([out], np.array(y)))
     assert [type(loss).__name__ for loss in found] == names
     asked = {loss.get_config()["from_logits"] for loss in found if "Crossentropy" in type(loss).__name__}
     assert asked == ({from_logits} if from_logits is not None else set())

@@ -9,10 +9,11 @@ from audit_scripts import script
 from keras import ops
 
 import wholestep as ws
-from wholestep.audit.derived import Derived, by_frequency, normalised, of_other_axis, of_other_labels, of_rows, solved
+from wholestep.audit.derived import Derived, solved
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
 from wholestep.audit.replay import Replay
+from wholestep.audit.unsolved import by_frequency, normalised, of_other_axis, of_other_labels, of_rows
 from wholestep.engines import choose, listener
 
 DRAW = np.random.default_rng(0)
@@ -60,7 +61,7 @@ FOUND = {
     "sparse_categorical_crossentropy of y as labels by the weights the class": lambda rows, outputs: cross_entropy(
         rows, outputs, factors=1.0 + LABELS[rows].astype("float32")
     ),
-    "categorical_crossentropy of y as labels, smoothed by 0.3": lambda rows, outputs: (
+    "cross entropy of y as labels, smoothed by 0.3": lambda rows, outputs: (
         0.7 * cross_entropy(rows, outputs) - 0.3 * ops.mean(ops.log_softmax(outputs))
     ),
     "log_cosh of hot as labels": lambda rows, outputs: ops.sum(keras.losses.log_cosh(HOT[rows], outputs)),

@@ -203,17 +203,28 @@ def test_a_loss_is_found_in_the_loop():
     assert report.taken == ["loss: MSELoss(), as the loop calls it"]
 
 
-def test_without_a_known_loss_its_form_is_not_judged():
+def test_without_a_known_loss_it_is_solved_for():
     loop = Loop(faults=("never zeroed",), loss=lambda out, y: ((out - y) ** 2).mean())
     with ws.audit.torch(loop.model, data=(loop.x, loop.y)) as report:
         loop.train()
     assert [cause.name for cause in report.causes] == ["not reset"]
-    assert not report.is_judged
+    assert report.is_judged
+    assert "loss: MSELoss of y as labels, supposed" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("how", "made", "told"),
+    [("sum", lambda loss: loss / 7, "0.1429"), ("mean", torch.sqrt, "half of what it should /")],
+)
+def test_a_number_that_a_loop_makes_of_a_loss_is_said(how, made, told):
+    loop = Loop(loss=lambda out, y: made(nn.functional.mse_loss(out, y, reduction=how)), model=plain)
+    with ws.audit.torch(loop.model, data=(loop.x, loop.y)) as report:
+        loop.train()
+    assert (report.causes, report.is_judged) == ([], True)
+    assert f"gradient counts {told}" in str(report)
 
 
 OWN_FORMS = {  # of right losses, of which a loss of PyTorch is a part
-    "sum": (lambda out, y: nn.functional.mse_loss(out, y, reduction="sum") / 7, "MSELoss"),
-    "root": (lambda out, y: nn.functional.mse_loss(out, y).sqrt(), "MSELoss"),
     "penalty": (lambda out, y: nn.functional.mse_loss(out, y) + 0.1 * out.square().mean(), "MSELoss"),
     "others": (lambda out, y: nn.functional.binary_cross_entropy(out.sigmoid(), (y > 0).float()), "BCELoss"),
 }

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby
 from types import GeneratorType
 from typing import NamedTuple
 
@@ -12,10 +12,9 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
-from wholestep.audit.derived import by_frequency, normalised, of_other_axis, of_other_labels, of_rows, without_class
-from wholestep.audit.derived import passes as derivatives
+from wholestep.audit.derived import explains, passes
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.families import losses, name_of
+from wholestep.audit.families import name_of, usual
 from wholestep.audit.found import Likely, many, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Log, Values
@@ -31,6 +30,7 @@ from wholestep.audit.searching import Meaning, UnknownError, labels_of
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.supposing import Supposed, inquire, observed, possible, stated, subjects, why_unknown
 from wholestep.audit.surroundings import Surroundings
+from wholestep.audit.unsolved import by_frequency, notes_on
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError
@@ -149,7 +149,7 @@ def _judged(meaning: Meaning, around: Surroundings, ended: Values | None) -> tup
         if not known[-1][1].of_gradient:
             meaning.told += ["the sums of this loss are divided by the rows or their weights"] * (len(known) > 1)
             return known[-1]
-    if known and _explains((best := min([*known[1:], *known[:1]], key=_num_errors))[1]):
+    if known and explains((best := min([*known[1:], *known[:1]], key=_num_errors))[1]):
         return best
     until = time.monotonic() + _SECONDS
     for supposed in possible(meaning, around):
@@ -160,7 +160,7 @@ def _judged(meaning: Meaning, around: Surroundings, ended: Values | None) -> tup
             made, verdict = _tried(meaning, supposed, ended)
         except UnfitError:
             continue
-        if _explains(verdict):
+        if explains(verdict):
             told = "from the gradients: if another is meant, `with ws.audit(model, data=(x, y), loss=...)` states it"
             meaning.told.append(f"loss: {supposed.told}, supposed {told}")
             meaning.notes += [supposed.note] * bool(supposed.note)
@@ -198,12 +198,6 @@ def _num_errors(judged: tuple[Case, Verdict]) -> tuple[int, int]:
     return sum(not cause.is_listed for cause in causes), len(causes)
 
 
-def _explains(verdict: Verdict) -> bool:
-    """Whether this loss was computed, perhaps with a fault that has a name, or times some number."""
-    is_named = all(cause.is_listed for cause in verdict.of_gradient)
-    return bool(verdict.evidence) and (is_named or all(each.is_along for each in verdict.evidence))
-
-
 def _side_by_side(meaning: Meaning) -> Iterator[str]:
     """Yield a note of one row: the script's loss and the first usual loss that fits."""
     x, y, *_ = meaning.data
@@ -213,11 +207,11 @@ def _side_by_side(meaning: Meaning) -> Iterator[str]:
     if called is None or at is None or not meaning.own or not meaning.has_labels or not hasattr(y, "shape"):
         return
     label, out = np.asarray(y)[rows[at]][None], called.outputs[0][at : at + 1]
-    if (usual := next(losses(called.outputs, y), None)) is not None:
-        both = meaning.own[0], usual
+    if (likely := next(usual(called.outputs, y), None)) is not None:
+        both = meaning.own[0], likely
         own, other = (float(np.mean(np.asarray(keras.ops.convert_to_numpy(loss(label, out))))) for loss in both)
         told = f"On row {rows[at]}, label {numbers_of(label)}, output {numbers_of(out)}: "
-        yield f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {usual.name} is {other:.4g}."
+        yield f"{told}{name_of(meaning.own[0])} of the script is {own:.4g}, {likely.name} is {other:.4g}."
 
 
 def _through(verdict: Verdict) -> Iterator[str]:
@@ -241,18 +235,12 @@ def _of_labels(loop: Loop) -> Iterator[str]:
 def _of_loss(meaning: Meaning) -> Iterator[str]:
     """Yield the first note on a derivative of other labels, along another axis, or of rows that count otherwise."""
     x, y, *_ = meaning.data
-    derived = derivatives(meaning.watched.log, Rows(x), 0)
+    derived = passes(meaning.watched.log, Rows(x), 0)
     if not derived or any(len(called.outputs) > 1 for called in meaning.watched.log.called):
         return
     labels = meaning.labels or ({"the data": y} if meaning.has_labels else meaning.beside)
     labels = {name: each for name, each in labels.items() if isinstance(each, np.ndarray)}
-    replay = Replay(meaning.watched.model, (x, y, None))
-    usual = [(loss, y) for y in labels.values() for loss in losses([derived[0].output], y)]
-    found = [of_other_labels(derived, *named) for named in labels.items() if len(labels) == 1]
-    found += [normalised(derived), *(of_other_axis(derived, y) for y in labels.values())]
-    found += [without_class(derived, *named) for named in (meaning.beside | labels).items()]
-    found += [of_rows(replay, derived, loss, y) for loss, y in usual]
-    yield from islice((note for notes in found for note in notes), 1)
+    yield from notes_on(Replay(meaning.watched.model, (x, y, None)), derived, labels, meaning.beside)
 
 
 def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:

@@ -13,7 +13,7 @@ from wholestep.audit.measure import SOLVED
 from wholestep.audit.port import OneLoss, Port
 from wholestep.audit.windows import PAD, Piece
 
-_MOST_STEPS = 2  # rows or places by which labels and weights may be shifted
+MOST_STEPS = 2  # rows or places by which labels and weights may be shifted
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _indices(num: int) -> Iterator[tuple[str, Callable[[Evidence, Piece], np.nda
     def moved(by: int) -> Callable[[Evidence, Piece], np.ndarray]:
         return lambda e, piece: (piece.rows + by) % num
 
-    for steps in range(1, _MOST_STEPS + 1):
+    for steps in range(1, MOST_STEPS + 1):
         for word, sign in (("after", 1), ("before", -1)):
             some = "of the row" if steps == 1 else f"{steps} rows"
             yield f"{some} {word} in the batch", rolled(-sign * steps)
@@ -127,7 +127,7 @@ def _indices(num: int) -> Iterator[tuple[str, Callable[[Evidence, Piece], np.nda
 
 
 def _along() -> Iterator[Form]:
-    for steps in range(1, _MOST_STEPS + 1):
+    for steps in range(1, MOST_STEPS + 1):
         for word, sign in (("after", -1), ("before", 1)):
             told = Error("the labels", f"are those {steps} places {word}", ("labels shifted",))
             yield Form((told,), labels=lambda y, by=sign * steps: np.roll(y, by, axis=1) if np.ndim(y) > 1 else y)

@@ -10,6 +10,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.changes import otherwise
+from wholestep.audit.derived import noted
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many, some
 from wholestep.audit.gradients import gradients
@@ -342,12 +343,8 @@ class Case:
         is_along = (self.by_pass or not finding.is_listed) and all(e.is_along for e in evidence)
         if finding.name not in (*_MAY_BE_MEANT, *of_heads) and not is_along:
             return finding
-        told = f"The gradient is that of {self.supposed}, but: {finding.explanation}"
         width = next((np.shape(called.outputs[0])[-1] for called in self.log.called if called.outputs), 1)
-        differs = evidence[0].meant.replay.tolerance.differs
-        if "categorical" in self.supposed and all(abs(e.share * width - 1) <= differs for e in evidence):
-            return Likely(f"{told} That is 1 / {width}, the number of classes: is the mean taken over the classes too?")
-        return Likely(f"{told} Is that meant?") if finding.name == _OF_MASKED else f"{told} Is that meant?"
+        return noted(finding, self.supposed, evidence, width, is_likely=finding.name == _OF_MASKED)
 
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         num = sum(piece.is_known for piece in seen.pieces)

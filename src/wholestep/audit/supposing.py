@@ -1,7 +1,7 @@
 """The intention of a script: its models, loss and optimizer; of a loss by hand those with its derivative first."""
 
 from collections.abc import Iterator
-from itertools import chain, islice, product
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import keras
@@ -9,8 +9,8 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit import chain as chains
-from wholestep.audit.derived import Derived, Solved, by_logits, passes, solved
-from wholestep.audit.families import Loss, Through, averaging, is_unreduced, losses, mean_of, name_of, picked
+from wholestep.audit.derived import Solved, by_pass, passes, solved
+from wholestep.audit.families import Loss, averaging, is_unreduced, mean_of, name_of, usual
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
 from wholestep.audit.loops import Asked, Loop, Watched
@@ -157,8 +157,8 @@ def possible(meaning: Meaning, around: Surroundings) -> Iterator[Supposed]:
         return
     for of, array in labels.items():
         named = f" of {of} as labels" if of and (len(labels) > 1 or not meaning.has_labels) else ""
-        usual = losses(outputs, array) if meaning.is_supposed else ()
-        for loss in (*meaning.called, *usual):
+        likely = usual(outputs, array) if meaning.is_supposed else ()
+        for loss in (*meaning.called, *likely):
             yield Supposed((x, array, *weight), loss, f"{name_of(loss)}{named}")
         for loss in meaning.own * meaning.is_supposed:
             yield Supposed((x, array), loss, f"{name_of(loss)} of the script{named}")
@@ -187,36 +187,13 @@ def _by_pass(meaning: Meaning) -> Iterator[Supposed]:
     values = {name: np.concatenate(own) for name, own in named.items() if own and _are_as(own, called)}
     if not values:
         return
-    (x, is_whole), num = _given(meaning, called), [len(each.outputs[0]) for each in called]
+    x, is_whole = _given(meaning, called)
     if is_whole:
         rows, arrays = np.concatenate([Rows(x).find(each.inputs) for each in called]), meaning.labels | meaning.beside
         values = {name: np.asarray(y)[rows] for name, y in (arrays or {"the data": meaning.data[1]}).items()} | values
-    ends = np.cumsum(num)
-    derived = [
-        Derived(np.arange(end - n, end), c.outputs[0], by_logits(c.outputs[0], c.derivatives[0][-1]))
-        for c, n, end in zip(called, num, ends, strict=True)
-    ]
-    nothing = np.zeros(ends[-1])
-    given = Replay(meaning.watched.model, (nothing, nothing, None))
-    for one in chain(solved(given, derived, values, values), _picked(given, derived, values)):
-        parts = [np.split(each, ends[:-1]) for each in (one.labels, one.weights) if each is not None]
-        by_pass = {c.order: own for c, own in zip(called, zip(*parts, strict=True), strict=True)}
-        yield Supposed((x, np.zeros(len(tree.leaves(x)[0]))), one.loss, one.told, by_pass=by_pass, note=one.note)
-
-
-def _picked(replay: Replay, derived: list[Derived], values: dict[str, np.ndarray]) -> Iterator[Solved]:
-    """Yield the losses of one output of each row, whose index its derivative shows."""
-    if not all(d.output.ndim == 2 < d.output.shape[1] + 1 and np.all((d.derivative != 0).sum(1) < 2) for d in derived):
-        return
-    places = [np.abs(each.derivative).argmax(1)[:, None] for each in derived]
-    own = [
-        d._replace(output=np.take_along_axis(d.output, p, 1), derivative=np.take_along_axis(d.derivative, p, 1))
-        for d, p in zip(derived, places, strict=True)
-    ]
-    for one in solved(replay, own, {name: y for name, y in values.items() if y.size == len(y)}, {}):
-        labels = np.concatenate([np.concatenate(places), one.labels.reshape(-1, 1)], axis=1)
-        loss, told = Through(one.loss, picked), f"{one.told}, by one output of each row"
-        yield Solved(loss, labels.astype("float32"), None, told)
+    nothing = np.zeros(sum(len(each.outputs[0]) for each in called))
+    for one, own in by_pass(Replay(meaning.watched.model, (nothing, nothing, None)), called, values):
+        yield Supposed((x, np.zeros(len(tree.leaves(x)[0]))), one.loss, one.told, by_pass=own, note=one.note)
 
 
 def _are_as(values: list[np.ndarray], called: list[Called]) -> bool:
@@ -244,8 +221,8 @@ def _of_heads(meaning: Meaning, outputs: list[np.ndarray], around: Surroundings)
             if not called or type(one.loss) in called:
                 break
         own = [(one.told, one.labels, one.loss) for one in found]
-        usual = [(f"{loss.name} of {of} as labels", y, loss) for of, y in labels for loss in losses([out], y)]
-        heads.append([each for each in own if each[2].reduction != "mean_with_sample_weight"] or usual)
+        likely = [(f"{loss.name} of {of} as labels", y, loss) for of, y in labels for loss in usual([out], y)]
+        heads.append([each for each in own if each[2].reduction != "mean_with_sample_weight"] or likely)
     like = symbols(meaning.watched.model, meaning.data[0])
     given = list(around.loss_weights(sorted(like) if isinstance(like, dict) else [], len(outputs)))
     for chosen, (named, weights) in islice(product(product(*heads), [*given, ("", None)]), _MOST_HEADS):

@@ -110,9 +110,15 @@ def found(called: list[Called], targets: dict[int, np.ndarray], known: Iterable[
     name = _labels(called, targets, Rows(x), source, names)
     told = source.told or ", ".join(dict.fromkeys([*names, *([] if name is None else [name])]))
     told = f"data: {told}, {len(inputs[0])} rows"
+    beside = {_in_words(each, source): leaf for each, leaf in source.leaves.items() if each not in names}
     if name is None and targets:
-        return Data(x, np.zeros(len(inputs[0])), by_pass_of(called, targets), f"{told}; labels: as the loss gets them")
-    return Data(x, np.zeros((len(inputs[0]), 0)) if name is None else source.leaves[name], None, told)
+        told = f"{told}; labels: as the loss gets them"
+        return Data(x, np.zeros(len(inputs[0])), by_pass_of(called, targets), told, beside)
+    return Data(x, np.zeros((len(inputs[0]), 0)) if name is None else source.leaves[name], None, told, beside)
+
+
+def _in_words(name: str, source: Source) -> str:
+    return f"part {name} of {source.told}" if source.told else name
 
 
 def _shaped(leaf: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -225,9 +231,8 @@ def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: boo
     data = found(called, own or seen.calls.targets, known)
     by_pass: ByPass | None = {order: (labels,) for order, labels in own.items()} if own else data.by_pass
     has_labels = bool(own) or data.has_labels
-    if has_others or not has_labels:
-        log.unseen[_SEVERAL if has_others else _NO_LABELS] = None
-    how: dict[str, Any] = {"by_pass": by_pass, "is_known": has_labels and not has_others}
+    why = _SEVERAL if has_others else "" if has_labels else _NO_LABELS
+    how: dict[str, Any] = {"by_pass": by_pass, "why_unknown": why, "labels": data.beside}
     made: Case = close(report, seen.watcher, seen.calls, (data.x, data.y, None), seen.before, **how)
     made.is_found = True
     made.ended = None if scout.limit.has_stopped or ran.how else values(seen.model)

@@ -10,12 +10,16 @@ from wholestep.tree import Tree
 
 
 class Data(NamedTuple):
-    """The data of a loop: inputs, labels, the labels by pass where they belong to no row, and all in words."""
+    """The data of a loop: inputs, labels, the labels by pass where they belong to no row, and all in words.
+
+    `beside`: the arrays of as many rows that are no inputs, by name.
+    """
 
     x: Tree
     y: np.ndarray
     by_pass: ByPass | None
     told: str
+    beside: dict[str, np.ndarray] = {}
 
     @property
     def has_labels(self) -> bool:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Other
 from wholestep.audit.measure import all_same, in_part
+from wholestep.audit.pytorch.beside import Beside
 from wholestep.audit.pytorch.state import (
     Nest,
     Own,
@@ -90,6 +91,7 @@ class Watcher:
         latest: the nodes of the graph that made the outputs of the last pass.
         sizes: of these outputs, how many numbers they have.
         running: the passes that have begun.
+        beside: the tensors that the script names beside a pass.
         own: by the order of a pass, the loss that the module has computed itself.
         dropped: the line that threw away gradients before a step was made of them.
     """
@@ -108,6 +110,7 @@ class Watcher:
     own: dict[int, Own] = field(default_factory=dict)
     dropped: Line | None = None
     running: list[_Begun] = field(default_factory=list)
+    beside: Beside = field(default_factory=Beside)
     _added: list[Called] = field(default_factory=list)  # whose gradients were added since the last step
     _left: list[Called] = field(default_factory=list)  # and before that, but for no step of the module
     _is_plain: bool = False
@@ -237,6 +240,7 @@ class Watcher:
         )
         called = Called(order, inputs, *kept, None, line_here(), setting=setting)
         self.log.add(called)
+        self.beside.note(called, nest.leaves)
         if not out.leaves:
             self.log.unseen[f"an output of type {type(output).__name__}, in which no tensor is found"] = None
         self.latest, self.sizes = nodes, {leaf.numel() for leaf in out.leaves}
@@ -259,6 +263,7 @@ class Watcher:
             self.note_line(called)
             self.is_waiting, self.num_heard = True, self.num_heard + 1
             if self.log.is_open and called.is_whole:
+                self.beside.note(called)
                 called.derivatives.setdefault(i, []).append(array(derivative))
 
         return heard

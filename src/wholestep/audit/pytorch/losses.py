@@ -1,7 +1,7 @@
 """Losses of PyTorch and functions with their reduction taken apart, and their relatives."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from inspect import signature
@@ -19,11 +19,11 @@ from wholestep.audit.pytorch.state import unpacked
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
-_BY_ELEMENT = (
+BY_ELEMENT = (
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss),
     *(nn.KLDivLoss, nn.SoftMarginLoss),
 )
-_BY_CLASS = nn.CrossEntropyLoss, nn.NLLLoss
+BY_CLASS = nn.CrossEntropyLoss, nn.NLLLoss
 _BY_ROW = nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss
 FUNCTIONS: dict[Callable, type[nn.Module]] = {
     functional.mse_loss: nn.MSELoss,
@@ -72,34 +72,30 @@ class Loss:
         """Return the loss of a model's output by row."""
         out = outputs if isinstance(outputs, Tensor) else _first(outputs)
         labels = torch.as_tensor(labels)
-        if isinstance(self.given, _BY_CLASS) and _are_classes_last(out, labels):
+        if isinstance(self.given, BY_CLASS) and _are_classes_last(out, labels):
             out = out.movedim(-1, 1)
         labels = self._fitting(out, labels)
         values = self._bare(out, labels)
         how = self.given.reduction
-        if isinstance(self.given, _BY_CLASS):
+        if isinstance(self.given, BY_CLASS):
             own = self._weights(out, labels)
         else:
             if how in ("sum", "batchmean"):
                 values = values.flatten(1).sum(1) if values.ndim > 1 else values
-            elif values.ndim > 1 and isinstance(self.given, _BY_ELEMENT):
+            elif values.ndim > 1 and isinstance(self.given, BY_ELEMENT):
                 values = values.mean(-1)
             own = torch.ones(values.shape)
         values = torch.where(own == 0, torch.zeros_like(values), values)
-        values, own = (each.reshape(len(out), -1).sum(1) for each in (values, own))
-        if weights is None:
-            return ByRow(values, own, how != "sum")
-        sample = torch.as_tensor(weights).to(values.dtype).reshape(-1)
-        return ByRow(values * sample, own if self._is_by_rows else own * sample, how != "sum")
+        return _summed(values, own, weights, is_divided=how != "sum", is_by_rows=self._is_by_rows)
 
     def by_rows(self) -> "Loss | None":
         """Return its sum divided by the rows; None for a loss of classes, whose labels may not count."""
-        return self.averaged() if isinstance(self.given, _BY_ELEMENT) else None
+        return self.averaged() if isinstance(self.given, BY_ELEMENT) else None
 
     def averaged(self) -> "Loss":
         """Return its sum divided by the rows, or of classes by the labels that count."""
         given = copy.deepcopy(self.given)
-        given.reduction = "mean" if isinstance(self.given, _BY_CLASS) else "batchmean"
+        given.reduction = "mean" if isinstance(self.given, BY_CLASS) else "batchmean"
         return Loss(given)
 
     def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
@@ -113,7 +109,7 @@ class Loss:
 
     def _fitting(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return labels in the shape and dtype that the loss takes with such outputs."""
-        if not isinstance(self.given, (*_BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)):
+        if not isinstance(self.given, (*BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)):
             return labels.to(out.dtype).reshape(out.shape) if labels.numel() == out.numel() else labels.to(out.dtype)
         if labels.ndim == out.ndim and labels.shape == out.shape and isinstance(self.given, nn.CrossEntropyLoss):
             return labels.to(out.dtype)
@@ -149,9 +145,7 @@ class Function:
             own = own.broadcast_to(values.shape).to(values.dtype)
             return ByRow((values * own).reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
         if found.ndim:
-            own = _unmasked(found, labels)
-            values, own = (each.reshape(num, -1).sum(1) for each in (found, own))
-            return ByRow(values * sample, own * sample, True) if self.has_sample_weights else ByRow(values, own, True)
+            return _summed(found, _unmasked(found, labels), weights if self.has_sample_weights else None)
         is_one = isinstance(labels, Tensor) or self.num_labels > 1
         if self.is_coupled or not isinstance(outputs, Tensor) or not is_one:
             return self._coupled(found, num)
@@ -197,6 +191,17 @@ class Function:
         """Return a number for a batch as its first row's."""
         first = (torch.arange(num) == 0).to(found.dtype)
         return ByRow(first * found, first, True)
+
+
+def _summed(values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True, is_by_rows: bool = False) -> ByRow:
+    """Return values and their weights by row, times the sample weights of rows or places."""
+    num = len(values)
+    if sample is not None:
+        given = torch.as_tensor(sample).to(values.dtype)
+        is_by_place = given.ndim > 1 and given.numel() == values.numel()
+        given = given.reshape(values.shape if is_by_place else (num, *[1] * (values.ndim - 1)))
+        values, own = values * given, own if is_by_rows else own * given
+    return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), is_divided)
 
 
 def _unmasked(values: Tensor, labels: Any) -> Tensor:
@@ -295,7 +300,7 @@ def meant(loss: Any) -> Loss | Function:
     function = loss.func if isinstance(loss, partial) and not loss.args else loss
     if isinstance(function, Callable) and function in FUNCTIONS:  # type: ignore[arg-type]
         loss = FUNCTIONS[function](**arguments)
-    if isinstance(loss, (*_BY_ELEMENT, *_BY_CLASS, *_BY_ROW)):
+    if isinstance(loss, (*BY_ELEMENT, *BY_CLASS, *_BY_ROW)):
         return Loss(loss)
     if isinstance(loss, nn.modules.loss._Loss) or not callable(loss):
         must = "loss must be a loss of outputs and labels that the audit knows, or a function of both."
@@ -337,61 +342,3 @@ def _aligned(outputs: Tensor, labels: Tensor) -> Tensor:
     if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
         return labels.unsqueeze(-1)
     return labels.squeeze(-1) if labels.ndim == outputs.ndim + 1 and labels.shape[-1] == 1 else labels
-
-
-class Family:
-    """The relatives of losses: those that a loss may be mistaken for."""
-
-    @staticmethod
-    def is_squared(loss: Any) -> bool:
-        """Whether it is the mean squared error."""
-        return isinstance(loss.given, nn.MSELoss)
-
-    @staticmethod
-    def flipped(loss: Any) -> Loss | None:
-        """Return the cross entropy of two classes with logits for probabilities, or the other way round."""
-        own = loss.given
-        if isinstance(own, nn.BCEWithLogitsLoss) and own.pos_weight is None:
-            return Loss(nn.BCELoss(own.weight, reduction=own.reduction))
-        return Loss(nn.BCEWithLogitsLoss(own.weight, own.reduction)) if isinstance(own, nn.BCELoss) else None
-
-    @staticmethod
-    def swapped(loss: Any) -> Function:
-        """Return a loss that gets outputs and labels in the other order."""
-        return Function(lambda outputs, labels: _unreduced(loss, labels.to(outputs.dtype), outputs))
-
-    @staticmethod
-    def others(loss: Any, labels: Any) -> Iterator[tuple[str, Loss]]:
-        """Yield (in words, loss) for the other losses that take such labels."""
-        reduction = getattr(loss.given, "reduction", "mean")
-        is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
-        if getattr(loss.given, "weight", None) is not None:
-            bare = copy.deepcopy(loss.given)
-            bare.weight = None
-            yield f"{loss.name} without its weights", Loss(bare)
-        for kind in (*_BY_ELEMENT, *_BY_CLASS, nn.MultiMarginLoss):
-            if kind is not type(loss.given) and (is_whole or kind not in (nn.NLLLoss, nn.MultiMarginLoss)):
-                how = "mean" if reduction == "batchmean" else reduction
-                yield f"{kind.__name__}()", Loss(kind(reduction=how))
-
-    @staticmethod
-    def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
-        """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
-        functions: dict[str, Callable] = {}
-        if width > 1:
-            functions = {name: partial(getattr(torch, name), dim=1) for name in ("softmax", "log_softmax")}
-        functions |= {name: getattr(torch, name) for name in ("sigmoid", "tanh", "relu", "exp", "square")}
-        own = "sigmoid" if "BCE" in loss.name else "softmax"
-        yield from ((name, function, name == own) for name, function in functions.items())
-
-    @staticmethod
-    def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
-        """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
-        own = loss.given
-        if not isinstance(own, nn.CrossEntropyLoss) or own.weight is not None:
-            return None
-        return Loss(nn.CrossEntropyLoss(reduction=own.reduction)), own.label_smoothing, True
-
-
-def _unreduced(loss: Any, outputs: Tensor, labels: Tensor) -> Tensor:
-    return loss.of(outputs, labels).values

@@ -16,8 +16,8 @@ from wholestep.audit.found import Found, Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Values
 from wholestep.audit.measure import ENOUGH, are_shares, tolerance
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
-from wholestep.audit.pytorch import words
-from wholestep.audit.pytorch.losses import Family, Objective
+from wholestep.audit.pytorch import families, words
+from wholestep.audit.pytorch.losses import Objective
 from wholestep.audit.pytorch.state import (
     Random,
     Rates,
@@ -65,7 +65,7 @@ class Replay(Port):
         "called, and not its layers one by one?"
     )
     incomplete = "It must be made of `model.parameters()` once the model is whole."
-    losses = Family
+    losses = families
 
     def __init__(
         self, model: nn.Module, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None

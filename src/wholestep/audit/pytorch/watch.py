@@ -22,6 +22,7 @@ from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, ModelsOwn, Objective, meant
 from wholestep.audit.pytorch.replay import Replay
 from wholestep.audit.pytorch.state import array, bare, trained, unpacked, untouched, values
+from wholestep.audit.pytorch.supposing import Known, Supposed, notes, supposed
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule, scheduled
 from wholestep.audit.stop import COMMAND
@@ -42,6 +43,9 @@ _SHARED = "the form of the loss: the losses of another module's steps go through
 _SHIFTED = Likely(
     "The model is trained to predict the place after the next one: the labels are moved by two places. Are they moved "
     "in the model, and once more in its loss?"
+)
+_SUPPOSED = (
+    "loss: {}, supposed from the gradients: if another is meant, `ws.audit.torch(model, data=..., loss=...)` states it"
 )
 _OWN = "the form of the loss: it has parameters of its own, which may move"
 
@@ -84,7 +88,8 @@ def close(
     schedule: Schedule | None = None,
     *,
     by_pass: ByPass | None = None,
-    is_known: bool = True,
+    why_unknown: str = "",
+    labels: dict[str, np.ndarray] | None = None,
 ) -> Case:
     """Close a report with its case, and return it.
 
@@ -93,17 +98,21 @@ def close(
         loss: the loss that is meant; None for the one that the loop calls, or that the model computes itself.
         schedule: the learning rate that is meant; None for that of the loop's schedule.
         by_pass: the labels by the order of a pass.
-        is_known: whether the labels of the loss are known.
+        why_unknown: why the labels of the loss are not known; "" if they are.
+        labels: the arrays that may hold the labels of an unknown loss, by name; None for those of the data.
     """
     model, log = watcher.module, watcher.log
     own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
     if data is None or (loss is None and watcher.is_shared):  # some rows are another module's
-        found = as_given(called_for(log), calls.targets)
-        data, by_pass, is_known = (found.x, found.y, None), found.by_pass, is_known and found.has_labels
-        report.taken.append(found.told)
+        given = as_given(called_for(log), calls.targets)
+        data, by_pass = (given.x, given.y, None), given.by_pass
+        why_unknown = why_unknown or ("" if given.has_labels else _NONE)
+        report.taken.append(given.told)
     _try(model, data, log)
+    unseen, others = [*log.unseen], labels if labels is not None else _named(data[1])
     with untouched():
-        if not is_known:
+        if why_unknown:
+            log.unseen[why_unknown] = None
             objective: Any = LoopsOwn()
         elif loss is None and watcher.own:
             objective = _models_own(watcher, report)
@@ -118,8 +127,22 @@ def close(
         labels = None if isinstance(objective, LoopsOwn) else by_pass
         return Case(Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=labels)
 
+    def of_supposed(each: Supposed) -> Case:
+        how: dict[str, Any] = {"optimizer": own, "by_pass": each.by_pass, "supposed": each.told}
+        return Case(Replay, model, each.data, each.objective, schedule, log, before, **how)
+
     case = case_of(objective)
-    if loss is None and isinstance(objective, Objective) and objective.given.reduction == "sum":
+    if isinstance(objective, LoopsOwn) and loss is None:
+        known = Known(others, watcher.beside.named)
+        why = {told: log.unseen.pop(told) for told in [*log.unseen] if told not in unseen}
+        if (found := supposed(model, log, data[0], known, of_supposed)) is not None:
+            report.taken.append(_SUPPOSED.format(found.case.supposed))
+            log.notes.update({found.note: None} if found.note else {})
+            report.close(found.case)
+            return found.case
+        log.unseen.update(why)
+        log.notes.update(dict.fromkeys(notes(model, log, data[0], known)))
+    elif loss is None and isinstance(objective, Objective) and objective.given.reduction == "sum":
         mean = Objective(objective.loss.averaged())  # a loop may divide the gradient by itself
         case, is_other = _fitting(case, case_of(mean))
         report.taken += ["the sums of this loss are divided by the rows"] * is_other
@@ -128,6 +151,12 @@ def close(
         report.taken.append(f"the rows' losses times their weights, divided by the {'rows' if is_other else 'weights'}")
     report.close(case)
     return case
+
+
+def _named(labels: Tree) -> dict[str, np.ndarray]:
+    """Return the arrays of labels by name."""
+    leaves = tree.leaves(labels)
+    return {"y" if len(leaves) == 1 else f"y[{i}]": np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
 
 def _fitting(case: Case, other: Case) -> tuple[Case, bool]:

@@ -1,0 +1,116 @@
+"""The loss of a loop that calls none of PyTorch's, or more: solved for by its derivative by the module's output."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from wholestep import tree
+from wholestep.audit.derived import by_pass, explains, passes, solved
+from wholestep.audit.judge import Case
+from wholestep.audit.log import Called, Log
+from wholestep.audit.port import ByPass, quiet
+from wholestep.audit.pytorch.losses import Objective
+from wholestep.audit.pytorch.replay import Replay
+from wholestep.audit.unsolved import notes_on
+from wholestep.audit.windows import PAD, Rows
+from wholestep.tree import Tree
+
+_SECONDS = 20.0  # of the search; the loss that is tried then is tried to its end
+
+
+class Known(NamedTuple):
+    """What may be in a loss.
+
+    Attributes:
+        labels: the arrays with a row for each row of the data, by name.
+        beside: the tensors that the script names beside a pass, by name and by the order of the pass.
+    """
+
+    labels: dict[str, np.ndarray]
+    beside: dict[str, dict[int, np.ndarray]]
+
+
+class Supposed(NamedTuple):
+    """A loss with the derivative of the loop's, its data, and both in words."""
+
+    data: tuple[Any, Any, Any]
+    objective: Objective
+    by_pass: ByPass | None
+    told: str
+    note: str = ""
+
+
+class Explained(NamedTuple):
+    """A case by a loss that explains the gradients of a loop; `note`: on the loss, "" for none."""
+
+    case: Case
+    note: str
+
+
+def supposed(
+    model: nn.Module, log: Log, x: Tree, known: Known, case_of: Callable[[Supposed], Case]
+) -> Explained | None:
+    """Return the case by the first loss that explains the gradients of a loop; None if none does."""
+    until = time.monotonic() + _SECONDS
+    with quiet():
+        for each in _possible(model, log, x, known):
+            case = case_of(each)
+            if (verdict := case.judge()).failed is None and explains(verdict):
+                return Explained(case, each.note)
+            if time.monotonic() > until:
+                break
+    return None
+
+
+def notes(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[str]:
+    """Yield a note on a loss that no usual one explains."""
+    if _has_one_output(log) and (derived := passes(log, Rows(x), 0)):
+        labels = {name: y for name, y in known.labels.items() if y.dtype.kind in "fiub"}
+        yield from notes_on(_port(model, x), derived, labels, {})
+
+
+def _possible(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[Supposed]:
+    if not _has_one_output(log):
+        return
+    leaves = tree.leaves(x)
+    labels = known.labels | ({"the inputs": leaves[0]} if len(leaves) == 1 else {})
+    if derived := passes(log, Rows(x), 0):
+        for one in solved(_port(model, x), derived, labels, labels):
+            yield Supposed((x, one.labels, one.weights), Objective(one.loss), None, one.told, one.note)
+    yield from _by_pass(model, log, x, known)
+
+
+def _by_pass(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[Supposed]:
+    """Yield the losses of labels that belong to a pass, and to no row."""
+    called = [each for each in log.called if each.is_whole and set(each.derivatives) == {0}]
+    values = {name: _joined(own, called) for name, own in known.beside.items() if _are_as(own, called)}
+    if not values:
+        return
+    found = np.concatenate([Rows(x).find(each.inputs) for each in called])
+    if np.all(found != PAD):
+        values = {name: y[found] for name, y in known.labels.items()} | values
+    nothing = np.zeros(sum(len(each.outputs[0]) for each in called))
+    for one, own in by_pass(_port(model, nothing), called, values):
+        yield Supposed((x, np.zeros(len(tree.leaves(x)[0])), None), Objective(one.loss), own, one.told, one.note)
+
+
+def _has_one_output(log: Log) -> bool:
+    return all(len(called.outputs) == 1 for called in log.called if called.is_whole)
+
+
+def _port(model: nn.Module, x: Tree) -> Replay:
+    return Replay(model, (x, np.zeros(len(tree.leaves(x)[0])), None))
+
+
+def _joined(own: dict[int, np.ndarray], called: list[Called]) -> np.ndarray:
+    return np.concatenate([own[each.order] for each in called])
+
+
+def _are_as(own: dict[int, np.ndarray], called: list[Called]) -> bool:
+    """Whether there are values for each pass, a row for each of its rows, and of one shape and kind."""
+    values = [(own[c.order], c.outputs[0]) for c in called if c.order in own]
+    are_all = bool(called) and len(values) == len(called) and len({(v.shape[1:], v.dtype) for v, _ in values}) == 1
+    return are_all and all(len(v) == len(out) for v, out in values)

@@ -1,0 +1,163 @@
+"""Notes on a loop's loss that no usual loss is: other labels, another axis, rows that count differently."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from wholestep.audit.derived import (
+    Derived,
+    are_even,
+    are_weights,
+    classes_of,
+    factors_by,
+    factors_of,
+    is_single,
+    of_other_labels,
+)
+from wholestep.audit.found import Likely
+from wholestep.audit.measure import SOLVED
+from wholestep.audit.port import Port
+from wholestep.audit.usual import shares_of
+
+_UNLIKE, _ALIKE = 0.1, 0.02  # weights of classes that differ, and shares that do not: of a part of the rows
+_FEW_CLASSES = 20
+
+
+def notes_on(
+    port: Port, derived: list[Derived], labels: dict[str, np.ndarray], beside: dict[str, np.ndarray]
+) -> Iterator[str]:
+    """Yield the first note on the derivatives of a loss by the one output.
+
+    Args:
+        labels: the arrays that may hold the labels, by name, a row for each row of the data.
+        beside: other arrays with a row for each row of the data.
+    """
+    usual = [(loss, y) for y in labels.values() for loss in port.losses.usual([derived[0].output], y)]
+    found = [of_other_labels(derived, *named) for named in labels.items() if len(labels) == 1]
+    found += [normalised(derived), *(of_other_axis(derived, y) for y in labels.values())]
+    found += [without_class(derived, *named) for named in (beside | labels).items()]
+    found += [of_rows(port, derived, loss, y) for loss, y in usual]
+    yield from islice((note for notes in found for note in notes), 1)
+
+
+def of_other_axis(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
+    """Yield a note if the loss takes a softmax over the rows of the batch, or over places, and not over classes."""
+    if derived[0].output.ndim > 2:
+        yield from _over_places(derived, y)
+        return
+    for each in derived:
+        labels = y[each.rows]
+        if each.output.ndim != 2 or is_single(each.output):
+            return
+        if labels.shape != each.output.shape:
+            if labels.dtype.kind not in "iu" or labels.size != len(each.rows):
+                return
+            labels = np.eye(each.output.shape[-1])[labels.reshape(-1) % each.output.shape[-1]]
+        shares = shares_of(each.output, 0)
+        found = factors_by(each.derivative, shares * labels.sum(0) - labels)
+        if found is None or not are_even(found):
+            return
+    yield Likely("The softmax is taken over the rows of the batch, and not over the classes: `axis=-1` is meant.")
+
+
+def _over_places(derived: list[Derived], y: np.ndarray) -> Iterator[str]:
+    """Yield a note on any loss of a softmax over places: its derivative by the outputs adds up to 0 along their axis.
+
+    A softmax stays the same if a number is added to all outputs along its axis.
+    """
+    for each in derived:
+        is_of_classes = y.dtype.kind in "iu" and y.shape[1:] == each.output.shape[1:-1]
+        if not (is_of_classes or y.shape[1:] == each.output.shape[1:]) or _is_flat(each.derivative, -1):
+            return
+    for axis in range(1, derived[0].output.ndim - 1):
+        if all(_is_flat(each.derivative, axis) for each in derived):
+            told = f"The loss is the same if a number is added to all outputs along axis {axis}, as after a softmax "
+            yield Likely(f"{told}over it. The classes are the last axis: `axis=-1` is meant.")
+            return
+
+
+def normalised(derived: list[Derived]) -> Iterator[str]:
+    """Yield a note if each output is divided by its length over the rows of a batch, and no row by its own.
+
+    Then the loss is the same if an output is multiplied in all rows. Outputs that are also centred over the rows, as
+    those of Barlow twins, are meant so.
+    """
+    moved = [(each.output * each.derivative, each.derivative) for each in derived if each.output.ndim == 2]
+    if moved and all(_is_flat(m, 0) and not _is_flat(m, 1) and not _is_flat(d, 0) for m, d in moved):
+        told = "The loss is the same if one of the outputs is multiplied by a number in all rows of a batch: outputs "
+        told += "are divided by their length over the rows (`axis=0`), and not by that of each row (`axis=-1`)."
+        yield Likely(told)
+
+
+def _is_flat(derivative: np.ndarray, axis: int) -> bool:
+    """Whether a derivative adds up to 0 along an axis, up to rounding."""
+    most = np.abs(derivative).sum(axis).max()
+    return bool(most > 0 and np.abs(derivative.sum(axis)).max() <= SOLVED * most)
+
+
+def without_class(derived: list[Derived], name: str, y: np.ndarray) -> Iterator[str]:
+    """Yield a note if labels lie outside of the classes that the outputs have, and their rows have no loss."""
+    width, pairs = derived[0].output.shape[-1], classes_of(derived)
+    if pairs is None or y.dtype.kind not in "iu" or y.size != len(y) or 0 <= y.min() <= y.max() < width:
+        return
+    used = np.concatenate([classes.reshape(-1) for _, classes in pairs])
+    own = np.concatenate([y.reshape(-1)[rows] for rows, _ in pairs])
+    is_class = (own >= 0) & (own < width)
+    if (
+        not is_class.all()
+        and used.size == own.size
+        and np.all(used[~is_class] < 0)
+        and np.all(used[is_class] == own[is_class])
+    ):
+        told = f"The labels {name} go from {y.min()} to {y.max()}, and the outputs have classes up to {width - 1}: the "
+        yield Likely(f"{told}rows of the other labels have no loss (`one_hot` gives zeros for them).")
+
+
+def of_rows(port: Port, derived: list[Derived], loss: Any, y: np.ndarray) -> Iterator[str]:
+    """Yield a note on the factors of the rows or places in the loss, if these are not equal."""
+    factors = factors_of(port, derived, loss, y)
+    if factors is None or all(map(are_even, factors)):
+        return
+    rows, is_zero = [each.rows for each in derived], np.asarray(y) == 0
+    if is_zero.any() and are_weights(factors, rows, is_zero):
+        yield Likely("The loss counts the places alone whose labels are 0. If that is padding, the mask is inverted.")
+    elif by_class := _by_prediction(derived, factors):
+        told = ", ".join(f"{number:.3g} for class {k}" for k, number in [*by_class.items()][:4])
+        told = f"A row's loss is multiplied by a number that depends on the class that the model predicts ({told}), "
+        yield Likely(f"{told}and not on the row's label. Is the weight of the label meant?")
+    elif not is_single(derived[0].output):  # else every loss is another one times a factor
+        least, most = (how([how(each[np.isfinite(each)]) for each in factors]) for how in (min, max))
+        share = np.mean(np.concatenate([np.ravel(each) for each in factors]) <= SOLVED * most)
+        lost = f"{share:.0%} count nothing" if share else f"they count from {least:.3g} to {most:.3g}"
+        yield f"Rows or places do not count alike in the loss, which is {loss.name} otherwise: {lost}. Is that meant?"
+
+
+def _by_prediction(derived: list[Derived], factors: list[np.ndarray]) -> dict[int, float]:
+    """Return the factor of the rows by the class that the model predicts; nothing if it does not depend on that."""
+    if any(each.output.ndim != 2 or is_single(each.output) for each in derived):
+        return {}
+    chosen = np.concatenate([np.argmax(each.output, axis=-1) for each in derived])
+    values = np.concatenate([each / np.nanmax(each) for each in factors])
+    by_class = {k: values[chosen == k] for k in np.unique(chosen).tolist()}
+    is_of_class = len(by_class) > 1 and all(np.ptp(own) <= SOLVED for own in by_class.values())
+    return {k: float(own[0]) for k, own in by_class.items()} if is_of_class else {}
+
+
+def by_frequency(y: np.ndarray, weights: np.ndarray) -> Iterator[str]:
+    """Yield a note if the rows' weights are those of their classes, and in proportion to the number of its rows."""
+    if y.dtype.kind not in "iu" or y.size != len(y) or np.shape(weights) != (len(y),):
+        return
+    classes, place, counts = np.unique(y, return_inverse=True, return_counts=True)
+    own = np.array([np.mean(weights[place.reshape(-1) == i]) for i in range(len(classes))])
+    is_of_class = len(classes) <= _FEW_CLASSES and np.allclose(own[place.reshape(-1)], weights, rtol=SOLVED)
+    for power, told in ((1.0, "the number of its rows"), (0.5, "the root of the number of its rows")):
+        shares = own / counts**power
+        if is_of_class and np.ptp(own) > _UNLIKE * own.max() and np.ptp(shares) <= _ALIKE * shares.max():
+            told = (
+                f"The weight of a class grows with {told}: {counts.max()} rows have {own.max() / own.min():.3g} times "
+            )
+            yield Likely(
+                f"{told}the weight of {counts.min()}. Rare classes get the large weights: divide by the counts."
+            )
