@@ -53,7 +53,7 @@ def _values(frame: FrameType | None) -> Iterator[tuple[str, Tensor]]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a value, or those in it, with what is added to its name."""
+    """Yield (an ending for its name, the value) of a value, or of each in it."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in islice(value.items(), _MOST))
     elif isinstance(value, tuple | list) and len(value) <= _MOST:
