@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from types import GeneratorType
 from typing import NamedTuple
@@ -13,14 +12,13 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
 from wholestep.audit.derived import explains, passes
-from wholestep.audit.evidence import Evidence
 from wholestep.audit.families import name_of, usual
 from wholestep.audit.found import Likely, many, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Log, Values
 from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.meaning import is_masked
-from wholestep.audit.measure import distance, is_padded
+from wholestep.audit.measure import is_padded
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.rows import mixed
@@ -93,7 +91,6 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.notes += meaning.notes
     if verdict.evidence and not verdict.of_gradient:
         verdict.check("padding", _padded, made)
-        verdict.check("the labels", _copied, made, verdict.evidence[0])
     if verdict.unjudged:
         verdict.check("the rows of the loss", _of_loss, meaning)
     elif made.data[2] is not None and isinstance(made.data[1], np.ndarray):
@@ -267,24 +264,6 @@ def _padded(made: Case) -> Iterator[str]:
     if any(np.array_equal(leaf == 0, y == 0) for leaf in leaves):
         told = f"Rows end with inputs and labels of 0, {np.mean(y == 0):.0%} of all places, which count in the loss as "
         yield f"{told}any other. Are they padding?"
-
-
-def _copied(made: Case, e: Evidence) -> Iterator[str]:
-    """Yield a note if the labels are the inputs, and each place's output depends on no later place: it can be copied.
-
-    An autoencoder has the inputs for labels too, but each of its outputs depends on all places.
-    """
-    (x, *others), y, piece = tree.leaves(made.data[0]), made.data[1], e.update.pieces[0]
-    if others or not isinstance(y, np.ndarray) or y.dtype.kind not in "iu" or y.ndim != 2 or not np.array_equal(x, y):
-        return
-    given = piece.called.inputs[0].copy()
-    given[:, -1] = y.min() + y.max() - given[:, -1]
-    changed = replace(piece, called=replace(piece.called, inputs=[given]))
-    one, two = (e.meant.replay.outputs(each, training=False)[0][0] for each in (piece, changed))
-    same = e.meant.replay.tolerance.fits
-    if distance(one[:, :-1], two[:, :-1]) <= same < distance(one[:, -1], two[:, -1]):
-        told = "The labels are the inputs, in every row and at every place, and no output depends on a later place: "
-        yield Likely(f"{told}there is nothing to predict. Are the labels to be the next ones, `x[:, 1:]`?")
 
 
 def _used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Iterator[str]:

@@ -19,6 +19,7 @@ from wholestep.audit.windows import PAD, Rows, assembled
 _MOST_PASSES = 12  # on which a loss is tried
 _SHARE = 0.02  # of labels that are others: fewer may be marks of no label
 _FEWEST, _FEW_CLASSES = 3, 20  # of two classes, any loss of the difference has such a derivative
+APART = "Are inputs and labels shuffled apart, or is another array read?"
 _ROWS_OF_A_CLASS = 3  # and more show that a factor belongs to the class
 
 
@@ -161,8 +162,7 @@ def of_other_labels(derived: list[Derived], name: str, y: np.ndarray) -> Iterato
     if own < 0 or len(found) < _SHARE * num:
         return
     told = f"The gradient is that of a cross entropy of other classes than {name} has for the rows of the inputs: in "
-    told += f"{len(found) / num:.0%} of the rows (the first: class {used}, and not {own}). "
-    yield Likely(f"{told}Are inputs and labels shuffled apart, or is another array read?")
+    yield Likely(f"{told}{len(found) / num:.0%} of the rows (the first: class {used}, and not {own}). {APART}")
 
 
 def by_pass(port: Port, called: list[Called], values: dict[str, np.ndarray]) -> Iterator[tuple[Solved, ByPass]]:
@@ -173,13 +173,25 @@ def by_pass(port: Port, called: list[Called], values: dict[str, np.ndarray]) -> 
     """
     ends = np.cumsum([len(each.outputs[0]) for each in called])
     starts = [0, *ends[:-1].tolist()]
+    outputs = as_wide([each.outputs[0] for each in called])
+    derivatives = as_wide([by_logits(each.outputs[0], each.derivatives[0][-1]) for each in called])
     derived = [
-        Derived(np.arange(start, end), c.outputs[0], by_logits(c.outputs[0], c.derivatives[0][-1]))
-        for c, start, end in zip(called, starts, ends, strict=True)
+        Derived(np.arange(start, end), *pair)
+        for start, end, *pair in zip(starts, ends, outputs, derivatives, strict=True)
     ]
     for one in chain(solved(port, derived, values, values), _picked(port, derived, values)):
         parts = [np.split(each, ends[:-1]) for each in (one.labels, one.weights) if each is not None]
+        if outputs[0].ndim > 2 and one.labels.shape[1:2] == outputs[0].shape[1:2]:
+            parts = [[y[:, : c.outputs[0].shape[1]] for y, c in zip(own, called, strict=True)] for own in parts]
         yield one, {c.order: own for c, own in zip(called, zip(*parts, strict=True), strict=True)}
+
+
+def as_wide(parts: list[np.ndarray]) -> list[np.ndarray]:
+    """Return arrays of places, which end with zeros where others have more places."""
+    if len({each.shape[1:2] for each in parts}) < 2 or min(each.ndim for each in parts) < 2:
+        return parts
+    width = max(each.shape[1] for each in parts)
+    return [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) for p in parts]
 
 
 def _picked(port: Port, derived: list[Derived], values: dict[str, np.ndarray]) -> Iterator[Solved]:

@@ -21,6 +21,7 @@ from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.readings import by_hand, choose, read, stays, without_void
 from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
+from wholestep.audit.unsolved import copied
 from wholestep.audit.variables import ends, frozen, left_out
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
@@ -258,6 +259,8 @@ class Case:
         verdict.attempt("the gradients", self._judge_gradients, verdict, seen, meant, like)
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
+            if verdict.evidence:
+                verdict.check("the labels", copied, self.data, verdict.evidence[0])
             verdict.check("variables without a gradient", self._left_out, replay, seen)
         verdict.check("the optimizer steps", of_steps, seen, steps, self.log.applied, self.schedule)
         if any(cause.name == "accumulated twice" for cause in verdict.causes):

@@ -142,7 +142,7 @@ class Loop:
             self.until = min(self.until, time.monotonic() + _LONGER)
         is_enough = all(ready) and (is_exact or any(each.has_gone_twice() for each in trained))
         if is_enough or time.monotonic() > self.until:
-            self.is_closed = True
+            self.is_closed, self.until = True, float("inf")
             for each in self.watched.values():
                 each.log.is_open = False
         return not any(each.log.is_open for each in trained)

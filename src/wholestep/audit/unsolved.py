@@ -1,11 +1,13 @@
-"""Notes on a loop's loss that no usual loss is: other labels, another axis, rows that count differently."""
+"""Notes on a loop's loss that no usual loss is: another axis, rows that count differently; and on its labels."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from wholestep import tree
 from wholestep.audit.derived import (
     Derived,
     are_even,
@@ -16,8 +18,9 @@ from wholestep.audit.derived import (
     is_single,
     of_other_labels,
 )
+from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Likely
-from wholestep.audit.measure import SOLVED
+from wholestep.audit.measure import SOLVED, distance
 from wholestep.audit.port import Port
 from wholestep.audit.usual import shares_of
 
@@ -161,3 +164,21 @@ def by_frequency(y: np.ndarray, weights: np.ndarray) -> Iterator[str]:
             yield Likely(
                 f"{told}the weight of {counts.min()}. Rare classes get the large weights: divide by the counts."
             )
+
+
+def copied(data: tuple, e: Evidence) -> Iterator[str]:
+    """Yield a note if the labels are the inputs, and each place's output depends on no later place: it can be copied.
+
+    An autoencoder has the inputs for labels too, but each of its outputs depends on all places.
+    """
+    (x, *others), y, piece = tree.leaves(data[0]), data[1], e.update.pieces[0]
+    if others or not isinstance(y, np.ndarray) or y.dtype.kind not in "iu" or y.ndim != 2 or not np.array_equal(x, y):
+        return
+    given = piece.called.inputs[0].copy()
+    given[:, -1] = y.min() + y.max() - given[:, -1]
+    changed = replace(piece, called=replace(piece.called, inputs=[given], order=-1))
+    one, two = (e.meant.replay.outputs(each, training=False)[0][0] for each in (piece, changed))
+    same = e.meant.replay.tolerance.fits
+    if distance(one[:, :-1], two[:, :-1]) <= same < distance(one[:, -1], two[:, -1]):
+        told = "The labels are the inputs, in every row and at every place, and no output depends on a later place: "
+        yield Likely(f"{told}there is nothing to predict. Are the labels to be the next ones, `x[:, 1:]`?")

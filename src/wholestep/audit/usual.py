@@ -81,7 +81,7 @@ def softened(
 ) -> Iterator[Softened]:
     """Yield the sums of cross entropies of classes and of soft labels that have this derivative by these logits."""
     shape, width = outputs.shape[1:], outputs.shape[-1]
-    if width < _FEWEST or max(map(len, labels.values()), default=0) * outputs[0].size > _MOST_NUMBERS:
+    if not shape or width < _FEWEST or max(map(len, labels.values()), default=0) * outputs[0].size > _MOST_NUMBERS:
         return
     at = np.argsort(-np.abs(derivative).reshape(-1, width).sum(-1))[:_NUM_ROWS]
     out, moved = (each.reshape(-1, width)[at] for each in (outputs, derivative))

@@ -10,24 +10,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wholestep.audit.log import Called
+from wholestep.audit.found import Likely
+from wholestep.audit.log import Called, Log
 from wholestep.audit.pytorch.state import array
 from wholestep.audit.source import is_of_user
+from wholestep.audit.windows import PAD, Rows
 
+_CARRIED = Likely(
+    "The state that the model returns for a batch is given to it with the next one, whose rows do not follow on these: "
+    "they come in another order. Begin each batch without a state."
+)
+_FEW = 3  # updates that show it
 _NUM_FRAMES, _MOST = 4, 12  # of the script, and the tensors of a pass
 _LARGER, _WIDE = 4, 64  # how many times larger than the outputs such a tensor may be; numbers of a row that always may
 
 
 class Beside:
-    """Keeps these tensors, by name and by the order of the pass."""
+    """Keeps these tensors, by name and by the order of the pass, and notes the passes that get an output once more."""
 
     def __init__(self) -> None:
         self.named: dict[str, dict[int, np.ndarray]] = {}
+        self._last: Called | None = None
+        self._again: list[tuple[Called, Called]] = []  # a pass, and the next one, which gets an output of it
 
     def note(self, called: Called, inputs: list[Tensor] | None = None) -> None:
         """Keep the tensors that the script's running functions name now, and that are none of a pass's inputs."""
         if not called.is_whole or not called.outputs or not called.outputs[0].ndim:
             return
+        if inputs is not None:
+            last, self._last = self._last, called
+            if last is not None and any(_is_same(leaf, out) for leaf in inputs for out in last.outputs):
+                self._again.append((last, called))
         num, own = len(called.outputs[0]), {id(leaf) for leaf in inputs or ()}
         most = max(_LARGER * called.outputs[0].size, _WIDE * num)
         found = (
@@ -37,6 +50,21 @@ class Beside:
         )
         for name, value in islice(found, _MOST):
             self.named.setdefault(name, {}).setdefault(called.order, array(value))
+
+    def carried(self, log: Log, rows: Rows) -> Iterator[str]:
+        """Yield a note if a state goes from update to update, and the rows do not follow on those of the one before."""
+        steps = [step.order for step in log.applied]
+        pairs = [(one, two) for one, two in self._again if any(one.order < step < two.order for step in steps)]
+        found = [tuple(rows.find(each.inputs) for each in pair) for pair in pairs]
+        known = [(one, two) for one, two in found if len(one) == len(two) and np.all(one != PAD) and np.all(two != PAD)]
+        if len(known) >= _FEW and all(np.ptp(two - one) for one, two in known):
+            yield _CARRIED
+
+
+def _is_same(leaf: Tensor, out: np.ndarray) -> bool:
+    return (
+        leaf.is_floating_point() and leaf.shape == out.shape and leaf.numel() > 1 and np.array_equal(array(leaf), out)
+    )
 
 
 def _values(frame: FrameType | None) -> Iterator[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ from wholestep.audit.found import Likely
 from wholestep.audit.log import Line, Scaled
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import FUNCTIONS, Loss
-from wholestep.audit.pytorch.state import array, replaced, trained
+from wholestep.audit.pytorch.state import array, is_transformed, replaced, trained
 from wholestep.audit.source import line_here
 from wholestep.audit.steps import Schedule
 
@@ -194,7 +194,7 @@ class Calls:
 
         @wraps(function)
         def told(*arguments: Any, **others: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_transformed():
                 return function(*arguments, **others)
             self._depth += 1
             try:
@@ -236,7 +236,9 @@ class Calls:
                 self.watcher.is_taking = False
             if self.watcher.num_heard > before:
                 self._has_scale, self._scaled = has_scale, (None, None)
-            if self.watcher.num_heard > before and self.losses:  # else a loss that was looked up before this listened
+            if (
+                self.log.is_open and self.watcher.num_heard > before and self.losses
+            ):  # else a loss that was looked up before this listened
                 losses, means = [n for n, _ in self._plain], [n for n, how in self._plain if how == "mean"]
                 sums = [n for n, how in self._plain if how == "sum"]
                 divided = [by for by, node in zip(are_by_rows, nodes, strict=True) if _leads(node, sums, _SCALES)]

@@ -36,6 +36,7 @@ _ENDED = (
     "the rest of the script: it was ended when enough was seen, so nothing is known of what comes after; `--updates` "
     "lets it run longer"
 )
+_CLOSED = "the updates after these: enough was seen; `--updates` looks at more"
 
 
 class Source(NamedTuple):
@@ -43,6 +44,11 @@ class Source(NamedTuple):
 
     told: str
     leaves: dict[str, np.ndarray]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self.leaves.values()), ()))
 
 
 def sources(loaders: list[Any], arrays: dict[str, Any]) -> Iterator[Source]:
@@ -100,7 +106,8 @@ def found(called: list[Called], targets: dict[int, np.ndarray], known: Iterable[
     best, most = None, _HALF
     for source in known:
         names, coverage = _inputs(called, source)
-        if coverage > most:
+        is_smaller = best is not None and source.num_rows < best[0].num_rows
+        if coverage > most or (coverage == most == 1 and is_smaller):
             best, most = (source, names), coverage
     if best is None:
         return as_given(called, targets)
@@ -167,7 +174,7 @@ def _labels(
     best = max(agree, key=lambda name: (agree[name], name in rest), default=None)
     if best is not None and agree[best] > _HALF and own:
         return best
-    is_pair = len(rest) == 1 and len(source.leaves) == len(inputs) + 1
+    is_pair = len(rest) == 1 and len(source.leaves) == len(inputs) + 1 and not own
     return rest[0] if is_pair else alike[0] if len(alike) == 1 else None
 
 
@@ -235,7 +242,7 @@ def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: boo
     how: dict[str, Any] = {"by_pass": by_pass, "why_unknown": why, "labels": data.beside}
     made: Case = close(report, seen.watcher, seen.calls, (data.x, data.y, None), seen.before, **how)
     made.is_found = True
-    made.ended = None if scout.limit.has_stopped or ran.how else values(seen.model)
+    made.ended = None if scout.limit.has_stopped or scout.loop.is_closed or ran.how else values(seen.model)
     report.taken.append(data.told)
     is_shifted = isinstance(made.objective, ModelsOwn) and made.objective.shift == 1
     if is_shifted and (told := _counted(seen)) is not None:
@@ -244,6 +251,8 @@ def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: boo
         report.taken.append(f"module: {scout.names.get(id(seen.model), type(seen.model).__name__)}")
     if scout.limit.has_stopped:
         report.unseen.append(_ENDED)
+    elif scout.loop.is_closed:
+        report.unseen.append(_CLOSED)
     if ran.how:
         report.unseen.append(f"the rest of the loop: {ran.how}")
     return report

@@ -20,16 +20,17 @@ from wholestep.audit.found import Likely
 from wholestep.audit.measure import is_padded
 from wholestep.audit.pytorch.calls import VIEWS, clips, kinds, replaced
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.layers import NORMS, Parts, drifting, hidden
+from wholestep.audit.pytorch.layers import NORMS, Parts, drifting, hidden, unheld
 from wholestep.audit.pytorch.ledger import Finding, Ledger, ids
 from wholestep.audit.pytorch.settings import Moves, decaying, grow
-from wholestep.audit.pytorch.state import array
+from wholestep.audit.pytorch.state import array, is_transformed
 from wholestep.audit.source import is_of_user, line_here
 
 _OFF = (
     "`{}` is called with training=False in all passes that gradients may be taken of, although its module is in "
     "training mode: nothing is dropped ({}; the model is called in {}). Pass `training=self.training`, or what says so."
 )
+_ON = "`{}` drops numbers after `eval()` too ({}). Pass `training=self.training`, unless passes are averaged."
 _TWICE = {  # by the loss and the operation that made its input
     ("binary_cross_entropy_with_logits", "Sigmoid"): (
         "BCEWithLogitsLoss takes logits, and gets the outputs of a sigmoid: is that one too many?"
@@ -73,6 +74,7 @@ class Flow:
         self._leaves: dict[int, Tensor] = {}  # that losses reach
         self._num_graphs = self._depth = 0
         self._dropped: dict[bool, list[str]] = {True: [], False: []}  # by whether dropout was on: names and lines
+        self._kept: list[str] = []  # names and lines of dropouts that are on in evaluations
         self._misfits: Counter[str] = Counter()
         self._weights: dict[tuple[float, ...], tuple[Counter[int], str]] = {}
         self._of_losses: list[tuple[Any, float]] = []  # of the losses since the last gradient: node and value
@@ -136,7 +138,7 @@ class Flow:
             @wraps(function)
             def told(*arguments: Any, **others: Any) -> Any:
                 result = function(*arguments, **others)
-                if not torch.compiler.is_compiling():
+                if not is_transformed():
                     self._try(note, arguments, others, result)
                 return result
 
@@ -208,16 +210,21 @@ class Flow:
 
         def note(caller: Any, arguments: tuple, others: dict) -> None:
             owner = caller.f_locals.get("self")
-            is_own = is_of_user(caller.f_code.co_filename) and isinstance(owner, nn.Module) and owner.training
-            if is_own and torch.is_grad_enabled():
-                given = names.bind(*arguments, **others)
-                given.apply_defaults()
-                if given.arguments["p"]:
-                    self._dropped[bool(given.arguments["training"])].append(f"F.{drop.__name__}@{line_here()}")
+            if not is_of_user(caller.f_code.co_filename) or not isinstance(owner, nn.Module):
+                return
+            given = names.bind(*arguments, **others)
+            given.apply_defaults()
+            if not given.arguments["p"]:
+                return
+            is_on, told = bool(given.arguments["training"]), f"F.{drop.__name__}@{line_here()}"
+            if owner.training and torch.is_grad_enabled():
+                self._dropped[is_on].append(told)
+            elif not owner.training and not torch.is_grad_enabled() and is_on:
+                self._kept.append(told)
 
         @wraps(drop)
         def told(*arguments: Any, **others: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_transformed():
                 return drop(*arguments, **others)
             self._try(note, sys._getframe(1), arguments, others)
             return drop(*arguments, **others)
@@ -227,7 +234,7 @@ class Flow:
     def _applying(self, apply: Any) -> Any:
         @wraps(apply.__func__)
         def told(kind: Any, *arguments: Any, **others: Any) -> Any:
-            if torch.is_grad_enabled() and not others and not torch.compiler.is_compiling():
+            if torch.is_grad_enabled() and not others and not is_transformed():
                 self._try(self.parts.apply, kind, arguments)
             return apply.__func__(kind, *arguments, **others)
 
@@ -262,7 +269,7 @@ class Flow:
 
         @wraps(loss)
         def told(*arguments: Any, **others: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_transformed():
                 return loss(*arguments, **others)
             self._depth += 1
             try:
@@ -325,11 +332,14 @@ class Flow:
         yield from self.ledger.findings()
         for watcher in watchers:
             yield from hidden(watcher.module, {*self._leaves}, self.ledger.held)
+            yield from unheld(watcher, self.ledger.held)
             yield from drifting(watcher, self._trained.get(id(watcher.module), "in no line"))
         off, on = self._dropped[False], self._dropped[True]
         if len(off) >= _FEW and not on:
             (name, line), called = off[-1].split("@", 1), [c for watcher in watchers[:1] for c in watcher.log.called]
             yield Likely(_OFF.format(name, line, called[-1].line if called else line)), set()
+        if self._kept:
+            yield Likely(_ON.format(*self._kept[-1].split("@", 1))), set()
         yield from ((Likely(told), set[int]()) for told, num in self._misfits.items() if num >= _FEW)
         for line, are_padded in self._padded.items():
             if len(are_padded) >= _FEW and all(are_padded):

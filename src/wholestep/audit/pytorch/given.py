@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wholestep.audit.derived import as_wide
 from wholestep.audit.log import Called, Log
 from wholestep.audit.port import ByPass
 from wholestep.tree import Tree
@@ -45,7 +46,7 @@ def as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
         return Data(np.zeros((1, 1)), np.zeros((1, 0)), None, "data: none, as the model is not called")
     num = len(called[0].inputs)
     alike = [c for c in called if len(c.inputs) == num and all(leaf.ndim for leaf in c.inputs)]
-    leaves = [_padded([c.inputs[i] for c in alike]) for i in range(num)]
+    leaves = [np.concatenate(as_wide([c.inputs[i] for c in alike])) for i in range(num)]
     firsts = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))}
     kept = sorted(firsts.values())
     leaves = [leaf[kept] for leaf in leaves]
@@ -53,10 +54,3 @@ def as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
     by_pass = by_pass_of(called, targets)
     y = np.zeros(len(kept)) if by_pass else np.zeros((len(kept), 0))
     return Data(leaves[0] if num == 1 else tuple(leaves), y, by_pass, told)
-
-
-def _padded(parts: list[np.ndarray]) -> np.ndarray:
-    """Return rows under each other; shorter ones end with zeros."""
-    width = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
-    wide = [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) if p.ndim > 1 else p for p in parts]
-    return np.concatenate(wide)

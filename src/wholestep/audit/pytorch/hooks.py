@@ -24,6 +24,7 @@ from wholestep.audit.pytorch.state import (
     Setting,
     array,
     bare,
+    is_transformed,
     modes,
     own_loss,
     replaced,
@@ -92,6 +93,7 @@ class Watcher:
         sizes: of these outputs, how many numbers they have.
         running: the passes that have begun.
         beside: the tensors that the script names beside a pass.
+        first: the ids of the parameters that the module has at first.
         own: by the order of a pass, the loss that the module has computed itself.
         dropped: the line that threw away gradients before a step was made of them.
     """
@@ -111,6 +113,7 @@ class Watcher:
     dropped: Line | None = None
     running: list[_Begun] = field(default_factory=list)
     beside: Beside = field(default_factory=Beside)
+    first: set[int] = field(default_factory=set)
     _added: list[Called] = field(default_factory=list)  # whose gradients were added since the last step
     _left: list[Called] = field(default_factory=list)  # and before that, but for no step of the module
     _is_plain: bool = False
@@ -123,7 +126,7 @@ class Watcher:
     def on(self) -> Iterator[None]:
         """Record to the log inside; afterwards PyTorch is as it was, also after an error."""
         with ExitStack() as stack:
-            live = [self]
+            live, self.first = [self], {id(p) for p in self.module.parameters()}
             stack.callback(self._close)
             stack.callback(live.clear)
             stack.enter_context(replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live)))
@@ -387,7 +390,7 @@ def _recorded(call: Callable, live: list[Watcher]) -> Callable:
 
     @wraps(call)
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not live or live[0].running or not live[0].is_of(module):
+        if is_transformed() or not live or live[0].running or not live[0].is_of(module):
             return call(module, *args, **kwargs)
         return live[0].run(call, module, args, kwargs)
 

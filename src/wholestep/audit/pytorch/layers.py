@@ -13,15 +13,19 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from wholestep.audit.found import Likely, many
+from wholestep.audit.found import Likely, many, some
 from wholestep.audit.log import Line
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.ledger import Finding
-from wholestep.audit.pytorch.state import untouched, untrained
+from wholestep.audit.pytorch.state import trained, untouched, untrained
 from wholestep.audit.source import is_of_user, line_here
 
 NORMS = _NormBase, nn.LayerNorm, nn.GroupNorm, getattr(nn, "RMSNorm", nn.LayerNorm)
 _FEW = 3  # passes that show that statistics move
+_UNHELD = (
+    "{} were set after the optimizer was made, which does not have them: they get gradients, and never move. Make the "
+    "optimizer once the model is whole."
+)
 _HIDDEN = (
     "`{}.{}` is a plain {}{}: the {} in it are no part of the module for PyTorch, and no optimizer has their "
     "parameters, although gradients reach them. Make it an `nn.ModuleList` (or `nn.ModuleDict`, `nn.ParameterList`)."
@@ -63,6 +67,15 @@ def hidden(module: nn.Module, reached: set[int], held: set[int]) -> Iterator[Fin
                 told = many(len(layers), "module") if layers else many(len(params), "parameter")
                 note = _HIDDEN.format(type(part).__name__, name, type(value).__name__, _set_at(part, name), told)
                 yield Likely(note), {id(p) for p in module.parameters()}
+
+
+def unheld(watcher: Watcher, held: set[int]) -> Iterator[Finding]:
+    """Yield the parameters that a module has got since its first pass, which have gradients, and no optimizer has."""
+    own = trained(watcher.module)
+    new = [(name, p) for name, p in own if id(p) not in held | watcher.first]
+    names = [name for name, p in new if p.grad is not None and bool(p.grad.any())]
+    if names and held & {id(p) for _, p in own}:
+        yield Likely(_UNHELD.format(some(names, 4))), {id(p) for _, p in own}
 
 
 def _set_at(part: nn.Module, name: str) -> str:

@@ -152,8 +152,8 @@ class Replay(Port):
         return max((group.get("weight_decay") or 0.0 for group in groups), default=None)
 
     def are_forgotten(self, chosen: list[int]) -> bool:
-        """Whether the last layer is among them: by choice it is the first ones that are left out."""
-        return len(self.names) - 1 in chosen
+        """Whether they are not the first ones, which are left out by choice, as when a head alone is trained."""
+        return len(self.names) - 1 in chosen or 0 not in chosen
 
     def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Any:
         """Return the same; of the loop's own loss, its derivatives by each output alone, and the number of rows."""

@@ -1,8 +1,11 @@
 """The watch of an unmodified script: each module that it trains, the batches of its loaders, and its named arrays."""
 
 import itertools
+import math
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,12 +24,14 @@ from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.pytorch.calls import Calls, later
 from wholestep.audit.pytorch.flow import Flow
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.state import bare, trained, unpacked, values
+from wholestep.audit.pytorch.state import bare, is_transformed, trained, unpacked, values
 from wholestep.audit.source import is_of_user
 from wholestep.audit.stop import COMMAND, Enough, Limit
 
 _MOST_MODULES = 4
-_FEW = 3  # forward passes before which the script's arrays are looked for
+_LONGER = 10.0  # seconds that a script goes on when enough was seen: other modules may be trained later
+_FEW = 3  # forward passes of a module before which the script's arrays are looked for
+_FUNC = "a module that functions of `torch.func` call: their gradients are not watched"
 _CUDA = "a module on {}: the audit of PyTorch looks at modules on the CPU"
 
 
@@ -72,7 +77,8 @@ class Scout:
         self.arrays: dict[str, Any] = {}
         self.names: dict[int, str] = {}
         self.elsewhere = ""
-        self._here, self._hooks, self._num_called = threading.local(), ExitStack(), 0
+        self._here, self._hooks, self._num_called = threading.local(), ExitStack(), Counter[int]()
+        self._until = math.inf
         self._order = itertools.count()  # of all records
 
     @contextmanager
@@ -98,7 +104,8 @@ class Scout:
     def _called(self, call: Callable) -> Callable:
         @wraps(call)
         def called(module: nn.Module, *arguments: Any, **others: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_transformed():
+                self.elsewhere = self.elsewhere or _FUNC * (not torch.compiler.is_compiling())
                 return call(module, *arguments, **others)
             depth = vars(self._here).get("depth", 0)
             has_own = bool((COMMAND.get() or self.limit).reports)
@@ -120,15 +127,18 @@ class Scout:
         if id(module) in self.loop.watched:
             is_main = threading.current_thread() is threading.main_thread()
             if is_main and self.loop.trained and self.loop.is_seen(self._least, is_exact=self._is_exact):
-                self.limit.is_asked.set()
-                raise Enough
+                now = time.monotonic()
+                self._until = min(self._until, now + _LONGER)
+                if self._is_exact or now > self._until:
+                    self.limit.is_asked.set()
+                    raise Enough
         elif len(self.loop.watched) < _MOST_MODULES and self._can_watch(module):
             leaves = unpacked((arguments, others)).leaves
             if leaves:
                 num = sum(leaf.ndim > 0 and leaf.shape[:1] == leaves[0].shape[:1] for leaf in leaves)
                 self._watch(module, num)
-        if id(module) in self.loop.watched and self._num_called < _FEW:
-            self._num_called += 1
+        if id(module) in self.loop.watched and self._num_called[id(module)] < _FEW:
+            self._num_called[id(module)] += 1
             self._look(sys._getframe(2))
 
     def _can_watch(self, module: nn.Module) -> bool:

@@ -213,3 +213,8 @@ def tensors_of(output: Any) -> Any:
     if isinstance(output, dict):
         return type(output)({name: value for name, value in output.items() if unpacked(value).leaves})
     return output
+
+
+def is_transformed() -> bool:
+    """Whether a function of `torch.func` runs: its tensors have no numbers that could be kept."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None

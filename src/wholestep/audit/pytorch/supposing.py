@@ -8,16 +8,18 @@ import numpy as np
 from torch import nn
 
 from wholestep import tree
-from wholestep.audit.derived import by_pass, explains, passes, solved
+from wholestep.audit.derived import APART, Solved, as_wide, by_pass, explains, passes, solved
+from wholestep.audit.found import Likely
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log
 from wholestep.audit.port import ByPass, quiet
 from wholestep.audit.pytorch.losses import Objective
 from wholestep.audit.pytorch.replay import Replay
-from wholestep.audit.unsolved import notes_on
+from wholestep.audit.unsolved import by_frequency, notes_on
 from wholestep.audit.windows import PAD, Rows
 from wholestep.tree import Tree
 
+_FEW = 0.02  # of labels that are others: fewer may be noise
 _SECONDS = 20.0  # of the search; the loss that is tried then is tried to its end
 
 
@@ -67,20 +69,26 @@ def supposed(
 
 def notes(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[str]:
     """Yield a note on a loss that no usual one explains."""
-    if _has_one_output(log) and (derived := passes(log, Rows(x), 0)):
+    if _is_of_one_output(log) and (derived := passes(log, Rows(x), 0)):
         labels = {name: y for name, y in known.labels.items() if y.dtype.kind in "fiub"}
         yield from notes_on(_port(model, x), derived, labels, {})
 
 
 def _possible(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[Supposed]:
-    if not _has_one_output(log):
+    if not _is_of_one_output(log):
         return
     leaves = tree.leaves(x)
     labels = known.labels | ({"the inputs": leaves[0]} if len(leaves) == 1 else {})
     if derived := passes(log, Rows(x), 0):
         for one in solved(_port(model, x), derived, labels, labels):
-            yield Supposed((x, one.labels, one.weights), Objective(one.loss), None, one.told, one.note)
+            note = one.note or next(_by_class(one), "")
+            yield Supposed((x, one.labels, one.weights), Objective(one.loss), None, one.told, note)
     yield from _by_pass(model, log, x, known)
+
+
+def _by_class(one: Solved) -> Iterator[str]:
+    if one.weights is not None:
+        yield from by_frequency(one.labels, one.weights)
 
 
 def _by_pass(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[Supposed]:
@@ -89,16 +97,34 @@ def _by_pass(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[Supp
     values = {name: _joined(own, called) for name, own in known.beside.items() if _are_as(own, called)}
     if not values:
         return
-    found = np.concatenate([Rows(x).find(each.inputs) for each in called])
-    if np.all(found != PAD):
-        values = {name: y[found] for name, y in known.labels.items()} | values
-    nothing = np.zeros(sum(len(each.outputs[0]) for each in called))
-    for one, own in by_pass(_port(model, nothing), called, values):
-        yield Supposed((x, np.zeros(len(tree.leaves(x)[0])), None), Objective(one.loss), own, one.told, one.note)
+    rows = np.concatenate([Rows(x).find(each.inputs) for each in called])
+    if np.all(rows != PAD):
+        values = {name: y[rows] for name, y in known.labels.items()} | values
+    for one, own in by_pass(_port(model, np.zeros(len(rows))), called, values):
+        note = one.note or next(_of_other_rows(one.labels, rows, known.labels), "")
+        yield Supposed((x, np.zeros(len(tree.leaves(x)[0])), None), Objective(one.loss), own, one.told, note)
 
 
-def _has_one_output(log: Log) -> bool:
-    return all(len(called.outputs) == 1 for called in log.called if called.is_whole)
+def _of_other_rows(given: np.ndarray, rows: np.ndarray, labels: dict[str, np.ndarray]) -> Iterator[str]:
+    """Yield a note if the labels of a whole pass are those of an array, but not of the rows of the inputs."""
+    for name, y in labels.items():
+        num = len(y)
+        if (
+            y.dtype != given.dtype
+            or y.shape[1:] != given.shape[1:]
+            or not np.array_equal(np.sort(rows[:num]), np.arange(num))
+        ):
+            continue
+        own, expected = given[:num].reshape(num, -1), y[rows[:num]].reshape(num, -1)
+        share = float(np.mean(np.any(own != expected, axis=1)))
+        if share > _FEW and np.array_equal(np.sort(own, axis=0), np.sort(expected, axis=0)):
+            told = f"The loss gets the labels of {name}, but in {share:.0%} of the rows not those of the inputs' rows."
+            yield Likely(f"{told} {APART}")
+
+
+def _is_of_one_output(log: Log) -> bool:
+    """Whether the loss is of the first output alone."""
+    return all(not called.derivatives or set(called.derivatives) == {0} for called in log.called if called.is_whole)
 
 
 def _port(model: nn.Module, x: Tree) -> Replay:
@@ -106,11 +132,16 @@ def _port(model: nn.Module, x: Tree) -> Replay:
 
 
 def _joined(own: dict[int, np.ndarray], called: list[Called]) -> np.ndarray:
-    return np.concatenate([own[each.order] for each in called])
+    return np.concatenate(as_wide([own[each.order] for each in called]))
 
 
 def _are_as(own: dict[int, np.ndarray], called: list[Called]) -> bool:
-    """Whether there are values for each pass, a row for each of its rows, and of one shape and kind."""
+    """Whether there are values for each pass, a row for each of its rows, and of one shape and kind.
+
+    Of outputs with places there may be more of these in one pass than in another.
+    """
     values = [(own[c.order], c.outputs[0]) for c in called if c.order in own]
-    are_all = bool(called) and len(values) == len(called) and len({(v.shape[1:], v.dtype) for v, _ in values}) == 1
-    return are_all and all(len(v) == len(out) for v, out in values)
+    places = 2 if values and values[0][1].ndim > 2 else 1
+    are_all = bool(called) and len(values) == len(called)
+    is_one_kind = len({(v.shape[places:], v.ndim, v.dtype) for v, _ in values}) == 1
+    return are_all and is_one_kind and all(len(v) == len(out) for v, out in values)

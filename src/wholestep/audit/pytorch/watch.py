@@ -26,7 +26,7 @@ from wholestep.audit.pytorch.supposing import Known, Supposed, notes, supposed
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule, scheduled
 from wholestep.audit.stop import COMMAND
-from wholestep.audit.windows import Piece
+from wholestep.audit.windows import Piece, Rows
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
@@ -44,6 +44,7 @@ _SHIFTED = Likely(
     "The model is trained to predict the place after the next one: the labels are moved by two places. Are they moved "
     "in the model, and once more in its loss?"
 )
+_SEARCH = "the search for the form of the loss has failed ({})"
 _SUPPOSED = (
     "loss: {}, supposed from the gradients: if another is meant, `ws.audit.torch(model, data=..., loss=...)` states it"
 )
@@ -109,6 +110,7 @@ def close(
         why_unknown = why_unknown or ("" if given.has_labels else _NONE)
         report.taken.append(given.told)
     _try(model, data, log)
+    log.notes.update(dict.fromkeys(watcher.beside.carried(log, Rows(data[0]))))
     unseen, others = [*log.unseen], labels if labels is not None else _named(data[1])
     with untouched():
         if why_unknown:
@@ -135,7 +137,12 @@ def close(
     if isinstance(objective, LoopsOwn) and loss is None:
         known = Known(others, watcher.beside.named)
         why = {told: log.unseen.pop(told) for told in [*log.unseen] if told not in unseen}
-        if (found := supposed(model, log, data[0], known, of_supposed)) is not None:
+        found = None
+        try:
+            found = supposed(model, log, data[0], known, of_supposed)
+        except Exception as error:  # the user's model, or shapes that no loss takes
+            log.unseen[_SEARCH.format(_shortened(error))] = None
+        if found is not None:
             report.taken.append(_SUPPOSED.format(found.case.supposed))
             log.notes.update({found.note: None} if found.note else {})
             report.close(found.case)
@@ -206,7 +213,8 @@ def _known(
 ) -> tuple[tuple, Any]:
     """Return (the data with the weights that the loss shows, the objective), from the passes that were seen."""
     log, called = calls.log, next((each for each in calls.log.called if each.is_whole), None)
-    if called is not None and any(out.shape[:1] != called.inputs[0].shape[:1] for out in called.outputs if out.ndim):
+    own = [] if called is None else [called.outputs[i] for i in called.derivatives or range(len(called.outputs))]
+    if called is not None and any(out.shape[:1] != called.inputs[0].shape[:1] for out in own if out.ndim):
         log.unseen[_OTHER_AXIS] = None
         return data, LoopsOwn()
     if loss is None:
