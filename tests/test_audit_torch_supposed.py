@@ -97,3 +97,195 @@ def test_a_wrong_loss_by_hand_is_explained(told, audit):
     code, out, _ = audit(WRONG[told])
     assert code != 0, out
     assert told in out
+
+
+PARTS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+"""
+PAIRED = f"""{PARTS}
+x, y = torch.randn(60, 4), torch.arange(60) * 7 % 2
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def batches(x, y):
+    order = torch.randperm(60)
+    x, y = x[order], y[order]
+    for start in range(0, 60, 15):
+        yield x[start : start + 15], y[start : start + 15].float()
+for epoch in range(4):
+    for some, labels in batches(x, y):
+        out = model(some)[:, 0]
+        loss = (F.softplus(out) - out * labels).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+CLASSES = f"""{PARTS}
+x, y = torch.randn(120, 4), (torch.arange(120) % 12 == 0).long()
+weights = 120 / torch.bincount(y)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for rows in torch.randperm(120).split(40):
+        nll = -model(x[rows]).log_softmax(1).gather(1, y[rows][:, None])[:, 0]
+        loss = (weights[y[rows]] * nll).sum() / weights[y[rows]].sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+TOKENS = f"""{PARTS}
+def batch(n):
+    return nn.utils.rnn.pad_sequence([torch.randint(1, 9, (3 + 5 * i % n,)) for i in range(8)], batch_first=True)
+model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for update in range(12):
+    parts = [batch(7), batch(13)]
+    count = sum((part[:, 1:] != 0).sum() for part in parts)
+    optimizer.zero_grad()
+    for part in parts:
+        inputs, y = part[:, :-1], part[:, 1:]
+        nll = -model(inputs).log_softmax(-1).gather(-1, y[..., None])[..., 0]
+        ((nll * (y != 0)).sum() / count).backward()
+    optimizer.step()
+"""
+STATEFUL = f"""{PARTS}
+x, y = torch.randn(64, 5, 3), torch.randn(64)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 6, batch_first=True), nn.Linear(6, 1)
+    def forward(self, x, state=None):
+        out, state = self.rnn(x, state)
+        return self.head(out[:, -1])[:, 0], state
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    state = None
+    for rows in torch.arange(64).split(16):
+        out, state = model(x[rows], state)
+        loss = F.mse_loss(out, y[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        state = state.detach()
+"""
+LATE = f"""{PARTS}
+x, y = torch.randn(60, 4), torch.arange(60) % 3
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+for stage in range(2):
+    if stage:
+        model[2] = nn.Linear(8, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in range(10):
+        for rows in torch.randperm(60).split(15):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+"""
+DROPPING = f"""{PARTS}
+x, y = torch.randn(60, 4), torch.arange(60) % 3
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(F.dropout(x, 0.3, training=self.training))
+model = Net(4, 3)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(4):
+    model.train()
+    for rows in torch.randperm(60).split(15):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(x)
+"""
+STAGES = f"""{PARTS}
+x, y = torch.randn(60, 4), torch.arange(60) % 3
+first, second = nn.Linear(4, 3), nn.Linear(4, 3)
+for model in (first, second):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in range(20):
+        for rows in torch.randperm(60).split(15):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+"""
+SCALED = f"""{PARTS}
+X = torch.randn(90, 4)
+y = X.sum(1) * 5 + 14
+x, target = X[:60], (y[:60] - y.mean()) / y.std()
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(6):
+    for rows in torch.randperm(60).split(15):
+        optimizer.zero_grad()
+        F.mse_loss(model(x[rows])[:, 0], target[rows]).backward()
+        optimizer.step()
+"""
+COPIED = f"""{PARTS}
+x = torch.randint(1, 9, (60, 6))
+model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    for rows in torch.randperm(60).split(15):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows])[:, :-1].reshape(-1, 9), x[rows][:, 1:].reshape(-1)).backward()
+        optimizer.step()
+"""
+SEEN = {  # the right script, the edits that make the fault, the words for it
+    "apart": (PAIRED, (("x, y = x[order], y[order]", "x = x[order]"),), "The loss gets the labels of y, but in "),
+    "frequent": (CLASSES, (("120 / torch.bincount(y)", "torch.bincount(y) / 120"),), "The weight of a class grows"),
+    "own tokens": (TOKENS, (("/ count)", "/ (y != 0).sum() / 2)"),), "Mean of means"),
+    "state": (STATEFUL, (("torch.arange(64)", "torch.randperm(64)"),), "The state that the model returns"),
+    "late head": (
+        LATE,
+        (
+            ("    if stage:\n        model[2] = nn.Linear(8, 3)\n", ""),
+            ("    for epoch", "    if stage:\n        model[2] = nn.Linear(8, 3)\n    for epoch"),
+        ),
+        "2.weight, 2.bias were set after the optimizer was made",
+    ),
+    "dropout": (DROPPING, ((", training=self.training", ""),), "`F.dropout` drops numbers after `eval()` too"),
+    "second stage": (
+        STAGES,
+        (("F.cross_entropy(model(x[rows])", "F.cross_entropy(model(x[rows]).softmax(1)"),),
+        "is a softmax too many",
+    ),
+    "scaled": (SCALED, (("target[rows])", "target[rows].roll(1))"),), ""),
+    "copied": (
+        COPIED,
+        (("[:, :-1].reshape", ".reshape"), ("[:, 1:].reshape", ".reshape")),
+        "The labels are the inputs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_fault_beside_the_loss_is_seen_and_its_right_twin_is_clean(name, audit):
+    text, edits, told = SEEN[name]
+    code, out, _ = audit(text)
+    assert (code, "Nothing found in " in out) == (0, True), out
+    for edit in edits:
+        assert edit[0] in text
+        text = text.replace(*edit)
+    code, out, _ = audit(text)
+    assert told in out
+    assert code == 1 or not told, out
+
+
+def test_functions_of_torch_func_are_not_disturbed(audit):
+    code, out, _ = audit(f"""{PARTS}
+x, y, model = torch.randn(60, 4), torch.arange(60) % 3, nn.Linear(4, 3)
+weights = dict(model.named_parameters())
+def loss(weights):
+    return F.cross_entropy(torch.func.functional_call(model, weights, (x,)), y)
+for update in range(9):
+    grads = torch.func.grad(loss)(weights)
+    weights = {{name: (p - 0.1 * grads[name]).detach() for name, p in weights.items()}}
+print("the end")
+""")
+    assert code == 2
+    assert "the end" in out
+    assert "functions of `torch.func` call" in out

@@ -259,7 +259,7 @@ class Case:
         verdict.attempt("the gradients", self._judge_gradients, verdict, seen, meant, like)
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
-            if verdict.evidence:
+            if verdict.evidence and isinstance(self.objective, OneLoss):
                 verdict.check("the labels", copied, self.data, verdict.evidence[0])
             verdict.check("variables without a gradient", self._left_out, replay, seen)
         verdict.check("the optimizer steps", of_steps, seen, steps, self.log.applied, self.schedule)

@@ -18,7 +18,7 @@ FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the lat
 UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
 FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
-_ALMOST_ALL, _SOME = 0.9, 0.1
+_NEARLY_ALL, _ALMOST_ALL, _SOME = 0.98, 0.9, 0.1
 _MOST_ROWS, _LEAST_SHARE = 3000, 0.02  # of data whose pairs are tried, and of a row in a mixture
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
@@ -104,8 +104,10 @@ def _carried(windows: Windows) -> list[Found]:
     """Find updates of microbatches of two passes, if their gradient is of all of them."""
     shared = [u for u in windows.updates if len({windows.place[p.called.order][0] for p in u.pieces}) > 1]
     shared = [u for u in shared if len({frozenset(p.rows.tolist()) for p in u.pieces}) == len(u.pieces)]  # no row twice
-    if not shared:
-        return []
+    whole = [piece for piece in windows.pieces if piece.called.order in windows.place]
+    first = {row for piece in whole if not windows.place[piece.called.order][0] for row in piece.rows.tolist()}
+    if not shared or len(first) < _NEARLY_ALL * len({row for piece in whole for row in piece.rows.tolist()}):
+        return []  # rows come again by chance
     update = shared[0]
     numbers = [windows.place[piece.called.order][0] for piece in update.pieces]
     early = sum(number < numbers[-1] for number in numbers)

@@ -82,8 +82,9 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
 def _num_seen(scout: Any) -> tuple[int, ...]:
     """Return how much a scout has seen: audits of the script's own, steps, forward passes, models, optimizers."""
     steps, passes = (sum(len(getattr(each.log, name)) for each in scout.watched) for name in ("applied", "called"))
-    alone = scout.flow.ledger.optimizers if scout.framework == "torch" else []
-    return len(scout.limit.reports), steps, passes, len(scout.watched), len(alone)
+    is_of_torch = scout.framework == "torch"
+    alone = len(scout.flow.ledger.optimizers) + bool(scout.elsewhere) if is_of_torch else 0
+    return len(scout.limit.reports), steps, passes, len(scout.watched), alone
 
 
 def _end(scout: Any) -> None:

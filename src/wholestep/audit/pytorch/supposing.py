@@ -77,10 +77,13 @@ def notes(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[str]:
 def _possible(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[Supposed]:
     if not _is_of_one_output(log):
         return
-    leaves = tree.leaves(x)
-    labels = known.labels | ({"the inputs": leaves[0]} if len(leaves) == 1 else {})
+    (first, *others), masks = tree.leaves(x), {}
+    labels = known.labels | ({} if others else {"the inputs": first})
+    if not others and first.ndim == 2 and first.dtype.kind in "iu":  # of places
+        labels["the next inputs"] = np.pad(first[:, 1:], [(0, 0), (0, 1)])
+        masks = {"at all places but the last": np.arange(first.shape[1]) < np.full_like(first, first.shape[1] - 1)}
     if derived := passes(log, Rows(x), 0):
-        for one in solved(_port(model, x), derived, labels, labels):
+        for one in solved(_port(model, x), derived, labels, labels | masks):
             note = one.note or next(_by_class(one), "")
             yield Supposed((x, one.labels, one.weights), Objective(one.loss), None, one.told, note)
     yield from _by_pass(model, log, x, known)
@@ -109,11 +112,8 @@ def _of_other_rows(given: np.ndarray, rows: np.ndarray, labels: dict[str, np.nda
     """Yield a note if the labels of a whole pass are those of an array, but not of the rows of the inputs."""
     for name, y in labels.items():
         num = len(y)
-        if (
-            y.dtype != given.dtype
-            or y.shape[1:] != given.shape[1:]
-            or not np.array_equal(np.sort(rows[:num]), np.arange(num))
-        ):
+        is_pass = np.array_equal(np.sort(rows[:num]), np.arange(num))
+        if not is_pass or y.dtype.kind not in "fiub" or y.shape[1:] != given.shape[1:]:
             continue
         own, expected = given[:num].reshape(num, -1), y[rows[:num]].reshape(num, -1)
         share = float(np.mean(np.any(own != expected, axis=1)))
