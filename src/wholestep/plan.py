@@ -285,7 +285,7 @@ class Planner:
         most, loops = 1 if slowly else length, not slowly and (length > 1 or engine.programs.loops_once)
         length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
-            data = stack(engine.devices, [batch], num_stacked)
+            data = engine.devices.stage(stack([batch], num_stacked))
         program = maker.program(update, most, self.empty, loops=loops)
         rest = engine.variables.between_programs(state)._replace(captured=())
         compiles = loops and (maker.suits_xla or engine.programs.always_xla)

@@ -309,10 +309,15 @@ class Batches(KeepsPosition):
         except StopIteration:
             self.position = (self.position[0] + 1, 0)
             raise
+        except RowError as error:
+            raise error.at(*self.position) from error.__cause__
         return batch
 
-    def take(self, position: Position, places: np.ndarray | slice = slice(None)) -> tuple[Any, Position]:
-        """Return the batch at a position and the position after it; for a stream, its next batch."""
+    def take(self, position: Position, places: np.ndarray | None = None) -> tuple[Any, Position]:
+        """Return the batch at a position, or its rows at these places, and the position after it.
+
+        A stream returns its next batch.
+        """
         if (unused := self.take_unused(position)) is not None:
             return unused.host, unused.end
         if self._stream is not None:
@@ -320,7 +325,9 @@ class Batches(KeepsPosition):
             return drawn if self._prepare is None else self._prepare(drawn), (position[0], position[1] + 1)
         if self._numbered is not None and position[1] == 0:
             self._numbered.begin_epoch()
-        batch, after = self.load(*position, places), self.after(*position)
+        self._check(*position)
+        batch = self.sampler.load(*position, slice(None) if places is None else places)
+        batch, after = batch if self._prepare is None else self._prepare(batch), self.after(*position)
         if self._numbered is not None and after[0] > position[0]:
             self._numbered.end_epoch()
         return batch, after

@@ -238,7 +238,7 @@ def block_of(devices: Devices, tables: dict, program: Planned, batches: list[Bat
     first, cut = batches[0], program.cut
     whole = [batch.padded(cut.rows) for batch in batches] if devices.num_replicas == 1 else batches
     room, key = program.num_stacked, (program.length, cut, first.num_rows)
-    data = stack(devices, whole, room) if room > 1 else _data_of(devices, whole[0], cut)
+    data = devices.stage(stack(whole, room)) if room > 1 else _data_of(devices, whole[0], cut)
     if key not in tables:
         rows = stacked_rows(whole[0], cut, room) if room > 1 else _rows_of(devices, whole[0], cut)[None]
         tables[key] = table_of(devices, program, rows, first.num_rows)
@@ -257,20 +257,17 @@ def most_stacked(batch: Batch, most: int) -> int:
     return max(1, min(most, MOST_STACKED, _MOST_BYTES // max(1, tree.num_bytes(batch.host))))
 
 
-def stack(devices: Devices, batches: list[Batch], room: int) -> Any:
-    """Return the stacked data of batches for a program with this room; unused room holds arbitrary values.
+def stack(batches: list[Batch], room: int) -> Any:
+    """Return the data of batches, stacked for a program with this room; unused room holds arbitrary values.
 
     >>> import numpy as np
-    >>> class Host:
-    ...     num_replicas = 1
-    ...     stage = staticmethod(lambda data: data)
     >>> batches = [Batch(np.array([i, i + 1]), None, np.arange(2), 2, None, None, (0, i), (0, i + 1)) for i in (4, 7)]
-    >>> stack(Host, batches, 3)[:4].tolist()
+    >>> stack(batches, 3)[:4].tolist()
     [4, 5, 7, 8]
     >>> stacked_rows(batches[0], Cut(((1, 2),), 2), 3).tolist()
     [[0, 1], [2, 3], [4, 5]]
     """
-    return devices.stage(tree.map_leaves(partial(_one_after_another, room), *[batch.host for batch in batches]))
+    return tree.map_leaves(partial(_one_after_another, room), *[batch.host for batch in batches])
 
 
 def stacked_rows(batch: Batch, cut: Cut, room: int) -> np.ndarray:

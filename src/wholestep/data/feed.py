@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.batches import Batches
+from wholestep.data.batches import Batches, Position
 from wholestep.data.block import (
     Batch,
     Block,
@@ -66,7 +66,7 @@ class Resident(_Feed):
         self._data = devices.resident(batches.arrays)
         self._num_full = self.order.num_rows // self.size
         self._num_ahead = min(self._num_full, _MOST_NAMED // self.size)
-        self._named: tuple[tuple[int, int], int, Table] | None = None  # first update, number of updates, rows
+        self._named: tuple[Position, int, Table] | None = None  # first update, number of updates, rows
         self._examples: dict[bool, Batch] = {}  # for full updates, and for the short one
         self._checked = False
 
@@ -136,59 +136,69 @@ class Resident(_Feed):
         return table_of(self._devices, program, places, rows.shape[1])
 
 
-class Drawn:
-    """A queue of batches drawn from an iterator; batches that left are kept until dropped: they may come again.
+class BatchQueue:
+    """The batches of a pass that were drawn and not sent; those that left are kept until dropped: they may come again.
 
     Args:
-        items: the iterator; it must have no other consumer.
+        start: the position of the first batch.
+        num: the number of batches in all (None: to the end of the epoch).
+        once: whether to end with the epoch in any case.
+
+    Attributes:
+        next: the position of the batch to draw next.
+        end: the position after the end of a stream, once it has ended.
+        error: the error that ended the drawing: all batches before it are computed first.
     """
 
-    def __init__(self, items: Iterator[Batch]):
-        self.kept: list[Batch] = []
-        self._items = items
-        self._num_left = 0
-        self._error: Exception | TerminatedWaiting | None = None
+    def __init__(self, start: Position = (0, 0), num: int | None = 0, *, once: bool = True):
+        self.next = self.end = start
+        self.error: Exception | TerminatedWaiting | None = None
+        self._epoch = start[0] if once or num is None else None
+        self._num_wanted = num
+        self._num_drawn = self._num_left = 0
+        self._has_ended = False
+        self._kept: list[Batch] = []
 
-    def has(self, i: int) -> bool:
-        """Whether item i is in the queue, after drawing up to it.
+    @property
+    def is_open(self) -> bool:
+        """Whether more batches are to be drawn."""
+        if self._has_ended or self.error is not None or self._num_drawn == self._num_wanted:
+            return False
+        return self._epoch in (None, self.next[0])
 
-        An error in the iterator is raised once the queue is empty: all batches before the error are computed first.
-        """
-        self.draw(i + 1)
-        if self._error is not None and len(self.kept) == self._num_left:
-            raise self._error
-        return len(self.kept) > self._num_left + i
-
-    def draw(self, num: int) -> None:
-        """Fill the queue up to `num` items, if the iterator has them."""
-        while self._error is None and len(self.kept) < self._num_left + num:
-            try:
-                # An interrupt inside of a generator would end the generator, and between two lines lose an item.
-                with waiting():
-                    if (item := next(self._items, None)) is None:
-                        return
-                    self.kept.append(item)
-            except (Exception, TerminatedWaiting) as error:
-                self._error = error
+    def __len__(self) -> int:
+        """The number of batches in the queue."""
+        return len(self._kept) - self._num_left
 
     def __getitem__(self, i: int) -> Batch:
-        """Return item i of the queue."""
-        return self.kept[self._num_left + i]
+        """Return batch i of the queue."""
+        return self._kept[self._num_left + i]
 
-    def leave(self, num: int) -> None:
-        """Remove the first `num` items from the queue, and keep them."""
+    def add(self, batch: Batch) -> None:
+        """Append the batch that was drawn."""
+        self._kept.append(batch)
+        self._num_drawn, self.next = self._num_drawn + 1, batch.end
+
+    def end_epoch(self, *, is_last: bool) -> None:
+        """Go to the next epoch of a stream that has ended, unless this one is the last."""
+        self.end = self.next = (self.next[0] + 1, 0)
+        self._has_ended = is_last or self._epoch is not None
+
+    def leave(self, num: int) -> list[Batch]:
+        """Remove the first `num` batches from the queue, keep them, and return them."""
         self._num_left += num
+        return self._kept[self._num_left - num : self._num_left]
 
-    def take_since(self, position: tuple[int, int]) -> list[Batch]:
-        """Remove and return the items from this position on, once no more are drawn."""
-        found = [item for item in self.kept if item.start >= position]
-        del self.kept[len(self.kept) - len(found) :]
-        return found
+    def take_since(self, position: Position) -> list[Batch]:
+        """Remove and return the batches from this position on, once no more are drawn."""
+        taken = [batch for batch in self._kept if batch.start >= position]
+        del self._kept[len(self._kept) - len(taken) :]
+        return taken
 
     def drop(self, num: int) -> None:
-        """Forget the first `num` of the items that have left."""
+        """Forget the first `num` of the batches that have left."""
         self._num_left -= num
-        del self.kept[:num]
+        del self._kept[:num]
 
 
 class Loaded(_Feed):
@@ -210,7 +220,7 @@ class Loaded(_Feed):
         self._known = known or Known({}, {})
         self._largest = dict(self._known.largest)  # counts drawn batches; `known` counts sent ones
         self._is_open = False
-        self._drawn: Drawn | None = None
+        self._queue = BatchQueue()
 
     def blocks(
         self, num: int | None, size: Callable[[], int], *, once: bool = False, ahead: Callable[[], int] | None = None
@@ -225,19 +235,20 @@ class Loaded(_Feed):
             ahead: if the state may be read after each block, returns the number of updates to send at once anyway:
                 that many batches are drawn, unless a batch may depend on the updates before it.
         """
-        self._end: tuple[int, int] | None = None  # the position after the end of a stream
-        self._drawn = drawn = Drawn(self._load(num, once))
+        self._queue = queue = BatchQueue(self.batches.position, num, once=once)
         looks = ahead is not None and not self.batches.may_depend_on_updates
         self._is_open = True
         try:
-            while drawn.has(0):
-                program = self._planned(drawn[0])
+            while self._fill(1):
+                program = self._planned(queue[0])
                 early = ahead() if ahead is not None and looks else 1
                 most = min(program.num_stacked, max(1, size() // _PART, early))
-                block = block_of(self._devices, self._known.tables, program, self._alike(drawn, program, most))
+                block = block_of(self._devices, self._known.tables, program, self._alike(program, most))
                 block = block._replace(looks=looks)
                 yield from [block] if ahead is None else _one_by_one(block, size)
-            self.batches.position = max(self.batches.position, self._end or self.batches.position)
+            if queue.error is not None:
+                raise queue.error
+            self.batches.position = max(self.batches.position, queue.end)
         finally:
             self._is_open = False
             with uninterrupted():
@@ -248,8 +259,8 @@ class Loaded(_Feed):
         for batch in block.batches:
             if batch.kind:
                 self._known.largest[batch.kind] = max(self._known.largest.get(batch.kind, 0), batch.full)
-        if block.looks and block.first == 0 and block.follow and self._drawn is not None:
-            self._drawn.draw(block.num + block.follow)
+        if block.looks and block.first == 0 and block.follow:
+            self._fill(block.num + block.follow)
 
     def go_back(self, block: Block, done: int) -> None:
         """Move the position as in `Resident`; ready-made batches that were not used are kept for the next call."""
@@ -259,8 +270,7 @@ class Loaded(_Feed):
 
     def note_read(self, block: Block) -> None:
         """Drop the batches of a block, the oldest that was sent: all of its updates were applied or skipped."""
-        if self._drawn is not None:
-            self._drawn.drop(block.num)
+        self._queue.drop(block.num)
 
     def _planned(self, batch: Batch) -> Planned:
         """Return the program of an update, after checking its batch."""
@@ -269,13 +279,12 @@ class Loaded(_Feed):
         self._check(batch)
         return program
 
-    def _alike(self, drawn: Drawn, program: Planned, most: int) -> list[Batch]:
+    def _alike(self, program: Planned, most: int) -> list[Batch]:
         """Return the next batch, which is planned, and the batches that fit its block, at most `most` in all."""
-        alike = [drawn[0]]
-        while len(alike) < most and drawn.has(len(alike)) and self._follows(drawn[len(alike)], alike[-1], program):
-            alike.append(drawn[len(alike)])
-        drawn.leave(len(alike))
-        return alike
+        queue, num = self._queue, 1
+        while num < most and self._fill(num + 1) > num and self._follows(queue[num], queue[num - 1], program):
+            num += 1
+        return queue.leave(num)
 
     def _follows(self, batch: Batch, last: Batch, program: Planned) -> bool:
         """Whether a batch directly follows the last in its epoch, with as many rows and the same program."""
@@ -290,33 +299,31 @@ class Loaded(_Feed):
 
     def _put_back(self) -> None:
         """Keep ready-made batches that were not used for the next call; others can be loaded again."""
-        batches, drawn = self.batches, self._drawn
-        unused = [] if drawn is None else drawn.take_since(batches.position)
-        batches.unused[:] = unused + batches.unused if batches.is_ready else []
+        unused = self._queue.take_since(self.batches.position)
+        self.batches.unused[:] = unused + self.batches.unused if self.batches.is_ready else []
 
-    def _load(self, num: int | None, once: bool) -> Iterator[Batch]:
-        batches, done, position = self.batches, 0, self.batches.position
-        epoch, ends = position[0], once or num is None
-        while done != num and (not ends or position[0] == epoch):
+    def _fill(self, num: int) -> int:
+        """Draw batches until the queue has `num`, if there are so many; return the number in it. Errors are kept."""
+        batches, queue = self.batches, self._queue
+        while len(queue) < num and queue.is_open:
+            position = queue.next
             try:
-                if (batch := batches.take_unused(position)) is not None:
-                    self._largest[batch.kind] = max(self._largest.get(batch.kind, 0), batch.full)
-                else:
+                with waiting():  # an interrupt between two of these lines would lose a batch
                     own = self._own(position)
-                    host, after = batches.take(position, slice(None) if own is None else own)
-                    batch = self._batch(host, own, position, after)
-            except BatchError as error:
-                raise error.at(*position) from error.__cause__
+                    batch = batches.take_unused(position)
+                    batch = batch or self._batch(*batches.take(position, own), own, position)
+                    self._largest[batch.kind] = max(self._largest.get(batch.kind, 0), batch.full)
+                    queue.add(batch)
             except StopIteration:
-                self._end = (position[0] + 1, 0)
-                if ends or batches.is_iterator or position[1] == 0:
-                    return
-                position = self._end
-                continue
-            done, position = done + 1, batch.end
-            yield batch
+                queue.end_epoch(is_last=batches.is_iterator or position[1] == 0)
+            except BatchError as error:
+                queue.error = error.at(*position)
+                queue.error.__cause__ = error.__cause__
+            except (Exception, TerminatedWaiting) as error:
+                queue.error = error
+        return len(queue)
 
-    def _own(self, position: tuple[int, int]) -> np.ndarray | None:
+    def _own(self, position: Position) -> np.ndarray | None:
         """Return which rows of a batch this process must load; None for all."""
         if len(self._devices.local_replicas) == self._devices.num_replicas or self.batches.is_ready:
             return None
@@ -326,13 +333,13 @@ class Loaded(_Feed):
             return None
         return np.unique(share_out(program.cut, self._devices.num_replicas)[0][self._devices.local_replicas] % count)
 
-    def _batch(self, host: Tree, own: np.ndarray | None, start: tuple[int, int], end: tuple[int, int]) -> Batch:
+    def _batch(self, host: Tree, end: Position, own: np.ndarray | None, start: Position) -> Batch:
         batches = self.batches
         ids = None if batches.is_ready else batches.ids(*start)
         count = num_rows_of(host) if ids is None else len(ids)
         if batches.is_ready:
             kind = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
-            full = self._largest[kind] = max(self._largest.get(kind, 0), count)
+            full = max(self._largest.get(kind, 0), count)
         else:
             kind, full = "", batches.sampler.full_size(*start)
         rows = np.arange(count, dtype=np.int32)

@@ -93,10 +93,18 @@ class IndexedRows:
         return loaded
 
     def _get(self, rows: np.ndarray) -> Any:
-        numbers = [int(row) for row in rows]
+        numbers, loaded = [int(row) for row in rows], []
         if hasattr(self.items, "__getitems__"):
-            return read(self.items.__getitems__, numbers, f"rows {', '.join(map(str, numbers[:8]))}", self.num_rows)
-        return [read(self.items.__getitem__, number, f"row {number}", self.num_rows) for number in numbers]
+            try:
+                return self.items.__getitems__(numbers)
+            except (IndexError, StopIteration) as error:
+                raise RowError(f"rows {', '.join(map(str, numbers[:8]))}", self.num_rows, error) from error
+        for number in numbers:
+            try:
+                loaded.append(self.items.__getitem__(number))
+            except (IndexError, StopIteration) as error:
+                raise RowError(f"row {number}", self.num_rows, error) from error
+        return loaded
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,11 @@ class IndexedBatches:
             self.workers.expect(self.rows(epoch, step, self.workers.most).tolist())
             get = self.workers.take
         number = int(self.rows(epoch, step)[0])
-        return own_batch(read(get, number, f"batch {number}", self.num_batches), self.transform)
+        try:
+            batch = get(number)
+        except (IndexError, StopIteration) as error:
+            raise RowError(f"batch {number}", self.num_batches, error) from error
+        return own_batch(batch, self.transform)
 
     def ordered(self, seed: int, shuffle: bool) -> "IndexedBatches":
         """Return the batches in an order; infinitely many are not shuffled."""
@@ -256,15 +268,3 @@ class RowError(BatchError):
     def at(self, epoch: int, step: int) -> "RowError":
         """Return the same error, with the position in the data."""
         return RowError(*self.parts, f" in step {step} of epoch {epoch}")
-
-
-def read(get: Callable, number: int | list[int], what: str, length: int | None) -> Any:
-    """Return a row, or a batch, by its number.
-
-    Raises:
-        RowError: it does not exist.
-    """
-    try:
-        return get(number)
-    except (IndexError, StopIteration) as error:
-        raise RowError(what, length, error) from error

@@ -158,7 +158,7 @@ class Evaluation:
         most, loops = length if loops else 1, loops and (length > 1 or engine.programs.always_xla)
         length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
-            data = stack(engine.devices, [batch], num_stacked)
+            data = engine.devices.stage(stack([batch], num_stacked))
         program = several(engine, each, found if loops else None, most)
         program = engine.variables.load_and_store(program, _moved_variables(step.forward, parts[0]))
         always_xla, arguments = engine.programs.always_xla, (*parts, data)
