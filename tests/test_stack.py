@@ -11,7 +11,7 @@ from small import X, Y, model, same
 import wholestep as ws
 from wholestep.cut import Cut
 from wholestep.data.feed import Loaded
-from wholestep.executor import Executor
+from wholestep.dispatch.dispatcher import Dispatcher
 
 
 class Host:
@@ -178,13 +178,13 @@ BATCHES = [(np.roll(X, i, axis=0)[:8], np.roll(Y, i)[:8]) for i in range(NUM)]
 @pytest.fixture
 def sent(monkeypatch):
     """Return how many updates go in each dispatch, as soon as there is no telling how long they take."""
-    nums, send = [], Executor.send
+    nums, send = [], Dispatcher.send
 
     def note(self, run, feed, block):
         nums.append(block.num)
         return send(self, run, feed, block)
 
-    monkeypatch.setattr(Executor, "send", note)
+    monkeypatch.setattr(Dispatcher, "send", note)
     monkeypatch.setattr("wholestep.dispatch.dispatcher._SECONDS_PER_DISPATCH", 1e9)
     return nums
 

@@ -32,7 +32,7 @@ _MOST_SENT = 16  # dispatches of `fit`: enough where each is a single update
 
 
 class Lane(Protocol[At, Sends]):
-    """Sends blocks to the device: an executor's updates, or an evaluation's batches."""
+    """Sends blocks to the device: a dispatcher's updates, or an evaluation's batches."""
 
     def send(self, run: At, feed: Feed, block: Block) -> Sends:
         """Send a block and advance the run; return the block's report, or an evaluation's results."""
@@ -251,7 +251,7 @@ def fit_epoch(
         # Resumed after the last batch of a stream, the epoch is the next one.
         for _ in range(2 if step > 0 else 1):
             policy = _Fitting(executor, run, feed, saver, watch)
-            for _ in drive(executor, run, feed, policy, left, once=once):
+            for _ in drive(executor.dispatcher, run, feed, policy, left, once=once):
                 pass
             numbers = policy.logs()
             if place.done or policy.has_failed:
@@ -294,7 +294,7 @@ def step_epoch(
     executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved, guard: Guard
 ) -> Generator[Report, None, None]:
     """Run the updates of an epoch one after the other; yield the report of each. `guard` is released in between."""
-    with closing(drive(executor, run, feed, _Stepping(executor, run, feed, saver), None)) as sending:
+    with closing(drive(executor.dispatcher, run, feed, _Stepping(executor, run, feed, saver), None)) as sending:
         while True:
             with guard:
                 report = next(sending, None)

@@ -1,4 +1,4 @@
-"""The executor: compiles the programs of one model, objective and optimizer, sends blocks to them, and commits."""
+"""The executor: compiles the programs of one model, objective and optimizer, and keeps the run up to date."""
 
 import sys
 import weakref
@@ -96,7 +96,7 @@ class Executor:
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
         self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
-        self.dispatcher = Dispatcher(engine, self.applied)
+        self.dispatcher = Dispatcher(engine, self.applied, weakref.WeakMethod(self._given))
 
     @property
     def variables(self) -> Variables:
@@ -314,22 +314,6 @@ class Executor:
                 check_labels(objective.label_ranges, batch.host, numbers)
 
     # ---- an update ----
-
-    def send(self, run: Run, feed: Feed | SingleBatches, block: Block, *, in_call: bool = True) -> Report:
-        """Send one block of updates to the device, without waiting. Spends the run's state.
-
-        From then on, reading a Keras variable returns its new value, and the run and the batches are at the end of the
-        block. If an error is raised, nothing has changed; only if the program itself fails, the spent state is lost.
-        """
-        engine, program, first = self.engine, block.program, run.number + 1
-        with engine.processes.dispatching(f"computing update {first}"), uninterrupted():
-            numbers, at = self.dispatcher.send(run, block, self._given)
-            run.sent(block.num, program.layout, in_call=in_call)
-            feed.advance(block)
-        report = Report(numbers, at, program.layout, block, first, in_call=in_call)
-        self.applied.note_sent(report)
-        engine.processes.set_status(f"at work after update {run.number} (reading data, or in a callback)")
-        return report
 
     def _given(self, run: Run, program: Program) -> tuple[State, list]:
         """Return the state that the program spends next, and its captured values."""

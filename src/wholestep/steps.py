@@ -172,7 +172,7 @@ def run_update(executor: Executor, run: Run, host: Tree) -> Logs:
     feed = executor.single(run, host)
     block = feed.block(host)  # while the device computes the last update
     executor.applied.settle(run)
-    report = executor.send(run, feed, block, in_call=False)
+    report = executor.dispatcher.send(run, feed, block, in_call=False)
     executor.applied.hand_over(run, report)
     return Logs(executor, run, report)
 

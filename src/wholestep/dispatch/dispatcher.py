@@ -19,13 +19,13 @@ from typing import Any
 import keras
 
 from wholestep import tree
-from wholestep.data import Block
+from wholestep.data import Block, Feed, SingleBatches
 from wholestep.dispatch.repeat import GOES_ON, MOST_UPDATES, span
 from wholestep.engines import Devices, Engine
 from wholestep.processes import Processes
 from wholestep.program import Program
 from wholestep.reports.applied import Applied
-from wholestep.reports.report import Numbers
+from wholestep.reports.report import Numbers, Report
 from wholestep.run import Run
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
@@ -36,7 +36,7 @@ _MOST_SECONDS = 1e-3  # of an update: a longer one gains nothing noticeable
 
 _copies = partial(keras.tree.map_structure, keras.ops.copy)  # of a state
 
-Given = Callable[[Run, Program], tuple[State, Tree]]
+Given = Callable[[Run, Program], tuple[State, Tree]]  # the state that a program spends next, and captured values
 
 
 def _placed_span(devices: Devices, first: int, num: int, begins: int) -> Tensor:
@@ -82,15 +82,17 @@ class _Ahead:
 
 
 class Dispatcher:
-    """Sends blocks to the device. The visible state is never ahead of the requested updates.
+    """Sends blocks to the device, and commits. The visible state is never ahead of the requested updates.
 
     Args:
-        applied: is notified when the optimizer's variables have been written.
+        applied: is notified of reports, and when the optimizer's variables have been written.
+        given: returns the function that returns the arguments of a program (weakly: its owner has the dispatcher).
     """
 
-    def __init__(self, engine: Engine, applied: Applied):
-        self._devices, self._variables = engine.devices, engine.variables
+    def __init__(self, engine: Engine, applied: Applied, given: Callable[[], Given | None]):
+        self._devices, self._variables, self._processes = engine.devices, engine.variables, engine.processes
         self._applied = applied
+        self._given = given
         self._sees_looks = engine.variables.watch is not None and engine.processes.count == 1
         self._looks = Looks()
         self._pace = DispatchSize(engine.processes)
@@ -107,46 +109,60 @@ class Dispatcher:
         """Whether the variables are not written yet, as none was accessed since the run's last update."""
         return self._ahead is not None and self._ahead.run is run
 
-    def send(self, run: Run, block: Block, given: Given) -> tuple[Numbers, int]:
-        """Send the updates of a block unless they were sent ahead; return the numbers and the index of the first.
+    def send(self, run: Run, feed: Feed | SingleBatches, block: Block, *, in_call: bool = True) -> Report:
+        """Send one block of updates to the device, without waiting, unless they were sent ahead. Spends the run's state.
 
-        Args:
-            given: returns the state that a program spends next, and its further arguments.
+        From then on, reading a Keras variable returns its new value, and the run and the batches are at the end of the
+        block. If an error is raised, nothing has changed; only if the program itself fails, the spent state is lost.
         """
+        program, first, processes = block.program, run.number + 1, self._processes
+        with processes.dispatching(f"computing update {first}"), uninterrupted():
+            sent = self._hand_out(run, block)
+            if sent is None:
+                self._note_pace()
+                given = self._given()
+                assert given is not None
+                begins, (state, captured) = run.begins, given(run, program)
+                goes_ahead = block.looks and program.again is not None and self._goes_ahead_from(state)
+                num = self._num_to_send(block) if goes_ahead else block.num
+                kept = self._copied(state) if num > block.num else state
+                arguments = captured, block.data, *block.table.placed
+                state, reports = program.call(state, *arguments, self._span(block.first, num, begins))
+                sent, self._handed_out = (Numbers(self._devices, reports), 0), block.num
+                if goes_ahead:
+                    redo = partial(_redone, program, kept, arguments, block.first, begins)
+                    self._hold_back(run, block, num, sent[0], state, redo)
+                else:
+                    assert run.variables is not None
+                    self._write(run, run.variables, state)
+                    self._looks.note_end(block.num, 0, self._shortest)
+            run.sent(block.num, program.layout, in_call=in_call)
+            feed.advance(block)
+        report = Report(*sent, program.layout, block, first, in_call=in_call)
+        self._applied.note_sent(report)
+        processes.set_status(f"at work after update {run.number} (reading data, or in a callback)")
+        return report
+
+    def _hand_out(self, run: Run, block: Block) -> tuple[Numbers, int] | None:
+        """Return the numbers of updates that were sent ahead, with the index of a block's first; None if it was not."""
         with self._lock:
             ahead = self._ahead
-            if ahead is not None and ahead.holds(run, block):
-                at, ahead.done = ahead.done, ahead.done + block.num
-                if ahead.seen in (None, ahead.done):  # a signal handler may read a variable before they are counted
-                    self._handed_out += block.num
-                    return ahead.numbers, at
-        return self._dispatch(run, block, given), 0
+            if ahead is None or not ahead.holds(run, block):
+                return None
+            at, ahead.done = ahead.done, ahead.done + block.num
+            if ahead.seen not in (None, ahead.done):  # a signal handler may read a variable before they are counted
+                return None
+            self._handed_out += block.num
+            return ahead.numbers, at
 
-    def _dispatch(self, run: Run, block: Block, given: Given) -> Numbers:
-        self._note_pace()
-        begins, program = run.begins, block.program
-        state, beside = given(run, program)
-        goes_ahead = block.looks and program.again is not None and self._goes_ahead_from(state)
-        num = self._num_to_send(block) if goes_ahead else block.num
-        kept = self._copied(state) if num > block.num else state
-        arguments = beside, block.data, *block.table.placed
-        state, reports = program.call(state, *arguments, self._span(block.first, num, begins))
-        numbers, self._handed_out = Numbers(self._devices, reports), block.num
-        assert run.variables is not None
-        if not goes_ahead:
-            self._write(run, run.variables, state)
-            self._applied.note_written()
-            self._looks.note_end(block.num, 0, self._shortest)
-            return numbers
-
-        def again(num: int) -> State:
-            return _apart(lambda: program.again(kept, *arguments, span(block.first, num, begins))[0])
-
-        assert self._variables.watch is not None
-        watch = self._variables.watch(run.variables.all, program.captured, self._look, self._lock)
-        self._ahead = _Ahead(run, block, num, numbers, state, run.variables, again, watch.end, block.num)
+    def _hold_back(
+        self, run: Run, block: Block, num: int, numbers: Numbers, state: State, redo: Callable[[int], State]
+    ) -> None:
+        """Write a state to the variables only when one is accessed."""
+        assert self._variables.watch is not None and run.variables is not None
+        watch = self._variables.watch(run.variables.all, block.program.captured, self._look, self._lock)
+        self._ahead = _Ahead(run, block, num, numbers, state, run.variables, redo, watch.end, block.num)
         watch.begin()
-        return numbers
 
     def num_ahead(self) -> int:
         """Return the number of updates to send in one dispatch now, if available; at least 1."""
@@ -195,17 +211,25 @@ class Dispatcher:
             if ahead is None:
                 return False
             done = ahead.done
-            self._write(ahead.run, ahead.variables, ahead.state if done == ahead.num else ahead.redo(done))
-            ahead.unwatch()  # before the optimizer's variables are read
-            self._applied.note_written()
+            state = ahead.state if done == ahead.num else ahead.redo(done)
+            self._write(ahead.run, ahead.variables, state, ahead.unwatch)
             ahead.seen, self._ahead = done, None
             self._looks.note_end(done, 0 if done == ahead.num else ahead.num, self._shortest)
             return True
 
-    def _write(self, run: Run, variables: Variables, state: State) -> None:
+    def _write(self, run: Run, variables: Variables, state: State, unwatch: Callable[[], None] = lambda: None) -> None:
         """Write a state to variables and run."""
         self._variables.write(variables, state)
         run.hold(state)
+        unwatch()  # before the optimizer's variables are read
+        self._applied.note_written()
+
+
+def _redone(program: Program, state: State, arguments: tuple, first: int, begins: int, num: int) -> State:
+    """Return the state after `num` updates of a dispatch, computed again."""
+    assert program.again is not None
+    again = program.again
+    return _apart(lambda: again(state, *arguments, span(first, num, begins))[0])
 
 
 def _apart(function: Callable[[], Any]) -> Any:
