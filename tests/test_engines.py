@@ -195,10 +195,12 @@ class Case:
 
         return self.run(lambda *arguments: self.total(work, *arguments)[0], data, given)
 
-    def total(self, function, data, given):
-        return self.engine.replicas.total(
-            function, data, ops.zeros(()), given, split=self.engine.replicas.can_split, syncs=False
-        )
+    def total(self, function, data, given, *, carried=None, split=None, syncs=False):
+        """Return the totals of a function, which runs on each replica if they are split (None: if they can be)."""
+        carried = ops.zeros(()) if carried is None else carried
+        if self.engine.replicas.can_split if split is None else split:
+            return self.engine.replicas.total(function, data, carried, given, syncs=syncs)
+        return function(data, carried, given)
 
     def use_table(self):
         """Have a model with an embedding table of 9 rows instead."""
@@ -1037,7 +1039,7 @@ def holds_is_split(case):
         )
 
     def program(data, rows):
-        return engine.replicas.total(work, data, ops.zeros(()), rows, split=engine.replicas.is_split, syncs=False)
+        return case.total(work, data, rows, split=engine.replicas.is_split)
 
     total, _, seen = case.run(program, case.data, case.rows)
     assert total == 8
@@ -1062,8 +1064,7 @@ def holds_coupling_layers(case):
             return ops.sum(norm(case.engine.replicas.batch(data, rows)[:, :2], training=True) ** 2), carried, ()
 
     def program(data, rows):
-        split = case.engine.replicas.is_split
-        return case.engine.replicas.total(work, data, ops.zeros(()), rows, split=split, syncs=True)[0]
+        return case.total(work, data, rows, split=case.engine.replicas.is_split, syncs=True)[0]
 
     batch = DATA[ROWS][:, :2]
     gamma, beta = keras.ops.convert_to_numpy(norm.gamma), keras.ops.convert_to_numpy(norm.beta)
@@ -1080,8 +1081,10 @@ def holds_total(case):
 
     given = case.engine.devices.place((ROWS, np.full((), 2, "float32")))
     for split in {case.engine.replicas.is_split, case.engine.replicas.can_split}:
-        options = {"split": split, "syncs": False}
-        program = partial(case.engine.replicas.total, work, **options)
+
+        def program(data, carried, given, split=split):
+            return case.total(work, data, given, carried=carried, split=split)
+
         sums, carried, alike = case.run(program, case.data, [case.engine.devices.place(np.float32(100))], given)
         equal(sums, {"x": 2 * DATA[ROWS].sum(0)})
         equal(carried, [100 + DATA[ROWS].sum()])

@@ -44,6 +44,7 @@ class Folded(NamedTuple, Generic[Added, Carried, Alike]):
 
 
 Totals = Folded[Sums, list[Tensor], After]  # carried: the metrics
+Weights = Folded[tuple[()], dict[str, Tensor], tuple[()]]  # carried: the weight of every mean
 
 
 def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
@@ -66,6 +67,11 @@ def nothing(facts: TraceFacts, values: Values) -> Totals:
         [ops.zeros_like(buffers[i]) for i in facts.moved], [ops.zeros_like(params[i]) for i in facts.assigned]
     )
     return Folded(Sums(grads, dict.fromkeys(facts.terms, (zero, zero)), zero), metrics, after)
+
+
+def no_weights(facts: TraceFacts) -> Weights:
+    """Return the weights of no microbatch."""
+    return Folded((), {k: ops.zeros((), keras.config.floatx()) for k, fact in facts.terms.items() if fact.is_mean}, ())
 
 
 def add(

@@ -281,13 +281,14 @@ class Planner:
         row_plan, wholes = maker.row_planner.plan(cut, state, data, places)
         cut = replace(cut, split=False) if row_plan.tables else cut  # tables need the lookups of all replicas
         update = maker.whole_update(cut, row_plan)
-        slowly = engine.programs.loops_slowly(update, state, data, places, count)
+        state = state._replace(captured=())
+        slowly = engine.programs.loops_slowly(update, state, values, data, places, count)
         most, loops = 1 if slowly else length, not slowly and (length > 1 or engine.programs.loops_once)
         length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
         program = maker.program(update, most, self.empty, loops=loops)
-        rest = engine.variables.between_programs(state)._replace(captured=())
+        rest = engine.variables.between_programs(state)
         compiles = loops and (maker.suits_xla or engine.programs.always_xla)
         made = compiled(engine, program, (rest, values, data), (length, cut.places), repeats=compiles)
         made = made._replace(memory=self._share(made.memory))

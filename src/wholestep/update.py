@@ -25,9 +25,11 @@ from wholestep.microbatches import (
     Piece,
     Sums,
     Totals,
+    Weights,
     add,
     extra_share,
     moved,
+    no_weights,
     nothing,
     pieces_of,
     row_share,
@@ -40,10 +42,8 @@ from wholestep.state import State, Values
 from wholestep.sums import EpochSums, first_logs
 from wholestep.tree import Tensor, Tree
 
-WholeUpdate = Callable[[State, Tree, Tensor, Tensor], tuple[State, Tensor]]
-Gradient = Callable[["SumInputs", Tree, Tensor, Tensor], tuple[list[Tensor], Outcome]]
+WholeUpdate = Callable[[State, list[Tensor], Tree, Tensor, Tensor], tuple[State, Tensor]]
 Total = TypeVar("Total", bound=Folded[Any, Any, Any])
-Weights = Folded[tuple[()], dict[str, Tensor], tuple[()]]
 Microbatch = Callable[[Tree, "SumInputs", Total, Piece], Total]
 
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
@@ -82,7 +82,7 @@ class Update(ABC):
 
     @abstractmethod
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
-        """Return the function (state, data, rows, count) -> (state, report): one whole update."""
+        """Return the function (state, captured, data, rows, count) -> (state, report): one whole update."""
 
     def program(
         self, whole_update: WholeUpdate, length: int, empty: list[np.ndarray], *, loops: bool
@@ -92,15 +92,9 @@ class Update(ABC):
         Args:
             empty: the metrics' values before the first row.
         """
-
-        def each(
-            state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor, begins: Tensor
-        ) -> tuple[State, Tensor]:
-            # Not before the loop: there each choice would be a kernel, here the compiler fuses it into another.
-            state = begun(state, begins, self.epoch_sums.empty(), empty)
-            return whole_update(state._replace(captured=captured), data, rows, count)
-
-        updates = several(self.engine, each, self.layout.empty() if loops else None, length, unreached=math.nan)
+        begin = partial(begun, sums=self.epoch_sums.empty(), metrics=empty)
+        reports = self.layout.empty() if loops else None
+        updates = several(self.engine, whole_update, reports, length, begin=begin, unreached=math.nan)
         return updates if self.assigns else self.engine.variables.load_and_store(updates)
 
     def _reported(self, state: State, logs: dict[str, Tensor], loss: Tensor, ok: Tensor) -> tuple[State, Tensor]:
@@ -169,78 +163,46 @@ class ObjectiveUpdate(Update):
         return ObjectiveUpdate(self.engine, forward, self._optimizer, layouts[-1], stops=self.stops)
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
-        """Return the function (state, data, rows, count) -> (state, report): one whole update."""
-        engine, look_up = self.engine, self.row_planner.look_up(cut, row_plan)
-        gradient = engine.programs.traced(partial(self._gradient, cut, self._sums_with(row_plan)))
+        """Return the function (state, captured, data, rows, count) -> (state, report): one whole update."""
+        engine, forward, look_up = self.engine, self.forward, self.row_planner.look_up(cut, row_plan)
+        gradient = self._gradient(cut, row_plan)
         apart = {table.param for table in row_plan.tables}
 
-        def whole_update(state: State, data: Tree, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
-            captured, params = self.forward.captured_in(state), engine.variables.params(state, apart)
-            scale = self._loss_scale(state)
+        def weigh(data: Tree, inputs: SumInputs, total: Weights, piece: Piece) -> Weights:
+            batch, row_weights, first = self._microbatch(cut, data, inputs, *piece[:2])
+            sums = self._sums(inputs.values, batch, row_weights, (), first).sums
+            return total._replace(carried={k: weight + sums[k][1] for k, weight in total.carried.items()})
+
+        def whole_update(
+            state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor
+        ) -> tuple[State, Tensor]:
+            captured = forward.captured_in(state._replace(captured=captured))
+            params, scale = engine.variables.params(state, apart), self._loss_scale(state)
             inputs = SumInputs(Values(params, state.buffers, state.metrics, captured), scale, rows, count)
-            weights = self._weigh(cut, data, inputs)
+            weights = None  # one microbatch weighs itself
+            if cut.num_microbatches > 1 or cut.split:
+                # They depend on the batch alone, so the compiler drops the forward pass.
+                weights = self._fold(cut, weigh, no_weights(forward.facts), data, inputs, syncs=False).carried
             scratch, touched, places = row_plan.deduplicate(state.scratch, look_up(inputs.values, data, rows))
             params = self.row_planner.in_hand(params, touched)
             inputs = inputs._replace(values=inputs.values._replace(params=params), places=places, weights=weights)
-            total = self._total(cut, gradient, data, inputs)
+            total = self._fold(cut, gradient, nothing(forward.facts, inputs.values), data, inputs, syncs=True)
+            buffers = self._buffers(cut, state.buffers, total.alike.buffers)
             grads, penalty = self._regularise(params, total.sums.grads, scale, captured)
             loss = self.epoch_sums.loss(total.sums.terms, total.sums.extra + penalty)
-            ok = self._is_good(state, loss, grads, total.alike.buffers)
+            ok = self._is_good(state, loss, grads, buffers)
             sums = self.epoch_sums.add(state.sums, total.sums.terms, total.sums.extra + penalty, count)
-            state = state._replace(scratch=scratch, captured=())
-            new = state._replace(buffers=total.alike.buffers, metrics=total.carried, sums=sums)
-            assigned = dict(zip(self.forward.facts.assigned, total.alike.assigned, strict=True))
+            state = state._replace(scratch=scratch)
+            new = state._replace(buffers=buffers, metrics=total.carried, sums=sums)
+            assigned = dict(zip(forward.facts.assigned, total.alike.assigned, strict=True))
             state = engine.optimizer.apply(state, new, grads, ok, assigned, touched, row_plan.optimizer)
             logs = self.epoch_sums.logs(state.sums, state.metrics, captured)
-            state = state._replace(metrics=self.forward.tracking(state.metrics, logs))
+            state = state._replace(metrics=forward.tracking(state.metrics, logs))
             return self._reported(state, logs, loss, ok)
 
         return engine.programs.traced(whole_update)
 
-    # ---- the two sums of whole_update, over microbatches and replicas ----
-
-    def _weigh(self, cut: Cut, data: Tree, inputs: SumInputs) -> dict[str, Tensor] | None:
-        """Return the weight of every mean over the full batch, before the first gradient.
-
-        The weights depend on the batch alone, so the compiler drops the forward pass. One microbatch weighs itself.
-        """
-        if cut.num_microbatches == 1 and not cut.split:
-            return None
-
-        def microbatch(data: Tree, inputs: SumInputs, total: Weights, piece: Piece) -> Weights:
-            rows, first, _ = piece
-            row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
-            own_first = first + self.engine.replicas.part(rows)[1]
-            sums = self._sums(inputs.values, self.engine.replicas.batch(data, rows), row_weights, (), own_first).sums
-            return total._replace(carried={k: weight + sums[k][1] for k, weight in total.carried.items()})
-
-        means = [k for k, fact in self.forward.facts.terms.items() if fact.is_mean]
-        zeros = {k: ops.zeros((), keras.config.floatx()) for k in means}
-        return self._fold(cut, microbatch, Folded((), zeros, ()), data, inputs, syncs=False).carried
-
-    def _total(self, cut: Cut, gradient: Gradient, data: Tree, inputs: SumInputs) -> Totals:
-        """Return the sums of gradients, terms and changes over the full batch."""
-        is_whole = cut.num_microbatches == 1
-        floats = {i: self.forward.variables.floats[i] for i in self.forward.facts.moved}
-
-        def microbatch(data: Tree, inputs: SumInputs, total: Totals, piece: Piece) -> Totals:
-            rows, first, number = piece
-            values, places = inputs.values, [section(p, number, cut) for p in inputs.places]
-            own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
-            grads, outcome = gradient(own, data, rows, first)
-            if is_whole:
-                after = After(outcome.buffers, outcome.assigned)
-                return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
-            share = row_share(cut, rows.shape[0], first, inputs.num_rows)
-            return add(floats, total, grads, outcome, values.buffers, share)
-
-        total = self._fold(cut, microbatch, nothing(self.forward.facts, inputs.values), data, inputs, syncs=True)
-        if is_whole:
-            return total
-        buffers = list(inputs.values.buffers)
-        for i, move in zip(floats, total.alike.buffers, strict=True):
-            buffers[i] = moved(buffers[i], move)
-        return total._replace(alike=total.alike._replace(buffers=buffers))
+    # ---- the two folds of whole_update, over microbatches and replicas ----
 
     def _fold(
         self, cut: Cut, microbatch: Microbatch[Total], begin: Total, data: Tree, inputs: SumInputs, *, syncs: bool
@@ -261,8 +223,9 @@ class ObjectiveUpdate(Update):
             return total
 
         given = inputs, begin._replace(carried=())
-        found = self.engine.replicas.total(of_replica, data, begin.carried, given, split=cut.split, syncs=syncs)
-        return type(begin)(*found)
+        if not cut.split:  # arrays are global, so every sum is a total
+            return of_replica(data, begin.carried, given)
+        return type(begin)(*self.engine.replicas.total(of_replica, data, begin.carried, given, syncs=syncs))
 
     def _loss_scale(self, state: State) -> Tensor:
         """Return the factor by which the optimizer scales the loss; its slots may stay in their variables."""
@@ -279,24 +242,56 @@ class ObjectiveUpdate(Update):
             return own
         return self.engine.programs.inlined(self.engine.programs.traced(own) if row_plan.tables else self._sums)
 
-    def _gradient(
-        self, cut: Cut, sums: Callable[..., Outcome], inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor
-    ) -> tuple[list[Tensor], Outcome]:
-        """Return one microbatch's share of the gradient, and its addition to every sum."""
-        batch = self.engine.replicas.batch(data, rows)
+    def _microbatch(
+        self, cut: Cut, data: Tree, inputs: SumInputs, rows: Tensor, first: Tensor
+    ) -> tuple[Tree, Tensor | None, Tensor]:
+        """Return the rows of a microbatch, or a replica's part of them; their weights; the first row's place."""
         row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
-        own_first, num_rows = first + self.engine.replicas.part(rows)[1], tree.num_rows(batch)
+        return self.engine.replicas.batch(data, rows), row_weights, first + self.engine.replicas.part(rows)[1]
 
-        def share(params: list[Tensor]) -> tuple[Tensor, Outcome]:
-            outcome = sums(inputs.values._replace(params=params), batch, row_weights, inputs.places, own_first)
-            extra = outcome.extra * extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
-            loss = self.epoch_sums.loss(outcome.sums, extra, inputs.weights)
-            return loss * ops.cast(inputs.scale, extra.dtype), outcome._replace(extra=extra)
+    def _gradient(self, cut: Cut, row_plan: RowPlan) -> Microbatch[Totals]:
+        """Return the function that adds a microbatch's share of the gradient, and its addition to every sum."""
+        sums, is_whole = self._sums_with(row_plan), cut.num_microbatches == 1
+        floats = {i: self.forward.variables.floats[i] for i in self.forward.facts.moved}
 
-        with self.forward.backwards(num_rows, own_first):
-            return self.engine.ops.differentiate(share, inputs.values.params)
+        def gradient(inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor) -> tuple[list[Tensor], Outcome]:
+            batch, row_weights, own_first = self._microbatch(cut, data, inputs, rows, first)
+            num_rows = tree.num_rows(batch)
+
+            def share(params: list[Tensor]) -> tuple[Tensor, Outcome]:
+                outcome = sums(inputs.values._replace(params=params), batch, row_weights, inputs.places, own_first)
+                extra = outcome.extra * extra_share(cut, num_rows) if num_rows else ops.zeros_like(outcome.extra)
+                loss = self.epoch_sums.loss(outcome.sums, extra, inputs.weights)
+                return loss * ops.cast(inputs.scale, extra.dtype), outcome._replace(extra=extra)
+
+            with self.forward.backwards(num_rows, own_first):
+                return self.engine.ops.differentiate(share, inputs.values.params)
+
+        traced = self.engine.programs.traced(gradient)
+
+        def microbatch(data: Tree, inputs: SumInputs, total: Totals, piece: Piece) -> Totals:
+            rows, first, number = piece
+            values, places = inputs.values, [section(p, number, cut) for p in inputs.places]
+            own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
+            grads, outcome = traced(own, data, rows, first)
+            if is_whole:
+                after = After(outcome.buffers, outcome.assigned)
+                return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
+            share = row_share(cut, rows.shape[0], first, inputs.num_rows)
+            return add(floats, total, grads, outcome, values.buffers, share)
+
+        return microbatch
 
     # ---- the rest of whole_update, once for the full batch ----
+
+    def _buffers(self, cut: Cut, before: list[Tensor], found: list[Tensor]) -> list[Tensor]:
+        """Return the buffers after an update: as one microbatch has found them, or moved by the changes of several."""
+        if cut.num_microbatches == 1:
+            return found
+        buffers = list(before)
+        for i, move in zip(self.forward.facts.moved, found, strict=True):
+            buffers[i] = moved(buffers[i], move)
+        return buffers
 
     def _regularise(
         self, params: list[Tensor], grads: list[Tensor], scale: Tensor, captured: list[Tensor]

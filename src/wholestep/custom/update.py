@@ -65,11 +65,13 @@ class CustomUpdate(Update):
         return found
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
-        """Return the function (state, data, rows, count) -> (state, report): one whole update."""
+        """Return the function (state, captured, data, rows, count) -> (state, report): one whole update."""
         engine = self.engine
 
-        def whole_update(state: State, data: Tree, rows: Tensor, count: Tensor) -> tuple[State, Tensor]:
-            batch, captured = engine.replicas.batch(data, rows), state.captured
+        def whole_update(
+            state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor
+        ) -> tuple[State, Tensor]:
+            batch = engine.replicas.batch(data, rows)
 
             def attempt(state: State) -> tuple[State, Tensor, dict[str, Tensor]]:
                 new, logs = self._stepped(state._replace(captured=captured), batch)
@@ -77,7 +79,7 @@ class CustomUpdate(Update):
                 good = engine.ops.is_finite([*losses, *engine.variables.params(new)])
                 return new._replace(captured=()), good & (state.stopped == 0), logs
 
-            state, ok, logs = engine.steps.attempt(attempt, state._replace(captured=()), self.forward.variables)
+            state, ok, logs = engine.steps.attempt(attempt, state, self.forward.variables)
             loss = next((v for k, v in logs.items() if is_loss(k) and v.shape == ()), ops.full((), math.nan))
             return self._reported(state, logs, loss, ok)
 

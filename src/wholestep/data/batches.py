@@ -12,7 +12,7 @@ from wholestep import tree
 from wholestep.checks import is_count, takes
 from wholestep.data.kinds import KeepsPosition, classify
 from wholestep.data.packing import Packs
-from wholestep.data.sampler import Sampler, open_sampler, refuse_sizes
+from wholestep.data.sampler import Sampler, no_such_place, open_sampler, refuse_sizes
 from wholestep.data.shapes import LengthOptions
 from wholestep.data.source import Arrays, IndexedBatches, RowError, Source, Transform, open_source
 from wholestep.data.stream import BatchStream
@@ -180,7 +180,7 @@ class Batches(KeepsPosition):
         """
         num = self.num_batches
         if not all(is_count(n, 0) for n in (epoch, step)) or (num is not None and step > num):
-            raise _no_such_place(epoch, step, num)
+            raise no_such_place(epoch, step, num)
         position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
         if self._stream is None:
             self.unused.clear()
@@ -195,7 +195,7 @@ class Batches(KeepsPosition):
         with waiting():
             done, last = stream.skip(step)
         if done < step:
-            raise _no_such_place(epoch, step, done)
+            raise no_such_place(epoch, step, done)
         return last
 
     def _restart(self, stream: BatchStream) -> None:
@@ -284,11 +284,11 @@ class Batches(KeepsPosition):
         """Return the row numbers that errors show, (rows,); of a packed row, several."""
         return self.sampler.ids(epoch, step) if isinstance(self.sampler, Packs) else self.sampler.rows(epoch, step)
 
-    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Any:
-        """Return a batch, or its rows at these places, as numpy arrays, nested as the source nests them."""
+    def load(self, epoch: int, step: int) -> Any:
+        """Return a batch, as numpy arrays, nested as the source nests them."""
         self._check(epoch, step)
         try:
-            batch = self.sampler.load(epoch, step, places)
+            batch = self.sampler.load(epoch, step)
         except RowError as error:
             raise error.at(epoch, step) from error.__cause__
         return batch if self._prepare is None else self._prepare(batch)
@@ -314,10 +314,7 @@ class Batches(KeepsPosition):
         return batch
 
     def take(self, position: Position, places: np.ndarray | None = None) -> tuple[Any, Position]:
-        """Return the batch at a position, or its rows at these places, and the position after it.
-
-        A stream returns its next batch.
-        """
+        """Return the batch at a position, or its rows at `places`, and the position after it; a stream's next batch."""
         if (unused := self.take_unused(position)) is not None:
             return unused.host, unused.end
         if self._stream is not None:
@@ -352,7 +349,7 @@ class Batches(KeepsPosition):
     def _check(self, epoch: int, step: int) -> None:
         num = self.num_batches
         if step < 0 or (num is not None and step >= num):
-            raise _no_such_place(epoch, step, num)
+            raise no_such_place(epoch, step, num)
 
     def example(self) -> Any:
         """Return a batch, for its shapes, without consuming it.
@@ -399,9 +396,3 @@ class Batches(KeepsPosition):
         """End the workers of a PyDataset, if it has some; the next batch starts others."""
         if self._numbered is not None:
             self._numbered.end_workers()
-
-
-def _no_such_place(epoch: object, step: object, num: int | None) -> BatchError:
-    received = f"epoch {epoch}, step {step}" + ("" if num is None else f" where an epoch has {num} batches")
-    must = "A position is an epoch and the number of one of its batches, both counted from 0."
-    return BatchError(message(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))

@@ -303,7 +303,7 @@ class Loaded(_Feed):
         self.batches.unused[:] = unused + self.batches.unused if self.batches.is_ready else []
 
     def _fill(self, num: int) -> int:
-        """Draw batches until the queue has `num`, if there are so many; return the number in it. Errors are kept."""
+        """Draw batches until the queue has `num`, or the data end; return the number in it. Errors are kept."""
         batches, queue = self.batches, self._queue
         while len(queue) < num and queue.is_open:
             position = queue.next

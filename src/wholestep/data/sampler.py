@@ -11,7 +11,7 @@ from wholestep.data.packing import Packs, make_packs
 from wholestep.data.sequences import measure
 from wholestep.data.shapes import LengthOptions
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, SparseArrays
-from wholestep.errors import SpecificationError, message, shown, warn
+from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.tree import Tree
 
 _SIZE = "batch_size=32, or leave it out; labels are part of the source: Batches((x, y), batch_size=32)."
@@ -120,3 +120,10 @@ def refuse_sizes(is_ready: bool, batch_size: object, tokens: object, options: Le
     if tokens is None and wished:
         must = "Batches by length need a token budget."
         raise SpecificationError(message(must, f"{', '.join(wished)} without tokens", "tokens=4096."))
+
+
+def no_such_place(epoch: object, step: object, num: int | None) -> BatchError:
+    """Return the error for a position that batches do not have."""
+    received = f"epoch {epoch}, step {step}" + ("" if num is None else f" where an epoch has {num} batches")
+    must = "A position is an epoch and the number of one of its batches, both counted from 0."
+    return BatchError(message(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))

@@ -110,7 +110,7 @@ class Dispatcher:
         return self._ahead is not None and self._ahead.run is run
 
     def send(self, run: Run, feed: Feed | SingleBatches, block: Block, *, in_call: bool = True) -> Report:
-        """Send one block of updates to the device, without waiting, unless they were sent ahead. Spends the run's state.
+        """Send one block of updates to the device unless they were sent ahead, without waiting. Spends the run's state.
 
         From then on, reading a Keras variable returns its new value, and the run and the batches are at the end of the
         block. If an error is raised, nothing has changed; only if the program itself fails, the spent state is lost.
@@ -159,7 +159,8 @@ class Dispatcher:
         self, run: Run, block: Block, num: int, numbers: Numbers, state: State, redo: Callable[[int], State]
     ) -> None:
         """Write a state to the variables only when one is accessed."""
-        assert self._variables.watch is not None and run.variables is not None
+        assert self._variables.watch is not None
+        assert run.variables is not None
         watch = self._variables.watch(run.variables.all, block.program.captured, self._look, self._lock)
         self._ahead = _Ahead(run, block, num, numbers, state, run.variables, redo, watch.end, block.num)
         watch.begin()

@@ -18,7 +18,7 @@ MOST_UPDATES = 256  # in one dispatch
 NONE = np.zeros((3,), np.int32)
 
 Each = Callable[..., tuple[State, Tree]]
-
+Begin = Callable[[State, Tensor], State]
 
 GOES_ON, EPOCH, ALONE = range(3)  # an update's begin: with the epoch's sums, empty sums, or empty sums and metrics
 
@@ -32,20 +32,25 @@ def span(first: int, num: int, begins: int = GOES_ON) -> np.ndarray:
     return np.array([first, num, begins], np.int32)
 
 
-def several(engine: Engine, each: Each, found: Tree | None, length: int, unreached: float = 0) -> Callable:
+def several(
+    engine: Engine, each: Each, found: Tree | None, length: int, *, begin: Begin | None = None, unreached: float = 0
+) -> Callable:
     """Return the program (state, given, data, rows, counts, span) -> (state, results of each update).
 
     Args:
-        each: one update, (state, given, data, rows, count, begins) -> (state, results).
+        each: one update, (state, given, data, rows, count) -> (state, results).
         found: shapes and dtypes of an update's results; None for a program of one update, without a loop.
         length: the number of updates in a table, and the most that are run.
+        begin: (state, begins) -> the state from which an update starts; None: unchanged.
         unreached: the value of the results of updates that were not reached.
     """
 
     def program(state: State, given: Tree, data: Tree, rows: Tensor, counts: Tensor, which: Tensor) -> tuple:
         def one(i: Tensor, state: State) -> tuple[State, Tree]:
             own = engine.ops.gather((rows, counts), which[0] + i)
-            return each(state, given, data, *own, ops.where(i == 0, which[2], GOES_ON))
+            # Not before the loop: there each choice would be a kernel, here the compiler fuses it into another.
+            state = state if begin is None else begin(state, ops.where(i == 0, which[2], GOES_ON))
+            return each(state, given, data, *own)
 
         state = state._replace(stopped=ops.where(which[2] > GOES_ON, ops.zeros_like(state.stopped), state.stopped))
         if found is None:
@@ -63,7 +68,7 @@ def compiled(engine: Engine, program: Callable, arguments: tuple, table: tuple[i
     return engine.programs.compile(program, (*arguments, *rows), **how)
 
 
-def begun(state: State, begins: Tensor, sums: tuple, metrics: list[np.ndarray]) -> State:
+def begun(state: State, begins: Tensor, *, sums: tuple, metrics: list[np.ndarray]) -> State:
     """Return the state with these sums if an epoch begins, and also with these metrics for an update that is `ALONE`.
 
     At an epoch's begin, the caller has reset Keras' metrics, which may keep a part; this function cannot know it.

@@ -130,17 +130,15 @@ class JaxReplicas:
         carried: Carried,
         given: Data,
         *,
-        split: bool,
         syncs: bool,
     ) -> tuple[Found, Carried, Alike]:
-        """Run (data, carried, given) -> (sums, carried, alike), and return the totals over all replicas.
+        """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
 
-        Unless split, arrays are global, and every sum is a total; but XLA reduces the gradient of each microbatch.
-        Where split, the function must not close over an array: it is global outside, and local to a replica inside.
+        Called outside of replicas the function returns totals too, of global arrays; but XLA reduces the gradient of
+        each microbatch. It must not close over an array: that is global outside, and local to a replica inside.
         """
         layout = self.layout
-        if not split or layout is None:
-            return function(data, carried, given)
+        assert layout is not None
 
         def work(data: Tree, carried: Carried, given: Data) -> tuple[Found, Carried, Alike]:
             if isinstance(data, Shares):

@@ -281,10 +281,9 @@ class Replicas(Protocol):
         carried: Carried,
         given: Data,
         *,
-        split: bool,
         syncs: bool,
     ) -> tuple[Found, Carried, Alike]:
-        """Run (data, carried, given) -> (sums, carried, alike), if split on each replica; add up sums and changes."""
+        """Run (data, carried, given) -> (sums, carried, alike) on each replica, split; add up sums and changes."""
 
     def batch(self, data: Tree, rows: Tensor) -> Any:
         """Return these rows, and to a replica its equal part; of `Shares`, `rows` index the shares."""

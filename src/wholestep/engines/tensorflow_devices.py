@@ -50,15 +50,13 @@ class TensorflowReplicas:
         carried: Carried,
         given: Data,
         *,
-        split: bool,
         syncs: bool,
     ) -> tuple[Found, Carried, Alike]:
         """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
 
         With `syncs`, BatchNormalization computes its statistics over all replicas.
         """
-        if not split or self.strategy is None:
-            return function(data, carried, given)
+        assert self.strategy is not None
 
         def work(data: Tree) -> tuple[Tree, Tree, Tree]:
             sums, after, alike = function(data, carried, given)

@@ -150,7 +150,7 @@ class Evaluation:
         found = None if engine.programs.is_eager else engine.programs.shapes(step, *parts, data, rows)[1]
         most = most if batch.is_resident else most_stacked(batch, most)
 
-        def each(moved: State, rest: State, data: Tree, rows: Tensor, *_: Tensor) -> tuple[State, Tree]:
+        def each(moved: State, rest: State, data: Tree, rows: Tensor, _: Tensor) -> tuple[State, Tree]:
             return step(moved, rest, data, rows)
 
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))

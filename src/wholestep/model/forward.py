@@ -1,7 +1,7 @@
 """The objective as a pure function of values: the only place where a model is called."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -125,8 +125,10 @@ class Forward:
         """
         scope = self._scope(values, lookups)
         with scope, lookups.answering(values.params, places):
+            with self._calling(batch, first):
+                result = self.objective(self.model, batch, self.training)
             # A second call needs whole tables, and has been made on them before; here are only rows of them.
-            reading = self._read(batch, None if lookups.tables else values, first)
+            reading = self._reading(result, batch, None if lookups.tables else values)
             for score in reading.scores:
                 score.update(row_weights)
             terms = reading.terms | reading.reported
@@ -139,7 +141,9 @@ class Forward:
         """Run the objective and return the values and weights of each row; rows missing from a table are NaN."""
         scope = self._scope(values)
         with scope, lookups.noting(values.params):
-            reading = self._read(batch, values, first)
+            with self._calling(batch, first):
+                result = self.objective(self.model, batch, self.training)
+            reading = self._reading(result, batch, values)
             found = {label: by_row(term) for label, term in reading.terms.items()}
             extra = self._extra(scope, reading)
         return Rows(found, extra, self._after(scope, values)[0])
@@ -149,14 +153,14 @@ class Forward:
 
         They mostly depend on the batch alone: then the compiler drops the forward pass.
         """
-        with self._scope(values), lookups.noting(values.params) as noted:
-            self._read(batch, None, first)
+        with self._scope(values), lookups.noting(values.params) as noted, self._calling(batch, first):
+            self.objective(self.model, batch, self.training)
         return lookups.ids(noted)
 
     def lookups(self, values: Values, batch: Tree, *, lookups: Lookups) -> tuple[Lookups, list[str]]:
         """Return the objective's lookups on one (micro)batch, and the reasons why tables must be passed as a whole."""
-        with self._scope(values) as scope, lookups.noting(values.params) as noted:
-            self._read(batch, None, 0)
+        with self._scope(values) as scope, lookups.noting(values.params) as noted, self._calling(batch, 0):
+            self.objective(self.model, batch, self.training)
         return lookups.learned(noted, scope.read, self.variables)
 
     def padded(self, values: Values, batch: Tree, num: int) -> tuple[list, list]:
@@ -165,7 +169,9 @@ class Forward:
         after = []
         for part, row_weights in ((slice(num), None), (slice(None), weights)):
             with self._scope(values) as scope:
-                for score in self._read(batch, values, 0).scores:
+                with self._calling(batch, 0):
+                    result = self.objective(self.model, batch, self.training)
+                for score in self._reading(result, batch, values).scores:
                     score.part(part).update(row_weights)
             after.append(self._after(scope, values)[1])
         return after[0], after[1]
@@ -240,19 +246,22 @@ class Forward:
         slots = {id(v) for v in self.variables.slots} if self.training else set()
         return [v for v in self.facts.captured if id(v) not in slots]
 
-    def _read(self, batch: Tree, again: Values | None, first: Tensor | int) -> Reading:
-        """Call the objective and check its terms; `again`: the values for a second call, None to make none."""
+    @contextmanager
+    def _calling(self, batch: Tree, first: Tensor | int | None) -> Iterator[None]:
+        """Return a context for a call of the objective, whose first row has this place; see `_drawing`."""
+        with explained(self.model, self.objective, batch), self._drawing(batch, first):
+            yield
 
-        def call(batch: Tree, first: Tensor | int | None) -> Reading:
-            with explained(self.model, self.objective, batch), self._drawing(batch, first):
-                return read(self.objective(self.model, batch, self.training), {m.name: m for m in self.metrics})
-
-        reading, num_rows = call(batch, first), tree.num_rows(batch)
+    def _reading(self, result: object, batch: Tree, again: Values | None) -> Reading:
+        """Check the objective's result; `again`: the values for a second call, None to make none."""
+        metrics, num_rows = {m.name: m for m in self.metrics}, tree.num_rows(batch)
+        reading = read(result, metrics)
         terms, reported = (checked(terms, num_rows) for terms in (reading.terms, reading.reported))
         squares = [k for k, t in terms.items() if len(t.values.shape) > 1 and t.values.shape[1] == num_rows > 1]
         if squares and again is not None:
-            with self._scope(again):
-                shorter = call(tree.map_leaves(lambda leaf: leaf[:-1], batch), None)
+            batch = tree.map_leaves(lambda leaf: leaf[:-1], batch)
+            with self._scope(again), self._calling(batch, None):
+                shorter = read(self.objective(self.model, batch, self.training), metrics)
             refuse_broadcasts({k: shorter.terms[k] for k in squares}, num_rows)
         reading = reading._replace(terms=terms, reported=reported)
         if self.notes is not None:
