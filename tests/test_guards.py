@@ -14,7 +14,7 @@ from scripts import HERE, lean
 from small import ROWS, X, Y, model
 
 import wholestep as ws
-from wholestep.safety import interrupts as guards
+from wholestep import safety as guards
 
 QUIET = {"verbose": 0, "batch_size": 10}
 

@@ -17,9 +17,9 @@ from small import X, Y, model
 from test_checkpoints import steps_in
 
 import wholestep as ws
+from wholestep import safety as interrupts
 from wholestep.plan import Planner
-from wholestep.safety import interrupts
-from wholestep.safety.interrupts import Terminated, end_when_terminated, uninterrupted
+from wholestep.safety import Terminated, end_when_terminated, uninterrupted
 
 
 def test_threads_and_absent_handlers_are_left_alone(monkeypatch):

@@ -99,7 +99,7 @@ def fails(call, n, inside=""):
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if "wholestep" not in file or "tests" in file or name.startswith("<"):  # a generator may be closed at any time
             return
-        if file.endswith("interrupts.py"):  # it restores the signals' handlers
+        if file.endswith("safety.py"):  # it restores the signals' handlers
             return
         callers = {inside} if not inside else set()
         while inside and (frame := frame.f_back) is not None:

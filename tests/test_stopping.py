@@ -18,9 +18,9 @@ from test_checkpoints import HOW, LAST, steps_in, taken_from
 from test_snapshot import BATCHES, SIZE, X, Y, check_same_bits, leaves, small
 
 import wholestep as ws
+from wholestep import safety as interrupts
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.writer import Room, Writer
-from wholestep.safety import interrupts
 
 
 @pytest.fixture(autouse=True)

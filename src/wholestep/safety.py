@@ -1,4 +1,4 @@
-"""Hold back Ctrl-C and SIGTERM at moments where they would leave an inconsistent state."""
+"""Guards: no trainer is used twice at once, and no interrupt (Ctrl-C, SIGTERM) leaves half an update."""
 
 import contextlib
 import importlib
