@@ -27,7 +27,7 @@ SIZE, NUM = 4, 26  # of a batch, and of batches in an epoch
 @pytest.fixture
 def sent(monkeypatch):
     """How many updates went in each dispatch, of which many go ahead; or by `sent.one_by_one()` none."""
-    from wholestep.dispatch import dispatcher
+    from wholestep import dispatcher
 
     class Sent(list):
         def one_by_one(self):
@@ -40,8 +40,8 @@ def sent(monkeypatch):
 
     sent, decide = Sent(), dispatcher.Dispatcher._num_to_send
     monkeypatch.setattr(dispatcher, "_MOST_SECONDS", 1e9)
-    monkeypatch.setattr("wholestep.dispatch.dispatcher._SECONDS_PER_DISPATCH", 1e9)
-    monkeypatch.setattr("wholestep.dispatch.dispatcher._MOST_DEBT", -1e9)
+    monkeypatch.setattr("wholestep.dispatcher._SECONDS_PER_DISPATCH", 1e9)
+    monkeypatch.setattr("wholestep.dispatcher._MOST_DEBT", -1e9)
     monkeypatch.setattr(dispatcher.Dispatcher, "_num_to_send", num_to_send)
     return sent
 
@@ -509,7 +509,7 @@ def test_a_loop_that_garbage_collection_ends_loses_nothing(sent, made):
 
 LEFT = """
 import keras, numpy as np, wholestep as ws
-from wholestep.dispatch import dispatcher
+from wholestep import dispatcher
 
 dispatcher._MOST_SECONDS = 1e9
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -544,7 +544,7 @@ def test_two_loops_of_one_trainer_in_turns(sent, made):
 
 
 def test_a_look_just_before_updates_are_counted_takes_none_away(sent, made, monkeypatch):
-    from wholestep.dispatch import dispatcher
+    from wholestep import dispatcher
 
     holds, looked = dispatcher._Ahead.holds, []
 
@@ -573,7 +573,7 @@ def test_a_reader_that_configured_jax_in_another_way_reads_the_same(sent, made, 
 
 
 def test_updates_that_cannot_be_carried_out_again_are_not_lost(sent, made, monkeypatch):
-    from wholestep.dispatch import dispatcher
+    from wholestep import dispatcher
 
     def fails(function):
         raise RuntimeError("out of memory")
@@ -709,7 +709,7 @@ def test_a_loop_that_is_left_open_can_be_looked_into(sent):
 
 
 def test_a_state_that_is_large_is_not_copied(sent, fresh, monkeypatch):
-    monkeypatch.setattr("wholestep.dispatch.dispatcher._MOST_BYTES", 100)
+    monkeypatch.setattr("wholestep.dispatcher._MOST_BYTES", 100)
     fresh.fit(lambda callback, batch: assert_nothing_is_watched(callback.model))
     assert sent == []
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wholestep.dispatch.dispatcher import Looks
+from wholestep.dispatcher import Looks
 
 SHORT, LONG = 1e-4, 1e-3  # seconds of an update
 

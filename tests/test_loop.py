@@ -11,8 +11,8 @@ from shares import on, share
 from small import X, Y, model, same
 
 import wholestep as ws
+from wholestep import dispatcher
 from wholestep.data.feed import Loaded
-from wholestep.dispatch import dispatcher
 from wholestep.reports.applied import Applied
 
 QUIET = {"verbose": 0}

@@ -11,7 +11,7 @@ from small import X, Y, model, same
 import wholestep as ws
 from wholestep.cut import Cut
 from wholestep.data.feed import Loaded
-from wholestep.dispatch.dispatcher import Dispatcher
+from wholestep.dispatcher import Dispatcher
 
 
 class Host:
@@ -185,7 +185,7 @@ def sent(monkeypatch):
         return send(self, run, feed, block)
 
     monkeypatch.setattr(Dispatcher, "send", note)
-    monkeypatch.setattr("wholestep.dispatch.dispatcher._SECONDS_PER_DISPATCH", 1e9)
+    monkeypatch.setattr("wholestep.dispatcher._SECONDS_PER_DISPATCH", 1e9)
     return nums
 
 

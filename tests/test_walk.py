@@ -17,7 +17,7 @@ from wholestep.plan import Planner
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
 SIZE = 8
 # On the way to a program, which is made once for each shape: no batch is computed there.
-PROGRAM = "dispatch.repeat.several", "update.ObjectiveUpdate.whole_update"
+PROGRAM = "program.several", "update.ObjectiveUpdate.whole_update"
 PLANNING = ("plan.", "building.", "model.coupling.", "executor.Executor._program", "data.feed.Loaded._planned")
 
 

@@ -14,10 +14,10 @@ import keras
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Saver, Unsaved
 from wholestep.data import Block, Feed
-from wholestep.dispatch.repeat import MOST_UPDATES
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation.evaluate import Pass, join, joined, rows_of
 from wholestep.executor import Executor
+from wholestep.program import MOST_UPDATES
 from wholestep.reports.report import Report
 from wholestep.run import Run
 from wholestep.safety import Guard, TerminatedWaiting

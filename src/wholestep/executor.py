@@ -26,8 +26,7 @@ from wholestep.checkpoints import (
 from wholestep.context import Context
 from wholestep.custom import undone, update_of
 from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
-from wholestep.dispatch.dispatcher import Dispatcher, DispatchSize
-from wholestep.dispatch.repeat import EPOCH, GOES_ON
+from wholestep.dispatcher import Dispatcher, DispatchSize
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation.evaluate import Evaluation, Look, Pass, PassRun
@@ -43,7 +42,7 @@ from wholestep.model import (
     resets_on_the_host,
 )
 from wholestep.plan import Planner, Sample
-from wholestep.program import Program, Programs, Wanted
+from wholestep.program import EPOCH, GOES_ON, Program, Programs, Wanted
 from wholestep.reports.applied import Applied
 from wholestep.reports.compilations import Compilations, ProgbarLogger
 from wholestep.reports.diagnosis import diagnose

@@ -9,12 +9,11 @@ import numpy as np
 
 from wholestep.cut import Cut
 from wholestep.data import MOST_STACKED, Batch, Batches, most_stacked, stack, stage
-from wholestep.dispatch.repeat import MOST_UPDATES, compiled
 from wholestep.embeddings.rows import describe
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model import Coupling, Findings, Forward, inference, metrics_are_additive, metrics_ignore_padding, probe
-from wholestep.program import Program, Programs, Wanted
+from wholestep.program import MOST_UPDATES, Program, Programs, Wanted, compiled
 from wholestep.state import State
 from wholestep.update import Update
 

@@ -25,9 +25,9 @@ from wholestep.checkpoints import (
     taken_apart,
 )
 from wholestep.data import Batches, layout_of
-from wholestep.dispatch.repeat import ALONE, EPOCH, GOES_ON
 from wholestep.errors import SpecificationError, message
 from wholestep.model import Findings
+from wholestep.program import ALONE, EPOCH, GOES_ON
 from wholestep.reports.layout import ReportLayout
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor
@@ -43,7 +43,7 @@ class Run:
         state: the values that the next update spends; None before the first, and until a restored snapshot is assigned.
         number: the number of the last update: the optimizer's `iterations` plus the number of skipped updates.
         num_skipped: the number of updates that were skipped because they were not finite.
-        begins: how the next update begins, see `wholestep.dispatch.repeat.span`.
+        begins: how the next update begins, see `wholestep.program.span`.
         variables: the variables whose values the state holds; another executor does not use this state.
         epochs: the number of epochs of the data that have begun; the next call uses the order of the next epoch.
         place: the position of the current call.

@@ -16,7 +16,6 @@ from keras.optimizers import LossScaleOptimizer, Optimizer
 
 from wholestep import tree
 from wholestep.cut import Cut
-from wholestep.dispatch.repeat import begun, several
 from wholestep.embeddings.rows import RowPlan, RowPlanner
 from wholestep.engines import Engine
 from wholestep.microbatches import (
@@ -37,6 +36,7 @@ from wholestep.microbatches import (
     weights_of_rows,
 )
 from wholestep.model import Forward, Outcome
+from wholestep.program import begun, several
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
 from wholestep.state import State, Values
 from wholestep.sums import EpochSums, first_logs

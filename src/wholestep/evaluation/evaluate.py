@@ -13,11 +13,10 @@ from wholestep import tree
 from wholestep.custom import CustomLook, CustomSteps
 from wholestep.cut import Cut
 from wholestep.data import MOST_STACKED, Batch, Batches, Block, Check, Feed, SingleBatches, most_stacked, stack, stage
-from wholestep.dispatch.repeat import MOST_UPDATES, compiled, several, span
 from wholestep.engines import Engine
 from wholestep.evaluation.scoring import Predicting, Scoring, parted
 from wholestep.model import Forward, named
-from wholestep.program import Program, Programs
+from wholestep.program import MOST_UPDATES, Program, Programs, compiled, several, span
 from wholestep.reports.compilations import Compilations
 from wholestep.reports.layout import ReportLayout, check_same
 from wholestep.safety import uninterrupted

@@ -20,10 +20,9 @@ import keras
 
 from wholestep import tree
 from wholestep.data import Block, Feed, SingleBatches
-from wholestep.dispatch.repeat import GOES_ON, MOST_UPDATES, span
 from wholestep.engines import Devices, Engine
 from wholestep.processes import Processes
-from wholestep.program import Program
+from wholestep.program import GOES_ON, MOST_UPDATES, Program, span
 from wholestep.reports.applied import Applied
 from wholestep.reports.report import Numbers, Report
 from wholestep.run import Run

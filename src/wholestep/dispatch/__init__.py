@@ -1,1 +1,0 @@
-"""Several updates in one dispatch: their number, their program, and sending them ahead of requests."""
