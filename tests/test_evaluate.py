@@ -7,7 +7,7 @@ from shares import on, share
 from small import ROWS, X, Y, count_calls, model
 
 import wholestep as ws
-from wholestep.evaluation.evaluate import Evaluation, join
+from wholestep.evaluation import Evaluation, join
 
 
 @pytest.mark.parametrize("size", share([1, 7, ROWS]))

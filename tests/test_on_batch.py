@@ -9,7 +9,7 @@ import scipy.sparse
 from shares import share
 
 import wholestep as ws
-from wholestep.evaluation.evaluate import PassRun
+from wholestep.evaluation import PassRun
 
 draw = np.random.default_rng(0)
 X, Y = draw.normal(size=(8, 3)).astype("float32"), draw.integers(0, 3, 8)

@@ -15,7 +15,7 @@ from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Saver, Unsaved
 from wholestep.data import Block, Feed
 from wholestep.errors import BatchError, message, warn
-from wholestep.evaluation.evaluate import Pass, join, joined, rows_of
+from wholestep.evaluation import Pass, join, joined, rows_of
 from wholestep.executor import Executor
 from wholestep.program import MOST_UPDATES
 from wholestep.reports.report import Report

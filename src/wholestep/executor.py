@@ -29,7 +29,7 @@ from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatc
 from wholestep.dispatcher import Dispatcher, DispatchSize
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
-from wholestep.evaluation.evaluate import Evaluation, Look, Pass, PassRun
+from wholestep.evaluation import Evaluation, Look, Pass, PassRun
 from wholestep.model import (
     CompiledObjective,
     Findings,

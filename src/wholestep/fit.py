@@ -13,7 +13,7 @@ from wholestep.checks import count
 from wholestep.data import Batches, classify, go_to_epoch, kept
 from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
-from wholestep.evaluation.evaluate import Look, Pass
+from wholestep.evaluation import Look, Pass
 from wholestep.executor import Executor
 from wholestep.setup import Given, Setup
 from wholestep.tree import Tree

@@ -25,6 +25,11 @@ class State(NamedTuple):
     captured: Any = ()
 
 
+def merged(moved: State, rest: State) -> State:
+    """Return the two parts as one state."""
+    return rest._replace(buffers=moved.buffers or rest.buffers, metrics=moved.metrics, sums=moved.sums)
+
+
 class Values(NamedTuple):
     """The values with which a model is called. `captured`: None to read those variables as they are now."""
 

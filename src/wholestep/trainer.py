@@ -13,7 +13,7 @@ from wholestep.checks import count, takes
 from wholestep.data import Batches, classify
 from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
-from wholestep.evaluation.evaluate import Look
+from wholestep.evaluation import Look
 from wholestep.executor import Executor
 from wholestep.explain import explain
 from wholestep.fit import Epochs, Validation, Watching, fit

@@ -12,10 +12,9 @@ from keras import ops
 
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
-from wholestep.evaluation.scoring import joined
 from wholestep.model import Forward, are_same, is_overridden, layers
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
-from wholestep.state import State
+from wholestep.state import State, merged
 from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree
 
@@ -251,7 +250,7 @@ class CustomLook:
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
         """Return the moved state and the results."""
-        state = self._engine.variables.between_programs(joined(moved, rest))
+        state = self._engine.variables.between_programs(merged(moved, rest))
         found, buffers, metrics = self._looked(state, self._engine.replicas.batch(data, rows))
         moved = moved._replace(buffers=buffers if moved.buffers else [])
         return (moved, found) if self._predicts else (moved._replace(metrics=metrics), self.layout.pack(found))

@@ -1,1 +1,0 @@
-"""Passes over data without an update: `evaluate` and `predict`."""
