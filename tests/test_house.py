@@ -78,7 +78,7 @@ ENGINE_OF = dict.fromkeys(("group.py", "store.py", *(p.name for p in SOURCE.glob
 ENGINE_OF |= dict.fromkeys((p.name for p in SOURCE.glob("*/tensorflow*.py")), "tensorflow")
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
-ROOMS = ("checkpoints", "custom", "data", "engines", "model", "processes")  # entered by their doors only
+ROOMS = ("checkpoints", "data", "engines", "model", "processes")  # entered by their doors only
 
 
 def names_in(door):

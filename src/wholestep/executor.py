@@ -24,7 +24,7 @@ from wholestep.checkpoints import (
     value_facts,
 )
 from wholestep.context import Context
-from wholestep.custom import undone, update_of
+from wholestep.custom import CustomUpdate, undone
 from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
 from wholestep.dispatcher import Dispatcher, DispatchSize
 from wholestep.embeddings.rows import unlike_keras
@@ -53,7 +53,7 @@ from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
 from wholestep.sums import EpochSums, fresh, names_of
 from wholestep.tree import Tensor, Tree
-from wholestep.update import Update
+from wholestep.update import ObjectiveUpdate, Update
 
 _NO_METRICS: list[np.ndarray] = []
 
@@ -78,7 +78,12 @@ class Executor:
         watching = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.traces.freezes_reads)
         keeps = engine.optimizer.keeps_assigned
         forward = replace(watching, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine)
-        update = update_of(engine, forward, context.optimizer, steps, stops=options.on_nonfinite == "raise")
+        stops = options.on_nonfinite == "raise"
+        update: Update = (
+            CustomUpdate(engine, forward, steps, stops=stops)
+            if steps.trains
+            else ObjectiveUpdate(engine, forward, context.optimizer, stops=stops)
+        )
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
         self.evaluation = Evaluation(engine.evaluation or engine, watching, steps)
         self.compilations = Compilations()
