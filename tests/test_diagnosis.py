@@ -6,7 +6,7 @@ import pytest
 
 import wholestep as ws
 from wholestep import engines
-from wholestep.reports.diagnosis import look, unsound
+from wholestep.reports.applied import look, unsound
 from wholestep.state import State, Variables
 
 

@@ -21,10 +21,9 @@ from small import model
 
 from wholestep import engines
 from wholestep.embeddings.rows import for_rows
-from wholestep.embeddings.tables import Table, TableRows
 from wholestep.engines.protocol import PARTS, Listener, Watch
 from wholestep.errors import BatchError, SpecificationError
-from wholestep.state import State, Variables
+from wholestep.state import State, Table, TableRows, Variables
 
 JAX = keras.backend.backend() == "jax"
 FACT = re.compile(r"^        (\w+): (.*)$", flags=re.MULTILINE)

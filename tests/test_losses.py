@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.building import build_compiled as build
+from wholestep.context import build_compiled as build
 from wholestep.model.losses import CompiledObjective
 
 ROWS = 4

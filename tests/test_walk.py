@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
 SIZE = 8
 # On the way to a program, which is made once for each shape: no batch is computed there.
 PROGRAM = "program.several", "update.ObjectiveUpdate.whole_update"
-PLANNING = ("plan.", "building.", "model.coupling.", "executor.Executor._program", "data.feed.Loaded._planned")
+PLANNING = ("plan.", "context.", "model.coupling.", "executor.Executor._program", "data.feed.Loaded._planned")
 
 
 def listed():

@@ -1,18 +1,37 @@
-"""The context of a call: the model as its programs know it, with its engine and its variables."""
+"""The context of a call: the model as its programs know it, with its engine and its variables, which are made here."""
 
-from collections.abc import Mapping
-from functools import cached_property
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
 import keras
+from keras import ops
+from keras.src.backend import compute_output_spec
 
-from wholestep import engines
+from wholestep import engines, tree
 from wholestep.custom import CustomSteps
-from wholestep.model import Objective, are_same, compiled, layers, loss_trackers
+from wholestep.data import to_numpy, without_none
+from wholestep.engines import scope
+from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.model import (
+    Objective,
+    are_same,
+    check_labels_are_numbers,
+    compiled,
+    explained,
+    is_overridden,
+    layers,
+    loss_trackers,
+    unpack,
+    without_labels,
+)
 from wholestep.program import Options
+from wholestep.safety import uninterrupted
 from wholestep.state import Variables
+from wholestep.tree import Tensor, Tree
 
 _HELD = attrgetter("_layers", "_trainable_variables", "_non_trainable_variables", "_metrics")  # of a layer
 _COMPILED = "optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker", "run_eagerly"
@@ -109,3 +128,228 @@ class Context:
         """Return the variable or the schedule of the learning rate: another one is assigned by its name."""
         optimizer = getattr(self.model, "optimizer", None)
         return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+
+
+Function = Callable[[keras.Model, Tree, bool], object]
+_OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."
+_OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, MyObjective(), optimizer=...)."
+
+
+class Builder:
+    """Creates the missing variables of a model, its losses and its metrics; interrupts are deferred meanwhile.
+
+    Args:
+        given: the objective that will call the model, or parts of it; None for a compiled model.
+        steps: the model's custom steps; None if there are none.
+    """
+
+    def __init__(self, model: keras.Model, given: Objective | None, steps: CustomSteps | None = None):
+        self.model = model
+        self.given = given
+        self.steps = steps
+        self._unused: list = []
+
+    def build(self, example: Callable[[], Tree], *, trains: bool, predicts: bool, are_whole: bool) -> None:
+        """Create all variables that training, evaluation or (`predicts`) prediction on such batches needs.
+
+        Args:
+            example: returns a batch; it is not called if no variable is missing.
+            are_whole: whether the batches to predict also hold labels or other arguments of an objective.
+
+        Raises:
+            SpecificationError: the model must be called and has no `call`.
+        """
+        name = self._custom(trains=trains, predicts=predicts)
+        if name and self._build_custom(name, example):
+            return
+        if (predicts or self.given is None) and not _has_call(self.model):
+            received, attempt = f"{type(self.model).__name__}, which has none", _OF_A_PART if predicts else _OBJECTIVE
+            raise SpecificationError(message("The model must have a `call`.", received, attempt))
+        with scope(self.model):
+            if self.given is None and not predicts:
+                if not _is_built(self.model):
+                    batch = example()
+                    with uninterrupted(), explained(self.model, None, batch):
+                        check_labels_are_numbers(self.model, batch)
+                        if any(map(tree.is_ragged, tree.leaves(batch))):
+                            _build(_compute_compiled, self.model, batch)
+                        else:
+                            build_compiled(self.model, batch)
+            elif unbuilt := self._unbuilt():
+                batch = unpack(example())[0] if predicts and are_whole else example()
+                with uninterrupted(), explained(self.model, self.given, batch, inputs_only=predicts):
+                    _build(_call if predicts or self.given is None else self.given, self.model, batch)
+                self._unused = [layer for layer in unbuilt if not layer.built]
+
+    def _custom(self, *, trains: bool, predicts: bool) -> str:
+        """Return the name of the custom step that will run; "" if there is none."""
+        steps = self.steps
+        if steps is None or not (steps.trains if trains else steps.predicts if predicts else steps.tests):
+            return ""
+        return "train_step" if trains else "predict_step" if predicts else "test_step"
+
+    def _build_custom(self, name: str, example: Callable[[], Tree]) -> bool:
+        """Create the variables that a custom step needs, as Keras does; return whether they are complete."""
+        steps = self.steps
+        assert steps is not None
+        steps.forget()
+        if engines.makes_variables():
+            if not steps.are_built:
+                batch = example()
+                with uninterrupted(), scope(self.model):
+                    self._make_variables(steps, name, batch)
+            steps.remember()
+            return True
+        steps.remember()
+        inner, has_call = layers(self.model)[1:], _has_call(self.model)
+        if not has_call and not all(layer.built for layer in inner):
+            must = "On JAX a model without a `call` must have parts that are built."
+            received = f"not built: {', '.join(layer.name for layer in inner if not layer.built)}"
+            raise SpecificationError(message(must, received, "call each on a batch, or part.build(shape)."))
+        if has_call and _is_built(self.model):
+            return True
+        x, y, _ = unpack(example())
+        if has_call and y is None and not self.model.built:
+            with uninterrupted():
+                _build(_call, self.model, x)
+        return not has_call or y is None  # a custom step may need no labels
+
+    def _make_variables(self, steps: CustomSteps, name: str, example: Tree) -> None:
+        """Create the variables that a step needs on TensorFlow. An eager step is traced only as a last resort."""
+        x, y, _ = unpack(example)
+        if self.model.run_eagerly and _has_call(self.model):
+            if y is None:
+                _build(_call, self.model, x)
+            else:
+                build_compiled(self.model, example, with_optimizer=True)
+        if not steps.are_built:
+            engines.make_variables(steps.function(name), example)
+
+    def _unbuilt(self) -> list:
+        """Return the unbuilt layers; an empty list if they are the same layers that the last build left unused."""
+        unbuilt = [layer for layer in layers(self.model) if not layer.built]
+        return [] if are_same(unbuilt, self._unused) else unbuilt
+
+
+def _build(function: Function, model: keras.Model, batch: Tree) -> None:
+    """Create the variables that a function needs, from the shapes of one batch. No variable is changed.
+
+    Nothing is computed, unless the model runs eagerly: then its layers may read the batch's values. Ragged rows are
+    traced, as their shapes do not suffice.
+    """
+
+    def call(batch: Tree, training: bool) -> Tensor:
+        function(model, batch, training)
+        return ops.zeros(())
+
+    for training in (True, False):  # a model may have parts that only one mode calls
+        in_mode = partial(call, training=training)
+        if any(map(tree.is_ragged, tree.leaves(batch))):
+            with keras.StatelessScope():  # or a strategy could not copy variables that a graph initialises
+                engines.make_variables(in_mode, batch)
+        elif model.run_eagerly:
+            with keras.StatelessScope():
+                in_mode(tree.map_leaves(ops.convert_to_tensor, batch))
+        else:
+            compute_output_spec(in_mode, tree.map_leaves(_symbolic, batch))
+
+
+def build_compiled(model: keras.Model, batch: Tree, *, with_optimizer: bool = False) -> None:
+    """Create the variables of the model, its losses and its metrics from the shapes of one batch.
+
+    Args:
+        with_optimizer: whether the optimizer's slots are created too.
+
+    Raises:
+        BatchError: the model was compiled with a loss, and the batch has no labels.
+    """
+    x, y, weight = unpack(batch)
+    if missing := without_labels(model, batch):
+        raise BatchError(missing)
+    if model.run_eagerly:
+        _build_eagerly(model, x, y, weight)
+    optimizer = model.optimizer
+    is_built = with_optimizer or getattr(optimizer, "built", True)
+    try:
+        if not is_built:  # an evaluation needs no slots, and Keras must not make them
+            optimizer.built = True
+        model._symbolic_build(data_batch=tree.map_leaves(_symbolic, (x, y, weight)))
+    finally:
+        if not is_built:
+            optimizer.built = False
+
+
+def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
+    """Do the work of `_symbolic_build` on the batch's values: an eager model may read them."""
+    if _is_built(model):
+        return
+    x, y, weight = (tree.map_leaves(ops.convert_to_tensor, part) for part in (x, y, weight))
+    with keras.StatelessScope():  # nothing is moved
+        outputs = _call(model, x, training=False)
+    with keras.StatelessScope([(v, v.value) for v in model.variables]):  # where Keras looks for regularised variables
+        if not getattr(model._compile_metrics, "built", True):
+            model.compute_metrics(x, y, outputs, sample_weight=weight)
+        if not getattr(model._compile_loss, "built", True):
+            model._compute_loss(x, y, outputs, sample_weight=weight, training=False)
+
+
+def _is_built(model: keras.Model) -> bool:
+    """Whether a compiled model, its losses and its metrics have all their variables, so that no batch is loaded."""
+    parts = (*layers(model), model._compile_loss, model._compile_metrics)
+    return all(getattr(part, "built", True) for part in parts)
+
+
+def _symbolic(leaf: Tensor) -> keras.KerasTensor:
+    """Return the symbolic tensor of an array, for computing shapes alone."""
+    is_text = leaf.dtype == object
+    return keras.KerasTensor(leaf.shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
+
+
+def _compute_compiled(model: keras.Model, batch: Tree, training: bool) -> None:
+    x, y, weight = unpack(batch)
+    outputs = _call(model, x, training)
+    model.compute_metrics(x, y, outputs, sample_weight=weight)
+    model._compute_loss(x, y, outputs, sample_weight=weight, training=training)
+
+
+def _call(model: keras.Model, inputs: Tree, training: bool) -> Tree:
+    return model(inputs, training=False) if model._call_has_training_arg else model(inputs)
+
+
+def _has_call(model: keras.Model) -> bool:
+    return type(model).call is not keras.Model.call
+
+
+Prepare = Callable[[Tree], Tree]
+
+
+def preparation(model: keras.Model, method: str) -> Prepare | None:
+    """Return the preprocessing that the model's `method` applies to every batch; None if the method is Keras'.
+
+    Raises:
+        SpecificationError: the method is overridden, and the model has no preprocessor.
+    """
+    if not is_overridden(model, method):
+        return None
+    samples = getattr(model, "preprocess_samples", None)
+    if samples is None and not hasattr(model, "preprocessor"):
+        must = f"The model must not override `{method}`, which the trainer replaces."
+        attempt = "preprocess the data beforehand, or in `model.preprocessor(x, y, sample_weight)`"
+        attempt += "; then delete the method."
+        raise SpecificationError(message(must, f"`{method}` of {type(model).__name__}", attempt))
+
+    def prepare(batch: Tree) -> Tree:
+        preprocess = samples or model.preprocessor
+        found = unpack(batch)
+        if preprocess is not None:
+            takes_all = "y" in inspect.signature(getattr(preprocess, "call", preprocess)).parameters
+            before = getattr(model, "_in_pipeline_execution", False)
+            model._in_pipeline_execution = True  # or keras-hub warns at every call that the data are not preprocessed
+            try:
+                found = preprocess(*found) if takes_all else (preprocess(found[0]), *found[1:])
+            finally:
+                model._in_pipeline_execution = before
+            found = keras.utils.unpack_x_y_sample_weight(found)
+        return tree.map_leaves(to_numpy, without_none(tuple(found)))
+
+    return prepare

@@ -43,9 +43,8 @@ from wholestep.model import (
 )
 from wholestep.plan import Planner, Sample
 from wholestep.program import EPOCH, GOES_ON, Program, Programs, Wanted
-from wholestep.reports.applied import Applied
+from wholestep.reports.applied import Applied, diagnose
 from wholestep.reports.compilations import Compilations, ProgbarLogger
-from wholestep.reports.diagnosis import diagnose
 from wholestep.reports.layout import check_same
 from wholestep.reports.report import Report
 from wholestep.run import Run, groups_of

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import keras
 
 from wholestep import arguments
-from wholestep.building import Builder, Prepare, preparation
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Assigned, Checkpoints, Saver, Snapshot, Unsaved, claimed, leaves_of, put
-from wholestep.context import Context
+from wholestep.context import Builder, Context, Prepare, preparation
 from wholestep.custom import CustomSteps, check_choices, check_replicas
 from wholestep.data import Batches, Data, class_weighted, classify, in_turn, open_batches, own_batch
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope

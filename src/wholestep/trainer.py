@@ -15,9 +15,9 @@ from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
 from wholestep.evaluation import Look
 from wholestep.executor import Executor
-from wholestep.explain import explain
 from wholestep.fit import Epochs, Validation, Watching, fit
 from wholestep.model import Objective
+from wholestep.plan import explain
 from wholestep.run import Run
 from wholestep.safety import Guard, check_process
 from wholestep.setup import Given, Setup

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 import keras
 from keras import ops
 
-from wholestep.embeddings.tables import Table
 from wholestep.engines import Engine
-from wholestep.state import Variables
+from wholestep.state import Table, Variables
 from wholestep.tree import Tensor
 
 _INT32 = 2**31 - 1

@@ -18,11 +18,10 @@ from keras.optimizers import Optimizer
 
 from wholestep.cut import Cut
 from wholestep.embeddings.lookups import Lookups, from_end
-from wholestep.embeddings.tables import Table, TableRows
 from wholestep.engines import Engine
 from wholestep.microbatches import Piece, pieces_of
 from wholestep.model import Forward
-from wholestep.state import State, Values, Variables
+from wholestep.state import State, Table, TableRows, Values, Variables
 from wholestep.tree import Tensor, Tree
 
 # Optimizers that do not change a row with a gradient of zero, and their attributes with an entry per row.

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import keras
 from keras.optimizers import Optimizer
 
-from wholestep.embeddings.tables import TableRows
 from wholestep.engines.jax_devices import gather
 from wholestep.engines.protocol import Found, Note
 from wholestep.errors import SpecificationError, message
-from wholestep.state import State, Variables
+from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
 
 

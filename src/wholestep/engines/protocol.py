@@ -12,9 +12,8 @@ import keras
 import numpy as np
 from keras.optimizers import Optimizer
 
-from wholestep.embeddings.tables import TableRows
 from wholestep.processes import Processes
-from wholestep.state import State, Variables
+from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
 
 Note = Callable[[keras.Variable], None]

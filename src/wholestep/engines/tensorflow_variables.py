@@ -9,10 +9,9 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from wholestep import tree
-from wholestep.embeddings.tables import TableRows
 from wholestep.engines.protocol import Found, Note
 from wholestep.engines.tensorflow_devices import TensorflowReplicas, specs_of, tensor_of
-from wholestep.state import State, Variables
+from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
 
 

@@ -16,8 +16,7 @@ from wholestep.model.compiled import (
     unpack,
     without_labels,
 )
-from wholestep.model.coupling import inference, metrics_are_additive, metrics_ignore_padding, probe
-from wholestep.model.findings import Coupling, Findings
+from wholestep.model.coupling import Coupling, Findings, inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.model.forward import Forward, Outcome
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
