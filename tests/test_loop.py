@@ -33,6 +33,79 @@ class Again:
         return iter(batches_of(self.size))
 
 
+class Numbered(keras.utils.PyDataset):
+    """Ready-made batches by number."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return X[5 * i :][:5], Y[5 * i :][:5]
+
+
+SOURCES = {"resident": lambda: (X, Y), "by number": Numbered, "in passes": lambda: Again(5)}
+
+
+def over(source):
+    """Return batches of 5 rows, in the order of the rows."""
+    return ws.Batches(SOURCES[source](), shuffle=False, **({"batch_size": 5} if source == "resident" else {}))
+
+
+# ---- the place of a loop ----
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_loop_within_a_loop_over_the_same_batches_is_refused_by_the_outer(source):
+    data, trainer, numbers = over(source), ws.Trainer(model(optimizer="sgd")), []
+
+    def nested():
+        for _ in trainer.steps(data, epochs=2):
+            numbers.extend([step.number for step in trainer.steps(data, epochs=1)])
+
+    with pytest.raises(ws.SpecificationError, match=r"another loop after batch 0 of epoch 0.*Try: end this loop first"):
+        nested()
+    assert numbers == [2, 3, 4]
+    assert data.position == (1, 0)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_seek_within_a_loop_is_refused_when_the_loop_goes_on(source):
+    data, trainer = over(source), ws.Trainer(model(optimizer="sgd"))
+
+    def seeking():
+        for step in trainer.steps(data):
+            if step.batch == 2:
+                data.seek(0, 1)
+
+    with pytest.raises(ws.SpecificationError, match="a seek or another loop after batch 2 of epoch 0"):
+        seeking()
+    assert data.position == (0, 1)
+    assert [step.batch for step in trainer.steps(data)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_seek_in_a_callback_is_refused_when_the_loop_goes_on(source):
+    data = over(source)
+    jump = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: data.seek(0))
+    with pytest.raises(ws.SpecificationError, match=r"a seek or another loop after batch . of epoch 0"):
+        ws.Trainer(model(optimizer="sgd")).fit(data, callbacks=[jump], verbose=0)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_after_a_seek_and_a_break_the_next_loop_begins_there(source):
+    first, second = ws.Trainer(model(optimizer="sgd")), ws.Trainer(model(optimizer="sgd"))
+    data = over(source)
+    for step in first.steps(data):
+        if step.batch == 2:
+            data.seek(0, 1)
+            break
+    assert [step.batch for step in first.steps(data)] == [1, 2, 3]
+    rows = [0, 1, 2, 1, 2, 3]
+    for i in rows:
+        second.update((X[5 * i :][:5], Y[5 * i :][:5]))
+    assert same(first.model, second.model)
+
+
 # ---- numbers ----
 
 

@@ -110,6 +110,7 @@ class Run:
             vars(self).update(before)
             raise
         self._batches, self.also = batches, also or {}
+        batches.note_move()  # a loop over the same batches that has not ended must not go on
         try:
             yield resumed
             self.also = {}

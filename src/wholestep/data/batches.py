@@ -10,7 +10,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.checks import is_count, takes
-from wholestep.data.kinds import KeepsPosition, classify
+from wholestep.data.kinds import KeepsPosition, Position, classify
 from wholestep.data.packing import Packs
 from wholestep.data.sampler import Sampler, no_such_place, open_sampler, refuse_sizes
 from wholestep.data.shapes import LengthOptions
@@ -19,8 +19,6 @@ from wholestep.data.stream import BatchStream
 from wholestep.errors import BatchError, SpecificationError, message, shown
 from wholestep.safety import waiting
 from wholestep.tree import Tree
-
-Position = tuple[int, int]
 
 
 class Batches(KeepsPosition):
@@ -102,7 +100,7 @@ class Batches(KeepsPosition):
         self.source: Source = open_source(classify(source), transform, by_length=tokens is not None)
         self._stream: BatchStream | None = self.source if isinstance(self.source, BatchStream) else None
         self._numbered: IndexedBatches | None = self.source if isinstance(self.source, IndexedBatches) else None
-        self._at: list[int] = [0, 0]
+        self._at = [0, 0, 0]
         self.unused: list = []  # ready-made batches that a feed loaded and its loop did not use
         self._prepare: Transform | None = None
         options = LengthOptions(length, boundaries, pad, truncate, pack)
@@ -114,15 +112,6 @@ class Batches(KeepsPosition):
     def __repr__(self) -> str:
         num = "an unknown number of batches" if self.num_batches is None else f"{self.num_batches} batches"
         return f"<Batches: {num} an epoch; next: batch {self.position[1]} of epoch {self.position[0]}>"
-
-    @property
-    def position(self) -> Position:
-        """The epoch and the number of the next batch in it."""
-        return self._at[0], self._at[1]
-
-    @position.setter
-    def position(self, position: Position) -> None:
-        self._at[:] = position  # in place, as batches share it with their prepared form
 
     @property
     def arrays(self) -> Any:
@@ -173,7 +162,8 @@ class Batches(KeepsPosition):
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go to a position: the next batch is batch `step` of `epoch`. A stream runs forward to it.
 
-        The position after the last batch is the beginning of the next epoch. An iterator keeps its next batch.
+        The position after the last batch is the beginning of the next epoch. An iterator keeps its next batch. A loop
+        of `fit` or `steps` over the batches must have ended: it raises an error when it goes on.
 
         Raises:
             BatchError: there is no such position; a stream is then at the beginning of its epoch.
@@ -182,6 +172,7 @@ class Batches(KeepsPosition):
         if not all(is_count(n, 0) for n in (epoch, step)) or (num is not None and step > num):
             raise no_such_place(epoch, step, num)
         position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
+        self.note_move()
         if self._stream is None:
             self.unused.clear()
         elif not self.is_iterator:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.batches import Batches, Position
+from wholestep.data.batches import Batches
 from wholestep.data.block import (
     Batch,
     Block,
@@ -19,9 +19,10 @@ from wholestep.data.block import (
     share_out,
     table_of,
 )
+from wholestep.data.kinds import Position
 from wholestep.data.sampler import FixedSize
 from wholestep.engines import Devices
-from wholestep.errors import BatchError
+from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.safety import TerminatedWaiting, uninterrupted, waiting
 from wholestep.tree import Tree
 
@@ -42,6 +43,24 @@ class _Feed:
         self._devices = devices
         self._plan = plan
         self._check = check
+        self._num_moves = batches.num_moves
+
+    def _begin(self) -> Position:
+        """Begin a pass, and return its position."""
+        self._num_moves = self.batches.num_moves
+        return self.batches.position
+
+    def _check_unmoved(self, block: Block) -> None:
+        """Refuse to go on after a block if other code has moved the batches since the begin of the pass.
+
+        Raises:
+            SpecificationError: it has; the updates so far are kept.
+        """
+        if self.batches.num_moves != self._num_moves:
+            must = "Batches must not be moved during a loop over them: it would train rows twice, or leave some out."
+            last = f"batch {block.start[1] + block.num - 1} of epoch {block.start[0]}, both counted from 0"
+            attempt = "end this loop first, or give the other loop Batches of its own."
+            raise SpecificationError(message(must, f"a seek or another loop after {last}", attempt))
 
     def advance(self, block: Block) -> None:
         """Move the position to the end of a block."""
@@ -79,12 +98,13 @@ class Resident(_Feed):
             once: whether the blocks end with the epoch in any case.
             ahead: given if the state may be read after each block; its value is not used, as nothing is drawn.
         """
-        (epoch, step), per_epoch = self.batches.position, len(self.batches)
+        (epoch, step), per_epoch = self._begin(), len(self.batches)
         left = per_epoch - step if num is None else num
         left = min(left, per_epoch - step) if once else left
         while left:
             block = self._block(epoch, step, size(), min(left, per_epoch - step))
             yield block._replace(looks=ahead is not None)
+            self._check_unmoved(block)
             left, (epoch, step) = left - block.num, block.end
 
     def note_sent(self, block: Block) -> None:
@@ -235,7 +255,7 @@ class Loaded(_Feed):
             ahead: if the state may be read after each block, returns the number of updates to send at once anyway:
                 that many batches are drawn, unless a batch may depend on the updates before it.
         """
-        self._queue = queue = BatchQueue(self.batches.position, num, once=once)
+        self._queue = queue = BatchQueue(self._begin(), num, once=once)
         looks = ahead is not None and not self.batches.may_depend_on_updates
         self._is_open = True
         try:
@@ -245,7 +265,9 @@ class Loaded(_Feed):
                 most = min(program.num_stacked, max(1, size() // _PART, early))
                 block = block_of(self._devices, self._known.tables, program, self._alike(program, most))
                 block = block._replace(looks=looks)
-                yield from [block] if ahead is None else _one_by_one(block, size)
+                for part in [block] if ahead is None else _one_by_one(block, size):
+                    yield part
+                    self._check_unmoved(part)
             if queue.error is not None:
                 raise queue.error
             self.batches.position = max(self.batches.position, queue.end)
@@ -299,8 +321,9 @@ class Loaded(_Feed):
 
     def _put_back(self) -> None:
         """Keep ready-made batches that were not used for the next call; others can be loaded again."""
-        unused = self._queue.take_since(self.batches.position)
-        self.batches.unused[:] = unused + self.batches.unused if self.batches.is_ready else []
+        if self.batches.num_moves == self._num_moves:  # else they belong to another place
+            unused = self._queue.take_since(self.batches.position)
+            self.batches.unused[:] = unused + self.batches.unused if self.batches.is_ready else []
 
     def _fill(self, num: int) -> int:
         """Draw batches until the queue has `num`, or the data end; return the number in it. Errors are kept."""

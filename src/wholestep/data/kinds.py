@@ -12,9 +12,31 @@ from wholestep import tree
 from wholestep.data.leaves import is_array, text_as_arrays, without_none
 from wholestep.tree import Tree
 
+Position = tuple[int, int]
+
 
 class KeepsPosition:
-    """The base class of `Batches`: data whose position outlasts a call."""
+    """The base class of `Batches`: data whose position outlasts a call. A prepared form has the same position."""
+
+    _at: list[int]  # the epoch, the batch in it, and the number of moves; changed in place
+
+    @property
+    def position(self) -> Position:
+        """The epoch and the number of the next batch in it."""
+        return self._at[0], self._at[1]
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._at[:2] = position
+
+    @property
+    def num_moves(self) -> int:
+        """How often a `seek` or a new loop has moved the position; an earlier loop then raises an error."""
+        return self._at[2]
+
+    def note_move(self) -> None:
+        """Count a move."""
+        self._at[2] += 1
 
 
 class Kind(Enum):
