@@ -192,6 +192,26 @@ def test_a_run_has_one_writer(path):
                 assert not is_of_a_run or path.name == "evaluation.py", f"{path.name}: {ast.unparse(node)}"
 
 
+ALONE = {  # modules with one importer outside of doors, each an idea of its own
+    *("wholestep.cli", "wholestep.demo", "wholestep.processes.launch", "wholestep.checkpoints.shell"),  # commands
+    *("wholestep.trainer", "wholestep.fit", "wholestep.steps", "wholestep.backend"),  # behind public names
+    *("wholestep.checkpoints.weights", "wholestep.reports.run_report"),
+    *(f"wholestep.engines.{name}" for name in ("jax", "jax_cpu", "jax_eager", "jax_listener", "jax_steps")),
+    *("wholestep.engines.jax_variables", "wholestep.engines.tensorflow", "wholestep.engines.tensorflow_listener"),
+    *("wholestep.engines.tensorflow_variables", "wholestep.processes.store", "wholestep.processes.watchdog"),
+    *("wholestep.checkpoints.callbacks", "wholestep.data.workers", "wholestep.dispatcher", "wholestep.model.columns"),
+}
+
+
+def test_a_module_has_several_importers_or_stands_in_its_importer():
+    named = {".".join(("wholestep", *p.relative_to(SOURCE).with_suffix("").parts)): p for p in MODULES}
+    importers = {name: set() for name in named if not name.endswith(("__init__", "__main__")) and ".audit" not in name}
+    for name, path in named.items():
+        for module in importers.keys() & {*imports(path)} if path.name != "__init__.py" else ():
+            importers[module].add(name)
+    assert {module for module, found in importers.items() if len(found) < 2} == ALONE
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_hold_one_idea(path):
     assert len(path.read_text().splitlines()) <= 400
