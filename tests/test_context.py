@@ -5,7 +5,7 @@ import pytest
 from small import X, Y, count_calls, model, same
 
 import wholestep as ws
-from wholestep.program import Programs
+from wholestep.program import ProgramCache
 
 pytestmark = pytest.mark.own
 
@@ -89,7 +89,7 @@ def test_evaluation_and_prediction_build_no_optimizer(call):
 
 
 def test_programs_are_bounded():
-    programs = Programs(most=2)
+    programs = ProgramCache(most=2)
     for i in range(5):
         programs[i,] = i
     assert list(programs.values()) == [3, 4]

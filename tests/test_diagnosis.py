@@ -6,7 +6,7 @@ import pytest
 
 import wholestep as ws
 from wholestep import engines
-from wholestep.reports.applied import look, unsound
+from wholestep.reports.applied import finite_flags, unsound
 from wholestep.state import State, Variables
 
 
@@ -17,7 +17,7 @@ def found(values, *, are_rows_left=True):
     count = keras.Variable(np.array(values[2]), dtype="int32", trainable=False, name="count")
     variables, engine = Variables([kernel], [], [count, shift], []), engines.choose()
     params, slots, buffers = engine.variables.read(variables)
-    seen = engine.devices.fetch(look(engine, variables, State(params, slots, buffers, [], (), (), ())))
+    seen = engine.devices.fetch(finite_flags(engine, variables, State(params, slots, buffers, [], (), (), ())))
     assert len(seen) == 2  # whole numbers are always finite
     return unsound(variables, seen, are_rows_left=are_rows_left)
 

@@ -23,7 +23,7 @@ from wholestep import engines
 from wholestep.embeddings.rows import for_rows
 from wholestep.engines.protocol import PARTS, Listener, Watch
 from wholestep.errors import BatchError, SpecificationError
-from wholestep.state import State, Table, TableRows, Variables
+from wholestep.state import EmbeddingTable, State, TableRows, Variables
 
 JAX = keras.backend.backend() == "jax"
 FACT = re.compile(r"^        (\w+): (.*)$", flags=re.MULTILINE)
@@ -504,7 +504,7 @@ def _apply_to_rows(case):
     found = {}
     for by_rows in (False, True):
         case.use_table()
-        table = Table(case.model.layers[0], 0, case.slots_of(9))
+        table = EmbeddingTable(case.model.layers[0], 0, case.slots_of(9))
         twin = for_rows(case.model.optimizer, [table], [3], case.variables)
 
         def update(state, grads, ok, rows, row_slots, table=table, twin=twin, by_rows=by_rows):

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from wholestep.dispatcher import Looks
+from wholestep.dispatcher import AccessForecast
 
 SHORT, LONG = 1e-4, 1e-3  # seconds of an update
 
 
 def carry_out(num, is_looked_after, seconds):
     """Return how many dispatches, how many updates in vain, and how many looks were watched for in vain."""
-    looks, done, dispatches, in_vain = Looks(), 0, 0, 0
+    looks, done, dispatches, in_vain = AccessForecast(), 0, 0, 0
     while done < num:
         wanted = looks.wanted
         dispatches += 1
@@ -20,7 +20,7 @@ def carry_out(num, is_looked_after, seconds):
         looks.note_end(handed, 0 if handed == size else size, seconds)
         in_vain += 0 if handed == size else size
         if wanted and is_looked_after(done):
-            looks.note_look()
+            looks.note_access()
     return dispatches, in_vain
 
 

@@ -203,7 +203,7 @@ def check_replicas(num_replicas: int) -> None:
         raise SpecificationError(message(must, f"{num_replicas} replicas", attempt))
 
 
-class CustomLook:
+class CustomEvaluation:
     """The function of one batch: (moved state, rest of the state, data, rows) -> (moved state, results).
 
     Args:
@@ -239,13 +239,13 @@ class CustomLook:
         """The sums before the first batch, on the device."""
         return () if self._predicts else self._engine.devices.place(EpochSums(self.forward).empty())
 
-    def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomLook":
+    def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomEvaluation":
         """Return this function with the properties that its trace finds."""
         layout, at_rest = self.layout, self._engine.variables.between_programs(state)
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
             nonlocal layout
-            found = self._looked(state, self._engine.replicas.batch(data, rows))[0]
+            found = self._evaluated(state, self._engine.replicas.batch(data, rows))[0]
             layout = self.layout if self._predicts else ReportLayout.of(found)
             return ops.zeros(())
 
@@ -253,14 +253,14 @@ class CustomLook:
         forward = with_reads(self.forward, self._read)
         facts = replace(forward.facts, moved=tuple(range(len(at_rest.buffers))))
         how = {"predicts": self._predicts, "is_whole": self._is_whole}
-        found = CustomLook(self._engine, replace(forward, facts=facts), self._steps, **how, layout=layout)
+        found = CustomEvaluation(self._engine, replace(forward, facts=facts), self._steps, **how, layout=layout)
         found._take = self._take if forward is self.forward else found._take
         return found
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
         """Return the moved state and the results."""
         state = self._engine.variables.between_programs(merged(moved, rest))
-        found, buffers, metrics = self._looked(state, self._engine.replicas.batch(data, rows))
+        found, buffers, metrics = self._evaluated(state, self._engine.replicas.batch(data, rows))
         moved = moved._replace(buffers=buffers if moved.buffers else [])
         return (moved, found) if self._predicts else (moved._replace(metrics=metrics), self.layout.pack(found))
 
@@ -278,7 +278,7 @@ class CustomLook:
 
         return take
 
-    def _looked(self, state: State, batch: Tree) -> tuple[Any, list, list]:
+    def _evaluated(self, state: State, batch: Tree) -> tuple[Any, list, list]:
         """Return the results of a batch, and the buffers and metrics after it."""
         if self._predicts and not self._is_whole and isinstance(batch, list | tuple):
             batch = (batch,)  # as Keras does with several inputs

@@ -92,8 +92,8 @@ class Dispatcher:
         self._devices, self._variables, self._processes = engine.devices, engine.variables, engine.processes
         self._applied = applied
         self._given = given
-        self._sees_looks = engine.variables.watch is not None and engine.processes.count == 1
-        self._looks = Looks()
+        self._sees_access = engine.variables.watch is not None and engine.processes.count == 1
+        self._forecast = AccessForecast()
         self._pace = DispatchSize(engine.processes)
         self._shortest = math.inf  # seconds of an update, with little time around it
         self._handed_out = 0  # updates since the latest dispatch, including it
@@ -122,7 +122,7 @@ class Dispatcher:
                 given = self._given()
                 assert given is not None
                 begins, (state, captured) = run.begins, given(run, program)
-                goes_ahead = block.looks and program.again is not None and self._goes_ahead_from(state)
+                goes_ahead = block.may_be_read and program.again is not None and self._goes_ahead_from(state)
                 num = self._num_to_send(block) if goes_ahead else block.num
                 kept = self._copied(state) if num > block.num else state
                 arguments = captured, block.data, *block.table.placed
@@ -134,7 +134,7 @@ class Dispatcher:
                 else:
                     assert run.variables is not None
                     self._write(run, run.variables, state)
-                    self._looks.note_end(block.num, 0, self._shortest)
+                    self._forecast.note_end(block.num, 0, self._shortest)
             run.sent(block.num, program.layout, in_call=in_call)
             feed.advance(block)
         report = Report(*sent, program.layout, block, first, in_call=in_call)
@@ -160,18 +160,18 @@ class Dispatcher:
         """Write a state to the variables only when one is accessed."""
         assert self._variables.watch is not None
         assert run.variables is not None
-        watch = self._variables.watch(run.variables.all, block.program.captured, self._look, self._lock)
+        watch = self._variables.watch(run.variables.all, block.program.captured, self._on_access, self._lock)
         self._ahead = _Ahead(run, block, num, numbers, state, run.variables, redo, watch.end, block.num)
         watch.begin()
 
     def num_ahead(self) -> int:
         """Return the number of updates to send in one dispatch now, if available; at least 1."""
-        is_worth = self._sees_looks and self._pace.seconds <= _MOST_SECONDS
-        return max(1, min(self._looks.wanted, self._pace.size)) if is_worth else 1
+        is_worth = self._sees_access and self._pace.seconds <= _MOST_SECONDS
+        return max(1, min(self._forecast.wanted, self._pace.size)) if is_worth else 1
 
     def _goes_ahead_from(self, state: State) -> bool:
         """Whether updates may be sent ahead now, or at least the variables are to be watched."""
-        is_worth = self._sees_looks and self._pace.seconds <= _MOST_SECONDS and self._looks.wanted > 0
+        is_worth = self._sees_access and self._pace.seconds <= _MOST_SECONDS and self._forecast.wanted > 0
         return is_worth and tree.num_bytes(list(state)) <= _MOST_BYTES
 
     def _num_to_send(self, block: Block) -> int:
@@ -181,7 +181,7 @@ class Dispatcher:
 
     def _note_pace(self) -> None:
         """Record the time of the latest dispatch's updates, including the caller's work between them."""
-        if not self._sees_looks:
+        if not self._sees_access:
             return  # several processes would have to agree on one measurement
         if self._handed_out:
             self._pace.note(self._handed_out)
@@ -189,10 +189,10 @@ class Dispatcher:
         else:
             self._pace.start()
 
-    def _look(self) -> None:
+    def _on_access(self) -> None:
         """Write the variables before any is accessed."""
         if self.catch_up():
-            self._looks.note_look()
+            self._forecast.note_access()
 
     def finish(self) -> None:
         """Write the variables at the end of a loop."""
@@ -214,7 +214,7 @@ class Dispatcher:
             state = ahead.state if done == ahead.num else ahead.redo(done)
             self._write(ahead.run, ahead.variables, state, ahead.unwatch)
             ahead.seen, self._ahead = done, None
-            self._looks.note_end(done, 0 if done == ahead.num else ahead.num, self._shortest)
+            self._forecast.note_end(done, 0 if done == ahead.num else ahead.num, self._shortest)
             return True
 
     def _write(self, run: Run, variables: Variables, state: State, unwatch: Callable[[], None] = lambda: None) -> None:
@@ -258,27 +258,27 @@ def _apart(function: Callable[[], Any]) -> Any:
 
 _MOST_DEBT, _MOST_CREDIT = -64.0, 256.0  # dispatches saved, minus the cost of discarded updates
 _REST, _LONGEST_REST = 64, 4096  # updates
-_LOOK = 0.5  # the cost of watching for an access where nothing was sent ahead
+_WATCH = 0.5  # the cost of watching for an access where nothing was sent ahead
 _SAVED = 150e-6  # extra seconds of an update that is sent alone (docs/notes/log.md)
 
 
-class Looks:
+class AccessForecast:
     """Forecasts the number of updates before the next access to a variable.
 
     It is the shortest recent distance between accesses; without accesses, it doubles. Where accesses cannot be
     forecast and cost more than was saved, updates are sent singly for a while, each time for longer.
 
-    >>> looks = Looks()
+    >>> forecast = AccessForecast()
     >>> sizes = []
     >>> for _ in range(5):
-    ...     sizes.append(looks.wanted)
-    ...     looks.note_end(sizes[-1], 0, seconds=1e-4)
+    ...     sizes.append(forecast.wanted)
+    ...     forecast.note_end(sizes[-1], 0, seconds=1e-4)
     >>> sizes
     [2, 4, 8, 16, 32]
-    >>> looks.note_look()
-    >>> looks.note_end(50, 0, seconds=1e-4)
-    >>> looks.note_look()  # 50 updates later
-    >>> looks.wanted
+    >>> forecast.note_access()
+    >>> forecast.note_end(50, 0, seconds=1e-4)
+    >>> forecast.note_access()  # 50 updates later
+    >>> forecast.wanted
     50
     """
 
@@ -299,12 +299,12 @@ class Looks:
         to_look = min(self._gaps) - self._since if self._gaps and self._has_seen else 0
         return to_look if to_look > 0 else 2 * self._latest
 
-    def note_look(self) -> None:
+    def note_access(self) -> None:
         """Record an access after all recorded updates."""
         if self._has_seen:
             self._gaps.append(self._since)
         self._since, self._has_seen = 0, True
-        self._note_gain(-_LOOK)
+        self._note_gain(-_WATCH)
 
     def note_end(self, num: int, in_vain: int, seconds: float) -> None:
         """Record a finished dispatch of `num` useful updates; `in_vain` updates were computed again or discarded.

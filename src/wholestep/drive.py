@@ -310,13 +310,13 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
         self._executor = executor
         self._watch = watch
         self._through = through
-        self._hooks = watch.predict if through.look.predicts else watch.test
-        executor.begin_evaluation(through.run, through.look)
+        self._hooks = watch.predict if through.options.predicts else watch.test
+        executor.begin_evaluation(through.run, through.options)
         through.feed.batches.rewind()
 
     def size(self) -> int:
         """Return the most batches in the next dispatch."""
-        return 1 if self._through.look.one_by_one else MOST_UPDATES
+        return 1 if self._through.options.one_by_one else MOST_UPDATES
 
     def before(self, read: Callable[[], bool]) -> bool:
         """Call the hook of a batch's begin."""
@@ -336,16 +336,16 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
 
 
 class _Evaluating(_WithoutUpdates):
-    """A pass of `evaluate`, or of validation; `look` is called after each dispatch, and its exceptions end the pass."""
+    """A pass of `evaluate`, or of validation; `poll` is called after each dispatch, and its exceptions end the pass."""
 
-    def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner, look: Callable[[], None]):
+    def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner, poll: Callable[[], None]):
         super().__init__(executor, through, watch)
-        self._look = look
+        self._poll = poll
         self.logs: Callable[[], dict[str, Any]] = dict
 
     def read(self, sent: tuple[Any, Block]) -> bool:
         """Call the hook of a batch's end, with the logs up to it if a callback reads them."""
-        self._look()
+        self._poll()
         self.logs = partial(self._executor.show_evaluation, *sent)
         self._hooks.end(self._through.run.number - 1, self.logs() if self._watch.has_test_hooks else None)
         return False
@@ -356,12 +356,12 @@ class _Evaluating(_WithoutUpdates):
 
 
 def run_evaluation(
-    executor: Executor, through: Pass, steps: int | None, watch: CallbackRunner, look: Callable[[], None] = lambda: None
+    executor: Executor, through: Pass, steps: int | None, watch: CallbackRunner, poll: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Return the logs over `steps` batches (None: all); `look` is called after each dispatch."""
+    """Return the logs over `steps` batches (None: all); `poll` is called after each dispatch."""
     executor.model.stop_evaluating = False
     watch.callbacks.on_test_begin()
-    policy = _Evaluating(executor, through, watch, look)
+    policy = _Evaluating(executor, through, watch, poll)
     policy.run(steps)
     logs = policy.logs()
     executor.engine.processes.barrier(f"evaluated {through.run.number} batches")

@@ -11,12 +11,12 @@ import numpy as np
 from keras import ops
 
 from wholestep import tree
-from wholestep.custom import CustomLook, CustomSteps
+from wholestep.custom import CustomEvaluation, CustomSteps
 from wholestep.cut import Cut
 from wholestep.data import MOST_STACKED, Batch, Batches, Block, Check, Feed, SingleBatches, most_stacked, stack, stage
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
-from wholestep.program import MOST_UPDATES, Program, Programs, compiled, several, span
+from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
 from wholestep.reports.compilations import Compilations
 from wholestep.reports.layout import NOTHING_TOLD, ReportLayout, check_same
 from wholestep.safety import uninterrupted
@@ -91,7 +91,7 @@ class Predicting:
 
     Args:
         forward: the model, with its known properties.
-        is_whole: see `Look`.
+        is_whole: see `EvalOptions`.
     """
 
     layout, no_sums = NOTHING_TOLD, ()
@@ -121,7 +121,7 @@ class Predicting:
 _MOST_BYTES = 64 << 20  # of outputs in one dispatch
 
 
-class Look(NamedTuple):
+class EvalOptions(NamedTuple):
     """The options of a pass over a data set in evaluation mode.
 
     Args:
@@ -135,13 +135,13 @@ class Look(NamedTuple):
     one_by_one: bool = False
 
 
-Step = Scoring | Predicting | CustomLook
+Step = Scoring | Predicting | CustomEvaluation
 
 
 def _step_of(engine: Engine, forward: Forward, steps: CustomSteps, *, predicts: bool, is_whole: bool) -> Step:
     """Return the function of a batch: ours, or the model's custom `test_step` or `predict_step`."""
     if steps.predicts if predicts else steps.tests:
-        return CustomLook(engine, forward, steps, predicts=predicts, is_whole=is_whole)
+        return CustomEvaluation(engine, forward, steps, predicts=predicts, is_whole=is_whole)
     return Predicting(engine, forward, is_whole) if predicts else Scoring(engine, forward)
 
 
@@ -158,25 +158,27 @@ class Evaluation:
             (predicts, is_whole): _step_of(engine, forward, steps, predicts=predicts, is_whole=is_whole)
             for predicts, is_whole in ((False, False), (True, False), (True, True))
         }
-        self._learned = Programs()
-        self.programs = Programs()
-        self.tables = Programs()  # of loaded batches, the same for every pass
+        self._learned = ProgramCache()
+        self.programs = ProgramCache()
+        self.tables = ProgramCache()  # of loaded batches, the same for every pass
         self._span = lru_cache(maxsize=1024)(lambda first, num: engine.devices.place(span(first, num)))
         self._empty: dict[bool, tuple] = {}  # of passes that predict or not: metrics, and the same on the device
 
-    def state(self, metrics: list[np.ndarray], look: Look) -> State:
+    def state(self, metrics: list[np.ndarray], options: EvalOptions) -> State:
         """Return the initial state of a pass: the current values of the variables, these metrics, and no sums."""
-        known, (placed, stopped) = self._empty.get(look.predicts, (None, ([], None)))
+        known, (placed, stopped) = self._empty.get(options.predicts, (None, ([], None)))
         if known is not metrics:
             placed, stopped = self.engine.devices.place((metrics, np.int32(0)))
-            self._empty[look.predicts] = metrics, (placed, stopped)
-        params, slots, buffers = self.engine.variables.read(self._step(look).forward.variables)
+            self._empty[options.predicts] = metrics, (placed, stopped)
+        params, slots, buffers = self.engine.variables.read(self._step(options).forward.variables)
         return State(params, slots, buffers, placed, (), stopped, [])
 
-    def _step(self, look: Look) -> Step:
-        return self._steps[look.predicts, look.is_whole]
+    def _step(self, options: EvalOptions) -> Step:
+        return self._steps[options.predicts, options.is_whole]
 
-    def plan(self, run: "PassRun", batches: Batches | None, look: Look, steps: int | None, check: Check) -> Callable:
+    def plan(
+        self, run: "PassRun", batches: Batches | None, options: EvalOptions, steps: int | None, check: Check
+    ) -> Callable:
         """Return the function that finds the program of a batch, for a pass over `steps` batches (None: all).
 
         Args:
@@ -184,11 +186,11 @@ class Evaluation:
             check: checks a batch of a new kind.
         """
         if batches is None:
-            return partial(self._program, run, look, 1, 0, check)
+            return partial(self._program, run, options, 1, 0, check)
         is_resident = batches.arrays is not None and not batches.shapes
         most = len(batches) if is_resident else MOST_STACKED if self.engine.devices.num_replicas == 1 else 1
-        most = 1 if look.one_by_one or steps == 1 else most
-        return partial(self._program, run, look, most, len(batches.shapes), check)
+        most = 1 if options.one_by_one or steps == 1 else most
+        return partial(self._program, run, options, most, len(batches.shapes), check)
 
     def send(self, run: "PassRun", feed: Feed | SingleBatches, block: Block) -> tuple[Any, Block]:
         """Send a block of batches to the device; return the results, still on the device, and the block."""
@@ -214,31 +216,33 @@ class Evaluation:
         """Return the numbers of an evaluation up to the last batch of a block. Waits for the device."""
         return block.program.layout.unpack(self.engine.devices.fetch(found)[block.num - 1])
 
-    def _program(self, run: "PassRun", look: Look, most: int, num_shapes: int, check: Check, batch: Batch) -> Program:
+    def _program(
+        self, run: "PassRun", options: EvalOptions, most: int, num_shapes: int, check: Check, batch: Batch
+    ) -> Program:
         self.compilations.num_batches += 1
         most = most if batch.num_rows == batch.full else 1  # a short batch comes once
-        key = self._key(look, most, batch)
+        key = self._key(options, most, batch)
         if key not in self.programs:
             compiling = nullcontext() if self.engine.programs.is_eager else self.compilations.watched(batch, num_shapes)
             with named(batch), compiling, uninterrupted(twice=False):
                 check(batch)
                 self.engine.processes.set_status("compiling")
-                program = self._compile(run, look, most, batch)
-                key = self._key(look, most, batch)  # which includes the buffers found meanwhile
+                program = self._compile(run, options, most, batch)
+                key = self._key(options, most, batch)  # which includes the buffers found meanwhile
                 self.programs[key] = program
                 self.engine.processes.set_status("at work (reading data, or in a callback)")
         return self.programs[key]
 
-    def _key(self, look: Look, most: int, batch: Batch) -> tuple:
-        num_buffers = len(self._step(look).forward.variables.buffers)
-        return look.predicts, look.is_whole, most > 1, batch.signature, batch.num_rows, num_buffers
+    def _key(self, options: EvalOptions, most: int, batch: Batch) -> tuple:
+        num_buffers = len(self._step(options).forward.variables.buffers)
+        return options.predicts, options.is_whole, most > 1, batch.signature, batch.num_rows, num_buffers
 
-    def _compile(self, run: "PassRun", look: Look, most: int, batch: Batch) -> Program:
+    def _compile(self, run: "PassRun", options: EvalOptions, most: int, batch: Batch) -> Program:
         engine, cut = self.engine, Cut(((1, batch.num_rows),), batch.num_rows)
         data, rows = stage(engine.devices, batch, cut)
         (rows,) = engine.devices.place((rows,))
         assert run.state is not None
-        state, step = self._learned_step(run.state, look, batch.signature, data, rows)
+        state, step = self._learned_step(run.state, options, batch.signature, data, rows)
         captured = engine.variables.captured(step.forward.inputs, state)
         parts = parted(step.forward, state._replace(captured=captured, sums=step.no_sums))
         found = None if engine.programs.is_eager else engine.programs.shapes(step, *parts, data, rows)[1]
@@ -261,17 +265,19 @@ class Evaluation:
         run.state = state
         return Program(*made, cut, length, most, num_stacked, [], step)
 
-    def _learned_step(self, state: State, look: Look, signature: tuple, data: Tree, rows: Tensor) -> tuple[State, Step]:
+    def _learned_step(
+        self, state: State, options: EvalOptions, signature: tuple, data: Tree, rows: Tensor
+    ) -> tuple[State, Step]:
         """Return the traced function of such a pass for batches like this one, and the state with new variables."""
-        engine, step = self.engine, self._step(look)
-        before, like = step.forward, (look.predicts, look.is_whole, signature)
+        engine, step = self.engine, self._step(options)
+        before, like = step.forward, (options.predicts, options.is_whole, signature)
         if like not in self._learned:
             captured = engine.variables.captured(before.inputs, state)
             step = step.learned(state._replace(captured=captured), data, rows)
             if step.forward.variables is not before.variables:  # unknown to the other functions
-                for other in [key for key in self._learned if key[0] == look.predicts]:
+                for other in [key for key in self._learned if key[0] == options.predicts]:
                     del self._learned[other]
-                self._steps[look.predicts, look.is_whole] = step
+                self._steps[options.predicts, options.is_whole] = step
             self._learned[like] = step
         step = self._learned[like]
         if step.forward.variables is not before.variables:
@@ -308,12 +314,12 @@ class Pass:
 
     Args:
         run: the progress of the pass: `number` counts batches, and `state` is separate from the training's.
-        look: the options of the pass.
+        options: the options of the pass.
     """
 
     run: PassRun
     feed: Feed
-    look: Look
+    options: EvalOptions
 
 
 def _moved_variables(forward: Forward, moved: State) -> Variables:

@@ -29,7 +29,7 @@ from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatc
 from wholestep.dispatcher import Dispatcher, DispatchSize
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
-from wholestep.evaluation import Evaluation, Look, Pass, PassRun
+from wholestep.evaluation import EvalOptions, Evaluation, Pass, PassRun
 from wholestep.model import (
     CompiledObjective,
     Findings,
@@ -42,7 +42,7 @@ from wholestep.model import (
     resets_on_the_host,
 )
 from wholestep.plan import Planner, Sample
-from wholestep.program import EPOCH, GOES_ON, Program, Programs, Wanted
+from wholestep.program import EPOCH, GOES_ON, Program, ProgramCache, Wanted
 from wholestep.reports.applied import Applied, diagnose
 from wholestep.reports.compilations import Compilations, ProgbarLogger
 from wholestep.reports.layout import check_same
@@ -74,9 +74,9 @@ class Executor:
         model, steps, objective = context.model, context.steps, context.objective
         options, variables = context.options, context.variables
         seen = replace(variables, slots=[])  # an evaluation needs none
-        watching = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.traces.freezes_reads)
+        evaluating = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.traces.freezes_reads)
         keeps = engine.optimizer.keeps_assigned
-        forward = replace(watching, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine)
+        forward = replace(evaluating, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine)
         stops = options.on_nonfinite == "raise"
         update: Update = (
             CustomUpdate(engine, forward, steps, stops=stops)
@@ -84,7 +84,7 @@ class Executor:
             else ObjectiveUpdate(engine, forward, context.optimizer, stops=stops)
         )
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
-        self.evaluation = Evaluation(engine.evaluation or engine, watching, steps)
+        self.evaluation = Evaluation(engine.evaluation or engine, evaluating, steps)
         self.compilations = Compilations()
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
@@ -92,7 +92,7 @@ class Executor:
         self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
         self._checks_batches = isinstance(objective, CompiledObjective) and not steps.trains
         self._unclaimed: list[tuple[str, Numbers]] = []  # values of a snapshot for variables that are not known yet
-        self._tables = Programs()
+        self._tables = ProgramCache()
         self._single: SingleBatches | None = None
         self._evaluated: tuple[PassRun, SingleBatches] | None = None  # single batches
         self._has_noted = False
@@ -229,39 +229,39 @@ class Executor:
         """Return the number of rows to pad a single batch to, by the present findings: a restore replaces them."""
         return self.planner.findings.rows_to_fill(host, num)
 
-    def open_pass(self, batches: Batches, look: Look, steps: int | None) -> Pass:
+    def open_pass(self, batches: Batches, options: EvalOptions, steps: int | None) -> Pass:
         """Return a pass over `steps` of these batches (None: all) in evaluation mode."""
         run, batches = PassRun(), batches.in_order()
         self._check_processes(partial(data_facts, batches))
-        checks_kind, check = self._checks_of(look)
-        plan, room = self.evaluation.plan(run, batches, look, steps, checks_kind), self.planner.room_for_data
+        checks_kind, check = self._checks_of(options)
+        plan, room = self.evaluation.plan(run, batches, options, steps, checks_kind), self.planner.room_for_data
         known = Known(self.evaluation.tables, {})
-        return Pass(run, open_feed(self.evaluation.engine.devices, batches, room, plan, check, known), look)
+        return Pass(run, open_feed(self.evaluation.engine.devices, batches, room, plan, check, known), options)
 
-    def _checks_of(self, look: Look) -> tuple[Check, Check]:
-        return (_pass, _pass) if look.predicts or self.steps.tests else (self.check_kind, self.check)
+    def _checks_of(self, options: EvalOptions) -> tuple[Check, Check]:
+        return (_pass, _pass) if options.predicts or self.steps.tests else (self.check_kind, self.check)
 
     def evaluate_single(self, host: Tree) -> dict[str, Any]:
         """Return the numbers of a single batch in evaluation mode."""
         self._check_processes(partial(batch_facts, host))
-        evaluation, look = self.evaluation, Look()
+        evaluation, options = self.evaluation, EvalOptions()
         if self._evaluated is None:
-            run, (checks_kind, check) = PassRun(), self._checks_of(look)
-            plan = evaluation.plan(run, None, look, 1, checks_kind)
+            run, (checks_kind, check) = PassRun(), self._checks_of(options)
+            plan = evaluation.plan(run, None, options, 1, checks_kind)
             self._evaluated = run, SingleBatches(evaluation.engine.devices, plan, check, _as_is, evaluation.tables)
         run, feed = self._evaluated
-        self.begin_evaluation(run, look)
+        self.begin_evaluation(run, options)
         try:
             return self.show_evaluation(*evaluation.send(run, feed, feed.block(host)))
         finally:
             run.end()
 
-    def begin_evaluation(self, run: PassRun, look: Look) -> None:
+    def begin_evaluation(self, run: PassRun, options: EvalOptions) -> None:
         """Begin a pass with the current values; reset Keras' metrics if they may be read."""
-        metrics = _NO_METRICS if look.predicts else self.planner.empty
-        if not look.predicts and (look.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics):
+        metrics = _NO_METRICS if options.predicts else self.planner.empty
+        if not options.predicts and (options.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics):
             metrics = self._empty_metrics()
-        run.begin(self.evaluation.state(metrics, look))
+        run.begin(self.evaluation.state(metrics, options))
 
     def show_evaluation(self, found: Tensor, block: Block) -> dict[str, Any]:
         """Return the numbers of an evaluation as Keras does, once Keras' metrics have their values."""

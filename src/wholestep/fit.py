@@ -13,7 +13,7 @@ from wholestep.checks import count
 from wholestep.data import Batches, classify, go_to_epoch, kept
 from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
-from wholestep.evaluation import Look, Pass
+from wholestep.evaluation import EvalOptions, Pass
 from wholestep.executor import Executor
 from wholestep.setup import Given, Setup
 from wholestep.tree import Tree
@@ -132,8 +132,8 @@ def _run_epochs(
             run.end_updates(logs)
             _check_any(run.place.done, epoch, has_stopped=watch.stops)
             if validate is not None and validate.is_due(epoch):
-                saver.look()
-                logs = logs | validate(watch, saver.look)
+                saver.poll()
+                logs = logs | validate(watch, saver.poll)
             run.end_epoch(logs)
         logs = dict(run.place.logs or {})  # `on_train_end` gets no entries that callbacks add at an epoch's end
         watch.end_epoch(run)
@@ -167,13 +167,13 @@ class Validating:
         """Whether a validation follows an epoch."""
         return arguments.is_due(epoch, self._freq)
 
-    def __call__(self, watch: CallbackRunner, look: Callable[[], None]) -> dict:
-        """Return the logs of a validation, their names prefixed with `val_`; see `run_evaluation` for `look`."""
+    def __call__(self, watch: CallbackRunner, poll: Callable[[], None]) -> dict:
+        """Return the logs of a validation, their names prefixed with `val_`; see `run_evaluation` for `poll`."""
         executor = self._setup.executor_for(self._batches.example)
         if self._open is None or self._open[0] is not executor:
-            wanted = Look(one_by_one=watch.has_test_hooks)
+            wanted = EvalOptions(one_by_one=watch.has_test_hooks)
             self._open = executor, executor.open_pass(self._batches, wanted, self._steps)
-        logs = run_evaluation(executor, self._open[1], self._steps, watch, look)
+        logs = run_evaluation(executor, self._open[1], self._steps, watch, poll)
         return {f"val_{name}": value for name, value in logs.items()}
 
 

@@ -13,7 +13,7 @@ from wholestep.embeddings.rows import describe
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model import Coupling, Findings, Forward, inference, metrics_are_additive, metrics_ignore_padding, probe
-from wholestep.program import MOST_UPDATES, Program, Programs, Wanted, compiled
+from wholestep.program import MOST_UPDATES, Program, ProgramCache, Wanted, compiled
 from wholestep.state import State
 from wholestep.update import Update
 
@@ -54,9 +54,9 @@ class Planner:
     memory_limit: int | None
     findings: Findings
     empty: list[np.ndarray] = field(default_factory=list)
-    programs: Programs = field(default_factory=Programs)
-    _updates: Programs = field(default_factory=Programs)
-    _filled: Programs = field(default_factory=Programs)  # the same by the shape of a batch before it is padded
+    programs: ProgramCache = field(default_factory=ProgramCache)
+    _updates: ProgramCache = field(default_factory=ProgramCache)
+    _filled: ProgramCache = field(default_factory=ProgramCache)  # the same by the shape of a batch before it is padded
 
     def adopt(self, findings: Findings) -> None:
         """Plan by the findings of a restored run; drop the programs planned by different findings."""

@@ -68,10 +68,10 @@ class Program:
         return self.forward.inputs
 
 
-class Programs(dict[tuple, Any]):
-    """Programs, or their parts, by kind and shape. The oldest of more than `most` makes room for a new one.
+class ProgramCache(dict[tuple, Any]):
+    """ProgramCache, or their parts, by kind and shape. The oldest of more than `most` makes room for a new one.
 
-    >>> programs = Programs(most=2)
+    >>> programs = ProgramCache(most=2)
     >>> programs["a"], programs["b"], programs["c"] = 1, 2, 3
     >>> list(programs)
     ['b', 'c']

@@ -62,7 +62,7 @@ class Variables:
 
 
 @dataclass(frozen=True)
-class Table:
+class EmbeddingTable:
     """An embedding table.
 
     Args:
@@ -93,6 +93,6 @@ class TableRows(NamedTuple):
         row_slots: the index among them at which each row's gradients are summed, int32 (lookups,); equal rows share it.
     """
 
-    table: Table
+    table: EmbeddingTable
     rows: Tensor
     row_slots: Tensor

@@ -13,7 +13,7 @@ from wholestep.checks import count, takes
 from wholestep.data import Batches, classify
 from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
-from wholestep.evaluation import Look
+from wholestep.evaluation import EvalOptions
 from wholestep.executor import Executor
 from wholestep.fit import Epochs, Validation, Watching, fit
 from wholestep.model import Objective
@@ -245,7 +245,7 @@ class Trainer(OnBatch):
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
-            through = executor.open_pass(batches, Look(one_by_one=watch.has_test_hooks), steps)
+            through = executor.open_pass(batches, EvalOptions(one_by_one=watch.has_test_hooks), steps)
             logs = run_evaluation(executor, through, steps, watch)
             return executor.context.results(logs, return_dict=return_dict)
 
@@ -272,7 +272,7 @@ class Trainer(OnBatch):
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
-            through = executor.open_pass(batches, Look(True, are_whole, watch.has_predict_hooks), steps)
+            through = executor.open_pass(batches, EvalOptions(True, are_whole, watch.has_predict_hooks), steps)
             return run_prediction(executor, through, steps, watch)
 
     # ---- checkpoints ----

@@ -211,7 +211,7 @@ class Saver:
             self._wait()
             raise Ended
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Save the run and end the process if SIGTERM has come; see `save`."""
         self._ask("in a validation")
         if self._ends:
@@ -295,7 +295,7 @@ class Unsaved:
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
         """Do nothing."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Do nothing."""
 
     def finish(self) -> None:

@@ -150,7 +150,7 @@ class Block(NamedTuple):
         first: the first of these updates in the table.
         num: the number of these updates.
         follow: how many further updates of the table are needed next.
-        looks: whether the state may be read between these updates and the next ones.
+        may_be_read: whether the state may be read between these updates and the next ones.
         batches: the batch of each update; for resident data, a single example.
         start: the position in the source of the first of these updates.
         end: the position after the last.
@@ -165,7 +165,7 @@ class Block(NamedTuple):
     start: tuple[int, int]
     end: tuple[int, int]
     follow: int = 0
-    looks: bool = False
+    may_be_read: bool = False
 
     def names(self, update: int) -> np.ndarray:
         """Return the numbers of an update's rows in the user's source, (rows,); for ready-made batches, indices."""

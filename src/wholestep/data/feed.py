@@ -103,7 +103,7 @@ class Resident(_Feed):
         left = min(left, per_epoch - step) if once else left
         while left:
             block = self._block(epoch, step, size(), min(left, per_epoch - step))
-            yield block._replace(looks=ahead is not None)
+            yield block._replace(may_be_read=ahead is not None)
             self._check_unmoved(block)
             left, (epoch, step) = left - block.num, block.end
 
@@ -256,15 +256,15 @@ class Loaded(_Feed):
                 that many batches are drawn, unless a batch may depend on the updates before it.
         """
         self._queue = queue = BatchQueue(self._begin(), num, once=once)
-        looks = ahead is not None and not self.batches.may_depend_on_updates
+        may_be_read = ahead is not None and not self.batches.may_depend_on_updates
         self._is_open = True
         try:
             while self._fill(1):
                 program = self._planned(queue[0])
-                early = ahead() if ahead is not None and looks else 1
+                early = ahead() if ahead is not None and may_be_read else 1
                 most = min(program.num_stacked, max(1, size() // _PART, early))
                 block = block_of(self._devices, self._known.tables, program, self._alike(program, most))
-                block = block._replace(looks=looks)
+                block = block._replace(may_be_read=may_be_read)
                 for part in [block] if ahead is None else _one_by_one(block, size):
                     yield part
                     self._check_unmoved(part)
@@ -281,7 +281,7 @@ class Loaded(_Feed):
         for batch in block.batches:
             if batch.kind:
                 self._known.largest[batch.kind] = max(self._known.largest.get(batch.kind, 0), batch.full)
-        if block.looks and block.first == 0 and block.follow:
+        if block.may_be_read and block.first == 0 and block.follow:
             self._fill(block.num + block.follow)
 
     def go_back(self, block: Block, done: int) -> None:

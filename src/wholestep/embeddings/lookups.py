@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from wholestep.engines import Engine
-from wholestep.state import Table, Variables
+from wholestep.state import EmbeddingTable, Variables
 from wholestep.tree import Tensor
 
 _INT32 = 2**31 - 1
@@ -37,7 +37,7 @@ class Lookups:
         counts: the number of lookups of a microbatch in each group.
     """
 
-    tables: list[Table]
+    tables: list[EmbeddingTable]
     engine: Engine | None = None
     groups: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
@@ -119,7 +119,7 @@ class Lookups:
         with self._instead(answer):
             yield
 
-    def _found(self, table: Table, rows: Tensor, places: Tensor) -> Tensor:
+    def _found(self, table: EmbeddingTable, rows: Tensor, places: Tensor) -> Tensor:
         """Return the result of the layer: NaN for a row that does not exist."""
         found = self._verbs.ops.lookup(rows, ops.reshape(places, (-1,)))
         return ops.cast(ops.reshape(found, (*ops.shape(places), rows.shape[1])), table.layer.compute_dtype)

@@ -21,7 +21,7 @@ from wholestep.embeddings.lookups import Lookups, from_end
 from wholestep.engines import Engine
 from wholestep.microbatches import Piece, pieces_of
 from wholestep.model import Forward
-from wholestep.state import State, Table, TableRows, Values, Variables
+from wholestep.state import EmbeddingTable, State, TableRows, Values, Variables
 from wholestep.tree import Tensor, Tree
 
 # Optimizers that do not change a row with a gradient of zero, and their attributes with an entry per row.
@@ -34,13 +34,13 @@ _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 def find(
     model: keras.Model, optimizer: Optimizer | None, variables: Variables, is_split: bool = False
-) -> tuple[list[Table], dict[str, str]]:
+) -> tuple[list[EmbeddingTable], dict[str, str]]:
     """Return the tables whose touched rows alone may be updated, and the reasons for other tables, by path.
 
     Args:
         is_split: whether each replica sees only its part of the batch.
     """
-    tables: list[Table] = []
+    tables: list[EmbeddingTable] = []
     reasons: dict[str, str] = {}
     if optimizer is None:
         return tables, reasons
@@ -56,7 +56,7 @@ def find(
         else:
             kept = [getattr(optimizer, name)[param] for name in _ROW_BY_ROW[type(optimizer)]]
             slots = tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept))
-            tables.append(Table(layer, param, slots))
+            tables.append(EmbeddingTable(layer, param, slots))
     return tables, reasons
 
 
@@ -117,7 +117,7 @@ class RowPlan:
         return self.lookups.counts
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[EmbeddingTable]:
         """The tables whose touched rows alone are updated."""
         return self.lookups.tables
 
@@ -163,12 +163,12 @@ def describe(row_plan: RowPlan, wholes: dict[str, str], num_microbatches: int) -
     return lines + [f"All rows of {path!r} are updated: {why}." for path, why in wholes.items()]
 
 
-def worth_it(num_lookups: int, table: Table) -> bool:
+def worth_it(num_lookups: int, table: EmbeddingTable) -> bool:
     """Whether the update of touched rows alone is worth its cost."""
     return _SHARE * num_lookups <= table.num_rows
 
 
-def for_rows(optimizer: Optimizer, tables: list[Table], sizes: list[int], variables: Variables) -> Optimizer:
+def for_rows(optimizer: Optimizer, tables: list[EmbeddingTable], sizes: list[int], variables: Variables) -> Optimizer:
     """Return an optimizer that shares everything with this one, but has `sizes` rows in place of each table."""
     instead = {}
     for table, size in zip(tables, sizes, strict=True):

@@ -20,27 +20,27 @@ _MARKING = threading.Lock()  # held briefly, and never while waiting for another
 
 
 class Watch:
-    """Calls `look` before a variable is read or set, from `begin` to `end`.
+    """Calls `on_access` before a variable is read or set, from `begin` to `end`.
 
     Meanwhile the variables have a subclass of their class.
 
     Args:
         variables: reads and writes are reported.
         given: only writes are reported.
-        look: ends the watch, or raises an error: then the next access is reported as well.
-        lock: held while `look` runs, so that another thread waits for the writes of `look`.
+        on_access: ends the watch, or raises an error: then the next access is reported as well.
+        lock: held while `on_access` runs, so that another thread waits for the writes of `on_access`.
     """
 
     def __init__(
         self,
         variables: list[keras.Variable],
         given: list[keras.Variable],
-        look: Callable[[], None],
+        on_access: Callable[[], None],
         lock: AbstractContextManager,
     ):
         self._variables = [*variables, *given]
         self._num_read = len(variables)
-        self._look = look
+        self._on_access = on_access
         self._lock = lock
         self._is_reported = self._has_ended = False
 
@@ -72,12 +72,12 @@ class Watch:
                     del vars(variable)[_WATCH]
 
     def notice(self) -> None:
-        """Call `look`, except from within `look`."""
+        """Call `on_access`, except from within `on_access`."""
         with self._lock:
             if not self._is_reported:
                 self._is_reported = True
                 try:
-                    self._look()
+                    self._on_access()
                 finally:
                     self._is_reported = False
 

@@ -250,7 +250,7 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
     names = block.names(i)
     count = len(names)
     terms, after = _by_piece(update, state, report, i)
-    before = _fetched(engine, lambda state: look(engine, forward.variables, state), state)
+    before = _fetched(engine, lambda state: finite_flags(engine, forward.variables, state), state)
     reasons, bad = [], np.zeros((0,), int)
     for label, (values, weights) in terms.items():
         rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == count else np.zeros((0,), int)
@@ -312,7 +312,7 @@ def _fetched(engine: Engine, function: Callable, state: State) -> Any:
     return engine.devices.fetch(engine.programs.compile(function, (state,), spends=False).call(state))
 
 
-def look(engine: Engine, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
+def finite_flags(engine: Engine, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
     """Return (is finite, has NaN) of every parameter, then of every floating buffer."""
     values = [*engine.variables.params(state), *_floating(variables, state.buffers)]
     return [(engine.ops.is_finite([value]), keras.ops.any(value != value)) for value in values]
