@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import wholestep as ws
-from wholestep.model.columns import Columns, find
+from wholestep.model.compiled import Columns, find
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 TABLE = {"x": X, "more": 2 * X, "label": X.sum(1), "y": X[:, :1], "sample_weight": np.arange(10) / 9}

@@ -27,7 +27,6 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"run"},
     {"processes.fingerprint"},
     {"sums"},
-    {"microbatches"},
     {"embeddings.rows"},
     {"update"},
     {"plan", "reports.report", "reports.compilations"},
@@ -64,8 +63,8 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
     {"__init__"},
 ]
 FLOORS_OF_MODEL = [
-    {"terms", "compiled"},
-    {"distributions", "objective", "columns"},
+    {"compiled", "objective"},
+    {"distributions"},
     {"draws", "losses"},
     {"misfit", "trace"},
     {"forward"},
@@ -199,7 +198,7 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
     *(f"wholestep.engines.{name}" for name in ("jax", "jax_cpu", "jax_eager", "jax_listener", "jax_steps")),
     *("wholestep.engines.jax_variables", "wholestep.engines.tensorflow", "wholestep.engines.tensorflow_listener"),
     *("wholestep.engines.tensorflow_variables", "wholestep.processes.store", "wholestep.processes.watchdog"),
-    *("wholestep.checkpoints.callbacks", "wholestep.data.workers", "wholestep.dispatcher", "wholestep.model.columns"),
+    *("wholestep.checkpoints.callbacks", "wholestep.data.workers", "wholestep.dispatcher"),
 }
 
 

@@ -7,7 +7,7 @@ from keras import ops
 
 import wholestep as ws
 from wholestep.model.losses import LossCall, unreduced
-from wholestep.model.terms import Whole
+from wholestep.model.objective import Whole
 
 Y = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], "float32")
 P = Y + np.array([[1.0], [2.0], [4.0], [8.0]], "float32")  # squared errors of the rows: 1, 4, 16, 64

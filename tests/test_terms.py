@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from shares import ENGINE
 
 from wholestep.errors import SpecificationError
-from wholestep.model.terms import Mean, Sum, Whole, check
+from wholestep.model.objective import Mean, Sum, Whole, check
 from wholestep.sums import accumulate, ratio
 
 on_tensorflow = pytest.mark.skipif(ENGINE != "tensorflow", reason="shapes are known on JAX")

@@ -18,8 +18,13 @@ from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.embeddings.rows import RowPlan, RowPlanner
 from wholestep.engines import Engine
-from wholestep.microbatches import (
+from wholestep.model import Forward, Outcome
+from wholestep.program import begun, several
+from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
+from wholestep.state import State, Values
+from wholestep.sums import (
     After,
+    EpochSums,
     Folded,
     Piece,
     Sums,
@@ -27,6 +32,7 @@ from wholestep.microbatches import (
     Weights,
     add,
     extra_share,
+    first_logs,
     moved,
     no_weights,
     nothing,
@@ -35,11 +41,6 @@ from wholestep.microbatches import (
     section,
     weights_of_rows,
 )
-from wholestep.model import Forward, Outcome
-from wholestep.program import begun, several
-from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
-from wholestep.state import State, Values
-from wholestep.sums import EpochSums, first_logs
 from wholestep.tree import Tensor, Tree
 
 WholeUpdate = Callable[[State, list[Tensor], Tree, Tensor, Tensor], tuple[State, Tensor]]

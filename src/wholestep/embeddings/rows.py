@@ -19,9 +19,9 @@ from keras.optimizers import Optimizer
 from wholestep.cut import Cut
 from wholestep.embeddings.lookups import Lookups, from_end
 from wholestep.engines import Engine
-from wholestep.microbatches import Piece, pieces_of
 from wholestep.model import Forward
 from wholestep.state import EmbeddingTable, State, TableRows, Values, Variables
+from wholestep.sums import Piece, pieces_of
 from wholestep.tree import Tensor, Tree
 
 # Optimizers that do not change a row with a gradient of zero, and their attributes with an entry per row.

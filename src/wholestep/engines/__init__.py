@@ -11,8 +11,8 @@ import numpy as np
 
 from wholestep.backend import unknown
 from wholestep.checkpoints import Numbers
-from wholestep.engines.listening import running, uncollected
 from wholestep.engines.protocol import Compiled, Devices, Engine, Listener
+from wholestep.engines.shared import running, uncollected
 from wholestep.errors import warn
 from wholestep.processes import Processes, SingleProcess
 from wholestep.tree import Tree

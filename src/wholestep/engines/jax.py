@@ -15,13 +15,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from keras.optimizers import Optimizer
 
-from wholestep.engines.eager import EagerPrograms
 from wholestep.engines.jax_cpu import elementwise
 from wholestep.engines.jax_devices import JaxDevices, MeshLayout, find_replicas, gather
 from wholestep.engines.jax_eager import EagerJaxOperations, readable
 from wholestep.engines.jax_steps import JaxOptimizer, JaxSteps
 from wholestep.engines.jax_variables import JaxVariables
 from wholestep.engines.protocol import Carried, Compiled, Engine, Found, Function, Operations, Programs
+from wholestep.engines.shared import EagerPrograms
 from wholestep.errors import warn
 from wholestep.processes import Processes, group
 from wholestep.state import State

@@ -9,8 +9,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from wholestep.engines.listening import running
 from wholestep.engines.protocol import Asked, Told
+from wholestep.engines.shared import running
 from wholestep.tree import Tensor
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
-from wholestep.engines.eager import EagerPrograms
 from wholestep.engines.protocol import Carried, Compiled, Engine, Found, Function, Programs
+from wholestep.engines.shared import EagerPrograms
 from wholestep.engines.tensorflow_devices import TensorflowDevices, TensorflowReplicas, find_replicas, gather, specs_of
 from wholestep.engines.tensorflow_variables import (
     TensorflowOptimizer,

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from wholestep.engines.listening import running, uncollected
 from wholestep.engines.protocol import Asked, Told
+from wholestep.engines.shared import running, uncollected
 from wholestep.tree import Tensor, Tree
 
 _CLIPS = "clip_by_global_norm", "clip_by_norm", "clip_by_value"

@@ -4,13 +4,13 @@ Other packages import from here only.
 """
 
 from wholestep.model import compiled
-from wholestep.model.columns import open_columns
 from wholestep.model.compiled import (
     are_same,
     distinct,
     is_overridden,
     layers,
     loss_trackers,
+    open_columns,
     own_results,
     resets_on_the_host,
     unpack,
@@ -20,8 +20,18 @@ from wholestep.model.coupling import Coupling, Findings, inference, metrics_are_
 from wholestep.model.forward import Forward, Outcome
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
-from wholestep.model.objective import Objective, leave_rows_out, read, uncast, with_mask_of
-from wholestep.model.terms import Mean, Sum, Term, Whole, checked
+from wholestep.model.objective import (
+    Mean,
+    Objective,
+    Sum,
+    Term,
+    Whole,
+    checked,
+    leave_rows_out,
+    read,
+    uncast,
+    with_mask_of,
+)
 from wholestep.model.trace import NOTHING_KNOWN, TraceFacts
 
 __all__ = [

@@ -16,8 +16,7 @@ from wholestep.model.compiled import are_same, own_results, tracked
 from wholestep.model.draws import DrawFact, Draws, compare, drawing
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import explained
-from wholestep.model.objective import Objective, Reading, read
-from wholestep.model.terms import as_tensor, by_row, checked, refuse_broadcasts, wide
+from wholestep.model.objective import Objective, Reading, as_tensor, by_row, checked, read, refuse_broadcasts, wide
 from wholestep.model.trace import NOTHING_KNOWN, Notes, Scope, TraceFacts
 from wholestep.state import State, Values, Variables
 from wholestep.tree import Tensor, Tree

@@ -13,8 +13,7 @@ from keras.src.backend import get_keras_mask
 from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, message, warn
 from wholestep.model.compiled import distinct, is_overridden, unpack
-from wholestep.model.objective import Objective, Reading, Score
-from wholestep.model.terms import Mean, Sum, Term, Whole, lengthened, selected
+from wholestep.model.objective import Mean, Objective, Reading, Score, Sum, Term, Whole, lengthened, selected
 from wholestep.tree import Tensor, Tree
 
 # Keras' losses that compare element by element; its others check shapes themselves, or take other shapes by design.

@@ -8,8 +8,7 @@ from keras import ops
 
 from wholestep.errors import SpecificationError, message
 from wholestep.model.draws import DrawFact, Draws
-from wholestep.model.objective import Reading
-from wholestep.model.terms import Mean, Term, Whole
+from wholestep.model.objective import Mean, Reading, Term, Whole
 from wholestep.state import Variables
 from wholestep.tree import Tensor
 

@@ -1,7 +1,10 @@
-"""Programs under `run_eagerly`, on both engines: functions are called with values, nothing is traced or compiled."""
+"""The parts that both engines share: programs under `run_eagerly`, and the stack that an audit records."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 
 from wholestep.engines.protocol import Compiled, Found, Function
 from wholestep.tree import Tree
@@ -41,3 +44,26 @@ class EagerPrograms:
         """Return the function's results: without a trace, only they show the shapes and dtypes."""
         with self._undone():
             return function(*arguments)
+
+
+def running(frame: FrameType | None = None) -> Iterator[tuple[str, int]]:
+    """Yield (file, line) of a frame (default: the caller's) and of its callers, innermost first."""
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Return a context without garbage collection: deleting TensorFlow functions waits for the running program.
+
+    In a callback on another thread that would deadlock, as the program waits for the callback.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
