@@ -5,7 +5,7 @@ import pytest
 from small import ROWS, X, Y, model
 
 import wholestep as ws
-from wholestep.reports.layout import ReportLayout
+from wholestep.reports.report import ReportLayout
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_rows_not_over_its_batches():

@@ -20,8 +20,7 @@ from wholestep.embeddings.rows import RowPlan
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, SpecificationError, message
 from wholestep.model import Forward, are_same, is_overridden, layers
-from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
-from wholestep.reports.report import Report
+from wholestep.reports.report import NOTHING_TOLD, Report, ReportLayout
 from wholestep.state import State, merged
 from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree

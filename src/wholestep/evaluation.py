@@ -18,7 +18,7 @@ from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
 from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
 from wholestep.reports.compilations import Compilations
-from wholestep.reports.layout import NOTHING_TOLD, ReportLayout, check_same
+from wholestep.reports.report import NOTHING_TOLD, ReportLayout, check_same
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Values, Variables, merged
 from wholestep.sums import EpochSums, first_logs

@@ -45,8 +45,7 @@ from wholestep.plan import Planner, Sample
 from wholestep.program import EPOCH, GOES_ON, Program, ProgramCache, Wanted
 from wholestep.reports.applied import Applied, diagnose
 from wholestep.reports.compilations import Compilations, ProgbarLogger
-from wholestep.reports.layout import check_same
-from wholestep.reports.report import Report
+from wholestep.reports.report import Report, check_same
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables

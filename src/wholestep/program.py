@@ -16,7 +16,7 @@ from keras import ops
 from wholestep.cut import Cut
 from wholestep.engines import Compiled, Engine
 from wholestep.model import Forward
-from wholestep.reports.layout import ReportLayout
+from wholestep.reports.report import ReportLayout
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 

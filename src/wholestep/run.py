@@ -28,7 +28,7 @@ from wholestep.data import Batches, layout_of
 from wholestep.errors import SpecificationError, message
 from wholestep.model import Findings
 from wholestep.program import ALONE, EPOCH, GOES_ON
-from wholestep.reports.layout import ReportLayout
+from wholestep.reports.report import ReportLayout
 from wholestep.state import State, Variables
 from wholestep.tree import Tensor
 

@@ -20,7 +20,7 @@ from wholestep.embeddings.rows import RowPlan, RowPlanner
 from wholestep.engines import Engine
 from wholestep.model import Forward, Outcome
 from wholestep.program import begun, several
-from wholestep.reports.layout import NOTHING_TOLD, ReportLayout
+from wholestep.reports.report import APPLIED, NOTHING_TOLD, OWN_LOSS, ReportLayout
 from wholestep.state import State, Values
 from wholestep.sums import (
     After,
@@ -46,8 +46,6 @@ from wholestep.tree import Tensor, Tree
 WholeUpdate = Callable[[State, list[Tensor], Tree, Tensor, Tensor], tuple[State, Tensor]]
 Total = TypeVar("Total", bound=Folded[Any, Any, Any])
 Microbatch = Callable[[Tree, "SumInputs", Total, Piece], Total]
-
-OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
 
 
 class Update(ABC):
