@@ -106,11 +106,11 @@ class Run:
         try:
             resumed = self.resume(call, batches, are_given=are_given)
             self.data.layout = layout_of(batches)
+            batches.note_move()  # a loop over the same batches that has not ended must not go on
         except BaseException:
             vars(self).update(before)
             raise
         self._batches, self.also = batches, also or {}
-        batches.note_move()  # a loop over the same batches that has not ended must not go on
         try:
             yield resumed
             self.also = {}
