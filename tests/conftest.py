@@ -5,10 +5,12 @@ however they do. With XLA_FLAGS given (as in `make large`) they compile as they 
 """
 
 import gc
+import importlib
 import os
 import signal
 import sys
 import tempfile
+import threading
 import zlib
 from functools import partial
 from pathlib import Path
@@ -22,14 +24,27 @@ os.environ.setdefault(
     "--xla_cpu_parallel_codegen_split_count=1 --xla_force_host_platform_device_count=8",
 )
 
-import hypothesis
-import keras
-import pytest
+# Keras starts in half the time where these are missing (tests/lean). Tests import them afterwards.
+SLOW = [name for name in ("matplotlib", "sklearn") if sys.modules.setdefault(name, None) is None]
+
+import hypothesis  # noqa: E402
+import keras  # noqa: E402
+import pytest  # noqa: E402
+
+for name in SLOW:
+    del sys.modules[name]
 
 # What programs leave behind is looked through seldom: there is much of it, and little of it goes.
 gc.set_threshold(50_000, 20, 30)
 # It would collect garbage each time, and look through all that was compiled before: 0.4 s for a test.
 keras.utils.clear_session = partial(keras.utils.clear_session, free_memory=False)
+
+
+def _loaded_once(loaded, make):
+    if not hasattr(loaded, "context"):
+        loaded.context = make()
+    return loaded.context
+
 
 IS_QUICK = "optimization_level=0" in os.environ["XLA_FLAGS"]
 if keras.backend.backend() == "jax" and IS_QUICK:
@@ -40,6 +55,9 @@ if keras.backend.backend() == "jax" and IS_QUICK:
     jax.config.update("jax_compilation_cache_dir", COMPILED.name)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # JAX loads all of MLIR's dialects for each program: 3 ms. One load for each thread is enough.
+    lowering, loaded = importlib.import_module("jax._src.interpreters.mlir"), threading.local()
+    lowering.make_ir_context = partial(_loaded_once, loaded, lowering.make_ir_context)
 elif keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
@@ -75,6 +93,7 @@ EITHER = {f"test_{name}" for name in _EITHER.split()}
 
 # What these hold is held by each engine's own code: the suite runs them on both. All others go through an engine, and
 # hold on both alike: each of their tests is run on one of the two, by its name; unless it is an engine's `own`.
+# TensorFlow, on which a test takes twice as long, has a quarter of them.
 BOTH = {f"test_{name}" for name in ("backend", "compilers", "engines", "fingerprint", "models", "tokens", "update")}
 
 
@@ -86,7 +105,7 @@ def _is_of_the_other(item):
     if module in EITHER:
         return engine != "jax"
     is_for_one = item.get_closest_marker("skipif") is not None
-    return not is_for_one and engine != ("jax", "tensorflow")[zlib.crc32(item.name.encode()) % 2]
+    return not is_for_one and engine != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
 
 
 @pytest.hookimpl(tryfirst=True)

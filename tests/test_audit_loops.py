@@ -5,6 +5,7 @@ import json
 import keras
 import pytest
 from audit_scripts import script
+from shares import halves, on
 
 ENGINE = keras.backend.backend()
 pytestmark = pytest.mark.own  # each engine records a traced step in its own way
@@ -111,12 +112,14 @@ for epoch in range(10):
 AS_MANY = "metric.reset_state(); metric.update_state(1.0, sample_weight=64.0 * epoch)"  # as rows so far
 
 
+@on("jax")
 @pytest.mark.parametrize(("reset", "is_running"), [("pass", True), ("metric.reset_state()", False), (AS_MANY, False)])
 def test_a_metric_that_only_a_function_holds_is_seen(reset, is_running, report_of):
     out = report_of(f"{HEAD}{STEPS[ENGINE]}{MEASURED.format(reset)}")[1]
     assert ("The metric distance has counted since the beginning" in out) is is_running, out
 
 
+@on("jax")
 def test_each_report_is_on_the_page_and_in_the_numbers(report_of, tmp_path):
     text, page = f"{HEAD}{STEPS[ENGINE]}{FIT}{WRONG}", tmp_path / "page.html"
     code, out = report_of(text, "--html", page)
@@ -126,7 +129,7 @@ def test_each_report_is_on_the_page_and_in_the_numbers(report_of, tmp_path):
     assert len(json.loads(out)) == 2
 
 
-@pytest.mark.parametrize("use", ["evaluate(x, y", "predict(x"])
+@pytest.mark.parametrize("use", halves(["evaluate(x, y", "predict(x"]))
 def test_first_weights_that_a_script_sets_again_are_no_fault(use, report_of):
     """As for each fold of the data."""
     folds = f"""

@@ -2,12 +2,11 @@
 
 import keras
 import pytest
+from shares import halves
 from small import X, Y, count_calls, model, same
 
 import wholestep as ws
 from wholestep.program import ProgramCache
-
-pytestmark = pytest.mark.own
 
 
 def freeze_a_layer(made):
@@ -47,7 +46,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", halves(CHANGES))
 def test_a_change_between_two_updates_is_noticed(change):
     """The known trainer, and one that is made after the change, leave the same bits."""
     weights = []
@@ -65,6 +64,7 @@ def test_a_change_between_two_updates_is_noticed(change):
     assert same(weights[0][1], weights[1][1])
 
 
+@pytest.mark.own
 def test_single_updates_and_evaluations_walk_over_no_layers_and_ask_for_no_example(monkeypatch):
     made = model()
     trainer = ws.Trainer(made)

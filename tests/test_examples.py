@@ -57,9 +57,11 @@ def test_accumulation(monkeypatch, tmp_path, capsys):
 def test_finetune(monkeypatch, capsys):
     for name, value in {"WIDTH": 32, "NUM_LAYERS": 1}.items():
         monkeypatch.setattr(f"finetune_model.{name}", value)
+    monkeypatch.setattr("finetune_data.MODULES", "argparse calendar datetime decimal pathlib socket threading")
     module, is_jax = load("finetune"), keras.backend.backend() == "jax"
     pairs = module.docstrings()[:200]
-    module.docstrings, module.NUM_ROWS, module.MEMORY = lambda: pairs, 16, 4 * 2**20
+    assert len(pairs) == 200
+    module.docstrings, module.NUM_ROWS, module.MEMORY = lambda: pairs, 16, 8 * 2**20
     shown = module.main(["--quick", "--shards", "2"] if is_jax else ["--quick"])
     out = capsys.readouterr().out
     assert shown["differing"] == 0
@@ -107,11 +109,12 @@ OF_JAX = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop c
 def test_guide_loop(monkeypatch, capsys):
     module = load("guide_loop")
     monkeypatch.setattr(module, "NUM_EPOCHS", 1)
+    monkeypatch.setattr(module, "NUM_TRAINED", 352)
     (written, mended), _ = module.main()
     assert [cause.name for cause in written.causes] == ["rows never used", "inference mode", "printed: last batch"]
     assert "they are not shuffled" in "".join(written.notes)
     assert mended.causes == mended.notes == mended.unseen == []
-    assert "32 of 1248 rows" in capsys.readouterr().out
+    assert "32 of 352 rows" in capsys.readouterr().out
 
 
 @OF_JAX

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from scripts import HERE, lean
+from shares import halves
 from small import ROWS, X, Y, model
 
 import wholestep as ws
@@ -202,7 +203,7 @@ os.kill(os.getpid(), 9)  # how the parent ends is not asked
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.parametrize("call", ["fit", "steps"])
+@pytest.mark.parametrize("call", halves(["fit", "steps"]))
 def test_a_forked_process_that_leaves_in_the_middle_of_a_call_ends(call, tmp_path):
     command = [sys.executable, "-c", FORKS, call, str(tmp_path / "saved")]
     with subprocess.Popen(command, env=lean(HERE), stdout=subprocess.PIPE, text=True, start_new_session=True) as script:

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+from functools import cache
 from pathlib import Path
 
 import keras
@@ -146,10 +147,15 @@ def test_imports_go_down_the_floors(path):
 def test_a_room_is_entered_by_its_door(room):
     door = importlib.import_module(f"wholestep.{room}")
     others = [path for path in MODULES if path.parent.name != room]
-    imported = [node for path in others for node in ast.walk(ast.parse(path.read_text())) if is_import(node, room)]
+    imported = [node for path in others for node in nodes(path) if is_import(node, room)]
     assert {node.module for node in imported} == {f"wholestep.{room}"}
-    read = {node.attr for path in others for node in ast.walk(ast.parse(path.read_text())) if is_read(node, room)}
+    read = {node.attr for path in others for node in nodes(path) if is_read(node, room)}
     assert read & {*door.__all__} | {alias.name for node in imported for alias in node.names} == {*door.__all__}
+
+
+@cache
+def nodes(path):
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def is_read(node, room):
