@@ -144,7 +144,12 @@ def test_two_causes_of_different_stages_are_both_named(pair, tmp_path):
     assert {cause.name for cause in report.causes} == set(causes)
 
 
-@pytest.mark.parametrize(("name", "stage", "edits"), UNKNOWN)
+OF_GRADIENT = [case for case in UNKNOWN if case[1] == "gradient"]  # `TOLD` below has such faults, too
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "edits"), [*later(OF_GRADIENT), *(case for case in UNKNOWN if case not in OF_GRADIENT)]
+)
 def test_a_fault_that_nothing_explains_is_told_in_its_stage_and_by_no_name(name, stage, edits, tmp_path):
     report = audited(LOOPS[name], edited(name, edits), tmp_path)
     assert [(cause.name, cause.stage, cause.is_known) for cause in report.causes] == [("not known", stage, False)]
@@ -196,5 +201,6 @@ TOLD = {
 def test_what_can_be_told_of_a_fault_that_is_not_known_is_told(name, tmp_path):
     loop, edit, part = TOLD[name]
     (cause,) = audited(LOOPS[loop], edited(loop, [edit]), tmp_path).causes
-    assert cause.name == "not known"
+    assert (cause.name, cause.stage, cause.is_known) == ("not known", "gradient", False)
+    assert np.isnan(cause.with_change)
     assert part in cause.explanation

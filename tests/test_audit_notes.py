@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from audit_scripts import script
+from shares import halves
 
 from wholestep.audit.chain import allied
 from wholestep.audit.log import Applied, Called, Log, Other, steps
@@ -28,16 +29,17 @@ def handed(grads):
     return TAKEN[0], TAKEN[1].format(grads)
 
 
-@pytest.mark.own
 @pytest.mark.parametrize(
     ("edit", "code", "part"),
-    [
-        ((CALL, CALL), 0, "Nothing found"),
-        ((CALL, "loss_fn(model(a, training=True), b[:, None])"), 1, "Are its arguments swapped?"),
-        (handed(CLIP.format(LENGTH)), 1, "clipped by the square of their norm"),
-        (handed(CLIP.format(f"({LENGTH}) ** 0.5")), 0, "clipped by their norm before"),
-        (handed(CENTRED), 0, "Gradients are centralised"),
-    ],
+    halves(
+        [
+            ((CALL, CALL), 0, "Nothing found"),
+            ((CALL, "loss_fn(model(a, training=True), b[:, None])"), 1, "Are its arguments swapped?"),
+            (handed(CLIP.format(LENGTH)), 1, "clipped by the square of their norm"),
+            (handed(CLIP.format(f"({LENGTH}) ** 0.5")), 0, "clipped by their norm before"),
+            (handed(CENTRED), 0, "Gradients are centralised"),
+        ]
+    ),
 )
 def test_scripts_begin_with_the_likely_fault(edit, code, part, report_of):
     got, out = report_of(script("in main", edit), "--updates", 12)
@@ -104,8 +106,9 @@ for rows in rng.permutation(24).reshape(3, 8):
 """
 
 
-@pytest.mark.own
-@pytest.mark.parametrize(("labels", "code"), [("rng.normal(size=(24, 3))", 1), ("rng.dirichlet(np.ones(3), 24)", 0)])
+@pytest.mark.parametrize(
+    ("labels", "code"), halves([("rng.normal(size=(24, 3))", 1), ("rng.dirichlet(np.ones(3), 24)", 0)])
+)
 def test_labels_below_zero_are_no_probabilities(labels, code, report_of):
     got, out = report_of(LOSSES.replace("LABELS", labels))
     assert (got, "gets labels below 0" in out) == (code, bool(code)), out
