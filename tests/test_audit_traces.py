@@ -522,7 +522,7 @@ def climb(model):
 
     values = [v.value for v in model.trainable_variables]
     for start in range(0, 24, 6):
-        grads = jax.grad(total)(values, np.arange(start, start + 6))
+        grads = jax.grad(total)(values, np.arange(len(X))[start : start + 6])
         values = [v + 0.02 * g for v, g in zip(values, grads, strict=True)]
     for variable, value in zip(model.trainable_variables, values, strict=True):
         variable.assign(value)
