@@ -309,7 +309,7 @@ def step(a, b):
 
 @ONLY_TENSORFLOW
 def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(report_of):
-    code, out = report_of(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP, "--updates", 4)
+    code, out = report_of(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP)
     found = re.search(r"On row \d+, label [01], output (.+): own_loss of the script is (.+), (\w+) is (.+)\.\n", out)
     assert (code, found[3]) == (2, "binary_crossentropy"), out
     assert out.startswith("Not judged: the form of the loss is not known.")
