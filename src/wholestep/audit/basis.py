@@ -63,6 +63,7 @@ class Basis:
             "the rows with a weight": np.count_nonzero(weights),
             "its rows with those that fill up": sum(self.sizes),
             "its places": places,
+            "its places whose input is not 0": sum(map(_unpadded, pieces)) if places else 0,
             "the sum of the sample weights": sample.sum(),
             "the number of microbatches": len(pieces),
             "the microbatches of a full window": meant.largest,
@@ -291,3 +292,10 @@ def _is_rule(rows: np.ndarray, others: np.ndarray, labels: np.ndarray) -> bool:
     for row, other in zip(rows, others, strict=True):
         told.setdefault(labels[row].tobytes(), set()).add(labels[other].tobytes())
     return len(told) <= len(rows) // 2 and all(len(each) == 1 for each in told.values())
+
+
+def _unpadded(piece: Piece) -> int:
+    """Return the number of places whose input is not 0, as padding is; 0 if the inputs are not by place."""
+    (first, *_), out = piece.called.inputs, piece.called.outputs[0]
+    is_by_place = first.shape == out.shape[:-1] and first.dtype.kind in "iu"
+    return int(np.count_nonzero(first)) if is_by_place else 0

@@ -25,6 +25,7 @@ from wholestep.audit.pytorch.state import (
     array,
     modes,
     set_modes,
+    tensors_of,
     trained,
     unpacked,
     untouched,
@@ -301,7 +302,7 @@ class Replay(Port):
         has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
         stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
         with torch.enable_grad(), cast, stance:
-            out = unpacked(model(*arguments, **named))
+            out = unpacked(tensors_of(model(*arguments, **named)))
         after = [array(value) for _, value in untrained(model)]
         leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them
         return _Pass(out.packed(leaves), leaves, out.leaves, params, others, after)

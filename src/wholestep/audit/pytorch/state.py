@@ -209,7 +209,10 @@ def own_loss(given: dict, output: Any) -> tuple[Tensor, Own] | None:
 
 
 def tensors_of(output: Any) -> Any:
-    """Return the tensors of an output: a cache beside them would hold its graph."""
+    """Return the tensors of an output: a cache beside them would hold its graph. A distribution has its parameters."""
+    if isinstance(output, torch.distributions.Distribution):
+        own = {name: value for name, value in vars(output).items() if not name.startswith("_")}
+        return {name: value for name, value in own.items() if isinstance(value, Tensor)}
     if isinstance(output, dict):
         return type(output)({name: value for name, value in output.items() if unpacked(value).leaves})
     return output

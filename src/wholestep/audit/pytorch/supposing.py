@@ -100,7 +100,8 @@ def _by_pass(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[Supp
     values = {name: _joined(own, called) for name, own in known.beside.items() if _are_as(own, called)}
     if not values:
         return
-    rows = np.concatenate([Rows(x).find(each.inputs) for each in called])
+    table = Rows(x)
+    rows = np.concatenate([table.find(each.inputs) for each in called])
     if np.all(rows != PAD):
         values = {name: y[rows] for name, y in known.labels.items()} | values
     for one, own in by_pass(_port(model, np.zeros(len(rows))), called, values):
