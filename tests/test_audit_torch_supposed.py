@@ -141,7 +141,7 @@ def batch(n):
 model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for update in range(12):
-    parts = [batch(7), batch(13)]
+    parts = [batch(7 + update), batch(13)]
     count = sum((part[:, 1:] != 0).sum() for part in parts)
     optimizer.zero_grad()
     for part in parts:
@@ -289,3 +289,16 @@ print("the end")
     assert code == 2
     assert "the end" in out
     assert "functions of `torch.func` call" in out
+
+
+def test_a_sum_over_all_places_that_is_divided_by_the_others_is_said(audit):
+    whole = "((nll * (y != 0)).sum() / count)"
+    assert whole in TOKENS
+    code, out, _ = audit(TOKENS.replace(whole, "(nll.sum() / sum((part[:, :-1] != 0).sum() for part in parts))"))
+    assert code == 0
+    assert "counts 1 / its places whose input is not 0 instead of 1 / the weight of the update. Is that meant?" in out
+
+
+def test_dropout_that_is_said_to_stay_on_is_no_fault(audit):
+    code, out, _ = audit(DROPPING.replace("training=self.training", "training=True"))
+    assert (code, "Nothing found in " in out) == (0, True), out

@@ -179,7 +179,9 @@ def by_pass(port: Port, called: list[Called], values: dict[str, np.ndarray]) -> 
         Derived(np.arange(start, end), *pair)
         for start, end, *pair in zip(starts, ends, outputs, derivatives, strict=True)
     ]
-    for one in chain(solved(port, derived, values, values), _picked(port, derived, values)):
+    places = as_wide([np.ones(each.outputs[0].shape[:2], bool) for each in called]) if outputs[0].ndim > 2 else []
+    beside = values | ({"at the places of each batch": np.concatenate(places)} if places else {})
+    for one in chain(solved(port, derived, values, beside), _picked(port, derived, values)):
         parts = [np.split(each, ends[:-1]) for each in (one.labels, one.weights) if each is not None]
         if outputs[0].ndim > 2 and one.labels.shape[1:2] == outputs[0].shape[1:2]:
             parts = [[y[:, : c.outputs[0].shape[1]] for y, c in zip(own, called, strict=True)] for own in parts]

@@ -71,9 +71,9 @@ def _named(name: str, function: Callable) -> Function:
 
 
 _USUAL: dict[tuple[Kind, bool], Callable] = {
-    ("classes", True): lambda: Loss(nn.CrossEntropyLoss()),
+    ("classes", True): lambda: Loss(nn.CrossEntropyLoss(), has_last=True),
     ("classes", False): lambda: _named("cross entropy of probabilities", _of_probabilities),
-    ("shares", True): lambda: Loss(nn.CrossEntropyLoss()),
+    ("shares", True): lambda: Loss(nn.CrossEntropyLoss(), has_last=True),
     ("shares", False): lambda: _named("cross entropy of probabilities", _of_probabilities),
     ("two classes", True): lambda: Loss(nn.BCEWithLogitsLoss()),
     ("two classes", False): lambda: Loss(nn.BCELoss()),

@@ -213,13 +213,14 @@ class Flow:
             if not is_of_user(caller.f_code.co_filename) or not isinstance(owner, nn.Module):
                 return
             given = names.bind(*arguments, **others)
+            is_said = "training" in given.arguments
             given.apply_defaults()
             if not given.arguments["p"]:
                 return
             is_on, told = bool(given.arguments["training"]), f"F.{drop.__name__}@{line_here()}"
             if owner.training and torch.is_grad_enabled():
                 self._dropped[is_on].append(told)
-            elif not owner.training and not torch.is_grad_enabled() and is_on:
+            elif not (owner.training or torch.is_grad_enabled() or is_said):
                 self._kept.append(told)
 
         @wraps(drop)

@@ -55,6 +55,10 @@ class ByRow(NamedTuple):
 class Loss:
     """A loss of PyTorch on outputs and labels, unreduced. Its reduction is the divisor, not a part of the values.
 
+    Args:
+        is_by_rows: whether a weighted mean is divided by the rows.
+        has_last: whether the last axis of outputs with places has the classes, also where the shapes do not tell.
+
     >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
     >>> by_row.weights.tolist(), by_row.is_divided
@@ -63,8 +67,9 @@ class Loss:
 
     is_coupled = False
 
-    def __init__(self, given: nn.Module, *, is_by_rows: bool = False):  # by the rows a weighted mean is divided
+    def __init__(self, given: nn.Module, *, is_by_rows: bool = False, has_last: bool = False):
         self.given, self.name, self._is_by_rows = given, type(given).__name__, is_by_rows
+        self._has_last = has_last
         self._bare = copy.deepcopy(given)
         self._bare.reduction = "none"
 
@@ -72,7 +77,8 @@ class Loss:
         """Return the loss of a model's output by row."""
         out = outputs if isinstance(outputs, Tensor) else _first(outputs)
         labels = torch.as_tensor(labels)
-        if isinstance(self.given, BY_CLASS) and _are_classes_last(out, labels):
+        is_last = self._has_last and out.ndim > 2
+        if isinstance(self.given, BY_CLASS) and (is_last or _are_classes_last(out, labels)):
             out = out.movedim(-1, 1)
         labels = self._fitting(out, labels)
         values = self._bare(out, labels)
