@@ -224,6 +224,23 @@ def test_a_number_that_a_loop_makes_of_a_loss_is_said(how, made, told):
     assert f"gradient counts {told}" in str(report)
 
 
+@pytest.mark.parametrize("how", [torch.mean, torch.sum, lambda values: values], ids=["mean", "sum", "rows"])
+def test_a_loss_that_changes_the_rank_of_the_outputs_itself_gets_labels_as_they_are(how):
+    def loss(out, y):
+        return how((out.squeeze(-1) - y) ** 2)
+
+    x, y, model = torch.randn(24, 3), torch.randn(24), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with ws.audit.torch(model, data=(x, y), loss=loss) as report:
+        for _ in range(3):
+            for rows in torch.randperm(24).split(8):
+                optimizer.zero_grad()
+                loss(model(x[rows]), y[rows]).mean().backward()
+                optimizer.step()
+    assert "broadcast" not in str(report).lower()
+    assert not [cause for cause in report.causes if not cause.is_listed]
+
+
 OWN_FORMS = {  # of right losses, of which a loss of PyTorch is a part
     "penalty": (lambda out, y: nn.functional.mse_loss(out, y) + 0.1 * out.square().mean(), "MSELoss"),
     "others": (lambda out, y: nn.functional.binary_cross_entropy(out.sigmoid(), (y > 0).float()), "BCELoss"),

@@ -269,9 +269,16 @@ for epoch in range(5):
 """
 
 
+def test_a_distribution_is_an_output_of_its_parameters(audit):
+    code, out, _ = audit(DISTRIBUTION.format("optimizer = made()"))
+    assert (code, out.startswith("Optimizer re-created.")) == (1, True), out
+
+
 @pytest.mark.parametrize("line", ["pass", "nn.init.normal_(model.weight); optimizer = made()", "optimizer = made()"])
 def test_an_optimizer_is_made_anew_where_no_pass_can_be_judged(line, audit):
-    code, out, _ = audit(DISTRIBUTION.format(line))
+    hidden = "type('Hidden', (), {'log_prob': torch.distributions.Normal(super().forward(x), 1.0).log_prob})"
+    text = DISTRIBUTION.replace("torch.distributions.Normal(super().forward(x), 1.0)", hidden)
+    code, out, _ = audit(text.replace("    {}\n", f"    {line}\n"))
     is_fault = line == "optimizer = made()"
     assert (code, out.startswith("SGD is made anew 4 times with the same parameters")) == (1 + (not is_fault), is_fault)
 

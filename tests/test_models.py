@@ -9,7 +9,8 @@ import pytest
 from zoo import BATCH, KINDS, ROWS, Kind
 
 import wholestep as ws
-from wholestep import building, engines, tree
+from wholestep import engines, tree
+from wholestep.context import Builder
 from wholestep.model.draws import Draws, drawing
 
 ENGINE = keras.backend.backend()
@@ -50,7 +51,7 @@ class Run:
         self.data = (kind.x,) if kind.y is None else (kind.x, kind.y)
         self.model = kind.compiled()
         self.trainer = ws.Trainer(self.model)
-        building.Builder(self.model, None).build(
+        Builder(self.model, None).build(
             ws.Batches(self.data, BATCH).example, trains=True, predicts=False, are_whole=True
         )
         with engines.scope(self.model):

@@ -70,9 +70,8 @@ class Flow:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self._failure = ""
         self._leaves: dict[int, Tensor] = {}  # that losses reach
-        self._num_graphs = self._depth = 0
+        self._failure, self._num_graphs, self._depth = "", 0, 0
         self._dropped: dict[bool, list[str]] = {True: [], False: []}  # by whether dropout was on: names and lines
         self._kept: list[str] = []  # names and lines of dropouts that are on in evaluations
         self._misfits: Counter[str] = Counter()
@@ -233,11 +232,13 @@ class Flow:
         return told
 
     def _applying(self, apply: Any) -> Any:
-        @wraps(apply.__func__)
+        own = inspect.getattr_static(autograd.Function, "apply")  # of Python or built in, by the version
+
+        @wraps(apply)
         def told(kind: Any, *arguments: Any, **others: Any) -> Any:
             if torch.is_grad_enabled() and not others and not is_transformed():
                 self._try(self.parts.apply, kind, arguments)
-            return apply.__func__(kind, *arguments, **others)
+            return own.__get__(None, kind)(*arguments, **others)
 
         return classmethod(told)
 

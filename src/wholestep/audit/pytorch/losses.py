@@ -138,13 +138,13 @@ class Function:
     def __init__(self, function: Callable):
         self.given, self.name = function, getattr(function, "__name__", type(function).__name__)
         self.num_labels = _num_required(function) - 1
-        self.is_coupled, self._is_divided = False, True
+        self.is_coupled, self._is_divided, self._is_aligned = False, True, True
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
         """Return the loss of a model's output by row; with the weights that the function shows."""
         num = len(outputs if isinstance(outputs, Tensor) else _first(outputs))
         labels = _as_tensors(labels)
-        found = self.whole(outputs, labels)
+        found = self._tried(outputs, labels, num)
         sample = None if weights is None else torch.as_tensor(weights).reshape(-1)
         if isinstance(found, tuple):
             values, own = (torch.as_tensor(each) for each in found)
@@ -170,9 +170,29 @@ class Function:
         """Return the function's result, of labels with the rank of the outputs."""
         if self.num_labels > 1 and isinstance(labels, tuple):
             return self.given(outputs, *labels)
-        if isinstance(outputs, Tensor) and isinstance(labels, Tensor):
+        if self._is_aligned and isinstance(outputs, Tensor) and isinstance(labels, Tensor):
             labels = _aligned(outputs, labels)
         return self.given(outputs, labels)
+
+    def _tried(self, outputs: Any, labels: Any, num: int) -> Any:
+        """Return the result; of labels as they are, if the function changes the rank of the outputs itself."""
+        found = self.whole(outputs, labels)
+        if not self._is_aligned or not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or num < 2:
+            return found
+        if labels.ndim != outputs.ndim and self._meets_all(outputs, labels, found):
+            self._is_aligned = False
+            other = self.whole(outputs, labels)
+            self._is_aligned = self._meets_all(outputs, labels, other)
+            found = found if self._is_aligned else other
+        return found
+
+    def _meets_all(self, outputs: Tensor, labels: Tensor, found: Any) -> bool:
+        """Whether outputs of rows meet the labels of others: the result is no mean and no sum of those of the rows."""
+        if not isinstance(found, Tensor) or found.ndim:
+            return isinstance(found, Tensor) and found.numel() == len(outputs) ** 2
+        alone = sum(float(self.whole(outputs[i : i + 1], labels[i : i + 1])) for i in range(len(outputs)))
+        near = _SAME * max(abs(alone), 1e-30)
+        return all(abs(float(found) * n - alone) > near * max(n, 1) for n in (len(outputs), 1))
 
     def shares(self, labels: Tree, shape: tuple[int, ...]) -> np.ndarray | None:
         """Return the weight of each row, by its label, in the number of a batch; None if all are equal."""

@@ -87,12 +87,15 @@ class Own(NamedTuple):
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Let an attribute have another value for the time of a `with`."""
-    before = inspect.getattr_static(owner, name)
+    before, is_own = inspect.getattr_static(owner, name), name in vars(owner)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 @contextmanager
