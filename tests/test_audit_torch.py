@@ -241,6 +241,11 @@ def test_a_loss_that_changes_the_rank_of_the_outputs_itself_gets_labels_as_they_
     assert not [cause for cause in report.causes if not cause.is_listed]
 
 
+def test_a_module_is_no_model_of_keras():
+    with pytest.raises(ws.SpecificationError, match=r"a module of PyTorch. Try: ws.audit.torch\("):
+        ws.audit(nn.Linear(2, 1), data=(torch.ones(3, 2), torch.ones(3)))
+
+
 OWN_FORMS = {  # of right losses, of which a loss of PyTorch is a part
     "penalty": (lambda out, y: nn.functional.mse_loss(out, y) + 0.1 * out.square().mean(), "MSELoss"),
     "others": (lambda out, y: nn.functional.binary_cross_entropy(out.sigmoid(), (y > 0).float()), "BCELoss"),
@@ -409,6 +414,7 @@ def test_a_module_that_cannot_be_copied_is_not_judged():
         ({"model": nn.ModuleDict({"G": nn.Linear(3, 1)})}, "ModuleDict, which cannot be called"),
         ({"loss": "mse"}, "loss must be"),
         ({"loss": nn.CTCLoss()}, "CTCLoss"),
+        ({"loss": nn.MSELoss}, r"the class MSELoss. Try: loss=MSELoss\(\)"),
         ({"learning_rate": "fast"}, "learning_rate must be"),
         ({"model": nn.LazyLinear(1)}, "lazy layers"),
         ({"model": nn.ReLU()}, "parameters to train"),

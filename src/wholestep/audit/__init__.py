@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from wholestep import backend
+from wholestep.errors import SpecificationError, message
 
 
 class _Audit(ModuleType):
@@ -15,6 +16,10 @@ class _Audit(ModuleType):
 
     def __call__(self, *arguments: Any, **others: Any) -> Any:
         """Return `wholestep.audit.watch.audit` of the arguments."""
+        module = getattr(sys.modules.get("torch"), "nn", None)
+        if module is not None and arguments and isinstance(arguments[0], module.Module):
+            must, attempt = "ws.audit needs a Keras model.", "ws.audit.torch(model, data=(x, y), loss=...)."
+            raise SpecificationError(message(must, "a module of PyTorch", attempt))
         return self._own()(*arguments, **others)
 
     def call(self, *arguments: Any, **others: Any) -> Any:

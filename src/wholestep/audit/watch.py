@@ -24,7 +24,7 @@ from wholestep.audit.source import own_fault
 from wholestep.audit.steps import Schedule, scheduled
 from wholestep.audit.stop import COMMAND, Enough, Limit, over
 from wholestep.engines import listener
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.tree import Tree
 
 
@@ -215,9 +215,8 @@ def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
     weight = rest[0] if rest else None
     try:
         tree.num_rows(tuple(part for part in (x, y, weight) if part is not None), "data")
-    except Exception as error:
-        must, attempt = "All arrays of data must have the same number of rows.", "pass the arrays that the loop cuts."
-        raise SpecificationError(message(must, str(error), attempt)) from error
+    except BatchError as error:
+        raise SpecificationError(str(error)) from error
     return x, y, weight
 
 

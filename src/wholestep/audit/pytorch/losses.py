@@ -322,6 +322,9 @@ def meant(loss: Any) -> Loss | Function:
     Raises:
         SpecificationError: it is not a loss of outputs and labels.
     """
+    if isinstance(loss, type):
+        must = "loss must be a loss, and no class of losses."
+        raise SpecificationError(message(must, f"the class {loss.__name__}", f"loss={loss.__name__}()."))
     arguments = loss.keywords if isinstance(loss, partial) and not loss.args else {}
     function = loss.func if isinstance(loss, partial) and not loss.args else loss
     if isinstance(function, Callable) and function in FUNCTIONS:  # type: ignore[arg-type]

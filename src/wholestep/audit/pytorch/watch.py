@@ -293,7 +293,10 @@ def _weighed(data: tuple, loss: Loss | Function | None) -> tuple:
     if more and num == 1 + len(more):
         return x, (y, *more), None
     if num > 1 and not isinstance(y, tuple):
-        must, attempt = f"{num + 1} arguments of loss need as many parts of data.", "data=(x, y, weights)."
+        must = f"{num + 1} arguments of loss need as many parts of data."
+        attempt = (
+            "data=(x, y, weights); several outputs are one argument, a tuple: loss=lambda outputs, y: f(*outputs, y)."
+        )
         raise SpecificationError(message(must, f"{len(data)} parts", attempt))
     if more and (len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])):
         raise _no_rows(f"{len(data)} parts")
