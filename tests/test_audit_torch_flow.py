@@ -491,3 +491,29 @@ class Own(torch.autograd.Function):
         assert (code, out.startswith(f"`Own.backward` {told}")) == (1, True), out
     else:
         assert code != 1, out
+
+
+LAST_WINDOW = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(70, 4)
+y = x[:, 0] * 2
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+for epoch in range(5):
+    optimizer.zero_grad()
+    for i, rows in enumerate(torch.randperm(70).split(7)):
+        error = model(x[rows]).squeeze(-1) - y[rows]
+        (torch.log(torch.cosh(error)).mean() / 4).backward()
+        if (i + 1) % 4 == 0 or i == 9:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_the_last_window_of_each_pass_is_thrown_away_by_zero_grad(audit):
+    code, out, _ = audit(LAST_WINDOW)
+    assert code != 1, out
+    code, out, _ = audit(LAST_WINDOW.replace(" or i == 9", ""))
+    assert (code, "The gradients of 8 of 46 backward passes are set to zero before" in out) == (1, True), out

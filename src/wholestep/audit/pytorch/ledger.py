@@ -1,7 +1,9 @@
 """The ledger of gradients: each one that a backward pass computes is to reach one optimizer step."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -195,7 +197,9 @@ class Ledger:
         for line in dict.fromkeys(take.line for take in self._takes):
             takes = [take for take in self._takes if take.line == line]
             thrown = [take for take in takes if take.lost == take.reached and not (take.is_used or take.is_read)]
-            if len(thrown) > _FEW and len(takes) <= 2 * len(thrown) and any(take.is_used for take in takes):
+            at = [i for i, take in enumerate(takes) if any(take is each for each in thrown)]
+            is_rule = len(takes) <= 2 * len(thrown) or _is_periodic(at)
+            if len(thrown) > _FEW and is_rule and any(take.is_used for take in takes):
                 told = Likely(_THROWN.format(len(thrown), len(takes), self.zeroed or line))
                 found.append((told.of(*_OF_A_WINDOW), thrown[0].reached))
         for params, (name, *lines) in self._anew.items():
@@ -203,6 +207,15 @@ class Ledger:
                 told = Likely(_ANEW.format(name, len(lines), lines[-1]))
                 found.append((told.of("optimizer re-created"), {*params}))
         return found
+
+
+def _is_periodic(at: list[int]) -> bool:
+    """Whether numbers are runs of one length, at equal distances, as the ends of passes are."""
+    starts = [i for i in at if i - 1 not in at]
+    if len(starts) <= _FEW:
+        return False
+    runs = [sum(start <= i < end for i in at) for start, end in zip(starts, [*starts[1:], math.inf], strict=True)]
+    return len({*runs}) == 1 and len({b - a for a, b in pairwise(starts)}) == 1
 
 
 def _own(optimizer: Optimizer) -> list[nn.Parameter]:
