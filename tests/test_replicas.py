@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -89,7 +90,12 @@ def test_each_optimizer_of_several_clips_the_gradient_of_all_replicas():
 @only_tensorflow
 def test_a_mean_of_the_replicas_means_is_caught(monkeypatch):
     """The mutant: each replica divides by the weight of its own rows."""
-    monkeypatch.setattr(ObjectiveUpdate, "_weigh", lambda *_: None)
+    fold = ObjectiveUpdate._fold
+
+    def own_weights(*given, syncs):
+        return fold(*given, syncs=True) if syncs else SimpleNamespace(carried=None)
+
+    monkeypatch.setattr(ObjectiveUpdate, "_fold", own_weights)
     with pytest.raises(AssertionError, match="kernel"):
         check(("sample weights", "none", "sgd"), 2, "auto")
 
