@@ -84,6 +84,13 @@ def test_labels_of_no_array_are_read_from_the_derivative(replay):
 
 
 @pytest.mark.own
+def test_names_beside_the_labels_are_no_classes(replay):
+    names = np.array([f"row {i}" for i in range(NUM)])
+    found = next(solved(replay, derived(cross_entropy), {"name": names}, {}))
+    np.testing.assert_array_equal(found.labels, LABELS)
+
+
+@pytest.mark.own
 def test_no_loss_is_found_for_a_derivative_of_none(replay):
     cubed = derived(lambda rows, outputs: ops.mean((outputs - HOT[rows]) ** 2) ** 3 + ops.sum(outputs**4))
     assert not list(solved(replay, cubed, {"y": LABELS, "hot": HOT}, {"w": WEIGHTS}))
