@@ -19,7 +19,7 @@ from keras import ops
 from scripts import lean
 from small import model
 
-from wholestep import engines
+from wholestep import engines, tree
 from wholestep.embeddings.rows import for_rows
 from wholestep.engines.protocol import PARTS, Listener, Watch
 from wholestep.errors import BatchError, SpecificationError
@@ -94,6 +94,26 @@ def test_integers_never_wrap_around(engine):
     assert engine.devices.place(np.array([2**31 - 1])).dtype == np.int32
     with pytest.raises(BatchError, match="fit in 32 bits"):
         engine.devices.place(np.array([2**31]))
+
+
+@pytest.mark.parametrize("shape", [(3,), (64, 5)])
+def test_resident_data_do_not_change_with_the_user_s_array(engine, shape):
+    for leaf in (tree.aligned(shape, np.dtype("float32")), np.empty(shape, "int32"), np.empty(shape, bool)):
+        leaf[...] = 1
+        placed = engine.devices.resident(leaf)
+        leaf[...] = 0
+        np.testing.assert_array_equal(engine.devices.fetch(placed), np.ones(shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool", "float16"])
+def test_staged_data_are_the_arrays_however_these_lie_in_memory(engine, dtype):
+    whole = np.arange(48).reshape(8, 6).astype(dtype)
+    read_only = whole.copy()
+    read_only.flags.writeable = False
+    for leaf in (whole, whole[1:], whole[:, ::2], whole.T, read_only, whole[:0], np.array(3, dtype)):
+        staged = engine.devices.fetch(engine.devices.stage(leaf))
+        np.testing.assert_array_equal(staged, leaf)
+        assert staged.shape == leaf.shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -1,8 +1,6 @@
 """The batch of an update as it was loaded, and the block of updates made from batches."""
 
-import math
 from collections.abc import Callable
-from ctypes import addressof, c_char
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
@@ -280,19 +278,12 @@ def _one_after_another(room: int, *leaves: np.ndarray) -> np.ndarray:
     size, like = len(leaves[0]), leaves[0]
     if like.dtype == object:  # text or ragged rows: there is no neutral value for unused room
         return np.resize(np.concatenate(leaves), (room * size, *like.shape[1:]))
-    whole = _aligned((room * size, *like.shape[1:]), like.dtype)
+    whole = tree.aligned((room * size, *like.shape[1:]), like.dtype)
     for i, leaf in enumerate(leaves):
         whole[i * size : (i + 1) * size] = leaf
     if like.dtype.kind in "iu":  # an engine may check the range of the numbers
         whole[len(leaves) * size :] = 0
     return whole
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array aligned to 64 bytes, which an engine on the host uses without a copy."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(num_bytes + 64, np.uint8)
-    return np.ndarray(shape, dtype, raw, -addressof(c_char.from_buffer(raw)) % 64)
 
 
 def _signature(part: Any, first_axis: int) -> Any:

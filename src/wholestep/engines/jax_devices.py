@@ -13,7 +13,7 @@ from wholestep.checkpoints import Numbers
 from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.processes import Processes
-from wholestep.tree import Tensor, Tree, map_leaves
+from wholestep.tree import Tensor, Tree, aligned_copy, map_leaves
 
 _INT32 = np.iinfo(np.int32)
 
@@ -90,7 +90,9 @@ class JaxDevices:
             return jax.device_put(data)
         return jax.tree.map(lambda leaf: self.layout.put(leaf, self.layout.everywhere), data)
 
-    resident = place
+    def resident(self, data: Data) -> Data:
+        """Put copies of host arrays on the device: JAX may use an aligned array as it is, which the user may change."""
+        return self.place(data if self.memory() is not None else map_leaves(_copy, data))
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
         """Return host arrays as a program takes them fastest: unchanged on one device, to each replica its share."""
@@ -214,6 +216,11 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> JaxR
 def gather(data: Data, rows: Tensor) -> Data:
     """Return these rows of every leaf; row numbers are in range."""
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
+
+
+def _copy(leaf: Tensor) -> Tensor:
+    """Return an aligned copy of a host array, which JAX does not copy again on a CPU; an array of JAX unchanged."""
+    return leaf if isinstance(leaf, jax.Array) else aligned_copy(np.asarray(leaf))
 
 
 def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
@@ -208,7 +207,7 @@ class TensorflowOperations:
         """Return whether all values are finite."""
         if not values:
             return tf.constant(True)
-        return tf.reduce_all(tf.stack([_largest_bits(v) < _bits(tf.constant(np.inf, v.dtype)) for v in values]))
+        return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values]))
 
 
 def _set(all: tf.Tensor, i: Tensor, one: tf.Tensor) -> tf.Tensor:
@@ -225,20 +224,6 @@ def _dense(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor:
     if isinstance(grad, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(grad.values, grad.indices, param.shape[0])
     return tf.convert_to_tensor(grad)
-
-
-def _bits(value: tf.Tensor) -> tf.Tensor:
-    """Return the bits of floats as integers of their size, without the sign: infinity is above all finite values."""
-    whole = {2: tf.int16, 4: tf.int32, 8: tf.int64}[value.dtype.size]
-    return tf.bitwise.bitwise_and(tf.bitcast(value, whole), whole.max)
-
-
-def _largest_bits(value: tf.Tensor) -> tf.Tensor:
-    """Return the maximum of the bits. Not of the values, as XLA ignores NaN in a maximum.
-
-    Booleans would be correct, but XLA takes several times as long to reduce them.
-    """
-    return tf.reduce_max(_bits(value))
 
 
 # ---- the choice of XLA, and the call of programs ----

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import keras
@@ -143,7 +144,7 @@ class TensorflowDevices:
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
         """Return host arrays as a program takes them fastest: on the device, to each replica its share."""
         if shares is None or (put := self._put) is None:
-            return self.place(data)
+            return tree.map_leaves(partial(tensor_of, shares_memory=True), data)
         return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
 
     def fetch(self, values: Tree) -> Any:
@@ -181,18 +182,34 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Tens
 # ---- leaves of data ----
 
 
-def tensor_of(leaf: Tensor) -> Tensor:
+def tensor_of(leaf: Tensor, *, shares_memory: bool = False) -> Tensor:
     """Return a host array as a tensor, ragged rows as a `tf.RaggedTensor`; a tensor unchanged.
+
+    Args:
+        shares_memory: whether the tensor may share the memory of the array, which then never changes.
 
     >>> tensor_of(tree.ragged(np.array([5, 6, 7]), [0, 2, 3]))
     <tf.RaggedTensor [[5, 6], [7]]>
     """
     if not tree.is_ragged(leaf):
         if isinstance(leaf, np.ndarray):
-            return tf.constant(leaf)  # in half of the time of `convert_to_tensor`
+            return _on_host(leaf, shares_memory) if _can_share(leaf) else tf.constant(leaf)
         return leaf if isinstance(leaf, tf.RaggedTensor) else tf.convert_to_tensor(leaf)
     lengths = [len(row) for row in leaf]
     return tf.RaggedTensor.from_row_lengths(tensor_of(np.concatenate(leaf)), lengths, validate=False)
+
+
+def _can_share(leaf: np.ndarray) -> bool:
+    """Whether a tensor may have the memory of an array of this kind. With a GPU, it belongs there."""
+    is_plain = leaf.dtype.kind in "iuf" and leaf.dtype.isnative and leaf.size > 0
+    return is_plain and tf.executing_eagerly() and not tf.config.list_logical_devices("GPU")
+
+
+def _on_host(leaf: np.ndarray, shares_memory: bool) -> tf.Tensor:
+    """Return a tensor in the memory of an aligned array, or of a copy: a tenth of the time of `tf.constant`."""
+    if not shares_memory or tree.address(leaf) % 64 or not (leaf.flags.c_contiguous and leaf.flags.writeable):
+        leaf = tree.aligned_copy(leaf)
+    return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
 
 
 def array_of(value: Tensor) -> np.ndarray:
