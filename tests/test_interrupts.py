@@ -118,6 +118,24 @@ def test_an_interrupt_inside_of_a_generator_does_not_end_the_generator():
     assert drawn == again == list(range(8))
 
 
+def test_an_interrupt_says_where_the_next_run_resumes(tmp_path, capsys):
+    def fit_until(last):
+        trainer, kept = ws.Trainer(model()), ws.Checkpoints(tmp_path / "run", every_steps=2)
+
+        def stop(batch, logs=None):
+            if trainer.run.number == last:
+                raise KeyboardInterrupt
+
+        look = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(X, Y, batch_size=5, epochs=2, verbose=0, checkpoints=kept, callbacks=[look])
+        return capsys.readouterr().err
+
+    first, second = fit_until(1), fit_until(3)
+    assert f"Interrupted after update 1. {tmp_path / 'run'} has no checkpoint yet" in first
+    assert f"Interrupted after update 3. The newest checkpoint in {tmp_path / 'run'} is that of update 2" in second
+
+
 def test_a_second_interrupt_need_not_wait():
     seen = []
 

@@ -109,6 +109,8 @@ class Saver:
                 self.save()
             with uninterrupted(twice=False):
                 self._wait()
+            if isinstance(error, KeyboardInterrupt) and self._processes.index == 0:
+                print(self._interrupted(), file=sys.stderr, flush=True)
         except Exception as failure:
             if error is None or isinstance(error, GeneratorExit):
                 raise
@@ -121,6 +123,13 @@ class Saver:
                 raise Ended
         if self._termination.has_come and isinstance(error, GeneratorExit):
             signal.raise_signal(signal.SIGTERM)  # the code that left the loop would not see an error
+
+    def _interrupted(self) -> str:
+        """Return where the next run resumes after an interrupt, as text."""
+        folder, here = self._common.folders[-1].folder, f"Interrupted after update {self._run.number}"
+        if not self._name:
+            return f"{here}. {folder} has no checkpoint yet: `every_steps` and `every_seconds` set when one is saved."
+        return f"{here}. The newest checkpoint in {folder} is that of update {self._saved}: the next run resumes there."
 
     # ---- going on ----
 

@@ -26,8 +26,9 @@ class Checkpoints:
 
     A checkpoint holds the whole run. A call of `fit` or `steps` with the same arguments, also in another process,
     resumes from the newest checkpoint, with the same bits. A checkpoint is also written at the end, and after SIGTERM,
-    which then ends the process with exit code 143; Ctrl-C saves nothing. A thread writes the checkpoints while training
-    continues. They do not include the global random states of Python and numpy.
+    which then ends the process with exit code 143. Ctrl-C saves nothing, and prints where the next run resumes. A
+    thread writes the checkpoints while training continues. They do not include the global random states of Python and
+    numpy.
 
     Args:
         folder: a local or network folder, made if it is missing. One run at a time writes to it. A relative path is
