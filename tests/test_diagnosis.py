@@ -103,3 +103,17 @@ def test_a_buffer_that_was_infinite_before_is_no_reason():
     model.compile("sgd", "mse")
     ws.Trainer(model).fit(np.ones((8, 3)), np.ones((8, 1)), batch_size=4, verbose=0)
     assert keras.ops.convert_to_numpy(model.layers[0].lowest).tolist() == [1.0, np.inf]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_missing_label_of_weight_0_is_named_as_its_derivative_is_nan(ready):
+    x, y, weight = np.ones((8, 3), "float32"), np.ones((8, 1), "float32"), np.ones(8, "float32")
+    y[5], weight[5] = np.nan, 0
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    trainer, batches = ws.Trainer(model), [(x[:4], y[:4], weight[:4]), (x[4:], y[4:], weight[4:])]
+    data = ((each for each in batches),) if ready else (x, y)
+    with pytest.raises(
+        ws.NonFiniteError, match=rf"batch\[1\] is not finite in rows {1 if ready else 5}\. Try: replace"
+    ):
+        trainer.fit(*data, **({} if ready else {"sample_weight": weight, "batch_size": 4}), verbose=0, shuffle=False)

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -217,6 +218,15 @@ def test_a_module_has_several_importers_or_stands_in_its_importer():
         for module in importers.keys() & {*imports(path)} if path.name != "__init__.py" else ():
             importers[module].add(name)
     assert {module for module, found in importers.items() if len(found) < 2} == ALONE
+
+
+def test_the_type_checker_is_strict_with_modules_that_exist():
+    tables = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["tool"]["mypy"][
+        "overrides"
+    ]
+    own = [name for table in tables for name in table["module"] if name.startswith("wholestep")]
+    assert own
+    assert [name for name in own if importlib.util.find_spec(name.removesuffix(".*")) is None] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))

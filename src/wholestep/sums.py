@@ -176,12 +176,12 @@ class EpochSums:
         zeros = np.zeros((2, len(self.terms) + 1), keras.config.floatx())
         return () if self.forward.facts is NOTHING_KNOWN else (zeros, zeros)
 
-    def fitting(self, engine: Engine, sums: tuple) -> tuple:
+    def fitting(self, engine: Engine, sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return these sums; empty ones on the device if their terms differ."""
         empty = self.empty()
         return sums if [s.shape for s in sums] == [e.shape for e in empty] else engine.devices.place(empty)
 
-    def loss(self, sums: dict, once: Tensor, weights: dict | None = None) -> Tensor:
+    def loss(self, sums: dict[str, Any], once: Tensor, weights: dict[str, Any] | None = None) -> Tensor:
         """Return sum_k c_k * value_k / weight_k + once; the weights are the sums' own unless given."""
         loss = once
         for k, (value, weight) in sums.items():
@@ -191,14 +191,18 @@ class EpochSums:
                 loss = loss + fact.coefficient * mean
         return loss
 
-    def add(self, epoch: tuple[Tensor, Tensor], sums: dict, once: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def add(
+        self, epoch: tuple[Tensor, Tensor], sums: dict[str, Any], once: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Add an update's sums to the epoch's: means by their weights, the rest by the number of rows."""
         rows = ops.cast(count, keras.config.floatx())
         pairs = [sums[k] if fact.is_mean else (rows * sums[k][0], rows) for k, fact in self.terms.items()]
         pairs.append((rows * once, rows))
         return accumulate(epoch, ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)]))
 
-    def logs(self, epoch: tuple[Tensor, Tensor], metrics: list, captured: Sequence[Tensor] = ()) -> dict[str, Tensor]:
+    def logs(
+        self, epoch: tuple[Tensor, Tensor], metrics: list[Tensor], captured: Sequence[Tensor] = ()
+    ) -> dict[str, Tensor]:
         """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and custom results."""
         means = ratio(*epoch)
         counted = [fact.coefficient * means[i] for i, fact in enumerate(self.terms.values()) if fact.counts]
@@ -240,7 +244,7 @@ def names_of(engine: Engine, forward: Forward) -> list[str]:
     """Return the names of an epoch's losses and metrics, except names that only the objective gives."""
     names = list(loss_trackers(forward.model))
 
-    def note(metrics: list) -> dict[str, Tensor]:
+    def note(metrics: list[Tensor]) -> dict[str, Tensor]:
         numbers = forward.results(metrics)
         names.extend([*numbers, *forward.own_results(metrics, {})])
         return numbers

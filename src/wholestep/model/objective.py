@@ -39,7 +39,8 @@ class Mean(_Shown):
     Args:
         values: (rows,) or (rows, ...), unreduced.
         weights: the shape of `values`, or its leading part, e.g. (rows,); `None` weighs every value 1. Weights depend
-            on the batch, not on the parameters. A value of weight 0 is never looked at, even if it is NaN.
+            on the batch, not on the parameters. A value of weight 0 has no part in the sums, even if it is NaN; as its
+            derivative must be finite, a missing label of weight 0 should be a number such as 0.
         coefficient: the factor of the term in the loss; the term is reported without it.
 
     >>> from keras import ops
@@ -234,7 +235,7 @@ def with_mask_of(value: Tensor, other: Tensor) -> Tensor:
     return value
 
 
-def uncast() -> AbstractContextManager:
+def uncast() -> AbstractContextManager[object]:
     """Return a scope in which variables are read in their own dtype, not in the layer's compute dtype."""
     return backend.AutocastScope(None)
 
@@ -296,7 +297,7 @@ class Score:
         mask = get_keras_mask(self.y_pred)
         return 1 if mask is None else len(mask.shape)
 
-    def _shape_of_classes(self, rank: int) -> tuple:
+    def _shape_of_classes(self, rank: int) -> tuple[int, ...]:
         """Return the shape of the labels as class numbers, with axes of length 1 if the weights have more."""
         shape = [*ops.shape(self.y_true)]
         if not self.metric.sparse_y_true:

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from wholestep.data import digest_of
+from wholestep import tree
+from wholestep.data import Block, digest_of
 from wholestep.embeddings.rows import Lookups
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, message, warn
@@ -262,8 +263,15 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
             reasons.append(f"the weights of {name} sum to zero")
     if not reasons and after:
         reasons = [f"{_few(after)} would not be finite after it, though every row's loss is: inputs may be too large"]
-    reasons = reasons or ["the gradient is not finite, though every row's loss is"]
     attempt = 'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").'
+    if not reasons:
+        reasons = ["the gradient is not finite, though every row's loss is"]
+        if spoilt := _spoilt(block, i):
+            reasons += [
+                f"{label} is not finite in rows {_few(_numbers(names, rows))}" for label, rows in spoilt.items()
+            ]
+            bad = np.unique(np.concatenate([*spoilt.values()]))
+            attempt = "replace these values, also in rows of weight 0, as 0 times the derivative of NaN is NaN."
     if paths := unsound(forward.variables, before, are_rows_left=bad.size < count):
         verb = "is" if len(paths) == 1 else "are"
         reasons, bad = [f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"], bad[:0]
@@ -306,6 +314,15 @@ def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dic
                 terms.setdefault(label, []).append(tuple(part[:own] for part in values))
             spoiled |= {path: None for path, was, is_good in zip(paths, before, after, strict=True) if was > is_good}
     return {label: tuple(map(np.concatenate, zip(*parts, strict=True))) for label, parts in terms.items()}, [*spoiled]
+
+
+def _spoilt(block: Block, i: int) -> dict[str, np.ndarray]:
+    """Return the rows of update i whose data are not finite, by the name of the leaf."""
+    batch = block.batches[0 if block.batches[0].is_resident else i]
+    rows = block.table.rows[block.first + i][: len(block.names(i))] if batch.is_resident else slice(None)
+    leaves = [(name, leaf) for name, leaf in tree.named_leaves(batch.host) if leaf.dtype.kind == "f"]
+    finite = {name: np.isfinite(leaf[rows].reshape(len(leaf[rows]), -1)).all(axis=1) for name, leaf in leaves}
+    return {name: np.flatnonzero(~good) for name, good in finite.items() if not good.all()}
 
 
 def _fetched(engine: Engine, function: Callable, state: State) -> Any:
