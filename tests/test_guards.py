@@ -45,6 +45,8 @@ def test_a_trainer_takes_one_thread_at_a_time_which_may_come_in_again():
         lambda: trainer.predict(X, **QUIET),
         lambda: trainer.update((X, Y)),
         lambda: next(trainer.steps((X, Y))),
+        lambda: trainer.num_skipped,
+        trainer.explain,
     ]
 
     def look(*_):
@@ -54,7 +56,7 @@ def test_a_trainer_takes_one_thread_at_a_time_which_may_come_in_again():
     trainer.fit(X, Y, **QUIET, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=look)])
     assert len(inside) == 1
     assert int(trainer.model.optimizer.iterations.numpy()) == 2
-    assert [type(error) for error in errors] == [ws.SpecificationError] * 5
+    assert [type(error) for error in errors] == [ws.SpecificationError] * 7
     for error in errors:
         assert "thread 'second', while thread 'MainThread' is in it" in str(error)
     assert elsewhere(calls[1]) is None

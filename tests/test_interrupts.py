@@ -136,6 +136,18 @@ def test_an_interrupt_says_where_the_next_run_resumes(tmp_path, capsys):
     assert f"Interrupted after update 3. The newest checkpoint in {tmp_path / 'run'} is that of update 2" in second
 
 
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+def test_each_signal_of_a_block_is_delivered(numbers):
+    def receive():
+        with uninterrupted():
+            for number in numbers:
+                signal.raise_signal(number)
+
+    with interrupts.Termination() as termination, pytest.raises(KeyboardInterrupt):
+        receive()
+    assert termination.has_come
+
+
 def test_a_second_interrupt_need_not_wait():
     seen = []
 

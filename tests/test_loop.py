@@ -154,6 +154,60 @@ def test_a_step_after_another_trainers_update_is_numbered_after_it_and_one_that_
         next(steps)
 
 
+@pytest.mark.parametrize("begins", ["update", "fit", "steps"])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_step_that_failed_unread_ends_what_the_loops_body_begins(begins, goes_on):
+    x, made = np.array(X), model(optimizer="sgd")
+    x[7] = np.nan
+    trainer, data, good = ws.Trainer(made), ws.Batches((x, Y), 5, shuffle=False), (X[:5], Y[:5])
+    begin = {
+        "update": lambda: trainer.update(good),
+        "fit": lambda: trainer.fit(*good, **QUIET),
+        "steps": lambda: list(trainer.steps(ws.Batches(good, 5))),
+    }[begins]
+    steps, seen = trainer.steps(data), []
+    assert [next(steps).number for _ in range(2)] == [1, 2]
+    with pytest.raises(ws.NonFiniteError, match=r"Update 2 .*rows 7") as error:
+        begin()
+    assert error.value.rows == (7,)
+    if goes_on:
+        with pytest.raises(ws.NonFiniteError, match=r"Update 2 .*rows 7"):
+            next(steps)
+    else:
+        steps.close()
+    assert (trainer.run.number, int(made.optimizer.iterations), data.position) == (1, 1, (0, 1))
+    x[7] = X[7]
+    seen += [step.number for step in trainer.steps(data)]
+    assert (seen, int(made.optimizer.iterations)) == ([2, 3, 4], 4)
+
+
+def test_an_update_within_a_loop_is_numbered_after_all_steps_that_were_skipped():
+    x, numbers = np.array(X), []
+    x[[2, 7]] = np.nan
+    trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in trainer.steps(ws.Batches((x, Y), 5, shuffle=False)):
+            numbers.append(step.number)
+            if step.batch == 2:
+                trainer.update((X[:5], Y[:5]))
+    assert numbers == [1, 2, 3, 5]
+    assert (trainer.run.number, trainer.num_skipped) == (5, 2)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_restored_run_knows_nothing_of_an_update_that_was_not_read(tmp_path, skips):
+    trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite="skip" if skips else "raise")
+    trainer.fit(X, Y, batch_size=5, **QUIET)
+    trainer.save(tmp_path / "kept")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.update((np.full_like(X[:5], np.nan), Y[:5]))
+        trainer.restore(tmp_path / "kept")
+        trainer.update((X[:5], Y[:5]))
+        assert (trainer.num_skipped, trainer.run.number) == (0, 5)
+
+
 # ---- the order goes on ----
 
 

@@ -1,7 +1,4 @@
-"""The only loop: it sends updates, or the batches of an evaluation.
-
-`fit`, `steps`, `evaluate`, `predict` and validation are policies of it.
-"""
+"""The only loop, of updates or of an evaluation's batches; `fit`, `steps`, `evaluate` and `predict` are its policies."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -143,7 +140,9 @@ class _Training(Policy[Report]):
     def close(self, unread: deque[Report]) -> None:
         """Write the variables, and count skipped updates."""
         self._executor.dispatcher.finish()
-        self._applied.note_skipped(self._run, unread)
+        if any(report.is_noted for report in unread):  # by an update in the loop's body, which raised an error
+            self.on_error(unread)
+        self._applied.end_loop(self._run, unread)
 
     def on_error(self, unread: deque[Report]) -> None:
         """Note the first failed update among the unread ones, so that the run and the data are before it."""

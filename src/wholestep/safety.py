@@ -92,8 +92,10 @@ class _Held:
 
     def __exit__(self, *_: object) -> None:
         self._restore()
-        for number, frame in self._calls[:1]:
-            self._handlers[number](number, frame)
+        if self._calls:
+            came = dict(reversed(self._calls))
+            for number in sorted(came, reverse=True):  # SIGTERM first, which may set a flag only: SIGINT raises
+                self._handlers[number](number, came[number])
 
     def _restore(self) -> None:
         self._is_open = False

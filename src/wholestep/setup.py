@@ -176,6 +176,7 @@ class Setup:
     def executor_to_update(self, example: Callable[[], Tree]) -> Executor:
         """Return the executor of the current model; the caller checks that the last single update was applied."""
         executor = self._current_executor(example, trains=True)
+        executor.applied.check_loop(self.run)
         if not self.steps.trains:
             arguments.check_trains(self.model)
         return executor
@@ -301,6 +302,8 @@ class Setup:
     def _arrive(self) -> None:
         assert self.run.restored is not None
         self._put_back_known(self.run.restored)
+        if self.executor is not None:
+            self.executor.applied.forget()
 
     def settle(self) -> None:
         """Check that the last single update was applied; see `Applied.settle`."""

@@ -311,15 +311,17 @@ class Trainer(OnBatch):
 
     def explain(self) -> str:
         """Return a description of how updates run, as text. Complete after the first update."""
-        self._setup.settle()
-        executor = self.executor
-        if executor is None or not executor.planner.programs:
-            return "No update has run yet: the plan is made from the first batch."
-        held = executor.variables
-        sharded = executor.engine.variables.sharded([*held.params, *held.buffers])  # frozen weights are buffers
-        return explain(executor.planner, sharded, executor.where_data_are, executor.unlike_keras)
+        with self._guard:
+            self._setup.settle()
+            executor = self.executor
+            if executor is None or not executor.planner.programs:
+                return "No update has run yet: the plan is made from the first batch."
+            held = executor.variables
+            sharded = executor.engine.variables.sharded([*held.params, *held.buffers])  # frozen weights are buffers
+            return explain(executor.planner, sharded, executor.where_data_are, executor.unlike_keras)
 
     @property
     def num_skipped(self) -> int:
         """The number of updates that were skipped because they were not finite. Waits for the device."""
-        return self.run.num_skipped if self.executor is None else self.executor.applied.count_skipped(self.run)
+        with self._guard:
+            return self.run.num_skipped if self.executor is None else self.executor.applied.count_skipped(self.run)

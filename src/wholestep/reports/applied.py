@@ -54,7 +54,7 @@ class Applied:
         self._unread: Report | None = None
         self._ending: Ending | None = None
         self._latest: Callable[[], Report | None] = lambda: None
-        self._unnoted: deque[Callable[[], Report | None]] = deque()  # which may have skipped updates
+        self._unnoted: deque[Callable[[], Report | None]] = deque()  # which may have failed updates
         # The number of an update, the digest of its batch, the state of the stream.
         self._last: tuple[int, str, Any] = (0, "", None)
         self._iterations: Tensor | None = None
@@ -62,7 +62,7 @@ class Applied:
     def note_sent(self, report: Report) -> None:
         """Record updates that were sent. Does not wait."""
         self._latest = weakref.ref(report)  # weak, so as not to keep its batch
-        if self._skips:
+        if self._skips or report.in_call:
             while self._unnoted and ((first := self._unnoted[0]()) is None or first.is_noted):
                 self._unnoted.popleft()
             self._unnoted.append(self._latest)
@@ -88,8 +88,7 @@ class Applied:
 
     def recount(self, run: Run) -> None:
         """Set the run's number to the optimizer's `iterations` plus the skipped updates. Waits."""
-        if (latest := self._latest()) is not None and self._skips:
-            self.note_failures(run, latest)
+        self.note_skipped(run, self._sent())
         run.counted(self._num_applied + run.num_skipped, run.num_skipped)
         self._iterations = self._optimizer.iterations._value
 
@@ -102,8 +101,34 @@ class Applied:
     def count_skipped(self, run: Run) -> int:
         """Return the number of skipped updates, including unread reports. Waits."""
         self.settle(run)
-        self.note_skipped(run, filter(None, [report() for report in self._unnoted]))
+        self.note_skipped(run, self._sent())
         return run.num_skipped
+
+    def check_loop(self, run: Run) -> None:
+        """Check the unread updates of a loop whose body begins other updates: these would clear the device's flag. Waits.
+
+        Raises:
+            NonFiniteError: one was not applied. The run is at the position before it, and its data once the loop ends.
+        """
+        for report in self._sent() if not self._skips else ():
+            if not report.is_noted and (failed := self.note_failures(run, report)) is not None:
+                raise self.failure(run, report, failed)
+
+    def forget(self) -> None:
+        """Drop all unread reports: their updates are no part of the run any more."""
+        self._unread, self._latest = None, lambda: None
+        self._unnoted.clear()
+        if self._ending is not None:
+            self._ending.last = None
+
+    def end_loop(self, run: Run, unread: Iterable[Report]) -> None:
+        """Count the skipped updates of a loop that ends; what else it has not read belongs to no loop."""
+        self.note_skipped(run, unread)
+        if not self._skips:
+            self._unnoted.clear()
+
+    def _sent(self) -> list[Report]:
+        return [report for each in self._unnoted if (report := each()) is not None]
 
     def count_exactly(self, run: Run) -> int:
         """Return the number of skipped updates, also unread ones, and store the last numbers in `run.place`. Waits.
@@ -158,6 +183,7 @@ class Applied:
     def note_failures(self, run: Run, report: Report) -> int | None:
         """Count the skipped updates; return the index of the first failed one if that ends the run."""
         if not self._skips:
+            report.is_noted = True
             if (failed := report.first_failure) is not None:
                 run.failed(report.first + failed, in_call=report.in_call)
             return failed
