@@ -806,6 +806,9 @@ model.compile("adam", "mse")
 """
 
 
+EVERY = "engine has_seen has_loss first_line judged looked_at causes notes unseen taken".split()
+
+
 @pytest.mark.parametrize("with_audit", ["", "with ws.audit(model, (x, x.sum(1))) as report: "])
 def test_updates_by_the_trainer_of_this_library_need_no_audit(with_audit, audit):
     text = script("by hand").split("import tensorflow" if ENGINE == "tensorflow" else "import jax")[0]
@@ -813,7 +816,14 @@ def test_updates_by_the_trainer_of_this_library_need_no_audit(with_audit, audit)
     assert (code, out.count("\n")) == (0, 1), out + err
     assert out.startswith("Updates by `wholestep.Trainer` need no audit")
     code, out, _ = audit(text + BY_TRAINER.format(with_audit=with_audit), "--json")
-    assert (code, "need no audit" in json.loads(out)["notes"][0]) == (0, True)
+    told = json.loads(out)
+    assert (code, set(told) >= set(EVERY), "need no audit" in told["notes"][0]) == (0, True, True)
+
+
+def test_a_script_without_updates_has_all_fields_as_data(audit):
+    code, out, _ = audit("print('nothing')", "--json")
+    told = json.loads(out)
+    assert (code, set(told), told["first_line"]) == (2, set(EVERY), "The audit could not see enough.")
 
 
 def test_a_report_on_updates_by_the_trainer_of_this_library_says_so_first():

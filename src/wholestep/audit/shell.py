@@ -123,6 +123,9 @@ def _say(own: argparse.Namespace, ran: Any, reports: list) -> int:
     return CLEAN if is_clean else UNSEEN
 
 
+_UNSEEN = "The audit could not see enough"
+
+
 def _is_by_own_trainer(scout: Any) -> bool:
     """Whether no updates were made but by this library's own trainer."""
     from wholestep.audit.log import OWN_TRAINER
@@ -134,8 +137,7 @@ def _is_by_own_trainer(scout: Any) -> bool:
 def _say_own(own: argparse.Namespace) -> int:
     from wholestep.audit.log import OWN_TRAINER
 
-    told = {"has_seen": False, "causes": [], "notes": [f"{OWN_TRAINER}."], "unseen": []}
-    print(json.dumps(told, indent=1) if own.json else f"{OWN_TRAINER}.")
+    print(_unseen_json(f"{OWN_TRAINER}.", [f"{OWN_TRAINER}."], []) if own.json else f"{OWN_TRAINER}.")
     return CLEAN
 
 
@@ -156,10 +158,16 @@ def _say_unseen(
     notes = sorted(notes, key=lambda note: not isinstance(note, Likely))
     reasons = [reason for reason in reasons if reason]
     if own.json:
-        print(json.dumps({"has_seen": False, "causes": [], "notes": notes, "unseen": reasons}, indent=1))
+        print(_unseen_json(next((n for n in notes if isinstance(n, Likely)), f"{_UNSEEN}."), notes, reasons))
     else:
-        told = [*notes, *[""] * bool(notes), "The audit could not see enough:", *(f"  - {each}" for each in reasons)]
-        print("\n".join(told))
+        print("\n".join([*notes, *[""] * bool(notes), f"{_UNSEEN}:", *(f"  - {each}" for each in reasons)]))
     if is_asking:
         print("\n" + _ADD.format(script=own.script), file=sys.stderr if own.json else sys.stdout)
     return CAUSES if any(isinstance(note, Likely) for note in notes) else UNSEEN
+
+
+def _unseen_json(first_line: str, notes: Sequence[str], reasons: list[str]) -> str:
+    """Return the JSON of a report without an update, with all keys of `Report.as_json`."""
+    told = {"has_seen": False, "has_loss": False, "judged": [], "looked_at": "", "engine": None}
+    told |= {"first_line": first_line, "causes": [], "notes": [*notes], "unseen": reasons, "taken": []}
+    return json.dumps(told, indent=1)
