@@ -806,7 +806,7 @@ model.compile("adam", "mse")
 """
 
 
-EVERY = "engine has_seen has_loss first_line judged looked_at causes notes unseen taken".split()
+EVERY = ["engine", "has_seen", "has_loss", "first_line", "judged", "looked_at", "causes", "notes", "unseen", "taken"]
 
 
 @pytest.mark.parametrize("with_audit", ["", "with ws.audit(model, (x, x.sum(1))) as report: "])

@@ -1,4 +1,4 @@
-"""The only loop, of updates or of an evaluation's batches; `fit`, `steps`, `evaluate` and `predict` are its policies."""
+"""The only loop, of updates or of an evaluation; `fit`, `steps`, `evaluate` and `predict` are its policies."""
 
 from collections import deque
 from collections.abc import Callable, Generator

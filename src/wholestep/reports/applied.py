@@ -105,7 +105,7 @@ class Applied:
         return run.num_skipped
 
     def check_loop(self, run: Run) -> None:
-        """Check the unread updates of a loop whose body begins other updates: these would clear the device's flag. Waits.
+        """Check the unread updates of a loop whose body begins others, which would clear the device's flag. Waits.
 
         Raises:
             NonFiniteError: one was not applied. The run is at the position before it, and its data once the loop ends.
