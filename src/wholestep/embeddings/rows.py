@@ -68,7 +68,7 @@ def unlike_keras(model: keras.Model, optimizer: Optimizer | None) -> str:
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = any(getattr(each, name, None) for each in (inner, optimizer) for name in _CLIPS)
-    is_linear = type(inner) is keras.optimizers.SGD and not clips
+    is_linear = type(inner) in (keras.optimizers.SGD, keras.optimizers.Lion) and not clips
     if keras.backend.backend() != "tensorflow" or optimizer is None or is_linear:
         return ""
     tables = [each for each in model._flatten_layers() if isinstance(each, keras.layers.Embedding) and each.trainable]
