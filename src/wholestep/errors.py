@@ -37,10 +37,10 @@ class BatchError(WholestepError, ValueError):
 
 
 class NonFiniteError(WholestepError, ArithmeticError):
-    """A loss or gradient was not finite. Raised before the update was applied; the weights are the last good ones.
+    """A loss, gradient or moving statistic was not finite. The update was not applied: the weights are the last good.
 
     `update` is the number of the update that was not applied, `rows` the numbers of the non-finite rows (empty where
-    only the gradient was not finite).
+    no row is to blame).
     """
 
     def __init__(self, message: str, update: int, rows: tuple[int, ...] = ()):

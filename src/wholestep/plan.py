@@ -1,4 +1,4 @@
-"""The plan of an update: microbatches, padding, updates per dispatch. It never changes the result."""
+"""The plan of an update: microbatches, padding, updates per dispatch. It changes only rounding, unless it warns."""
 
 import os
 from dataclasses import asdict, dataclass, field, replace

@@ -222,7 +222,7 @@ class OnBatch(ABC):
 
         Raises:
             SpecificationError, BatchError: the arguments or the batch are not valid.
-            NonFiniteError: the loss or gradient was not finite, and the update not applied.
+            NonFiniteError: the loss, gradient or a moving statistic was not finite, and the update not applied.
 
         >>> import keras, numpy as np, wholestep as ws
         >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])

@@ -34,9 +34,9 @@ class Trainer(OnBatch):
         optimizer: a Keras optimizer, its name or its configuration; None for the compiled optimizer.
         metrics: further Keras metrics; with an `objective`, the metrics that it updates by name.
         seed: the integer seed of the order of the rows.
-        microbatch_size: the number of rows computed at once: fewer rows, less memory, the same update. "auto": the
-            most that fit in `memory_limit`.
-        memory_limit: the bytes that an update may use in addition to its data and weights; None for the device's
+        microbatch_size: the number of rows computed at once: fewer rows, less memory, the same update, except for the
+            statistics of BatchNormalization. "auto": as many as fit in `memory_limit`; on TensorFlow it never cuts.
+        memory_limit: the bytes that an update may use in addition to its data and weights (JAX); None for the device's
             memory, or half of the host's. Arrays of up to half of that default stay on the device under any limit.
         on_nonfinite: "raise" stops before an update whose loss, gradient or moving statistics are not finite; "skip"
             skips the update.
@@ -52,7 +52,8 @@ class Trainer(OnBatch):
 
     Attributes:
         model: the model.
-        run: the state and position of the training, see `wholestep.run.Run`.
+        run: the state and position of the training: `run.snapshot()` returns them, `run.restore(snapshot)` restores
+            them.
 
     >>> import keras, numpy as np, wholestep as ws
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -158,15 +159,16 @@ class Trainer(OnBatch):
         """Run one update after the other, for a custom loop, with the same compiled update as `fit`.
 
         The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
-        step's numbers waits for the device; nothing else does. Until the next step, `model.get_metrics_result()`
-        returns the same as its `logs`. At the end of the last epoch the weights are replaced by the optimizer's moving
+        step's numbers waits for the device. Without reading, at most three updates are in flight; the loop waits when
+        an epoch begins and before a checkpoint. Until the next step, `model.get_metrics_result()` returns the same as
+        its `logs`. At the end of the last epoch the weights are replaced by the optimizer's moving
         average, if it has one, as in `fit`; a loop that is left early keeps the weights.
 
         Args:
             data: `Batches`, or a source for them (then in batches of 32, in the order of the trainer's next epoch).
             epochs: the number of epochs, from the current position of the data.
             checkpoints: as in `fit`. The run is saved before the next update, with the changes made by the loop's body;
-                a loop that is left early saves nothing more.
+                a loop that is left early saves nothing more. `keep_best` needs `fit`, and is refused.
 
         Yields:
             A `Step` for every update.
@@ -212,8 +214,9 @@ class Trainer(OnBatch):
             trainer's next call. Until the next update, `model.get_metrics_result()` returns the same.
 
         Raises:
-            NonFiniteError: the loss or gradient was not finite, and the update not applied. Raised when its numbers are
-                read, or by the trainer's next call; printed to stderr at the script's end if neither happens.
+            NonFiniteError: the loss, gradient or a moving statistic was not finite, and the update not applied. Raised
+                when its numbers are read, or by the trainer's next call; printed to stderr at the script's end if neither
+                happens.
         """
         with self._guard:
             host = self._setup.single_batch(batch, "fit")

@@ -69,6 +69,9 @@ class Sum(_Shown):
 
     An epoch reports the mean of its updates' sums, each weighted by its number of rows.
 
+    Args:
+        values, weights, coefficient: as for `Mean`.
+
     >>> from keras import ops
     >>> float(Sum(ops.array([1.0, 2.0, 4.0])).sums()[0])
     7.0
