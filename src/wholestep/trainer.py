@@ -215,8 +215,8 @@ class Trainer(OnBatch):
 
         Raises:
             NonFiniteError: the loss, gradient or a moving statistic was not finite, and the update not applied. Raised
-                when its numbers are read, or by the trainer's next call; printed to stderr at the script's end if neither
-                happens.
+                when its numbers are read, or by the trainer's next call; printed to stderr at the script's end if
+                neither happens.
         """
         with self._guard:
             host = self._setup.single_batch(batch, "fit")

@@ -41,7 +41,8 @@ class Checkpoints:
         keep_period: also keep the first checkpoint at or after each multiple of this number of updates.
         keep_seconds: also keep checkpoints that are at most this many seconds older than the newest.
         keep_best: (name, number) or (name, number, mode): `fit` also keeps this number of epochs with the best value of
-            this metric: ("val_loss", 2); refused by `steps`. The mode is "min", "max", or "auto" for Keras' direction of the metric.
+            this metric: ("val_loss", 2). The mode is "min", "max", or "auto" for Keras' direction of the metric.
+            `steps` refuses it.
         resume: whether to resume from the newest checkpoint; if not, the folder must have no checkpoint.
         learning_rate: the learning rate from here on. A resumed run has the saved learning rate, unless this differs
             from the rate given before. Not for an optimizer with a schedule.
