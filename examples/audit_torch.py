@@ -5,7 +5,7 @@
 1. the loop as written, audited: one cause, and the line to change;
 2. the same loop with the fix that the audit proposes: no cause.
 
-    pip install 'wholestep[torch]'
+    pip install '.[torch]'                (in a clone)
     python examples/audit_torch.py        (no Keras, JAX or TensorFlow is imported)
 """
 
