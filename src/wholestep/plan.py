@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Planner:
-    """Plans and compiles the programs of one step, each once.
+    """Plans and compiles the programs of one update, each once while the cache holds it.
 
     Args:
         microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.

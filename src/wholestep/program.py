@@ -69,7 +69,7 @@ class Program:
 
 
 class ProgramCache(dict[tuple, Any]):
-    """ProgramCache, or their parts, by kind and shape. The oldest of more than `most` makes room for a new one.
+    """Values by kind and shape, such as programs. Past `most` values, the oldest is dropped.
 
     >>> programs = ProgramCache(most=2)
     >>> programs["a"], programs["b"], programs["c"] = 1, 2, 3

@@ -1,4 +1,4 @@
-"""The kind of a user's data, asked once for each call: `classify` answers, and nothing else asks."""
+"""The kind of a user's data: `classify` finds it where data enter, and returns classified data unchanged."""
 
 from dataclasses import dataclass
 from enum import Enum

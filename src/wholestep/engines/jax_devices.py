@@ -102,7 +102,7 @@ class JaxDevices:
         return self.place(data) if self._must_place else map_leaves(_narrow, data)
 
     def fetch(self, values: Tree) -> Any:
-        """Return device values as numpy. The only place that waits."""
+        """Return device values as numpy. Waits for the device."""
         with self._processes.waiting("computing"):
             return np.asarray(values) if isinstance(values, jax.Array) else jax.tree.map(np.asarray, values)
 

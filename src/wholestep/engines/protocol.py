@@ -254,7 +254,7 @@ class Devices(Protocol):
         """Return host arrays as a program takes them fastest; replica i gets the rows shares[i], (replicas, rows)."""
 
     def fetch(self, values: Tree) -> Any:
-        """Return every leaf as numpy, after one wait; the host waits nowhere else."""
+        """Return every leaf as numpy, after one wait."""
 
     def is_ready(self, values: Tree) -> bool:
         """True only if the values can be fetched without waiting for a device."""

@@ -148,7 +148,7 @@ class TensorflowDevices:
         return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
 
     def fetch(self, values: Tree) -> Any:
-        """Return device values as numpy. The only place that waits."""
+        """Return device values as numpy. Waits for the device."""
         return array_of(values) if isinstance(values, tf.Tensor) else tree.map_leaves(array_of, values)
 
     def is_ready(self, values: Tree) -> bool:
