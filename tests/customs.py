@@ -190,6 +190,17 @@ class Untracked(Adversaries):
             return self.both(data), state
 
 
+class ByName(Untracked):
+    """The same, whose optimizers are in a dict."""
+
+    def make(self):
+        self.by_name = {}
+        super().make()
+
+    d_optimizer = property(lambda self: self.by_name.get("d"), lambda self, made: self.by_name.update({"d": made}))
+    g_optimizer = property(lambda self: self.by_name.get("g"), lambda self, made: self.by_name.update({"g": made}))
+
+
 def adversaries(kind=Adversaries):
     model = kind()
     model.compile()

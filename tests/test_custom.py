@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from customs import X, Y
-from shares import on, share
+from shares import halves, on, share
 
 import wholestep as ws
 
@@ -185,10 +185,9 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
     check_logs(again, found)
 
 
-@on("jax")
-def test_a_snapshot_holds_optimizers_that_are_attributes_and_nothing_more():
-    kinds = customs.Untracked, customs.Untracked, customs.Adversaries
-    model, other, tracked = map(customs.adversaries, kinds)
+@pytest.mark.parametrize("kind", halves([customs.Untracked, customs.ByName]))
+def test_a_snapshot_holds_optimizers_that_are_attributes_and_nothing_more(kind):
+    model, other, tracked = map(customs.adversaries, (kind, kind, customs.Adversaries))
     rows = [ws.Batches(X, 5, seed=2) for _ in range(3)]
     trainer, second = ws.Trainer(model), ws.Trainer(other)
     for step in trainer.steps(rows[0], epochs=2):
@@ -200,6 +199,19 @@ def test_a_snapshot_holds_optimizers_that_are_attributes_and_nothing_more():
     assert len(list(ws.Trainer(tracked).steps(rows[2], epochs=2))) == 10
     check_close([v.numpy() for v in other.g_optimizer.variables], [v.numpy() for v in tracked.g_optimizer.variables])
     check_close([v.numpy() for v in other.discriminator.weights], [v.numpy() for v in tracked.discriminator.weights])
+
+
+@on("tensorflow")
+def test_an_optimizer_that_takes_anothers_place_in_a_dict_is_kept_too():
+    model = customs.adversaries(customs.ByName)
+    trainer = ws.Trainer(model)
+    trainer.update(X)
+    model.by_name["g"] = keras.optimizers.Adam(0.3)
+    model.g_optimizer.build(model.generator.trainable_variables)
+    trainer.update(X)
+    held = {v.path for v in trainer.run.variables.slots}
+    assert held >= {v.path for v in model.g_optimizer.variables}
+    assert model.g_optimizer.iterations == 1
 
 
 def test_an_update_that_is_not_finite_is_taken_back():
@@ -304,6 +316,33 @@ def test_what_a_step_reads_besides_is_read_anew_and_labels_are_its_business():
     assert first == 0
     assert third == pytest.approx(2 * second)
     assert second > 0
+
+
+@pytest.mark.skipif(not customs.JAX, reason="on TensorFlow a step assigns in place")
+@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize("name", ["train_step", "test_step"])
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_an_assignment_that_would_be_lost_is_refused(name, is_read, run_eagerly):
+    count = keras.Variable(0.0, trainable=False, name="count")
+
+    class Counting(keras.Model):
+        pass
+
+    def step(self, *given):
+        count.assign(count + 1.0 if is_read else 1.0)
+        return getattr(keras.Model, name)(self, *given)
+
+    setattr(Counting, name, step)
+    image = keras.Input((6,))
+    model = Counting(image, customs.dense(1, 42)(image))
+    model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    before, trainer = model.get_weights(), ws.Trainer(model)
+    with pytest.raises(ws.SpecificationError, match=r"assign only variables that the trainer keeps.*Received: count"):
+        trainer.fit(X, Y, **CALMLY) if name == "train_step" else trainer.evaluate(X, Y, verbose=0)
+    check_equal(before, model.get_weights())
+    model.kept, trainer = count, ws.Trainer(model)  # tracked by Keras
+    trainer.fit(X, Y, **CALMLY) if name == "train_step" else trainer.evaluate(X, Y, batch_size=5, verbose=0)
+    assert count == (5.0 if is_read else 1.0)
 
 
 @pytest.mark.skipif(not customs.JAX, reason="on TensorFlow a step makes what it lacks when it is traced")

@@ -567,8 +567,9 @@ def taken(case, other, state, data, note):
             variable.assign(variable + given[0])
         return {"sum": given[0]}
 
-    groups, values = [params, case.variables.buffers, [metric]], [state.params, state.buffers, state.metrics]
-    found, (params, buffers, metrics) = case.engine.steps.call(step, groups, values, 2, data, note)
+    groups = [params, case.variables.buffers, [metric], []]
+    values = [state.params, state.buffers, state.metrics, []]
+    found, (params, buffers, metrics, _) = case.engine.steps.call(step, groups, values, 2, data, note)
     return state._replace(params=params, buffers=buffers, metrics=metrics), found["sum"]
 
 
@@ -588,6 +589,9 @@ def holds_call(case):
         values = [[v.value for v in group] for group in groups]
         with pytest.raises(SpecificationError, match=r"must return \(results, state\).*Received: a state that is"):
             case.engine.steps.call(lambda state, data: (data, 7), groups, values, 2, 0, read.append)
+        step = lambda state, data: (other.assign(5.0), state)  # noqa: E731
+        with pytest.raises(SpecificationError, match="must assign only variables that the trainer keeps"):
+            case.engine.steps.call(step, [*groups, [other]], [*values, [other.value]], 2, 0, read.append)
 
 
 def holds_attempt(case):

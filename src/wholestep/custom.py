@@ -105,8 +105,8 @@ class CustomSteps:
     def slots(self) -> list[keras.Variable]:
         """All variables that an update changes, except weights, seeds and metrics.
 
-        First the variables of the model's optimizer, then of other optimizers that are attributes of the model and of
-        metrics missing from `model.metrics`, last the number of updates.
+        First the variables of the model's optimizer, then of other optimizers that are attributes of the model, or in
+        a list or dict that is one, and of metrics missing from `model.metrics`, last the number of updates.
         """
         model, own = self.model, self.own_slots
         known = {id(v) for v in (*own, *model.variables, *model.metrics_variables)}
@@ -123,7 +123,7 @@ class CustomSteps:
     def watched(self) -> list[Collection]:
         """Return live collections, one of which gets another item where a part of a step, or its variables, change."""
         held = [vars(layer).values() for layer in layers(self.model)]
-        nested = [part for part in chain(*held) if isinstance(part, list | tuple)]
+        nested = [_items(part) for part in chain(*held) if isinstance(part, dict | list | tuple)]
         owners = [*self._optimizers(), *self._metrics(), getattr(self.model, "optimizer", None)]
         owners += [getattr(owner, "inner_optimizer", None) for owner in owners]
         return [*held, *nested, *(owner._variables for owner in owners if owner is not None)]
@@ -137,8 +137,7 @@ class CustomSteps:
     def _attributes(self) -> Iterator[Any]:
         for layer in layers(self.model):
             for attribute in list(vars(layer).values()):
-                nested = attribute if isinstance(attribute, list | tuple) else [attribute]
-                yield from nested.values() if isinstance(nested, dict) else nested
+                yield from _items(attribute) if isinstance(attribute, dict | list | tuple) else [attribute]
 
     # ---- the results of a step ----
 
@@ -149,6 +148,10 @@ class CustomSteps:
             return numbers
         fresh = {name: np.asarray(value).copy() for name, value in own.items()}
         return {name: value if value.ndim else float(value) for name, value in fresh.items()}
+
+
+def _items(part: dict | list | tuple) -> Collection:
+    return part.values() if isinstance(part, dict) else part
 
 
 def with_reads(forward: Forward, read: list[keras.Variable]) -> Forward:

@@ -98,10 +98,14 @@ class JaxSteps:
         """Call a step with the values of the first `num` groups; return its results and all values after it.
 
         Values that a step returns unchanged may have been assigned instead.
+
+        Raises:
+            SpecificationError: the step assigns a variable of the last group, whose values are only read.
         """
         pairs = [pair for group, given in zip(groups, values, strict=True) for pair in zip(group, given, strict=True)]
         with self._around(), _StepScope(pairs, note) as scope:
             found, after = _parts(step(tuple(values[:num]), data), values[:num])
+            scope.refuse_assigned(groups[-1])
             after = [*after, *values[num:]]
             after = [
                 [scope.get_current_value(v) if new is old else new for v, old, new in zip(*of_group, strict=True)]
@@ -118,17 +122,36 @@ class JaxSteps:
 
 
 class _StepScope(keras.StatelessScope):
-    """A scope that gives variables their values, and reports reads of variables without one."""
+    """A scope that gives variables their values, and reports uses of variables without one."""
 
     def __init__(self, pairs: list, note: Note):
         super().__init__(pairs, collect_losses=True)
         self._note = note
+        self._assigned: set[int] = set()
+
+    def add_update(self, update: tuple[keras.Variable, Tensor]) -> None:
+        variable, _ = update
+        if id(variable) not in self.state_mapping:
+            self._note(variable)
+        self._assigned.add(id(variable))
+        super().add_update(update)
 
     def get_current_value(self, variable: keras.Variable) -> Tensor | None:
         value = super().get_current_value(variable)
         if value is None:
             self._note(variable)
         return value
+
+    def refuse_assigned(self, variables: list[keras.Variable]) -> None:
+        """Refuse assignments to these variables.
+
+        Raises:
+            SpecificationError: there is one.
+        """
+        if paths := [v.path for v in variables if id(v) in self._assigned]:
+            must = "On JAX a custom step must assign only variables that the trainer keeps: other values would be lost."
+            attempt = "make the variable, or its owner, an attribute of the model; a metric must be in `model.metrics`."
+            raise SpecificationError(message(must, ", ".join(paths), attempt))
 
 
 def _with_values(found: Tree, groups: Sequence[list], after: list[list]) -> Tree:

@@ -130,7 +130,7 @@ class StepCalls(Protocol):
     def call(
         self, step: Callable, groups: Sequence[list], values: Sequence[list], num: int, data: Tree, note: Note
     ) -> tuple[Tree, list[list]]:
-        """Call a step with `num` groups of values; return results and all groups after it. Other reads go to `note`."""
+        """Call a step with `num` groups; return results and all groups. The last is read only; `note` others."""
 
     def attempt(
         self, function: Callable[[State], tuple[State, Tensor, Found]], state: State, variables: Variables
