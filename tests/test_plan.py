@@ -128,6 +128,56 @@ def test_batches_in_hand_or_of_many_shapes_are_compiled_alone():
     assert set(num_stacked(trainer)) == {1}
 
 
+class Rows:
+    """Rows that come one by one."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+class Squares(ws.Objective):
+    """The mean square of all outputs of a row, of any rank."""
+
+    def __call__(self, model, batch, training):
+        outputs = keras.ops.reshape(model(batch, training=training), (batch.shape[0], -1))
+        return ws.Mean(keras.ops.mean(outputs**2, axis=-1))
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("names", [("stay", "come"), ("come", "stay")])
+def test_data_that_stay_and_rows_of_the_same_shape_have_programs_of_their_own(names):
+    """All of the data that stay have the shape of one row of the data that come."""
+    rng = np.random.default_rng(0)
+    stay, come = rng.normal(size=(ROWS, 6)).astype("float32"), rng.normal(size=(8, ROWS, 6)).astype("float32")
+    data = {"stay": ws.Batches(stay, 4, shuffle=False), "come": ws.Batches(Rows(come), 4, shuffle=False)}
+
+    class PerRow(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3, kernel_initializer="ones")
+            self.dropout = keras.layers.Dropout(0.5, seed=1)
+
+        def call(self, x, training=False):
+            return self.dropout(self.dense(x), training=training)
+
+    def found(is_one):
+        model, found = PerRow(), []
+        model(stay)
+        trainers = [ws.Trainer(model, Squares(), optimizer=keras.optimizers.SGD(0.01)) for _ in names]
+        for name, trainer in zip(names, trainers[:1] * 2 if is_one else trainers, strict=True):
+            found += trainer.fit(data[name], verbose=0).history["loss"]
+            found += [trainer.evaluate(data[name], verbose=0), trainer.predict(data[name], verbose=0).sum()]
+        return found
+
+    assert found(is_one=True) == found(is_one=False)
+
+
 def test_arrays_that_are_too_large_do_not_stay(monkeypatch):
     monkeypatch.setattr("wholestep.plan._host_bytes", lambda: 64)
     trainer = ws.Trainer(model())

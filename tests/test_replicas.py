@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, one_update, snapshot, spread_over
 from scripts import lean
-from shares import later, on, share
+from shares import halves, later, on, share
 
 import wholestep as ws
 from wholestep import update
+from wholestep.plan import Planner
 from wholestep.update import ObjectiveUpdate
 
 JAX = keras.backend.backend() == "jax"
@@ -172,6 +173,13 @@ def test_a_run_is_the_same_on_several_replicas(replicas, couples, loaded):
 @pytest.mark.parametrize(("replicas", "couples", "loaded"), list(itertools.product((2, 3), *[[False, True]] * 2)))
 def test_a_run_is_the_same_on_several_replicas_in_all_cases(replicas, couples, loaded):
     test_a_run_is_the_same_on_several_replicas(replicas, couples, loaded)
+
+
+@pytest.mark.parametrize(("replicas", "couples"), halves([(3, False), (2, True)]))
+def test_a_run_on_arrays_that_do_not_stay_is_the_same_on_several_replicas(replicas, couples, monkeypatch):
+    stayed = alone(couples)
+    monkeypatch.setattr(Planner, "room_for_data", 0)
+    assert_close(stayed, run(replicas, couples=couples), 2e-6 if JAX or not couples else 2e-5)
 
 
 UNTRAINED = {

@@ -13,7 +13,7 @@ from keras import ops
 from wholestep import tree
 from wholestep.custom import CustomEvaluation, CustomSteps
 from wholestep.cut import Cut
-from wholestep.data import MOST_STACKED, Batch, Batches, Block, Check, Feed, SingleBatches, most_stacked, stack, stage
+from wholestep.data import Batch, Batches, Block, Check, Feed, SingleBatches, most_in_a_dispatch, stack, stage
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
 from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
@@ -187,8 +187,7 @@ class Evaluation:
         """
         if batches is None:
             return partial(self._program, run, options, 1, 0, check)
-        is_resident = batches.arrays is not None and not batches.shapes
-        most = len(batches) if is_resident else MOST_STACKED if self.engine.devices.num_replicas == 1 else 1
+        most = len(batches) if batches.arrays is not None and not batches.shapes else MOST_UPDATES
         most = 1 if options.one_by_one or steps == 1 else most
         return partial(self._program, run, options, most, len(batches.shapes), check)
 
@@ -235,22 +234,22 @@ class Evaluation:
 
     def _key(self, options: EvalOptions, most: int, batch: Batch) -> tuple:
         num_buffers = len(self._step(options).forward.variables.buffers)
-        return options.predicts, options.is_whole, most > 1, batch.signature, batch.num_rows, num_buffers
+        return options.predicts, options.is_whole, most > 1, *batch.program_key, batch.num_rows, num_buffers
 
     def _compile(self, run: "PassRun", options: EvalOptions, most: int, batch: Batch) -> Program:
         engine, cut = self.engine, Cut(((1, batch.num_rows),), batch.num_rows)
         data, rows = stage(engine.devices, batch, cut)
         (rows,) = engine.devices.place((rows,))
         assert run.state is not None
-        state, step = self._learned_step(run.state, options, batch.signature, data, rows)
+        state, step = self._learned_step(run.state, options, batch.program_key, data, rows)
         captured = engine.variables.captured(step.forward.inputs, state)
         parts = parted(step.forward, state._replace(captured=captured, sums=step.no_sums))
         found = None if engine.programs.is_eager else engine.programs.shapes(step, *parts, data, rows)[1]
-        most = most if batch.is_resident else most_stacked(batch, most)
 
         def each(moved: State, rest: State, data: Tree, rows: Tensor, _: Tensor) -> tuple[State, Tree]:
             return step(moved, rest, data, rows)
 
+        most = most_in_a_dispatch(engine.devices, batch, most)
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
         loops = found is not None and _can_loop(found) and not engine.programs.loops_slowly(step, *parts, data, rows)
         most, loops = length if loops else 1, loops and (length > 1 or engine.programs.always_xla)
@@ -266,11 +265,11 @@ class Evaluation:
         return Program(*made, cut, length, most, num_stacked, [], step)
 
     def _learned_step(
-        self, state: State, options: EvalOptions, signature: tuple, data: Tree, rows: Tensor
+        self, state: State, options: EvalOptions, program_key: tuple, data: Tree, rows: Tensor
     ) -> tuple[State, Step]:
         """Return the traced function of such a pass for batches like this one, and the state with new variables."""
         engine, step = self.engine, self._step(options)
-        before, like = step.forward, (options.predicts, options.is_whole, signature)
+        before, like = step.forward, (options.predicts, options.is_whole, program_key)
         if like not in self._learned:
             captured = engine.variables.captured(before.inputs, state)
             step = step.learned(state._replace(captured=captured), data, rows)

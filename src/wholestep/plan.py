@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from wholestep.cut import Cut
-from wholestep.data import MOST_STACKED, Batch, Batches, most_stacked, stack, stage
+from wholestep.data import Batch, Batches, most_in_a_dispatch, stack, stage
 from wholestep.embeddings.rows import describe
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
@@ -75,10 +75,8 @@ class Planner:
         many_are_alike = num_shapes < 2 and batches is not None
         if batches is not None and batches.arrays is not None and not num_shapes:
             most = len(batches)
-        elif self.engine.devices.num_replicas == 1 and (self.engine.programs.loops_once or many_are_alike):
-            most = MOST_STACKED
         else:
-            most = 1
+            most = MOST_UPDATES if self.engine.programs.loops_once or many_are_alike else 1
         return Wanted(batches is None or batches.comes_short, most, num_shapes)
 
     def known(self, batch: Batch, wanted: Wanted) -> Program | None:
@@ -101,13 +99,19 @@ class Planner:
         key = self._key(filled.batch, wanted)
         if key not in self.programs:
             self.engine.processes.set_status("compiling")
-            most = wanted.most if filled.batch.is_resident or self._may_loop(filled.batch) else 1
-            self.programs[key] = self._plan(filled, wanted.short, _length(filled.batch, most))
+            self.programs[key] = self._plan(filled, wanted.short, self._length(filled.batch, wanted))
         self._filled[self._key(batch, wanted), batch.full] = self.programs[key]
         return self.programs[key]
 
     def _key(self, batch: Batch, wanted: Wanted) -> tuple:
-        return batch.signature, batch.num_rows, wanted.short, wanted.most > 1
+        return *batch.program_key, batch.num_rows, wanted.short, wanted.most > 1
+
+    def _length(self, batch: Batch, wanted: Wanted) -> int:
+        """Return the most updates that a program for such batches runs."""
+        most = most_in_a_dispatch(self.engine.devices, batch, wanted.most)
+        if most > 1 and not batch.is_resident and not self._may_loop(batch):
+            return 1
+        return max(1, min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows))
 
     def _may_loop(self, batch: Batch) -> bool:
         """Whether to compile a program of several updates for loaded batches like this one, which takes long.
@@ -121,7 +125,7 @@ class Planner:
 
     def learn(self, state: State, batch: Batch) -> Update:
         """Trace the objective on batches like this one, before any other method sees such a batch."""
-        if batch.signature not in self._updates:
+        if batch.program_key not in self._updates:
             cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.replicas.is_split)
             data, rows = stage(self.engine.devices, batch, cut)
             rows, count = self.engine.devices.place((rows, np.array(batch.num_rows, np.int32)))
@@ -131,8 +135,8 @@ class Planner:
                 for known in (self._updates, self.programs, self._filled):
                     known.clear()
                 self.update = update
-            self._updates[batch.signature] = update
-        return self._updates[batch.signature]
+            self._updates[batch.program_key] = update
+        return self._updates[batch.program_key]
 
     def padding_is_exact(self, sample: Sample) -> bool:
         """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once; False if eager."""
@@ -296,14 +300,6 @@ class Planner:
 
     def _say(self, message: str) -> None:
         warn(message)
-
-
-def _length(batch: Batch, most: int) -> int:
-    """Return the most updates that a program for such batches runs."""
-    most = min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows)
-    if not batch.is_resident:
-        most = most_stacked(batch, most)
-    return max(1, most)
 
 
 def _host_bytes() -> int:

@@ -1,7 +1,7 @@
 """Data: a source, a sampler and a position in it, on their way to the device. Other packages import from here."""
 
 from wholestep.data.batches import Batches
-from wholestep.data.block import MOST_STACKED, Batch, Block, Check, Known, SingleBatches, most_stacked, stack, stage
+from wholestep.data.block import Batch, Block, Check, Known, SingleBatches, most_in_a_dispatch, stack, stage
 from wholestep.data.facts import content_of, digest_of, layout_of
 from wholestep.data.feed import Feed, open_feed
 from wholestep.data.kinds import Data, classify
@@ -20,7 +20,6 @@ from wholestep.data.sparse import dense, is_sparse, sliceable
 from wholestep.data.weights import check_weights, class_weighted
 
 __all__ = [
-    "MOST_STACKED",
     "NUMBER_CLASSES",
     "Batch",
     "Batches",
@@ -42,7 +41,7 @@ __all__ = [
     "is_sparse",
     "kept",
     "layout_of",
-    "most_stacked",
+    "most_in_a_dispatch",
     "numpy_batch",
     "open_batches",
     "open_feed",

@@ -12,7 +12,7 @@ from wholestep.engines import Devices
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
-MOST_STACKED = 16
+_MOST_STACKED = 16
 _MOST_BYTES = 1 << 20  # of stacked data: a single update is sent in arrays with room for all
 
 
@@ -57,6 +57,11 @@ class Batch(NamedTuple):
     def signature(self) -> tuple:
         """The nesting, dtypes and shapes on which programs depend, for loaded arrays without the rows."""
         return _signature(self.host, 0 if self.is_resident else 1)
+
+    @property
+    def program_key(self) -> tuple:
+        """The properties of the data by which programs are kept; a loaded row may have the shape of resident data."""
+        return self.signature, self.is_resident
 
     @property
     def names(self) -> np.ndarray | None:
@@ -250,9 +255,16 @@ def table_of(devices: Devices, program: Planned, rows: np.ndarray, num_rows: int
     return Table(named, counts, devices.place((named, counts)))
 
 
-def most_stacked(batch: Batch, most: int) -> int:
-    """Return how many updates on batches of this size the data of a dispatch can hold, at most `most`."""
-    return max(1, min(most, MOST_STACKED, _MOST_BYTES // max(1, tree.num_bytes(batch.host))))
+def most_in_a_dispatch(devices: Devices, batch: Batch, most: int) -> int:
+    """Return how many updates on batches like this one a dispatch may run, at most `most`.
+
+    Loaded batches are stacked, except for several replicas: each receives its share of one batch.
+    """
+    if batch.is_resident:
+        return most
+    if devices.num_replicas > 1:
+        return 1
+    return max(1, min(most, _MOST_STACKED, _MOST_BYTES // max(1, tree.num_bytes(batch.host))))
 
 
 def stack(batches: list[Batch], room: int) -> Any:
