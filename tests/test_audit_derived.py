@@ -10,6 +10,7 @@ from keras import ops
 from shares import later, on
 
 import wholestep as ws
+from wholestep.audit import conclusion
 from wholestep.audit.derived import Derived, solved
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
@@ -260,8 +261,11 @@ def test_the_form_of_a_loss_of_other_labels_than_the_rows_have_is_found(told, re
 
 @on("tensorflow")
 @pytest.mark.parametrize("edits", [[], *later([[NOISY]])])
-def test_the_gradient_of_a_loss_without_a_known_form_is_judged_and_the_trials_warn_nobody(edits, report_of, caplog):
+def test_the_gradient_of_a_loss_without_a_known_form_is_judged_and_the_trials_warn_nobody(
+    edits, report_of, caplog, monkeypatch
+):
     """Keras warns of a softmax of a single number, and TensorFlow of functions that are traced often."""
+    monkeypatch.setattr(conclusion, "_SECONDS", 5)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         code, out = report_of(script("by hand", UNCOMPILED, (OWN, CUBED), *edits), "--updates", 6)

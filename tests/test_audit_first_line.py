@@ -8,7 +8,7 @@ import pytest
 from audit_scripts import HEAD, script
 
 import wholestep as ws
-from wholestep.audit import judge
+from wholestep.audit import conclusion, judge
 from wholestep.audit.log import Line
 from wholestep.audit.source import line_of_loss
 
@@ -308,8 +308,9 @@ def step(a, b):
 
 
 @ONLY_TENSORFLOW
-def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(report_of):
-    code, out = report_of(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP)
+def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(report_of, monkeypatch):
+    monkeypatch.setattr(conclusion, "_SECONDS", 1)  # one trial is enough
+    code, out = report_of(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP, "--updates", 6)
     found = re.search(r"On row \d+, label [01], output (.+): own_loss of the script is (.+), (\w+) is (.+)\.\n", out)
     assert (code, found[3]) == (2, "binary_crossentropy"), out
     assert out.startswith("Not judged: the form of the loss is not known.")
