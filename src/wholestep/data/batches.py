@@ -309,8 +309,7 @@ class Batches(KeepsPosition):
         if (unused := self.take_unused(position)) is not None:
             return unused.host, unused.end
         if self._stream is not None:
-            drawn = self._stream.draw(position[1])
-            return drawn if self._prepare is None else self._prepare(drawn), (position[0], position[1] + 1)
+            return self._draw(self._stream, position[1]), (position[0], position[1] + 1)
         if self._numbered is not None and position[1] == 0:
             self._numbered.begin_epoch()
         self._check(*position)
@@ -319,6 +318,14 @@ class Batches(KeepsPosition):
         if self._numbered is not None and after[0] > position[0]:
             self._numbered.end_epoch()
         return batch, after
+
+    def _draw(self, stream: BatchStream, step: int) -> Any:
+        """Return a stream's next batch, prepared; a batch whose preparation fails is drawn again."""
+        if self._prepare is None or (peeked := stream.peek(step)) is None:
+            return stream.draw(step)
+        batch = self._prepare(peeked)
+        stream.draw(step)
+        return batch
 
     def take_unused(self, position: Position) -> Any:
         """Return the next batch that a feed loaded and its loop did not use; None if there is none.

@@ -38,7 +38,9 @@ class BatchStream:
         self.has_ended = False
         self._batches = batches
         self._transform = transform
-        self._running: Iterator[Tree] | None = None
+        self._running: Iterator | None = None
+        self._held: list = []  # the source's next batch, until it is converted
+        self._has_raised = False  # and has not returned a batch since
         self._peeked: Tree | None = None
         self._get_state: Callable[[], Any] | None = None
 
@@ -65,7 +67,7 @@ class BatchStream:
 
     def first(self) -> Tree:
         """Return the first batch of another pass; this pass stays unchanged."""
-        return next(_converted(self._batches, iter(self._batches), self._transform))
+        return self._converted(next(iter(self._batches)))
 
     def draw(self, step: int) -> Tree:
         """Return the next batch, and move on.
@@ -106,13 +108,53 @@ class BatchStream:
         self._peeked = None
 
     def _next(self, step: int) -> Tree:
-        if self._running is None or (self.has_ended and step == 0 and self.begins_again):
+        """Return the next batch; the one that failed last, if converting it failed.
+
+        Raises:
+            StopIteration: the stream has ended.
+            BatchError: it seems to have ended, but has raised an error before, and Python ends a generator that raises.
+        """
+        restarts = step == 0 and self.begins_again and (self.has_ended or self._has_raised)
+        if self._running is None or restarts:
             self._begin()
-        assert self._running is not None
-        batch = next(self._running)
+        if not self._held and not self.has_ended:
+            self._hold_next()
+        if not self._held:
+            self._check_end(step)
+            raise StopIteration
+        batch = self._converted(self._held[0])
         if self._get_state is not None:
             self.state = copy.deepcopy(self._get_state())
+        self._held = []
         return batch
+
+    def _hold_next(self) -> None:
+        """Hold the source's next batch, if there is one."""
+        assert self._running is not None
+        try:
+            self._held.extend(itertools.islice(self._running, 1))  # one call: an interrupt comes before it or after it
+        except BaseException:
+            self._has_raised = not self._held
+            raise
+        self._has_raised = self._has_raised and not self._held
+
+    def _converted(self, batch: Tree) -> Tree:
+        try:
+            return own_batch(batch, self._transform)
+        except StopIteration as error:
+            raise RuntimeError("A transform has raised StopIteration, which would end the data.") from error
+
+    def _check_end(self, step: int) -> None:
+        """Refuse the end of a source that has raised an error; warn if it had another number of batches than told."""
+        if self._has_raised:
+            must = "A source that has raised an error must be opened anew."
+            attempt = "data.seek(epoch) begins the pass again." if self.begins_again else "pass a new iterator."
+            raise BatchError(message(must, "its end, right after the error", attempt))
+        told = self.num_batches
+        if self.begins_again and not self.has_ended and told not in (None, step):
+            must = "The length of the data must be the number of batches; all batches were used."
+            received = f"{step} batches of {type(self._batches).__name__}, whose length says {told}"
+            warn(message(must, received, "mend its __len__, or leave it out."))
 
     def _begin(self, state: object = None) -> None:
         iterator: Any = iter(self._batches)
@@ -120,27 +162,15 @@ class BatchStream:
             iterator.set_state(state)
         has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
         self._get_state = iterator.get_state if has_state else None
-        self._running = _converted(self._batches, iterator, self._transform)
-        self.has_ended, self.state = False, None
-
-
-def _converted(batches: Iterable, iterator: Iterator, transform: Callable[[Any], Any]) -> Iterator[Tree]:
-    """Yield the batches of an iterator over `batches`, as numpy arrays, transformed."""
-    told, num = _num_batches(batches), 0
-    for batch in iterator:
-        num += 1
-        yield own_batch(batch, transform)
-    if not isinstance(batches, Iterator) and told not in (None, num):
-        must = "The length of the data must be the number of batches; all batches were used."
-        received = f"{num} batches of {type(batches).__name__}, whose length says {told}"
-        warn(message(must, received, "mend its __len__, or leave it out."))
+        self._running, self._held = iterator, []
+        self.has_ended, self._has_raised, self.state = False, False, None
 
 
 class Kept:
     """The batches of an iterator, cached on the host, so that every iteration starts at the first batch."""
 
     def __init__(self, batches: Iterator):
-        copies = (tree.map_leaves(np.array, batch) for batch in batches)  # as in `_converted`
+        copies = (tree.map_leaves(np.array, batch) for batch in batches)  # as in `BatchStream`
         (self._beginning,) = itertools.tee(copies, 1)
 
     def __iter__(self) -> Iterator[Tree]:
