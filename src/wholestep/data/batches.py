@@ -11,6 +11,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.checks import is_count, takes
 from wholestep.data.kinds import KeepsPosition, Position, classify
+from wholestep.data.leaves import owned
 from wholestep.data.packing import Packs
 from wholestep.data.sampler import Sampler, no_such_place, open_sampler, refuse_sizes
 from wholestep.data.shapes import LengthOptions
@@ -53,7 +54,8 @@ class Batches(KeepsPosition):
         pack: whether several rows (dicts of sequences of one length) share a row as long as the longest, or as the one
             boundary. Adds the int32 leaves `segment_ids` (from 1; 0 in the padding) and `positions` (from 0).
         transform: a function of every loaded batch; with `tokens`, of the padded or packed batch, `segment_ids` and
-            `positions` included. Arrays without `tokens` are transformed once, as a whole.
+            `positions` included. Its results are copied: it may fill the same arrays again. Arrays without `tokens`
+            are transformed once, as a whole.
 
     Raises:
         SpecificationError: a batch size below 1, or any for ready-made batches; a seed that is not an integer; a
@@ -256,7 +258,7 @@ class Batches(KeepsPosition):
     def prepared(self, prepare: Transform) -> "Batches":
         """Return the same batches, each prepared; both have the same position."""
         prepared = copy.copy(self)
-        prepared._at, prepared.unused, prepared._prepare = self._at, self.unused, prepare
+        prepared._at, prepared.unused, prepared._prepare = self._at, self.unused, owned(prepare)
         return prepared
 
     def __copy__(self) -> "Batches":

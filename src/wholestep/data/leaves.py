@@ -1,5 +1,6 @@
 """Leaves of data: user-passed arrays, rows and batches are converted to numpy arrays of numbers."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ NUMBER_CLASSES = (
 )
 _AS_FLOATS = 'turn the objects into numbers first: .astype("float32").'
 _NUMBERS = "biuf"
+_LARGE = 1 << 16  # bytes of an array whose copy is aligned, so that an engine need not copy it again
 
 
 def numpy_batch(batch: Tree) -> Tree:
@@ -35,6 +37,26 @@ def own_batch(batch: Tree, prepare: Callable[[Any], Any] | None = None) -> Tree:
     """Return a copy of a user's batch, prepared and checked: a generator may fill its arrays again."""
     copied = raw_batch(batch, lambda leaf: np.array(to_numpy(leaf)))
     return checked(copied if prepare is None else prepare(copied))
+
+
+def owned(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a transform whose results do not change: several are kept, and the given one may fill its arrays again.
+
+    Arrays that it returns as it was given them are not copied: each batch has arrays of its own.
+    """
+
+    def transformed(batch: Tree) -> Tree:
+        given = tree.leaves(batch)
+        known = {id(leaf) for leaf in given}
+        return tree.map_leaves(lambda leaf: leaf if id(leaf) in known else _copied(leaf), transform(batch))
+
+    return transformed
+
+
+def _copied(leaf: Any) -> Any:
+    array = leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf)
+    is_large = _is_array_of_numbers(array) and array.nbytes >= _LARGE
+    return tree.aligned_copy(array) if is_large else copy.copy(array)
 
 
 def text_as_arrays(source: Tree) -> Any:

@@ -13,6 +13,7 @@ from wholestep.data.leaves import (
     by_leaf,
     checked,
     own_batch,
+    owned,
     refuse_lists,
     stack_column,
     to_numpy,
@@ -192,11 +193,12 @@ def open_source(data: Data, transform: Transform | None = None, *, by_length: bo
     Raises:
         BatchError: data of an unknown kind, no rows, or leaves of different length.
     """
-    content, transform = data.content, transform or _same
+    content, whole = data.content, transform or _same
+    transform = _same if transform is None else owned(transform)
     if data.kind is Kind.NUMBERED:
         return IndexedBatches(content, transform, workers_of(content), Order(0))
     if data.are_arrays and not data.is_list_of_rows(by_length):
-        return _open_arrays(content, transform, by_length=by_length)
+        return _open_arrays(content, transform, whole, by_length=by_length)
     if data.kind in (Kind.ARRAYS, Kind.ROWS):
         if type(content) is tuple and not by_length and len({(type(part), _shape(part)) for part in content}) > 1:
             for i, part in enumerate(content):
@@ -226,7 +228,8 @@ def _shape(part: object) -> tuple[int, ...]:
     return np.asarray(part, object).shape
 
 
-def _open_arrays(content: Tree, transform: Transform, *, by_length: bool) -> Source:
+def _open_arrays(content: Tree, transform: Transform, whole: Transform, *, by_length: bool) -> Source:
+    """Return the source of arrays; `whole` is applied to dense rows at once, `transform` to each batch of others."""
     stay_sparse = has_sparse(content) and not by_length
     arrays = tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(content))
     num_rows = tree.num_rows(arrays, "data")
@@ -235,7 +238,7 @@ def _open_arrays(content: Tree, transform: Transform, *, by_length: bool) -> Sou
         return SparseArrays(checked(arrays), num_rows, transform)
     if by_length:
         return Arrays(checked(arrays), num_rows, transform)
-    return Arrays(checked(transform(arrays)), num_rows)
+    return Arrays(checked(whole(arrays)), num_rows)
 
 
 def _as_rows(leaf: object) -> np.ndarray | SparseRows:
