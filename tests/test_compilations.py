@@ -8,6 +8,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from shares import share
 from small import X, Y, model
 
 import wholestep as ws
@@ -103,12 +104,64 @@ def test_a_stream_whose_batches_have_ever_new_shapes(how):
     assert len([w for w in seen if "few shapes" in str(w.message)]) == 1
 
 
-def test_verbose_decides_whether_the_line_is_told():
+@pytest.fixture
+def are_quiet(monkeypatch):
+    """Return a list that gets an entry for each compilation: whether its line is not told."""
+    seen, watched = [], Compilations.watched
+
+    def noting(compilations, *given):
+        seen.append(compilations.is_quiet)
+        return watched(compilations, *given)
+
+    monkeypatch.setattr(Compilations, "watched", noting)
+    return seen
+
+
+def test_verbose_decides_whether_the_line_is_told(are_quiet):
     trainer = ws.Trainer(model())
-    for verbose, is_quiet in ((0, True), (2, False)):
-        trainer.evaluate(X, Y, verbose=verbose)
-        assert trainer.executor.compilations.is_quiet is is_quiet
-        assert trainer.executor.evaluation.compilations.is_quiet is is_quiet
+    for size, verbose in ((5, 0), (4, 2), (10, 0)):
+        trainer.evaluate(X, Y, batch_size=size, verbose=verbose)
+        trainer.fit(X, Y, batch_size=size, verbose=verbose)
+    assert are_quiet == [True, True, False, False, True, True]
+
+
+def fails():
+    raise ValueError("a callback")
+
+
+FAILING = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: fails())
+INNER = {
+    "evaluate": lambda trainer, verbose: trainer.evaluate(X, Y, verbose=verbose),
+    "predict": lambda trainer, verbose: trainer.predict(X, verbose=verbose),
+    "test_on_batch": lambda trainer, verbose: trainer.test_on_batch(X, Y),
+    "an error": lambda trainer, verbose: pytest.raises(
+        ValueError, trainer.evaluate, X, Y, verbose=verbose, callbacks=[FAILING]
+    ),
+}
+
+
+@pytest.mark.parametrize("outer", ["fit", "steps"])
+@pytest.mark.parametrize("name", share(INNER))
+def test_a_quiet_call_in_another_call_leaves_that_as_it_was(name, outer, are_quiet):
+    trainer, inner = ws.Trainer(model()), INNER[name]
+    data = [(X[:rows], Y[:rows]) for rows in (4, 5, 6)]
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: inner(trainer, 0))
+    if outer == "fit":
+        trainer.fit(iter(data), verbose=2, callbacks=[look])
+    else:
+        for _ in trainer.steps(iter(data)):
+            inner(trainer, 0)
+    assert are_quiet == [False, True, False, False]
+    inner(trainer, 0)
+    trainer.update((X[:3], Y[:3]))
+    assert not are_quiet[-1]
+
+
+def test_a_loud_call_in_a_quiet_one_leaves_it_quiet(are_quiet):
+    trainer, data = ws.Trainer(model()), [(X[:rows], Y[:rows]) for rows in (4, 5)]
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: trainer.evaluate(X, Y, verbose=2))
+    trainer.fit(iter(data), verbose=0, callbacks=[look])
+    assert are_quiet == [True, False, True]
 
 
 # ---- the progress bar ----

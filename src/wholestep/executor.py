@@ -85,6 +85,7 @@ class Executor:
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
         self.evaluation = Evaluation(engine.evaluation or engine, evaluating, steps)
         self.compilations = Compilations()
+        self.compilations.is_quiet = self.evaluation.compilations.is_quiet = engine.processes.index > 0
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
         self.unlike_keras = "" if steps.trains else unlike_keras(model, context.optimizer)
@@ -111,10 +112,12 @@ class Executor:
             self._has_noted = True
             print(f"wholestep: {self.unlike_keras}", file=sys.stderr, flush=True)
 
-    def be_quiet(self, is_quiet: bool) -> None:
-        """Turn notices to the user off or on; they are always off in processes other than 0."""
-        is_quiet = is_quiet or self.engine.processes.index > 0
-        self.compilations.is_quiet = self.evaluation.compilations.is_quiet = is_quiet
+    @contextmanager
+    def notices(self, verbose: int | str) -> Iterator[None]:
+        """Context in which notices to the user are on or off; they are always off in processes other than 0."""
+        is_quiet = not verbose or self.engine.processes.index > 0
+        with self.compilations.quiet(is_quiet), self.evaluation.compilations.quiet(is_quiet):
+            yield
 
     @contextmanager
     def shown_by(self, bar: ProgbarLogger | None) -> Iterator[None]:

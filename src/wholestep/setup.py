@@ -359,8 +359,7 @@ class Setup:
 
     def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
         """Return the runner of these callbacks, for `steps` batches an epoch."""
-        executor.be_quiet(not told["verbose"])
-        if told.get("history"):
+        if told["history"] and told["verbose"]:
             executor.note_differences()
         return CallbackRunner(self.model, callbacks, engine=executor.engine, steps=steps, **told)
 

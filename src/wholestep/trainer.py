@@ -190,7 +190,6 @@ class Trainer(OnBatch):
         with self._setup.saver(asked, "steps", batches) as saver:
             with self._guard:
                 executor = self._setup.executor_to_train(batches.example)
-                executor.be_quiet(False)
                 saver.open(executor)
             with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
                 yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
@@ -249,15 +248,16 @@ class Trainer(OnBatch):
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, EvalOptions(one_by_one=watch.has_test_hooks), steps)
-            logs = run_evaluation(executor, through, steps, watch)
+            with executor.notices(verbose):
+                logs = run_evaluation(executor, through, steps, watch)
             return executor.context.results(logs, return_dict=return_dict)
 
     def _evaluate_single(self, batch: Tree) -> dict[str, Any]:
         with self._guard:
             host = self._setup.single_batch(batch, "evaluate")
             executor = self._setup.executor_for(lambda: host)
-            executor.be_quiet(True)
-            return executor.evaluate_single(host)
+            with executor.notices(verbose=0):
+                return executor.evaluate_single(host)
 
     def predict(
         self,
@@ -276,7 +276,8 @@ class Trainer(OnBatch):
             told = {"verbose": verbose, "epochs": 1, "history": False}
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
             through = executor.open_pass(batches, EvalOptions(True, are_whole, watch.has_predict_hooks), steps)
-            return run_prediction(executor, through, steps, watch)
+            with executor.notices(verbose):
+                return run_prediction(executor, through, steps, watch)
 
     # ---- checkpoints ----
 

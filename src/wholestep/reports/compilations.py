@@ -51,6 +51,15 @@ class Compilations:
         finally:
             self.bar = outer
 
+    @contextmanager
+    def quiet(self, is_quiet: bool) -> Iterator[None]:
+        """Context in which the line about a long compilation is off or on."""
+        outer, self.is_quiet = self.is_quiet, is_quiet
+        try:
+            yield
+        finally:
+            self.is_quiet = outer
+
     def show(self, reason: str) -> None:
         """Show the reason of the wait that begins now in the progress bar, if there is one."""
         if self.bar is not None:
