@@ -93,8 +93,8 @@ class Executor:
         self._checks_batches = isinstance(objective, CompiledObjective) and not steps.trains
         self._unclaimed: list[tuple[str, Numbers]] = []  # values of a snapshot for variables that are not known yet
         self._tables = ProgramCache()
-        self._single: SingleBatches | None = None
-        self._evaluated: tuple[PassRun, SingleBatches] | None = None  # single batches
+        self._single = SingleBatches(engine.devices, self._tables)
+        self._single_evaluated = SingleBatches(self.evaluation.engine.devices, self.evaluation.tables)
         self._has_noted = False
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
@@ -214,22 +214,16 @@ class Executor:
         self.where_data_are = feed.where
         return feed
 
-    def single(self, run: Run, host: Tree) -> SingleBatches:
-        """Return the feed of single batches, the next of which is `host`; it stays open.
+    def single(self, run: Run, host: Tree) -> tuple[SingleBatches, Block]:
+        """Return the feed of single batches, and the block of this batch.
 
         Raises:
             PeerError: as `feed`.
         """
         self._check_processes(partial(batch_facts, host))
-        if self._single is None:
-            plan = partial(self._program, run, self.planner.wanted(None))
-            self._single = SingleBatches(self.engine.devices, plan, self.check, self._num_filled, self._tables)
         self.where_data_are = self._single.where
-        return self._single
-
-    def _num_filled(self, host: Tree, num: int) -> int:
-        """Return the number of rows to pad a single batch to, by the present findings: a restore replaces them."""
-        return self.planner.findings.rows_to_fill(host, num)
+        plan = partial(self._program, run, self.planner.wanted(None))  # not kept: a cycle
+        return self._single, self._single.block(host, plan, self.check, self.planner.findings.rows_to_fill)
 
     def open_pass(self, batches: Batches, options: EvalOptions, steps: int | None) -> Pass:
         """Return a pass over `steps` of these batches (None: all) in evaluation mode."""
@@ -246,15 +240,12 @@ class Executor:
     def evaluate_single(self, host: Tree) -> dict[str, Any]:
         """Return the numbers of a single batch in evaluation mode."""
         self._check_processes(partial(batch_facts, host))
-        evaluation, options = self.evaluation, EvalOptions()
-        if self._evaluated is None:
-            run, (checks_kind, check) = PassRun(), self._checks_of(options)
-            plan = evaluation.plan(run, None, options, 1, checks_kind)
-            self._evaluated = run, SingleBatches(evaluation.engine.devices, plan, check, _as_is, evaluation.tables)
-        run, feed = self._evaluated
+        evaluation, options, run, feed = self.evaluation, EvalOptions(), PassRun(), self._single_evaluated
+        checks_kind, check = self._checks_of(options)
         self.begin_evaluation(run, options)
         try:
-            return self.show_evaluation(*evaluation.send(run, feed, feed.block(host)))
+            block = feed.block(host, evaluation.plan(run, None, options, 1, checks_kind), check)
+            return self.show_evaluation(*evaluation.send(run, feed, block))
         finally:
             run.end()
 
@@ -354,8 +345,3 @@ class Executor:
 
 def _pass(batch: Batch) -> None:
     """Accept any batch."""
-
-
-def _as_is(host: Tree, num: int) -> int:
-    """Return the number of rows: an evaluation pads no batch."""
-    return num

@@ -169,8 +169,7 @@ def run_update(executor: Executor, run: Run, host: Tree) -> Logs:
     if run.restored is not None:  # the interrupted call is not resumed
         run.end_call()
     executor.begin_update(run)
-    feed = executor.single(run, host)
-    block = feed.block(host)  # while the device computes the last update
+    feed, block = executor.single(run, host)  # while the device computes the last update
     executor.applied.settle(run)
     report = executor.dispatcher.send(run, feed, block, in_call=False)
     executor.applied.hand_over(run, report)
