@@ -7,7 +7,6 @@ import warnings
 import keras
 import numpy as np
 import pytest
-
 from shares import share
 from small import X, Y, model, same
 
@@ -126,8 +125,7 @@ class Repeated:
 def drawn_until_error(stream, kind):
     drawn = []
     with pytest.raises(kind) as seen:
-        for step in range(9):
-            drawn.append(stream.draw(step))
+        drawn.extend(map(stream.draw, range(9)))
     return drawn, str(seen.value)
 
 

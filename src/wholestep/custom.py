@@ -139,16 +139,6 @@ class CustomSteps:
             for attribute in list(vars(layer).values()):
                 yield from _items(attribute) if isinstance(attribute, dict | list | tuple) else [attribute]
 
-    # ---- the results of a step ----
-
-    def results(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """Return an epoch's numbers as `keras.Model.fit` does: the metrics' results if the step returns just them."""
-        own = self.model.get_metrics_result()
-        if own.keys() != numbers.keys():
-            return numbers
-        fresh = {name: np.asarray(value).copy() for name, value in own.items()}
-        return {name: value if value.ndim else float(value) for name, value in fresh.items()}
-
 
 def _items(part: dict | list | tuple) -> Collection:
     return part.values() if isinstance(part, dict) else part

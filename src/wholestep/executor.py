@@ -49,7 +49,7 @@ from wholestep.reports.report import Report, check_same
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
-from wholestep.sums import EpochSums, fresh, names_of
+from wholestep.sums import EpochSums, fresh, names_of, read_results
 from wholestep.tree import Tensor, Tree
 from wholestep.update import ObjectiveUpdate, Update
 
@@ -259,7 +259,7 @@ class Executor:
     def show_evaluation(self, found: Tensor, block: Block) -> dict[str, Any]:
         """Return the numbers of an evaluation as Keras does, once Keras' metrics have their values."""
         numbers = self.evaluation.logs(found, block)
-        return self.steps.results(numbers) if self.steps.tests else fresh(self.model, numbers)
+        return self._shown(numbers, is_custom=self.steps.tests)
 
     def _check_processes(self, data: Callable[[], dict[str, str]]) -> None:
         if self.engine.processes.count > 1:
@@ -331,7 +331,11 @@ class Executor:
 
     def show(self, numbers: dict[str, Any]) -> dict[str, Any]:
         """Return an epoch's numbers as `keras.Model.fit` does."""
-        return self.steps.results(numbers) if self.steps.trains else fresh(self.model, numbers)
+        return self._shown(numbers, is_custom=self.steps.trains)
+
+    def _shown(self, numbers: dict[str, Any], *, is_custom: bool) -> dict[str, Any]:
+        """Return the numbers; the metrics' results instead if a custom step returns just them."""
+        return read_results(self.model.get_metrics_result(), numbers) if is_custom else fresh(self.model, numbers)
 
     def show_update(self, numbers: dict[str, Any]) -> dict[str, Any]:
         """Return the numbers up to an update for a callback, once Keras' metrics have their values."""

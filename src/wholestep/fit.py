@@ -70,7 +70,8 @@ def fit(
     validate = None if validation.data is None else Validating(setup, validation, given.batch_size)
     batches = setup.batches("fit", given)
     with setup.saver(watching.checkpoints, "fit", batches) as saver:
-        executor = setup.executor_to_train(batches.example)
+        setup.settle()
+        executor = setup.executor_to_update(batches.example)
         last, steps = arguments.limit_epochs(epochs.num), arguments.limit_steps(epochs.steps, batches.num_batches)
         told = {"verbose": watching.verbose, "epochs": last, "history": True}
         watch = setup.watch(executor, watching.callbacks, steps or batches.num_batches, **told)

@@ -168,11 +168,6 @@ class Setup:
 
     # ---- an executor ----
 
-    def executor_to_train(self, example: Callable[[], Tree]) -> Executor:
-        """Return the executor of the current model, to train."""
-        self.settle()
-        return self.executor_to_update(example)
-
     def executor_to_update(self, example: Callable[[], Tree]) -> Executor:
         """Return the executor of the current model; the caller checks that the last single update was applied."""
         executor = self._current_executor(example, trains=True)
@@ -181,17 +176,15 @@ class Setup:
             arguments.check_trains(self.model)
         return executor
 
-    def executor_for(
-        self, example: Callable[[], Tree], *, trains: bool = False, predicts: bool = False, are_whole: bool = False
-    ) -> Executor:
-        """Return the executor of the current model.
+    def executor_for(self, example: Callable[[], Tree], *, predicts: bool = False, are_whole: bool = False) -> Executor:
+        """Return the executor of the current model, to evaluate or predict.
 
         Args:
             example: returns a batch, from which missing variables are created; it is not called for a built model.
             predicts: whether only outputs are requested, of batches that (`are_whole`) also hold other parts.
         """
         self.settle()
-        return self._current_executor(example, trains=trains, predicts=predicts, are_whole=are_whole)
+        return self._current_executor(example, predicts=predicts, are_whole=are_whole)
 
     def _current_executor(
         self, example: Callable[[], Tree], *, trains: bool = False, predicts: bool = False, are_whole: bool = False
@@ -222,7 +215,7 @@ class Setup:
         self._ready.add((trains, predicts, are_whole))
         is_elsewhere = self.run.variables is not executor.variables and not self.run.is_under_way
         if restored is not None and is_elsewhere:
-            self._put_back_known(restored)
+            self._put_back(restored)
         return executor
 
     def _is_ready(self, *, trains: bool) -> bool:
@@ -247,12 +240,9 @@ class Setup:
             made.context.learn_slots()
         return optimizer
 
-    def _put_back_known(self, snapshot: Snapshot) -> None:
-        """Assign a snapshot. A prediction builds no metrics: a later call assigns the rest."""
-        self._put_back(self.executor if self._is_ready(trains=False) else None, snapshot)
-
-    def _put_back(self, executor: Executor | None, snapshot: Snapshot) -> None:
+    def _put_back(self, snapshot: Snapshot) -> None:
         """Assign a snapshot to the existing variables that are not assigned yet; see `Run.assigned`."""
+        executor = self.executor if self._is_ready(trains=False) else None  # a prediction builds no metrics
         optimizer = self._build_optimizer() if self.model.built else getattr(self.model, "optimizer", None)
         if executor is not None and (self.steps.trains or (optimizer is not None and optimizer.built)):
             executor.put_back(self.run, snapshot)
@@ -301,7 +291,7 @@ class Setup:
 
     def _arrive(self) -> None:
         assert self.run.restored is not None
-        self._put_back_known(self.run.restored)
+        self._put_back(self.run.restored)
         if self.executor is not None:
             self.executor.applied.forget()
 

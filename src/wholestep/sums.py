@@ -262,8 +262,13 @@ def shown(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
 def fresh(model: keras.Model, numbers: dict[str, Any]) -> dict[str, Any]:
     """Return an epoch's numbers as `keras.Model.fit` does, once Keras' metrics have their values."""
     logs = shown(numbers)
-    own = own_results(model) if logs is not numbers else {}
     # Called again, as in Keras: it may read values outside of the program, such as the learning rate.
-    read = {name: np.asarray(value).copy() for name, value in own.items()}
-    same = read.keys() == logs.keys()
-    return {name: value if value.ndim else float(value) for name, value in read.items()} if same else logs
+    return logs if logs is numbers else read_results(own_results(model), logs)
+
+
+def read_results(results: dict[str, Any], logs: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's metric results as numbers if they have the names of the logs; else the logs."""
+    if results.keys() != logs.keys():
+        return logs
+    read = {name: np.asarray(value).copy() for name, value in results.items()}
+    return {name: value if value.ndim else float(value) for name, value in read.items()}

@@ -189,7 +189,8 @@ class Trainer(OnBatch):
     ) -> Generator[Step, None, None]:
         with self._setup.saver(asked, "steps", batches) as saver:
             with self._guard:
-                executor = self._setup.executor_to_train(batches.example)
+                self._setup.settle()
+                executor = self._setup.executor_to_update(batches.example)
                 saver.open(executor)
             with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
                 yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)

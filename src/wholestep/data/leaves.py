@@ -42,7 +42,7 @@ def own_batch(batch: Tree, prepare: Callable[[Any], Any] | None = None) -> Tree:
 def owned(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a transform whose results do not change: several are kept, and the given one may fill its arrays again.
 
-    Arrays that it returns as it was given them are not copied: each batch has arrays of its own.
+    Arrays that are also arrays of the batch are not copied, as no other batch shares them.
     """
 
     def transformed(batch: Tree) -> Tree:
@@ -54,7 +54,9 @@ def owned(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _copied(leaf: Any) -> Any:
-    array = leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf)
+    if isinstance(leaf, SparseRows):
+        return leaf
+    array = leaf if isinstance(leaf, np.ndarray) else to_numpy(leaf)
     is_large = _is_array_of_numbers(array) and array.nbytes >= _LARGE
     return tree.aligned_copy(array) if is_large else copy.copy(array)
 
