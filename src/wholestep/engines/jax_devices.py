@@ -13,9 +13,10 @@ from wholestep.checkpoints import Numbers
 from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.processes import Processes
-from wholestep.tree import Tensor, Tree, aligned_copy, map_leaves
+from wholestep.tree import Tensor, Tree, address, aligned_copy, map_leaves
 
 _INT32 = np.iinfo(np.int32)
+_HUGE = 4 << 20  # bytes from which numpy asks for huge pages, in which rows are gathered faster
 
 
 class MeshLayout:
@@ -219,8 +220,11 @@ def gather(data: Data, rows: Tensor) -> Data:
 
 
 def _copy(leaf: Tensor) -> Tensor:
-    """Return an aligned copy of a host array, which JAX does not copy again on a CPU; an array of JAX unchanged."""
-    return leaf if isinstance(leaf, jax.Array) else aligned_copy(np.asarray(leaf))
+    """Return an aligned copy of a host array, which JAX uses as it is on a CPU; unchanged if JAX copies it."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    array = np.asarray(leaf)
+    return array if address(array) % 64 and array.nbytes < _HUGE else aligned_copy(array)
 
 
 def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:
