@@ -92,7 +92,7 @@ class JaxDevices:
         return jax.tree.map(lambda leaf: self.layout.put(leaf, self.layout.everywhere), data)
 
     def resident(self, data: Data) -> Data:
-        """Put copies of host arrays on the device: JAX may use an aligned array as it is, which the user may change."""
+        """Put copies of host arrays on the device: JAX uses an aligned array as it is, which the user may change."""
         return self.place(data if self.memory() is not None else map_leaves(_copy, data))
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:

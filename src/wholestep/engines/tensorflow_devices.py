@@ -200,7 +200,7 @@ def tensor_of(leaf: Tensor, *, shares_memory: bool = False) -> Tensor:
 
 
 def _can_share(leaf: np.ndarray) -> bool:
-    """Whether a tensor may have the memory of an array of this kind. With a GPU, it belongs there."""
+    """Whether a tensor is made faster in the memory of an array. With a GPU, it belongs there."""
     is_plain = leaf.dtype.kind in "iuf" and leaf.dtype.isnative and leaf.size > 0
     return is_plain and tf.executing_eagerly() and not tf.config.list_logical_devices("GPU")
 
