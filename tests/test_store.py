@@ -49,9 +49,9 @@ def client(monkeypatch):
 
 @pytest.fixture
 def store(client):
-    from wholestep.processes.store import Store
+    from wholestep.processes.store import KeyValueStore
 
-    return Store()
+    return KeyValueStore()
 
 
 @pytest.fixture

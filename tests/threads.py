@@ -17,7 +17,7 @@ class Shared:
 
 
 class Store:
-    """What one thread reads and writes there, as `wholestep.processes.store.Store`."""
+    """What one thread reads and writes there, as `wholestep.processes.store.KeyValueStore`."""
 
     def __init__(self, shared):
         self.shared, self.once = shared, []

@@ -24,7 +24,7 @@ from wholestep.engines import Devices, Engine
 from wholestep.processes import Processes
 from wholestep.program import GOES_ON, MOST_UPDATES, Program, span
 from wholestep.reports.applied import Applied
-from wholestep.reports.report import Numbers, Report
+from wholestep.reports.report import PackedLogs, Report
 from wholestep.run import Run
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
@@ -35,7 +35,7 @@ _MOST_SECONDS = 1e-3  # of an update: a longer one gains nothing noticeable
 
 _copies = partial(keras.tree.map_structure, keras.ops.copy)  # of a state
 
-Given = Callable[[Run, Program], tuple[State, Tree]]  # the state that a program spends next, and captured values
+StateFor = Callable[[Run, Program], tuple[State, Tree]]  # the state that a program spends next, and captured values
 
 
 def _placed_span(devices: Devices, first: int, num: int, begins: int) -> Tensor:
@@ -62,7 +62,7 @@ class _Ahead:
     run: Run
     block: Block
     num: int
-    numbers: Numbers
+    numbers: PackedLogs
     state: State
     variables: Variables
     redo: Callable[[int], State]
@@ -88,7 +88,7 @@ class Dispatcher:
         given: returns the function that returns the arguments of a program (weakly: its owner has the dispatcher).
     """
 
-    def __init__(self, engine: Engine, applied: Applied, given: Callable[[], Given | None]):
+    def __init__(self, engine: Engine, applied: Applied, given: Callable[[], StateFor | None]):
         self._devices, self._variables, self._processes = engine.devices, engine.variables, engine.processes
         self._applied = applied
         self._given = given
@@ -127,7 +127,7 @@ class Dispatcher:
                 kept = self._copied(state) if num > block.num else state
                 arguments = captured, block.data, *block.table.placed
                 state, reports = program.call(state, *arguments, self._span(block.first, num, begins))
-                sent, self._handed_out = (Numbers(self._devices, reports), 0), block.num
+                sent, self._handed_out = (PackedLogs(self._devices, reports), 0), block.num
                 if goes_ahead:
                     redo = partial(_redone, program, kept, arguments, block.first, begins)
                     self._hold_back(run, block, num, sent[0], state, redo)
@@ -142,7 +142,7 @@ class Dispatcher:
         processes.set_status(f"at work after update {run.number} (reading data, or in a callback)")
         return report
 
-    def _hand_out(self, run: Run, block: Block) -> tuple[Numbers, int] | None:
+    def _hand_out(self, run: Run, block: Block) -> tuple[PackedLogs, int] | None:
         """Return the numbers of updates that were sent ahead, with the index of a block's first; None if it was not."""
         with self._lock:
             ahead = self._ahead
@@ -155,7 +155,7 @@ class Dispatcher:
             return ahead.numbers, at
 
     def _hold_back(
-        self, run: Run, block: Block, num: int, numbers: Numbers, state: State, redo: Callable[[int], State]
+        self, run: Run, block: Block, num: int, numbers: PackedLogs, state: State, redo: Callable[[int], State]
     ) -> None:
         """Write a state to the variables only when one is accessed."""
         assert self._variables.watch is not None

@@ -18,7 +18,7 @@ from wholestep.program import MOST_UPDATES
 from wholestep.reports.report import Report
 from wholestep.run import Run
 from wholestep.safety import Guard, TerminatedWaiting
-from wholestep.sums import OWN, shown
+from wholestep.sums import OWN, visible
 
 At = TypeVar("At", contravariant=True)
 Sent = TypeVar("Sent")
@@ -201,10 +201,10 @@ class _Fitting(_Training):
     def _tell(self, report: Report, failure: int | None) -> None:
         last = report.block.num - 1 if failure is None else failure
         self.logs = partial(_numbers, report, last, failure)
-        self._watch.note(report, last + 1, report.first + last - self._begin, lambda: shown(self.logs()))
+        self._watch.note(report, last + 1, report.first + last - self._begin, lambda: visible(self.logs()))
         for i in range(last + 1 if self._watch.has_hooks else 0):
             numbers = _numbers(report, i, failure)
-            logs = self._executor.show_update(numbers) if self._watch.needs_state else shown(numbers)
+            logs = self._executor.show_update(numbers) if self._watch.needs_state else visible(numbers)
             self._watch.tell(report.first + i - self._begin, logs)
         if failure is not None:
             self._watch.end()

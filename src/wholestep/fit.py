@@ -15,7 +15,7 @@ from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation import EvalOptions, Pass
 from wholestep.executor import Executor
-from wholestep.setup import Given, Setup
+from wholestep.setup import FitData, Setup
 from wholestep.tree import Tree
 
 
@@ -58,7 +58,7 @@ class Watching(NamedTuple):
 
 
 def fit(
-    setup: Setup, given: Given, epochs: Epochs, validation: Validation, watching: Watching
+    setup: Setup, given: FitData, epochs: Epochs, validation: Validation, watching: Watching
 ) -> keras.callbacks.History:
     """Train for `epochs`; see `Trainer.fit`."""
     if validation.split and validation.data is None:

@@ -32,7 +32,7 @@ from wholestep.state import Variables
 from wholestep.tree import Tree, num_rows
 
 
-class Given(NamedTuple):
+class FitData(NamedTuple):
     """The data arguments of `fit` or `evaluate`."""
 
     x: Data
@@ -88,7 +88,7 @@ class Setup:
 
     # ---- batches ----
 
-    def batches(self, method: str, given: Given) -> Batches:
+    def batches(self, method: str, given: FitData) -> Batches:
         """Return the batches of a call of `method`, with the preprocessing of the model's method."""
         arguments.check_compiled(self.model, self.objective)
         x, y, sample_weight, batch_size, shuffle, class_weight = given

@@ -253,7 +253,7 @@ def names_of(engine: Engine, forward: Forward) -> list[str]:
     return names
 
 
-def shown(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
+def visible(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
     """Return the numbers to show to the user: the custom results if there are any, else all."""
     own = {name.removeprefix(OWN): value for name, value in numbers.items() if name.startswith(OWN)}
     return own or numbers
@@ -261,7 +261,7 @@ def shown(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
 
 def fresh(model: keras.Model, numbers: dict[str, Any]) -> dict[str, Any]:
     """Return an epoch's numbers as `keras.Model.fit` does, once Keras' metrics have their values."""
-    logs = shown(numbers)
+    logs = visible(numbers)
     # Called again, as in Keras: it may read values outside of the program, such as the learning rate.
     return logs if logs is numbers else read_results(own_results(model), logs)
 

@@ -20,7 +20,7 @@ from wholestep.model import Objective
 from wholestep.plan import explain
 from wholestep.run import Run
 from wholestep.safety import Guard, check_process
-from wholestep.setup import Given, Setup
+from wholestep.setup import FitData, Setup
 from wholestep.steps import OnBatch, Step, closed_at_exit, run_steps, run_update
 from wholestep.tree import Tree
 
@@ -143,7 +143,7 @@ class Trainer(OnBatch):
             NonFiniteError: a loss, gradient or moving statistic was not finite; that update was not applied.
             CheckpointError: a checkpoint could not be written, or none could be read.
         """
-        given = Given(classify(x), y, sample_weight, batch_size, shuffle, class_weight)
+        given = FitData(classify(x), y, sample_weight, batch_size, shuffle, class_weight)
         asked = Epochs(epochs, initial_epoch, steps_per_epoch).checked()
         validation = Validation(
             validation_data, validation_split, validation_batch_size, validation_steps, validation_freq
@@ -243,7 +243,7 @@ class Trainer(OnBatch):
         """
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
-            batches = self._setup.batches("evaluate", Given(classify(x), y, sample_weight, batch_size))
+            batches = self._setup.batches("evaluate", FitData(classify(x), y, sample_weight, batch_size))
             executor = self._setup.executor_for(batches.example)
             steps = arguments.limit_steps(steps, batches.num_batches)
             told = {"verbose": verbose, "epochs": 1, "history": False}

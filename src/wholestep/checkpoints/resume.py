@@ -26,7 +26,7 @@ from wholestep.engines import connect
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
 from wholestep.run import Run
 
-Check = Callable[[Snapshot], None]
+CheckSnapshot = Callable[[Snapshot], None]
 _WHAT = "looking for the checkpoint to resume from"
 _GONE = "gone"
 
@@ -164,7 +164,7 @@ class Start:
     call: str
     batches: Batches
     model: keras.Model
-    check: Check  # raises a SpecificationError for a snapshot of another model
+    check: CheckSnapshot  # raises a SpecificationError for a snapshot of another model
     found: Found | None = None  # the checkpoint from which it resumes, if any
     content: dict[str, str] = field(default_factory=dict)  # digests of the call's data
     rates: dict[str, float] = field(default_factory=dict)  # that the scripts of the run set, by optimizer

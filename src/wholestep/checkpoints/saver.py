@@ -20,7 +20,7 @@ from wholestep.checkpoints.configuration import Settings, environment, settings_
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.place import Keeps
-from wholestep.checkpoints.resume import Check, Start
+from wholestep.checkpoints.resume import CheckSnapshot, Start
 from wholestep.checkpoints.settings import Checkpoints, Value
 from wholestep.checkpoints.snapshot import taken_apart
 from wholestep.checkpoints.writer import Room, Writer
@@ -56,7 +56,7 @@ class Saver:
         call: str,
         batches: Batches,
         model: keras.Model,
-        check: Check,
+        check: CheckSnapshot,
         processes: Processes,
     ):
         self.also = asked.also or {}

@@ -29,7 +29,7 @@ import numpy as np
 
 from wholestep.errors import PeerError, SpecificationError, message
 from wholestep.processes.protocol import Exchange, Processes, SingleProcess, T
-from wholestep.processes.store import Store, StoreExchange, Unreachable
+from wholestep.processes.store import KeyValueStore, StoreExchange, Unreachable
 from wholestep.processes.watchdog import ENDING, PATIENCE, Beat, judge, silence
 from wholestep.safety import Terminated, end_when_terminated
 
@@ -236,7 +236,7 @@ _INTERVAL = 1.0
 class Heartbeat:
     """The threads of a process that use the store while it computes; for `patience`, see `judge`."""
 
-    def __init__(self, index: int, store: Store, patience: float):
+    def __init__(self, index: int, store: KeyValueStore, patience: float):
         self.doing, self._waits, self._since = "starting", "", time.monotonic()
         self._index = index
         self._store = store

@@ -18,7 +18,7 @@ _KEY = "wholestep/"
 Unreachable = jax.errors.JaxRuntimeError  # raised by every call if the store is gone
 
 
-class Store:
+class KeyValueStore:
     """One process's access to the store, with JSON values.
 
     `once` lists the keys that this process has written once, for a later deletion.
@@ -68,7 +68,7 @@ class StoreExchange:
     def __init__(self, index: int, count: int, name: str = "", outer: "StoreExchange | None" = None):
         self.index = index
         self.count = count
-        self.store = Store()
+        self.store = KeyValueStore()
         self.number = 0  # of the last call
         self._name = name
         self._outer = outer

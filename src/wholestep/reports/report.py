@@ -14,7 +14,7 @@ from keras import ops
 from wholestep.data import Block
 from wholestep.engines import Devices
 from wholestep.errors import NonFiniteError, SpecificationError, message
-from wholestep.sums import shown
+from wholestep.sums import visible
 from wholestep.tree import Tensor
 
 OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
@@ -78,7 +78,7 @@ def check_same(before: ReportLayout | None, now: ReportLayout) -> None:
         raise SpecificationError(message(must, received, "return a term with weights of 0 where it does not count."))
 
 
-class Numbers:
+class PackedLogs:
     """The packed logs of all updates of one dispatch, fetched once on first use."""
 
     def __init__(self, devices: Devices, values: Tensor):
@@ -112,7 +112,7 @@ class Report:
     """
 
     def __init__(
-        self, numbers: Numbers, at: int, layout: ReportLayout, block: Block, first: int, *, in_call: bool = True
+        self, numbers: PackedLogs, at: int, layout: ReportLayout, block: Block, first: int, *, in_call: bool = True
     ):
         self.block = block
         self.in_call = in_call
@@ -135,7 +135,7 @@ class Report:
 
     @property
     def verdict(self) -> Any:
-        """The values on the device, see `Numbers.verdict`."""
+        """The values on the device, see `PackedLogs.verdict`."""
         return self._numbers.verdict
 
     @property
@@ -160,7 +160,7 @@ class Report:
 
     def logs(self, i: int) -> dict[str, Any]:
         """Return the logs of update i for callbacks: the loss and the metrics over the epoch so far."""
-        return shown(self.numbers(i))
+        return visible(self.numbers(i))
 
     def loss(self, i: int) -> float:
         """Return the loss of update i alone."""
