@@ -111,7 +111,7 @@ class Applied:
             NonFiniteError: one was not applied. The run is at the position before it, and its data once the loop ends.
         """
         for report in self._sent() if not self._skips else ():
-            if not report.is_noted and (failed := self.note_failures(run, report)) is not None:
+            if (failed := self.note_failures(run, report)) is not None:
                 raise self.failure(run, report, failed)
 
     def forget(self) -> None:
