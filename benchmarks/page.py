@@ -1,4 +1,4 @@
-"""`python -m benchmarks.page`: from docs/benchmarks.jsonl, the page's tables and its picture."""
+"""`python -m benchmarks.page`: from docs/benchmarks.jsonl and docs/gpu.jsonl, their pages' tables and the picture."""
 
 import json
 import re
@@ -14,6 +14,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 DOCS = Path(__file__).parent.parent / "docs"
+PAGES = "benchmarks", "gpu"
 SECTIONS = {  # the headings of the page's tables, and their comparisons; the first that fits has it
     "How far from the limit?": r".*(by hand|bare call|hand-written)",
     "How fast is `fit`?": r"(?!.*first update)[ABDE], .*against Keras|P, fit, (arrays|validation)",
@@ -54,9 +55,10 @@ def written(page: str, lines: str) -> str:
 
 def _table(rows: dict[tuple[str, str, str], dict[str, Row]]) -> str:
     """Return a table with the result of each engine: other / ours, or how much more ours takes; and missed bars."""
-    lines = ["| work | ours | other | jax | tensorflow |", "|---|---|---|---|---|"]
+    shown = [engine for engine in _COLOURS if any(engine in engines for engines in rows.values())]
+    lines = [f"| work | ours | other | {' | '.join(shown)} |", "|---" * (3 + len(shown)) + "|"]
     for names, engines in rows.items():
-        cells = [_cell(engines[engine]) if engine in engines else "" for engine in _COLOURS]
+        cells = [_cell(engines[engine]) if engine in engines else "" for engine in shown]
         lines.append(f"| {' | '.join([*names, *cells])} |")
     return "\n".join(lines)
 
@@ -106,10 +108,11 @@ def _panel(axis: Any, title: str, rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Write the page and the picture."""
-    lines, page = (DOCS / "benchmarks.jsonl").read_text(), DOCS / "benchmarks.md"
-    page.write_text(written(page.read_text(), lines))
-    draw(rows_of(lines), DOCS / "benchmarks.png")
+    """Write the pages and the picture."""
+    for name in PAGES:
+        page = DOCS / f"{name}.md"
+        page.write_text(written(page.read_text(), (DOCS / f"{name}.jsonl").read_text()))
+    draw(rows_of((DOCS / "benchmarks.jsonl").read_text()), DOCS / "benchmarks.png")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Each path is one function of `Contest`: it returns what ours does and what Keras
 that carries out all batches once and returns when the numbers are there.
 """
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from benchmarks.works import WORKS
 
 _ROUNDS_TO_WARM_UP = 2
 _LARGE = 1024
+_HAS_TF = importlib.util.find_spec("tensorflow") is not None
 
 Run = Callable[[], Any]
 
@@ -205,7 +207,8 @@ PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
 
 def measure(rounds: int, quick: bool, only: str = "") -> dict[str, dict[str, list[float]]]:
     """Return for each path the microseconds a batch takes, ours and in Keras, one for each round, in turns."""
-    return in_turns(Contest, {name: path for name, path in PATHS.items() if only in name}, rounds, quick)
+    paths = {name: path for name, path in PATHS.items() if only in name and (path is not Contest.tf_data or _HAS_TF)}
+    return in_turns(Contest, paths, rounds, quick)
 
 
 def in_turns(

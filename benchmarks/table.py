@@ -3,7 +3,10 @@
 import datetime
 import json
 import platform
+import shutil
+import subprocess
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -107,10 +110,10 @@ def worse(rows: list[Row], earlier: str) -> list[str]:
 
 def circumstances(cores: int, *, quick: bool) -> list[str]:
     """Return what the figures depend on."""
-    versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
+    versions = ", ".join(f"{each} {version(each)}" for each in _PACKAGES if find_spec(each.removesuffix("-cpu")))
     system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     lines = [
-        f"{_processor()}, {cores} cores used; {system}",
+        f"{_gpu()}{_processor()}, {cores} cores used; {system}",
         f"{versions}; float32",
         f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}; medians of paired runs in one process tree",
     ]
@@ -120,6 +123,12 @@ def circumstances(cores: int, *, quick: bool) -> list[str]:
 def _short(value: float) -> str:
     """Three digits that count."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _gpu() -> str:
+    tool = shutil.which("nvidia-smi")
+    asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    return "" if tool is None else subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()[0] + ", "
 
 
 def _processor() -> str:

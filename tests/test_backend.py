@@ -81,6 +81,15 @@ def test_the_doctor_shows_the_engine_and_what_is_slow(monkeypatch, capsys):
     assert any(line.startswith("compiled programs: kept in") for line in lines) == (name == "jax")  # see conftest
 
 
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="these are flags of XLA on JAX")
+@pytest.mark.parametrize("flags", ["", "--xla_gpu_deterministic_ops=true"])
+def test_the_doctor_says_when_results_do_not_repeat_to_the_bit(monkeypatch, flags):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert not any(fact.startswith("repeatable") for fact in backend.circumstances()[0])
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["gpu:0"])
+    assert any(fact.startswith("repeatable: not to the bit") for fact in backend.circumstances()[0]) == (flags == "")
+
+
 def test_the_doctor_refuses_a_backend_without_an_engine(fresh, capsys):
     fresh.setenv("KERAS_BACKEND", "torch")
     assert cli.main(["doctor"]) == 1

@@ -92,10 +92,11 @@ def test_the_table_says_which_bars_are_met(table):
     assert "| A    | jax    | ours | 2   |" in table.markdown(rows, [])
 
 
-def test_the_page_on_speed_has_the_figures_of_its_run(table):
+@pytest.mark.parametrize(("name", "first"), [("benchmarks", "A, s/epoch"), ("gpu", "P, fit, arrays, us/batch")])
+def test_a_page_on_speed_has_the_figures_of_its_run(table, name, first):
     from benchmarks import page
 
-    text, lines = (ROOT / "docs" / "benchmarks.md").read_text(), (ROOT / "docs" / "benchmarks.jsonl").read_text()
+    text, lines = (ROOT / "docs" / f"{name}.md").read_text(), (ROOT / "docs" / f"{name}.jsonl").read_text()
     assert page.written(text, lines) == text
-    assert page.rows_of(lines)[0].work == "A, s/epoch"
-    assert page.written(text, lines.replace("A, s/epoch", "B, s/epoch")) != text
+    assert page.rows_of(lines)[0].work == first
+    assert page.written(text, lines.replace(first, "B, s/epoch")) != text

@@ -1,12 +1,20 @@
 """The context of a call: a change of the model between two calls is noticed, without a walk over its layers."""
 
 import keras
+import numpy as np
 import pytest
 from shares import halves
 from small import X, Y, count_calls, model, same
 
 import wholestep as ws
+from wholestep import context
 from wholestep.program import ProgramCache
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow has 64 bits")
+def test_shapes_are_computed_with_the_bits_that_jax_has():
+    assert context._symbolic(np.zeros(3, "int64")).dtype == "int32"
+    assert context._symbolic(np.zeros(3, "uint8")).dtype == "uint8"
 
 
 def freeze_a_layer(made):

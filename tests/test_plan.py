@@ -62,6 +62,31 @@ def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize(("free", "num_parts"), [(1 << 30, 1), (4, 4)])
+@pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
+@pytest.mark.filterwarnings("ignore:Even one row at a time")
+def test_a_program_may_use_three_quarters_of_the_memory_that_is_free(monkeypatch, free, num_parts):
+    monkeypatch.setattr(type(engines.choose().devices), "memory", lambda devices: free)
+    trainer = ws.Trainer(model())
+    trainer.fit(X, Y, batch_size=4, verbose=0)
+    assert trainer.executor.planner.limit == free * 3 // 4
+    assert next(iter(trainer.executor.planner.programs.values())).cut.num_microbatches == num_parts
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="TensorFlow's own error names the tensor")
+def test_a_device_without_enough_memory_is_an_error_that_says_what_to_try():
+    class Large(keras.layers.Layer):
+        def call(self, inputs):
+            many = keras.ops.stop_gradient(inputs[:, :1, None]) * keras.ops.ones((10**7, 10**6))
+            return inputs + keras.ops.sum(keras.ops.sort(many, axis=0))
+
+    trainer = ws.Trainer(model(Large()), microbatch_size=4)
+    with pytest.raises(RuntimeError, match="Out of memory") as caught:
+        trainer.fit(X, Y, batch_size=4, verbose=0)
+    (note,) = caught.value.__notes__
+    assert "Try: a smaller microbatch_size" in note
+
+
 @pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
 def test_a_row_that_does_not_fit_alone_is_said_so():
     trainer = ws.Trainer(model(), memory_limit=1)

@@ -84,6 +84,8 @@ def circumstances() -> tuple[list[str], list[str]]:
         slow.append(f"The GPU is not used: {name} sees only {devices[0]}. Install its build for CUDA.")
     if keras.config.floatx() == "float64":
         slow.append("float64 is several times as slow as float32.")
+    if name == "jax" and any("gpu" in device for device in devices) and "gpu_deterministic_ops=true" not in flags:
+        facts["repeatable"] = "not to the bit: on a GPU, set XLA_FLAGS=--xla_gpu_deterministic_ops=true"
     if "device_count" in flags and len(devices) > cores:
         slow.append(f"{len(devices)} virtual devices share {cores} cores.")
     return [f"{fact}: {value}" for fact, value in facts.items()], slow

@@ -301,8 +301,9 @@ def _is_built(model: keras.Model) -> bool:
 
 def _symbolic(leaf: Tensor) -> keras.KerasTensor:
     """Return the symbolic tensor of an array, for computing shapes alone."""
-    is_text = leaf.dtype == object
-    return keras.KerasTensor(leaf.shape, "string" if is_text else keras.backend.standardize_dtype(leaf.dtype))
+    if leaf.dtype == object:
+        return keras.KerasTensor(leaf.shape, "string")
+    return keras.KerasTensor(leaf.shape, engines.held_dtype(keras.backend.standardize_dtype(leaf.dtype)))
 
 
 def _compute_compiled(model: keras.Model, batch: Tree, training: bool) -> None:

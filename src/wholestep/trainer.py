@@ -36,8 +36,9 @@ class Trainer(OnBatch):
         seed: the integer seed of the order of the rows.
         microbatch_size: the number of rows computed at once: fewer rows, less memory, the same update, except for the
             statistics of BatchNormalization. "auto": as many as fit in `memory_limit`; on TensorFlow it never cuts.
-        memory_limit: the bytes that an update may use in addition to its data and weights (JAX); None for the device's
-            memory, or half of the host's. Arrays of up to half of that default stay on the device under any limit.
+        memory_limit: the bytes that an update may use in addition to its data and weights (JAX); None for three
+            quarters of the device's free memory, or half of the host's. Arrays of up to half of that default stay on
+            the device under any limit.
         on_nonfinite: "raise" stops before an update whose loss, gradient or moving statistics are not finite; "skip"
             skips the update.
         replicas: the number of devices that share the rows of a batch, or "all"; None for `keras.distribution`, if

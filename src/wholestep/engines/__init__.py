@@ -25,6 +25,7 @@ __all__ = [
     "as_function",
     "choose",
     "connect",
+    "held_dtype",
     "listener",
     "make_variables",
     "makes_variables",
@@ -93,6 +94,11 @@ def as_function(step: Callable) -> Callable:
 def make_variables(function: Callable, batch: Tree) -> None:
     """Create the variables of a custom step, `as_function`, for such a batch. Nothing is computed."""
     _module("_variables").make_variables(function, batch)
+
+
+def held_dtype(dtype: str) -> str:
+    """Return the dtype in which the running Keras backend holds an array of this dtype: JAX narrows 64 bits to 32."""
+    return _module("_devices").held_dtype(dtype) if keras.backend.backend() == "jax" else dtype
 
 
 def connect() -> Processes:

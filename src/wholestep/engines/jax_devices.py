@@ -66,6 +66,13 @@ def spread_like(value: jax.Array, numbers: Numbers) -> jax.Array:
     return jax.make_array_from_callback(value.shape, value.sharding, lambda index: numbers[index])
 
 
+_NO_MEMORY = (
+    "A program needed more memory than the device has. If it was an update, the weights are lost: go on from a "
+    "checkpoint, or with a new model. Try: a smaller microbatch_size, or memory_limit=BYTES with "
+    'microbatch_size="auto", which cuts the batch until XLA says that the program fits.'
+)
+
+
 class JaxDevices:
     """The part `devices` of the engine on JAX.
 
@@ -81,8 +88,9 @@ class JaxDevices:
         self._must_place = is_eager or layout is not None
 
     def memory(self) -> int | None:
-        """Return the bytes of the device's memory; None where it is the host's."""
-        return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+        """Return the free bytes of the device's memory; None where it is the host's."""
+        found = jax.local_devices()[0].memory_stats() or {}
+        return found["bytes_limit"] - found["bytes_in_use"] if "bytes_limit" in found else None
 
     def place(self, data: Data) -> Data:
         """Put host arrays on the device immediately; with several devices, on each."""
@@ -103,9 +111,14 @@ class JaxDevices:
         return self.place(data) if self._must_place else map_leaves(_narrow, data)
 
     def fetch(self, values: Tree) -> Any:
-        """Return device values as numpy. Waits for the device."""
-        with self._processes.waiting("computing"):
-            return np.asarray(values) if isinstance(values, jax.Array) else jax.tree.map(np.asarray, values)
+        """Return device values as numpy. Waits for the device, whose errors are raised here."""
+        try:
+            with self._processes.waiting("computing"):
+                return np.asarray(values) if isinstance(values, jax.Array) else jax.tree.map(np.asarray, values)
+        except jax.errors.JaxRuntimeError as error:
+            if "Out of memory" in str(error):
+                error.add_note(_NO_MEMORY)
+            raise
 
     def is_ready(self, values: Tree) -> bool:
         """Whether the values can be fetched without waiting for a device."""
@@ -225,6 +238,11 @@ def _copy(leaf: Tensor) -> Tensor:
         return leaf
     array = np.asarray(leaf)
     return array if address(array) % 64 and array.nbytes < _HUGE else aligned_copy(array)
+
+
+def held_dtype(dtype: str) -> str:
+    """Return the dtype of JAX's arrays made from such numbers."""
+    return jax.dtypes.canonicalize_dtype(dtype).name
 
 
 def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:

@@ -242,7 +242,7 @@ class Devices(Protocol):
     local_replicas: list[int]
 
     def memory(self) -> int | None:
-        """Return the bytes of the device's memory; None where it is the host's."""
+        """Return the free bytes of the device's memory; None where it is the host's."""
 
     def place(self, data: Data) -> Data:
         """Return every leaf on the device, with the same numbers, nesting and Nones."""
