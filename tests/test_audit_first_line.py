@@ -32,6 +32,49 @@ def test_what_was_judged_is_said():
     assert report.as_json()["judged"] == ["rows", "mode", "gradient", "step", "state"]
 
 
+@pytest.mark.parametrize("has_nan_inputs", [False, True])
+def test_a_loss_that_becomes_nan_is_said_first(has_nan_inputs):
+    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+    x[13, 2] = np.nan if has_nan_inputs else 0
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1, "sigmoid")])
+    model.compile(keras.optimizers.SGD(0.1 if has_nan_inputs else 1e30), "binary_crossentropy")
+    with ws.audit(model, (x, (x[:, :1] > 0).astype("float32"))) as report:
+        model.fit(x, (x[:, :1] > 0).astype("float32"), batch_size=8, epochs=2, shuffle=False, verbose=0)
+    why = "its inputs hold NaN or infinity." if has_nan_inputs else "is the learning rate too large, or are labels NaN?"
+    assert re.match(rf"The gradient is not finite from update 2 on: {re.escape(why)}", report.first_line)
+    assert "from_logits" not in str(report)
+
+
+def test_rows_of_numbers_that_the_loop_makes_columns_are_judged():
+    x = np.linspace(-1, 1, 32, dtype="float32")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, 2 * x)) as report:
+        model.fit(x[:, None], 2 * x[:, None], batch_size=8, verbose=0)
+    assert report.first_line.startswith("Nothing found in 4 updates")
+
+
+@ONLY_TENSORFLOW
+def test_a_loss_of_rows_of_unknown_number_is_said():
+    import tensorflow as tf
+
+    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.01)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])])
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = keras.losses.mean_squared_error(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    with ws.audit(model, (x, x[:, :1]), loss="mse") as report:
+        for batch in tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8):
+            step(*batch)
+    assert "A gradient is taken of losses of shape (None,): the engine adds them up." in report.notes
+    assert [cause.name for cause in report.causes] == ["never divided"]
+
+
 def test_half_of_a_model_that_gets_no_gradient_is_said_first(report_of):
     edit = ("model.trainable_variables", "model.trainable_variables[2:]")
     code, out = report_of(script("by hand", edit), "--updates", 6)

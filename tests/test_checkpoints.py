@@ -264,7 +264,7 @@ def test_a_stream_that_can_tell_where_it_stands_goes_on_from_there(as_bytes, tmp
 
 def test_a_stream_that_is_drawn_ahead_goes_on_after_the_batch_that_was_used(tmp_path, monkeypatch):
     large = property(lambda self: 64, lambda self, value: None)
-    monkeypatch.setattr("wholestep.dispatcher.DispatchSize.size", large, raising=False)
+    monkeypatch.setattr("wholestep.ahead.DispatchSize.size", large, raising=False)
     asked = ws.Checkpoints(tmp_path / "whole", every_seconds=1e-9, keep=99)
     whole, other = ws.Trainer(small()), ws.Trainer(small(1))
     history = whole.fit(Counted(False), verbose=0, checkpoints=asked).history

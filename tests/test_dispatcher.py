@@ -16,6 +16,7 @@ from scripts import lean
 from small import model, same, values
 
 import wholestep as ws
+from wholestep import ahead, dispatcher
 
 JAX = keras.backend.backend() == "jax"
 pytestmark = pytest.mark.skipif(not JAX, reason="test_engines holds that looks are not seen there: nothing is ahead")
@@ -27,22 +28,22 @@ SIZE, NUM = 4, 26  # of a batch, and of batches in an epoch
 @pytest.fixture
 def sent(monkeypatch):
     """How many updates went in each dispatch, of which many go ahead; or by `sent.one_by_one()` none."""
-    from wholestep import dispatcher
 
     class Sent(list):
         def one_by_one(self):
-            monkeypatch.setattr(dispatcher, "_MOST_SECONDS", -1.0)
+            monkeypatch.setattr(ahead, "_MOST_SECONDS", -1.0)
             self.clear()
 
     def num_to_send(*arguments):
-        sent.append(decide(*arguments))
-        return sent[-1]
+        num = decide(*arguments)
+        sent.extend([num] if num else [])
+        return num
 
-    sent, decide = Sent(), dispatcher.Dispatcher._num_to_send
-    monkeypatch.setattr(dispatcher, "_MOST_SECONDS", 1e9)
-    monkeypatch.setattr("wholestep.dispatcher._SECONDS_PER_DISPATCH", 1e9)
-    monkeypatch.setattr("wholestep.dispatcher._MOST_DEBT", -1e9)
-    monkeypatch.setattr(dispatcher.Dispatcher, "_num_to_send", num_to_send)
+    sent, decide = Sent(), ahead.Ahead.num_to_send
+    monkeypatch.setattr(ahead, "_MOST_SECONDS", 1e9)
+    monkeypatch.setattr(ahead, "_SECONDS_PER_DISPATCH", 1e9)
+    monkeypatch.setattr(ahead, "_MOST_DEBT", -1e9)
+    monkeypatch.setattr(ahead.Ahead, "num_to_send", num_to_send)
     return sent
 
 
@@ -509,9 +510,9 @@ def test_a_loop_that_garbage_collection_ends_loses_nothing(sent, made):
 
 LEFT = """
 import keras, numpy as np, wholestep as ws
-from wholestep import dispatcher
+from wholestep import ahead
 
-dispatcher._MOST_SECONDS = 1e9
+ahead._MOST_SECONDS = 1e9
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 steps = ws.Trainer(model).steps(ws.Batches((np.ones((90, 2)), np.ones((90, 1))), 3))
@@ -544,9 +545,7 @@ def test_two_loops_of_one_trainer_in_turns(sent, made):
 
 
 def test_a_look_just_before_updates_are_counted_takes_none_away(sent, made, monkeypatch):
-    from wholestep import dispatcher
-
-    holds, looked = dispatcher._Ahead.holds, []
+    holds, looked = ahead._Held.holds, []
 
     def look_then(self, run, block):
         is_next = holds(self, run, block)
@@ -554,7 +553,7 @@ def test_a_look_just_before_updates_are_counted_takes_none_away(sent, made, monk
             looked.append(held(made))  # as a signal's handler may
         return is_next
 
-    monkeypatch.setattr(dispatcher._Ahead, "holds", look_then)
+    monkeypatch.setattr(ahead._Held, "holds", look_then)
     ahead_of(made).close()
     assert looked
     assert held(made) == expected_after(sent)
@@ -573,8 +572,6 @@ def test_a_reader_that_configured_jax_in_another_way_reads_the_same(sent, made, 
 
 
 def test_updates_that_cannot_be_carried_out_again_are_not_lost(sent, made, monkeypatch):
-    from wholestep import dispatcher
-
     def fails(function):
         raise RuntimeError("out of memory")
 
@@ -585,7 +582,7 @@ def test_updates_that_cannot_be_carried_out_again_are_not_lost(sent, made, monke
     monkeypatch.undo()
     seen = held(made)
     steps.close()
-    monkeypatch.setattr(dispatcher, "_MOST_SECONDS", -1.0)
+    monkeypatch.setattr(ahead, "_MOST_SECONDS", -1.0)
     again = model(keras.layers.Dropout(0.5, seed=1))
     ahead_of(again).close()
     assert seen == held(again)
@@ -668,14 +665,16 @@ def leave(trainer, step):
 
 
 @pytest.mark.parametrize("look", [unread, every_loss, evaluate, update_in_hand, fit_in_between, leave])
-def test_steps_are_the_same_whatever_is_sent_ahead(sent, look):
-    ahead, found = loop(look)
+def test_steps_are_the_same_without_the_module_that_sends_ahead(sent, look, monkeypatch):
+    made, found = loop(look)
     assert max(sent) > 8
-    sent.one_by_one()
+    sent.clear()
+    monkeypatch.setattr(dispatcher, "Ahead", lambda *_: None)
     alone, expected = loop(look)
+    assert not sent
     assert found == expected
-    assert same(ahead, alone)
-    assert_nothing_is_watched(ahead)
+    assert same(made, alone)
+    assert_nothing_is_watched(made)
 
 
 def test_a_snapshot_between_two_steps_is_of_the_update_that_was_told(sent):
@@ -709,7 +708,7 @@ def test_a_loop_that_is_left_open_can_be_looked_into(sent):
 
 
 def test_a_state_that_is_large_is_not_copied(sent, fresh, monkeypatch):
-    monkeypatch.setattr("wholestep.dispatcher._MOST_BYTES", 100)
+    monkeypatch.setattr("wholestep.ahead._MOST_BYTES", 100)
     fresh.fit(lambda callback, batch: assert_nothing_is_watched(callback.model))
     assert sent == []
 

@@ -40,6 +40,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
         "evaluation",
         "reports.applied",
         "reports.run_report",
+        "ahead",
         "dispatcher",
     },
     {"executor", "checkpoints.configuration", "checkpoints.callbacks"},

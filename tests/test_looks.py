@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from wholestep.dispatcher import AccessForecast
+from wholestep.ahead import AccessForecast
 
 SHORT, LONG = 1e-4, 1e-3  # seconds of an update
 

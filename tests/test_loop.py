@@ -11,7 +11,7 @@ from shares import on, share
 from small import X, Y, model, same
 
 import wholestep as ws
-from wholestep import dispatcher
+from wholestep import ahead
 from wholestep.data.feed import Loaded
 from wholestep.reports.applied import Applied
 
@@ -564,7 +564,7 @@ def noted_late(monkeypatch):
         return note(self, run, report)
 
     monkeypatch.setattr(Applied, "note_failures", noting)
-    monkeypatch.setattr(dispatcher, "_SECONDS_PER_DISPATCH", 1e6)
+    monkeypatch.setattr(ahead, "_SECONDS_PER_DISPATCH", 1e6)
     return found
 
 

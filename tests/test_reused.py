@@ -7,7 +7,7 @@ from shares import share
 from small import model, same
 
 import wholestep as ws
-from wholestep import dispatcher, tree
+from wholestep import ahead, tree
 from wholestep.data import block
 from wholestep.data.leaves import owned
 
@@ -55,7 +55,7 @@ class Doubled:
 
 def train(data, how, monkeypatch):
     """Return the trained model, and the most batches in a dispatch."""
-    monkeypatch.setattr(dispatcher, "_SECONDS_PER_DISPATCH", 1e6)  # as if updates took no time
+    monkeypatch.setattr(ahead, "_SECONDS_PER_DISPATCH", 1e6)  # as if updates took no time
     made, num, stack = model(), [], block.stack
     monkeypatch.setattr(block, "stack", lambda batches, room: num.append(len(batches)) or stack(batches, room))
     trainer = ws.Trainer(made)

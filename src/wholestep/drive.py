@@ -363,8 +363,8 @@ def run_evaluation(
     policy = _Evaluating(executor, through, watch, poll)
     policy.run(steps)
     logs = policy.logs()
-    executor.engine.processes.barrier(f"evaluated {through.run.number} batches")
     watch.callbacks.on_test_end(logs)
+    executor.engine.processes.barrier(f"evaluated {through.run.number} batches")
     return logs
 
 

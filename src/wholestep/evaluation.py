@@ -135,10 +135,12 @@ class EvalOptions(NamedTuple):
     one_by_one: bool = False
 
 
-Step = Scoring | Predicting | CustomEvaluation
+BatchFunction = Scoring | Predicting | CustomEvaluation
 
 
-def _step_of(engine: Engine, forward: Forward, steps: CustomSteps, *, predicts: bool, is_whole: bool) -> Step:
+def _function_of(
+    engine: Engine, forward: Forward, steps: CustomSteps, *, predicts: bool, is_whole: bool
+) -> BatchFunction:
     """Return the function of a batch: ours, or the model's custom `test_step` or `predict_step`."""
     if steps.predicts if predicts else steps.tests:
         return CustomEvaluation(engine, forward, steps, predicts=predicts, is_whole=is_whole)
@@ -154,13 +156,13 @@ class Evaluation:
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps):
         self.engine = engine
         self.compilations = Compilations()
-        self._steps = {
-            (predicts, is_whole): _step_of(engine, forward, steps, predicts=predicts, is_whole=is_whole)
+        self._functions = {
+            (predicts, is_whole): _function_of(engine, forward, steps, predicts=predicts, is_whole=is_whole)
             for predicts, is_whole in ((False, False), (True, False), (True, True))
         }
         self._learned = ProgramCache()
         self.programs = ProgramCache()
-        self.tables = ProgramCache()  # of loaded batches, the same for every pass
+        self.row_tables = ProgramCache()  # of loaded batches, the same for every pass
         self._span = lru_cache(maxsize=1024)(lambda first, num: engine.devices.place(span(first, num)))
         self._empty: dict[bool, tuple] = {}  # of passes that predict or not: metrics, and the same on the device
 
@@ -170,11 +172,11 @@ class Evaluation:
         if known is not metrics:
             placed, stopped = self.engine.devices.place((metrics, np.int32(0)))
             self._empty[options.predicts] = metrics, (placed, stopped)
-        params, slots, buffers = self.engine.variables.read(self._step(options).forward.variables)
+        params, slots, buffers = self.engine.variables.read(self._function(options).forward.variables)
         return State(params, slots, buffers, placed, (), stopped, [])
 
-    def _step(self, options: EvalOptions) -> Step:
-        return self._steps[options.predicts, options.is_whole]
+    def _function(self, options: EvalOptions) -> BatchFunction:
+        return self._functions[options.predicts, options.is_whole]
 
     def plan(
         self, run: "PassRun", batches: Batches | None, options: EvalOptions, steps: int | None, check: Check
@@ -199,7 +201,7 @@ class Evaluation:
         if run.number:
             check_same(run.layout, program.layout)
         else:
-            state = state._replace(sums=program.step.no_sums)
+            state = state._replace(sums=program.function.no_sums)
         moved, rest = parted(forward, state._replace(captured=engine.variables.captured(program.captured, state)))
         which = self._span(block.first, block.num)
         with engine.processes.dispatching("evaluating"), uninterrupted():
@@ -233,7 +235,7 @@ class Evaluation:
         return self.programs[key]
 
     def _key(self, options: EvalOptions, most: int, batch: Batch) -> tuple:
-        num_buffers = len(self._step(options).forward.variables.buffers)
+        num_buffers = len(self._function(options).forward.variables.buffers)
         return options.predicts, options.is_whole, most > 1, *batch.program_key, batch.num_rows, num_buffers
 
     def _compile(self, run: "PassRun", options: EvalOptions, most: int, batch: Batch) -> Program:
@@ -241,47 +243,49 @@ class Evaluation:
         data, rows = stage(engine.devices, batch, cut)
         (rows,) = engine.devices.place((rows,))
         assert run.state is not None
-        state, step = self._learned_step(run.state, options, batch.program_key, data, rows)
-        captured = engine.variables.captured(step.forward.inputs, state)
-        parts = parted(step.forward, state._replace(captured=captured, sums=step.no_sums))
-        found = None if engine.programs.is_eager else engine.programs.shapes(step, *parts, data, rows)[1]
+        state, function = self._learned_function(run.state, options, batch.program_key, data, rows)
+        captured = engine.variables.captured(function.forward.inputs, state)
+        parts = parted(function.forward, state._replace(captured=captured, sums=function.no_sums))
+        found = None if engine.programs.is_eager else engine.programs.shapes(function, *parts, data, rows)[1]
 
         def each(moved: State, rest: State, data: Tree, rows: Tensor, _: Tensor) -> tuple[State, Tree]:
-            return step(moved, rest, data, rows)
+            return function(moved, rest, data, rows)
 
         most = most_in_a_dispatch(engine.devices, batch, most)
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
-        loops = found is not None and _can_loop(found) and not engine.programs.loops_slowly(step, *parts, data, rows)
+        loops = (
+            found is not None and _can_loop(found) and not engine.programs.loops_slowly(function, *parts, data, rows)
+        )
         most, loops = length if loops else 1, loops and (length > 1 or engine.programs.always_xla)
         length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
         program = several(engine, each, found if loops else None, most)
-        program = engine.variables.load_and_store(program, _moved_variables(step.forward, parts[0]))
+        program = engine.variables.load_and_store(program, _moved_variables(function.forward, parts[0]))
         always_xla, arguments = engine.programs.always_xla, (*parts, data)
         # Not spent: the state before the first batch serves every pass.
         made = compiled(engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False)
         run.state = state
-        return Program(*made, cut, length, most, num_stacked, [], step)
+        return Program(*made, cut, length, most, num_stacked, [], function)
 
-    def _learned_step(
+    def _learned_function(
         self, state: State, options: EvalOptions, program_key: tuple, data: Tree, rows: Tensor
-    ) -> tuple[State, Step]:
+    ) -> tuple[State, BatchFunction]:
         """Return the traced function of such a pass for batches like this one, and the state with new variables."""
-        engine, step = self.engine, self._step(options)
-        before, like = step.forward, (options.predicts, options.is_whole, program_key)
+        engine, function = self.engine, self._function(options)
+        before, like = function.forward, (options.predicts, options.is_whole, program_key)
         if like not in self._learned:
             captured = engine.variables.captured(before.inputs, state)
-            step = step.learned(state._replace(captured=captured), data, rows)
-            if step.forward.variables is not before.variables:  # unknown to the other functions
+            function = function.learned(state._replace(captured=captured), data, rows)
+            if function.forward.variables is not before.variables:  # unknown to the other functions
                 for other in [key for key in self._learned if key[0] == options.predicts]:
                     del self._learned[other]
-                self._steps[options.predicts, options.is_whole] = step
-            self._learned[like] = step
-        step = self._learned[like]
-        if step.forward.variables is not before.variables:
-            state = state._replace(buffers=engine.variables.read(step.forward.variables)[2])
-        return state, step
+                self._functions[options.predicts, options.is_whole] = function
+            self._learned[like] = function
+        function = self._learned[like]
+        if function.forward.variables is not before.variables:
+            state = state._replace(buffers=engine.variables.read(function.forward.variables)[2])
+        return state, function
 
 
 @dataclass

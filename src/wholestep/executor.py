@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from wholestep.ahead import DispatchSize
 from wholestep.checkpoints import (
     Numbers,
     Snapshot,
@@ -26,7 +27,7 @@ from wholestep.checkpoints import (
 from wholestep.context import Context
 from wholestep.custom import CustomUpdate, undone
 from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
-from wholestep.dispatcher import Dispatcher, DispatchSize
+from wholestep.dispatcher import Dispatcher
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation import EvalOptions, Evaluation, Pass, PassRun
@@ -92,9 +93,9 @@ class Executor:
         self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
         self._checks_batches = isinstance(objective, CompiledObjective) and not steps.trains
         self._unclaimed: list[tuple[str, Numbers]] = []  # values of a snapshot for variables that are not known yet
-        self._tables = ProgramCache()
-        self._single = SingleBatches(engine.devices, self._tables)
-        self._single_evaluated = SingleBatches(self.evaluation.engine.devices, self.evaluation.tables)
+        self._row_tables = ProgramCache()
+        self._single = SingleBatches(engine.devices, self._row_tables)
+        self._single_evaluated = SingleBatches(self.evaluation.engine.devices, self.evaluation.row_tables)
         self._has_noted = False
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
@@ -209,7 +210,7 @@ class Executor:
         """
         self._check_processes(partial(data_facts, batches))
         plan = partial(self._program, run, self.planner.wanted(batches))
-        known = Known(self._tables, run.data.largest)
+        known = Known(self._row_tables, run.data.largest)
         feed = open_feed(self.engine.devices, batches, self.planner.room_for_data, plan, self.check, known)
         self.where_data_are = feed.where
         return feed
@@ -231,7 +232,7 @@ class Executor:
         self._check_processes(partial(data_facts, batches))
         checks_kind, check = self._checks_of(options)
         plan, room = self.evaluation.plan(run, batches, options, steps, checks_kind), self.planner.room_for_data
-        known = Known(self.evaluation.tables, {})
+        known = Known(self.evaluation.row_tables, {})
         return Pass(run, open_feed(self.evaluation.engine.devices, batches, room, plan, check, known), options)
 
     def _checks_of(self, options: EvalOptions) -> tuple[Check, Check]:
@@ -327,7 +328,7 @@ class Executor:
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
         if self.steps.trains:
             return undone(report, i)
-        return diagnose(report.block.program.step, self._whole(self.refresh(run)), report, i)
+        return diagnose(report.block.program.function, self._whole(self.refresh(run)), report, i)
 
     def show(self, numbers: dict[str, Any]) -> dict[str, Any]:
         """Return an epoch's numbers as `keras.Model.fit` does."""

@@ -15,6 +15,7 @@ from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation import EvalOptions, Pass
 from wholestep.executor import Executor
+from wholestep.run import Run
 from wholestep.setup import FitData, Setup
 from wholestep.tree import Tree
 
@@ -116,18 +117,7 @@ def _run_epochs(
         run.has_resumed()
         resumed = None
     for epoch in range(begin, last):
-        if resumed is None:
-            run.begin_epoch(epoch, batches.position)
-        before = None if resumed is None else replace(resumed, arrays=resumed.arrays | run.arrays())
-        watch.callbacks.on_epoch_begin(epoch)
-        run.open_epoch()
-        if resumed is None or before is None:
-            executor.begin_epoch(run)
-        else:  # the saved values include this hook's changes, such as another learning rate
-            run.assigned.clear()
-            executor.put_back(run, before)
-            run.put_back_also(resumed)
-        executor.applied.recount(run)
+        _begin_epoch(executor, run, epoch, batches.position, watch, resumed)
         if run.place.logs is None:
             logs = fit_epoch(executor, run, feed, steps, watch, saver, once=once)
             run.end_updates(logs)
@@ -147,6 +137,29 @@ def _run_epochs(
     run.end_call()
     setup.finish()
     return logs
+
+
+def _begin_epoch(
+    executor: Executor,
+    run: Run,
+    epoch: int,
+    position: tuple[int, int],
+    watch: CallbackRunner,
+    resumed: Snapshot | None,
+) -> None:
+    """Begin an epoch, or go on in the one in which the run was saved."""
+    if resumed is None:
+        run.begin_epoch(epoch, position)
+    before = None if resumed is None else replace(resumed, arrays=resumed.arrays | run.arrays())
+    watch.callbacks.on_epoch_begin(epoch)
+    run.open_epoch()
+    if resumed is None or before is None:
+        executor.begin_epoch(run)
+    else:  # the saved values include this hook's changes, such as another learning rate
+        run.assigned.clear()
+        executor.put_back(run, before)
+        run.put_back_also(resumed)
+    executor.applied.recount(run)
 
 
 class Validating:

@@ -302,8 +302,8 @@ class Planner:
         compiles = loops and (maker.suits_xla or engine.programs.always_xla)
         made = compiled(engine, program, (rest, values, data), (length, cut.places), repeats=compiles)
         made = made._replace(memory=self._share(made.memory))
-        tables = describe(row_plan, wholes, cut.num_microbatches)
-        return Program(*made, cut, length, most, num_stacked, tables, maker)
+        notes = describe(row_plan, wholes, cut.num_microbatches)
+        return Program(*made, cut, length, most, num_stacked, notes, maker)
 
     def _say(self, message: str) -> None:
         warn(message)
@@ -343,7 +343,7 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
     if program.memory is not None:
         needs, limit = program.memory / 2**20, planner.limit / 2**20
         lines.append(f"Besides data and weights, the program needs {needs:.1f} MiB, of {limit:.0f} it may use.")
-    lines += program.tables
+    lines += program.table_notes
     drawn = _drawn(coupling, program.forward)
     if coupling is not None and not (coupling.cut_is_exact and drawn):
         lines.append(

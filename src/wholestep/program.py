@@ -38,7 +38,8 @@ class Program:
     Args:
         length: the number of updates in a table.
         most: the most updates in one dispatch.
-        step: the update, or the evaluation or prediction of a batch, with the properties that its trace has found.
+        table_notes: how embedding tables are updated, in sentences.
+        function: the update, or the evaluation or prediction of a batch, with the properties found by its trace.
     """
 
     call: Callable
@@ -49,18 +50,18 @@ class Program:
     length: int
     most: int
     num_stacked: int
-    tables: list[str]
-    step: Any
+    table_notes: list[str]
+    function: Any
 
     @cached_property
     def forward(self) -> Forward:
-        """The forward pass of the step."""
-        return self.step.forward
+        """The forward pass of the function."""
+        return self.function.forward
 
     @cached_property
     def layout(self) -> ReportLayout:
-        """The layout of the step's numbers."""
-        return self.step.layout
+        """The layout of the function's numbers."""
+        return self.function.layout
 
     @cached_property
     def captured(self) -> list[keras.Variable]:

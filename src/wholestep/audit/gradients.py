@@ -97,9 +97,25 @@ def _of_finite(meant: Meant, everything: list[Evidence]) -> tuple[list[Finding],
         told = f"The gradient of update {broken[0].number} is not finite; that of the loss that was meant is."
         numbers = [update.number for update in broken]
         findings.append(not_known("gradient", told, float("inf"), broken[0].applied.line, numbers))
-    if lost := [e.update.number for e, _, is_meant in finite if not is_meant]:
-        findings.append(f"The gradient that was meant is not finite in updates {some(lost, 6)}: these are not judged.")
+    if meant_alone := [e.update.number for e, is_handed, is_meant in finite if is_handed and not is_meant]:
+        numbers = some(meant_alone, 6)
+        findings.append(f"The gradient that was meant is not finite in updates {numbers}: these are not judged.")
+    if lost := [e.update for e, is_handed, is_meant in finite if not is_handed and not is_meant]:
+        findings.append(_lost(lost))
     return findings, evidence
+
+
+def _lost(updates: list[Update]) -> Likely:
+    """Return the finding on updates whose gradient is not finite, nor was it meant to be."""
+    leaves = [np.asarray(leaf) for piece in updates[0].pieces for leaf in piece.called.inputs]
+    if any(leaf.dtype.kind == "f" and not np.all(np.isfinite(leaf)) for leaf in leaves):
+        why = "its inputs hold NaN or infinity."
+    else:
+        why = "is the learning rate too large, or are labels NaN?"
+    numbers = some([update.number for update in updates], 6)
+    return Likely(
+        f"The gradient is not finite from update {updates[0].number} on: {why} Not judged are updates {numbers}."
+    )
 
 
 def _evidence(meant: Meant, updates: list[Update]) -> list[Evidence]:

@@ -294,8 +294,8 @@ class Case:
         if seen.num_skipped:
             steps = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
             yield f"{steps} skipped: the gradient was not finite at this loss scale."
-        if shapes := sorted({shape for shape, _ in self.log.targets if np.prod(shape) > 1}):
-            yield f"A gradient is taken of losses of shape {shapes[0]}: the engine adds them up."
+        if shapes := [shape for shape, _ in self.log.targets if any(num != 1 for num in shape)]:
+            yield f"A gradient is taken of losses of shape {min(shapes, key=str)}: the engine adds them up."
 
     def _left_out(self, replay: Port, seen: Windows) -> Iterator[Finding]:
         """Yield the findings on variables that nothing moves, and on frozen ones that something does."""

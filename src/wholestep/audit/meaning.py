@@ -230,7 +230,7 @@ def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> li
     """
     config = loss.get_config() if isinstance(loss, keras.losses.Loss) else getattr(loss, "keywords", {})
     name = name_of(loss)
-    many = [out for out in outputs if out.ndim > 1]
+    many = [out for out in outputs if out.ndim > 1 and np.all(np.isfinite(out))]
     if "crossentropy" not in name.lower() or sum(map(np.size, many)) < ENOUGH:
         return []
     is_binary = "binary" in name.lower()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -17,9 +18,11 @@ from wholestep.audit.source import line_of_loss
 from wholestep.audit.windows import Piece
 from wholestep.engines import choose
 from wholestep.model import Mean, Objective, Term, Whole, checked, read
+from wholestep.program import ProgramCache
 from wholestep.tree import Tensor, Tree
 
 _PULLED = Observed()
+_OF_LOSSES = ProgramCache(128)  # the derivatives of Keras' losses, for all replays: a search tries the same ones anew
 
 
 class Replay(Port):
@@ -192,30 +195,23 @@ class Replay(Port):
         *,
         is_once: bool = False,
     ) -> np.ndarray:
-        num = len(outputs)
-
-        def by_loss(given: list, labels: Tree, weights: Tree) -> tuple:
-            def total(given: list) -> tuple:
-                values = ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0])
-                return values, given[0]
-
-            return self._ops.differentiate(total, given)
-
-        def by_change(given: list, factors: Tensor) -> tuple:
-            def total(given: list) -> tuple:
-                changed = ops.cast(change(given[0]), "float32")  # type: ignore[misc]
-                return ops.sum(changed * factors), changed
-
-            return self._ops.differentiate(total, given)
-
         # A program for each loss and one for each change, not one for each pair.
         given = [ops.convert_to_tensor(np.asarray(outputs, "float32"))]
-        loss = by_loss if is_once else self._program(("derivative", id(objective), num), by_loss)
+        loss = self._by_loss(objective, len(outputs), is_once=is_once)
         if change is None:
             return np.asarray(loss(given, labels, weights)[0][0], "float64")
-        pulled = self._program(("change", id(change)), by_change)
+        pulled = self._program(("change", id(change)), partial(_by_change, self._ops, change))
         _, changed = pulled(given, ops.zeros(given[0].shape))
         return np.asarray(pulled(given, loss([changed], labels, weights)[0][0])[0][0], "float64")
+
+    def _by_loss(self, objective: Any, num: int, *, is_once: bool) -> Callable:
+        """Return the function whose first result is the derivative by outputs; of one of Keras' losses, one for all."""
+        function, key = partial(_by_loss, self._ops, objective, num), _key_of(objective)
+        if key is None:
+            return function if is_once else self._program(("derivative", id(objective), num), function)
+        if (*key, num) not in _OF_LOSSES:
+            _OF_LOSSES[*key, num] = self._traced(function)
+        return _OF_LOSSES[*key, num]
 
     def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
         num = len(piece.called.inputs[0])
@@ -260,6 +256,31 @@ class Replay(Port):
             traced = self._traced(function)
             self._programs[key] = traced if kept is None else (traced, kept)
         return self._programs[key]
+
+
+def _key_of(objective: Any) -> tuple | None:
+    """Return by what one of Keras' losses is known; None for other objectives."""
+    loss = getattr(objective, "loss", None)
+    kind = type(loss)
+    is_known = kind.__module__.startswith("keras.src.") and kind.__name__ != "LossFunctionWrapper"  # of any function
+    if type(objective) is not LossObjective or not is_known:
+        return None
+    return kind, objective.is_masked, str(loss.dtype), repr(sorted(loss.get_config().items()))
+
+
+def _by_loss(operations: Any, objective: Any, num: int, given: list, labels: Tree, weights: Tree) -> tuple:
+    def total(given: list) -> tuple:
+        return ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0]), given[0]
+
+    return operations.differentiate(total, given)
+
+
+def _by_change(operations: Any, change: Callable, given: list, factors: Tensor) -> tuple:
+    def total(given: list) -> tuple:
+        changed = ops.cast(change(given[0]), "float32")
+        return ops.sum(changed * factors), changed
+
+    return operations.differentiate(total, given)
 
 
 def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:

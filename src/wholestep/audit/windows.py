@@ -69,7 +69,10 @@ class Rows:
     def _table(self, kinds: tuple) -> dict[bytes, list[int]]:
         if kinds not in self._tables:
             pairs = [*zip(self.leaves, kinds, strict=True)]
-            narrow = [(leaf[:, : w[0]], leaf[:, w[0] :]) if w else (leaf, leaf[:0]) for leaf, (_, w) in pairs]
+            narrow = [
+                (leaf[:, : w[0]], leaf[:, w[0] :]) if w and leaf.ndim > 1 else (leaf, leaf[:0])
+                for leaf, (_, w) in pairs
+            ]
             cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
             table: dict[bytes, list[int]] = {}
             for row, key in enumerate(keys(cast)):

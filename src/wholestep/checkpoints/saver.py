@@ -323,7 +323,7 @@ def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None)
     common = CommonFolder.of(path, processes)
     kept = common.folders[-1]
     with slowly(processes):
-        if run.number in kept.steps():
+        if run.number in common.together.first(kept.steps, f"reading the steps of {kept.folder}"):
             must = f"A checkpoint saved by hand must be the first of its step in {kept.folder}."
             attempt = "another folder." if common.store is None else "another address."
             raise CheckpointError(message(must, f"step {run.number}, which exists", attempt))

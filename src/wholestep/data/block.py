@@ -132,14 +132,14 @@ class Table(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The tables and batch sizes that later feeds reuse.
+    """The row tables and batch sizes that later feeds reuse.
 
     Args:
-        tables: by the length of a program, its cut, and the number of rows of an update.
+        row_tables: by the length of a program, its cut, and the number of rows of an update.
         largest: by row shapes, the most rows of a ready-made batch so far.
     """
 
-    tables: dict[tuple[int, Cut, int], Table]
+    row_tables: dict[tuple[int, Cut, int], Table]
     largest: dict[str, int]
 
 
@@ -232,20 +232,20 @@ def num_rows_of(host: Tree) -> int:
     return count
 
 
-def block_of(devices: Devices, tables: dict, program: Planned, batches: list[Batch]) -> Block:
+def block_of(devices: Devices, row_tables: dict, program: Planned, batches: list[Batch]) -> Block:
     """Return the block of batches of one program: padded, and placed for the program.
 
     Args:
-        tables: the tables of earlier blocks, see `Known`; completed.
+        row_tables: the tables of earlier blocks, see `Known`; completed.
     """
     first, cut = batches[0], program.cut
     whole = [batch.padded(cut.rows) for batch in batches] if devices.num_replicas == 1 else batches
     room, key = program.num_stacked, (program.length, cut, first.num_rows)
     data = devices.stage(stack(whole, room)) if room > 1 else _data_of(devices, whole[0], cut)
-    if key not in tables:
+    if key not in row_tables:
         rows = stacked_rows(whole[0], cut, room) if room > 1 else _rows_of(devices, whole[0], cut)[None]
-        tables[key] = table_of(devices, program, rows, first.num_rows)
-    return Block(program, data, tables[key], 0, len(batches), tuple(batches), first.start, batches[-1].end)
+        row_tables[key] = table_of(devices, program, rows, first.num_rows)
+    return Block(program, data, row_tables[key], 0, len(batches), tuple(batches), first.start, batches[-1].end)
 
 
 def table_of(devices: Devices, program: Planned, rows: np.ndarray, num_rows: int) -> Table:
@@ -315,14 +315,14 @@ class SingleBatches:
     """Brings single batches to the device. It has no position, and stays open from one to the next.
 
     Args:
-        tables: the tables of earlier blocks, see `wholestep.data.block.Known`; completed.
+        row_tables: the tables of earlier blocks, see `wholestep.data.block.Known`; completed.
     """
 
     where = "Batches are loaded as they are needed (they come ready-made)."
 
-    def __init__(self, devices: Devices, tables: dict):
+    def __init__(self, devices: Devices, row_tables: dict):
         self._devices = devices
-        self._tables = tables
+        self._row_tables = row_tables
 
     def block(self, host: Tree, plan: Plan, check: Check, num_full: Callable[[Tree, int], int] | None = None) -> Block:
         """Return the block of a batch.
@@ -338,7 +338,7 @@ class SingleBatches:
         batch = Batch(host, None, rows, full, None, None, (0, 0), (0, 1))
         program = plan(batch)
         check(batch)
-        return block_of(self._devices, self._tables, program, [batch])
+        return block_of(self._devices, self._row_tables, program, [batch])
 
     def advance(self, block: Block) -> None:
         """Do nothing: a single batch has no position."""

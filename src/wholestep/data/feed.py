@@ -227,7 +227,7 @@ class Loaded(_Feed):
     With several processes, each loads only the rows of its replicas, as soon as the plan is known.
 
     Args:
-        known: tables and batch sizes of earlier feeds; updated.
+        known: row tables and batch sizes of earlier feeds; updated.
         why: the reason why the data do not stay on the device.
     """
 
@@ -263,7 +263,7 @@ class Loaded(_Feed):
                 program = self._planned(queue[0])
                 early = ahead() if ahead is not None and may_be_read else 1
                 most = min(program.num_stacked, max(1, size() // _PART, early))
-                block = block_of(self._devices, self._known.tables, program, self._alike(program, most))
+                block = block_of(self._devices, self._known.row_tables, program, self._alike(program, most))
                 block = block._replace(may_be_read=may_be_read)
                 for part in [block] if ahead is None else _one_by_one(block, size):
                     yield part
