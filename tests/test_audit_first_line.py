@@ -8,7 +8,7 @@ import pytest
 from audit_scripts import HEAD, script
 
 import wholestep as ws
-from wholestep.audit import conclusion, judge
+from wholestep.audit import conclusion, judge, log
 from wholestep.audit.log import Line
 from wholestep.audit.source import line_of_loss
 
@@ -30,6 +30,78 @@ def test_what_was_judged_is_said():
     assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
     assert str(report).startswith(report.first_line)
     assert report.as_json()["judged"] == ["rows", "mode", "gradient", "step", "state"]
+
+
+def binary(num=24):
+    """Return a compiled model of two classes, and its data."""
+    x = np.random.default_rng(0).normal(size=(num, 5)).astype("float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1, "sigmoid")])
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
+    return model, x, (x[:, :1] > 0).astype("float32")
+
+
+@pytest.mark.parametrize("weights", [{"class_weight": {0: 1.0, 1: 5.0}}, {"sample_weight": np.linspace(0.5, 2, 24)}])
+def test_the_weights_that_fit_gets_are_those_that_are_meant(weights):
+    model, x, y = binary()
+    with ws.audit(model, (x, y)) as report:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0, **weights)
+    assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
+
+
+def test_weights_of_other_rows_than_the_data_are_to_be_stated():
+    model, x, y = binary()
+    with ws.audit(model, (x, y)) as report:
+        model.fit(x[::-1], y[::-1], sample_weight=np.linspace(0.5, 2, 24), batch_size=8, verbose=0)
+    assert not [note for note in report.notes if note.startswith("`fit` got sample weights")] == report.causes
+
+
+def test_a_loop_that_is_interrupted_is_judged_up_to_there():
+    model, x, y = binary()
+
+    def interrupt(batch, logs):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)
+    with pytest.raises(KeyboardInterrupt), ws.audit(model, (x, y)) as report:
+        model.fit(x, y, batch_size=8, epochs=2, callbacks=[stop], verbose=0)
+    assert report.first_line == "Nothing found in 3 updates: mode, gradient, step, state were judged."
+    assert "the rest of the loop: it ended with KeyboardInterrupt" in report.unseen
+
+
+def test_a_long_loop_says_how_many_gradients_were_judged(monkeypatch):
+    model, x, y = binary()
+    with ws.audit(model, (x, y)) as report:
+        model.fit(x, y, batch_size=8, epochs=20, verbose=0)
+    assert report.first_line.startswith("Nothing found in 60 updates (gradients of 40): ")
+
+
+def test_the_inputs_of_a_long_loop_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(log, "_MOST_BYTES", 10 * 8 * 5 * 4)  # of ten updates behind the forty
+    model, x, y = binary()
+    with ws.audit(model, (x, y)) as report:
+        model.fit(x, y, batch_size=8, epochs=40, verbose=0)
+    assert report.first_line.startswith("Nothing found in 5")
+    assert "the rest of the loop: 0 MB of its inputs were kept" in report.unseen
+
+
+def test_the_order_of_equal_rows_is_not_claimed_to_be_judged():
+    model, x, y = binary()
+    x[3], y[3] = x[4], y[4]
+    with ws.audit(model, (x, y)) as report:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert report.first_line == "Nothing found in 6 updates: mode, gradient, step, state were judged."
+
+
+@ONLY_TENSORFLOW
+def test_a_layer_that_sets_its_own_weights_is_no_fault():
+    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+    parts = [keras.layers.SpectralNormalization(keras.layers.Dense(8)), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((5,)), *parts])
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, x[:, :1])) as report:
+        model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+    assert report.causes == []
 
 
 @pytest.mark.parametrize("has_nan_inputs", [False, True])

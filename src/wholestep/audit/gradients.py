@@ -98,8 +98,8 @@ def _of_finite(meant: Meant, everything: list[Evidence]) -> tuple[list[Finding],
         numbers = [update.number for update in broken]
         findings.append(not_known("gradient", told, float("inf"), broken[0].applied.line, numbers))
     if meant_alone := [e.update.number for e, is_handed, is_meant in finite if is_handed and not is_meant]:
-        numbers = some(meant_alone, 6)
-        findings.append(f"The gradient that was meant is not finite in updates {numbers}: these are not judged.")
+        told = f"The gradient that was meant is not finite in updates {some(meant_alone, 6)}"
+        findings.append(f"{told}: these are not judged.")
     if lost := [e.update for e, is_handed, is_meant in finite if not is_handed and not is_meant]:
         findings.append(_lost(lost))
     return findings, evidence

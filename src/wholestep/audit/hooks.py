@@ -142,6 +142,9 @@ class Hooks:
             held = vars(model)
             if is_outdated and name == "fit":
                 self.log.notes[OUTDATED] = None
+            if name == "fit":
+                given = {"x": arguments[0] if arguments else None} | others
+                self.log.fitted = given["x"], given.get("class_weight"), given.get("sample_weight")
             compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and model.jit_compile else _GONE
             if compiled is _GONE:
                 return method(*arguments, **others)

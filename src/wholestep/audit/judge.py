@@ -19,7 +19,7 @@ from wholestep.audit.measure import all_same
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.readings import by_hand, choose, read, stays, without_void
-from wholestep.audit.rows import FEW_PASSES, altered, beside, classes, order
+from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
 from wholestep.audit.unsolved import copied
 from wholestep.audit.variables import ends, frozen, left_out
@@ -100,7 +100,9 @@ class Verdict:
         """The stages that were judged."""
         if not self.has_seen or self.seen is None:
             return []
-        stages = ["rows"] * (FEW_PASSES not in self.notes) + ["mode"] + ["gradient"] * (not self.unjudged)
+        stages = (
+            ["rows"] * {FEW_PASSES, EQUAL_ROWS}.isdisjoint(self.notes) + ["mode"] + ["gradient"] * (not self.unjudged)
+        )
         stages += ["backward pass"] * self.has_backward
         is_own = self.seen.is_by_hand and not self.seen.is_rated
         return [*stages, *["step"] * (not is_own), "state"]
@@ -253,6 +255,7 @@ class Case:
         moved = verdict.look("what moves between updates", between, bare, decay)
         inside = [each for each in moved if isinstance(each, Found) and each.name in INSIDE]
         moving = {number for cause in inside for number in cause.updates}
+        moved = [each for each in moved if not (replay.moves_weights and each in inside)]  # SpectralNormalization does
         if moving:
             verdict.unseen.append(f"the gradient of {many(len(moving), 'update')}: the weights move inside the window")
         like = [u for u in known if u.number not in modes.unlike and u.number not in moving]

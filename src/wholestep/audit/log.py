@@ -9,6 +9,7 @@ import numpy as np
 
 from wholestep.audit.measure import in_part, once, same
 
+_MOST_BYTES = 512 << 20  # of inputs that are kept after the room is used up
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
 OWN_TRAINER = (
     "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
@@ -172,6 +173,8 @@ class Log:
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
         flags: by the number of parameters of a forward pass, the layers that were set to be trained.
+        is_cut: whether it was ended as the inputs of the loop took too much memory.
+        fitted: `x`, `class_weight` and `sample_weight` of the model's `fit`.
         num_late: forward passes between the end of the log and the end of the script.
         targets: shapes of the targets of gradients that are not scalars, with the line.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
@@ -191,12 +194,16 @@ class Log:
     has_others: bool = False
     elsewhere: str = ""
     is_open: bool = True
+    is_cut: bool = False
+    fitted: tuple[Any, Any, Any] = (None, None, None)
     num_late: int = 0
     is_stateless: bool = False
     flags: dict[int, Flags] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
+    _sizes: set[tuple[int, ...]] = field(default_factory=set)  # of the first inputs of forward passes
+    _num_bytes: int = 0  # of the inputs of forward passes of which no more is kept
 
     @property
     def has_room(self) -> bool:
@@ -221,8 +228,7 @@ class Log:
 
     def wants(self, inputs: list[np.ndarray]) -> bool:
         """Whether the numbers of a forward pass on such inputs are kept: there is room, or their number is new."""
-        sizes = {called.inputs[0].shape[:1] for called in self.called if called.inputs}
-        is_new = bool(inputs) and len(sizes) in range(1, MOST_SIZES) and inputs[0].shape[:1] not in sizes
+        is_new = bool(inputs) and len(self._sizes) in range(1, MOST_SIZES) and inputs[0].shape[:1] not in self._sizes
         return self.has_room or is_new
 
     def wants_step(self, replica: int) -> bool:
@@ -243,7 +249,12 @@ class Log:
         elif isinstance(event, Called):
             event.params[:] = self._once("params", event.params)
             event.buffers[:] = self._once("buffers", event.buffers)
+            self._sizes |= {leaf.shape[:1] for leaf in event.inputs[:1]}
+            self._num_bytes += 0 if event.is_whole else sum(leaf.nbytes for leaf in event.inputs)
             self.called.append(event)
+            if self._num_bytes > _MOST_BYTES:
+                self.is_open, self.is_cut = False, True
+                self.unseen[f"the rest of the loop: {_MOST_BYTES >> 20} MB of its inputs were kept"] = None
         else:
             for values in (event.params, event.params_after):
                 values[:] = self._once("params of steps", values)

@@ -124,8 +124,11 @@ class Replay(Port):
         def run(params: list, buffers: list, inputs: list) -> tuple:
             scope = self._scope(params, buffers)
             with scope:
+                given = [scope.get_current_value(v) for v in self.model.trainable_variables]
                 outputs = self.model(self._packed(inputs), training=training)
                 self.has_losses |= bool(self.model.losses)
+                after = [scope.get_current_value(v) for v in self.model.trainable_variables]
+                self.moves_weights |= any(a is not b for a, b in zip(given, after, strict=True))
             return tree.leaves(outputs), self._after(scope, buffers)
 
         program = self._program(("outputs", training), run)
@@ -260,7 +263,7 @@ class Replay(Port):
 
 def _key_of(objective: Any) -> tuple | None:
     """Return by what one of Keras' losses is known; None for other objectives."""
-    loss = getattr(objective, "loss", None)
+    loss: Any = getattr(objective, "loss", None)
     kind = type(loss)
     is_known = kind.__module__.startswith("keras.src.") and kind.__name__ != "LossFunctionWrapper"  # of any function
     if type(objective) is not LossObjective or not is_known:

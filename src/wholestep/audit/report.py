@@ -32,7 +32,6 @@ class Report:
         self._case: Case | None = None
         self._verdict: Verdict | None = None
         self._printed: list[float] = []
-        self._has_failed = False
         self.taken: list[str] = []
 
     @property
@@ -84,9 +83,10 @@ class Report:
         if not verdict.has_seen or verdict.seen is None:
             is_own = OWN_TRAINER in verdict.unseen
             return f"{OWN_TRAINER}." if is_own else "Nothing can be said: no update on rows of the data was seen."
-        num, judged = many(len(verdict.seen.updates), "update"), ", ".join(verdict.judged)
+        num, judged = len(verdict.seen.updates), ", ".join(verdict.judged)
         unjudged = f"Not judged: {verdict.unjudged}. " if verdict.unjudged else ""
-        return f"{unjudged}Nothing found in {num}: {judged} were judged."
+        some = f" (gradients of {len(verdict.evidence)})" if 0 < len(verdict.evidence) < num else ""
+        return f"{unjudged}Nothing found in {many(num, 'update')}{some}: {judged} were judged."
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.
@@ -111,16 +111,11 @@ class Report:
         self._case, self._verdict = case, verdict
         case.printed = self._printed
 
-    def fail(self) -> None:
-        """Note that the loop has ended with an error."""
-        self._has_failed = True
-
     def _judged(self) -> Verdict:
         if self._verdict is None:
             if self._case is None:
-                ended = "one whose loop ended with an error" if self._has_failed else "one inside its `with`"
                 must, attempt = "A report is read after its audit.", "read it after the `with`."
-                raise SpecificationError(message(must, ended, attempt))
+                raise SpecificationError(message(must, "one inside its `with`", attempt))
             self._verdict = self._case.judge()
         return self._verdict
 

@@ -16,6 +16,7 @@ NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in 
 MOSTLY = 0.7  # of the neighbouring batches; the others are at the ends of passes
 FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the latter of rows
 UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
+EQUAL_ROWS = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
 FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
 _NEARLY_ALL, _ALMOST_ALL, _SOME = 0.98, 0.9, 0.1
@@ -39,8 +40,7 @@ def order(
     if told := _alike(windows):
         return [told]
     if not pieces or any(rows.twins(piece.rows) for piece in pieces):
-        note = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
-        return [note] * bool(pieces)
+        return [EQUAL_ROWS] * bool(pieces)
     if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
         return [BY_NAME["drawn with replacement"].explanation]
     for finding in (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):

@@ -13,7 +13,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit import log as logs
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import Found
+from wholestep.audit.found import Found, Likely
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Log
@@ -23,9 +23,14 @@ from wholestep.audit.report import Report
 from wholestep.audit.source import own_fault
 from wholestep.audit.steps import Schedule, scheduled
 from wholestep.audit.stop import COMMAND, Enough, Limit, over
+from wholestep.data import class_weighted
 from wholestep.engines import listener
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.tree import Tree
+
+_NO_WEIGHTS = Likely(
+    "`fit` got sample weights, and the audit was given none: state them, `data=(x, y, sample_weight)`."
+)
 
 
 class _Unentered(AbstractContextManager):
@@ -143,17 +148,30 @@ def watched(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Repo
         with Hooks(model, listener() if command is None else command.listener(), log, has_twins=True).on():
             yield report
     except Enough:  # for the command
-        report.close(made)
+        _close(report, made)
         raise
     except BaseException as error:
-        if command is not None and command.has_stopped:  # `Enough`, as an engine's program has passed it on
-            report.close(made)
-        else:
-            report.fail()
+        if command is None or not command.has_stopped:  # else it is `Enough`, as an engine's program has passed it on
+            log.unseen[f"the rest of the loop: it ended with {type(error).__name__}"] = None
+        _close(report, made)
         if log.elsewhere and isinstance(error, Exception):
             raise SpecificationError(log.elsewhere) from error
         raise
-    made.ended = values(model)
+    made.ended = None if log.is_cut else values(model)
+    _close(report, made)
+
+
+def _close(report: Report, made: Case) -> None:
+    """Close a report with its case, of the weights that `fit` got if none were stated."""
+    (fitted, by_class, weight), (x, y, stated) = made.log.fitted, made.data
+    if stated is None and by_class is not None and hasattr(y, "shape"):
+        made.data = class_weighted(by_class)((x, y))
+    elif stated is None and weight is not None:
+        pairs = zip(tree.leaves(x), tree.leaves(fitted), strict=False)
+        if all(np.array_equal(own, given) for own, given in pairs):
+            made.data = x, y, np.asarray(weight)
+        else:
+            made.log.notes[_NO_WEIGHTS] = None
     report.close(made)
 
 

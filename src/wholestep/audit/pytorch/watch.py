@@ -72,8 +72,10 @@ def watched(
     try:
         with watcher.on(), calls.on(), flow.on():
             yield report
-    except BaseException:
-        report.fail()
+    except BaseException as error:
+        log.unseen[f"the rest of the loop: it ended with {type(error).__name__}"] = None
+        flow.share([watcher])
+        close(report, watcher, calls, given, before, told, schedule)
         raise
     flow.share([watcher])
     close(report, watcher, calls, given, before, told, schedule).ended = values(model)
