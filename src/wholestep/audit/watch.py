@@ -17,7 +17,7 @@ from wholestep.audit.found import Found, Likely
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Log
-from wholestep.audit.meaning import meant, weighed
+from wholestep.audit.meaning import NoLoss, meant, weighed
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.source import own_fault
@@ -171,7 +171,7 @@ def _close(report: Report, made: Case) -> None:
         if all(np.array_equal(own, given) for own, given in pairs):
             made.data = x, y, np.asarray(weight)
         else:
-            made.log.notes[_NO_WEIGHTS] = None
+            made.log.notes[_NO_WEIGHTS], made.objective = None, NoLoss()
     report.close(made)
 
 
