@@ -93,6 +93,97 @@ def test_the_order_of_equal_rows_is_not_claimed_to_be_judged():
     assert report.first_line == "Nothing found in 6 updates: mode, gradient, step, state were judged."
 
 
+def test_a_loss_scale_of_keras_is_no_fault():
+    model, x, y = binary()
+    model.compile(keras.optimizers.Adam(1e-3, loss_scale_factor=1024.0), "binary_crossentropy")
+    with ws.audit(model, (x, y)) as report:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
+
+
+def test_updates_of_all_rows_have_no_order():
+    model, x, y = binary()
+    x, y = x[::-1], y[::-1]
+    with ws.audit(model, (x[::-1], y[::-1])) as report:
+        model.fit(x, y, batch_size=24, epochs=6, shuffle=False, verbose=0)
+    assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
+
+
+@pytest.mark.parametrize("epochs", [1, 6])
+def test_a_run_whose_every_step_is_skipped_says_so(epochs):
+    x = np.full((24, 5), np.nan, "float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with ws.audit(model, (x, x[:, :1])) as report:
+        model.fit(x, x[:, :1], batch_size=8, epochs=epochs, verbose=0)
+    if epochs == 6:
+        told = "optimizer steps were skipped: at no loss scale was the gradient finite. Is the loss NaN?"
+        assert report.first_line == f"The last 18 {told}"
+    else:  # a scale may be too large at first
+        assert report.first_line.startswith("Nothing can be said")
+
+
+class WithArguments(keras.optimizers.SGD):
+    """An optimizer whose configuration lacks an argument."""
+
+    def __init__(self, total, **others):
+        super().__init__(**others)
+        self.total = total
+
+
+BY_HAND = """
+import tensorflow as tf
+
+
+def train(model, x, y, optimizer, epochs=2, factor=1.0):
+    for _ in range(epochs):
+        for rows in np.split(np.random.permutation(len(x)), 3):
+            with tf.GradientTape() as tape:
+                loss = factor * tf.reduce_mean((y[rows] - model(x[rows], training=True)) ** 2)
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+"""
+
+
+@ONLY_TENSORFLOW
+def test_an_optimizer_without_a_whole_configuration_hides_no_cause():
+    model, x, y = binary()
+    optimizer, names = WithArguments(100, learning_rate=0.1), {"np": np}
+    exec(BY_HAND, names)
+    with ws.audit(model, (x, y), loss="mse", optimizer=optimizer) as report:
+        names["train"](model, x, y, optimizer, factor=8.0)
+    assert [cause.name for cause in report.causes] == ["never divided"]
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.SGD])
+def test_an_optimizer_that_is_made_in_the_loop_loses_its_moments(kind):
+    model, x, y = binary()
+    names = {"np": np}
+    exec(BY_HAND, names)
+    with ws.audit(model, (x, y), loss="mse") as report:
+        for _ in range(2):
+            names["train"](model, x, y, kind(1e-3), epochs=1)
+    if kind is keras.optimizers.SGD:  # it has none
+        assert report.first_line.startswith("Nothing found in 6 updates")
+    else:
+        assert report.first_line.startswith("The optimizer begins anew at update 4, with the same rate")
+
+
+@ONLY_TENSORFLOW
+def test_two_passes_of_one_loss_are_no_microbatches():
+    import tensorflow as tf
+
+    model, x, y = binary()
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    with ws.audit(model, (x, y), loss="mse", optimizer=optimizer) as report:
+        for rows in np.split(np.random.permutation(24), 4):
+            with tf.GradientTape() as tape:
+                one, two = tf.reduce_mean((y[rows] - model(x[rows])) ** 2), tf.reduce_mean(model(-x[rows]) ** 2)
+                loss = one + two
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    assert "accumulated twice" not in [cause.name for cause in report.causes]
+
+
 @ONLY_TENSORFLOW
 def test_a_layer_that_sets_its_own_weights_is_no_fault():
     x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")

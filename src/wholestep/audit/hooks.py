@@ -144,7 +144,8 @@ class Hooks:
                 self.log.notes[OUTDATED] = None
             if name == "fit":
                 given = {"x": arguments[0] if arguments else None} | others
-                self.log.fitted = given["x"], given.get("class_weight"), given.get("sample_weight")
+                fitted = given["x"], given.get("class_weight"), given.get("sample_weight")
+                self.log.fitted = fitted if self.log.fitted[1] is self.log.fitted[2] is None else self.log.fitted
             compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and model.jit_compile else _GONE
             if compiled is _GONE:
                 return method(*arguments, **others)
@@ -254,6 +255,8 @@ class Hooks:
             self._note_clips([g for g in grads if g is not None])
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
             held = [_in_part(listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
+            if (scale := optimizer.loss_scale_factor) is not None:  # by which `apply` divides
+                held = [each / scale for each in held]
             numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
             before = self._states(optimizer)
             listener.handed.clear()  # so that the optimizer's own clips are none of these

@@ -120,6 +120,9 @@ _AT_FIRST = Likely(
     "at the weights that the update before has made."
 )
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
+_HALVINGS = 15  # of the loss scale at which Keras begins: it is 1 then
+_SKIPPED = "optimizer steps were skipped: at no loss scale was the gradient finite. Is the loss NaN?"
+_STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
 _OWN_STEP = (
     "the gradients: the weights do not move by a rate times the gradient that was meant (another gradient? momentum? "
@@ -188,9 +191,10 @@ class Case:
     def _judge(self) -> Verdict:
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
-        is_observing = isinstance(self.objective, Observed)
         rows = Rows(self.data[0])
-        replay = self.port(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
+        replay = self.port(
+            self.model, self.data, is_observing=isinstance(self.objective, Observed), by_pass=self.by_pass
+        )
         self._begin_late(len(replay.names))
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
         seen = windows(self.log, rows)
@@ -203,8 +207,7 @@ class Case:
             verdict.attempt("the stages after it", self._go_through_the_stages, verdict, seen, replay, rows)
         else:
             verdict.notes += [note for note in self.log.notes if isinstance(note, Likely)]
-        lines = self.log.lines
-        verdict.causes = [self.port.said(replace(c, line=lines.get(c.name, c.line))) for c in verdict.causes]
+        verdict.causes = [self.port.said(replace(c, line=self.log.lines.get(c.name, c.line))) for c in verdict.causes]
         names = {cause.name for cause in verdict.causes}
         notes = [note for note in verdict.notes if not (isinstance(note, Likely) and names & {*note.names})]
         verdict.notes = [a for a in notes if not any(a != b and b.startswith(a) for b in notes)]
@@ -367,11 +370,12 @@ class Case:
         elif seen.foreign:
             num_foreign = many(seen.foreign, "forward pass", "forward passes")
             verdict.unseen.append(f"{num_foreign} on other inputs than `data`")
-        if not seen.updates and not verdict.unseen:
+        if seen.num_skipped_at_end > _HALVINGS:
+            verdict.notes.append(Likely(f"The last {seen.num_skipped_at_end} {_SKIPPED}"))
+        elif not seen.updates and not verdict.unseen:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
-            still = "any update: no optimizer step was made, and no weight moved"
-            verdict.unseen.append(self.port.outlined if has_moved else still)
+            verdict.unseen.append(self.port.outlined if has_moved else _STILL)
             verdict.notes += [_AT_FIRST] * (has_moved and stays(seen.pieces))
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int]) -> list[Update]:

@@ -98,13 +98,14 @@ class Replay(Port):
     def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
         try:
             config = optimizer.get_config()
-        except Exception:  # a step of JAX that was ended halfway has given up the optimizer's numbers
+            if "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
+                return None
+            other = type(optimizer).from_config(config)
+        except Exception:  # a step of JAX that was ended halfway, or an optimizer with arguments of its own
             return None
-        if "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
-            return None
+        other.loss_scale_factor = None  # the gradients are divided already
         if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):
             return None
-        other = type(optimizer).from_config(config)
         variables = [keras.Variable(value, trainable=True) for value in steps[0][0].params]
         other.build(variables)
         slots = steps[0][0].slots
@@ -268,7 +269,8 @@ def _key_of(objective: Any) -> tuple | None:
     is_known = kind.__module__.startswith("keras.src.") and kind.__name__ != "LossFunctionWrapper"  # of any function
     if type(objective) is not LossObjective or not is_known:
         return None
-    return kind, objective.is_masked, str(loss.dtype), repr(sorted(loss.get_config().items()))
+    traced = keras.config.epsilon(), keras.config.floatx()
+    return kind, objective.is_masked, str(loss.dtype), repr(sorted(loss.get_config().items())), *traced
 
 
 def _by_loss(operations: Any, objective: Any, num: int, given: list, labels: Tree, weights: Tree) -> tuple:

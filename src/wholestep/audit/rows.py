@@ -167,6 +167,8 @@ def _passes(
     if len(whole) < 2 or len({len(each) for each in whole}) > 1:
         yield FEW_PASSES
         return
+    if all(len(np.unique(u.rows[u.rows != PAD])) == rows.num for u in windows.updates if u.pieces):
+        return  # each update has all rows: they have no order
     first = whole[0]
     unused = sorted(set(range(rows.num)) - set().union(*whole) - windows.seen)
     window = 1 + max(row - place for each in whole for place, row in enumerate(each))

@@ -19,6 +19,7 @@ from wholestep.errors import SpecificationError, message
 Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
 NUM_KEPT = 20_000  # weights that are compared, drawn once
+_COUNT_AND_RATE = 2  # the slots of an optimizer without state
 
 
 def repeated(updates: list[Update]) -> list[int]:
@@ -100,12 +101,19 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
     lost = [(a, b) for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
     for name, begun in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
         alike = [(a, b) for a, b in begun if begun is lost or _is_alike(begins[a.optimizer], b)]
-        is_often = begun is anew and sum(_goes_on(a, b) for a, b in alike) > 1
+        on_the_way = [_goes_on(a, b) for a, b in alike]
         numbers = [u.number for u in updates if any(u.applied is b for _, b in begun)]
-        if is_often or 2 * len(alike) > len(pairs) > 0:
+        has_state = any(len(b.slots_after) > _COUNT_AND_RATE for _, b in begun)
+        if has_state and (sum(on_the_way) > 1 or 2 * len(alike) > len(pairs) > 0):
             return found(name, 1.0, begun[0][1].line, numbers, f"It begins anew at update {some(numbers)}.")
         if begun:
-            return f"The optimizer begins anew at update {', '.join(map(str, numbers))}."
+            told = f"The optimizer begins anew at update {', '.join(map(str, numbers))}"
+            is_same = has_state and bool(alike) and all(on_the_way) and all(a.line == b.line for a, b in alike)
+            return (
+                Likely(f"{told}, with the same rate and on the same line: its moments are lost.")
+                if is_same
+                else f"{told}."
+            )
     return None
 
 
@@ -194,11 +202,19 @@ def anew_in_each_pass(seen: Windows) -> Iterator[str]:
 def accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:
     """Yield the finding on sums of microbatches that the optimizer, in all its calls, accumulates once more."""
     num = max((step.accumulates for step in steps), default=1)
-    own = [u for u in seen.updates if len({piece.called.replica for piece in u.pieces}) == 1]
+    own = [u for u in seen.updates if len({piece.called.replica for piece in u.pieces}) == 1 and _are_parts(u)]
     size = min((len(u.pieces) // num for u in own), default=0)
     if num > 1 and size > 1:
         detail = f"The optimizer makes one update of {num} calls, and each call has the sum of {size} microbatches."
         yield found("accumulated twice", 1 - 1 / num, own[0].applied.line, [u.number for u in own], detail)
+
+
+def _are_parts(update: Update) -> bool:
+    """Whether the passes of an update are microbatches: on one line, and on different rows; else one loss has them."""
+    if not all(piece.is_known for piece in update.pieces):
+        return False
+    rows = update.rows[update.rows != PAD]
+    return len({piece.called.line for piece in update.pieces}) == 1 and len(set(rows.tolist())) == len(rows)
 
 
 def idle(seen: Windows) -> Iterator[Finding]:

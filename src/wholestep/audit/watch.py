@@ -18,14 +18,14 @@ from wholestep.audit.hooks import Hooks
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Log
 from wholestep.audit.meaning import NoLoss, meant, weighed
-from wholestep.audit.replay import Replay, values
+from wholestep.audit.replay import Replay, untrained, values
 from wholestep.audit.report import Report
 from wholestep.audit.source import own_fault
 from wholestep.audit.steps import Schedule, scheduled
 from wholestep.audit.stop import COMMAND, Enough, Limit, over
 from wholestep.data import class_weighted
 from wholestep.engines import listener
-from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.errors import BatchError, SpecificationError, WholestepError, message
 from wholestep.tree import Tree
 
 _NO_WEIGHTS = Likely(
@@ -164,8 +164,11 @@ def watched(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Repo
 def _close(report: Report, made: Case) -> None:
     """Close a report with its case, of the weights that `fit` got if none were stated."""
     (fitted, by_class, weight), (x, y, stated) = made.log.fitted, made.data
-    if stated is None and by_class is not None and hasattr(y, "shape"):
-        made.data = class_weighted(by_class)((x, y))
+    if stated is None and by_class is not None:
+        try:
+            made.data = class_weighted(by_class)((x, y))
+        except WholestepError:  # labels that are no classes, of a loop that has ended with an error
+            made.objective = NoLoss()
     elif stated is None and weight is not None:
         pairs = zip(tree.leaves(x), tree.leaves(fitted), strict=False)
         if all(np.array_equal(own, given) for own, given in pairs):
@@ -302,18 +305,22 @@ def _run(audit: Callable, train: Callable, model: keras.Model, data: Any, num_up
 def _giver(model: keras.Model, optimizer: keras.optimizers.Optimizer | None) -> Callable[[], None]:
     optimizers = [o for o in (getattr(model, "optimizer", None), optimizer) if o is not None]
     built = [o for o in optimizers if o.built]
-    variables = [*model.variables, *(v for o in built for v in o.variables)]
+    kept = [*model.variables, *untrained(model), *model.metrics_variables, *(v for o in built for v in o.variables)]
+    variables = list({id(v): v for v in kept}.values())
     values = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
-    configs = [o.get_config() for o in optimizers]
+    try:
+        blank = [(o, type(o).from_config(o.get_config())) for o in optimizers if not o.built]
+    except Exception as error:
+        must, attempt = "An optimizer must be built, or be one that `from_config` makes anew.", "optimizer.build(...)."
+        raise SpecificationError(message(must, error, attempt)) from error
 
     def give_back() -> None:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        for each, config in zip(optimizers, configs, strict=True):
-            if each not in built and each.built:  # as it was before its first step
-                fresh = type(each).from_config(config)
+        for each, fresh in blank:
+            if each.built:  # as it was before its first step
                 vars(each).clear()
-                vars(each).update(vars(fresh))
+                vars(each).update(vars(type(fresh).from_config(fresh.get_config())))
 
     return give_back
 

@@ -170,6 +170,7 @@ class Windows:
         rest: forward passes after the last optimizer step.
         foreign: the number of such passes on inputs that are not rows of the data.
         seen: rows of forward passes without a gradient (an evaluation).
+        num_skipped, num_skipped_at_end: optimizer steps whose gradients were not finite; those of them in turn.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
         rule: the optimizer of such updates, if they are steps of one on the gradients that were meant.
@@ -184,6 +185,7 @@ class Windows:
     foreign: int
     seen: set[int]
     num_skipped: int
+    num_skipped_at_end: int
     place: dict[int, tuple[int, int]]
     is_by_hand: bool = False
     rule: Rule | None = None
@@ -207,7 +209,7 @@ def windows(log: Log, rows: Rows) -> Windows:
     pieces: list[Piece] = []
     updates: list[Update] = []
     seen: set[int] = set()
-    foreign = num_skipped = 0
+    foreign = num_skipped = in_turn = 0
     *made, last = steps(log)
     found = [_with_gradient(_found(step.called, rows), seen) for step in made]
     ways = [_of_trials(window, step.applied) for window, step in zip(found, made, strict=True)]
@@ -217,6 +219,7 @@ def windows(log: Log, rows: Rows) -> Windows:
         trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
         window = [piece for piece, is_trial in zip(window, way, strict=True) if not is_trial]
         num_skipped += step.applied is None  # the gradients were not finite
+        in_turn = 0 if step.applied is not None else in_turn + 1
         if step.applied is not None:
             updates.append(Update(len(updates) + 1, window, step.applied, trials))
         pieces += window
@@ -229,7 +232,7 @@ def windows(log: Log, rows: Rows) -> Windows:
     pieces.sort(key=lambda piece: piece.called.order)
     updates, stale = _one_by_one(updates)
     place, is_own = placed(pieces), is_by_hand and bool(updates)
-    return Windows(pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale)
+    return Windows(pieces, updates, rest, foreign, seen, num_skipped, in_turn, place, is_own, stale=stale)
 
 
 def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
