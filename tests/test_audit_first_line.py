@@ -184,6 +184,74 @@ def test_two_passes_of_one_loss_are_no_microbatches():
     assert "accumulated twice" not in [cause.name for cause in report.causes]
 
 
+def test_an_unreduced_loss_means_its_mean():
+    model, x, y = binary()
+    with ws.audit(model, (x, y), loss=keras.losses.BinaryCrossentropy(reduction=None)) as report:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
+
+
+class Weighed(keras.losses.BinaryCrossentropy):
+    """A loss whose configuration lacks an argument."""
+
+    def __init__(self, alpha, **others):
+        super().__init__(**others)
+        self.alpha = alpha
+
+    def call(self, y_true, y_pred):
+        return self.alpha * super().call(y_true, y_pred)
+
+
+@ONLY_TENSORFLOW
+def test_a_loss_without_a_whole_configuration_hides_no_cause():
+    model, x, y = binary()
+    optimizer, names = keras.optimizers.SGD(0.1), {"np": np, "loss_fn": Weighed(0.3)}
+    wrong = "loss_fn(y[rows], tf.sigmoid(model(x[rows], training=True)))"
+    exec(BY_HAND.replace("tf.reduce_mean((y[rows] - model(x[rows], training=True)) ** 2)", wrong), names)
+    with ws.audit(model, (x, y), loss=Weighed(0.3), optimizer=optimizer) as report:
+        names["train"](model, x, y, optimizer)
+    assert [cause.name for cause in report.causes] == ["other outputs"]
+
+
+class Tokens(keras.layers.Embedding):
+    """An embedding that makes its own mask."""
+
+    def compute_mask(self, inputs, mask=None):
+        return keras.ops.not_equal(inputs, 0)
+
+
+def test_a_mask_that_a_layer_makes_is_that_of_the_loss():
+    x = np.random.default_rng(0).integers(1, 9, (24, 6)).astype("int32")
+    x[np.arange(6) > np.arange(24)[:, None] % 5] = 0
+    model = keras.Sequential([keras.Input((6,), dtype="int32"), Tokens(9, 4), keras.layers.Dense(9)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with ws.audit(model, (x, 8 - x)) as report:
+        model.fit(x, 8 - x, batch_size=8, epochs=2, verbose=0)
+    assert report.first_line.startswith("Nothing found in 6 updates: ")
+
+
+class Twins(keras.Model):
+    """A model with two variables of one path."""
+
+    def build(self, shape):
+        self.one = self.add_weight(shape=(5, 8), name="w")
+        self.two = self.add_weight(shape=(8, 1), name="w")
+
+    def call(self, x):
+        return keras.ops.matmul(keras.ops.matmul(x, self.one), self.two)
+
+
+@ONLY_TENSORFLOW
+def test_variables_of_one_name_are_told_apart():
+    (_, x, y), model, names = binary(), Twins(), {"np": np}
+    model.build((None, 5))
+    optimizer = keras.optimizers.SGD(0.01)
+    exec(BY_HAND, names)
+    with ws.audit(model, (x, y), loss="mse", optimizer=optimizer) as report:
+        names["train"](model, x, y, optimizer, factor=8.0)
+    assert [cause.name for cause in report.causes] == ["never divided"]
+
+
 @ONLY_TENSORFLOW
 def test_a_layer_that_sets_its_own_weights_is_no_fault():
     x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")

@@ -1,5 +1,6 @@
 """Losses of Keras and functions as such, and their relatives, which a loss may be mistaken for."""
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import signature
@@ -144,8 +145,17 @@ def averaging(loss: Any) -> Any:
 
 def mean_of(loss: Loss, *, by_weight: bool = False) -> Loss:
     """Return the mean of a loss over the places, or over their weights."""
-    how = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
-    return type(loss).from_config(loss.get_config() | {"reduction": how})
+    found = copy.copy(loss)  # its configuration may not be whole
+    found.reduction = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
+    return found
+
+
+def _changed(loss: Loss, **arguments: Any) -> Loss | None:
+    """Return a loss with other arguments; None if its configuration is not whole."""
+    try:
+        return type(loss).from_config(loss.get_config() | arguments)
+    except Exception:  # of the user's class
+        return None
 
 
 def name_of(loss: object) -> str:
@@ -174,7 +184,7 @@ def flipped(loss: Loss) -> Loss | None:
         return Function(partial(function, from_logits=not is_set))
     if "from_logits" not in config:
         return None
-    return type(loss).from_config(config | {"from_logits": not config["from_logits"]})
+    return _changed(loss, from_logits=not config["from_logits"])
 
 
 def swapped(loss: Loss) -> Loss:
@@ -221,5 +231,5 @@ def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
         return dense, 0.0, True
     if not hasattr(loss, "label_smoothing"):
         return None
-    config = loss.get_config()
-    return type(loss).from_config(config | {"label_smoothing": 0.0}), float(config.get("label_smoothing", 0.0)), False
+    plain = _changed(loss, label_smoothing=0.0)
+    return None if plain is None else (plain, float(loss.label_smoothing), False)

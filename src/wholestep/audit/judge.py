@@ -23,7 +23,7 @@ from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classe
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
 from wholestep.audit.unsolved import copied
 from wholestep.audit.variables import ends, frozen, left_out
-from wholestep.audit.windows import Rows, Update, Windows, windows
+from wholestep.audit.windows import Rows, Update, Windows, skipped, windows
 
 _LONGEST = 200  # letters of an error in a report
 
@@ -120,8 +120,6 @@ _AT_FIRST = Likely(
     "at the weights that the update before has made."
 )
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
-_HALVINGS = 15  # of the loss scale at which Keras begins: it is 1 then
-_SKIPPED = "optimizer steps were skipped: at no loss scale was the gradient finite. Is the loss NaN?"
 _STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
 _OWN_STEP = (
@@ -370,9 +368,7 @@ class Case:
         elif seen.foreign:
             num_foreign = many(seen.foreign, "forward pass", "forward passes")
             verdict.unseen.append(f"{num_foreign} on other inputs than `data`")
-        if seen.num_skipped_at_end > _HALVINGS:
-            verdict.notes.append(Likely(f"The last {seen.num_skipped_at_end} {_SKIPPED}"))
-        elif not seen.updates and not verdict.unseen:
+        if not verdict.add(skipped(seen)) and not seen.updates and not verdict.unseen:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
             verdict.unseen.append(self.port.outlined if has_moved else _STILL)

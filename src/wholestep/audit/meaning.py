@@ -8,7 +8,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.audit import port
-from wholestep.audit.families import Function, name_of
+from wholestep.audit.families import Function, averaging, name_of
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import ENOUGH, NUM_PROBES, SOLVED, are_shares, shares
 from wholestep.audit.port import OneLoss
@@ -156,7 +156,7 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
     if isinstance(loss, keras.losses.Loss):
-        return LossObjective(loss)
+        return LossObjective(averaging(loss))
     if callable(loss):
         return LossObjective(Function(loss))
     must = "loss must be a Keras loss, a function of labels and outputs, or an Objective."

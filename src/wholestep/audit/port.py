@@ -99,7 +99,8 @@ class Port(ABC):
 
     def _measure(self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]) -> None:
         """Take the names and shapes of the trainable variables, and the dtypes in which is computed."""
-        self.names, self.shapes = [name for name, _ in named], [shape for _, shape in named]
+        names, self.shapes = [name for name, _ in named], [shape for _, shape in named]
+        self.names = [n if names.count(n) == 1 else f"{n} ({names[:i].count(n) + 1})" for i, n in enumerate(names)]
         self.sizes = [int(np.prod(shape)) for shape in self.shapes]
         self._kept = list(map(places, self.sizes))
         self.is_in_part = any(chosen is not None for chosen in self._kept)
