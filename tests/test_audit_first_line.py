@@ -230,6 +230,18 @@ def test_a_mask_that_a_layer_makes_is_that_of_the_loss():
     assert report.first_line.startswith("Nothing found in 6 updates: ")
 
 
+@pytest.mark.parametrize("names", [("one", "two"), ("two", "one")])
+def test_inputs_that_a_loop_gives_by_name_are_not_swapped(names):
+    one, two = np.random.default_rng(0).normal(size=(2, 24, 5)).astype("float32")
+    inputs = [keras.Input((5,), name=name) for name in names]
+    outputs = keras.layers.Dense(1)(keras.layers.Subtract()([keras.layers.Dense(4)(each) for each in inputs]))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    with ws.audit(model, ((one, two), one[:, :1])) as report:
+        model.fit(dict(zip(names, (one, two), strict=True)), one[:, :1], batch_size=8, epochs=2, verbose=0)
+    assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
+
+
 class Twins(keras.Model):
     """A model with two variables of one path."""
 

@@ -181,10 +181,12 @@ class Hooks:
 
         @wraps(call)
         def told(*arguments: Any, **others: Any) -> Any:
-            inputs = tree.leaves(arguments[0] if arguments else others.get(first))
+            given = arguments[0] if arguments else others.get(first)
+            inputs = tree.leaves(given)
             if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
                 return call(*arguments, **others)
             self.log.has_fitted |= is_in_fit()
+            self.log.is_by_name |= isinstance(given, dict)
             params = self._values(self.model.trainable_variables)
             buffers = self._values(untrained(self.model))
             outputs = call(*arguments, **others)

@@ -177,6 +177,7 @@ class Log:
         fitted: `x`, `class_weight` and `sample_weight` of the model's `fit`.
         num_late: forward passes between the end of the log and the end of the script.
         targets: shapes of the targets of gradients that are not scalars, with the line.
+        is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
         lines: by the name of a cause, the line that makes it, where it is not that of the step or the pass.
     """
@@ -198,6 +199,7 @@ class Log:
     fitted: tuple[Any, Any, Any] = (None, None, None)
     num_late: int = 0
     is_stateless: bool = False
+    is_by_name: bool = False
     flags: dict[int, Flags] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)

@@ -163,6 +163,9 @@ def watched(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Repo
 
 def _close(report: Report, made: Case) -> None:
     """Close a report with its case, of the weights that `fit` got if none were stated."""
+    names, x = [each.name for each in getattr(made.model, "inputs", None) or []], made.data[0]
+    if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
+        made.data = (dict(zip(names, x, strict=True)), *made.data[1:])  # the order of a dict is that of its names
     (fitted, by_class, weight), (x, y, stated) = made.log.fitted, made.data
     if stated is None and by_class is not None:
         try:
