@@ -13,7 +13,7 @@ from wholestep.audit.found import Likely
 from wholestep.audit.measure import ENOUGH, NUM_PROBES, SOLVED, are_shares, shares
 from wholestep.audit.port import OneLoss
 from wholestep.errors import SpecificationError, message
-from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Sum, Term, Whole, unpack, unreduced
+from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Sum, Term, Whole, is_overridden, unpack, unreduced
 from wholestep.tree import Tree
 
 NUM_COUPLED = 4
@@ -142,7 +142,7 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
             must, attempt = "The audit needs the loss that is meant.", "ws.audit(model, data=(x, y), loss=...)."
             raise SpecificationError(message(must, "loss=None, and a model without a compiled loss", attempt))
         loss = model.loss
-        if isinstance(loss, dict | list | tuple):
+        if isinstance(loss, dict | list | tuple) or is_overridden(model, "compute_loss"):
             if not model._compile_loss.built:  # as `fit` does before its first batch
                 model._compile_loss.build(y, outputs(model, x))
             return CompiledObjective(model, [])

@@ -17,7 +17,7 @@ from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.source import line_of_loss
 from wholestep.audit.windows import Piece
 from wholestep.engines import choose
-from wholestep.model import Mean, Objective, Term, Whole, checked, read
+from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, read
 from wholestep.program import ProgramCache
 from wholestep.tree import Tensor, Tree
 
@@ -140,20 +140,22 @@ class Replay(Port):
         num = len(piece.called.inputs[0])
         found: dict = {}
 
-        def summed(outcome: Any) -> list[tuple[Tensor, Tensor]]:
-            terms = checked(read(outcome, {}).terms, num)
-            found["terms"] = [(float(t.coefficient), isinstance(t, Mean)) for t in terms.values()]
+        def summed(outcome: Reading) -> list[tuple[Tensor, Tensor]]:
+            terms = checked(outcome.terms, num)
+            is_mean = outcome.is_complete  # a custom `compute_loss` returns the mean of its batch
+            found["terms"] = [(float(t.coefficient), is_mean or isinstance(t, Mean)) for t in terms.values()]
             found["names"] = tuple(map(str, terms))
             return [_by_row(term, num) for term in terms.values()]
 
         def run(params: list, buffers: list, batch: Any) -> tuple:
             with self._scope(params, buffers):
-                sums = summed(objective(self.model, batch, training))
-                penalty = self._penalty()
+                outcome = read(objective(self.model, batch, training), {})
+                sums, penalty = summed(outcome), self._penalty(outcome)
             return ops.stack([s[0] for s in sums]), ops.stack([s[1] for s in sums]), penalty
 
         if is_by_outputs and not self.has_losses:
-            parts = summed(objective.of(batch[1], ops.convert_to_tensor(piece.called.outputs[0]), *batch[2:]))
+            term = objective.of(batch[1], ops.convert_to_tensor(piece.called.outputs[0]), *batch[2:])
+            parts = summed(read(term, {}))
             values, weights, penalty = *zip(*parts, strict=True), 0.0
         else:
             program, found = self._program(("terms", training, id(objective), num), run, found)
@@ -176,8 +178,8 @@ class Replay(Port):
         def run(params: list, buffers: list, batch: Any, factors: Tensor, penalty: Tensor) -> tuple:
             def loss(params: list) -> tuple:
                 with self._scope(params, buffers):
-                    sums = self._sums(objective, batch, training, num)
-                    own = self._penalty()
+                    outcome = read(objective(self.model, batch, training), {})
+                    sums, own = _sums(outcome, num), self._penalty(outcome)
                 total = ops.sum(ops.where(factors == 0, ops.zeros_like(sums), sums) * factors) + penalty * own
                 return total, own
 
@@ -223,7 +225,7 @@ class Replay(Port):
         def run(params: list, buffers: list, chosen: list, batch: Any) -> tuple:
             def loss(chosen: list) -> tuple:
                 with self._scope(params, [*buffers[:i], *chosen, *buffers[i + 1 :]]):
-                    total = ops.sum(self._sums(objective, batch, training, num))
+                    total = ops.sum(_sums(read(objective(self.model, batch, training), {}), num))
                 return total, total
 
             return self._ops.differentiate(loss, chosen)
@@ -238,12 +240,9 @@ class Replay(Port):
         batch = self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in chosen]
         return self.gradient(piece, _PULLED, batch, np.ones((1, len(piece.called.inputs[0]))), training=training)
 
-    def _sums(self, objective: Objective, batch: Any, training: bool, num: int) -> Tensor:
-        terms = checked(read(objective(self.model, batch, training), {}).terms, num)
-        return ops.stack([_by_row(term, num)[0] for term in terms.values()])
-
-    def _penalty(self) -> Tensor:
-        return sum((ops.sum(loss) for loss in self.model.losses), ops.zeros(()))
+    def _penalty(self, outcome: Reading) -> Tensor:
+        losses = [] if outcome.is_complete else self.model.losses  # which a custom `compute_loss` has added
+        return sum((ops.sum(loss) for loss in losses), ops.zeros(()))
 
     def _scope(self, params: list, buffers: list) -> keras.StatelessScope:
         held = [*zip(self.model.trainable_variables, params, strict=True)]
@@ -286,6 +285,10 @@ def _by_change(operations: Any, change: Callable, given: list, factors: Tensor) 
         return ops.sum(changed * factors), changed
 
     return operations.differentiate(total, given)
+
+
+def _sums(outcome: Reading, num: int) -> Tensor:
+    return ops.stack([_by_row(term, num)[0] for term in checked(outcome.terms, num).values()])
 
 
 def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:

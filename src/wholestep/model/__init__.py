@@ -23,6 +23,7 @@ from wholestep.model.misfit import check_labels_are_numbers, check_parts, explai
 from wholestep.model.objective import (
     Mean,
     Objective,
+    Reading,
     Sum,
     Term,
     Whole,
@@ -44,6 +45,7 @@ __all__ = [
     "Mean",
     "Objective",
     "Outcome",
+    "Reading",
     "Sum",
     "Term",
     "TraceFacts",
