@@ -40,3 +40,82 @@ def test_a_model_with_a_penalty_in_its_compute_loss_is_judged_by_it(loss, num):
     report = fitted(network(WithPenalty, loss, optimizer, kernel_regularizer="l2"))
     told = f"Nothing found in {6 // (num or 1)} updates: rows, mode, gradient, step, state were judged."
     assert report.first_line == told
+
+
+class Several(keras.Model):
+    """A model that returns numbers beside its output; `more` makes further ones."""
+
+    def __init__(self, more=lambda scale: {}):
+        super().__init__()
+        self.dense, self.more = layers.Dense(1), more
+        self.scale = self.add_weight(name="scale", shape=(), initializer="ones")
+
+    def call(self, x, training=None):
+        return {"out": self.dense(x) * self.scale, **self.more(self.scale)}
+
+
+def stepper(model, optimizer, *, is_traced=False):
+    """Return a step of a loop by hand, on this engine; the loss is the mean of the squared errors."""
+    if keras.backend.backend() == "jax":
+        return _stepper_on_jax(model, optimizer)
+    import tensorflow as tf
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((_out(model(x, training=True)) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    return tf.function(step) if is_traced else step
+
+
+def _out(outputs):
+    return outputs["out"] if isinstance(outputs, dict) else outputs
+
+
+def _stepper_on_jax(model, optimizer):
+    import jax
+
+    def loss(tv, ntv, x, y):
+        outputs, ntv = model.stateless_call(tv, ntv, x, training=True)
+        return ops.mean((_out(outputs) - y) ** 2), ntv
+
+    taken = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    state = [v.value for v in model.trainable_variables], [v.value for v in optimizer.variables]
+
+    def step(x, y):
+        nonlocal state
+        tv, ov = state
+        (_, _), grads = taken(tv, [v.value for v in model.non_trainable_variables], x, y)
+        state = optimizer.stateless_apply(ov, grads, tv)
+
+    return step
+
+
+def looped(model, *, num=2, data=(X, Y), loss="mse", is_traced=False, **others):
+    """Return the report of a right loop by hand."""
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    with ws.audit(model, data, loss, **others) as report:
+        step = stepper(model, optimizer, is_traced=is_traced)
+        for order in np.random.default_rng(1).permuted([np.arange(24)] * num, axis=1):
+            for rows in order.reshape(3, 8):
+                step(X[rows], Y[rows])
+    return report
+
+
+class OfOut(ws.Objective):
+    """The squared error of the first output."""
+
+    def __call__(self, model, batch, training):
+        x, y = batch
+        return ws.Mean((model(x, training=training)["out"] - y) ** 2)
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+@pytest.mark.parametrize("is_traced", [False, pytest.param(True, marks=ONLY_TENSORFLOW)])
+def test_what_a_model_returns_beside_tensors_breaks_no_loop(is_text, is_traced):
+    model = Several(lambda scale: {"name": "a", "of": object()} if is_text else {"scale": scale, "one": 1.0})
+    model(X)
+    report = looped(model, loss=OfOut(), is_traced=is_traced)
+    assert report.causes == []
+    assert report.is_judged, str(report)

@@ -14,6 +14,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.found import Likely
 from wholestep.audit.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
+from wholestep.audit.meaning import are_numbers, is_result, tensors
 from wholestep.audit.measure import places
 from wholestep.audit.replay import Replay, flags, untrained
 from wholestep.audit.source import is_in_fit, is_in_trainer, line_of_user
@@ -192,7 +193,8 @@ class Hooks:
             outputs = call(*arguments, **others)
             if not self.model.built or not params:
                 params = self._values(self.model.trainable_variables)
-            groups = (inputs, tree.leaves(outputs), params, buffers)
+            with uncast():
+                groups = (inputs, tensors(outputs), params, buffers)
             if self._can_record([leaf for group in groups for leaf in group]):
                 if len(params) not in self.log.flags:
                     self.log.flags[len(params)] = flags(self.model)
@@ -208,7 +210,9 @@ class Hooks:
         place, replica = itertools.count(), self.listener.replica()
 
         def watched(output: Any) -> Any:
-            i = next(place)
+            i = next(place) if are_numbers(output) else -1
+            if not is_result(output):
+                return output
             found = self.listener.watch_gradient(output, lambda _, both: self.log.differentiate(replica, i, *both))
             return with_mask_of(found, output)
 

@@ -14,7 +14,7 @@ from wholestep.audit.measure import ENOUGH, NUM_PROBES, SOLVED, are_shares, shar
 from wholestep.audit.port import OneLoss
 from wholestep.errors import SpecificationError, message
 from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Sum, Term, Whole, is_overridden, unpack, unreduced
-from wholestep.tree import Tree
+from wholestep.tree import Tensor, Tree
 
 NUM_COUPLED = 4
 
@@ -189,6 +189,22 @@ def outputs(model: keras.Model, x: Tree) -> Tree:
     return model.compute_output_spec(symbols)
 
 
+def are_numbers(leaf: object) -> bool:
+    """Whether a part of a model's outputs has numbers; others may be text, or objects of the user's."""
+    return ops.is_tensor(leaf) or isinstance(leaf, int | float | np.ndarray | np.generic | keras.Variable)
+
+
+def tensors(outputs: Tree) -> list[Tensor]:
+    """Return the numbers in a model's outputs, as tensors."""
+    leaves = [leaf for leaf in tree.leaves(outputs) if are_numbers(leaf)]
+    return [ops.convert_to_tensor(leaf.value if isinstance(leaf, keras.Variable) else leaf) for leaf in leaves]
+
+
+def is_result(leaf: object) -> bool:
+    """Whether a part of a model's outputs is the result of operations."""
+    return ops.is_tensor(leaf) and not isinstance(leaf, keras.Variable)
+
+
 def is_masked(model: keras.Model) -> bool:
     """Whether a layer of the model makes a mask."""
     layers = model._flatten_layers()
@@ -200,7 +216,7 @@ class NoLoss(port.NoLoss, Objective):
 
     def __call__(self, model: keras.Model, batch: Any, training: bool) -> Mean:
         """Return zeros, one for each row."""
-        output = tree.leaves(model(batch[0], training=training))[0]
+        output = tensors(model(batch[0], training=training))[0]
         return Mean(ops.zeros(ops.shape(output)[:1]))
 
 
@@ -209,7 +225,7 @@ class Observed(port.Observed, Objective):
 
     def __call__(self, model: keras.Model, batch: Any, training: bool) -> Sum:
         """Return the outputs times the derivative, by row: the sum of these has the gradient of the loop's loss."""
-        outputs = tree.leaves(model(batch[0], training=training))
+        outputs = tensors(model(batch[0], training=training))
         num = outputs[0].shape[0]
         parts = [ops.reshape(ops.cast(o, "float32") * d, (num, -1)) for o, d in zip(outputs, batch[1], strict=True)]
         return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,))))

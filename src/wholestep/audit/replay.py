@@ -12,7 +12,7 @@ from keras import ops
 from wholestep import tree
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
-from wholestep.audit.meaning import LossObjective, Observed, is_masked, misfits
+from wholestep.audit.meaning import LossObjective, Observed, is_masked, misfits, tensors
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.source import line_of_loss
 from wholestep.audit.windows import Piece
@@ -130,7 +130,8 @@ class Replay(Port):
                 self.has_losses |= bool(self.model.losses)
                 after = [scope.get_current_value(v) for v in self.model.trainable_variables]
                 self.moves_weights |= any(a is not b for a, b in zip(given, after, strict=True))
-            return tree.leaves(outputs), self._after(scope, buffers)
+                found = tensors(outputs)
+            return found, self._after(scope, buffers)
 
         program = self._program(("outputs", training), run)
         outputs, buffers = program(piece.called.params, piece.called.buffers, piece.called.inputs)
