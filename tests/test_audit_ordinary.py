@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 
 import wholestep as ws
+from wholestep.audit import log
 
 ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
 X = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
@@ -94,7 +95,8 @@ def _stepper_on_jax(model, optimizer):
 def looped(model, *, num=2, data=(X, Y), loss="mse", is_traced=False, **others):
     """Return the report of a right loop by hand."""
     optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
+    if model.built:
+        optimizer.build(model.trainable_variables)
     with ws.audit(model, data, loss, **others) as report:
         step = stepper(model, optimizer, is_traced=is_traced)
         for order in np.random.default_rng(1).permuted([np.arange(24)] * num, axis=1):
@@ -119,3 +121,10 @@ def test_what_a_model_returns_beside_tensors_breaks_no_loop(is_text, is_traced):
     report = looped(model, loss=OfOut(), is_traced=is_traced)
     assert report.causes == []
     assert report.is_judged, str(report)
+
+
+@ONLY_TENSORFLOW
+def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypatch):
+    monkeypatch.setattr(log, "_ROOM", 4 * 40)  # of one weight, as it has before
+    net = Several()
+    assert looped(net, loss=OfOut(), num=3).first_line.startswith("Nothing found in 9 updates (gradients of 5): ")

@@ -16,7 +16,7 @@ from test_audit import audited, trainer
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.watch import room
+from wholestep.audit.hooks import room
 from wholestep.reports import page
 
 ENGINE = keras.backend.backend()

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit import log as logs
 from wholestep.audit.found import Likely
 from wholestep.audit.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
 from wholestep.audit.meaning import are_numbers, is_result, tensors
@@ -197,6 +198,7 @@ class Hooks:
                 groups = (inputs, tensors(outputs), params, buffers)
             if self._can_record([leaf for group in groups for leaf in group]):
                 if len(params) not in self.log.flags:
+                    self.log.room = room(self.model)  # its first call may have built it
                     self.log.flags[len(params)] = flags(self.model)
                 self._tell_call(groups, differentiated := listener.is_differentiated([*params, *inputs]))
                 if differentiated is not False:
@@ -349,6 +351,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+def room(model: keras.Model) -> int:
+    """Return the number of updates of a model that a log keeps with all numbers.
+
+    >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    40
+    """
+    return logs.room(sum(int(np.prod(v.shape)) for v in model.trainable_variables))
 
 
 def compiled_in(model: keras.Model) -> list:

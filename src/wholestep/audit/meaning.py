@@ -13,7 +13,18 @@ from wholestep.audit.found import Likely
 from wholestep.audit.measure import ENOUGH, NUM_PROBES, SOLVED, are_shares, shares
 from wholestep.audit.port import OneLoss
 from wholestep.errors import SpecificationError, message
-from wholestep.model import CompiledObjective, LossCall, Mean, Objective, Sum, Term, Whole, is_overridden, unpack, unreduced
+from wholestep.model import (
+    CompiledObjective,
+    LossCall,
+    Mean,
+    Objective,
+    Sum,
+    Term,
+    Whole,
+    is_overridden,
+    unpack,
+    unreduced,
+)
 from wholestep.tree import Tensor, Tree
 
 NUM_COUPLED = 4

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from wholestep import tree
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
 from wholestep.audit.meaning import LossObjective, Observed, is_masked, misfits, tensors

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.hooks import Hooks, replaced
+from wholestep.audit.hooks import Hooks, replaced, room
 from wholestep.audit.log import Log
 from wholestep.audit.loops import Asked, Loop, Use, Watched, spread
 from wholestep.audit.measure import all_same
@@ -31,7 +31,6 @@ from wholestep.audit.source import (
 )
 from wholestep.audit.stop import Limit
 from wholestep.audit.surroundings import FrozenNumbers, Surroundings, names_of_user, of_batch, tape_elsewhere
-from wholestep.audit.watch import room
 from wholestep.engines import listener
 from wholestep.tree import Tree
 

@@ -11,10 +11,9 @@ import keras
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit import log as logs
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Found, Likely
-from wholestep.audit.hooks import Hooks
+from wholestep.audit.hooks import Hooks, room
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Log
 from wholestep.audit.meaning import NoLoss, meant, weighed
@@ -179,15 +178,6 @@ def _close(report: Report, made: Case) -> None:
         else:
             made.log.notes[_NO_WEIGHTS], made.objective = None, NoLoss()
     report.close(made)
-
-
-def room(model: keras.Model) -> int:
-    """Return the number of updates of a model that a log keeps with all numbers.
-
-    >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-    40
-    """
-    return logs.room(sum(int(np.prod(v.shape)) for v in model.trainable_variables))
 
 
 def case(
