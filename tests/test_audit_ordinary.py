@@ -3,10 +3,13 @@
 import keras
 import numpy as np
 import pytest
+from audit_scripts import script
 from keras import layers, ops
+from shares import on
 
 import wholestep as ws
 from wholestep.audit import log
+from wholestep.reports import page
 
 ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
 X = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
@@ -128,3 +131,12 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
     monkeypatch.setattr(log, "_ROOM", 4 * 40)  # of one weight, as it has before
     net = Several()
     assert looped(net, loss=OfOut(), num=3).first_line.startswith("Nothing found in 9 updates (gradients of 5): ")
+
+
+@on("jax")
+def test_a_page_that_cannot_be_written_costs_no_report(audit, tmp_path, monkeypatch):
+    code, out, err = audit(script("by hand"), "--html", tmp_path, "--updates", 3)
+    assert (code, "Nothing found in " in out, "Is a directory" in err) == (0, True, True), err
+    monkeypatch.setattr(page, "can_draw", lambda: False)
+    code, out, err = audit(script("by hand"), "--html", tmp_path / "a.html")
+    assert (code, "need matplotlib" in err, "the end" in out) == (2, True, False), err

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wholestep.errors import WholestepError, message
+from wholestep.reports.page import assert_drawable
 
 CLEAN, CAUSES, UNSEEN = 0, 1, 2  # the exit codes
 
@@ -62,6 +63,12 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
     if own.html is not None and not own.html.resolve().parent.is_dir():
         print(message("The folder of --html must exist.", str(own.html), "another FILE."), file=sys.stderr)
         return UNSEEN
+    try:
+        if own.html is not None:
+            assert_drawable()
+    except WholestepError as error:  # before the script has run
+        print(error, file=sys.stderr)
+        return UNSEEN
     from wholestep.audit.script import run
 
     with redirect_stdout(sys.stderr) if own.json else nullcontext():
@@ -110,13 +117,16 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
 def _say(own: argparse.Namespace, ran: Any, reports: list) -> int:
     from wholestep.audit.report import write_html
 
-    if own.html is not None:
-        write_html(reports, own.html)
     if own.json:
         told = [report.as_json() for report in reports]
         print(json.dumps(told[0] if len(told) == 1 else told, indent=1))
     else:
         print("\n\n".join(map(str, reports)))
+    try:
+        if own.html is not None:
+            write_html(reports, own.html)
+    except OSError as error:
+        print(message("--html must be a file that can be written.", str(error), "another FILE."), file=sys.stderr)
     if any(report.causes or report.has_likely for report in reports):
         return CAUSES
     is_clean = all(report.is_judged for report in reports) and not ran.how
