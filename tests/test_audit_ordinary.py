@@ -3,12 +3,12 @@
 import keras
 import numpy as np
 import pytest
-from audit_scripts import script
+from audit_scripts import HEAD, UPDATE, script
 from keras import layers, ops
 from shares import on
 
 import wholestep as ws
-from wholestep.audit import log
+from wholestep.audit import conclusion, log
 from wholestep.reports import page
 
 ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
@@ -140,3 +140,43 @@ def test_a_page_that_cannot_be_written_costs_no_report(audit, tmp_path, monkeypa
     monkeypatch.setattr(page, "can_draw", lambda: False)
     code, out, err = audit(script("by hand"), "--html", tmp_path / "a.html")
     assert (code, "need matplotlib" in err, "the end" in out) == (2, True, False), err
+
+
+FOCAL = """
+class Power(keras.losses.Loss):
+    def __init__(self, power):
+        super().__init__(name="power")
+        self.power = power
+
+    def call(self, y, out):
+        return keras.ops.mean(keras.ops.abs(y - out) ** self.power, -1)
+{}
+
+def value(model, a, b):
+    out = model(a, training=True)
+    return Power(2.0)(b, out) + Power(4.0)(0 * b, out)
+
+
+x = rng.normal(size=(24, 5)).astype("float32")
+y = x.sum(1, keepdims=True)
+model = network()
+step = update(model, keras.optimizers.SGD(0.01), value)
+for epoch in range(2):
+    for rows in rng.permutation(24).reshape(3, 8):
+        step(x[rows], y[rows])
+"""
+
+
+WITHOUT_CONFIG = """
+    def get_config(self):
+        raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize("more", ["", WITHOUT_CONFIG])
+def test_two_losses_of_one_class_of_the_script_are_two(more, report_of, monkeypatch):
+    monkeypatch.setattr(conclusion, "_SECONDS", 1)
+    code, out = report_of(HEAD + UPDATE + FOCAL.format(more))
+    assert "\n1. " not in out, out
+    assert "loss: Power, as" not in out, out
+    assert "error" not in out, out

@@ -38,6 +38,8 @@ _FITS = ("fit", "train_on_batch")
 _GIVEN = "x", "y", "sample_weight", "class_weight"
 _PATIENCE = 30.0  # seconds that a script runs on after a loop was seen, if another may follow
 _LONGER = 5.0  # seconds that it runs on where a use of the model may follow
+_OF_ANY_LOSS = vars(keras.losses.Loss("any"))
+_PLAIN = int, float, str, list, tuple, dict, np.ndarray
 _NO_LOSSES = ("get", "serialize", "deserialize")
 
 
@@ -73,6 +75,7 @@ class Scout:
         self.is_cut_short = False
         self.cut: dict[int, Any] = {}
         self.num_read: Counter[int] = Counter()
+        self._kinds: dict[int, tuple[Any, str]] = {}  # losses that were called, kept, so that no two have one id
         self.metrics: dict[int, keras.metrics.Metric] = {}
         self.resets = set[int]()
         self.num_warm_up = 0
@@ -287,7 +290,9 @@ class Scout:
             self.resets.add(id(metric))
 
     def _lost(self, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self._note(loss, f"{type(loss).__name__} {loss.get_config()}", y_true, sample_weight)
+        if id(loss) not in self._kinds:  # a loss that is made anew in each step is one
+            self._kinds[id(loss)] = loss, _kind(loss)
+        self._note(loss, self._kinds[id(loss)][1], y_true, sample_weight)
 
     def _lost_by(self, function: Callable, y_true: Any, y_pred: Any, *arguments: Any, **others: Any) -> None:
         set_to = dict(zip([*signature(function).parameters][2:], arguments, strict=False)) | others
@@ -311,6 +316,17 @@ class Scout:
             y, weight = np.array(numbers[0]), np.array(numbers[1]) if len(numbers) > 1 else None
             asked = getattr(loop, kind).setdefault(key, Asked(new.loss, is_own=new.is_own))
             asked.calls.append((order, y, weight))
+
+
+def _kind(loss: keras.losses.Loss) -> str:
+    """Return the class of a loss with its configuration, without its name, and with attributes that this may lack."""
+    try:
+        config = loss.get_config() | {"name": ""}
+    except Exception:  # the user's
+        config = {}
+    own = {name: value for name, value in vars(loss).items() if name not in _OF_ANY_LOSS}
+    told = {name: repr(value) if isinstance(value, _PLAIN) else id(value) for name, value in own.items()}
+    return f"{type(loss).__name__} {config} {told}"
 
 
 class _Hooks(Hooks):
