@@ -180,3 +180,29 @@ def test_two_losses_of_one_class_of_the_script_are_two(more, report_of, monkeypa
     assert "\n1. " not in out, out
     assert "loss: Power, as" not in out, out
     assert "error" not in out, out
+
+
+class Eager(keras.Model):
+    """A model that reads numbers while it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.num_positive = layers.Dense(1), 0
+
+    def call(self, x):
+        self.num_positive += bool(ops.mean(x) > 0)
+        return self.dense(x)
+
+
+def squared(y, out):
+    return ops.mean((y - out) ** 2)
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("loss", [squared, ["mse"]])
+def test_a_model_that_runs_eagerly_alone_is_judged(loss):
+    model = Eager()
+    model(X)
+    report = looped(model, loss=loss)
+    assert report.causes == []
+    assert "rows" in report.first_line

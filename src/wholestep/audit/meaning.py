@@ -180,7 +180,10 @@ def weighed(
     """Return (data, objective) with the weights of the rows, if the objective is a function with own weights."""
     if not isinstance(objective, LossObjective) or not isinstance(objective.loss, Function) or not model.built:
         return data, objective
-    symbol = outputs(model, data[0])
+    try:
+        symbol = outputs(model, data[0])
+    except Exception:  # the model's, of batches of another size
+        return data, objective
     if any(None in leaf.shape[1:] for leaf in tree.leaves(symbol)):  # of unknown size
         return data, objective
     if data[2] is None and tree.num_rows(data[:2]) >= NUM_COUPLED:
@@ -195,9 +198,14 @@ def weighed(
 
 
 def outputs(model: keras.Model, x: Tree) -> Tree:
-    """Return the model's outputs for one row, as symbols."""
+    """Return the model's outputs for one row, as symbols; those of a model that cannot be traced are numbers."""
     symbols = tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
-    return model.compute_output_spec(symbols)
+    try:
+        return model.compute_output_spec(symbols)
+    except Exception:  # the engine's, of a model that reads numbers while it runs
+        if not model.built:
+            raise
+        return model(tree.map_leaves(lambda leaf: leaf[:1], x))
 
 
 def are_numbers(leaf: object) -> bool:
