@@ -8,7 +8,7 @@ from keras import layers, ops
 from shares import on
 
 import wholestep as ws
-from wholestep.audit import conclusion, log
+from wholestep.audit import conclusion, judge, log
 from wholestep.reports import page
 
 ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
@@ -206,3 +206,50 @@ def test_a_model_that_runs_eagerly_alone_is_judged(loss):
     report = looped(model, loss=loss)
     assert report.causes == []
     assert "rows" in report.first_line
+
+
+def test_inputs_of_different_lengths_are_no_error_of_the_report():
+    """As the one time step beside the rows of a diffusion model is."""
+    inputs = [keras.Input((5,)), keras.Input(batch_shape=(1,))]
+    model = keras.Model(inputs, layers.Dense(1)(inputs[0]) + inputs[1][:, None])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    with ws.audit(model, ([X, X[:, 0]], Y), "mse") as report:
+        step = stepper(model, optimizer)
+        for start in range(0, 24, 8):
+            step([X[start : start + 8], X[:1, 0]], Y[start : start + 8])
+    assert not report.has_seen
+    assert "IndexError" not in str(report)
+
+
+def broken(*given, **others):
+    raise ZeroDivisionError
+
+
+def test_no_check_raises_out_of_a_report(monkeypatch):
+    monkeypatch.setattr(judge, "altered", broken)
+    model = network()
+    with ws.audit(model, (X, Y)) as report:
+        model.fit(X + 1, Y, batch_size=8, verbose=0)
+    assert "the inputs: ZeroDivisionError:" in report.unseen
+
+
+def test_a_stage_that_fails_was_not_judged(monkeypatch):
+    monkeypatch.setattr(judge, "of_steps", broken)
+    monkeypatch.setattr(judge, "state", broken)
+    monkeypatch.setattr(judge, "order", broken)
+    assert fitted(network()).first_line == "Nothing found in 6 updates: mode, gradient were judged."
+
+
+def test_a_printed_loss_that_is_passed_later_is_judged_by_the_whole_log():
+    model = network()
+    with ws.audit(model, (X, Y)) as report:
+        model.layers[0].trainable = False
+        model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=8, verbose=0)
+        model.layers[0].trainable = True
+        model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    first = str(report)
+    report.printed(loss=[1.0, 1.0, 1.0])
+    assert str(report) == first

@@ -26,6 +26,8 @@ from wholestep.audit.variables import ends, frozen, left_out
 from wholestep.audit.windows import Rows, Update, Windows, skipped, windows
 
 _LONGEST = 200  # letters of an error in a report
+_STAGES = "rows", "mode", "gradient", "backward pass", "step", "state"
+_STAGE_OF = {"the order of the rows": "rows", "the optimizer steps": "step", "statistics and seeds": "state"}
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Verdict:
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
         failed: the error in which a stage has ended.
+        broken: the stages whose checks have ended in an error.
     """
 
     causes: list[Found] = field(default_factory=list)
@@ -56,6 +59,7 @@ class Verdict:
     seen: Windows | None = None
     evidence: list[Evidence] = field(default_factory=list)
     failed: Exception | None = None
+    broken: set[str] = field(default_factory=set)
 
     def add(self, findings: Iterable[Finding]) -> list[Finding]:
         """Add the findings of a stage, and return them."""
@@ -84,6 +88,7 @@ class Verdict:
     def _note_failure(self, name: str, error: Exception) -> None:
         told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
         self.unseen.append(f"{name}: {told}")
+        self.broken.add(_STAGE_OF.get(name, name))
 
     def check(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
         """Add the findings of a check, and return them."""
@@ -98,14 +103,11 @@ class Verdict:
     @property
     def judged(self) -> list[str]:
         """The stages that were judged."""
-        if not self.has_seen or self.seen is None:
+        if not self.has_seen or self.seen is None or "the stages after it" in self.broken:
             return []
-        stages = (
-            ["rows"] * {FEW_PASSES, EQUAL_ROWS}.isdisjoint(self.notes) + ["mode"] + ["gradient"] * (not self.unjudged)
-        )
-        stages += ["backward pass"] * self.has_backward
-        is_own = self.seen.is_by_hand and not self.seen.is_rated
-        return [*stages, *["step"] * (not is_own), "state"]
+        has_rows, is_own = {FEW_PASSES, EQUAL_ROWS}.isdisjoint(self.notes), self.seen.is_by_hand
+        known = has_rows, True, not self.unjudged, self.has_backward, self.seen.is_rated or not is_own, True
+        return [name for name, is_known in zip(_STAGES, known, strict=True) if is_known and name not in self.broken]
 
     @property
     def of_gradient(self) -> list[Found]:
@@ -223,8 +225,8 @@ class Case:
         late = self.log.since(max(each.order for each in self._events() if len(each.params) != num[-1]))
         if len(late.applied) >= LEAST:
             late.notes[_CHANGES] = None
-            first = next(each for each in late.called if each.is_whole)
-            self.log, self.before, self.printed, self.is_late = late, first.params, [], True
+            first = next((each.params for each in late.called if each.is_whole), [])
+            self.log, self.before, self.is_late = late, first, True
 
     def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         verdict.notes += self._how_it_ran(seen)
@@ -277,7 +279,7 @@ class Case:
         if self.ended is not None:
             at_end = verdict.look("the end", ends, replay, self.before, self.ended, seen)
             verdict.add(each for each in at_end if isinstance(each, Found) or not moved)
-        if self.printed:
+        if self.printed and not self.is_late:
             is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
             verdict.check("the printed loss", printed, verdict.evidence, self.printed, is_whole)
 
@@ -359,11 +361,11 @@ class Case:
         verdict.has_seen = bool(seen.updates) and num > 0
         if seen.updates and not seen.pieces:
             verdict.unseen.append(_NO_PASS)
-            verdict.add(self._left_out(replay, seen))
+            verdict.check("variables without a gradient", self._left_out, replay, seen)
         elif seen.updates and not num:
             told = "the updates: the model's inputs are no rows of `data`, bit for bit (changed on their way to it?)"
             near = verdict.look("the inputs", lambda: [beside(rows, seen.pieces)])
-            verdict.add(altered(rows, [np.asarray(y) for y in tree.leaves(self.data[1])], seen.pieces))
+            verdict.check("the inputs", altered, rows, list(map(np.asarray, tree.leaves(self.data[1]))), seen.pieces)
             verdict.unseen.append("".join([told, *map(str, near)]))
         elif seen.foreign:
             num_foreign = many(seen.foreign, "forward pass", "forward passes")

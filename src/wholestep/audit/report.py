@@ -83,7 +83,7 @@ class Report:
         if not verdict.has_seen or verdict.seen is None:
             is_own = OWN_TRAINER in verdict.unseen
             return f"{OWN_TRAINER}." if is_own else "Nothing can be said: no update on rows of the data was seen."
-        num, judged = len(verdict.seen.updates), ", ".join(verdict.judged)
+        num, judged = len(verdict.seen.updates), ", ".join(verdict.judged) or "no stages"
         unjudged = f"Not judged: {verdict.unjudged}. " if verdict.unjudged else ""
         some = f" (gradients of {len(verdict.evidence)})" if 0 < len(verdict.evidence) < num else ""
         return f"{unjudged}Nothing found in {many(num, 'update')}{some}: {judged} were judged."

@@ -46,6 +46,8 @@ class Rows:
         if len(inputs) != len(self.leaves) or not inputs[0].ndim:
             return np.array([], int)
         found = np.full(len(inputs[0]), PAD)
+        if any(leaf.shape[:1] != inputs[0].shape[:1] for leaf in inputs):  # as one time step beside the rows
+            return found
         table = self._table(tuple((leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
         for row, key in enumerate(keys(inputs)):
             if equal := table.get(key):
