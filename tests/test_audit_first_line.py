@@ -242,6 +242,42 @@ def test_inputs_that_a_loop_gives_by_name_are_not_swapped(names):
     assert report.first_line == "Nothing found in 6 updates: rows, mode, gradient, step, state were judged."
 
 
+def masked_mean(y, outputs):
+    """Return the mean over the rows whose label is not below 0.2."""
+    kept = keras.ops.cast(y > 0.2, "float32")
+    return keras.ops.sum(kept * (y - outputs) ** 2) / keras.ops.sum(kept)
+
+
+class Unbuilt(keras.Model):
+    """A model that its first call builds."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.own(x)
+
+
+@ONLY_TENSORFLOW
+def test_the_weights_in_a_function_are_measured_after_the_loop():
+    x = np.random.default_rng(0).uniform(size=(24, 5)).astype("float32")
+    model, optimizer, calls = Unbuilt(), keras.optimizers.SGD(0.1), []
+    model(x[:1])
+
+    def loss_fn(y, outputs):
+        calls.append(y)
+        return masked_mean(y, outputs)
+
+    names = {"np": np, "loss_fn": loss_fn}
+    right = "loss_fn(y[rows], model(x[rows], training=True))"
+    exec(BY_HAND.replace("tf.reduce_mean((y[rows] - model(x[rows], training=True)) ** 2)", right), names)
+    with ws.audit(model, (x, x[:, :1]), loss=loss_fn, optimizer=optimizer) as report:
+        assert calls == []
+        names["train"](model, x, x[:, :1], optimizer)
+    assert report.first_line.startswith("Nothing found in 6 updates")
+
+
 class Twins(keras.Model):
     """A model with two variables of one path."""
 

@@ -176,7 +176,7 @@ WITHOUT_CONFIG = """
 @pytest.mark.parametrize("more", ["", WITHOUT_CONFIG])
 def test_two_losses_of_one_class_of_the_script_are_two(more, report_of, monkeypatch):
     monkeypatch.setattr(conclusion, "_SECONDS", 1)
-    code, out = report_of(HEAD + UPDATE + FOCAL.format(more))
+    _, out = report_of(HEAD + UPDATE + FOCAL.format(more))
     assert "\n1. " not in out, out
     assert "loss: Power, as" not in out, out
     assert "error" not in out, out

@@ -17,7 +17,7 @@ from wholestep.audit.found import Likely, many, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Log, Values
 from wholestep.audit.loops import Loop, Watched
-from wholestep.audit.meaning import is_masked
+from wholestep.audit.meaning import is_masked, weighed
 from wholestep.audit.measure import is_padded
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
@@ -246,6 +246,7 @@ def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:
         # Not the present weights: a step of JAX that was ended halfway has given them up.
         given = supposed.data, supposed.loss, watched.log
         made = case(watched.model, *given, optimizer=meaning.optimizer, before=watched.before)
+        made.data, made.objective = weighed(made.model, made.data, made.objective)
     except SpecificationError as error:
         raise UnknownError(f"the data and the loss: {error}") from error
     made.supposed, made.is_called, made.is_found = supposed.told, supposed.is_called, True

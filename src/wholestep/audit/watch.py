@@ -177,6 +177,10 @@ def _close(report: Report, made: Case) -> None:
             made.data = x, y, np.asarray(weight)
         else:
             made.log.notes[_NO_WEIGHTS], made.objective = None, NoLoss()
+    try:  # after the loop: a function of the user's may have a state
+        made.data, made.objective = weighed(made.model, made.data, made.objective)
+    except Exception as error:
+        made.log.unseen[f"the weights that the loss gives to rows: {type(error).__name__}: {error}"] = None
     report.close(made)
 
 
@@ -197,7 +201,6 @@ def case(
     """
     given = _checked(model, data)
     objective = meant(model, loss, *given[:2])
-    given, objective = weighed(model, given, objective)
     if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
         must, attempt = "optimizer must be an optimizer of Keras.", "the one that the loop applies, or leave it out."
         raise SpecificationError(message(must, type(optimizer).__name__, attempt))

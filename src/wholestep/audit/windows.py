@@ -190,13 +190,13 @@ class Windows:
     foreign: int
     seen: set[int]
     num_skipped: int
-    num_skipped_at_end: int
     place: dict[int, tuple[int, int]]
     is_by_hand: bool = False
     rule: Rule | None = None
     settled: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
     idle: dict[int, list[Update]] = field(default_factory=dict)
+    num_skipped_at_end: int = 0
 
     @property
     def is_rated(self) -> bool:
@@ -237,7 +237,9 @@ def windows(log: Log, rows: Rows) -> Windows:
     pieces.sort(key=lambda piece: piece.called.order)
     updates, stale = _one_by_one(updates)
     place, is_own = placed(pieces), is_by_hand and bool(updates)
-    return Windows(pieces, updates, rest, foreign, seen, num_skipped, in_turn, place, is_own, stale=stale)
+    return Windows(
+        pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale, num_skipped_at_end=in_turn
+    )
 
 
 def skipped(seen: Windows) -> Iterator[Finding]:
