@@ -9,6 +9,7 @@ from shares import on
 
 import wholestep as ws
 from wholestep.audit import conclusion, judge, log
+from wholestep.audit.measure import are_shares
 from wholestep.reports import page
 
 ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
@@ -253,3 +254,29 @@ def test_a_printed_loss_that_is_passed_later_is_judged_by_the_whole_log():
     first = str(report)
     report.printed(loss=[1.0, 1.0, 1.0])
     assert str(report) == first
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_rows_of_text_are_found(shape):
+    import tensorflow as tf
+
+    words = "one two three four five six".split()
+    texts = np.array([" ".join(words[i % (3 + i % 3) :][:2] + [f"w{i}"]) for i in range(24)], object)
+    split = layers.TextVectorization(output_mode="multi_hot", vocabulary=words)
+    model = keras.Sequential([keras.Input(shape, dtype="string"), split, layers.Dense(1)])
+    model.compile("sgd", "mse")
+    texts = texts.reshape(24, *shape)
+    with ws.audit(model, (texts, Y)) as report:
+        for _ in range(2):
+            order = np.random.permutation(24)
+            parts = tf.data.Dataset.from_tensor_slices((texts[order], Y[order])).batch(8)
+            model.fit(parts, shuffle=False, verbose=0)
+    assert report.first_line.startswith("Nothing found in 6 updates: rows, mode, gradient"), str(report)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_softmax_of_half_precision_is_one(dtype):
+    out = ops.softmax(ops.convert_to_tensor(np.random.default_rng(0).normal(size=(64, 10)) * 3, dtype))
+    assert are_shares(np.asarray(ops.convert_to_numpy(out)))
+    assert not are_shares(np.asarray(ops.convert_to_numpy(out * 0.95)))

@@ -245,7 +245,7 @@ class Observed(port.Observed, Objective):
     def __call__(self, model: keras.Model, batch: Any, training: bool) -> Sum:
         """Return the outputs times the derivative, by row: the sum of these has the gradient of the loop's loss."""
         outputs = tensors(model(batch[0], training=training))
-        num = outputs[0].shape[0]
+        num = batch[1][0].shape[0]  # that of the outputs is not known behind a layer of text
         parts = [ops.reshape(ops.cast(o, "float32") * d, (num, -1)) for o, d in zip(outputs, batch[1], strict=True)]
         return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,))))
 

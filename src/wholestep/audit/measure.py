@@ -140,7 +140,8 @@ def shares(value: Callable[[list[int], np.ndarray], float], num: int, shape: tup
 
 def are_shares(out: np.ndarray) -> bool:
     """Whether the numbers of each place are probabilities."""
-    return bool(out.min() >= 0 and np.allclose(out.sum(-1), 1, atol=1e-3))
+    rounding = 1e-3 if out.dtype.itemsize > 2 else 2e-2
+    return bool(out.min() >= 0 and np.allclose(out.sum(-1, dtype="float64"), 1, atol=rounding))
 
 
 def is_padded(labels: np.ndarray) -> bool:

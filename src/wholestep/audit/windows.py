@@ -26,7 +26,14 @@ class Rule(NamedTuple):
 
 def keys(leaves: list[np.ndarray]) -> list[bytes]:
     """Return the bytes of each row of some arrays of as many rows."""
-    return [b"".join(leaf[row].tobytes() for leaf in leaves) for row in range(len(leaves[0]))]
+    return [b"".join(_bytes(leaf[row : row + 1]) for leaf in leaves) for row in range(len(leaves[0]))]
+
+
+def _bytes(part: np.ndarray) -> bytes:
+    """Return the bytes of an array, or of its text."""
+    if part.dtype.kind not in "OSU":
+        return part.tobytes()
+    return b"\0".join(each if isinstance(each, bytes) else str(each).encode() for each in part.ravel().tolist())
 
 
 class Rows:
