@@ -99,7 +99,7 @@ def teachers(loop: Loop, watched: Watched, own: set[int]) -> Iterator[str]:
     for each in loop.watched.values():
         if not each.log.applied and each is not watched:
             yield from averages(each, watched)
-        called = [one for one in each.log.called if one.is_whole and one.inputs and one.inputs[0].ndim]
+        called = [one for one in each.log.called if one.outputs and one.inputs and one.inputs[0].ndim]
         if not called or each.log.applied or id(each.model) in own:
             continue
         replay = Replay(each.model, (nested(each, called[0].inputs), np.zeros(1), None))

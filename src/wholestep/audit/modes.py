@@ -160,7 +160,8 @@ def evaluations(replay: Port, log: Log, seen: Windows) -> Iterator[Finding]:
 def in_training(replay: Port, calls: list[Called]) -> str | None:
     """Return the line of the first forward pass, of a few, that ran in training mode, where that matters."""
     fits, differs = replay.tolerance
-    for called in [called for called in calls if called.is_whole][:_FEW]:
+    kept = [called for called in calls if called.outputs and len(called.params) == len(replay.names)]
+    for called in kept[:_FEW]:
         piece = Piece(called, np.full(len(called.inputs[0]), PAD))
         training, inference = (distance(replay.outputs(piece, training=t)[0], called.outputs) for t in (True, False))
         if training <= fits and inference > differs:
