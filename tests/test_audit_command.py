@@ -633,9 +633,15 @@ def test_scripts_that_end_by_themselves(end, part, code, audit):
         assert "wholestep" not in err
 
 
-def test_an_interrupt_passes(audit):
+def test_an_interrupt_before_the_first_update_passes(audit):
     with pytest.raises(KeyboardInterrupt):
-        audit(script("by hand", ("print(", "raise KeyboardInterrupt\nprint(")))
+        audit(script("by hand", ("for epoch in", "raise KeyboardInterrupt\nfor epoch in")))
+
+
+def test_an_interrupted_loop_is_judged_up_to_there(audit):
+    code, out, _ = audit(script("by hand", ("print(", "raise KeyboardInterrupt\nprint(")))
+    assert (code, "Nothing found in 6 updates" in out) == (2, True), out
+    assert "the script was interrupted" in out
 
 
 def test_scripts_without_an_update_say_so(audit, capsys):

@@ -29,7 +29,7 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
     """Run a script until it ends, or its loops have made `num_updates` updates; None for as many as are needed.
 
     Keras and PyTorch are watched from the moment on when the script imports them, so that the script still chooses the
-    engine. An interrupt (Ctrl-C) is passed on.
+    engine. An interrupt (Ctrl-C) ends the script; it is passed on if no update was made.
     """
     path = Path(script).resolve()
     main = ModuleType("__main__")
@@ -68,6 +68,11 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
         except SystemExit as left:
             _look(scouts, left.__traceback__)
             how = _said(left)
+        except KeyboardInterrupt as interrupt:
+            if not any(any(_num_seen(scout)[:2]) for scout in scouts):
+                raise
+            _look(scouts, interrupt.__traceback__)
+            how = "the script was interrupted"
         except Exception as error:
             _look(scouts, error.__traceback__)
             if not any(scout.limit.has_stopped for scout in scouts):  # else an engine's error for `Enough`
