@@ -280,3 +280,13 @@ def test_a_softmax_of_half_precision_is_one(dtype):
     out = ops.softmax(ops.convert_to_tensor(np.random.default_rng(0).normal(size=(64, 10)) * 3, dtype))
     assert are_shares(np.asarray(ops.convert_to_numpy(out)))
     assert not are_shares(np.asarray(ops.convert_to_numpy(out * 0.95)))
+
+
+def test_rows_that_are_tested_after_the_audit_are_not_forgotten():
+    """More than a batch of the last rows may be held out; less is the remainder of a division."""
+    for num, causes in ((12, []), (20, ["rows never used"])):
+        model = network()
+        with ws.audit(model, (X, Y)) as report:
+            model.fit(X[:num], Y[:num], batch_size=5 if num == 20 else 6, epochs=2, shuffle=False, verbose=0)
+        assert [cause.name for cause in report.causes] == causes
+        assert any("Held out, or forgotten?" in note for note in report.notes) != bool(causes)

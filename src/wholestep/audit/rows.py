@@ -180,7 +180,11 @@ def _passes(
         if windows.foreign:
             told = f"Never used unchanged: {detail} {windows.foreign} forward passes had inputs that are no rows of "
             yield f"{told}`data`: are rows changed on the way to the model (augmented, normalised)?"
-        elif has_evaluated or (is_found and (len(unused) >= size or (are_last and first != sorted(first)))):
+        elif (
+            has_evaluated  # or it will be, after the audit: more than a batch of last rows is no remainder
+            or (are_last and len(unused) > size)
+            or (is_found and (len(unused) >= size or (are_last and first != sorted(first))))
+        ):
             yield f"Held out, or forgotten? Never used: {detail}"
         else:
             yield found("rows never used", len(unused) / rows.num, None, windows.numbers, detail)
