@@ -290,3 +290,33 @@ def test_rows_that_are_tested_after_the_audit_are_not_forgotten():
             model.fit(X[:num], Y[:num], batch_size=5 if num == 20 else 6, epochs=2, shuffle=False, verbose=0)
         assert [cause.name for cause in report.causes] == causes
         assert any("Held out, or forgotten?" in note for note in report.notes) != bool(causes)
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("is_reptile", [False, True])
+def test_an_inner_step_of_meta_learning_is_no_fault(is_reptile):
+    import tensorflow as tf
+
+    model = network()
+    inner, outer, variables = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01), model.trainable_variables
+    for each in (inner, outer):
+        each.build(variables)
+
+    def taken(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(X[rows], training=True) - Y[rows]) ** 2)
+        return tape.gradient(loss, variables)
+
+    with ws.audit(model, (X, Y), optimizer=outer) as report:
+        for order in np.random.default_rng(1).permuted([np.arange(24)] * 2, axis=1):
+            for rows in order.reshape(3, 2, 4):
+                start = [v.numpy() for v in variables]
+                inner.apply(taken(rows[0]), variables)
+                if is_reptile:
+                    grads = [s - v for v, s in zip(variables, start, strict=True)]
+                else:
+                    grads = taken(rows[1])
+                for variable, value in zip(variables, start, strict=True):
+                    variable.assign(value)
+                outer.apply(grads, variables)
+    assert report.causes == [], str(report)

@@ -230,17 +230,18 @@ def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
     updates = [u for u in updates if u.applied.is_whole]
     lost: list[tuple] = []
     moved: list[tuple] = []
+    outer = _outer(updates)
     for a, b in pairwise(updates):
         first = next(iter([*b.trials, *b.pieces]), None)
         new = in_part(first.called.params if first is not None and first.called.is_whole else b.applied.params)
         made = in_part(a.applied.params_after)
-        if b.follows(a) and not all_same(new, made):
+        if b.follows(a) and b.number not in outer and not all_same(new, made):
             (lost if all_same(new, in_part(a.applied.params)) else moved).append((a, b, made, new))
     if lost and 2 * len(lost) > len(updates) - 1:
         without = max(distance(new, made) for *_, made, new in lost)
         yield found("update thrown away", without, lost[0][0].applied.line, [a.number for a, *_ in lost])
         return
-    yield from _inside(updates)
+    yield from _inside([update for update in updates if update.number not in outer])
     if lost:
         yield f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?"
     if moved:
@@ -254,6 +255,13 @@ def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
         how = f"all by one factor, {shrunk[0]:.6g}" if shrunk[0] else written(updates, a, new)
         how = f": {how}" if how else ""
         yield f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?"
+
+
+def _outer(updates: list[Update]) -> set[int]:
+    """Return the updates that begin where the steps of another optimizer before them began, as in meta-learning."""
+    runs = [next(run) for _, run in groupby(updates, key=lambda update: update.applied.optimizer)]
+    same = [(b.number, all_same(in_part(a.applied.params), in_part(b.applied.params))) for a, b in pairwise(runs)]
+    return {number for number, is_same in same if is_same}
 
 
 def _inside(updates: list[Update]) -> Iterator[Finding]:
