@@ -201,12 +201,12 @@ def squared(y, out):
 
 @ONLY_TENSORFLOW
 @pytest.mark.parametrize("loss", [squared, ["mse"]])
-def test_a_model_that_runs_eagerly_alone_is_judged(loss):
+def test_a_model_that_runs_eagerly_alone_is_accused_of_nothing(loss):
     model = Eager()
     model(X)
     report = looped(model, loss=loss)
+    assert report.first_line.startswith("Not judged: ")
     assert report.causes == []
-    assert "rows" in report.first_line
 
 
 def test_inputs_of_different_lengths_are_no_error_of_the_report():
@@ -261,8 +261,8 @@ def test_a_printed_loss_that_is_passed_later_is_judged_by_the_whole_log():
 def test_rows_of_text_are_found(shape):
     import tensorflow as tf
 
-    words = "one two three four five six".split()
-    texts = np.array([" ".join(words[i % (3 + i % 3) :][:2] + [f"w{i}"]) for i in range(24)], object)
+    words = ["one", "two", "three", "four", "five", "six"]
+    texts = np.array([" ".join([*words[i % (3 + i % 3) :][:2], f"w{i}"]) for i in range(24)], object)
     split = layers.TextVectorization(output_mode="multi_hot", vocabulary=words)
     model = keras.Sequential([keras.Input(shape, dtype="string"), split, layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -312,10 +312,7 @@ def test_an_inner_step_of_meta_learning_is_no_fault(is_reptile):
             for rows in order.reshape(3, 2, 4):
                 start = [v.numpy() for v in variables]
                 inner.apply(taken(rows[0]), variables)
-                if is_reptile:
-                    grads = [s - v for v, s in zip(variables, start, strict=True)]
-                else:
-                    grads = taken(rows[1])
+                grads = [s - v for v, s in zip(variables, start, strict=True)] if is_reptile else taken(rows[1])
                 for variable, value in zip(variables, start, strict=True):
                     variable.assign(value)
                 outer.apply(grads, variables)

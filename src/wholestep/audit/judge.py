@@ -21,9 +21,9 @@ from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.readings import by_hand, choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
-from wholestep.audit.unsolved import copied
+from wholestep.audit.unsolved import copied, skipped
 from wholestep.audit.variables import ends, frozen, left_out
-from wholestep.audit.windows import Rows, Update, Windows, skipped, windows
+from wholestep.audit.windows import Rows, Update, Windows, windows
 
 _LONGEST = 200  # letters of an error in a report
 _STAGES = "rows", "mode", "gradient", "backward pass", "step", "state"

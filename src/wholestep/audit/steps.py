@@ -109,11 +109,8 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
         if begun:
             told = f"The optimizer begins anew at update {', '.join(map(str, numbers))}"
             is_same = has_state and bool(alike) and all(on_the_way) and all(a.line == b.line for a, b in alike)
-            return (
-                Likely(f"{told}, with the same rate and on the same line: its moments are lost.")
-                if is_same
-                else f"{told}."
-            )
+            on_one_line = Likely(f"{told}, with the same rate and on the same line: its moments are lost.")
+            return on_one_line if is_same else f"{told}."
     return None
 
 

@@ -1,4 +1,4 @@
-"""Notes on a loop's loss that no usual loss is: another axis, rows that count differently; and on its labels."""
+"""Notes on a loop's loss that no usual loss is: another axis, rows that count differently, NaN; and on its labels."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,9 +23,11 @@ from wholestep.audit.found import Likely
 from wholestep.audit.measure import SOLVED, distance
 from wholestep.audit.port import Port
 from wholestep.audit.usual import shares_of
+from wholestep.audit.windows import Windows
 
 _UNLIKE, _ALIKE = 0.1, 0.02  # weights of classes that differ, and shares that do not: of a part of the rows
 _FEW_CLASSES = 20
+_HALVINGS = 15  # of the loss scale at which Keras begins: it is 1 then
 
 
 def notes_on(
@@ -182,3 +184,11 @@ def copied(data: tuple, e: Evidence) -> Iterator[str]:
     if distance(one[:, :-1], two[:, :-1]) <= same < distance(one[:, -1], two[:, -1]):
         told = "The labels are the inputs, in every row and at every place, and no output depends on a later place: "
         yield Likely(f"{told}there is nothing to predict. Are the labels to be the next ones, `x[:, 1:]`?")
+
+
+def skipped(seen: Windows) -> Iterator[str]:
+    """Yield the finding on steps that are skipped, as their gradients are not finite at any loss scale."""
+    if (num := seen.num_skipped_at_end) > _HALVINGS:
+        yield Likely(
+            f"The last {num} optimizer steps were skipped: at no loss scale was the gradient finite. Is the loss NaN?"
+        )

@@ -1,19 +1,16 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.found import Finding, Likely
 from wholestep.audit.log import Applied, Called, Log, steps
 from wholestep.audit.measure import SOLVED, all_same, distance, in_part
 from wholestep.tree import Tree
 
 PAD = -1
-_HALVINGS = 15  # of the loss scale at which Keras begins: it is 1 then
 
 
 class Rule(NamedTuple):
@@ -247,14 +244,6 @@ def windows(log: Log, rows: Rows) -> Windows:
     return Windows(
         pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale, num_skipped_at_end=in_turn
     )
-
-
-def skipped(seen: Windows) -> Iterator[Finding]:
-    """Yield the finding on steps that are skipped, as their gradients are not finite at any loss scale."""
-    if (num := seen.num_skipped_at_end) > _HALVINGS:
-        yield Likely(
-            f"The last {num} optimizer steps were skipped: at no loss scale was the gradient finite. Is the loss NaN?"
-        )
 
 
 def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
