@@ -278,6 +278,25 @@ def test_the_weights_in_a_function_are_measured_after_the_loop():
     assert report.first_line.startswith("Nothing found in 6 updates")
 
 
+@ONLY_TENSORFLOW  # on JAX, Keras refuses to train
+@pytest.mark.parametrize("is_thawed", [False, True])
+def test_layers_that_are_frozen_or_thawed_after_compile_are_said_first(is_thawed):
+    model, x, y = binary()
+    model.layers[0].trainable = not is_thawed
+    model.compile("sgd", "binary_crossentropy")
+    model.fit(x, y, verbose=0)
+    model.layers[0].trainable = is_thawed
+    if is_thawed:
+        told = "`fit` does not train the layers that were thawed"
+        with pytest.raises(ws.SpecificationError, match=told), ws.audit(model, (x, y)):
+            model.fit(x, y, verbose=0)
+        model.fit(x, y, verbose=0)  # as before
+    else:
+        with ws.audit(model, (x, y)) as report:
+            model.fit(x, y, verbose=0)
+        assert report.first_line.startswith("Layers were frozen or thawed after the model was compiled.")
+
+
 class Twins(keras.Model):
     """A model with two variables of one path."""
 

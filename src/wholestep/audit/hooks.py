@@ -21,6 +21,7 @@ from wholestep.audit.replay import Replay, flags, untrained
 from wholestep.audit.source import is_in_fit, is_in_trainer, line_of_user
 from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines import Listener
+from wholestep.errors import SpecificationError
 from wholestep.model import uncast, with_mask_of
 from wholestep.tree import Tree
 
@@ -28,7 +29,11 @@ _TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 _MEETING = "compile", "__call__", "stateless_call"  # and not `fit`, which callers may compare with Keras' own
 _GONE = object()
-OUTDATED = (
+_THAWED = (
+    "The model must be compiled after its layers are set to be trained. It was not: `fit` does not train the layers "
+    "that were thawed. Try: model.compile(...) once more, or an audit that begins before."
+)
+OUTDATED = Likely(
     "Layers were frozen or thawed after the model was compiled. Keras' `fit` trains what it did before, until "
     "`compile` is called again. The audit ran it as if that had been done."
 )
@@ -144,6 +149,10 @@ class Hooks:
             held = vars(model)
             if is_outdated and name == "fit":
                 self.log.notes[OUTDATED] = None
+                if not {id(v) for v in model.trainable_variables} <= {
+                    id(v) for v in model.optimizer._trainable_variables
+                }:
+                    raise SpecificationError(_THAWED)
             if name == "fit":
                 given = {"x": arguments[0] if arguments else None} | others
                 fitted = given["x"], given.get("class_weight"), given.get("sample_weight")
