@@ -297,6 +297,21 @@ def test_layers_that_are_frozen_or_thawed_after_compile_are_said_first(is_thawed
         assert report.first_line.startswith("Layers were frozen or thawed after the model was compiled.")
 
 
+@ONLY_TENSORFLOW
+def test_other_loss_weights_are_named_beside_an_output_that_does_not_count():
+    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in ("one", "two", "three")])
+    model.compile("sgd", ["mse"] * 3, loss_weights=[1.0, 0.0, 0.5])
+    optimizer, names = keras.optimizers.SGD(0.01), {"np": np}
+    wrong = "sum(tf.reduce_mean((y[rows] - out) ** 2) * w for out, w in zip(model(x[rows], training=True), (1, 0, 2)))"
+    exec(BY_HAND.replace("tf.reduce_mean((y[rows] - model(x[rows], training=True)) ** 2)", wrong), names)
+    with ws.audit(model, (x, [x[:, :1]] * 3), optimizer=optimizer) as report:
+        names["train"](model, x, x[:, :1], optimizer)
+    assert [cause.name for cause in report.causes] == ["other loss weights"]
+    assert "of one_loss, three_loss count 1, 2, and not 1, 0.5" in report.causes[0].explanation
+
+
 class Twins(keras.Model):
     """A model with two variables of one path."""
 

@@ -144,23 +144,25 @@ class Search:
     def _by_term(self) -> None:
         """Try a number for the loss of each output, the same in all updates."""
         first = self.bases[0].e.terms[0]
-        num = len(first.coefficients)
+        used: list[int] = np.flatnonzero(first.coefficients).tolist()
+        meant, num = first.coefficients[used], len(used)
         if num < 2:
             return
 
         def told(numbers: np.ndarray) -> Error | None:
-            counted = numbers * first.coefficients
-            for number in (np.zeros(num), np.ones(num), first.coefficients):
+            counted = numbers * meant
+            for number in (np.zeros(num), np.ones(num), meant):
                 counted = np.where(np.abs(counted - number) <= SOLVED * np.abs(counted).max(), number, counted)
-            numbers[:] = counted / first.coefficients
-            if np.array_equal(counted, first.coefficients) or not np.any(counted):
+            numbers[:] = counted / meant
+            if np.array_equal(counted, meant) or not np.any(counted):
                 return None
             name = "loss weights ignored" if np.array_equal(counted, np.ones(num)) else "other loss weights"
             name = "output left out" if np.any(counted == 0) else name
-            these, meant = (", ".join(f"{number:.4g}" for number in each) for each in (counted, first.coefficients))
-            return Error(f"the losses of {', '.join(first.names)}", f"count {these}, and not {meant}", (name,))
+            these, those = (", ".join(f"{number:.4g}" for number in each) for each in (counted, meant))
+            names = ", ".join(first.names[i] for i in used)
+            return Error(f"the losses of {names}", f"count {these}, and not {those}", (name,))
 
-        self._mixed([[basis.of_term(i) for i in range(num)] for basis in self.bases], told)
+        self._mixed([[basis.of_term(i) for i in used] for basis in self.bases], told)
 
     def _mixed(self, columns: list[list[np.ndarray]], told: Callable[[np.ndarray], Error | None]) -> None:
         """Try numbers that are the same in all updates: solved for in one half, to hold in both."""

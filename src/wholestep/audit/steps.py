@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate, groupby, pairwise
+from numbers import Real
 from statistics import mean
 from typing import Any
 
@@ -41,7 +42,7 @@ def scheduled(learning_rate: Any) -> Schedule:
     """
     if callable(learning_rate):
         return lambda number: float(learning_rate(number))
-    if not isinstance(learning_rate, int | float):
+    if not isinstance(learning_rate, Real):
         must = "learning_rate must be a number or a function of the update."
         raise SpecificationError(message(must, type(learning_rate).__name__, "learning_rate=1e-3, or a schedule."))
     return lambda number: float(learning_rate)
