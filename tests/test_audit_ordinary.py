@@ -1,5 +1,7 @@
 """Right loops of ordinary scripts, which the audit must neither accuse nor break."""
 
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -317,3 +319,22 @@ def test_an_inner_step_of_meta_learning_is_no_fault(is_reptile):
                     variable.assign(value)
                 outer.apply(grads, variables)
     assert report.causes == [], str(report)
+
+
+@ONLY_TENSORFLOW
+def test_outputs_whose_gradient_was_taken_are_not_kept():
+    import tensorflow as tf
+
+    model, optimizer, kept = network(), keras.optimizers.SGD(0.1), []
+    optimizer.build(model.trainable_variables)
+    with ws.audit(model, (X, Y)) as report:
+        for rows in np.random.default_rng(1).permutation(24).reshape(6, 4):
+            with tf.GradientTape() as one, tf.GradientTape() as two:
+                out = model(X[rows], training=True)
+                loss = tf.reduce_mean((out - Y[rows]) ** 2)
+            kept.append(weakref.ref(out))
+            grads = [tape.gradient(loss, model.trainable_variables) for tape in (one, two)]
+            optimizer.apply([(a + b) / 2 for a, b in zip(*grads, strict=True)], model.trainable_variables)
+        del one, two, out, loss
+        assert sum(each() is not None for each in kept) <= 1
+    assert [len(called.derivatives[0]) for called in report._case.log.called] == [2] * 6

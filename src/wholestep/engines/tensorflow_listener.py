@@ -51,6 +51,8 @@ class EngineListener:
         enter, leave, gradient = (tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient"))
 
         def counted(taken: tf.GradientTape) -> tf.GradientTape:
+            if not self._num_open:  # else a tape around this one may have the same values
+                self._drop_done()
             self._num_open += 1
             return enter(taken)
 
@@ -66,6 +68,8 @@ class EngineListener:
             for (_, value, tell), grad in zip(watched, own, strict=True):
                 if grad is not None:
                     self.tell(tell, [value, grad])
+            if not taken._persistent:
+                self._done().update(id(each) for (each, *_), g in zip(watched, own, strict=True) if g is not None)
             pairs = zip(keras.tree.flatten(sources), keras.tree.flatten(found), strict=False)
             told(tuple(getattr(target, "shape", ()) or ()), [source for source, grad in pairs if grad is None])
             return found
@@ -124,6 +128,18 @@ class EngineListener:
     def _waiting(self) -> deque:
         vars(self._here).setdefault("waiting", deque(maxlen=_MOST_WATCHED))
         return self._here.waiting
+
+    def _done(self) -> set[int]:
+        """Return the ids of the values whose gradient was taken, by a tape that gives no other."""
+        return vars(self._here).setdefault("done", set())
+
+    def _drop_done(self) -> None:
+        """Keep no more than the values that still wait."""
+        done, waiting = self._done(), self._waiting()
+        left = [each for each in waiting if id(each[0]) not in done]
+        waiting.clear()
+        waiting.extend(left)
+        done.clear()
 
     def _watched_here(self) -> list[tuple[Tensor, Tensor, Told]]:
         """Return the values that wait for their gradients, and can be a source in the present graph."""
