@@ -1,5 +1,6 @@
 """Right loops of ordinary scripts, which the audit must neither accuse nor break."""
 
+import threading
 import weakref
 
 import keras
@@ -338,3 +339,16 @@ def test_outputs_whose_gradient_was_taken_are_not_kept():
         del one, two, out, loss
         assert sum(each() is not None for each in kept) <= 1
     assert [len(called.derivatives[0]) for called in report._case.log.called] == [2] * 6
+
+
+def test_a_prediction_in_another_thread_hides_no_update():
+    model, are_begun, may_end = network(), threading.Event(), threading.Event()
+    model.predict = lambda x: (are_begun.set(), may_end.wait(60))
+    with ws.audit(model, (X, Y)) as report:
+        actor = threading.Thread(target=lambda: model.predict(X))
+        actor.start()
+        assert are_begun.wait(60)
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+        may_end.set()
+        actor.join()
+    assert report.first_line.startswith("Nothing found in 6 updates: rows, mode, gradient")

@@ -2,6 +2,8 @@
 
 import inspect
 import itertools
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -50,7 +52,7 @@ class Hooks:
     def __init__(self, model: keras.Model, listener: Listener, log: Log, *, has_twins: bool = False):
         self.model, self.listener, self.log, self.has_twins = model, listener, log, has_twins
         self._hooked: dict[int, Callable[[], None]] = {}
-        self._num_muted = 0
+        self._num_muted: Counter[int] = Counter()  # by thread
         self._optimizers: list = []  # kept, so that no two have one id
 
     @contextmanager
@@ -120,7 +122,10 @@ class Hooks:
         return bool(own) and own == others and not any(part is model or part is self.model for part in parts[1:])
 
     def _is_silent(self) -> bool:
-        return self._num_muted > 0 or not self.log.is_open
+        thread = threading.current_thread()
+        is_replica = "Replica" in type(thread).__name__  # of TensorFlow, in which a prediction runs on
+        num = self._num_muted.total() if is_replica else self._num_muted[thread.ident or 0]
+        return num > 0 or not self.log.is_open
 
     def _asked(self, shape: tuple[int, ...], missing: list) -> None:
         if shape and not self._is_silent():
@@ -132,11 +137,12 @@ class Hooks:
         @wraps(method)
         def muted(*arguments: Any, **others: Any) -> Any:
             self.log.has_evaluated = True
-            self._num_muted += 1
+            here = threading.get_ident()
+            self._num_muted[here] += 1
             try:
                 return method(*arguments, **others)
             finally:
-                self._num_muted -= 1
+                self._num_muted[here] -= 1
 
         return _as_bound(muted, method)
 
