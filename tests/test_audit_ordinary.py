@@ -352,3 +352,44 @@ def test_a_prediction_in_another_thread_hides_no_update():
         may_end.set()
         actor.join()
     assert report.first_line.startswith("Nothing found in 6 updates: rows, mode, gradient")
+
+
+READ = """
+class Counted:
+    num = 0
+
+    def __getitem__(self, rows):
+        Counted.num += 1
+        return self.y[rows]
+
+    @property
+    def all(self):
+        Counted.num += 1
+        return self.y
+
+
+def own_loss(labels, out):
+    return keras.ops.mean(keras.ops.abs(labels - out) ** 1.5)
+
+
+x = rng.normal(size=(24, 5)).astype("float32")
+labels, model = Counted(), network()
+labels.y = x.sum(1, keepdims=True)
+optimizer = keras.optimizers.SGD(0.01)
+for start in range(0, 24, 8):
+    now = slice(start, start + 8)
+    with tf.GradientTape() as tape:
+        out = model(x[now], training=True)
+        loss = own_loss({}, out)
+    grads = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))
+print("reads", Counted.num)
+"""
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("read", ["labels[now]", "labels.all[now]"])
+def test_an_argument_of_a_loss_is_read_once(read, audit, monkeypatch):
+    monkeypatch.setattr(conclusion, "_SECONDS", 1)
+    code, out, err = audit(HEAD + "import tensorflow as tf\n" + READ.replace("{}", read), "--json", "--updates", 6)
+    assert "reads 3\n" in err, err

@@ -6,12 +6,13 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from importlib.util import find_spec
+from inspect import getattr_static
 from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -277,13 +278,27 @@ def _is_of_line(function: Function, value: ast.expr, number: int) -> bool:
 
 
 def _looked_up(value: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return the value of an expression without calls; `_UNKNOWN` if it has none."""
+    """Return the value of an expression without calls; `_UNKNOWN` if it has none, or runs code of the user's."""
+    parts = [node for node in ast.walk(value) if isinstance(node, ast.Subscript | ast.Attribute)]
     if not all(isinstance(node, _PLAIN) for node in ast.walk(value)):
+        return _UNKNOWN
+    if any(_runs_code(_looked_up(node.value, names), node) for node in parts):  # the script's own call runs it too
         return _UNKNOWN
     try:
         return eval(compile(ast.Expression(value), "<the argument of a loss>", "eval"), {"__builtins__": {}}, names)
     except Exception:  # a name that is given its value later
         return _UNKNOWN
+
+
+def _runs_code(owner: Any, part: ast.Subscript | ast.Attribute) -> bool:
+    """Whether reading a part of an object runs the user's code: an item of a dataset, or a property."""
+    kind = type(owner)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    if file is None or not is_of_user(file):
+        return False
+    if isinstance(part, ast.Subscript):
+        return isinstance(getattr_static(kind, "__getitem__", None), FunctionType)
+    return isinstance(getattr_static(owner, part.attr, property()), property | cached_property)
 
 
 @cache
