@@ -393,3 +393,15 @@ def test_an_argument_of_a_loss_is_read_once(read, audit, monkeypatch):
     monkeypatch.setattr(conclusion, "_SECONDS", 1)
     code, out, err = audit(HEAD + "import tensorflow as tf\n" + READ.replace("{}", read), "--json", "--updates", 6)
     assert "reads 3\n" in err, err
+
+
+def test_later_models_have_the_names_that_they_have_without_an_audit():
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, layers.Dense(1)(inputs), name="own")
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with ws.audit(model, (X, Y), loss=["mse"]) as report:
+        for start in range(0, 24, 8):
+            model.train_on_batch(X[start : start + 8], 2 * Y[start : start + 8])
+    assert report.causes
+    names = keras.Model(inputs, layers.Dense(1)(inputs)).name, keras.Variable(0.0).name, layers.Dense(1).name
+    assert names == ("functional", "variable", "dense_2")

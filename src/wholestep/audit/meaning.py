@@ -125,7 +125,8 @@ class _AsCompiled(Objective):
 
     def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree, weights: Any = None):
         symbols = outputs(model, x)
-        of = keras.Model(model.inputs, model.outputs) if getattr(model, "inputs", None) else keras.Model()
+        given = (model.inputs, model.outputs) if getattr(model, "inputs", None) else ()
+        of = keras.Model(*given, name="audited")  # a default name would change those of later models
         of.compile(loss=loss, loss_weights=weights)
         of._compile_loss.build(y, symbols)
         self._loss, self._objective = of._compile_loss, CompiledObjective(model, [])

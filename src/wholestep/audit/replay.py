@@ -105,7 +105,7 @@ class Replay(Port):
         other.loss_scale_factor = None  # the gradients are divided already
         if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):
             return None
-        variables = [keras.Variable(value, trainable=True) for value in steps[0][0].params]
+        variables = [keras.Variable(value, name="audited") for value in steps[0][0].params]
         other.build(variables)
         slots = steps[0][0].slots
         if len(slots) == len(other.variables):  # else the optimizer was not built: its state is as it begins
