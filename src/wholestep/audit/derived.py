@@ -9,7 +9,7 @@ import numpy as np
 
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import MOST_STEPS
-from wholestep.audit.found import Found, Likely
+from wholestep.audit.found import Finding, Found, Likely
 from wholestep.audit.log import Called, Log
 from wholestep.audit.measure import SOLVED, are_shares, is_padded
 from wholestep.audit.port import ByPass, Port
@@ -237,6 +237,15 @@ def noted(finding: Found, loss: str, evidence: list[Evidence], width: int, *, is
             f"The gradient is that of {loss}, where the loss of a row is a sum over the {width} outputs, and no mean."
         )
     return Likely(f"{told} Is that meant?") if is_likely else f"{told} Is that meant?"
+
+
+def of_a_number(finding: Finding, evidence: list[Evidence]) -> Finding:
+    """Return a finding as a note if it is a number on the whole loss that the loop calls, the same in all updates."""
+    shares = [e.share for e in evidence if e.without > e.meant.replay.tolerance.differs]
+    is_one = bool(shares) and len(shares) == len(evidence) and np.ptp(shares) <= SOLVED * max(shares)
+    if not isinstance(finding, Found) or finding.is_listed or not is_one or not all(e.is_along for e in evidence):
+        return finding
+    return f"The loop multiplies its loss by {shares[0]:.4g}. Is that meant?"
 
 
 def is_single(output: np.ndarray) -> bool:

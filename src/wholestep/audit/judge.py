@@ -10,7 +10,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.changes import otherwise
-from wholestep.audit.derived import noted
+from wholestep.audit.derived import noted, of_a_number
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many, some
 from wholestep.audit.gradients import gradients
@@ -161,6 +161,7 @@ class Case:
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         by_pass: the labels by pass, as of `Replay`; None if they belong to the rows.
         is_found: whether the data were found among a script's names: it may hold out some of them.
+        is_heard: whether the loss is the one that the loop calls.
         compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
     """
 
@@ -178,6 +179,7 @@ class Case:
     supposed: str = ""
     is_called: bool = False
     is_found: bool = False
+    is_heard: bool = False
     ended: Values | None = None
     is_late: bool = False
     has_weights: bool = False
@@ -326,8 +328,7 @@ class Case:
             if not (verdict.evidence or has_causes):
                 verdict.unjudged = "no gradient of an update could be computed again"
                 verdict.has_loss = not like
-            if self.supposed:
-                findings = [self._supposed(each, verdict.evidence) for each in findings]
+            findings = [self._meant(each, verdict.evidence) for each in findings]
             has_causes = any(isinstance(each, Found) for each in verdict.add(findings))
             if self.is_told and not has_causes and verdict.evidence and not seen.is_by_hand:
                 verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)
@@ -344,10 +345,10 @@ class Case:
             verdict.unseen.append(_MORE_THAN_OUTPUTS)
         return [*known]
 
-    def _supposed(self, finding: Finding, evidence: list[Evidence]) -> Finding:
-        """Return a finding on a loss that is supposed: a note if the fault may be intended."""
-        if not isinstance(finding, Found):
-            return finding
+    def _meant(self, finding: Finding, evidence: list[Evidence]) -> Finding:
+        """Return a finding on a loss that is supposed, or that the loop calls: a note if the fault may be intended."""
+        if not self.supposed or not isinstance(finding, Found):
+            return of_a_number(finding, evidence) if self.is_heard else finding
         of_heads = (*_OF_HEADS[self.has_weights :], *["output left out"] * (not self.is_called))
         is_along = (self.by_pass or not finding.is_listed) and all(e.is_along for e in evidence)
         if finding.name not in (*_MAY_BE_MEANT, *of_heads) and not is_along:

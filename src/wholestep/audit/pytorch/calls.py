@@ -16,8 +16,9 @@ from torch.optim.optimizer import Optimizer
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Line, Scaled
+from wholestep.audit.pytorch.graph import SCALES, leads, roots_of
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.losses import FUNCTIONS, Loss
+from wholestep.audit.pytorch.losses import FUNCTIONS, Loss, has_form, has_last
 from wholestep.audit.pytorch.state import array, is_transformed, replaced, trained
 from wholestep.audit.source import line_here
 from wholestep.audit.steps import Schedule
@@ -41,18 +42,6 @@ _FAR = 0.01  # of the first rate: such a rate trains no more
 _ZEROED = "only the last microbatch", "first microbatch lost", "last microbatch lost", "last window dropped"
 _CLIPPED = "clip per microbatch", "clip before unscale"
 _SCHEDULED = "schedule by microbatch", "schedule one ahead"
-VIEWS = (
-    "Squeeze",
-    "Unsqueeze",
-    "Select",
-    "View",
-    "UnsafeView",
-    "Reshape",
-    "Transpose",
-    "Permute",
-    "ToCopy",
-)  # for autograd
-_SCALES = "Div", "Mul"
 _OWN = {nn.CrossEntropyLoss: ("Softmax",), nn.BCEWithLogitsLoss: ("Sigmoid",)}  # before a loss that has them inside
 
 
@@ -62,6 +51,7 @@ class Calls:
     Attributes:
         losses: by their text, the losses of which a gradient may be taken.
         is_whole: whether each gradient by the outputs was that of such a loss of them alone, times a number.
+        outputs: which of the module's outputs these are given; None for one that is changed before.
         targets: by the order of a pass, the labels that its loss was given.
         moves: of each move of a schedule: (the optimizer's steps before it, the rate before, the rate after).
     """
@@ -69,6 +59,7 @@ class Calls:
     def __init__(self, watcher: Watcher):
         self.watcher, self.log = watcher, watcher.log
         self.losses: dict[str, Loss] = {}
+        self.outputs: set[int | None] = set()
         self.targets: dict[int, np.ndarray] = {}
         self.moves: list[tuple[int, float, float]] = []
         self.is_whole, self._is_given = True, False
@@ -190,7 +181,7 @@ class Calls:
 
     def _loss(self, function: Callable, kind: type[nn.Module]) -> Callable:
         """Return a loss that is noted, if a gradient may be taken of it."""
-        names, own = inspect.signature(function), inspect.signature(kind).parameters
+        names = inspect.signature(function)
 
         @wraps(function)
         def told(*arguments: Any, **others: Any) -> Any:
@@ -201,29 +192,45 @@ class Calls:
                 result = function(*arguments, **others)
             finally:
                 self._depth -= 1
-            if self.log.is_open and not self._depth and isinstance(result, Tensor) and result.requires_grad:
-                self.watcher.note_line()
-                given = names.bind(*arguments, **others).arguments
-                options = {name: value for name, value in given.items() if name in own and value is not None}
-                module = kind(**options)
-                weights = [str(value) for value in options.values()]
-                self.losses.setdefault(f"{module} {weights}", Loss(module))
-                if self.log.called and self.log.called[-1].is_whole and isinstance(given.get("target"), Tensor):
-                    self.targets.setdefault(self.log.called[-1].order, array(given["target"]))
-                is_whole = given["input"].numel() in self.watcher.sizes  # no part of an output is selected
-                if is_whole and _leads(given["input"].grad_fn, self.watcher.latest, _OWN.get(kind, ())):
-                    self._plain.append((result.grad_fn, module.reduction))
+            is_own = not self._depth and not self.watcher.running  # no loss inside of the module
+            if self.log.is_open and is_own and isinstance(result, Tensor) and result.requires_grad:
+                self.watcher.harmless(self._note_loss)(kind, names.bind(*arguments, **others), result)
             return result
 
         return told
+
+    def _note_loss(self, kind: type[nn.Module], bound: inspect.BoundArguments, result: Tensor) -> None:
+        """Note a loss of which a gradient may be taken, and the output of the module that it gets."""
+        self.watcher.note_line()
+        bound.apply_defaults()
+        given = {name: value for name, value in bound.arguments.items() if value is not None}
+        if self.log.called and self.log.called[-1].is_whole and isinstance(given.get("target"), Tensor):
+            self.targets.setdefault(self.log.called[-1].order, array(given["target"]))
+        options = {name: value for name, value in given.items() if name not in ("input", "target")}
+        if not has_form(kind, given["input"], options):
+            self.is_whole = False
+            return
+        places = [
+            (i, node, shape)
+            for i, (node, shape) in enumerate(self.watcher.latest)
+            if node is not None and shape.numel() == given["input"].numel()  # no part of an output is selected
+        ]
+        at = next((i for i, node, _ in places if leads(given["input"].grad_fn, [node], _OWN.get(kind, ()))), None)
+        self.outputs.add(at)
+        is_last = at is not None and has_last(given["input"], self.watcher.latest[at])
+        loss = Loss(kind(**options), has_last=is_last, at=at)
+        key = [array(value).tobytes() if isinstance(value, Tensor) else value for value in options.values()]
+        self.losses.setdefault(f"{kind.__name__} {key}", loss)
+        if at is not None:
+            self._plain.append((result.grad_fn, loss.given.reduction))
 
     def _taking(self, take: Callable, *, is_result: bool) -> Callable:
         """Return a function that takes gradients, and notes whether they are of a loss of the outputs alone."""
 
         @wraps(take)
         def told(*arguments: Any, **others: Any) -> Any:
-            roots: Any = arguments[0] if arguments else others.get("tensors", others.get("outputs"))
-            nodes = [root.grad_fn for root in ([roots] if isinstance(roots, Tensor) else roots)]
+            roots, arguments, others = roots_of(arguments, others)
+            nodes = [getattr(root, "grad_fn", None) for root in roots]
             scaled, loss = self._scaled
             has_scale = scaled is not None and any(node is scaled for node in nodes)
             nodes = [loss if has_scale and node is scaled else node for node in nodes]
@@ -234,21 +241,24 @@ class Calls:
                 result = take(*arguments, **others)
             finally:
                 self.watcher.is_taking = False
+            self.watcher.is_waiting |= self.log.is_open and not is_result
             if self.watcher.num_heard > before:
                 self._has_scale, self._scaled = has_scale, (None, None)
-            if (
-                self.log.is_open and self.watcher.num_heard > before and self.losses
-            ):  # else a loss that was looked up before this listened
-                losses, means = [n for n, _ in self._plain], [n for n, how in self._plain if how == "mean"]
-                sums = [n for n, how in self._plain if how == "sum"]
-                divided = [by for by, node in zip(are_by_rows, nodes, strict=True) if _leads(node, sums, _SCALES)]
-                is_one = any(_leads(node, losses) or _leads(node, means, _SCALES) for node in nodes)
-                self._divisors += [any(divided)] * bool(sums and not is_one)
-                self.is_whole &= is_one or bool(divided)
-                self._plain.clear()
+                if self.log.is_open and (self.losses or not self.is_whole):  # else no loss was heard
+                    self._note_gradient(nodes, are_by_rows)
             return result
 
         return told
+
+    def _note_gradient(self, nodes: list[Any], are_by_rows: list[bool]) -> None:
+        """Note whether a gradient was taken of a loss of the outputs alone, perhaps divided by the rows."""
+        losses, means = [n for n, _ in self._plain], [n for n, how in self._plain if how == "mean"]
+        sums = [n for n, how in self._plain if how == "sum"]
+        divided = [by for by, node in zip(are_by_rows, nodes, strict=True) if leads(node, sums, SCALES)]
+        is_one = any(leads(node, losses) or leads(node, means, SCALES) for node in nodes)
+        self._divisors += [any(divided)] * bool(sums and not is_one)
+        self.is_whole &= is_one or bool(divided)
+        self._plain.clear()
 
     def _scaling(self, scale: Callable) -> Callable:
         """Return a `GradScaler.scale` that links the scaled loss to the loss."""
@@ -299,7 +309,7 @@ class Calls:
         """Whether a number is divided by the rows of the last pass on its way to a loss."""
         rows = [called.inputs[0].shape[:1] for called in self.log.called[-1:] if called.inputs]
         numbers, shapes = list[float](), [shape[0] for shape in rows if shape and shape[0]]
-        while node is not None and node.name().startswith(_SCALES):
+        while node is not None and node.name().startswith(SCALES):
             other = getattr(node, "_saved_other", None)
             numbers += [float(other)] if isinstance(other, Tensor) and not other.ndim else []
             node = node.next_functions[0][0]
@@ -363,16 +373,6 @@ def _looked_up_again(function: Callable) -> Callable:
 
     again.direct = function  # type: ignore[attr-defined]
     return again
-
-
-def _leads(node: Any, ends: list[Any], through: tuple[str, ...] = ()) -> bool:
-    """Whether the graph leads from a node to one of the ends, by views and such operations alone."""
-    while node is not None and not any(node is end for end in ends):
-        before = [each for each, _ in node.next_functions if each is not None]
-        if len(before) != 1 or not node.name().startswith((*VIEWS, *through)):
-            return False
-        (node,) = before
-    return node is not None
 
 
 def kinds(base: Any) -> Iterator[Any]:

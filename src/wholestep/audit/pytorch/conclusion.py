@@ -12,7 +12,7 @@ from wholestep.audit.judge import Case
 from wholestep.audit.log import Called
 from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.given import Data, as_given, by_pass_of, called_for
-from wholestep.audit.pytorch.losses import ModelsOwn
+from wholestep.audit.pytorch.models_own import ModelsOwn
 from wholestep.audit.pytorch.scout import Scout, Seen
 from wholestep.audit.pytorch.state import array, unpacked, untouched, values
 from wholestep.audit.pytorch.watch import close

@@ -18,7 +18,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import is_padded
-from wholestep.audit.pytorch.calls import VIEWS, clips, kinds, replaced
+from wholestep.audit.pytorch.calls import clips, kinds, replaced
+from wholestep.audit.pytorch.graph import made_by, made_of, roots_of, scale_of
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.layers import NORMS, Parts, drifting, hidden, unheld
 from wholestep.audit.pytorch.ledger import Finding, Ledger, ids
@@ -166,8 +167,8 @@ class Flow:
     def _taking(self, take: Callable) -> Callable:
         @wraps(take)
         def told(*arguments: Any, **others: Any) -> Any:
-            roots: Any = arguments[0] if arguments else others.get("tensors")
-            self._try(self._read_graph, [roots] if isinstance(roots, Tensor) else [*roots])
+            roots, arguments, others = roots_of(arguments, others)
+            self._try(self._read_graph, [root for root in roots if isinstance(root, Tensor)])
             before = self._try(self.ledger.begin)
             result = take(*arguments, **others)
             self._try(self.ledger.end, before, line_here())
@@ -179,7 +180,7 @@ class Flow:
         """Note the leaves of the first graphs, and losses that are added without a gradient."""
         for root in roots:
             self._note_unconnected(root)
-            self.ledger.scale = _scale(root.grad_fn)
+            self.ledger.scale = scale_of(root.grad_fn)
         self._of_losses.clear()
         self._unconnected.clear()
         if self._num_graphs < _NUM_GRAPHS:
@@ -197,7 +198,7 @@ class Flow:
     def _note_unconnected(self, root: Tensor) -> None:
         """Note the factor by which a loss without a gradient is in the one that a gradient is taken of."""
         known = dict(self._of_losses)
-        parts = _parts(root.grad_fn, known) if root.numel() == 1 and len(self._unconnected) == 1 else None
+        parts = made_of(root.grad_fn, known) if root.numel() == 1 and len(self._unconnected) == 1 else None
         if parts is not None and parts[1]:
             value, name, line = self._unconnected[0]
             if value:
@@ -255,7 +256,7 @@ class Flow:
             if result.numel() == 1:
                 self._of_losses.append((result.grad_fn, float(result.detach())))
             for (of, operation), told in _TWICE.items():
-                if of == name and _made_by(first.grad_fn, operation):
+                if of == name and made_by(first.grad_fn, operation):
                     self._misfits[f"{told} ({line})"] += 1
             if name in ("cross_entropy", "nll_loss"):
                 self._look_for_padding(array(given["target"]), given, str(line))
@@ -364,37 +365,3 @@ class Flow:
         own = {id(p) for part in norms for p in part.parameters(recurse=False)}
         for optimizer in self.ledger.optimizers:
             yield from decaying(optimizer, own, self.ledger.place_of(optimizer))
-
-
-def _parts(node: Any, known: dict[Any, float]) -> tuple[float, float] | None:
-    """Return (the losses that make a number, the factor of numbers without a gradient); None if they are not known."""
-    if node is None or node in known:
-        return (0.0, 1.0) if node is None else (known[node], 0.0)
-    name, children = node.name(), [child for child, _ in node.next_functions]
-    if name.startswith(("Add", "Sub")):
-        factors = [1.0, (-1.0 if name.startswith("Sub") else 1.0) * float(node._saved_alpha)]
-    elif name.startswith(("Mul", "Div")) and children[1:] in ([], [None]) and isinstance(node._saved_other, Tensor):
-        other = float(node._saved_other)
-        factors, children = [other if name.startswith("Mul") else 1 / other], children[:1]
-    else:
-        return None
-    total, factor = 0.0, 0.0
-    for child, own in zip(children, factors, strict=True):
-        part = _parts(child, known)
-        if part is None:
-            return None
-        total, factor = total + own * part[0], factor + own * part[1]
-    return total, factor
-
-
-def _scale(node: Any) -> float:
-    """Return the number by which a loss is multiplied last; 1.0 for none."""
-    other = getattr(node, "_saved_other", None) if node is not None and node.name().startswith("Mul") else None
-    return float(other) if isinstance(other, Tensor) and other.numel() == 1 else 1.0
-
-
-def _made_by(node: Any, operation: str) -> bool:
-    """Whether a tensor is the result of an operation, perhaps in another shape."""
-    while node is not None and node.name().startswith(VIEWS):
-        node = node.next_functions[0][0]
-    return node is not None and node.name().startswith(operation)

@@ -89,8 +89,7 @@ class Watcher:
         num_heard: how many derivatives by an output were taken.
         is_taking: whether gradients are taken for a result, and not added to those that are there.
         is_shared: whether losses of other optimizers' steps go through the module to their inputs.
-        latest: the nodes of the graph that made the outputs of the last pass.
-        sizes: of these outputs, how many numbers they have.
+        latest: of each output of the last pass: the node of the graph that made it, or None, and its shape.
         running: the passes that have begun.
         beside: the tensors that the script names beside a pass.
         first: the ids of the parameters that the module has at first.
@@ -107,8 +106,7 @@ class Watcher:
     num_heard: int = 0
     is_taking: bool = False
     is_shared: bool = False
-    latest: list[Any] = field(default_factory=list)
-    sizes: set[int] = field(default_factory=set)
+    latest: list[tuple[Any, torch.Size]] = field(default_factory=list)
     own: dict[int, Own] = field(default_factory=dict)
     dropped: Line | None = None
     running: list[_Begun] = field(default_factory=list)
@@ -131,28 +129,28 @@ class Watcher:
             stack.callback(live.clear)
             stack.enter_context(replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live)))
             for handle in (
-                register_optimizer_step_pre_hook(self._harmless(self._before_step)),
-                register_optimizer_step_post_hook(self._harmless(self._after_step)),
+                register_optimizer_step_pre_hook(self.harmless(self._before_step)),
+                register_optimizer_step_post_hook(self.harmless(self._after_step)),
             ):
                 stack.callback(handle.remove)
             yield
 
     def run(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
         """Run a forward pass, and record it."""
-        self._harmless(self._begin)(args, kwargs)
+        self.harmless(self._begin)(args, kwargs)
         try:
             output = call(module, *args, **kwargs)
         except BaseException:
             self.running.clear()
             raise
-        self._harmless(self._end)(kwargs, output)
+        self.harmless(self._end)(kwargs, output)
         return output
 
     def is_of(self, owner: Any) -> bool:
         """Whether this is the module, or `torch.compile` and the like around it."""
         return isinstance(owner, nn.Module) and bare(owner) is self.module
 
-    def _harmless(self, hook: Callable) -> Callable:
+    def harmless(self, hook: Callable) -> Callable:
         """Return a hook whose errors end the record, and not the user's loop."""
 
         @wraps(hook)
@@ -173,15 +171,23 @@ class Watcher:
         self.log.notes.update(dict.fromkeys(self._notes()))
 
     def _is_differentiated(self, called: Called) -> bool | None:
-        """Whether a gradient was taken of a pass; if of none, it is not known which have a graph."""
-        is_known = bool(self._differentiated) or not called.setting.has_graph
+        """Whether a gradient was taken of a pass; without any gradient, it is not known which have a graph."""
+        is_known = not called.setting.has_graph or bool(self._differentiated) or self._has_gradients()
         return called.order in self._differentiated if is_known else None
+
+    def _has_gradients(self) -> bool:
+        return any(g is not None and np.any(g) for step in self.log.applied for g in step.grads)
 
     def _notes(self) -> Iterator[str]:
         """Yield the faults of a loop whose gradients and steps do not meet, or whose draws are always the same."""
         steps = [step for step in self.log.applied if step.is_whole]
-        is_bare = not any(g is not None and np.any(g) for step in steps for g in step.grads)
-        if steps and not self._differentiated and any(called.setting.has_graph for called in self.log.called):
+        is_bare = not self._has_gradients()
+        if (
+            steps
+            and is_bare
+            and not self._differentiated
+            and any(called.setting.has_graph for called in self.log.called)
+        ):
             yield _CUT
         elif self._differentiated and not self.log.applied and self._has_stayed():
             yield _OF_OTHERS if self.log.has_others else _STEPLESS
@@ -228,14 +234,14 @@ class Watcher:
         is_kept = self.log.wants(inputs)
         kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if is_kept else ([], [], [])
         draws = not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch)
-        nodes = [leaf.grad_fn for leaf in out.leaves if leaf.grad_fn is not None]
+        nodes = [leaf.grad_fn for leaf in out.leaves]
         setting = replace(
             begun.setting,
             packed=packed,
             output=out.packed,
             draws=draws,
-            has_graph=bool(nodes),
-            are_apart=len({*nodes}) < 2,
+            has_graph=any(nodes),
+            are_apart=len({*nodes} - {None}) < 2,
         )
         is_through = any(leaf.requires_grad for leaf in nest.leaves)
         setting = replace(
@@ -246,7 +252,7 @@ class Watcher:
         self.beside.note(called, nest.leaves)
         if not out.leaves:
             self.log.unseen[f"an output of type {type(output).__name__}, in which no tensor is found"] = None
-        self.latest, self.sizes = nodes, {leaf.numel() for leaf in out.leaves}
+        self.latest = [(leaf.grad_fn, leaf.shape) for leaf in out.leaves]
         for i, leaf in enumerate(out.leaves):
             if leaf.grad_fn is not None and (own is None or leaf is own[0]):
                 leaf.register_hook(self._heard(called, i))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from inspect import signature
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,7 @@ class Loss:
     Args:
         is_by_rows: whether a weighted mean is divided by the rows.
         has_last: whether the last axis of outputs with places has the classes, also where the shapes do not tell.
+        at: which of the module's outputs it takes; None for the first one that is no integer.
 
     >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
@@ -67,17 +69,17 @@ class Loss:
 
     is_coupled = False
 
-    def __init__(self, given: nn.Module, *, is_by_rows: bool = False, has_last: bool = False):
+    def __init__(self, given: nn.Module, *, is_by_rows: bool = False, has_last: bool = False, at: int | None = None):
         self.given, self.name, self._is_by_rows = given, type(given).__name__, is_by_rows
-        self._has_last = has_last
+        self.has_last, self.at = has_last, at
         self._bare = copy.deepcopy(given)
         self._bare.reduction = "none"
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
         """Return the loss of a model's output by row."""
-        out = outputs if isinstance(outputs, Tensor) else _first(outputs)
+        out = self.output_of(outputs)
         labels = torch.as_tensor(labels)
-        is_last = self._has_last and out.ndim > 2
+        is_last = self.has_last and out.ndim > 2
         if isinstance(self.given, BY_CLASS) and (is_last or _are_classes_last(out, labels)):
             out = out.movedim(-1, 1)
         labels = self._fitting(out, labels)
@@ -94,6 +96,16 @@ class Loss:
         values = torch.where(own == 0, torch.zeros_like(values), values)
         return _summed(values, own, weights, is_divided=how != "sum", is_by_rows=self._is_by_rows)
 
+    def output_of(self, outputs: Any) -> Tensor:
+        """Return the output that it takes."""
+        if isinstance(outputs, Tensor):
+            return outputs
+        return first_of(outputs) if self.at is None else unpacked(outputs).leaves[self.at]
+
+    def other(self, given: nn.Module, *, is_by_rows: bool = False) -> "Loss":
+        """Return another loss of the same output."""
+        return Loss(given, is_by_rows=is_by_rows, has_last=self.has_last, at=self.at)
+
     def by_rows(self) -> "Loss | None":
         """Return its sum divided by the rows; None for a loss of classes, whose labels may not count."""
         return self.averaged() if isinstance(self.given, BY_ELEMENT) else None
@@ -102,7 +114,7 @@ class Loss:
         """Return its sum divided by the rows, or of classes by the labels that count."""
         given = copy.deepcopy(self.given)
         given.reduction = "mean" if isinstance(self.given, BY_CLASS) else "batchmean"
-        return Loss(given)
+        return self.other(given)
 
     def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return the weight of each label: of its class, 0 for a label that is ignored."""
@@ -116,12 +128,12 @@ class Loss:
     def _fitting(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return labels in the shape and dtype that the loss takes with such outputs."""
         if not isinstance(self.given, (*BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)):
-            return labels.to(out.dtype).reshape(out.shape) if labels.numel() == out.numel() else labels.to(out.dtype)
+            return _in_shape(labels.to(out.dtype), out.shape)
         if labels.ndim == out.ndim and labels.shape == out.shape and isinstance(self.given, nn.CrossEntropyLoss):
             return labels.to(out.dtype)
         if isinstance(self.given, nn.MultiLabelMarginLoss):
             return labels.long()
-        return (labels.reshape(len(out), *out.shape[2:]) if labels.ndim == out.ndim else labels).long()
+        return (labels if labels.ndim == out.ndim - 1 else labels.reshape(len(out), *out.shape[2:])).long()
 
 
 class Function:
@@ -142,7 +154,7 @@ class Function:
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
         """Return the loss of a model's output by row; with the weights that the function shows."""
-        num = len(outputs if isinstance(outputs, Tensor) else _first(outputs))
+        num = len(outputs if isinstance(outputs, Tensor) else first_of(outputs))
         labels = _as_tensors(labels)
         found = self._tried(outputs, labels, num)
         sample = None if weights is None else torch.as_tensor(weights).reshape(-1)
@@ -264,58 +276,6 @@ class LoopsOwn(Observed):
         return ByRow(sum(parts[1:], parts[0]), torch.ones(num), False)
 
 
-class ModelsOwn:
-    """The loss that a model of Transformers computes of its logits and labels; labels of -100 are ignored.
-
-    Args:
-        told: in words.
-        shift: the places by which labels are those of later ones; 1 for the next.
-        function: the unreduced loss.
-    """
-
-    def __init__(self, told: str, shift: int, function: Callable):
-        self.told, self.given, self.shift, self._function = told, None, shift, function
-
-    @staticmethod
-    def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
-        """Return the form that has this loss on a pass: the mean, or the sum divided by `num`."""
-        for each in _FORMS:
-            own = ModelsOwn(*each)
-            try:
-                found = own.of(outputs, labels)
-            except (IndexError, KeyError, RuntimeError, TypeError, ValueError):
-                continue
-            total, weight = float(found.values.sum()), float(found.weights.sum())
-            if any(abs(loss * n - total) <= 10 * _SAME * abs(total) for n in (weight, num) if n):
-                return own
-        return None
-
-    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
-        """Return the loss of outputs by row: the sum over its places, and their number."""
-        logits = outputs["logits"] if isinstance(outputs, dict) else _first(outputs)
-        given: Tensor = torch.as_tensor(labels)
-        num = len(logits)
-        if self.shift:
-            logits, given = logits[:, : given.shape[1] - self.shift], given[:, self.shift :]
-        values = self._function(logits, given)
-        own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
-        return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
-
-
-def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    flat = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), reduction="none")
-    return flat.reshape(labels.shape)
-
-
-_FORMS = (
-    ("cross entropy of the next place, over the places whose label is not -100", 1, _of_classes),
-    ("cross entropy over the places whose label is not -100", 0, _of_classes),
-    ("cross entropy of the place after the next, over the places whose label is not -100", 2, _of_classes),
-    ("squared error", 0, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
-    ("binary cross entropy", 0, partial(functional.binary_cross_entropy_with_logits, reduction="none")),
-)
-
-
 def meant(loss: Any) -> Loss | Function:
     """Return the loss that is meant, taken apart.
 
@@ -338,7 +298,7 @@ def meant(loss: Any) -> Loss | Function:
     return Function(loss)
 
 
-def _first(outputs: Any) -> Tensor:
+def first_of(outputs: Any) -> Tensor:
     """Return the first floating tensor of a model's output."""
     return next(leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point())
 
@@ -347,6 +307,50 @@ def _are_classes_last(out: Tensor, labels: Tensor) -> bool:
     """Whether labels fit outputs (rows, ..., classes), which a loop makes flat before the loss, and not otherwise."""
     is_first = labels.shape == out.shape[:1] + out.shape[2:]
     return out.ndim > 2 and labels.shape == out.shape[:-1] and not is_first
+
+
+def _in_shape(labels: Tensor, shape: torch.Size) -> Tensor:
+    """Return labels in the shape of outputs, if they have as many numbers; their axes may come in another order.
+
+    >>> _in_shape(torch.tensor([[[1, 2, 3], [4, 5, 6]]]), torch.Size([1, 3, 2])).tolist()
+    [[[1, 4], [2, 5], [3, 6]]]
+    """
+    if labels.numel() != shape.numel() or labels.shape == shape:
+        return labels
+    if not labels.ndim == len(shape) > 2 or sorted(labels.shape[1:]) != sorted(shape[1:]) or 1 in shape[1:]:
+        return labels.reshape(shape)
+    orders = [order for order in permutations(range(1, labels.ndim)) if labels.permute(0, *order).shape == shape]
+    if len(orders) != 1:
+        raise ValueError("the axes of the labels fit those of the outputs in several orders")
+    return labels.permute(0, *orders[0])
+
+
+def has_form(kind: type[nn.Module], outputs: Tensor, options: dict[str, Any]) -> bool:
+    """Whether a loss with these options is one of outputs and labels alone: no weights by element, and none that learn.
+
+    >>> has_form(nn.BCELoss, torch.ones(5, 3), {"weight": torch.ones(5, 3)})
+    False
+    """
+    tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
+    weight, own = tensors.get("weight"), signature(kind).parameters
+    if any(value.requires_grad for value in tensors.values()) or not own.keys() >= options.keys():
+        return False
+    if weight is None or weight.numel() == 1 or kind not in BY_ELEMENT:
+        return True
+    return outputs.ndim > 1 and weight.shape[-1] == weight.numel() == outputs.shape[-1]
+
+
+def has_last(outputs: Tensor, made: tuple[Any, torch.Size]) -> bool:
+    """Whether a loss is given outputs of a shape (rows, ..., classes), made flat or with the classes second.
+
+    Args:
+        made: the node of the graph that made the module's output, and its shape.
+    """
+    node, shape = made
+    if len(shape) < 3 or outputs.grad_fn is node:
+        return False
+    is_moved = outputs.ndim > 2 and str(outputs.grad_fn and outputs.grad_fn.name()).startswith(("Transpose", "Permute"))
+    return is_moved or (outputs.ndim == 2 and outputs.shape[1] == shape[-1])
 
 
 def _num_required(function: Callable) -> int:

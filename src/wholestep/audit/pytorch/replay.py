@@ -166,7 +166,7 @@ class Replay(Port):
 
     def _apart(self, piece: Piece, derivatives: list[np.ndarray]) -> list[np.ndarray]:
         """Return derivatives by outputs without the parts that come from other outputs, which are made of them."""
-        leaves = self._run(piece, training=piece.called.setting.modes[0]).own
+        leaves = self._run(piece, training=any(piece.called.setting.modes)).own
         first = [next(j for j, other in enumerate(leaves) if other is leaf) for leaf in leaves]
         found = whole = [0 * d if first[i] < i else d for i, d in enumerate(derivatives)]
         for _ in leaves:  # each may be made of the one before
@@ -338,8 +338,8 @@ def _tensor(values: np.ndarray) -> Tensor:
 
 
 def _modes(recorded: tuple[bool, ...], *, training: bool) -> tuple[bool, ...]:
-    """Return the modes of all parts in training or inference: those of the pass, if the whole was in that mode."""
-    return recorded if recorded[0] is training else (training,) * len(recorded)
+    """Return the modes of all parts in training or inference: those of the pass, if any part was in that mode."""
+    return recorded if any(recorded) is training else (training,) * len(recorded)
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -19,7 +19,8 @@ from wholestep.audit.pytorch.calls import Calls
 from wholestep.audit.pytorch.flow import Flow
 from wholestep.audit.pytorch.given import as_given, called_for
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, ModelsOwn, Objective, meant
+from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, Objective, meant
+from wholestep.audit.pytorch.models_own import ModelsOwn
 from wholestep.audit.pytorch.replay import Replay
 from wholestep.audit.pytorch.state import array, bare, trained, unpacked, untouched, values
 from wholestep.audit.pytorch.supposing import Known, Supposed, notes, supposed
@@ -47,6 +48,10 @@ _SHIFTED = Likely(
 _SEARCH = "the search for the form of the loss has failed ({})"
 _SUPPOSED = (
     "loss: {}, supposed from the gradients: if another is meant, `ws.audit.torch(model, data=..., loss=...)` states it"
+)
+_SEVERAL = (
+    "the form of the loss: the model returns several outputs, and which the loss gets was not seen. Pass a function: "
+    "loss=lambda outputs, labels: ..."
 )
 _OWN = "the form of the loss: it has parameters of its own, which may move"
 
@@ -129,7 +134,8 @@ def close(
 
     def case_of(objective: Any) -> Case:
         labels = None if isinstance(objective, LoopsOwn) else by_pass
-        return Case(Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=labels)
+        how: dict[str, Any] = {"optimizer": own, "by_pass": labels, "is_heard": loss is None}
+        return Case(Replay, model, data, objective, schedule, log, before, **how)
 
     def of_supposed(each: Supposed) -> Case:
         how: dict[str, Any] = {"optimizer": own, "by_pass": each.by_pass, "supposed": each.told}
@@ -156,7 +162,7 @@ def close(
         case, is_other = _fitting(case, case_of(mean))
         report.taken += ["the sums of this loss are divided by the rows"] * is_other
     elif isinstance(objective, Objective) and isinstance(objective.loss, Loss) and data[2] is not None:
-        case, is_other = _fitting(case, case_of(Objective(Loss(objective.given, is_by_rows=True))))
+        case, is_other = _fitting(case, case_of(Objective(objective.loss.other(objective.given, is_by_rows=True))))
         report.taken.append(f"the rows' losses times their weights, divided by the {'rows' if is_other else 'weights'}")
     report.close(case)
     return case
@@ -197,7 +203,7 @@ def _try(model: nn.Module, data: tuple, log: Log) -> None:
         return
     try:
         with Replay.as_then(model, log):
-            Replay(model, data).outputs(Piece(called, np.zeros(0, int)), training=called.setting.modes[0])
+            Replay(model, data).outputs(Piece(called, np.zeros(0, int)), training=any(called.setting.modes))
     except Exception as error:  # the model's own
         told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
         log.unseen[f"the updates: a copy of the model does not run a pass again ({told})"] = None
@@ -219,12 +225,20 @@ def _known(
     if called is not None and any(out.shape[:1] != called.inputs[0].shape[:1] for out in own if out.ndim):
         log.unseen[_OTHER_AXIS] = None
         return data, LoopsOwn()
+    own_places = calls.outputs - {None}
+    if isinstance(loss, Loss) and called is not None and len(called.outputs) > 1:
+        if len(own_places) != 1:
+            log.unseen[_SEVERAL] = None
+            return data, LoopsOwn()
+        (loss.at,) = own_places
+    if isinstance(loss, Loss):
+        loss.has_last |= any(heard.has_last for heard in calls.losses.values() if heard.name == loss.name)
     if loss is None:
         found = [*calls.losses.values()]
         if len(found) != 1:
             log.unseen[_MANY if found else _NONE] = None
             return data, LoopsOwn()
-        if (loss := calls.meant(found[0])) is None:
+        if len(own_places) > 1 or (loss := calls.meant(found[0])) is None:
             log.unseen[_MORE.format(found[0].name)] = None
             return data, LoopsOwn()
         how = "" if loss is found[0] else ", the sums divided by the rows"
