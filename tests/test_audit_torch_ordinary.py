@@ -1,5 +1,8 @@
 """Right PyTorch loops of ordinary users, each with something that many loops have: the audit accuses none of them."""
 
+import warnings
+from collections import UserDict
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import pytest
@@ -10,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import wholestep as ws  # noqa: E402
 
@@ -249,6 +253,308 @@ def one_place_squeezed_before_the_loss():
 def number_on_the_loss():
     model, cross = mlp(), nn.CrossEntropyLoss()
     return model, (X, KIND), None, lambda: fit(model, lambda rows: 0.5 * cross(model(X[rows]), KIND[rows]))
+
+
+@loop(is_judged=None)
+def time_before_the_rows():
+    class InTime(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(4, 1)
+
+        def forward(self, t, x):
+            return self.dense(torch.cat([x, t.expand(len(x), 1)], 1))
+
+    model, time = InTime(), torch.tensor(0.5)
+    return (
+        model,
+        (X, Y),
+        nn.MSELoss(),
+        lambda: fit(model, lambda rows: functional.mse_loss(model(time, X[rows]), Y[rows])),
+    )
+
+
+@loop(is_judged=None)
+def module_without_arguments():
+    class Point(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.at = nn.Parameter(torch.zeros(NUM, 1))
+
+        def forward(self):
+            return self.at * 1.0
+
+    model = Point()
+    return model, (X, Y), nn.MSELoss(), lambda: fit(model, lambda rows: functional.mse_loss(model()[rows], Y[rows]))
+
+
+class Rateless(torch.optim.Optimizer):
+    """Takes its rate from the number of its steps, as Adafactor may."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, options)
+        self.num = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.num += 1
+        for p in self.param_groups[0]["params"]:
+            p -= 0.1 / self.num**0.5 * p.grad
+
+
+@loop()
+def rate_of_none():
+    model = mlp(1)
+
+    def train():
+        optimizer = Rateless(model.parameters(), lr=None)
+        schedule = Constant(optimizer)
+        fit(
+            model,
+            lambda rows: functional.mse_loss(model(X[rows]), Y[rows]),
+            optimizer=optimizer,
+            after=lambda _: schedule.step(),
+        )
+
+    return model, (X, Y), None, train
+
+
+class Constant(torch.optim.lr_scheduler.LRScheduler):
+    def get_lr(self):
+        return [None]
+
+    def _update_lr(self):
+        pass
+
+    def step(self, epoch=None):
+        pass
+
+
+@loop()
+def no_rate_at_all():
+    model = mlp(1)
+    return (
+        model,
+        (X, Y),
+        None,
+        lambda: fit(
+            model,
+            lambda rows: functional.mse_loss(model(X[rows]), Y[rows]),
+            optimizer=Rateless(model.parameters()),
+        ),
+    )
+
+
+@loop(is_judged=None)
+def derivatives_of_many_outputs_at_once():
+    model, eye = mlp(2), torch.eye(2)[:, None]
+
+    def smooth(rows):
+        x = X[rows].requires_grad_()
+        out = model(x)
+        (slopes,) = torch.autograd.grad(out, x, eye.expand(2, len(x), 2), is_grads_batched=True, create_graph=True)
+        return functional.mse_loss(out, Y[rows].expand(-1, 2)) + 0.1 * slopes.square().mean()
+
+    return model, (X, Y.expand(-1, 2)), None, lambda: fit(model, smooth)
+
+
+TEXT = torch.randint(0, 10, (NUM, 7), generator=draw(10))
+
+
+class Gpt(nn.Module):
+    """Computes its loss itself, as nanoGPT does."""
+
+    def __init__(self, is_reversed=False):
+        super().__init__()
+        self.table, self.head, self.is_reversed = nn.Embedding(10, 6), nn.Linear(6, 10), is_reversed
+
+    def forward(self, idx, targets=None):
+        scores = self.head(self.table(idx).cumsum(1))
+        loss = None if targets is None else cross_entropy(scores.view(-1, 10), targets.view(-1))
+        return (loss, scores) if self.is_reversed else (scores, loss)
+
+
+@loop(told=["as the model computes it"])
+def loss_of_the_model_by_place():
+    model = Gpt()
+    return (
+        model,
+        (TEXT[:, :-1], TEXT[:, 1:]),
+        None,
+        lambda: fit(model, lambda rows: model(TEXT[rows, :-1], TEXT[rows, 1:])[1]),
+    )
+
+
+@loop(told=["as the model computes it"])
+def loss_of_the_model_by_name_and_first():
+    model = Gpt(is_reversed=True)
+
+    def of(rows):
+        return model(TEXT[rows, :-1], targets=TEXT[rows, 1:])[0]
+
+    return model, (TEXT[:, :-1], TEXT[:, 1:]), None, lambda: fit(model, of)
+
+
+@loop(told=["as the model computes it"])
+def loss_of_the_model_without_data():
+    model = Gpt()
+    return model, None, None, lambda: fit(model, lambda rows: model(TEXT[rows, :-1], TEXT[rows, 1:])[1])
+
+
+@loop(is_judged=None)
+def loss_inside_of_the_module_beside_one_outside():
+    class Coded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            code = self.body(x)
+            return self.head(code), functional.mse_loss(code, code.detach().round())
+
+    model = Coded()
+
+    def of(rows):
+        scores, commitment = model(X[rows])
+        return cross_entropy(scores, KIND[rows]) + 0.25 * commitment
+
+    return model, None, None, lambda: fit(model, of)
+
+
+@loop()
+def reentrant_checkpoints():
+    class Saving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.block = nn.Linear(3, 6), nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.2), nn.Linear(6, 4))
+
+        def forward(self, x):
+            return checkpoint(self.block, self.first(x), use_reentrant=True)
+
+    model = Saving()
+    return model, (X, KIND), None, lambda: fit(model, lambda rows: cross_entropy(model(X[rows]), KIND[rows]))
+
+
+@loop()
+def schedule_that_ends_low_after_many_updates():
+    model = mlp(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
+
+    def train():
+        of = lambda rows: functional.mse_loss(model(X[rows]), Y[rows])  # noqa: E731
+        fit(model, of, optimizer=optimizer, after=lambda _: schedule.step(), epochs=80)
+
+    return model, (X, Y), None, train
+
+
+@loop(is_judged=None)
+def adversarial_rows_by_one_helper():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def take(x, kind):
+        cross_entropy(model(x), kind).backward()
+
+    def train():
+        for rows in batches():
+            x = X[rows].requires_grad_()
+            take(x, KIND[rows])
+            near = (x + 0.1 * x.grad.sign()).detach()
+            optimizer.zero_grad()
+            take(near, KIND[rows])
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return model, None, None, train
+
+
+@loop(is_judged=False, told=["backward pass"])
+def derivative_by_the_inputs_inside_of_the_module():
+    class Energy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp(1)
+
+        def forward(self, x):
+            energy = self.net(x)
+            return energy, -torch.autograd.grad(energy.sum(), x, create_graph=True)[0]
+
+    model = Energy()
+
+    def of(rows):
+        energy, force = model(X[rows].requires_grad_())
+        return functional.mse_loss(energy, Y[rows]) + functional.mse_loss(force, X[rows])
+
+    return model, (X, Y), None, lambda: fit(model, of)
+
+
+@loop(is_judged=None)
+def losses_by_a_generator():
+    model = mlp(1)
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.05), model[0].weight.detach().clone()
+
+    def train():
+        for rows in batches():
+            losses = [functional.mse_loss(model(X[part]), Y[part]) for part in rows.split(4)]
+            optimizer.zero_grad()
+            torch.autograd.backward(loss / 2 for loss in losses)
+            optimizer.step()
+        assert not torch.equal(before, model[0].weight)
+
+    return model, (X, Y), None, train
+
+
+@dataclass
+class Out:
+    """An output."""
+
+    features: torch.Tensor
+    scores: torch.Tensor
+
+
+@loop()
+def output_of_a_dataclass():
+    model = Several(Out)
+    return model, (X, KIND), None, lambda: fit(model, lambda rows: cross_entropy(model(X[rows]).scores, KIND[rows]))
+
+
+@loop(is_judged=False, told=["backward pass"])
+def distribution_beside_a_value():
+    model = Several(lambda features, scores: (torch.distributions.Categorical(logits=scores), features[:, :1]))
+
+    def of(rows):
+        policy, value = model(X[rows])
+        return functional.mse_loss(value, Y[rows]) - policy.log_prob(KIND[rows]).mean()
+
+    return model, (X, KIND), None, lambda: fit(model, of)
+
+
+@loop(is_judged=None)
+def batch_of_a_mapping():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, batch):
+            return self.body(batch["x"])
+
+    model = Named()
+    return (
+        model,
+        (X, KIND),
+        nn.CrossEntropyLoss(),
+        lambda: fit(model, lambda rows: cross_entropy(model(UserDict(x=X[rows])), KIND[rows])),
+    )
+
+
+@loop(is_judged=None)
+def scripted_module():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.jit.script(mlp())
+    return model, (X, KIND), None, lambda: fit(model, lambda rows: cross_entropy(model(X[rows]), KIND[rows]))
 
 
 @pytest.mark.parametrize("name", LOOPS)

@@ -1,6 +1,7 @@
 """The functions and schedulers that a loop calls beside its module and its optimizer, for the time of a `with`."""
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -16,10 +17,10 @@ from torch.optim.optimizer import Optimizer
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Line, Scaled
-from wholestep.audit.pytorch.graph import SCALES, leads, roots_of
+from wholestep.audit.pytorch.graph import MOST, SCALES, leads, roots_of
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import FUNCTIONS, Loss, has_form, has_last
-from wholestep.audit.pytorch.state import array, is_transformed, replaced, trained
+from wholestep.audit.pytorch.state import array, is_transformed, rate_of, replaced, trained
 from wholestep.audit.source import line_here
 from wholestep.audit.steps import Schedule
 
@@ -38,7 +39,7 @@ _OF_EPOCHS = (
     "ExponentialLR",
     "ReduceLROnPlateau",
 )  # schedules whose numbers are mostly those of epochs
-_FAR = 0.01  # of the first rate: such a rate trains no more
+_FAR, _SOON = 0.01, 200  # of the first rate: such a rate trains no more; updates in which a schedule of epochs has it
 _ZEROED = "only the last microbatch", "first microbatch lost", "last microbatch lost", "last window dropped"
 _CLIPPED = "clip per microbatch", "clip before unscale"
 _SCHEDULED = "schedule by microbatch", "schedule one ahead"
@@ -51,6 +52,7 @@ class Calls:
     Attributes:
         losses: by their text, the losses of which a gradient may be taken.
         is_whole: whether each gradient by the outputs was that of such a loss of them alone, times a number.
+        is_scaled: whether one was multiplied or divided by a number.
         outputs: which of the module's outputs these are given; None for one that is changed before.
         targets: by the order of a pass, the labels that its loss was given.
         moves: of each move of a schedule: (the optimizer's steps before it, the rate before, the rate after).
@@ -62,10 +64,10 @@ class Calls:
         self.outputs: set[int | None] = set()
         self.targets: dict[int, np.ndarray] = {}
         self.moves: list[tuple[int, float, float]] = []
-        self.is_whole, self._is_given = True, False
+        self.is_whole, self.is_scaled, self._is_given = True, False, False
         self._depth, self._num_inside, self._schedulers = 0, 0, dict[int, Any]()
         self._lines: dict[str, Line] = {}  # the last one that clips, takes gradients, and so on
-        self._plain: list[tuple[Any, str]] = []  # of losses of the outputs: the node, the reduction
+        self._plain: deque[tuple[Any, str]] = deque(maxlen=MOST)  # of losses of the outputs: the node, the reduction
         self._scaled: tuple[Any, Any] = (None, None)  # of the last loss that was scaled: its node, and the loss's
         self._has_scale = self._clips_scaled = False  # whether the gradients have the scale, and had it when clipped
         self._divisors: list[bool] = []  # of sums: whether they are divided by the rows
@@ -115,7 +117,8 @@ class Calls:
         told = f"{next(iter(kinds))} makes a step in each update ({self._lines.get('schedule')}): the learning rate "
         told += f"falls from {first:.4g} to {last:.4g} in {len(at)} updates. If its numbers are those of epochs, call "
         told += "`scheduler.step()` once per epoch."
-        return (Likely(told) if last <= _FAR * first else told) if last < first else None
+        is_soon = any(after <= _FAR * first for *_, after in self.moves[:_SOON])
+        return (Likely(told) if is_soon else told) if last < first else None
 
     def _note(self, what: str) -> None:
         """Keep the line of the user's that calls here."""
@@ -130,7 +133,7 @@ class Calls:
             if self.log.is_open and (self.watcher.is_of(owner) or self._is_own(owner)):
                 self._note("zero")
                 if self.watcher.is_waiting:
-                    self.watcher.dropped = self._lines.get("zero")
+                    self.watcher.drop(self._lines.get("zero"))
             return zero(owner, *arguments, **others)
 
         return told
@@ -255,7 +258,9 @@ class Calls:
         losses, means = [n for n, _ in self._plain], [n for n, how in self._plain if how == "mean"]
         sums = [n for n, how in self._plain if how == "sum"]
         divided = [by for by, node in zip(are_by_rows, nodes, strict=True) if leads(node, sums, SCALES)]
-        is_one = any(leads(node, losses) or leads(node, means, SCALES) for node in nodes)
+        is_bare = any(leads(node, losses) for node in nodes)
+        is_one = is_bare or any(leads(node, means, SCALES) for node in nodes)
+        self.is_scaled |= is_one and not is_bare
         self._divisors += [any(divided)] * bool(sums and not is_one)
         self.is_whole &= is_one or bool(divided)
         self._plain.clear()
@@ -342,13 +347,13 @@ class Calls:
             if self._num_inside:
                 return step(scheduler, *arguments, **others)
             optimizer = scheduler.optimizer
-            before = float(optimizer.param_groups[0]["lr"])
+            before = rate_of(optimizer)
             result = self._silent(step)(scheduler, *arguments, **others)
             if self.log.is_open and self.watcher.is_own(optimizer):
                 self._schedulers[id(scheduler)] = scheduler
                 self._is_given |= bool(arguments or others)
                 self._note("schedule")
-                self.moves.append((self.watcher.num_steps(optimizer), before, float(optimizer.param_groups[0]["lr"])))
+                self.moves.append((self.watcher.num_steps(optimizer), before, rate_of(optimizer)))
             return result
 
         return told

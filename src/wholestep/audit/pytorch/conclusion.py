@@ -26,7 +26,10 @@ _FEW = 6  # passes by which labels are compared
 
 _NONE = "any update: no call of a trainable module of PyTorch with an optimizer step was seen"
 _NO_ROWS = "the data of {}: no pass has tensors of rows"
-_NO_LABELS = "the form of the loss: the script calls none of PyTorch's losses. Pass it: ws.audit.torch(..., loss=...)"
+_NO_LABELS = (
+    "the form of the loss: no call of a loss of PyTorch's of outputs and labels was seen. Pass it: "
+    "ws.audit.torch(..., loss=...)"
+)
 _COUNTED = (
     "The model is told to divide by {} items in update 1 (`num_items_in_batch`), and its batches have {} places whose "
     "next one is predicted: a first place has a label too, which nothing predicts."

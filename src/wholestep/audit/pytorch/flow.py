@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -19,12 +19,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import is_padded
 from wholestep.audit.pytorch.calls import clips, kinds, replaced
-from wholestep.audit.pytorch.graph import made_by, made_of, roots_of, scale_of
+from wholestep.audit.pytorch.graph import MOST, made_by, made_of, roots_of, scale_of
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.layers import NORMS, Parts, drifting, hidden, unheld
 from wholestep.audit.pytorch.ledger import Finding, Ledger, ids
 from wholestep.audit.pytorch.settings import Moves, decaying, grow
-from wholestep.audit.pytorch.state import array, is_transformed
+from wholestep.audit.pytorch.state import array, is_transformed, rate_of
 from wholestep.audit.source import is_of_user, line_here
 
 _OFF = (
@@ -77,7 +77,9 @@ class Flow:
         self._kept: list[str] = []  # names and lines of dropouts that are on in evaluations
         self._misfits: Counter[str] = Counter()
         self._weights: dict[tuple[float, ...], tuple[Counter[int], str]] = {}
-        self._of_losses: list[tuple[Any, float]] = []  # of the losses since the last gradient: node and value
+        self._of_losses: deque[tuple[Any, float]] = deque(
+            maxlen=MOST
+        )  # of the losses since the last gradient: node and value
         self._unconnected: list[tuple[float, str, str]] = []
         self._factors: dict[str, list[tuple[float, str]]] = {}
         self._trained: dict[int, str] = {}  # by module, the line of its last `train()`
@@ -194,6 +196,8 @@ class Flow:
                     nodes += [each for each, _ in node.next_functions]
                     if isinstance(leaf := getattr(node, "variable", None), Tensor):
                         self._leaves[id(leaf)] = leaf
+                        if not isinstance(leaf, nn.Parameter):
+                            self.ledger.read.add(str(line_here()))
 
     def _note_unconnected(self, root: Tensor) -> None:
         """Note the factor by which a loss without a gradient is in the one that a gradient is taken of."""
@@ -305,14 +309,14 @@ class Flow:
 
         @wraps(step)
         def told(scheduler: Any, *arguments: Any, **others: Any) -> Any:
-            before = float(scheduler.optimizer.param_groups[0]["lr"])
+            before = rate_of(scheduler.optimizer)
             result = step(scheduler, *arguments, **others)
             self._try(note, scheduler, before, next(iter((*arguments, *others.values())), np.nan))
             return result
 
         def note(scheduler: Any, before: float, given: Any) -> None:
             metric = float(given) if np.size(given) == 1 and not isinstance(given, str) else np.nan
-            moved = before - float(scheduler.optimizer.param_groups[0]["lr"])
+            moved = before - rate_of(scheduler.optimizer)
             if scheduler.last_epoch:  # else it is made
                 own = self._moves.setdefault(id(scheduler), Moves(scheduler))
                 own.line = str(line_here())

@@ -16,6 +16,7 @@ VIEWS = (
     "ToCopy",
 )  # for autograd
 SCALES = "Div", "Mul"
+MOST = 8  # losses since the last gradient that are kept, with their graphs
 
 
 def roots_of(arguments: tuple, others: dict[str, Any]) -> tuple[list[Any], tuple, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
@@ -14,21 +14,23 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Other
-from wholestep.audit.measure import all_same, in_part
+from wholestep.audit.measure import all_same
 from wholestep.audit.pytorch.beside import Beside
 from wholestep.audit.pytorch.state import (
     Nest,
     Own,
     Random,
-    Rates,
     Setting,
     array,
     bare,
+    grads_of,
     is_transformed,
     modes,
     own_loss,
+    rate_of,
     replaced,
     split,
+    states_of,
     tensors_of,
     trained,
     unpacked,
@@ -73,6 +75,7 @@ class _Begun:
     buffers: list[np.ndarray]
     setting: Setting
     is_cast: bool
+    is_kept: bool
 
 
 @dataclass
@@ -116,6 +119,7 @@ class Watcher:
     _left: list[Called] = field(default_factory=list)  # and before that, but for no step of the module
     _is_plain: bool = False
     _differentiated: set[int] = field(default_factory=set)
+    _thrown: set[int] = field(default_factory=set)  # of passes with a gradient by their inputs, since the last step
     _steps: dict[int, int] = field(default_factory=dict)
     _before: dict[int, tuple] = field(default_factory=dict)
     _others: list[Optimizer] = field(default_factory=list)  # kept, so that no two have one id
@@ -143,7 +147,7 @@ class Watcher:
         except BaseException:
             self.running.clear()
             raise
-        self.harmless(self._end)(kwargs, output)
+        self.harmless(self._end)(args, kwargs, output)
         return output
 
     def is_of(self, owner: Any) -> bool:
@@ -166,6 +170,7 @@ class Watcher:
     def _close(self) -> None:
         """Sort the log, and mark the passes of which a gradient was taken."""
         self.log.close()
+        self.latest = []
         called = [replace(each, differentiated=self._is_differentiated(each)) for each in self.log.called]
         self.log.called[:], self.log.applied[:] = called, together(self.log.applied, called)
         self.log.notes.update(dict.fromkeys(self._notes()))
@@ -210,20 +215,23 @@ class Watcher:
         is_cast = torch.is_autocast_enabled("cpu")
         cast = torch.get_autocast_dtype("cpu") if is_cast else None
         setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags, cast=cast)
-        params, buffers = ([array(v) for _, v in group] for group in (trained(module), untrained(module)))
         nest = unpacked((args, kwargs))
-        self.running.append(_Begun(nest, list(map(array, nest.leaves)), params, buffers, setting, is_cast))
+        leaves = list(map(array, nest.leaves))
+        is_kept = self.log.wants([leaves[i] for i in split(nest.leaves, self.num_inputs or len(leaves))[0]])
+        groups = (trained(module), untrained(module)) if is_kept else ([], [])
+        params, buffers = ([array(v) for _, v in group] for group in groups)
+        self.running.append(_Begun(nest, leaves, params, buffers, setting, is_cast, is_kept))
 
-    def _end(self, kwargs: dict, output: Any) -> None:
+    def _end(self, args: tuple, kwargs: dict, output: Any) -> None:
         if not self.running:
             return
         begun, out = self.running.pop(), unpacked(tensors_of(output))
         nest = begun.nest
         chosen, rest = split(nest.leaves, self.num_inputs or len(nest.leaves))
-        order, own = next(self.order), own_loss(kwargs, output)
+        order, own = next(self.order), own_loss(args, kwargs, output)
         if own is not None:
-            self.own[order] = own[1]
-            chosen = [i for i in chosen if nest.leaves[i] is not kwargs["labels"]]
+            self.own[order] = own[2]
+            chosen = [i for i in chosen if nest.leaves[i] is not own[1]]
             rest = [leaf.detach().clone() if i not in chosen else None for i, leaf in enumerate(nest.leaves)]
         inputs, pack = [begun.leaves[i] for i in chosen], nest.packed
 
@@ -231,8 +239,7 @@ class Watcher:
             own = dict(zip(chosen, leaves, strict=True))
             return pack([own.get(i, leaf) for i, leaf in enumerate(rest)])
 
-        is_kept = self.log.wants(inputs)
-        kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if is_kept else ([], [], [])
+        kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if begun.is_kept else ([], [], [])
         draws = not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch)
         nodes = [leaf.grad_fn for leaf in out.leaves]
         setting = replace(
@@ -243,9 +250,12 @@ class Watcher:
             has_graph=any(nodes),
             are_apart=len({*nodes} - {None}) < 2,
         )
-        is_through = any(leaf.requires_grad for leaf in nest.leaves)
         setting = replace(
-            setting, is_through=is_through, dtypes=tuple(nest.leaves[i].dtype for i in chosen), is_cast=begun.is_cast
+            setting,
+            is_through=any(leaf.requires_grad for leaf in nest.leaves),
+            dtypes=tuple(nest.leaves[i].dtype for i in chosen),
+            needs=tuple(nest.leaves[i].requires_grad for i in chosen),
+            is_cast=begun.is_cast,
         )
         called = Called(order, inputs, *kept, None, line_here(), setting=setting)
         self.log.add(called)
@@ -255,7 +265,7 @@ class Watcher:
         self.latest = [(leaf.grad_fn, leaf.shape) for leaf in out.leaves]
         for i, leaf in enumerate(out.leaves):
             if leaf.grad_fn is not None and (own is None or leaf is own[0]):
-                leaf.register_hook(self._heard(called, i))
+                leaf.register_hook(self.harmless(self._heard(called, i)))
 
     def note_cast(self) -> None:
         """Note that a `torch.autocast` begins, perhaps inside of a pass."""
@@ -273,7 +283,9 @@ class Watcher:
             self.is_waiting, self.num_heard = True, self.num_heard + 1
             if self.log.is_open and called.is_whole:
                 self.beside.note(called)
-                called.derivatives.setdefault(i, []).append(array(derivative))
+                with suppress(RuntimeError):  # many derivatives at once have no numbers
+                    found = array(derivative)
+                    called.derivatives.setdefault(i, []).append(found)
 
         return heard
 
@@ -292,12 +304,22 @@ class Watcher:
             self.log.notes[_LEFT] = None
         self._added.append(called)
 
+    def drop(self, line: Line | None) -> None:
+        """Note that a line throws away gradients before a step; of passes on adversarial rows' way they are not meant.
+
+        Such passes have a gradient by their inputs, of which the rows are made that the next one has without.
+        """
+        self.dropped = line
+        self._thrown |= {called.order for called in self._added if called.setting.is_through}
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.log.is_open or not self.is_own(optimizer):
             return
+        is_kept = self.log.wants_step(0) or len(args) > 1 or bool(kwargs)  # a closure runs passes inside
         self._before[id(optimizer)] = (
-            *self._states(optimizer),
-            self._grads(optimizer),
+            *states_of(self.module, optimizer, is_kept=is_kept),
+            grads_of(self.module, optimizer, is_kept=is_kept),
+            is_kept,
             (len(self.log.called), len(self.log.applied)),
         )
 
@@ -311,25 +333,29 @@ class Watcher:
             self._left, self._added = self._left + self._added, []
             self.log.add(Other(next(self.order)))
             return
+        if any(not called.setting.is_through for called in self._added):
+            self._differentiated -= self._thrown
+        self._thrown.clear()
         self.is_waiting, self._left, self._added = False, [], []
         if all(optimizer is not other for other in self.optimizers):
             self.optimizers.append(optimizer)
-        params, slots, rates, grads, (num_called, num_applied) = before
+        params, slots, rates, grads, is_kept, (num_called, num_applied) = before
         if len(self.log.applied) > num_applied:  # the step of an optimizer inside of it
             return
         inside = [called for called in self.log.called[num_called:] if called.order in self._differentiated]
         if inside:  # the closure has taken the gradient
-            grads = self._grads(optimizer)
-        params_after, slots_after, _ = self._states(optimizer)
+            grads = grads_of(self.module, optimizer, is_kept=True)
+        is_kept = is_kept and len(inside) < 2 and self.log.wants_step(0)
+        params_after, slots_after, _ = states_of(self.module, optimizer, is_kept=is_kept)
         count = self.num_steps(optimizer)
         self._steps[id(optimizer)] = count + 1
         states = grads, params, slots, params_after, slots_after
         if len(inside) > 1:
             self.log.unseen[_CLOSURE] = None
             self._differentiated -= {called.order for called in inside[1:]}
-        if len(inside) > 1 or not self.log.wants_step(0):
+        if not is_kept:
             states = [], [], [], [], []
-        rate = float(optimizer.param_groups[rates.places[0][0]]["lr"])
+        rate = rate_of(optimizer, rates.places[0][0])
         lost = tuple(i for _, _, i in rates.places if grads[i] is None)
         built = tuple(sorted(i for _, _, i in rates.places))
         self.log.add(
@@ -356,39 +382,6 @@ class Watcher:
         """Whether an optimizer moves a parameter of the module."""
         own = {id(p) for _, p in trained(self.module)}
         return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
-
-    def _grads(self, optimizer: Optimizer) -> list[np.ndarray | None]:
-        """Return the gradients that the optimizer has of the module's parameters, of large ones in part.
-
-        A fused step divides by the loss scale itself.
-        """
-        scale = getattr(optimizer, "grad_scale", None)
-        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        grads = [p.grad if id(p) in own else None for _, p in trained(self.module)]
-        grads = grads if scale is None else [None if g is None else g / scale for g in grads]
-        return [None if g is None else in_part([array(g)])[0] for g in grads]
-
-    def _states(self, optimizer: Optimizer) -> tuple[list[np.ndarray], list[np.ndarray], Rates]:
-        """Return (the module's parameters, the optimizer's slots of them, the rest)."""
-        own = {id(p): i for i, (_, p) in enumerate(trained(self.module))}
-        groups = optimizer.param_groups
-        every = [(g, at, p) for g, group in enumerate(groups) for at, p in enumerate(group["params"])]
-        places = [(g, at, own[id(p)]) for g, at, p in every if id(p) in own]
-        slots = [
-            (own[id(p)], name, value)
-            for _, _, p in every
-            if id(p) in own
-            for name, value in optimizer.state.get(p, {}).items()
-            if isinstance(value, Tensor | int | float)
-        ]
-        arrays = [in_part([array(v) if isinstance(v, Tensor) else np.asarray(v)])[0] for *_, v in slots]
-        options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        params = [in_part([array(p)])[0] for _, p in trained(self.module)]  # one after the other, for memory
-        return (
-            params,
-            arrays,
-            Rates(places, options, [(i, name, not isinstance(v, Tensor)) for i, name, v in slots]),
-        )
 
 
 def _recorded(call: Callable, live: list[Watcher]) -> Callable:

@@ -80,7 +80,10 @@ def unheld(watcher: Watcher, held: set[int]) -> Iterator[Finding]:
 
 def _set_at(part: nn.Module, name: str) -> str:
     """Return the line that sets an attribute of a module; "" if it is not found."""
-    file = type(part).forward.__code__.co_filename
+    code = getattr(getattr(type(part), "forward", None), "__code__", None)
+    if code is None:
+        return ""
+    file = code.co_filename
     texts = enumerate(linecache.getlines(file), start=1)
     found = next((i for i, text in texts if re.search(rf"\bself\.{name}\b[^=]*=", text)), 0)
     return f" ({Line(file, found)})" if found else ""

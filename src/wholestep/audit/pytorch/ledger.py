@@ -74,12 +74,13 @@ class Ledger:
         optimizers: those that have made steps, in the order of their first ones.
         zeroed: the line that has set gradients to zero last.
         scale: by which the last loss was multiplied.
+        read: the lines of backward passes that take gradients of other tensors too, as of inputs.
         made: by optimizer, the line that has made it.
     """
 
     def __init__(self) -> None:
         self.optimizers: list[Optimizer] = []
-        self.zeroed, self.made = "", dict[int, Line]()
+        self.zeroed, self.read, self.made = "", set[str](), dict[int, Line]()
         self.scale = 1.0
         self._params: dict[int, nn.Parameter] = {}
         self._held: dict[int, _Held] = {}
@@ -194,7 +195,7 @@ class Ledger:
                 told = Likely(_CLIPPED.format(self._line_of_clip, self.scale))
                 found.append((told.of("clip before unscale"), own))
         self.settle()
-        for line in dict.fromkeys(take.line for take in self._takes):
+        for line in dict.fromkeys(take.line for take in self._takes if take.line not in self.read):
             takes = [take for take in self._takes if take.line == line]
             thrown = [take for take in takes if take.lost == take.reached and not (take.is_used or take.is_read)]
             at = [i for i, take in enumerate(takes) if any(take is each for each in thrown)]

@@ -299,8 +299,9 @@ def meant(loss: Any) -> Loss | Function:
 
 
 def first_of(outputs: Any) -> Tensor:
-    """Return the first floating tensor of a model's output."""
-    return next(leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point())
+    """Return the first floating tensor of a model's output, one with rows if there is any."""
+    leaves = [leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point()]
+    return next((leaf for leaf in leaves if leaf.ndim), leaves[0])
 
 
 def _are_classes_last(out: Tensor, labels: Tensor) -> bool:

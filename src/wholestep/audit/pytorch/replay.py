@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from wholestep.audit.found import Found, Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Values
@@ -24,6 +25,7 @@ from wholestep.audit.pytorch.state import (
     Setting,
     array,
     modes,
+    replaced,
     set_modes,
     tensors_of,
     trained,
@@ -293,7 +295,10 @@ class Replay(Port):
         set_modes(model, _modes(setting.modes, training=training))
         inputs = list(map(_tensor, called.inputs))
         if setting.dtypes:
-            inputs = [leaf.to(dtype) for leaf, dtype in zip(inputs, setting.dtypes, strict=True)]
+            inputs = [
+                leaf.to(dtype).requires_grad_(needs)
+                for leaf, dtype, needs in zip(inputs, setting.dtypes, setting.needs, strict=True)
+            ]
         arguments, named = setting.packed(inputs)
         setting.random.set()
         if setting.is_cast:
@@ -301,7 +306,8 @@ class Replay(Port):
         cast = torch.autocast("cpu", setting.cast or torch.bfloat16, enabled=setting.cast is not None)
         has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
         stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
-        with torch.enable_grad(), cast, stance:
+        direct = staticmethod(lambda run, _, *given: run(*given))  # as `autograd.grad` does not go through checkpoints
+        with torch.enable_grad(), cast, stance, replaced(CheckpointFunction, "apply", direct):
             out = unpacked(tensors_of(model(*arguments, **named)))
         after = [array(value) for _, value in untrained(model)]
         leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them

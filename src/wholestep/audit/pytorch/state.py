@@ -2,16 +2,18 @@
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from wholestep.audit.log import Line, Values
+from wholestep.audit.measure import in_part
 
 
 class Random(NamedTuple):
@@ -38,7 +40,7 @@ class Setting:
     """All that a forward pass needs beside its values: the arguments' structure, the modes, the random state.
 
     `flags`: which parameters were set to be trained, by the order of `named_parameters`; `dtypes`: of the
-    inputs; `output`: packs the leaves of the output;
+    inputs; `needs`: which of them require a gradient; `output`: packs the leaves of the output;
     `lines`: that call a loss after the pass, or `backward`;
     `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
     `are_apart`: whether no output can be made of another, as all come from one operation;
@@ -51,6 +53,7 @@ class Setting:
     random: Random
     flags: tuple[bool, ...]
     dtypes: tuple[torch.dtype, ...] = ()
+    needs: tuple[bool, ...] = ()
     output: Callable[[list], Any] = list
     has_graph: bool = False
     draws: bool = False
@@ -116,7 +119,7 @@ class Nest(NamedTuple):
 
 
 def unpacked(nest: Any) -> Nest:
-    """Take tensors out of tuples, lists and dicts; a dict's come in the order of its names.
+    """Take tensors out of tuples, lists, mappings and dataclasses; a mapping's come in the order of its names.
 
     >>> nest = unpacked({"b": torch.ones(1), "a": (torch.zeros(1), 5)})
     >>> nest.leaves, nest.packed([1, 2])
@@ -125,7 +128,7 @@ def unpacked(nest: Any) -> Nest:
     kind: Any = type(nest)  # and no tensor is kept
     if isinstance(nest, Tensor):
         return Nest(lambda leaves: leaves[0], [nest])
-    if isinstance(nest, dict):
+    if isinstance(nest, Mapping):
         names, order = sorted(nest, key=str), [*nest]
         parts = unpacked([nest[name] for name in names])
 
@@ -146,13 +149,24 @@ def unpacked(nest: Any) -> Nest:
             return kind(*found) if hasattr(kind, "_fields") else kind(found)
 
         return Nest(as_sequence, [leaf for part in every for leaf in part.leaves])
+    if is_dataclass(nest) and not isinstance(nest, type):
+        names = [each.name for each in fields(nest)]
+        parts = unpacked([getattr(nest, name) for name in names])
+
+        def as_object(leaves: list) -> Any:
+            new = object.__new__(kind)
+            for name, value in zip(names, parts.packed(leaves), strict=True):
+                object.__setattr__(new, name, value)
+            return new
+
+        return Nest(as_object, parts.leaves)
     return Nest(lambda leaves: nest, [])
 
 
 def bare(module: nn.Module) -> nn.Module:
     """Return the module inside of `torch.compile` and of modules for several devices, which has the same parameters."""
     is_parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    inner = module.module if is_parallel else module._modules.get("_orig_mod")
+    inner = module.module if is_parallel else getattr(module, "_orig_mod", None)
     return module if inner is None else bare(inner)
 
 
@@ -168,7 +182,8 @@ def split(leaves: list[Tensor], num: int) -> tuple[list[int], list[Tensor]]:
     >>> split([torch.ones(4, 2), torch.ones(1, 2), torch.ones(4)], 1)
     ([0], [None, tensor([[1., 1.]]), tensor([1., 1., 1., 1.])])
     """
-    alike = [i for i, leaf in enumerate(leaves) if leaf.ndim and leaves[0].ndim and len(leaf) == len(leaves[0])]
+    num_rows = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
+    alike = [i for i, leaf in enumerate(leaves) if leaf.ndim and len(leaf) == num_rows]
     chosen = alike[:num] if len(leaves) > num else [*range(len(leaves))]
     return chosen, [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(leaves)]
 
@@ -200,15 +215,20 @@ def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
         part.training = is_training
 
 
-def own_loss(given: dict, output: Any) -> tuple[Tensor, Own] | None:
-    """Return the loss that a module computes itself of labels, and its numbers; None if it does not."""
-    numbers = [o for o in output if isinstance(o, Tensor) and not o.ndim] if isinstance(output, tuple) else []
-    labels, loss = given.get("labels"), output.get("loss") if isinstance(output, dict) else next(iter(numbers), None)
-    if not isinstance(labels, Tensor) or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
+def own_loss(args: tuple, given: dict, output: Any) -> tuple[Tensor, Tensor, Own] | None:
+    """Return the loss that a module computes itself of labels, the labels, and all in numbers; None if it does not."""
+    numbers = [o for o in output if isinstance(o, Tensor) and not o.ndim] if isinstance(output, tuple | list) else []
+    loss = output.get("loss") if isinstance(output, dict) else next(iter(numbers), None)
+    named = (given.get(name) for name in ("labels", "targets", "target"))
+    labels = next((value for value in named if isinstance(value, Tensor)), None)
+    if labels is None and len(args) == 2 and isinstance(args[1], Tensor) and not args[1].is_floating_point():
+        labels = args[1]
+    if labels is None or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
         return None
     num = given.get("num_items_in_batch")
     is_one = isinstance(num, int | float) or (isinstance(num, Tensor) and num.numel() == 1)
-    return loss, Own(array(labels), float(loss.detach()), float(num) if is_one else None)  # type: ignore[arg-type]
+    own = Own(array(labels), float(loss.detach()), float(num) if is_one else None)  # type: ignore[arg-type]
+    return loss, labels, own
 
 
 def tensors_of(output: Any) -> Any:
@@ -217,10 +237,59 @@ def tensors_of(output: Any) -> Any:
         own = {name: value for name, value in vars(output).items() if not name.startswith("_")}
         return {name: value for name, value in own.items() if isinstance(value, Tensor)}
     if isinstance(output, dict):
-        return type(output)({name: value for name, value in output.items() if unpacked(value).leaves})
+        own = {name: tensors_of(value) for name, value in output.items()}
+        return type(output)({name: value for name, value in own.items() if unpacked(value).leaves})
+    if type(output) in (tuple, list):
+        return type(output)(map(tensors_of, output))
     return output
 
 
 def is_transformed() -> bool:
     """Whether a function of `torch.func` runs: its tensors have no numbers that could be kept."""
     return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def rate_of(optimizer: Optimizer, group: int = 0) -> float:
+    """Return the learning rate of a group of an optimizer; NaN if it has none."""
+    rate = optimizer.param_groups[group].get("lr")
+    return float("nan") if rate is None else float(rate)
+
+
+def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> list[np.ndarray | None]:
+    """Return the gradients that the optimizer has of the module's parameters, of large ones in part.
+
+    A fused step divides by the loss scale itself.
+
+    Args:
+        is_kept: whether their numbers are needed; else each is empty.
+    """
+    scale = getattr(optimizer, "grad_scale", None)
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    grads = [p.grad if id(p) in own else None for _, p in trained(module)]
+    if not is_kept:
+        return [None if g is None else np.zeros(0) for g in grads]
+    grads = grads if scale is None else [None if g is None else g / scale for g in grads]
+    return [None if g is None else in_part([array(g)])[0] for g in grads]
+
+
+def states_of(
+    module: nn.Module, optimizer: Optimizer, *, is_kept: bool
+) -> tuple[list[np.ndarray], list[np.ndarray], Rates]:
+    """Return (the module's parameters, the optimizer's slots of them, the rest), without numbers if none are kept."""
+    own = {id(p): i for i, (_, p) in enumerate(trained(module))}
+    groups = optimizer.param_groups
+    every = [(g, at, p) for g, group in enumerate(groups) for at, p in enumerate(group["params"])]
+    places = [(g, at, own[id(p)]) for g, at, p in every if id(p) in own]
+    options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    if not is_kept:
+        return [], [], Rates(places, options, [])
+    slots = [
+        (own[id(p)], name, value)
+        for _, _, p in every
+        if id(p) in own
+        for name, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, Tensor | int | float)
+    ]
+    arrays = [in_part([array(v) if isinstance(v, Tensor) else np.asarray(v)])[0] for *_, v in slots]
+    params = [in_part([array(p)])[0] for _, p in trained(module)]  # one after the other, for memory
+    return params, arrays, Rates(places, options, [(i, name, not isinstance(v, Tensor)) for i, name, v in slots])

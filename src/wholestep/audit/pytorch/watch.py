@@ -37,7 +37,8 @@ _OTHER_AXIS = "the form of the loss: the rows are not the first axis of the outp
 _UNFIT = "the form of the loss: it does not take the outputs and labels of a pass ({})"
 _MANY = "the form of the loss: the loop calls several. Pass the one that is meant: loss=..."
 _NONE = (
-    "the form of the loss: the loop calls none of PyTorch's losses. Pass a function: loss=lambda outputs, labels: ..."
+    "the form of the loss: no call of a loss of PyTorch's of outputs and labels was seen. Pass a function: "
+    "loss=lambda outputs, labels: ..."
 )
 _OF_MODEL = "the form of the loss: the model computes it, and it is none that is known of its logits and labels"
 _SHARED = "the form of the loss: the losses of another module's steps go through this one. Pass its own: loss=..."
@@ -112,7 +113,8 @@ def close(
     model, log = watcher.module, watcher.log
     own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
     if data is None or (loss is None and watcher.is_shared):  # some rows are another module's
-        given = as_given(called_for(log), calls.targets)
+        labels_of = {order: each.labels for order, each in watcher.own.items()} or calls.targets
+        given = as_given(called_for(log), labels_of)
         data, by_pass = (given.x, given.y, None), given.by_pass
         why_unknown = why_unknown or ("" if given.has_labels else _NONE)
         report.taken.append(given.told)
@@ -134,7 +136,7 @@ def close(
 
     def case_of(objective: Any) -> Case:
         labels = None if isinstance(objective, LoopsOwn) else by_pass
-        how: dict[str, Any] = {"optimizer": own, "by_pass": labels, "is_heard": loss is None}
+        how: dict[str, Any] = {"optimizer": own, "by_pass": labels, "is_heard": loss is None and calls.is_scaled}
         return Case(Replay, model, data, objective, schedule, log, before, **how)
 
     def of_supposed(each: Supposed) -> Case:
@@ -222,7 +224,8 @@ def _known(
     """Return (the data with the weights that the loss shows, the objective), from the passes that were seen."""
     log, called = calls.log, next((each for each in calls.log.called if each.is_whole), None)
     own = [] if called is None else [called.outputs[i] for i in called.derivatives or range(len(called.outputs))]
-    if called is not None and any(out.shape[:1] != called.inputs[0].shape[:1] for out in own if out.ndim):
+    rows = called.inputs[0].shape[:1] if called is not None and called.inputs else None
+    if called is not None and (rows is None or any(out.shape[:1] != rows for out in own if out.ndim)):
         log.unseen[_OTHER_AXIS] = None
         return data, LoopsOwn()
     own_places = calls.outputs - {None}
@@ -284,7 +287,7 @@ def _check(model: Any) -> None:
     if not isinstance(model, nn.Module):
         must, attempt = "ws.audit.torch needs a PyTorch module.", "ws.audit.torch(model, data=(x, y), loss=loss_fn)."
         raise SpecificationError(message(must, type(model).__name__, attempt))
-    if type(model).forward is nn.Module.forward:
+    if getattr(type(model), "forward", None) is nn.Module.forward:
         must, attempt = (
             "The audit watches one module, which the loop calls.",
             "ws.audit.torch(model['part'], data=...).",
