@@ -557,6 +557,190 @@ def scripted_module():
     return model, (X, KIND), None, lambda: fit(model, lambda rows: cross_entropy(model(X[rows]), KIND[rows]))
 
 
+@loop(is_judged=None)
+def graph_without_data():
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(3, 4)
+
+        def forward(self, x, edges):
+            return self.dense(x).index_add(0, edges[0], x[edges[1]].sum(1, keepdim=True).expand(-1, 4))
+
+    model, edges, train = Graph(), torch.randint(NUM, (2, 40), generator=draw(11)), torch.arange(0, NUM, 2)
+    return model, None, None, lambda: fit(model, lambda _: cross_entropy(model(X, edges)[train], KIND[train]))
+
+
+@loop(is_judged=None)
+def sounds_of_different_lengths_without_data():
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+
+    def of(rows):
+        length = 5 + int(rows[0]) % 3
+        return cross_entropy(model(SERIES[rows].mT.repeat(1, 1, 2)[..., :length]), KIND[rows])
+
+    return model, None, None, lambda: fit(model, of)
+
+
+@loop(is_judged=None)
+def number_of_time_without_data():
+    class InTime(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(4, 1)
+
+        def forward(self, x, t):
+            return self.dense(torch.cat([x, t.expand(len(x), 1)], 1))
+
+    model = InTime()
+    return (
+        model,
+        None,
+        None,
+        lambda: fit(model, lambda rows: functional.mse_loss(model(X[rows], torch.tensor(0.3)), Y[rows])),
+    )
+
+
+@loop(told=["Is that meant?"])
+def number_on_the_loss_under_autocast():
+    model = mlp(1)
+
+    def of(rows):
+        with torch.autocast("cpu", torch.bfloat16):
+            return 100 * functional.mse_loss(model(X[rows]).float(), Y[rows])
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    return model, (X, Y), None, lambda: fit(model, of, optimizer=optimizer)
+
+
+@loop(is_judged=None)
+def learning_to_learn():
+    model, cross = mlp(), nn.CrossEntropyLoss()
+
+    def of(rows):
+        names, params = zip(*model.named_parameters(), strict=True)
+        near, far = rows.split(4)
+        grads = torch.autograd.grad(cross(model(X[near]), KIND[near]), params, create_graph=True)
+        fast = {name: p - 0.1 * g for name, p, g in zip(names, params, grads, strict=True)}
+        return cross(torch.func.functional_call(model, fast, (X[far],)), KIND[far])
+
+    return model, (X, KIND), cross, lambda: fit(model, of)
+
+
+@loop()
+def group_without_decay_for_other_names():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.norm, self.head = nn.Linear(3, 6, bias=False), nn.RMSNorm(6), nn.Linear(6, 1, bias=False)
+
+        def forward(self, x):
+            return self.head(self.norm(self.body(x)))
+
+    model, names = Scaled(), ("bias", "LayerNorm.weight")
+    own = [[p for n, p in model.named_parameters() if any(e in n for e in names) is out] for out in (False, True)]
+    groups = [{"params": own[0], "weight_decay": 0.01}, {"params": own[1], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    return (
+        model,
+        (X, Y),
+        None,
+        lambda: fit(model, lambda rows: functional.mse_loss(model(X[rows]), Y[rows]), optimizer=optimizer),
+    )
+
+
+class Marked(nn.Module):
+    """Computes its loss of labels among its named inputs, as BERT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 6), nn.Linear(6, 4)
+
+    def forward(self, input_ids, attention_mask, token_type_ids, labels=None):
+        mask = attention_mask[..., None]
+        scores = self.head(((self.table(input_ids) + token_type_ids[..., None]) * mask).sum(1) / mask.sum(1))
+        return {"scores": scores, "loss": functional.mse_loss(scores[:, :1], labels)}
+
+
+MARKED = {
+    "input_ids": TEXT,
+    "attention_mask": torch.ones(NUM, 7, dtype=torch.long),
+    "token_type_ids": torch.zeros(NUM, 7, dtype=torch.long),
+}
+
+
+@loop(is_judged=False, told=["Nothing found"])
+def labels_among_the_named_inputs():
+    model = Marked()
+
+    def of(rows):
+        return model(**{name: part[rows] for name, part in MARKED.items()}, labels=Y[rows])["loss"]
+
+    return model, (MARKED, Y), None, lambda: fit(model, of)
+
+
+@loop(is_judged=False, told=["Nothing found"])
+def dataset_of_dicts():
+    model, items = Marked(), [{**{n: part[i] for n, part in MARKED.items()}, "labels": Y[i]} for i in range(NUM)]
+
+    def of(rows):
+        chosen = [items[i] for i in rows]
+        return model(**{name: torch.stack([item[name] for item in chosen]) for name in items[0]})["loss"]
+
+    return model, Items(items), None, lambda: fit(model, of)
+
+
+class Items(torch.utils.data.Dataset):
+    """Holds items."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+class Focal(nn.Module):
+    """A criterion as many users write it."""
+
+    def forward(self, outputs, labels):
+        cross = cross_entropy(outputs, labels, reduction="none")
+        return ((1 - torch.exp(-cross)) ** 2 * cross).mean()
+
+
+@loop(told=["loss: Focal"])
+def criterion_of_the_users():
+    model, focal = mlp(), Focal()
+    return model, (X, KIND), None, lambda: fit(model, lambda rows: focal(model(X[rows]), KIND[rows]))
+
+
+@loop(told=["loss: Quantile"])
+def criterion_of_the_users_in_windows():
+    class Quantile(nn.Module):
+        def forward(self, outputs, labels):
+            off = labels - outputs
+            return torch.maximum(0.9 * off, -0.1 * off).mean()
+
+    model, quantile = mlp(1), Quantile()
+
+    def of(rows):
+        for part in rows.split(4)[:-1]:
+            (quantile(model(X[part]), Y[part]) / 2).backward()
+        return quantile(model(X[rows.split(4)[-1]]), Y[rows.split(4)[-1]]) / 2
+
+    def train():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for rows in batches():
+            optimizer.zero_grad()
+            of(rows).backward()
+            optimizer.step()
+
+    return model, (X, Y), None, train
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_it_has_no_fault(name):
     make, expected = LOOPS[name]
@@ -570,3 +754,32 @@ def test_it_has_no_fault(name):
         assert report.is_judged is is_judged, report
     for told in expected.get("told", ()):
         assert told in str(report), report
+
+
+def test_an_error_of_the_loop_accuses_nothing():
+    def stopped():
+        functional.cross_entropy(model(X), KIND).backward()
+        raise TypeError("stopped")
+
+    model = mlp()
+    watched = ws.audit.torch(model, (X, KIND))
+    with pytest.raises(TypeError, match="stopped"), watched as report:
+        stopped()
+    assert not report.causes, report
+    assert not report.has_likely, report
+
+
+def test_an_error_of_the_audit_does_not_replace_the_loops(monkeypatch):
+    monkeypatch.setattr("wholestep.audit.pytorch.watch.close", lambda *_, **__: 1 / 0)
+    with pytest.raises(TypeError, match="stopped"), ws.audit.torch(mlp(), (X, KIND)):
+        raise TypeError("stopped")
+
+
+def test_no_loss_is_searched_for_after_the_user_has_interrupted_the_loop(monkeypatch):
+    searched = []
+    monkeypatch.setattr("wholestep.audit.pytorch.watch.supposed", lambda *_: searched.append(1))
+    for error, num in ((KeyboardInterrupt, 0), (TypeError, 1)):
+        with pytest.raises(error), ws.audit.torch(mlp(), (X, KIND)) as report:
+            raise error
+        assert len(searched) == num
+        assert not report.causes

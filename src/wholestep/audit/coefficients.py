@@ -362,7 +362,8 @@ def _names_of_scale(bases: list[Basis], factors: np.ndarray) -> tuple[str, ...]:
         at = {"loss scale left in": middle, "loss not scaled": 1 / middle if middle else 0.0}
         fits = meant.replay.tolerance.differs
         return tuple(name for name, factor in at.items() if any(abs(factor / s - 1) <= fits for s in meant.scales))
-    if not (meant.replay.is_half or meant.is_scaled) or middle <= 0:
+    is_scaled = meant.is_scaled or (meant.replay.is_half and not meant.replay.hears_scales)
+    if not is_scaled or middle <= 0:
         return ()
     if middle >= _LEAST_SCALE:
         return ("loss scale left in",)

@@ -241,8 +241,9 @@ def noted(finding: Found, loss: str, evidence: list[Evidence], width: int, *, is
 
 def of_a_number(finding: Finding, evidence: list[Evidence]) -> Finding:
     """Return a finding as a note if it is a number on the whole loss that the loop calls, the same in all updates."""
-    shares = [e.share for e in evidence if e.without > e.meant.replay.tolerance.differs]
-    is_one = bool(shares) and len(shares) == len(evidence) and np.ptp(shares) <= SOLVED * max(shares)
+    differs = evidence[0].meant.replay.tolerance.differs if evidence else 0.0
+    shares = [e.share for e in evidence if e.without > differs]
+    is_one = bool(shares) and len(shares) == len(evidence) and np.ptp(shares) <= max(differs, SOLVED) * max(shares)
     if not isinstance(finding, Found) or finding.is_listed or not is_one or not all(e.is_along for e in evidence):
         return finding
     return f"The loop multiplies its loss by {shares[0]:.4g}. Is that meant?"

@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, autograd, nn
 from torch.amp import GradScaler
 from torch.nn import functional
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Line, Scaled
 from wholestep.audit.pytorch.graph import MOST, SCALES, leads, roots_of
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.losses import FUNCTIONS, Loss, has_form, has_last
-from wholestep.audit.pytorch.state import array, is_transformed, rate_of, replaced, trained
+from wholestep.audit.pytorch.losses import FUNCTIONS, Function, Loss, has_form, has_last
+from wholestep.audit.pytorch.schedules import Schedules
+from wholestep.audit.pytorch.state import array, is_transformed, of_torch, replaced, trained
 from wholestep.audit.source import line_here
-from wholestep.audit.steps import Schedule
 
 _CLIPPED_LATE = Likely(
     "The gradients are clipped after the optimizer step, and not used any more. Clip between `loss.backward()` and "
@@ -32,14 +31,6 @@ _CLIPPED_EARLY = Likely(
     "The gradients are clipped when there are none, and then taken: nothing is clipped. Clip between `loss.backward()` "
     "and `optimizer.step()`."
 )
-_FEW = 3  # updates by which a schedule is judged
-_OF_EPOCHS = (
-    "StepLR",
-    "MultiStepLR",
-    "ExponentialLR",
-    "ReduceLROnPlateau",
-)  # schedules whose numbers are mostly those of epochs
-_FAR, _SOON = 0.01, 200  # of the first rate: such a rate trains no more; updates in which a schedule of epochs has it
 _ZEROED = "only the last microbatch", "first microbatch lost", "last microbatch lost", "last window dropped"
 _CLIPPED = "clip per microbatch", "clip before unscale"
 _SCHEDULED = "schedule by microbatch", "schedule one ahead"
@@ -55,17 +46,16 @@ class Calls:
         is_scaled: whether one was multiplied or divided by a number.
         outputs: which of the module's outputs these are given; None for one that is changed before.
         targets: by the order of a pass, the labels that its loss was given.
-        moves: of each move of a schedule: (the optimizer's steps before it, the rate before, the rate after).
     """
 
     def __init__(self, watcher: Watcher):
         self.watcher, self.log = watcher, watcher.log
-        self.losses: dict[str, Loss] = {}
+        self.losses: dict[str, Loss | Function] = {}
         self.outputs: set[int | None] = set()
         self.targets: dict[int, np.ndarray] = {}
-        self.moves: list[tuple[int, float, float]] = []
-        self.is_whole, self.is_scaled, self._is_given = True, False, False
-        self._depth, self._num_inside, self._schedulers = 0, 0, dict[int, Any]()
+        self.schedules = Schedules(watcher)
+        self.is_whole, self.is_scaled = True, False
+        self._depth = 0
         self._lines: dict[str, Line] = {}  # the last one that clips, takes gradients, and so on
         self._plain: deque[tuple[Any, str]] = deque(maxlen=MOST)  # of losses of the outputs: the node, the reduction
         self._scaled: tuple[Any, Any] = (None, None)  # of the last loss that was scaled: its node, and the loss's
@@ -82,13 +72,12 @@ class Calls:
                 now = getattr(functional, function.__name__)
                 told = self._loss(getattr(now, "direct", now), kind)
                 stack.enter_context(replaced(functional, function.__name__, told))
+            stack.enter_context(replaced(nn.Module, "__call__", self._judging(nn.Module.__call__)))
             for name in ("backward", "grad"):
                 taking = self._taking(getattr(autograd, name), is_result=name == "grad")
                 stack.enter_context(replaced(autograd, name, taking))
-            for kind in kinds(LRScheduler):
-                for name, how in (("step", self._move), ("_initial_step", self._silent)):
-                    if name in vars(kind):
-                        stack.enter_context(replaced(kind, name, how(vars(kind)[name])))
+            for kind, name, told in self.schedules.replacements():
+                stack.enter_context(replaced(kind, name, told))
             for name, of in (("scale", self._scaling), ("unscale_", self._unscaling), ("step", self._checked)):
                 stack.enter_context(replaced(GradScaler, name, of(getattr(GradScaler, name))))
             stack.enter_context(replaced(torch.autocast, "__enter__", self._casting(torch.autocast.__enter__)))
@@ -101,24 +90,11 @@ class Calls:
     def _close(self) -> None:
         """Write the lines of causes, and the note on a rate that falls."""
         of, lines = self._lines, dict.fromkeys(_ZEROED, self.watcher.dropped)
-        lines |= dict.fromkeys(_SCHEDULED, of.get("schedule")) | dict.fromkeys(_CLIPPED, of.get("clip"))
+        lines |= dict.fromkeys(_SCHEDULED, self.schedules.line) | dict.fromkeys(_CLIPPED, of.get("clip"))
         lines |= {"not reset": of.get("zero", of.get("take")), "inference mode": of.get("eval")}
         self.log.lines.update({name: line for name, line in lines.items() if line is not None})
-        if (fall := self._fall()) is not None:
+        if (fall := self.schedules.fall()) is not None:
             self.log.notes[fall] = None
-
-    def _fall(self) -> str | None:
-        """Return the note on a schedule of epochs that moves in each update, and lets the rate fall."""
-        kinds = {type(each).__name__ for each in self._schedulers.values()}
-        at = {steps for steps, *_ in self.moves}
-        if len(kinds) != 1 or not kinds <= {*_OF_EPOCHS} or len(at) < _FEW or len(at) < max(at) - min(at):
-            return None
-        first, last = self.moves[0][1], self.moves[-1][2]
-        told = f"{next(iter(kinds))} makes a step in each update ({self._lines.get('schedule')}): the learning rate "
-        told += f"falls from {first:.4g} to {last:.4g} in {len(at)} updates. If its numbers are those of epochs, call "
-        told += "`scheduler.step()` once per epoch."
-        is_soon = any(after <= _FAR * first for *_, after in self.moves[:_SOON])
-        return (Likely(told) if is_soon else told) if last < first else None
 
     def _note(self, what: str) -> None:
         """Keep the line of the user's that calls here."""
@@ -149,20 +125,6 @@ class Calls:
             return evaluate(module)
 
         return told
-
-    def schedule(self) -> Schedule | None:
-        """Return the rates by update, if a schedule moves in each update, but at another place or more than once.
-
-        The schedule that moves once for each update after the optimizer's step is right, and so is one that moves after
-        each pass: None for these, and for one that is given a number or a metric, and does not count its steps.
-        """
-        at = [steps for steps, *_ in self.moves]
-        counts = [at.count(step) for step in range(max(at, default=0))]  # of the updates that are over
-        is_right = counts[:1] == [0] and set(counts[1:]) == {1}
-        if len(counts) < _FEW or not all(counts[1:]) or is_right or len(self._schedulers) > 1 or self._is_given:
-            return None
-        rates = [self.moves[0][1], *(after for *_, after in self.moves)]
-        return lambda number: rates[min(number, len(rates) - 1)]
 
     def _clip(self, clip: Callable) -> Callable:
         """Return a clip that notes whether the step that it is for has already been made."""
@@ -207,8 +169,7 @@ class Calls:
         self.watcher.note_line()
         bound.apply_defaults()
         given = {name: value for name, value in bound.arguments.items() if value is not None}
-        if self.log.called and self.log.called[-1].is_whole and isinstance(given.get("target"), Tensor):
-            self.targets.setdefault(self.log.called[-1].order, array(given["target"]))
+        self._keep_labels(given.get("target"))
         options = {name: value for name, value in given.items() if name not in ("input", "target")}
         if not has_form(kind, given["input"], options):
             self.is_whole = False
@@ -226,6 +187,49 @@ class Calls:
         self.losses.setdefault(f"{kind.__name__} {key}", loss)
         if at is not None:
             self._plain.append((result.grad_fn, loss.given.reduction))
+
+    def _judging(self, call: Callable) -> Callable:
+        """Return a call of modules by which the criteria of the user's are noted."""
+
+        @wraps(call)
+        def told(module: nn.Module, *arguments: Any, **others: Any) -> Any:
+            if others or len(arguments) != 2 or not self._is_criterion(module, *arguments):
+                return call(module, *arguments, **others)
+            self._depth += 1  # the functions that it calls are parts of it
+            try:
+                result = call(module, *arguments)
+            finally:
+                self._depth -= 1
+            self.watcher.harmless(self._note_criterion)(module, arguments[1], result)
+            return result
+
+        return of_torch(told)
+
+    def _is_criterion(self, module: nn.Module, outputs: Any, labels: Any) -> bool:
+        """Whether a module without parameters gets the output of the last pass and labels."""
+        if is_transformed() or self._depth or self.watcher.running or not self.log.is_open:
+            return False
+        if len(self.watcher.latest) != 1 or type(module).__module__.startswith("torch."):
+            return False
+        if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or labels.requires_grad:
+            return False
+        (node, _), *_ = self.watcher.latest
+        has_weights = any(True for _ in module.parameters())
+        return node is not None and not has_weights and leads(outputs.grad_fn, [node])
+
+    def _note_criterion(self, module: nn.Module, labels: Tensor, result: Any) -> None:
+        self.watcher.note_line()
+        if not isinstance(result, Tensor) or result.ndim or not result.requires_grad:
+            self.is_whole = False
+            return
+        self._keep_labels(labels)
+        self.outputs.add(0)
+        self.losses.setdefault(f"{type(module).__name__} {id(module)}", Function(module))
+        self._plain.append((result.grad_fn, "criterion"))
+
+    def _keep_labels(self, labels: Any) -> None:
+        if self.log.called and self.log.called[-1].is_whole and isinstance(labels, Tensor):
+            self.targets.setdefault(self.log.called[-1].order, array(labels))
 
     def _taking(self, take: Callable, *, is_result: bool) -> Callable:
         """Return a function that takes gradients, and notes whether they are of a loss of the outputs alone."""
@@ -259,7 +263,9 @@ class Calls:
         sums = [n for n, how in self._plain if how == "sum"]
         divided = [by for by, node in zip(are_by_rows, nodes, strict=True) if leads(node, sums, SCALES)]
         is_bare = any(leads(node, losses) for node in nodes)
-        is_one = is_bare or any(leads(node, means, SCALES) for node in nodes)
+        own = [n for n, how in self._plain if how == "criterion"]  # whose division by the rows may be the mean
+        whole = [node for by, node in zip(are_by_rows, nodes, strict=True) if not by]
+        is_one = is_bare or any(leads(n, means, SCALES) for n in nodes) or any(leads(n, own, SCALES) for n in whole)
         self.is_scaled |= is_one and not is_bare
         self._divisors += [any(divided)] * bool(sums and not is_one)
         self.is_whole &= is_one or bool(divided)
@@ -320,43 +326,11 @@ class Calls:
             node = node.next_functions[0][0]
         return any(abs(number * factor - 1) < 1e-6 for number in numbers for num in shapes for factor in (num, 1 / num))
 
-    def meant(self, loss: Loss) -> Loss | None:
+    def meant(self, loss: Loss | Function) -> Loss | Function | None:
         """Return the loss that is meant: the loop's loss, or its sum by the rows, if most are divided so; or None."""
         if not self.is_whole or not any(self._divisors):
             return loss if self.is_whole and not self._divisors else None
-        return loss.by_rows() if 2 * sum(self._divisors) > len(self._divisors) else None
-
-    def _silent(self, function: Callable) -> Callable:
-        """Return a function inside of which no step of a scheduler is noted: the first one, or those of its parts."""
-
-        @wraps(function)
-        def told(*arguments: Any, **others: Any) -> Any:
-            self._num_inside += 1
-            try:
-                return function(*arguments, **others)
-            finally:
-                self._num_inside -= 1
-
-        return told
-
-    def _move(self, step: Callable) -> Callable:
-        """Return the step of a schedule, of which the rates before and after are noted."""
-
-        @wraps(step)
-        def told(scheduler: Any, *arguments: Any, **others: Any) -> Any:
-            if self._num_inside:
-                return step(scheduler, *arguments, **others)
-            optimizer = scheduler.optimizer
-            before = rate_of(optimizer)
-            result = self._silent(step)(scheduler, *arguments, **others)
-            if self.log.is_open and self.watcher.is_own(optimizer):
-                self._schedulers[id(scheduler)] = scheduler
-                self._is_given |= bool(arguments or others)
-                self._note("schedule")
-                self.moves.append((self.watcher.num_steps(optimizer), before, rate_of(optimizer)))
-            return result
-
-        return told
+        return loss.by_rows() if isinstance(loss, Loss) and 2 * sum(self._divisors) > len(self._divisors) else None
 
 
 @contextmanager
@@ -378,13 +352,6 @@ def _looked_up_again(function: Callable) -> Callable:
 
     again.direct = function  # type: ignore[attr-defined]
     return again
-
-
-def kinds(base: Any) -> Iterator[Any]:
-    """Yield a class and all that are derived of it."""
-    yield base
-    for kind in base.__subclasses__():
-        yield from kinds(kind)
 
 
 def clips() -> Iterator[tuple[Any, str]]:

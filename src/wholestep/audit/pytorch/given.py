@@ -1,5 +1,6 @@
 """The data of a loop as its module and its loss were given them."""
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,11 @@ def as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
         return Data(np.zeros((1, 1)), np.zeros((1, 0)), None, "data: none, as the model is not called")
     num = len(called[0].inputs)
     alike = [c for c in called if len(c.inputs) == num and all(leaf.ndim for leaf in c.inputs)]
+    ends = Counter(tuple(leaf.shape[2:] for leaf in c.inputs) for c in alike)
+    if not ends:
+        return Data(np.zeros((1, 1)), np.zeros((1, 0)), None, "data: none, as the model is given no rows")
+    usual = ends.most_common(1)[0][0]
+    alike = [c for c in alike if tuple(leaf.shape[2:] for leaf in c.inputs) == usual]
     leaves = [np.concatenate(as_wide([c.inputs[i] for c in alike])) for i in range(num)]
     firsts = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))}
     kept = sorted(firsts.values())

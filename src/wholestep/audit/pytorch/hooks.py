@@ -26,6 +26,7 @@ from wholestep.audit.pytorch.state import (
     grads_of,
     is_transformed,
     modes,
+    of_torch,
     own_loss,
     rate_of,
     replaced,
@@ -36,30 +37,11 @@ from wholestep.audit.pytorch.state import (
     unpacked,
     untrained,
 )
+from wholestep.audit.pytorch.words import BARE, CUT, LEFT, OF_OTHERS, SEEDED, STEPLESS
 from wholestep.audit.source import line_here
 from wholestep.audit.windows import together
 
-_BARE = Likely(
-    "No parameter has a gradient when the optimizer makes its step, although gradients are taken: is `zero_grad()` "
-    "called between `backward()` and `step()`?"
-)
-_CUT = Likely(
-    "No gradient reaches the model: the loss is cut off from its outputs (`detach()`, `.item()`, `.data`, a new "
-    "`torch.tensor(...)`, `no_grad()`?), or `backward()` is missing."
-)
-_OF_OTHERS = Likely(
-    "Gradients are taken, and the optimizers that make steps have none of the model's parameters: were they made of "
-    "another model, or before this one was whole?"
-)
-_STEPLESS = Likely("Gradients are taken, and no optimizer makes a step: is `optimizer.step()` missing?")
-_SEEDED = Likely(
-    "Every forward pass begins with the same random state, so that each has the same dropout masks. Call "
-    "`torch.manual_seed` once, before the loop."
-)
-_LEFT = Likely(
-    "The gradients that a loss of another module's step leaves in this one are still there when its own are added. "
-    "Call `zero_grad()` of this module or its optimizer before its `backward()`."
-)
+_FUNCTIONAL = "passes with other weights than the module's (`functional_call`), and the gradients that go through them"
 _FEW = 3  # passes by which random states are compared
 _FAILED, _LONGEST = "the updates from one on: the audit has ended there with an error of its own ({})", 200
 _CLOSURE = "optimizer steps that run the model more than once, by a closure"
@@ -122,7 +104,6 @@ class Watcher:
     _thrown: set[int] = field(default_factory=set)  # of passes with a gradient by their inputs, since the last step
     _steps: dict[int, int] = field(default_factory=dict)
     _before: dict[int, tuple] = field(default_factory=dict)
-    _others: list[Optimizer] = field(default_factory=list)  # kept, so that no two have one id
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -193,14 +174,14 @@ class Watcher:
             and not self._differentiated
             and any(called.setting.has_graph for called in self.log.called)
         ):
-            yield _CUT
+            yield CUT
         elif self._differentiated and not self.log.applied and self._has_stayed():
-            yield _OF_OTHERS if self.log.has_others else _STEPLESS
+            yield OF_OTHERS if self.log.has_others else STEPLESS
         elif self._differentiated and steps and is_bare:
-            yield Likely(f"{_BARE} ({self.dropped})") if self.dropped else _BARE
+            yield Likely(f"{BARE} ({self.dropped})") if self.dropped else BARE
         own = [each.setting for each in self.log.called if each.differentiated and each.setting.draws]
         if len(own) >= _FEW and all(torch.equal(each.random.of_torch, own[0].random.of_torch) for each in own):
-            yield _SEEDED
+            yield SEEDED
 
     def _has_stayed(self) -> bool:
         """Whether no weight has moved."""
@@ -211,13 +192,17 @@ class Watcher:
         if not self.log.is_open:
             return
         module = self.module
+        if not all(isinstance(p, nn.Parameter) for p in module.parameters()):
+            self.log.unseen[_FUNCTIONAL] = None
+            self.log.is_open &= not torch.is_grad_enabled()  # the steps after it have gradients of it
+            return
         flags = tuple(p.requires_grad for p in module.parameters())
         is_cast = torch.is_autocast_enabled("cpu")
         cast = torch.get_autocast_dtype("cpu") if is_cast else None
         setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags, cast=cast)
         nest = unpacked((args, kwargs))
         leaves = list(map(array, nest.leaves))
-        is_kept = self.log.wants([leaves[i] for i in split(nest.leaves, self.num_inputs or len(leaves))[0]])
+        is_kept = self.log.wants([leaves[i] for i in split(nest.leaves, self.num_inputs or len(leaves))])
         groups = (trained(module), untrained(module)) if is_kept else ([], [])
         params, buffers = ([array(v) for _, v in group] for group in groups)
         self.running.append(_Begun(nest, leaves, params, buffers, setting, is_cast, is_kept))
@@ -227,12 +212,12 @@ class Watcher:
             return
         begun, out = self.running.pop(), unpacked(tensors_of(output))
         nest = begun.nest
-        chosen, rest = split(nest.leaves, self.num_inputs or len(nest.leaves))
         order, own = next(self.order), own_loss(args, kwargs, output)
         if own is not None:
             self.own[order] = own[2]
-            chosen = [i for i in chosen if nest.leaves[i] is not own[1]]
-            rest = [leaf.detach().clone() if i not in chosen else None for i, leaf in enumerate(nest.leaves)]
+        known = [i for i, leaf in enumerate(nest.leaves) if own is None or leaf is not own[1]]
+        chosen = [known[i] for i in split([nest.leaves[i] for i in known], self.num_inputs or len(known))]
+        rest = [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(nest.leaves)]
         inputs, pack = [begun.leaves[i] for i in chosen], nest.packed
 
         def packed(leaves: list) -> Any:
@@ -301,7 +286,7 @@ class Watcher:
         self.is_shared |= is_shared
         has_some = any(p.grad is not None and bool(p.grad.any()) for _, p in trained(self.module))
         if has_some and (is_shared or any(each is called for each in left)):
-            self.log.notes[_LEFT] = None
+            self.log.notes[LEFT] = None
         self._added.append(called)
 
     def drop(self, line: Line | None) -> None:
@@ -328,7 +313,6 @@ class Watcher:
         if not self.log.is_open or getattr(optimizer, "found_inf", False):  # a fused step that was skipped
             return
         if before is None:
-            self._others.append(optimizer)
             self.log.has_others = True
             self._left, self._added = self._left + self._added, []
             self.log.add(Other(next(self.order)))
@@ -352,6 +336,9 @@ class Watcher:
         states = grads, params, slots, params_after, slots_after
         if len(inside) > 1:
             self.log.unseen[_CLOSURE] = None
+            for called in inside:
+                for kept in (called.params, called.buffers, called.outputs, called.derivatives):
+                    kept.clear()  # type: ignore[attr-defined]
             self._differentiated -= {called.order for called in inside[1:]}
         if not is_kept:
             states = [], [], [], [], []
@@ -393,6 +380,4 @@ def _recorded(call: Callable, live: list[Watcher]) -> Callable:
             return call(module, *args, **kwargs)
         return live[0].run(call, module, args, kwargs)
 
-    home = nn.Module.forward.__code__.co_filename  # else `torch.compile` takes it for a function of the user's
-    called.__code__ = called.__code__.replace(co_filename=home)  # type: ignore[attr-defined]
-    return called
+    return of_torch(called)

@@ -69,6 +69,7 @@ class Replay(Port):
     )
     incomplete = "It must be made of `model.parameters()` once the model is whole."
     losses = families
+    hears_scales = True
 
     def __init__(
         self, model: nn.Module, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None

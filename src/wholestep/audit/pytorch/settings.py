@@ -96,4 +96,4 @@ def decaying(optimizer: Optimizer, norms: set[int], line: Line | None) -> Iterat
     every = [p for group in optimizer.param_groups for p in group["params"] if group.get("weight_decay")]
     if is_empty and (vectors := [p for p in every if p.ndim < 2]):
         told = _EMPTY.format(many(len(vectors), "vector, as biases are,", "vectors, as biases are,"), line)
-        yield Likely(told), {*map(id, vectors)}
+        yield told if {*map(id, vectors)} <= norms else Likely(told), {*map(id, vectors)}

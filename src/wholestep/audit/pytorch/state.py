@@ -101,6 +101,13 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
+def of_torch(function: Callable) -> Callable:
+    """Return a function that `torch.compile` takes for one of PyTorch's, and not of the user's."""
+    home = nn.Module.forward.__code__.co_filename
+    function.__code__ = function.__code__.replace(co_filename=home)  # type: ignore[attr-defined]
+    return function
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """Inside, draws move no random state of the user's."""
@@ -176,16 +183,14 @@ def array(tensor: Tensor) -> np.ndarray:
     return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
 
 
-def split(leaves: list[Tensor], num: int) -> tuple[list[int], list[Tensor]]:
-    """Return (which tensors have rows, as many as `num` at most, the others as copies or None in the place of those).
+def split(leaves: list[Tensor], num: int) -> list[int]:
+    """Return which tensors have rows, as many as `num` at most.
 
     >>> split([torch.ones(4, 2), torch.ones(1, 2), torch.ones(4)], 1)
-    ([0], [None, tensor([[1., 1.]]), tensor([1., 1., 1., 1.])])
+    [0]
     """
     num_rows = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
-    alike = [i for i, leaf in enumerate(leaves) if leaf.ndim and len(leaf) == num_rows]
-    chosen = alike[:num] if len(leaves) > num else [*range(len(leaves))]
-    return chosen, [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(leaves)]
+    return [i for i, leaf in enumerate(leaves) if leaf.ndim and len(leaf) == num_rows][:num]
 
 
 def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

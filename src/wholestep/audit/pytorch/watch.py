@@ -1,14 +1,13 @@
 """`ws.audit.torch`: a loop runs under PyTorch's hooks, and a report names its faults."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import Dataset, TensorDataset
 
 from wholestep import tree
 from wholestep.audit.found import Likely
@@ -16,17 +15,19 @@ from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log, room
 from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.calls import Calls
+from wholestep.audit.pytorch.data import rows_of, weighed
 from wholestep.audit.pytorch.flow import Flow
 from wholestep.audit.pytorch.given import as_given, called_for
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, Objective, meant
 from wholestep.audit.pytorch.models_own import ModelsOwn
 from wholestep.audit.pytorch.replay import Replay
-from wholestep.audit.pytorch.state import array, bare, trained, unpacked, untouched, values
+from wholestep.audit.pytorch.state import bare, trained, untouched, values
 from wholestep.audit.pytorch.supposing import Known, Supposed, notes, supposed
+from wholestep.audit.pytorch.words import CUT, OF_OTHERS, STEPLESS
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule, scheduled
-from wholestep.audit.stop import COMMAND
+from wholestep.audit.stop import COMMAND, Enough
 from wholestep.audit.windows import Piece, Rows
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
@@ -65,7 +66,7 @@ def watched(
     model = bare(model) if isinstance(model, nn.Module) else model
     _check(model)
     told = None if loss is None else meant(loss)
-    given = None if data is None else _weighed(rows_of(data), told)
+    given = None if data is None else weighed(rows_of(data), told)
     schedule = None if learning_rate is None else scheduled(learning_rate)
     log, report = Log(), Report()
     before = values(model).params
@@ -78,10 +79,16 @@ def watched(
     try:
         with watcher.on(), calls.on(), flow.on():
             yield report
-    except BaseException as error:
+    except (Exception, Enough, KeyboardInterrupt) as error:
         log.unseen[f"the rest of the loop: it ended with {type(error).__name__}"] = None
-        flow.share([watcher])
-        close(report, watcher, calls, given, before, told, schedule)
+        for note in (
+            (CUT, STEPLESS, OF_OTHERS) if not isinstance(error, Enough) else ()
+        ):  # of loops that came to their end
+            log.notes.pop(note, None)
+        is_waiting = isinstance(error, KeyboardInterrupt)  # the user, for the prompt
+        with suppress(Exception):  # else it would hide the loop's error
+            flow.share([watcher])
+            close(report, watcher, calls, given, before, told, schedule, has_time=not is_waiting)
         raise
     flow.share([watcher])
     close(report, watcher, calls, given, before, told, schedule).ended = values(model)
@@ -99,6 +106,7 @@ def close(
     by_pass: ByPass | None = None,
     why_unknown: str = "",
     labels: dict[str, np.ndarray] | None = None,
+    has_time: bool = True,
 ) -> Case:
     """Close a report with its case, and return it.
 
@@ -108,6 +116,7 @@ def close(
         schedule: the learning rate that is meant; None for that of the loop's schedule.
         by_pass: the labels by the order of a pass.
         why_unknown: why the labels of the loss are not known; "" if they are.
+        has_time: whether the loss may be searched for, which takes seconds.
         labels: the arrays that may hold the labels of an unknown loss, by name; None for those of the data.
     """
     model, log = watcher.module, watcher.log
@@ -120,7 +129,9 @@ def close(
         report.taken.append(given.told)
     _try(model, data, log)
     log.notes.update(dict.fromkeys(watcher.beside.carried(log, Rows(data[0]))))
-    unseen, others = [*log.unseen], labels if labels is not None else _named(data[1])
+    unseen, others = [*log.unseen], labels
+    if others is None:
+        others = _named(data[1]) if by_pass is None else {}
     with untouched():
         if why_unknown:
             log.unseen[why_unknown] = None
@@ -132,7 +143,7 @@ def close(
             objective = LoopsOwn()
         else:
             data, objective = _known(loss, data, calls, report, by_pass)
-    schedule = schedule or calls.schedule()
+    schedule = schedule or calls.schedules.rates()
 
     def case_of(objective: Any) -> Case:
         labels = None if isinstance(objective, LoopsOwn) else by_pass
@@ -144,7 +155,7 @@ def close(
         return Case(Replay, model, each.data, each.objective, schedule, log, before, **how)
 
     case = case_of(objective)
-    if isinstance(objective, LoopsOwn) and loss is None:
+    if isinstance(objective, LoopsOwn) and loss is None and has_time:
         known = Known(others, watcher.beside.named)
         why = {told: log.unseen.pop(told) for told in [*log.unseen] if told not in unseen}
         found = None
@@ -159,7 +170,7 @@ def close(
             return found.case
         log.unseen.update(why)
         log.notes.update(dict.fromkeys(notes(model, log, data[0], known)))
-    elif loss is None and isinstance(objective, Objective) and objective.given.reduction == "sum":
+    elif loss is None and isinstance(objective, Objective) and getattr(objective.given, "reduction", "") == "sum":
         mean = Objective(objective.loss.averaged())  # a loop may divide the gradient by itself
         case, is_other = _fitting(case, case_of(mean))
         report.taken += ["the sums of this loss are divided by the rows"] * is_other
@@ -207,8 +218,7 @@ def _try(model: nn.Module, data: tuple, log: Log) -> None:
         with Replay.as_then(model, log):
             Replay(model, data).outputs(Piece(called, np.zeros(0, int)), training=any(called.setting.modes))
     except Exception as error:  # the model's own
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
-        log.unseen[f"the updates: a copy of the model does not run a pass again ({told})"] = None
+        log.unseen[f"the updates: a copy of the model does not run a pass again ({_shortened(error)})"] = None
         log.called.clear()
         log.applied.clear()
 
@@ -235,7 +245,9 @@ def _known(
             return data, LoopsOwn()
         (loss.at,) = own_places
     if isinstance(loss, Loss):
-        loss.has_last |= any(heard.has_last for heard in calls.losses.values() if heard.name == loss.name)
+        loss.has_last |= any(
+            isinstance(each, Loss) and each.has_last for each in calls.losses.values() if each.name == loss.name
+        )
     if loss is None:
         found = [*calls.losses.values()]
         if len(found) != 1:
@@ -303,92 +315,3 @@ def _check(model: Any) -> None:
     if not trained(model):
         must, attempt = "The model must have parameters to train.", "audit the module that the optimizer trains."
         raise SpecificationError(message(must, "none that requires a gradient", attempt))
-
-
-def _weighed(data: tuple, loss: Loss | Function | None) -> tuple:
-    """Return (x, y, sample weights or None); further arguments of a function are in a tuple with its labels."""
-    x, y, *more = data
-    num = loss.num_labels if isinstance(loss, Function) else 1
-    if more and num == 1 + len(more):
-        return x, (y, *more), None
-    if num > 1 and not isinstance(y, tuple):
-        must = f"{num + 1} arguments of loss need as many parts of data."
-        attempt = (
-            "data=(x, y, weights); several outputs are one argument, a tuple: loss=lambda outputs, y: f(*outputs, y)."
-        )
-        raise SpecificationError(message(must, f"{len(data)} parts", attempt))
-    if more and (len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])):
-        raise _no_rows(f"{len(data)} parts")
-    if isinstance(loss, Function):
-        loss.has_sample_weights = bool(more)
-    return x, y, more[0].reshape(-1) if more else None
-
-
-def rows_of(data: Any) -> tuple[Tree, ...]:
-    """Return (x, y, ...) as arrays: of tensors or arrays, or of all items of a map-style dataset.
-
-    Raises:
-        SpecificationError: these are no rows of inputs and labels.
-    """
-    if isinstance(data, TensorDataset):
-        data = data.tensors
-    elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict)):
-        with untouched():
-            items = [data[i] for i in range(len(data))]
-        if not items or any(not isinstance(item, tuple | list) or len(item) < 2 for item in items):
-            raise _no_rows(f"a dataset whose items are {_shape_of(items[0] if items else ())}")
-        data = tuple(_stacked([item[part] for item in items]) for part in range(len(items[0])))
-    if not isinstance(data, tuple | list) or len(data) < 2:
-        raise _no_rows(f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__)
-    parts = tuple(map(_arrays, data))
-    lengths = {len(leaf) if leaf.ndim else 0 for part in parts for leaf in _leaves(part)}
-    if len(lengths) != 1 or 0 in lengths:
-        raise _no_rows(f"arrays of {', '.join(map(str, sorted(lengths)))} rows")
-    return parts
-
-
-def _leaves(part: Tree) -> tuple:
-    return part if isinstance(part, tuple) else (part,)
-
-
-def _arrays(part: Any) -> Tree:
-    """Return an array, or a tuple of the arrays in a nest."""
-    if isinstance(part, np.ndarray | Tensor):
-        return array(torch.as_tensor(part))
-    leaves = unpacked(_tensors(part)).leaves
-    if not leaves:
-        raise _no_rows(type(part).__name__)
-    return tuple(map(array, leaves))
-
-
-def _tensors(part: Any) -> Any:
-    if isinstance(part, dict):
-        return {name: _tensors(value) for name, value in part.items()}
-    if isinstance(part, tuple | list):
-        return [_tensors(value) for value in part]
-    return torch.as_tensor(part) if isinstance(part, np.ndarray) else part
-
-
-def _stacked(rows: list[Any]) -> Any:
-    """Return the items of a dataset as one array for each leaf."""
-    if isinstance(rows[0], dict):
-        return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
-    if isinstance(rows[0], tuple | list):
-        return [_stacked([row[i] for row in rows]) for i in range(len(rows[0]))]
-    try:
-        return torch.stack([torch.as_tensor(row) for row in rows])
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise _no_rows("rows of different shapes") from error
-
-
-def _no_rows(received: str) -> SpecificationError:
-    must = "data must be (x, y) or (x, y, weights), tensors or arrays of equally many rows, or a map-style dataset."
-    attempt = "data=(x, y); of several inputs or labels data=((a, b), y), in the order in which the module takes them."
-    return SpecificationError(message(must, received, attempt))
-
-
-def _shape_of(item: Any) -> str:
-    """Return a dataset's item in words."""
-    if not isinstance(item, tuple | list):
-        return f"no pairs, but of type {type(item).__name__}"
-    return f"of {len(item)} parts ({', '.join(type(part).__name__ for part in item)})"

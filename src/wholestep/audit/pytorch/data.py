@@ -1,0 +1,104 @@
+"""The data that a user passes, as arrays of rows."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from wholestep.audit.pytorch.losses import Function, Loss
+from wholestep.audit.pytorch.state import array, unpacked, untouched
+from wholestep.errors import SpecificationError, message
+from wholestep.tree import Tree
+
+
+def weighed(data: tuple, loss: Loss | Function | None) -> tuple:
+    """Return (x, y, sample weights or None); further arguments of a function are in a tuple with its labels."""
+    x, y, *more = data
+    num = loss.num_labels if isinstance(loss, Function) else 1
+    if more and num == 1 + len(more):
+        return x, (y, *more), None
+    if num > 1 and not isinstance(y, tuple):
+        must = f"{num + 1} arguments of loss need as many parts of data."
+        attempt = (
+            "data=(x, y, weights); several outputs are one argument, a tuple: loss=lambda outputs, y: f(*outputs, y)."
+        )
+        raise SpecificationError(message(must, f"{len(data)} parts", attempt))
+    if more and (len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])):
+        raise _no_rows(f"{len(data)} parts")
+    if isinstance(loss, Function):
+        loss.has_sample_weights = bool(more)
+    return x, y, more[0].reshape(-1) if more else None
+
+
+def rows_of(data: Any) -> tuple[Tree, ...]:
+    """Return (x, y, ...) as arrays: of tensors or arrays, or of all items of a map-style dataset.
+
+    Raises:
+        SpecificationError: these are no rows of inputs and labels.
+    """
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict)):
+        with untouched():
+            items = [data[i] for i in range(len(data))]
+        if items and all(isinstance(item, dict) and "labels" in item for item in items):  # as Transformers has them
+            items = [({n: v for n, v in item.items() if n != "labels"}, item["labels"]) for item in items]
+        if not items or any(not isinstance(item, tuple | list) or len(item) < 2 for item in items):
+            raise _no_rows(f"a dataset whose items are {_shape_of(items[0] if items else ())}")
+        data = tuple(_stacked([item[part] for item in items]) for part in range(len(items[0])))
+    if not isinstance(data, tuple | list) or len(data) < 2:
+        raise _no_rows(f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__)
+    parts = tuple(map(_arrays, data))
+    lengths = {len(leaf) if leaf.ndim else 0 for part in parts for leaf in _leaves(part)}
+    if len(lengths) != 1 or 0 in lengths:
+        raise _no_rows(f"arrays of {', '.join(map(str, sorted(lengths)))} rows")
+    return parts
+
+
+def _leaves(part: Tree) -> tuple:
+    return part if isinstance(part, tuple) else (part,)
+
+
+def _arrays(part: Any) -> Tree:
+    """Return an array, or a tuple of the arrays in a nest."""
+    if isinstance(part, np.ndarray | Tensor):
+        return array(torch.as_tensor(part))
+    leaves = unpacked(_tensors(part)).leaves
+    if not leaves:
+        raise _no_rows(type(part).__name__)
+    return tuple(map(array, leaves))
+
+
+def _tensors(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: _tensors(value) for name, value in part.items()}
+    if isinstance(part, tuple | list):
+        return [_tensors(value) for value in part]
+    return torch.as_tensor(part) if isinstance(part, np.ndarray) else part
+
+
+def _stacked(rows: list[Any]) -> Any:
+    """Return the items of a dataset as one array for each leaf."""
+    if isinstance(rows[0], dict):
+        return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
+    if isinstance(rows[0], tuple | list):
+        return [_stacked([row[i] for row in rows]) for i in range(len(rows[0]))]
+    try:
+        return torch.stack([torch.as_tensor(row) for row in rows])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise _no_rows("rows of different shapes") from error
+
+
+def _no_rows(received: str) -> SpecificationError:
+    must = "data must be (x, y) or (x, y, weights), tensors or arrays of equally many rows, or a map-style dataset."
+    attempt = "data=(x, y); of several inputs or labels data=((a, b), y), in the order in which the module takes them."
+    return SpecificationError(message(must, received, attempt))
+
+
+def _shape_of(item: Any) -> str:
+    """Return a dataset's item in words."""
+    if not isinstance(item, tuple | list):
+        return f"no pairs, but of type {type(item).__name__}"
+    return f"of {len(item)} parts ({', '.join(type(part).__name__ for part in item)})"
