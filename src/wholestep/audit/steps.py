@@ -20,7 +20,6 @@ from wholestep.errors import SpecificationError, message
 Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
 NUM_KEPT = 20_000  # weights that are compared, drawn once
-_COUNT_AND_RATE = 2  # the slots of an optimizer without state
 
 
 def repeated(updates: list[Update]) -> list[int]:
@@ -104,7 +103,7 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
         alike = [(a, b) for a, b in begun if begun is lost or _is_alike(begins[a.optimizer], b)]
         on_the_way = [_goes_on(a, b) for a, b in alike]
         numbers = [u.number for u in updates if any(u.applied is b for _, b in begun)]
-        has_state = any(len(b.slots_after) > _COUNT_AND_RATE for _, b in begun)
+        has_state = any(np.ndim(slot) for _, b in begun for slot in b.slots_after)  # more than a count and a rate
         if has_state and (sum(on_the_way) > 1 or 2 * len(alike) > len(pairs) > 0):
             return found(name, 1.0, begun[0][1].line, numbers, f"It begins anew at update {some(numbers)}.")
         if begun:

@@ -338,7 +338,7 @@ class Watcher:
             self.log.unseen[_CLOSURE] = None
             for called in inside:
                 for kept in (called.params, called.buffers, called.outputs, called.derivatives):
-                    kept.clear()  # type: ignore[attr-defined]
+                    kept.clear()
             self._differentiated -= {called.order for called in inside[1:]}
         if not is_kept:
             states = [], [], [], [], []
