@@ -1,10 +1,14 @@
 """Right PyTorch loops of ordinary users, each with something that many loops have: the audit accuses none of them."""
 
+import random
+import subprocess
+import sys
 import warnings
 from collections import UserDict
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a process that loads both
@@ -741,6 +745,54 @@ def criterion_of_the_users_in_windows():
     return model, (X, Y), None, train
 
 
+@loop(is_judged=None)
+def softmax_over_places_by_hand():
+    model, shares = Places(4), torch.randn(NUM, 5, 4, generator=draw(12)).softmax(1)
+
+    def of(rows):
+        return -(shares[rows] * model(SERIES[rows]).log_softmax(1)).sum(1).mean()
+
+    return model, (SERIES, shares), None, lambda: fit(model, of)
+
+
+@loop()
+def state_before_the_rows():
+    class Stepwise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.GRU(2, 4, batch_first=True), nn.Linear(4, 4)
+
+        def forward(self, state, x):
+            return self.head(self.cell(x, state)[0][:, -1])
+
+    model = Stepwise()
+    return (
+        model,
+        (SERIES, KIND),
+        None,
+        lambda: fit(model, lambda rows: cross_entropy(model(torch.zeros(1, len(rows), 4), SERIES[rows]), KIND[rows])),
+    )
+
+
+@loop()
+def inputs_in_another_order_than_the_data():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.cell = nn.Linear(3, 4), nn.Linear(10, 4)
+
+        def forward(self, series, x):
+            return self.dense(x) + self.cell(series.flatten(1))
+
+    model = Two()
+    return (
+        model,
+        ((X, SERIES), KIND),
+        None,
+        lambda: fit(model, lambda rows: cross_entropy(model(SERIES[rows], X[rows]), KIND[rows])),
+    )
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_it_has_no_fault(name):
     make, expected = LOOPS[name]
@@ -783,3 +835,84 @@ def test_no_loss_is_searched_for_after_the_user_has_interrupted_the_loop(monkeyp
             raise error
         assert len(searched) == num
         assert not report.causes
+
+
+def test_hooks_and_prints_of_the_users_run_in_the_training_alone(capsys):
+    class Loud(nn.Module):
+        def forward(self, x):
+            print(x.shape)
+            return x
+
+    model, features, given = nn.Sequential(mlp(), Loud()), [], []
+    model[0].register_forward_hook(lambda *call: features.append(call[2]))
+    model.register_forward_pre_hook(lambda *call: given.append(call[1]))
+    with ws.audit.torch(model, (X, KIND)) as report:
+        fit(model, lambda rows: cross_entropy(model(X[rows]), KIND[rows]))
+    assert report.is_judged, report
+    assert len(features) == len(given) == capsys.readouterr().out.count("torch.Size") == 6
+
+
+def test_a_hook_that_changes_the_outputs_runs_again():
+    model = mlp()
+    model[0].register_forward_hook(lambda *call: 2 * call[2])
+    with ws.audit.torch(model, (X, KIND)) as report:
+        fit(model, lambda rows: cross_entropy(model(X[rows]), KIND[rows]))
+    assert (report.causes, report.is_judged) == ([], True), report
+
+
+def test_a_forward_that_is_bound_to_the_module_is_left_as_it_is():
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
+    before = model.forward
+    model.forward = lambda x: before(x).float()
+    with ws.audit.torch(model, (X, KIND)) as report:
+        fit(model, lambda rows: cross_entropy(model(X[rows]), KIND[rows]))
+    kept = model[1].running_mean.clone()
+    assert not report.causes, report
+    assert torch.equal(model[1].running_mean, kept)
+
+
+def test_a_report_that_is_read_moves_no_random_state():
+    def noisy(outputs, labels):
+        return functional.cross_entropy(outputs + 0 * torch.rand_like(outputs), labels, reduction="none")
+
+    model = mlp()
+    with ws.audit.torch(model, (X, KIND), loss=noisy) as report:
+        fit(model, lambda rows: noisy(model(X[rows]), KIND[rows]).mean())
+    state = torch.get_rng_state()
+    assert not report.causes, report
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_dataset_draws_as_without_the_audit():
+    class Noisy(torch.utils.data.Dataset):
+        def __init__(self):
+            self.rng, self.draw, self.plain = np.random.default_rng(0), draw(0), random.Random(0)
+
+        def __len__(self):
+            return NUM
+
+        def __getitem__(self, i):
+            return X[i] + 0 * torch.randn(3, generator=self.draw), KIND[i] + 0 * int(self.rng.integers(9))
+
+    data = Noisy()
+    with ws.audit.torch(mlp(), data):
+        assert data.rng.integers(1000) == np.random.default_rng(0).integers(1000)
+        assert torch.equal(torch.randn(1, generator=data.draw), torch.randn(1, generator=draw(0)))
+
+
+def test_a_module_that_changes_after_the_loop_was_judged_as_it_was():
+    model = mlp()
+    with ws.audit.torch(model, (X, KIND)) as report:
+        fit(model, lambda rows: cross_entropy(model(X[rows]), KIND[rows]))
+    model[2] = nn.Linear(6, 9)
+    assert report.is_judged, report
+
+
+def test_a_thread_of_generated_code_imports_no_keras():
+    code = (
+        "import sys, threading; from wholestep.audit import source\n"
+        "thread = threading.Thread(target=lambda: source.line_here()); thread.start(); thread.join()\n"
+        "assert 'keras' not in sys.modules"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -41,8 +41,9 @@ def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
     """Return the innermost line of a stack outside of Keras, the engine, Python's own library and this one."""
     line = _innermost_line(stack)
     main = threading.main_thread()
-    if line is None and threading.current_thread() is not main:  # a replica's thread, for which the main one waits
-        from wholestep.engines import running  # Keras is imported by then
+    is_of_keras = "keras" in sys.modules and threading.current_thread() is not main
+    if line is None and is_of_keras:  # a replica's thread, for which the main one waits
+        from wholestep.engines import running
 
         line = _innermost_line(running(sys._current_frames().get(main.ident or 0)))
     return line

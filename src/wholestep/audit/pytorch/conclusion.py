@@ -14,7 +14,7 @@ from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.given import Data, as_given, by_pass_of, called_for
 from wholestep.audit.pytorch.models_own import ModelsOwn
 from wholestep.audit.pytorch.scout import Scout, Seen
-from wholestep.audit.pytorch.state import array, unpacked, untouched, values
+from wholestep.audit.pytorch.state import array, undrawn, unpacked, values
 from wholestep.audit.pytorch.watch import close
 from wholestep.audit.report import Report
 from wholestep.audit.windows import PAD, Rows
@@ -72,7 +72,7 @@ def _read(loader: Any) -> dict[str, np.ndarray] | None:
         if num > _MOST_ROWS:
             return None
         until, items = time.monotonic() + _SECONDS, []
-        with untouched():
+        with undrawn(loader.dataset):
             for i in range(num):
                 items.append(loader.dataset[i])
                 if time.monotonic() > until or i * _size(items[0]) > _MOST_BYTES:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from wholestep.audit.pytorch.losses import Function, Loss
-from wholestep.audit.pytorch.state import array, unpacked, untouched
+from wholestep.audit.pytorch.state import array, undrawn, unpacked
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
@@ -41,7 +41,7 @@ def rows_of(data: Any) -> tuple[Tree, ...]:
     if isinstance(data, TensorDataset):
         data = data.tensors
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict)):
-        with untouched():
+        with undrawn(data):
             items = [data[i] for i in range(len(data))]
         if items and all(isinstance(item, dict) and "labels" in item for item in items):  # as Transformers has them
             items = [({n: v for n, v in item.items() if n != "labels"}, item["labels"]) for item in items]

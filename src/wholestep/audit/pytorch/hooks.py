@@ -67,6 +67,7 @@ class Watcher:
     Args:
         num_inputs: of the module's arguments, how many have the rows of the data; None for all of as many rows.
         order: of all records.
+        like: the shapes of the data's rows, if they are known.
 
     Attributes:
         optimizers: all that move a parameter of the module, in the order of their first steps.
@@ -95,6 +96,7 @@ class Watcher:
     own: dict[int, Own] = field(default_factory=dict)
     dropped: Line | None = None
     running: list[_Begun] = field(default_factory=list)
+    like: list[tuple[int, ...]] = field(default_factory=list)
     beside: Beside = field(default_factory=Beside)
     first: set[int] = field(default_factory=set)
     _added: list[Called] = field(default_factory=list)  # whose gradients were added since the last step
@@ -202,7 +204,7 @@ class Watcher:
         setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags, cast=cast)
         nest = unpacked((args, kwargs))
         leaves = list(map(array, nest.leaves))
-        is_kept = self.log.wants([leaves[i] for i in split(nest.leaves, self.num_inputs or len(leaves))])
+        is_kept = self.log.wants([leaves[i] for i in split(nest.leaves, self.num_inputs or len(leaves), self.like)])
         groups = (trained(module), untrained(module)) if is_kept else ([], [])
         params, buffers = ([array(v) for _, v in group] for group in groups)
         self.running.append(_Begun(nest, leaves, params, buffers, setting, is_cast, is_kept))
@@ -216,7 +218,7 @@ class Watcher:
         if own is not None:
             self.own[order] = own[2]
         known = [i for i, leaf in enumerate(nest.leaves) if own is None or leaf is not own[1]]
-        chosen = [known[i] for i in split([nest.leaves[i] for i in known], self.num_inputs or len(known))]
+        chosen = [known[i] for i in split([nest.leaves[i] for i in known], self.num_inputs or len(known), self.like)]
         rest = [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(nest.leaves)]
         inputs, pack = [begun.leaves[i] for i in chosen], nest.packed
 

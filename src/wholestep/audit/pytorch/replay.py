@@ -1,10 +1,11 @@
 """A module as a function of recorded values: a copy of it runs each pass again, with the same random state."""
 
 import copy
+import io
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from wholestep.audit.found import Found, Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Values
-from wholestep.audit.measure import ENOUGH, are_shares, tolerance
+from wholestep.audit.measure import ENOUGH, are_shares, distance, tolerance
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.pytorch import families, words
 from wholestep.audit.pytorch.losses import Objective
@@ -81,6 +82,7 @@ class Replay(Port):
         self.are_seeds = [False] * len(self.names_of_others)
         self._passes: OrderedDict[Any, _Pass] = OrderedDict()
         self._most = _MOST_PASSES
+        self._drops_hooks: bool | None = None
 
     @staticmethod
     def engine() -> str:
@@ -97,7 +99,8 @@ class Replay(Port):
         try:
             for p, is_trained in zip(params, then, strict=False):
                 p.requires_grad_(is_trained)
-            yield
+            with untouched():  # losses may draw, and backward passes through checkpoints
+                yield
         finally:
             for p, is_trained in zip(params, now, strict=True):
                 p.requires_grad_(is_trained)
@@ -281,13 +284,34 @@ class Replay(Port):
             while len(self._passes) >= self._most:
                 self._passes.popitem(last=False)
             with untouched():
-                self._passes[key] = self._made(piece, training, thawed)
+                if self._drops_hooks is None:
+                    self._drops_hooks = self._can_drop_hooks(piece)
+                self._passes[key] = self._made(piece, training, thawed, drops_hooks=self._drops_hooks)
         self._passes.move_to_end(key)
         return self._passes[key]
 
-    def _made(self, piece: Piece, training: bool, thawed: int | None) -> _Pass:
+    def _can_drop_hooks(self, piece: Piece) -> bool:
+        """Whether a pass has its outputs without the user's hooks, which would act on objects beside the copy."""
+        if not any(own for part in self.model.modules() for own in _hooks(part)):
+            return False
+        training = any(self._setting(piece).modes)
+        try:
+            run = self._made(piece, training, None, drops_hooks=True)
+            after = self._made(piece, training, None).after if run.after else []  # which a hook may move
+        except Exception:  # which needs them
+            return False
+        known = [(array(leaf), out) for leaf, out in zip(run.leaves, piece.called.outputs, strict=False)]
+        are_same = bool(known) and all(map(np.array_equal, run.after, after))
+        return are_same and all(
+            one.shape == two.shape and distance(one.astype("float64"), two.astype("float64")) <= self.tolerance.fits
+            for one, two in known
+        )
+
+    def _made(self, piece: Piece, training: bool, thawed: int | None, *, drops_hooks: bool = False) -> _Pass:
         called, setting = piece.called, self._setting(piece)
         model = _copied(self.model)
+        for own in (own for part in model.modules() for own in _hooks(part) if drops_hooks):
+            own.clear()
         params, others = ([value for _, value in group] for group in (trained(model), untrained(model)))
         for value, recorded in zip([*params, *others], [*called.params, *called.buffers], strict=True):
             value.data = _tensor(recorded).to(value.dtype)
@@ -308,7 +332,13 @@ class Replay(Port):
         has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
         stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
         direct = staticmethod(lambda run, _, *given: run(*given))  # as `autograd.grad` does not go through checkpoints
-        with torch.enable_grad(), cast, stance, replaced(CheckpointFunction, "apply", direct):
+        with (
+            torch.enable_grad(),
+            cast,
+            stance,
+            replaced(CheckpointFunction, "apply", direct),
+            redirect_stdout(io.StringIO()),
+        ):
             out = unpacked(tensors_of(model(*arguments, **named)))
         after = [array(value) for _, value in untrained(model)]
         leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them
@@ -347,6 +377,13 @@ def _tensor(values: np.ndarray) -> Tensor:
 def _modes(recorded: tuple[bool, ...], *, training: bool) -> tuple[bool, ...]:
     """Return the modes of all parts in training or inference: those of the pass, if any part was in that mode."""
     return recorded if any(recorded) is training else (training,) * len(recorded)
+
+
+def _hooks(part: nn.Module) -> list[dict]:
+    """Return the hooks of a part of a module that are not PyTorch's, by kind; empty ones are left out."""
+    every = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+    are_own = (all(not getattr(hook, "__module__", "").startswith("torch.") for hook in own.values()) for own in every)
+    return [own for own, is_own in zip(every, are_own, strict=True) if own and is_own]
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -1,6 +1,7 @@
 """The values of a module beside its code, and all that a call of it or an optimizer step needs beside its values."""
 
 import inspect
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -183,14 +184,51 @@ def array(tensor: Tensor) -> np.ndarray:
     return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
 
 
-def split(leaves: list[Tensor], num: int) -> list[int]:
+def split(leaves: list[Tensor], num: int, like: list[tuple[int, ...]] | None = None) -> list[int]:
     """Return which tensors have rows, as many as `num` at most.
+
+    Args:
+        like: the shapes of these rows, in their order; the first axis may be shorter.
 
     >>> split([torch.ones(4, 2), torch.ones(1, 2), torch.ones(4)], 1)
     [0]
+    >>> split([torch.ones(1, 4, 2), torch.ones(4, 3), torch.ones(4)], 2, [(), (3,)])
+    [2, 1]
     """
+    chosen: list[int] = []
+    for shape in like or []:
+        fits = (i for i, leaf in enumerate(leaves) if leaf.ndim and i not in chosen and _is_like(leaf.shape[1:], shape))
+        chosen += itertools.islice(fits, 1)
+    if like and len(chosen) == len(like) and len({len(leaves[i]) for i in chosen}) == 1:
+        return chosen
     num_rows = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
     return [i for i, leaf in enumerate(leaves) if leaf.ndim and len(leaf) == num_rows][:num]
+
+
+def _is_like(one: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(one) == len(shape) and one[1:] == shape[1:] and one[:1] <= shape[:1]
+
+
+@contextmanager
+def undrawn(owner: Any) -> Iterator[None]:
+    """Inside, draws move neither the random state of the user's, nor the generators that an object holds."""
+    held = [*getattr(owner, "__dict__", {}).values()]
+    of_torch = [(each, each.get_state()) for each in held if isinstance(each, torch.Generator)]
+    of_numpy = [(each, each.bit_generator.state) for each in held if isinstance(each, np.random.Generator)]
+    of_old = [(each, each.get_state()) for each in held if isinstance(each, np.random.RandomState)]
+    of_python = [(each, each.getstate()) for each in held if isinstance(each, random.Random)]
+    try:
+        with untouched():
+            yield
+    finally:
+        for generator, state in of_torch:
+            generator.set_state(state)
+        for of_new, kept in of_numpy:
+            of_new.bit_generator.state = kept
+        for old, known in of_old:
+            old.set_state(known)
+        for plain, inner in of_python:
+            plain.setstate(inner)
 
 
 def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -74,7 +74,8 @@ def watched(
     log.begin(before)
     if (command := COMMAND.get()) is not None:
         command.adopt(report, log)
-    watcher = Watcher(model, log, None if given is None else len(tree.leaves(given[0])))
+    like = [] if given is None else [leaf.shape[1:] for leaf in tree.leaves(given[0])]
+    watcher = Watcher(model, log, len(like) or None, like=like)
     calls, flow = Calls(watcher), Flow()
     try:
         with watcher.on(), calls.on(), flow.on():
@@ -92,6 +93,8 @@ def watched(
         raise
     flow.share([watcher])
     close(report, watcher, calls, given, before, told, schedule).ended = values(model)
+    with suppress(Exception):  # else it is raised where the report is read
+        _ = report.causes  # before the module is changed
 
 
 def close(
@@ -214,9 +217,15 @@ def _try(model: nn.Module, data: tuple, log: Log) -> None:
     called = next((each for each in reversed(log.called) if each.is_whole), None)
     if called is None:
         return
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         with Replay.as_then(model, log):
             Replay(model, data).outputs(Piece(called, np.zeros(0, int)), training=any(called.setting.modes))
+        moved = [(buffer, before) for buffer, before in buffers if not torch.equal(buffer, before)]
+        for buffer, before in moved:
+            buffer.data.copy_(before)
+        if moved:
+            raise RuntimeError("its `forward` is bound to the module itself")
     except Exception as error:  # the model's own
         log.unseen[f"the updates: a copy of the model does not run a pass again ({_shortened(error)})"] = None
         log.called.clear()
