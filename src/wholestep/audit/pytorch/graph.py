@@ -1,4 +1,4 @@
-"""The way from a loss to what it is made of, in autograd's graph."""
+"""Walks along autograd's graph, from a loss back to the outputs of a module."""
 
 from typing import Any
 
