@@ -908,6 +908,21 @@ def test_a_module_that_changes_after_the_loop_was_judged_as_it_was():
     assert report.is_judged, report
 
 
+def test_stages_that_a_closure_of_several_gradients_hides_are_not_said_to_be_judged():
+    def closure():
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(X), Y)
+        loss.backward()
+        return loss
+
+    model = mlp(1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    with ws.audit.torch(model, (X, Y)) as report:
+        for _ in range(3):
+            optimizer.step(closure)
+    assert report.first_line.endswith("Nothing found in 3 updates: rows were judged."), report
+
+
 def test_a_thread_of_generated_code_imports_no_keras():
     code = (
         "import sys, threading; from wholestep.audit import source\n"

@@ -45,7 +45,7 @@ class Verdict:
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
         failed: the error in which a stage has ended.
-        broken: the stages whose checks have ended in an error.
+        broken: the stages whose checks have ended in an error, or had nothing to look at.
     """
 
     causes: list[Found] = field(default_factory=list)
@@ -142,7 +142,6 @@ _WITHOUT_A_FORM = (
     *("stale gradients", "gradients swapped", "ascent", "only the last microbatch", "only the first microbatch"),
     *("first microbatch lost", "last microbatch lost", "not reset", "momentum by hand", "clip before unscale"),
 )
-_OF_MASKED = "padded places counted"  # in the division of a sum over the others
 # The same of several outputs; one that is left out is a fault if the script calls its loss.
 _OF_HEADS = "loss weights ignored", "other loss weights"
 
@@ -236,6 +235,7 @@ class Case:
         for update in seen.updates:
             if update.is_known and update.number not in twice:
                 modes.note(replay, update)
+        verdict.broken |= modes.unlooked(seen.updates)
         meant = Meant(replay, self.objective, modes, seen.place, scaled, self.optimizer)
         verdict.seen = seen = read(meant, seen, rows, self.data)
         verdict.notes += by_hand(seen, replay.framework)
@@ -324,8 +324,7 @@ class Case:
             findings, verdict.evidence = gradients(meant, like) if like else ([], [])
             if meant.replay.is_observing:
                 findings = self._of_observed(verdict, findings)
-            has_causes = any(isinstance(each, Found) for each in findings)
-            if not (verdict.evidence or has_causes):
+            if not verdict.evidence and not any(isinstance(each, Found) for each in findings):
                 verdict.unjudged = "no gradient of an update could be computed again"
                 verdict.has_loss = not like
             findings = [self._meant(each, verdict.evidence) for each in findings]
@@ -354,7 +353,7 @@ class Case:
         if finding.name not in (*_MAY_BE_MEANT, *of_heads) and not is_along:
             return finding
         width = next((np.shape(called.outputs[0])[-1] for called in self.log.called if called.outputs), 1)
-        return noted(finding, self.supposed, evidence, width, is_likely=finding.name == _OF_MASKED)
+        return noted(finding, self.supposed, evidence, width, is_likely=finding.name == "padded places counted")
 
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         num = sum(piece.is_known for piece in seen.pieces)

@@ -35,6 +35,12 @@ class Modes:
         """Whether a forward pass ran in training mode."""
         return self._training[piece.called.order]
 
+    def unlooked(self, updates: list[Update]) -> set[str]:
+        """Return the stages of which updates show nothing: no pass was run again, or no numbers of a step are kept."""
+        own = [u for u in updates if any(piece.called.order in self._training for piece in u.pieces)]
+        found = set[str]() if any(u.number not in self.unlike for u in own) else {"mode", "state"}
+        return found if any(u.applied.is_whole for u in updates) else {*found, "step"}
+
     def note(self, replay: Port, update: Update) -> None:
         """Compare the outputs of an update's forward passes with both modes."""
         fits, differs = replay.tolerance
