@@ -31,6 +31,7 @@ _TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 _MEETING = "compile", "__call__", "stateless_call"  # and not `fit`, which callers may compare with Keras' own
 _GONE = object()
+_HELD: dict[tuple[Any, str], dict[Any, Any]] = {}  # by a replaced attribute, of each value the one before it
 _THAWED = (
     "The model must be compiled after its layers are set to be trained. It was not: `fit` does not train the layers "
     "that were thawed. Try: model.compile(...) once more, or an audit that begins before."
@@ -356,13 +357,18 @@ def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a class or module inside of a `with`."""
-    before = vars(owner).get(name, _GONE)
+    """Replace an attribute of a class or module inside of a `with`; one that began later may end later."""
+    held = _HELD.setdefault((owner, name), {})
+    held[value] = vars(owner).get(name, _GONE)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is _GONE:
+        before = held.pop(value)
+        later = next((each for each, own in held.items() if own is value), None)
+        if later is not None:
+            held[later] = before
+        elif before is _GONE:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
