@@ -409,3 +409,16 @@ def test_later_models_have_the_names_that_they_have_without_an_audit():
     assert report.causes
     names = keras.Model(inputs, layers.Dense(1)(inputs)).name, keras.Variable(0.0).name, layers.Dense(1).name
     assert names == ("functional", "variable", "dense_2")
+
+
+@ONLY_TENSORFLOW
+def test_a_fit_on_two_replicas_that_validates_is_right():
+    import tensorflow as tf
+
+    reduction = tf.distribute.ReductionToOneDevice()
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=reduction).scope():
+        model = network()
+    with ws.audit(model, (X, Y)) as report:
+        model.evaluate(X, Y, verbose=0)
+        model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X, Y), verbose=0)
+    assert report.first_line.startswith("Nothing found in 6 updates: rows, mode, gradient")

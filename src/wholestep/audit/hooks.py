@@ -161,6 +161,7 @@ class Hooks:
                 }:
                     raise SpecificationError(_THAWED)
             if name == "fit":
+                self.log.has_fitted = True  # which the threads of replicas do not see
                 given = {"x": arguments[0] if arguments else None} | others
                 fitted = given["x"], given.get("class_weight"), given.get("sample_weight")
                 self.log.fitted = fitted if self.log.fitted[1] is self.log.fitted[2] is None else self.log.fitted
