@@ -16,10 +16,10 @@ from torch.optim.optimizer import Optimizer
 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Line, Scaled
-from wholestep.audit.pytorch.graph import MOST, SCALES, leads, roots_of
 from wholestep.audit.pytorch.hooks import Watcher
+from wholestep.audit.pytorch.ledger import MOST, SCALES, leads, roots_of
 from wholestep.audit.pytorch.losses import FUNCTIONS, Function, Loss, has_form, has_last
-from wholestep.audit.pytorch.schedules import Schedules
+from wholestep.audit.pytorch.settings import Schedules
 from wholestep.audit.pytorch.state import array, is_transformed, of_torch, replaced, trained
 from wholestep.audit.source import line_here
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called
 from wholestep.audit.port import ByPass
-from wholestep.audit.pytorch.given import Data, as_given, by_pass_of, called_for
-from wholestep.audit.pytorch.models_own import ModelsOwn
+from wholestep.audit.pytorch.data import Data, as_given, by_pass_of, called_for
 from wholestep.audit.pytorch.scout import Scout, Seen
 from wholestep.audit.pytorch.state import array, undrawn, unpacked, values
+from wholestep.audit.pytorch.supposing import ModelsOwn
 from wholestep.audit.pytorch.watch import close
 from wholestep.audit.report import Report
 from wholestep.audit.windows import PAD, Rows

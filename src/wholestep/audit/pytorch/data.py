@@ -1,14 +1,25 @@
-"""The data that a user passes, as arrays of rows."""
+"""The data of a loop: as the user passes them, as its module and its loss get them, and as the script names them."""
 
-from typing import Any
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from wholestep.audit.derived import as_wide
+from wholestep.audit.found import Likely
+from wholestep.audit.log import Called, Log
+from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.losses import Function, Loss
 from wholestep.audit.pytorch.state import array, undrawn, unpacked
+from wholestep.audit.source import is_of_user
+from wholestep.audit.windows import PAD, Rows
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
@@ -102,3 +113,135 @@ def _shape_of(item: Any) -> str:
     if not isinstance(item, tuple | list):
         return f"no pairs, but of type {type(item).__name__}"
     return f"of {len(item)} parts ({', '.join(type(part).__name__ for part in item)})"
+
+
+class Data(NamedTuple):
+    """The data of a loop: inputs, labels, the labels by pass where they belong to no row, and all in words.
+
+    `beside`: the arrays of as many rows that are no inputs, by name.
+    """
+
+    x: Tree
+    y: np.ndarray
+    by_pass: ByPass | None
+    told: str
+    beside: dict[str, np.ndarray] = {}
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether labels are known."""
+        return self.by_pass is not None or bool(self.y.size)
+
+
+def by_pass_of(called: list[Called], targets: dict[int, np.ndarray]) -> ByPass | None:
+    """Return the labels by pass, if all passes have some."""
+    whole = [c.order for c in called if c.is_whole]
+    return {order: (targets[order],) for order in whole} if whole and all(o in targets for o in whole) else None
+
+
+def called_for(log: Log) -> list[Called]:
+    """Return the passes on rows of which a gradient was taken, or all if it is not known."""
+    called = [each for each in log.called if each.differentiated is not False] or log.called
+    return [each for each in called if each.inputs and each.inputs[0].ndim]
+
+
+def as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
+    """Return the rows that a module was given, each once, with the labels of the passes."""
+    if not called:
+        return Data(np.zeros((1, 1)), np.zeros((1, 0)), None, "data: none, as the model is not called")
+    num = len(called[0].inputs)
+    alike = [c for c in called if len(c.inputs) == num and all(leaf.ndim for leaf in c.inputs)]
+    ends = Counter(tuple(leaf.shape[2:] for leaf in c.inputs) for c in alike)
+    if not ends:
+        return Data(np.zeros((1, 1)), np.zeros((1, 0)), None, "data: none, as the model is given no rows")
+    usual = ends.most_common(1)[0][0]
+    alike = [c for c in alike if tuple(leaf.shape[2:] for leaf in c.inputs) == usual]
+    leaves = [np.concatenate(as_wide([c.inputs[i] for c in alike])) for i in range(num)]
+    firsts = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))}
+    kept = sorted(firsts.values())
+    leaves = [leaf[kept] for leaf in leaves]
+    told = f"data: the {len(kept)} rows that the model is given, and the labels that its loss is given"
+    by_pass = by_pass_of(called, targets)
+    y = np.zeros(len(kept)) if by_pass else np.zeros((len(kept), 0))
+    return Data(leaves[0] if num == 1 else tuple(leaves), y, by_pass, told)
+
+
+_CARRIED = Likely(
+    "The state that the model returns for a batch is given to it with the next one, whose rows do not follow on these: "
+    "they come in another order. Begin each batch without a state."
+)
+_FEW = 3  # updates that show it
+_NUM_FRAMES, _MOST = 4, 12  # of the script, and the tensors of a pass
+_LARGER, _WIDE = 4, 64  # how many times larger than the outputs such a tensor may be; numbers of a row that always may
+
+
+class Beside:
+    """Keeps these tensors, by name and by the order of the pass, and notes the passes that get an output once more."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, dict[int, np.ndarray]] = {}
+        self._last: Called | None = None
+        self._again: list[tuple[Called, Called]] = []  # a pass, and the next one, which gets an output of it
+
+    def note(self, called: Called, inputs: list[Tensor] | None = None) -> None:
+        """Keep the tensors that the script's running functions name now, and that are none of a pass's inputs."""
+        if not called.is_whole or not called.outputs or not called.outputs[0].ndim:
+            return
+        if inputs is not None:
+            last, self._last = self._last, called
+            if last is not None and any(_is_same(leaf, out) for leaf in inputs for out in last.outputs):
+                self._again.append((last, called))
+        num, own = len(called.outputs[0]), {id(leaf) for leaf in inputs or ()}
+        most = max(_LARGER * called.outputs[0].size, _WIDE * num)
+        found = (
+            (name, value)
+            for name, value in _values(sys._getframe(1))
+            if id(value) not in own and value.shape[:1] == (num,) and value.numel() <= most
+        )
+        for name, value in islice(found, _MOST):
+            self.named.setdefault(name, {}).setdefault(called.order, array(value))
+
+    def carried(self, log: Log, rows: Rows) -> Iterator[str]:
+        """Yield a note if a state goes from update to update, and the rows do not follow on those of the one before."""
+        steps = [step.order for step in log.applied]
+        pairs = [(one, two) for one, two in self._again if any(one.order < step < two.order for step in steps)]
+        found = [tuple(rows.find(each.inputs) for each in pair) for pair in pairs]
+        known = [(one, two) for one, two in found if len(one) == len(two) and np.all(one != PAD) and np.all(two != PAD)]
+        if len(known) >= _FEW and all(np.ptp(two - one) for one, two in known):
+            yield _CARRIED
+
+
+def _is_same(leaf: Tensor, out: np.ndarray) -> bool:
+    return (
+        leaf.is_floating_point() and leaf.shape == out.shape and leaf.numel() > 1 and np.array_equal(array(leaf), out)
+    )
+
+
+def _values(frame: FrameType | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors without a gradient, with the names of the innermost functions first."""
+    num = 0
+    while frame is not None and num < _NUM_FRAMES:
+        if is_of_user(frame.f_code.co_filename):
+            num += 1
+            for name, value in list(frame.f_locals.items()):
+                for inner, part in _parts(value):
+                    if _is_plain(part):
+                        yield f"{name}{inner}", torch.as_tensor(part)
+        frame = frame.f_back
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (an ending for its name, the value) of a value, or of each in it."""
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in islice(value.items(), _MOST))
+    elif isinstance(value, tuple | list) and len(value) <= _MOST:
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    else:
+        yield "", value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        is_dense = value.layout is torch.strided and value.device.type == "cpu"
+        return is_dense and value.ndim > 0 and not value.requires_grad and not value.is_complex()
+    return isinstance(value, np.ndarray) and value.ndim > 0 and value.dtype.kind in "fiub"

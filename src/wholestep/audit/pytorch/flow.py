@@ -19,12 +19,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import is_padded
 from wholestep.audit.pytorch.calls import clips
-from wholestep.audit.pytorch.graph import MOST, made_by, made_of, roots_of, scale_of
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.layers import NORMS, Parts, drifting, hidden, unheld
-from wholestep.audit.pytorch.ledger import Finding, Ledger, ids
-from wholestep.audit.pytorch.schedules import kinds
-from wholestep.audit.pytorch.settings import Moves, decaying, grow
+from wholestep.audit.pytorch.ledger import MOST, Finding, Ledger, ids, made_by, made_of, roots_of, scale_of
+from wholestep.audit.pytorch.settings import Moves, decaying, grow, kinds
 from wholestep.audit.pytorch.state import array, is_transformed, rate_of, replaced
 from wholestep.audit.source import is_of_user, line_here
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Line, Log, Other
 from wholestep.audit.measure import all_same
-from wholestep.audit.pytorch.beside import Beside
+from wholestep.audit.pytorch.data import Beside
 from wholestep.audit.pytorch.state import (
     Nest,
     Own,

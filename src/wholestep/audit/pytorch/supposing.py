@@ -1,11 +1,14 @@
-"""The loss of a loop that calls none of PyTorch's, or more: solved for by its derivative by the module's output."""
+"""The loss of a loop that calls none of PyTorch's: computed by the model, or solved for by its derivative."""
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from wholestep import tree
 from wholestep.audit.derived import APART, Solved, as_wide, by_pass, explains, passes, solved
@@ -13,7 +16,7 @@ from wholestep.audit.found import Likely
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log
 from wholestep.audit.port import ByPass, quiet
-from wholestep.audit.pytorch.losses import Objective
+from wholestep.audit.pytorch.losses import ByRow, Objective, first_of
 from wholestep.audit.pytorch.replay import Replay
 from wholestep.audit.unsolved import by_frequency, notes_on
 from wholestep.audit.windows import PAD, Rows
@@ -146,3 +149,58 @@ def _are_as(own: dict[int, np.ndarray], called: list[Called]) -> bool:
     are_all = bool(called) and len(values) == len(called)
     is_one_kind = len({(v.shape[places:], v.ndim, v.dtype) for v, _ in values}) == 1
     return are_all and is_one_kind and all(len(v) == len(out) for v, out in values)
+
+
+_SAME = 1e-3  # relative, of a model's number and that of a form
+
+
+class ModelsOwn:
+    """The loss that a model of Transformers computes of its logits and labels; labels of -100 are ignored.
+
+    Args:
+        told: in words.
+        shift: the places by which labels are those of later ones; 1 for the next.
+        function: the unreduced loss.
+    """
+
+    def __init__(self, told: str, shift: int, function: Callable):
+        self.told, self.given, self.shift, self._function = told, None, shift, function
+
+    @staticmethod
+    def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
+        """Return the form that has this loss on a pass: the mean, or the sum divided by `num`."""
+        for each in _FORMS:
+            own = ModelsOwn(*each)
+            try:
+                found = own.of(outputs, labels)
+            except (IndexError, KeyError, RuntimeError, TypeError, ValueError):
+                continue
+            total, weight = float(found.values.sum()), float(found.weights.sum())
+            if any(abs(loss * n - total) <= _SAME * abs(total) for n in (weight, num) if n):
+                return own
+        return None
+
+    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
+        """Return the loss of outputs by row: the sum over its places, and their number."""
+        logits = outputs["logits"] if isinstance(outputs, dict) else first_of(outputs)
+        given: Tensor = torch.as_tensor(labels)
+        num = len(logits)
+        if self.shift:
+            logits, given = logits[:, : given.shape[1] - self.shift], given[:, self.shift :]
+        values = self._function(logits, given)
+        own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
+        return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
+
+
+def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
+    flat = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), reduction="none")
+    return flat.reshape(labels.shape)
+
+
+_FORMS = (
+    ("cross entropy of the next place, over the places whose label is not -100", 1, _of_classes),
+    ("cross entropy over the places whose label is not -100", 0, _of_classes),
+    ("cross entropy of the place after the next, over the places whose label is not -100", 2, _of_classes),
+    ("squared error", 0, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
+    ("binary cross entropy", 0, partial(functional.binary_cross_entropy_with_logits, reduction="none")),
+)

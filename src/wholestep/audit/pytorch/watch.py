@@ -15,15 +15,13 @@ from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log, room
 from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.calls import Calls
-from wholestep.audit.pytorch.data import rows_of, weighed
+from wholestep.audit.pytorch.data import as_given, called_for, rows_of, weighed
 from wholestep.audit.pytorch.flow import Flow
-from wholestep.audit.pytorch.given import as_given, called_for
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, Objective, meant
-from wholestep.audit.pytorch.models_own import ModelsOwn
 from wholestep.audit.pytorch.replay import Replay
 from wholestep.audit.pytorch.state import bare, trained, untouched, values
-from wholestep.audit.pytorch.supposing import Known, Supposed, notes, supposed
+from wholestep.audit.pytorch.supposing import Known, ModelsOwn, Supposed, notes, supposed
 from wholestep.audit.pytorch.words import CUT, OF_OTHERS, STEPLESS
 from wholestep.audit.report import Report
 from wholestep.audit.steps import Schedule, scheduled
