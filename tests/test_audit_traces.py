@@ -9,6 +9,7 @@ from keras import layers
 from test_audit import trainer
 
 import wholestep as ws
+from wholestep.audit import hooks
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.meaning import meant, weighed
 
@@ -56,6 +57,19 @@ def test_every_attribute_is_the_object_that_it_was(error):
     assert are_same(attributes(model), before)
     if error is not None:
         assert f"the rest of the loop: it ended with {error.__name__}" in report.unseen
+
+
+def test_replaced_attributes_come_back_in_whichever_order_they_end():
+    class Owner:
+        name = 0
+
+    outer, inner = hooks.replaced(Owner, "name", 1), hooks.replaced(Owner, "name", 2)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert Owner.name == 2
+    inner.__exit__(None, None, None)
+    assert Owner.name == 0
 
 
 def test_a_call_of_the_models_own_is_put_back():

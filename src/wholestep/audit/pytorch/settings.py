@@ -38,7 +38,7 @@ _EMPTY = (
 )
 _NO_FIT = "Does the name by which they are to be left out fit none?"
 _NEAR, _UNLIKE = 0.25, 2.0  # of logarithms of weights and frequencies; how often the one class comes for the other
-_FEW, _SAME, _MOST_ROWS = 3, 1e-3, 2000
+_FEW, _SAME, _MOST_ROWS = 3, 1e-3, 2000  # measurements, and updates, by which a schedule is judged
 _NAME_OF_NORMS = re.compile(
     r"""["'][^"'\s]*(?:layer|batch|group|rms|ln|bn)[_.]?norm|["']\.?norms?\d*["'.]""", re.IGNORECASE
 )
@@ -104,7 +104,6 @@ def decaying(optimizer: Optimizer, norms: set[int], line: Line | None) -> Iterat
         yield told if {*map(id, vectors)} <= norms else Likely(told), {*map(id, vectors)}
 
 
-_FEW = 3  # updates by which a schedule is judged
 _OF_EPOCHS = (
     "StepLR",
     "MultiStepLR",
