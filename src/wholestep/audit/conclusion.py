@@ -302,7 +302,7 @@ def _running(scout: Scout, log: Log, seen: Windows) -> Iterator[str]:
     size = max((each.rows / each.num for each in single), default=0.0) or 1.0  # rows of a batch
 
     def is_of(count: float, rounds: list[_Round], most: int) -> bool:
-        """Whether it counts the batches, or the rows, of one of these rounds, or at most `most` batches more."""
+        """Whether it counts the batches, or the rows, of a round, or at most `most` batches more."""
         more = [delta for r in rounds for delta in (count - r.num, (count - r.rows) / size)]
         return any(-_SLACK <= delta <= most for delta in more)
 

@@ -62,7 +62,7 @@ def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
 def by_logits(output: np.ndarray, derivative: np.ndarray) -> np.ndarray:
     """Return the derivative by the logits, from one by a softmax' probabilities or their logarithms, or unchanged.
 
-    The former are known but for a constant, where a loss took the logits instead.
+    Derivatives by probabilities are known up to a constant, if a loss took the logits.
     """
     derivative = np.asarray(derivative, "float64")
     if is_single(output):
@@ -81,7 +81,7 @@ def solved(
 
     Args:
         labels: the arrays that may hold the labels, by name, a row for each row of the data.
-        beside: all arrays with a row for each row of the data: weights and masks may be among them.
+        beside: all arrays with a row for each row of the data, such as weights and masks.
     """
     own = {name: y for name, y in labels.items() if hasattr(y, "shape")}
     pairs, note = classes_of(derived), ""
@@ -119,7 +119,7 @@ def solved(
 
 
 def _with_an_error(port: Port, derived: list[Derived], labels: dict[str, np.ndarray]) -> Iterator[Solved]:
-    """Yield the losses that have these derivatives but for an error that the judge names."""
+    """Yield the losses that have these derivatives except for an error that the judge names."""
     for name, y in labels.items():
         for loss in port.losses.usual([derived[0].output], y):
             if _has_an_error(port, derived, loss, y):

@@ -192,7 +192,7 @@ class Evidence:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the loss is one of one output, row by row, by which the loop took a derivative too."""
+        """Whether the loss depends on one output, row by row, and the loop took a derivative by this output."""
         objective, pieces = self.meant.objective, self.update.pieces
         is_by_row = isinstance(objective, OneLoss) and not getattr(objective.loss, "is_coupled", False)
         has_one = all(set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces)
@@ -281,7 +281,7 @@ class AtOutputs(Evidence):
         return np.zeros_like(self.handed)
 
     def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
-        """Return the derivative by one piece's outputs as one by all outputs."""
+        """Return the derivative by the outputs of a piece, with zeros for all other outputs."""
         found = np.zeros_like(self.handed)
         found[self._starts[i] : self._starts[i + 1]] = np.ravel(derivative)
         return found
@@ -291,7 +291,7 @@ class AtOutputs(Evidence):
         return {}
 
     def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return derivatives that make those of the loop as a gradient of the parameters, and its distance."""
+        """Return derivatives by the outputs that give the gradient of the loop, and the distance."""
         if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
             return made, apart
         parts = np.split(made, self._starts[1:-1])

@@ -358,7 +358,7 @@ def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a class or module inside of a `with`; one that began later may end later."""
+    """Replace an attribute of a class or module inside of a `with`; several may end in any order."""
     held = _HELD.setdefault((owner, name), {})
     held[value] = vars(owner).get(name, _GONE)
     setattr(owner, name, value)

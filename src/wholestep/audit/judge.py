@@ -160,7 +160,7 @@ class Case:
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         by_pass: the labels by pass, as of `Replay`; None if they belong to the rows.
         is_found: whether the data were found among a script's names: it may hold out some of them.
-        is_heard: whether the loss is the one that the loop calls, and multiplies by a number.
+        is_heard: whether the loss is recorded where the loop calls it; the loop may multiply it by a number.
         compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
     """
 

@@ -199,7 +199,7 @@ def weighed(
 
 
 def outputs(model: keras.Model, x: Tree) -> Tree:
-    """Return the model's outputs for one row, as symbols; those of a model that cannot be traced are numbers."""
+    """Return the model's outputs for one row, as symbols; as numbers if the model cannot be traced."""
     symbols = tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
     try:
         return model.compute_output_spec(symbols)

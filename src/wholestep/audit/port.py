@@ -72,7 +72,7 @@ class Port(ABC):
         is_masked: whether a layer of the model makes a mask.
         is_sparse: whether some gradients are of a few rows of a table.
         has_losses: whether layers of the model have losses, as its first `outputs` show.
-        hears_scales: whether each scale of a loss is heard, so that there is no other.
+        hears_scales: whether every scaling of a loss is recorded.
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
         place: which of several derivatives by an output is taken.
     """

@@ -211,7 +211,7 @@ class Replay(Port):
         return np.asarray(pulled(given, loss([changed], labels, weights)[0][0])[0][0], "float64")
 
     def _by_loss(self, objective: Any, num: int, *, is_once: bool) -> Callable:
-        """Return the function whose first result is the derivative by outputs; of one of Keras' losses, one for all."""
+        """Return the function whose first result is the derivative by outputs; equal Keras losses share it."""
         function, key = partial(_by_loss, self._ops, objective, num), _key_of(objective)
         if key is None:
             return function if is_once else self._program(("derivative", id(objective), num), function)
@@ -262,7 +262,7 @@ class Replay(Port):
 
 
 def _key_of(objective: Any) -> tuple | None:
-    """Return by what one of Keras' losses is known; None for other objectives."""
+    """Return the key of a Keras loss; None for other objectives."""
     loss: Any = getattr(objective, "loss", None)
     kind = type(loss)
     is_known = kind.__module__.startswith("keras.src.") and kind.__name__ != "LossFunctionWrapper"  # of any function

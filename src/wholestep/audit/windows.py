@@ -179,7 +179,7 @@ class Windows:
         rest: forward passes after the last optimizer step.
         foreign: the number of such passes on inputs that are not rows of the data.
         seen: rows of forward passes without a gradient (an evaluation).
-        num_skipped, num_skipped_at_end: optimizer steps whose gradients were not finite; those of them in turn.
+        num_skipped, num_skipped_at_end: optimizer steps whose gradients were not finite, in all and at the end.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
         rule: the optimizer of such updates, if they are steps of one on the gradients that were meant.

@@ -44,7 +44,7 @@ class Calls:
         losses: by their text, the losses of which a gradient may be taken.
         is_whole: whether each gradient by the outputs was that of such a loss of them alone, times a number.
         is_scaled: whether one was multiplied or divided by a number.
-        outputs: which of the module's outputs these are given; None for one that is changed before.
+        outputs: the indices of the module's outputs that the losses get; None for a changed output.
         targets: by the order of a pass, the labels that its loss was given.
     """
 

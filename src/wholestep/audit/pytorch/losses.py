@@ -59,7 +59,7 @@ class Loss:
     Args:
         is_by_rows: whether a weighted mean is divided by the rows.
         has_last: whether the last axis of outputs with places has the classes, also where the shapes do not tell.
-        at: which of the module's outputs it takes; None for the first one that is no integer.
+        at: the index of the module's output that it takes; None for the first floating output.
 
     >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
@@ -299,7 +299,7 @@ def meant(loss: Any) -> Loss | Function:
 
 
 def first_of(outputs: Any) -> Tensor:
-    """Return the first floating tensor of a model's output, one with rows if there is any."""
+    """Return the first floating tensor of a model's output, preferably with rows."""
     leaves = [leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point()]
     return next((leaf for leaf in leaves if leaf.ndim), leaves[0])
 
@@ -327,7 +327,7 @@ def _in_shape(labels: Tensor, shape: torch.Size) -> Tensor:
 
 
 def has_form(kind: type[nn.Module], outputs: Tensor, options: dict[str, Any]) -> bool:
-    """Whether a loss with these options is one of outputs and labels alone: no weights by element, and none that learn.
+    """Whether a loss with these options depends on outputs and labels alone: no weights by element, no learned weights.
 
     >>> has_form(nn.BCELoss, torch.ones(5, 3), {"weight": torch.ones(5, 3)})
     False

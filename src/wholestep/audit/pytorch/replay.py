@@ -291,7 +291,7 @@ class Replay(Port):
         return self._passes[key]
 
     def _can_drop_hooks(self, piece: Piece) -> bool:
-        """Whether a pass has its outputs without the user's hooks, which would act on objects beside the copy."""
+        """Whether a pass has its outputs without the user's hooks, which would change the user's objects."""
         if not any(own for part in self.model.modules() for own in _hooks(part)):
             return False
         training = any(self._setting(piece).modes)
@@ -375,7 +375,7 @@ def _tensor(values: np.ndarray) -> Tensor:
 
 
 def _modes(recorded: tuple[bool, ...], *, training: bool) -> tuple[bool, ...]:
-    """Return the modes of all parts in training or inference: those of the pass, if any part was in that mode."""
+    """Return the modes of all parts in training or inference: as in the pass, if any part was in that mode."""
     return recorded if any(recorded) is training else (training,) * len(recorded)
 
 

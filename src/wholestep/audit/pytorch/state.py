@@ -103,7 +103,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def of_torch(function: Callable) -> Callable:
-    """Return a function that `torch.compile` takes for one of PyTorch's, and not of the user's."""
+    """Return a function that `torch.compile` takes for a part of PyTorch, not for user code."""
     home = nn.Module.forward.__code__.co_filename
     function.__code__ = function.__code__.replace(co_filename=home)
     return function
