@@ -55,7 +55,7 @@ class Row(NamedTuple):
         """Return the row of the table."""
         show = "{:+.2f}".format if self.is_difference else _short
         result = f"{show(median(self.results))} ({show(min(self.results))} to {show(max(self.results))})"
-        bar = "" if self.bar is None else f"<= {self.bar:+g}" if self.is_difference else f">= {self.bar:g}"
+        bar = "" if self.bar is None else f"<= {self.bar:+g}" if self.is_difference else f">= {self.bar:.3g}"
         values = [part for name, numbers in (self.ours, self.other) for part in (name, _short(median(numbers)))]
         verdict = {None: "", True: "met", False: "missed"}[self.is_met]
         return self.work, self.engine, *values, result, bar, verdict, f"{self.peak:.0f}"
