@@ -157,23 +157,29 @@ def largest(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     return difference / max(float(np.abs(b).max()) for b in other)
 
 
+def laws(case: Case, whole: list[np.ndarray]) -> dict[str, int]:
+    """Return by law the number of bits that differ; `whole` are the weights after one `fit`."""
+    rows = case.unshuffled()
+    return {
+        "the same run again": differing_bits(case.fit(), whole),
+        "stopped and resumed": differing_bits(case.resumed(), whole),
+        "fit and update()": differing_bits(case.one_by_one(), rows),
+        "fit and steps()": differing_bits(case.loop(), rows),
+    }
+
+
 def main() -> None:
     """Print the table."""
     print(f"integers: 16 rows and 4 x 4 rows: {differing_bits(of_integers(16), of_integers(4))} bits")
     for name, make in MODELS.items():
         case = Case(make)
-        whole, rows = case.fit(), case.unshuffled()
-        bits = {
-            "the same run again": differing_bits(case.fit(), whole),
-            "stopped and resumed": differing_bits(case.resumed(), whole),
-            "fit and update()": differing_bits(case.one_by_one(), rows),
-            "fit and steps()": differing_bits(case.loop(), rows),
-        }
+        whole = case.fit()
+        bits = laws(case, whole)
         distances = {}
         if name != "convolutions":  # BatchNormalization sees all rows of a microbatch
             distances["microbatches of 5"] = largest(case.fit(microbatch_size=5), whole)
         if name != "attention":  # dropout draws other numbers
-            distances["Keras"] = largest(case.keras(), rows)
+            distances["Keras"] = largest(case.keras(), case.unshuffled())
         print(name, *(f"{law}: {found} bits" for law, found in bits.items()), sep="; ", end="; ")
         print(*(f"{law}: {found:.1e}" for law, found in distances.items()), sep="; ", flush=True)
 
