@@ -172,8 +172,8 @@ def _close(report: Report, made: Case) -> None:
         except WholestepError:  # labels that are no classes, of a loop that has ended with an error
             made.objective = NoLoss()
     elif stated is None and weight is not None:
-        pairs = zip(tree.leaves(x), tree.leaves(fitted), strict=False)
-        if all(np.array_equal(own, given) for own, given in pairs):
+        own, given = tree.leaves(x), tree.leaves(fitted)
+        if len(own) == len(given) and all(map(np.array_equal, own, given)):
             made.data = x, y, np.asarray(weight)
         else:
             made.log.notes[_NO_WEIGHTS], made.objective = None, NoLoss()
