@@ -11,6 +11,12 @@ from wholestep.audit.log import Line
 UNKNOWN = "not known"
 NUM_SHOWN = 3
 _MOST_NUMBERS = 4  # of an array
+_LONGEST = 200  # letters of an error in a report
+
+
+def on_one_line(error: Exception) -> str:
+    """Return the kind and the beginning of an error."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
 
 
 class Likely(str):

@@ -12,7 +12,7 @@ from wholestep import tree
 from wholestep.audit.changes import otherwise
 from wholestep.audit.derived import noted, of_a_number
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import Finding, Found, Likely, many, some
+from wholestep.audit.found import Finding, Found, Likely, many, on_one_line, some
 from wholestep.audit.gradients import gradients
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import all_same
@@ -25,7 +25,6 @@ from wholestep.audit.unsolved import copied, skipped
 from wholestep.audit.variables import ends, frozen, left_out
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
-_LONGEST = 200  # letters of an error in a report
 _STAGES = "rows", "mode", "gradient", "backward pass", "step", "state"
 _STAGE_OF = {"the order of the rows": "rows", "the optimizer steps": "step", "statistics and seeds": "state"}
 
@@ -86,8 +85,7 @@ class Verdict:
             self.unjudged = self.unjudged or "no gradient of an update could be computed again"
 
     def _note_failure(self, name: str, error: Exception) -> None:
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
-        self.unseen.append(f"{name}: {told}")
+        self.unseen.append(f"{name}: {on_one_line(error)}")
         self.broken.add(_STAGE_OF.get(name, name))
 
     def check(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:

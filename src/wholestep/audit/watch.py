@@ -12,7 +12,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.causes import BY_NAME
-from wholestep.audit.found import Found, Likely
+from wholestep.audit.found import Found, Likely, on_one_line
 from wholestep.audit.hooks import Hooks, room
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Log
@@ -180,7 +180,7 @@ def _close(report: Report, made: Case) -> None:
     try:  # after the loop: a function of the user's may have a state
         made.data, made.objective = weighed(made.model, made.data, made.objective)
     except Exception as error:
-        made.log.unseen[f"the weights that the loss gives to rows: {type(error).__name__}: {error}"] = None
+        made.log.unseen[f"the weights that the loss gives to rows: {on_one_line(error)}"] = None
     report.close(made)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from wholestep.audit.found import Likely
+from wholestep.audit.found import Likely, on_one_line
 from wholestep.audit.measure import is_padded
 from wholestep.audit.pytorch.calls import clips
 from wholestep.audit.pytorch.hooks import Watcher
@@ -53,7 +53,7 @@ _PADDED = (
     "All rows of labels end with zeros, after more or fewer places, as if they were filled up, and these places count "
     "in the loss ({}). If 0 is padding, pass `ignore_index=0`."
 )
-_FAILED, _LONGEST = "gradients, layers and losses one by one: the audit has failed there ({})", 200
+_FAILED = "gradients, layers and losses one by one: the audit has failed there ({})"
 _FEW, _NUM_GRAPHS = 3, 3  # calls that show a fault; backward passes whose graphs are walked
 _SAME = 1e-3  # of factors
 _DROPOUTS = "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"
@@ -129,7 +129,7 @@ class Flow:
         try:
             return None if self._failure else note(*arguments)
         except Exception as error:
-            self._failure = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+            self._failure = on_one_line(error)
             return None
 
     def _after(self, note: Callable) -> Callable:

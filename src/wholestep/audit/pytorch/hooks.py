@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from wholestep.audit.found import Likely
+from wholestep.audit.found import Likely, on_one_line
 from wholestep.audit.log import Applied, Called, Line, Log, Other
 from wholestep.audit.measure import all_same
 from wholestep.audit.pytorch.data import Beside
@@ -43,7 +43,7 @@ from wholestep.audit.windows import together
 
 _FUNCTIONAL = "passes with other weights than the module's (`functional_call`), and the gradients that go through them"
 _FEW = 3  # passes by which random states are compared
-_FAILED, _LONGEST = "the updates from one on: the audit has ended there with an error of its own ({})", 200
+_FAILED = "the updates from one on: the audit has ended there with an error of its own ({})"
 _CLOSURE = "optimizer steps that run the model more than once, by a closure"
 
 
@@ -146,7 +146,7 @@ class Watcher:
                 hook(*arguments)
             except Exception as error:
                 self.log.is_open = False
-                self.log.unseen[_FAILED.format(" ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST])] = None
+                self.log.unseen[_FAILED.format(on_one_line(error))] = None
 
         return called
 

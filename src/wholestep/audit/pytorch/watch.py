@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from wholestep import tree
-from wholestep.audit.found import Likely
+from wholestep.audit.found import Likely, on_one_line
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log, room
 from wholestep.audit.port import ByPass
@@ -30,7 +30,6 @@ from wholestep.audit.windows import Piece, Rows
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
-_LONGEST = 200  # letters of an error
 _MORE = "the form of the loss: the loop's gradient is not of {} alone. Pass the loss that is meant: loss=..."
 _OTHER_AXIS = "the form of the loss: the rows are not the first axis of the outputs, as they are of the inputs"
 _UNFIT = "the form of the loss: it does not take the outputs and labels of a pass ({})"
@@ -163,7 +162,7 @@ def close(
         try:
             found = supposed(model, log, data[0], known, of_supposed)
         except Exception as error:  # the user's model, or shapes that no loss takes
-            log.unseen[_SEARCH.format(_shortened(error))] = None
+            log.unseen[_SEARCH.format(on_one_line(error))] = None
         if found is not None:
             report.taken.append(_SUPPOSED.format(found.case.supposed))
             log.notes.update({found.note: None} if found.note else {})
@@ -225,14 +224,9 @@ def _try(model: nn.Module, data: tuple, log: Log) -> None:
         if moved:
             raise RuntimeError("its `forward` is bound to the module itself")
     except Exception as error:  # the model's own
-        log.unseen[f"the updates: a copy of the model does not run a pass again ({_shortened(error)})"] = None
+        log.unseen[f"the updates: a copy of the model does not run a pass again ({on_one_line(error)})"] = None
         log.called.clear()
         log.applied.clear()
-
-
-def _shortened(error: Exception) -> str:
-    """Return an error on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
 
 
 def _known(
@@ -270,7 +264,7 @@ def _known(
     try:
         return _tried(loss, data, called, log, by_pass)
     except Exception as error:  # the user's function, or a loss of other shapes
-        log.unseen[_UNFIT.format(_shortened(error))] = None
+        log.unseen[_UNFIT.format(on_one_line(error))] = None
         return data, LoopsOwn()
 
 
