@@ -5,7 +5,8 @@ import json
 import platform
 import shutil
 import subprocess
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -110,7 +111,7 @@ def worse(rows: list[Row], earlier: str) -> list[str]:
 
 def circumstances(cores: int, *, quick: bool) -> list[str]:
     """Return what the figures depend on."""
-    versions = ", ".join(f"{each} {version(each)}" for each in _PACKAGES if find_spec(each.removesuffix("-cpu")))
+    versions = ", ".join(_version(each) for each in _PACKAGES if find_spec(each.removesuffix("-cpu")))
     system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     lines = [
         f"{_gpu()}{_processor()}, {cores} cores used; {system}",
@@ -118,6 +119,12 @@ def circumstances(cores: int, *, quick: bool) -> list[str]:
         f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}; medians of paired runs in one process tree",
     ]
     return [*lines, "SMOKE RUN: one short pair each; the figures mean nothing"] if quick else lines
+
+
+def _version(package: str) -> str:
+    with suppress(PackageNotFoundError):
+        return f"{package} {version(package)}"
+    return f"{package}, not installed"  # found on the path
 
 
 def _short(value: float) -> str:

@@ -7,8 +7,8 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from shares import on, share
-from small import X, Y, model, same
+from shares import ENGINE, on, share
+from small import X, Y, model, same, values
 
 import wholestep as ws
 from wholestep import ahead
@@ -124,6 +124,24 @@ def test_a_step_is_numbered_as_the_optimizer_counts_and_no_step_waits_for_that(m
     assert numbers == [1, 2, 4, 5, 6, 7, 9, 10]
     assert iterations == [1, 1, 3, 4, 5, 5, 7, 8]
     assert recounts == [0, 2, 5, 7]  # by each epoch and each `update`
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="JAX alone branches by device")
+@pytest.mark.parametrize("how", [{}, {"microbatch_size": 3}])
+def test_an_update_is_left_out_by_a_selection_as_by_a_branch(monkeypatch, how):
+    from wholestep.engines import jax as engine
+
+    x = np.array(X)
+    x[7] = np.nan
+    models, branches = [model(), model()], []
+    for i, made in enumerate(models):
+        monkeypatch.setattr(engine, "_is_on_cpu", lambda i=i: i == 0)
+        branches.append(engine._branch_of(is_eager=False))
+        ws.Trainer(made, on_nonfinite="skip", **how).fit(x, Y, batch_size=5, epochs=2, shuffle=False, verbose=0)
+    assert branches[0] is not branches[1]
+    for one, other in zip(*map(values, models), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)  # XLA fuses a selection with what it selects
+    assert int(models[1].optimizer.iterations.numpy()) == 6  # of 8 updates, two with the NaN
 
 
 def test_the_first_update_that_is_left_out_is_told_and_no_other():

@@ -19,6 +19,15 @@ from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
 
 
+def select(is_first: Tensor, first: Callable[[], Tree], second: Callable[[], Tree]) -> Tree:
+    """Return the results of one of two functions, like `jax.lax.cond`. Both are computed."""
+    return _where(is_first, first(), second())
+
+
+def _where(is_first: Tensor, first: Any, second: Any) -> Any:
+    return jax.tree.map(lambda one, two: one if one is two else jnp.where(is_first, one, two), first, second)
+
+
 class JaxOptimizer:
     """The part `optimizer` of the engine on JAX.
 
@@ -51,7 +60,6 @@ class JaxOptimizer:
             params, slots = self.optimizer.stateless_apply(state.slots, grads, state.params)
             return new._replace(params=params, slots=slots)
 
-        # A branch, not a selection: a selection keeps old and new alive together and copies both (1.5x the time).
         return self._branch(ok, update, lambda: state)
 
     def _apply_to_rows(
@@ -78,7 +86,7 @@ class JaxOptimizer:
             for (values, i), (whole, _) in zip(table.places(params, slots), wholes, strict=True):
                 values[i] = whole[i].at[rows].set(gather(values[i], row_slots), mode="promise_in_bounds")
         parts = (new.buffers, new.metrics, new.sums), (state.buffers, state.metrics, state.sums)
-        buffers, metrics, sums = jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), *parts)
+        buffers, metrics, sums = _where(ok, *parts)
         return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
 
 
@@ -118,7 +126,7 @@ class JaxSteps:
     ) -> tuple[State, Tensor, Found]:
         """Return the results of (state) -> (state, is_good, results), with the old state unless it is good."""
         new, ok, found = function(state)
-        return jax.tree.map(lambda n, o: n if n is o else jnp.where(ok, n, o), new, state), ok, found
+        return _where(ok, new, state), ok, found
 
 
 class _StepScope(keras.StatelessScope):
