@@ -1,11 +1,12 @@
 """One update on a batch in hand: few programs for any number of rows, no thread, and only what is read is fetched."""
 
 import threading
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
-from small import X, Y, count_calls, model
+from small import X, Y, count_calls, model, same
 
 import wholestep as ws
 from wholestep.data import SingleBatches
@@ -115,3 +116,58 @@ def test_skipped_updates_are_counted():
     trainer = ws.Trainer(model(), on_nonfinite="skip")
     trainer.update((np.full_like(X, np.nan), Y))
     assert trainer.num_skipped == 1
+
+
+def train_elsewhere(made, *_, num=1, **__):
+    for _ in range(num):
+        made.train_on_batch(X, Y)
+
+
+@pytest.mark.parametrize("how", ["raise", "skip"])
+def test_updates_of_other_code_are_counted_in_a_snapshot(how, tmp_path):
+    made = model()
+    trainer = ws.Trainer(made, on_nonfinite=how)
+    trainer.update((X, Y))
+    train_elsewhere(made, num=2)
+    facts = trainer.run.snapshot().facts
+    assert (facts["number"], facts["num_skipped"]) == (3, 0)
+    train_elsewhere(made)
+    assert trainer.save(tmp_path).name.endswith("4")
+    other = ws.Trainer(model())
+    other.update((X, Y))
+    train_elsewhere(other.model, num=3)
+    with pytest.raises(ws.CheckpointError, match="step 4, which exists"):
+        other.save(tmp_path)
+    trainer.update((np.full_like(X, np.nan), Y))
+    train_elsewhere(made)
+    if how == "skip":
+        facts = trainer.run.snapshot().facts
+        assert (facts["number"], facts["num_skipped"]) == (6, 1)
+    else:
+        with pytest.raises(ws.NonFiniteError, match="Update 5"):
+            trainer.run.snapshot()
+
+
+@pytest.mark.parametrize("call", ["fit", "steps"])
+def test_a_run_whose_callback_trains_elsewhere_is_saved(call, tmp_path):
+    made = model()
+    trainer, asked = ws.Trainer(made), ws.Checkpoints(tmp_path, every_steps=1)
+    if call == "fit":
+        callback = keras.callbacks.LambdaCallback(on_train_batch_end=partial(train_elsewhere, made))
+        trainer.fit(X, Y, batch_size=5, callbacks=[callback], checkpoints=asked, verbose=0)
+    else:
+        for _ in trainer.steps(ws.Batches((X, Y), 5), checkpoints=asked):
+            train_elsewhere(made)
+    assert trainer.run.number == int(np.asarray(made.optimizer.iterations)) == 8
+    other = ws.Trainer(model(seed=4))
+    other.restore(tmp_path)
+    assert (other.run.number, same(made, other.model)) == (8, True)
+
+
+def test_a_model_that_only_other_code_has_trained_has_no_run_to_save(tmp_path):
+    made = model()
+    train_elsewhere(made)
+    trainer = ws.Trainer(made)
+    trainer.evaluate(X, Y, verbose=0)
+    with pytest.raises(ws.SpecificationError, match="needs a run that has begun"):
+        trainer.save(tmp_path)

@@ -232,11 +232,11 @@ class Run:
         """
         if self.state is None and self.restored is not None:
             return self.restored  # nothing has been trained since
-        settle = self.settle()
-        num_skipped = self.num_skipped if settle is None else settle()
         if self.state is None or self.variables is None:
             must = "A snapshot needs a run that has begun."
             raise SpecificationError(message(must, "a trainer that has not trained", "take it after the first update."))
+        settle = self.settle()
+        num_skipped = self.num_skipped if settle is None else settle()
         self._note_data()
         arrays, groups = self.arrays(copied), groups_of(self.variables)
         facts = {

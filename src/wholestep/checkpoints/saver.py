@@ -201,8 +201,9 @@ class Saver:
         is_judged = value is not None and self._name not in self._values
         is_elsewhere = is_judged or self._stood != self._here
         if self._has_moved or (is_elsewhere and self._name > 0):
-            number, has_moved = self._run.number, self._has_moved
+            has_moved = self._has_moved
             snapshot = self._run.snapshot(self._common.copies(self._room))
+            number = self._run.number  # which the snapshot may have corrected
             # A dynamic loss scale may count back; the newest checkpoint must still have the highest name.
             name = max(number, self._name + 1) if has_moved else self._name
             rest = {"time": _now(), "run": self._environment, "content": self._start.content}
@@ -323,11 +324,11 @@ def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None)
     common = CommonFolder.of(path, processes)
     kept = common.folders[-1]
     with slowly(processes):
+        snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}")
         if run.number in common.together.first(kept.steps, f"reading the steps of {kept.folder}"):
             must = f"A checkpoint saved by hand must be the first of its step in {kept.folder}."
             attempt = "another folder." if common.store is None else "another address."
             raise CheckpointError(message(must, f"step {run.number}, which exists", attempt))
-        snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}")
         common.lock()
         try:
             here = {} if executor is None else environment(executor.engine, executor.context.options)

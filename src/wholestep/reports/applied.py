@@ -143,9 +143,7 @@ class Applied:
         run.noted(last, state, None if latest is None else latest.numbers(latest.block.num - 1))
         if isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer):
             return run.num_skipped  # it skips updates without counting them
-        if self._skips:
-            return run.number - self._num_applied
-        if run.number != self._num_applied + run.num_skipped:
+        if not self._skips and run.number > self._num_applied + run.num_skipped:
             first = self._num_applied + run.num_skipped + 1
             failed = None if latest is None else latest.first_failure
             if latest is not None and failed is not None and latest.first + failed == first:
@@ -153,6 +151,7 @@ class Applied:
             must = f"Update {first} must have a finite loss and gradient. It was not applied, nor was any after it."
             told = message(must, "one not finite", "read the steps' numbers: that names the rows.")
             raise NonFiniteError(told, first)
+        self.recount(run)  # other code may have updated the optimizer
         return run.num_skipped
 
     def hand_over(self, run: Run, report: Report) -> None:
