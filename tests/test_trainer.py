@@ -495,3 +495,37 @@ def test_what_is_printed_says_in_one_line_what_it_is():
     term = ws.Mean(keras.ops.ones((8, 2)), keras.ops.ones((8,)))
     assert repr(term).endswith("float32 of shape (8,), coefficient=1.0)")
     assert "\n" not in repr(term)
+
+
+class Stops(keras.callbacks.Callback):
+    """Stops at the first batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = True
+
+
+@pytest.mark.parametrize("how", ["fit no epochs", "steps no epochs", "skip", "stop"])
+def test_weights_without_an_update_are_not_replaced_by_their_moving_average(how):
+    made = model(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
+    trainer, before = ws.Trainer(made, on_nonfinite="skip" if how == "skip" else "raise"), made.get_weights()
+
+    def call():
+        if how == "steps no epochs":
+            list(trainer.steps((X, Y), epochs=0))
+        elif how == "fit no epochs":
+            fit(made, trainer=trainer, epochs=0)
+        else:
+            fit(made, np.full_like(X, np.nan), trainer=trainer, callbacks=[Stops()] if how == "stop" else [])
+
+    call()
+    check_equal(before, made.get_weights())
+    if "no epochs" in how:
+        fit(made, trainer=trainer)
+        made.set_weights(before)
+        call()
+        check_equal(before, made.get_weights())
+
+
+def check_equal(one, two):
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -135,7 +135,7 @@ def _run_epochs(
             break
     saver.finish()  # before the weights are replaced by their moving average
     run.end_call()
-    setup.finish()
+    setup.finish(last)
     return logs
 
 

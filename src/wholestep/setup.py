@@ -353,10 +353,14 @@ class Setup:
             executor.note_differences()
         return CallbackRunner(self.model, callbacks, engine=executor.engine, steps=steps, **told)
 
-    def finish(self) -> None:
-        """Replace the weights by the optimizer's moving average, if it has one, as at the end of `keras.Model.fit`."""
-        if self.model.optimizer is not None:
-            self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
+    def finish(self, epochs: int) -> None:
+        """Replace the weights by the optimizer's moving average, if it has one, as at the end of `keras.Model.fit`.
+
+        Before the first update that average is 0; and a call of 0 epochs does nothing, as in Keras.
+        """
+        optimizer = self.model.optimizer
+        if epochs and optimizer is not None and int(keras.ops.convert_to_numpy(optimizer.iterations)):
+            optimizer.finalize_variable_values(self.model.trainable_weights)
 
 
 def _put_all(snapshot: Snapshot, groups: dict[str, list[keras.Variable]], assigned: Assigned) -> None:
