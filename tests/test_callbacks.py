@@ -1,6 +1,7 @@
 """Keras' callbacks work unchanged, and see what they would see in keras.Model.fit."""
 
 import csv
+import threading
 
 import keras
 import numpy as np
@@ -218,3 +219,16 @@ def test_every_hook_and_the_progress_bar_say_what_they_do_in_keras(capsys):
     for a, b in zip(ours, theirs, strict=True):
         assert list(a[3]) == list(b[3])
         assert a[3] == pytest.approx(b[3], rel=1e-4)
+
+
+@pytest.mark.parametrize("gather", [lambda callback: callback, lambda callback: [[callback]]])
+def test_one_callback_or_a_nested_list_is_called_as_a_list_is(gather):
+    class Notes(keras.callbacks.Callback):
+        seen = ()
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen = [*self.seen, (batch, threading.current_thread())]
+
+    notes = Notes()
+    ws.Trainer(model()).fit(X, Y, callbacks=gather(notes), **HOW | {"epochs": 1})
+    assert notes.seen == [(batch, threading.current_thread()) for batch in range(4)]

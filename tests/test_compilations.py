@@ -215,9 +215,9 @@ def test_output_that_is_no_terminal_is_keras_own(capsys, monkeypatch):
 def test_the_bar_reads_no_state_and_a_bar_of_the_user_stays(monkeypatch):
     terminal(monkeypatch)
 
-    def watch(*callbacks):
+    def watch(*callbacks, gather=list):
         how = {"verbose": "auto", "epochs": 1, "steps": 4, "history": True, "engine": engines.choose()}
-        return CallbackRunner(model(), list(callbacks), **how)
+        return CallbackRunner(model(), gather(callbacks), **how)
 
     assert isinstance(watch().bar, ProgbarLogger)
     assert not watch().needs_state
@@ -225,7 +225,9 @@ def test_the_bar_reads_no_state_and_a_bar_of_the_user_stays(monkeypatch):
     assert watch(keras.callbacks.TerminateOnNaN()).has_hooks
     assert not watch().has_test_hooks
     assert watch().unknown == []
-    assert watch(keras.callbacks.ProgbarLogger()).bar is None
+    for gather in (list, lambda callbacks: [list(callbacks)], lambda callbacks: callbacks[0]):
+        assert watch(keras.callbacks.ProgbarLogger(), gather=gather).bar is None
+        assert watch(keras.callbacks.EarlyStopping("loss"), gather=gather).bar is not None
 
 
 def test_a_rate_leaves_out_the_dispatch_that_was_compiled():

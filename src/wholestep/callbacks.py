@@ -88,8 +88,9 @@ class CallbackRunner:
             callbacks, verbose = _of_several(callbacks, processes), 0 if processes.index else verbose
         known = callbacks
         if not isinstance(known, keras.callbacks.CallbackList):
+            each = _each(callbacks)  # of one alone, or nested, Keras would look at no hook, and call it in a thread
             known = keras.callbacks.CallbackList(
-                callbacks,
+                each,
                 add_history=history,
                 add_progbar=verbose != 0,
                 verbose=verbose,
@@ -98,7 +99,7 @@ class CallbackRunner:
                 model=model,
             )
             if history and verbose in (1, "auto") and can_replace_lines():
-                _replace_bar(known, callbacks)
+                _replace_bar(known, each)
         self.model = model
         self.callbacks = known
         self._readers = [c for c in known.callbacks if isinstance(c, ProgbarLogger | RunReport)]
@@ -207,18 +208,21 @@ def refuse_backup(callbacks: Callbacks) -> None:
     Raises:
         SpecificationError: there is a BackupAndRestore.
     """
-    ready = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
-    known = keras.tree.flatten(callbacks or []) if ready is None else ready.callbacks
-    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in known):
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in _each(callbacks)):
         must = "Either checkpoints or BackupAndRestore must resume a run."
         raise SpecificationError(message(must, "both", "leave BackupAndRestore out: a checkpoint holds more."))
 
 
+def _each(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
+    """Return the callbacks of a call, in their order."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return keras.tree.flatten(callbacks or [])
+
+
 def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
     """Return this process's callbacks. They are changed permanently, as the process belongs to one run."""
-    ready = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
-    known = list(keras.tree.flatten(callbacks or []) if ready is None else ready.callbacks)
-    kept = [c for c in known if processes.index == 0 or type(c) not in _WRITERS]
+    kept = [c for c in _each(callbacks) if processes.index == 0 or type(c) not in _WRITERS]
     for callback in kept:
         own = vars(callback)
         if isinstance(callback, _SAVERS):
@@ -227,15 +231,15 @@ def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
             own["on_train_end"] = lambda logs=None: None  # the first process deletes the backup
         if processes.index > 0 and type(callback).__module__.startswith("keras."):
             own["verbose"] = 0
-    if ready is None:
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
         return kept
-    ready.callbacks = kept
-    return ready
+    callbacks.callbacks = kept
+    return callbacks
 
 
-def _replace_bar(known: keras.callbacks.CallbackList, callbacks: Callbacks) -> None:
+def _replace_bar(known: keras.callbacks.CallbackList, given: list[keras.callbacks.Callback]) -> None:
     """Replace Keras' progress bar, which comes last, by the bar with rows per second, unless the user has a bar."""
-    if type(known.callbacks[-1]) is keras.callbacks.ProgbarLogger and known.callbacks[-1] not in (callbacks or []):
+    if type(known.callbacks[-1]) is keras.callbacks.ProgbarLogger and known.callbacks[-1] not in given:
         known.callbacks[-1] = ProgbarLogger()
         known.callbacks[-1].set_params(known.params)
 
