@@ -232,3 +232,38 @@ def test_one_callback_or_a_nested_list_is_called_as_a_list_is(gather):
     notes = Notes()
     ws.Trainer(model()).fit(X, Y, callbacks=gather(notes), **HOW | {"epochs": 1})
     assert notes.seen == [(batch, threading.current_thread()) for batch in range(4)]
+
+
+class Counting:
+    """Notes the model's count of updates in a hook of its own."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        self.seen = [*getattr(self, "seen", []), int(np.asarray(self.model.optimizer.iterations))]
+
+
+class Quiet:
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+
+
+KINDS = {
+    keras.callbacks.TensorBoard: ("logs",),
+    keras.callbacks.ModelCheckpoint: ("{epoch}.weights.h5", "val_loss", 0, False, True),
+    keras.callbacks.TerminateOnNaN: (),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_of_the_users_in_a_class_of_keras_sees_the_state_of_its_update(kind, tmp_path):
+    given = [str(tmp_path / each) if i == 0 else each for i, each in enumerate(KINDS[kind])]
+    counting = type("Counts", (Counting, kind), {})(*given)
+    trainer = ws.Trainer(model())
+    trainer.fit(X, Y, batch_size=1, epochs=3, verbose=0)  # until many go in a dispatch
+    trainer.fit(X, Y, batch_size=1, callbacks=[counting], verbose=0)
+    assert counting.seen == list(range(3 * ROWS + 1, 4 * ROWS + 1))
+    quiet, own = type("Waits", (Quiet, kind), {})(*given), kind(*given)
+    own.on_train_batch_begin = lambda batch, logs=None: None
+    how = {"verbose": 0, "epochs": 1, "steps": 4, "history": True, "engine": engines.choose()}
+    assert not CallbackRunner(model(), quiet, **how).needs_state
+    assert CallbackRunner(model(), own, **how).needs_state

@@ -282,10 +282,13 @@ def _tell_nobody(batch: int, logs: dict | None = None) -> None:
 
 
 def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:
-    """Whether this is a Keras callback whose hooks of a batch never read the model."""
-    known = keras.callbacks
+    """Whether a callback's hooks of a batch are those of a class of Keras that never read the model."""
+    own = keras.callbacks
+    known = (*_SAVERS, *_BARS, own.TensorBoard, own.History, own.TerminateOnNaN)
+    kind = next((each for each in type(callback).__mro__ if each in known), None)
+    hooks = [(getattr(callback, hook), getattr(kind, hook, None)) for hook in _TRAIN_HOOKS]
+    if kind is None or any(getattr(hook, "__func__", None) is not theirs for hook, theirs in hooks):
+        return False
     if isinstance(callback, _SAVERS):
         return callback.save_freq == "epoch"
-    if isinstance(callback, known.TensorBoard):
-        return callback.update_freq == "epoch" and not callback._should_trace
-    return type(callback) in (*_BARS, known.History, known.TerminateOnNaN)
+    return kind is not own.TensorBoard or (callback.update_freq == "epoch" and not callback._should_trace)
