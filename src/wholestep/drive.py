@@ -168,7 +168,7 @@ class _Fitting(_Training):
         super().__init__(executor, run, feed, saver)
         self._watch = watch
         self._pace = executor.dispatch_size
-        self._begin = run.number + 1 - run.place.done
+        self._num_told = run.place.done  # of the epoch's updates; others may be made in between, by callbacks
         self.ahead = executor.dispatcher.num_ahead if watch.needs_state else None
         self.logs: Callable[[], dict[str, Any]] = dict
         self._pace.start()
@@ -177,7 +177,7 @@ class _Fitting(_Training):
         """Return the most updates in the next dispatch; 1 if a callback has asked to stop since the epoch's begin."""
         if self.stops():
             return 1
-        most = self._watch.left(self._run.number + 1 - self._begin) if self._watch.needs_state else self._pace.size
+        most = self._watch.left(self._run.place.done) if self._watch.needs_state else self._pace.size
         return min(most, self._saver.left())
 
     def before(self, read: Callable[[], bool]) -> bool:
@@ -188,7 +188,7 @@ class _Fitting(_Training):
             self._saver.save()
             self._pace.start()
         if self._watch.needs_state:
-            self._watch.begin(self._run.number + 1 - self._begin)
+            self._watch.begin(self._run.place.done)
         return False
 
     def is_due(self, unread: deque[Report]) -> bool:
@@ -199,13 +199,14 @@ class _Fitting(_Training):
         return newest.first + newest.block.num - oldest.first - oldest.block.num >= self._pace.size
 
     def _tell(self, report: Report, failure: int | None) -> None:
-        last = report.block.num - 1 if failure is None else failure
+        last, first = report.block.num - 1 if failure is None else failure, self._num_told
+        self._num_told += last + 1
         self.logs = partial(_numbers, report, last, failure)
-        self._watch.note(report, last + 1, report.first + last - self._begin, lambda: visible(self.logs()))
+        self._watch.note(report, last + 1, first + last, lambda: visible(self.logs()))
         for i in range(last + 1 if self._watch.has_hooks else 0):
             numbers = _numbers(report, i, failure)
             logs = self._executor.show_update(numbers) if self._watch.needs_state else visible(numbers)
-            self._watch.tell(report.first + i - self._begin, logs)
+            self._watch.tell(first + i, logs)
         if failure is not None:
             self._watch.end()
         elif not self._watch.needs_state:
