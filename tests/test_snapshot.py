@@ -663,3 +663,73 @@ def test_facts_that_no_run_has_written_are_damage_and_names_of_a_later_release_a
             RunFacts.of(replace(taken, facts=facts | change))
     with pytest.raises(DamagedError):
         RunFacts.of(replace(taken, facts={key: value for key, value in facts.items() if key != "epochs"}))
+
+
+class Counted:
+    """An iterator of batches with a state, of which one may be bad."""
+
+    def __init__(self, bad=None):
+        self.at, self.bad = 0, bad
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == BATCHES:
+            raise StopIteration
+        rows = slice(SIZE * self.at, SIZE * (self.at + 1))
+        self.at += 1
+        return (np.full_like(X[rows], np.nan) if self.at - 1 == self.bad else X[rows]), Y[rows]
+
+    def get_state(self):
+        return self.at
+
+    def set_state(self, state):
+        self.at = state
+
+
+class Stateless(Counted):
+    def __getattribute__(self, name):
+        if name in ("get_state", "set_state"):
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize("kind", [Counted, Stateless])
+@pytest.mark.parametrize("call", ["fit", "steps"])
+def test_a_stream_goes_on_at_the_batch_that_failed(kind, call):
+    def train(trainer, data):
+        if call == "fit":
+            trainer.fit(data, verbose=0)
+        else:
+            for step in trainer.steps(data):
+                held.append(step)
+
+    held = []
+    whole, failed, other = (ws.Trainer(small()) for _ in range(3))
+    train(whole, kind())
+    try:
+        train(failed, kind(bad=2))
+    except ws.NonFiniteError as error:
+        held.append(error)  # and the loop's frames
+        snapshot = carried(failed.run.snapshot())
+    other.run.restore(snapshot)
+    train(other, kind())
+    assert other.run.number == BATCHES
+    check_same_bits(leaves(whole.model), leaves(other.model))
+
+
+def test_a_batch_in_hand_is_no_batch_of_the_stream():
+    class Updates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+            trainer.update((X[:SIZE], Y[:SIZE]))
+            if batch == 2:
+                taken.append(carried(trainer.run.snapshot()))
+
+    seen, taken, trainer, other = [], [], ws.Trainer(small()), ws.Trainer(small())
+    trainer.fit(Stateless(), callbacks=[Updates()], verbose=0)
+    assert seen == list(range(BATCHES))
+    other.run.restore(taken[0])
+    other.fit(Stateless(), verbose=0)
+    assert other.run.number == 3 + BATCHES

@@ -61,11 +61,12 @@ class Applied:
 
     def note_sent(self, report: Report) -> None:
         """Record updates that were sent. Does not wait."""
-        self._latest = weakref.ref(report)  # weak, so as not to keep its batch
+        sent = weakref.ref(report)  # weak, so as not to keep its batch
+        self._latest = sent if report.in_call else self._latest
         if self._skips or report.in_call:
             while self._unnoted and ((first := self._unnoted[0]()) is None or first.is_noted):
                 self._unnoted.popleft()
-            self._unnoted.append(self._latest)
+            self._unnoted.append(sent)
 
     def note_written(self) -> None:
         """Record that an update has written the optimizer's variables."""
@@ -89,7 +90,9 @@ class Applied:
     def recount(self, run: Run) -> None:
         """Set the run's number to the optimizer's `iterations` plus the skipped updates. Waits."""
         self.note_skipped(run, self._sent())
+        is_last = self._last[0] == run.number
         run.counted(self._num_applied + run.num_skipped, run.num_skipped)
+        self._last = (run.number, *self._last[1:]) if is_last else self._last
         self._iterations = self._optimizer.iterations._value
 
     @property
@@ -185,6 +188,7 @@ class Applied:
             report.is_noted = True
             if (failed := report.first_failure) is not None:
                 run.failed(report.first + failed, in_call=report.in_call)
+                self._latest = lambda: None  # its batch, or one after it, is not the last that was used
             return failed
         num = 0 if report.is_noted else report.num_failures
         if num and not self._has_told:
