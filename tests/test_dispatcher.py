@@ -727,3 +727,12 @@ def test_replicas_send_ahead_too(sent):
     assert max(sent) > 4
     sent.one_by_one()
     assert ahead == fresh.fit(every(7))
+
+
+def test_updates_may_be_written_by_another_thread_while_it_is_asked_whether_they_are_held(monkeypatch):
+    class Held:
+        run = object()
+
+    reads = [Held(), None]
+    monkeypatch.setattr(ahead.Ahead, "_held", property(lambda self: reads.pop(0)), raising=False)
+    assert object.__new__(ahead.Ahead).is_holding(Held.run)

@@ -90,7 +90,8 @@ class Ahead:
 
     def is_holding(self, run: Run) -> bool:
         """Whether the variables are not written yet, as none was accessed since the run's last update."""
-        return self._held is not None and self._held.run is run
+        held = self._held  # read once: another thread may read a variable, which ends it
+        return held is not None and held.run is run
 
     @property
     def num(self) -> int:
