@@ -702,8 +702,7 @@ def test_a_stream_goes_on_at_the_batch_that_failed(kind, call):
         if call == "fit":
             trainer.fit(data, verbose=0)
         else:
-            for step in trainer.steps(data):
-                held.append(step)
+            held.extend(trainer.steps(data))
 
     held = []
     whole, failed, other = (ws.Trainer(small()) for _ in range(3))
