@@ -711,3 +711,32 @@ def test_gradients_that_are_applied_later_than_they_are_taken_are_no_microbatche
         False,
     ), out
     assert "9 of 12 updates are stale" in out
+
+
+class Pooled(keras.layers.Layer):
+    """The mean of the places, by shares along an axis; or one row after the other, as if it were time."""
+
+    def __init__(self, axis):
+        super().__init__()
+        self.axis, self.rows = axis, keras.layers.GRU(4, return_sequences=True)
+
+    def build(self, shape):
+        if self.axis is None:
+            self.rows.build((1, *shape))
+
+    def call(self, x):
+        if self.axis is None:
+            return self.rows(x[None])[0]
+        return keras.ops.sum(keras.ops.softmax(x, axis=self.axis) * x, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_a_row_whose_output_depends_on_the_rows_beside_it_is_said_first(axis):
+    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+    parts = [keras.layers.BatchNormalization(), Pooled(axis), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((5,)), *parts])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with ws.audit(model, (x, x[:, :1])) as report:
+        model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+    told = "The output of a row depends on the other rows of its batch, in inference too"
+    assert report.first_line.startswith("Nothing found" if axis == 1 else told)

@@ -234,6 +234,24 @@ for epoch in range(4):
         F.cross_entropy(model(x[rows])[:, :-1].reshape(-1, 9), x[rows][:, 1:].reshape(-1)).backward()
         optimizer.step()
 """
+ROWS = f"""{PARTS}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.norm, self.head = nn.LSTM(3, 8, batch_first=True), nn.BatchNorm1d(8), nn.Linear(8, 2)
+    def forward(self, x):
+        states, _ = self.lstm(x)
+        shares = (9 * states.sum(2, keepdim=True)).softmax(1)
+        return self.head(self.norm((shares * states).sum(1)))
+
+x, y, model = torch.randn(60, 5, 3), torch.arange(60) % 2, Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    for rows in torch.randperm(60).split(15):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+"""
 SEEN = {  # the right script, the edits that make the fault, the words for it
     "apart": (PAIRED, (("x, y = x[order], y[order]", "x = x[order]"),), "The loss gets the labels of y, but in "),
     "frequent": (CLASSES, (("120 / torch.bincount(y)", "torch.bincount(y) / 120"),), "The weight of a class grows"),
@@ -259,6 +277,17 @@ SEEN = {  # the right script, the edits that make the fault, the words for it
         (("[:, :-1].reshape", ".reshape"), ("[:, 1:].reshape", ".reshape")),
         "The labels are the inputs",
     ),
+    "no mask": (
+        COPIED,
+        (("nn.Linear(8, 9))", "nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Linear(8, 9))"),),
+        "outputs depend on later places: the model sees what it is to predict",
+    ),
+    "rows for time": (
+        ROWS,
+        (("nn.LSTM(3, 8, batch_first=True)", "nn.LSTM(3, 8)"),),
+        "The output of a row depends on the other rows of its batch, in inference too",
+    ),
+    "shares of rows": (ROWS, ((".softmax(1)", ".softmax(0)"),), "The output of a row depends on the other rows"),
 }
 
 

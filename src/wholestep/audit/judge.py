@@ -21,7 +21,7 @@ from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.readings import by_hand, choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
-from wholestep.audit.unsolved import copied, skipped
+from wholestep.audit.unsolved import mixed, predicted, skipped
 from wholestep.audit.variables import ends, frozen, left_out
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
@@ -246,7 +246,8 @@ class Case:
         following = follows(replay, seen.pieces)
         if not any(following):  # else the rows come in the order of their sequences, in each pass
             verdict.check("the order of the rows", of_rows)
-        verdict.check("the outputs of a batch", across, self._outputs)
+        if not verdict.check("the outputs of a batch", across, self._outputs):
+            verdict.check("the rows of a batch", mixed, replay, seen.pieces)
         verdict.add(modes.findings())
         if modes.unlike:
             told = f"the outputs of updates {some(modes.unlike, 6)} are not those of the model in either mode: what "
@@ -266,7 +267,7 @@ class Case:
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
             if verdict.evidence and isinstance(self.objective, OneLoss):
-                verdict.check("the labels", copied, self.data, verdict.evidence[0])
+                verdict.check("the labels", predicted, verdict.evidence[0])
             verdict.check("variables without a gradient", self._left_out, replay, seen)
         verdict.check("the optimizer steps", of_steps, seen, steps, self.log.applied, self.schedule)
         if any(cause.name == "accumulated twice" for cause in verdict.causes):

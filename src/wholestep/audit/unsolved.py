@@ -23,10 +23,11 @@ from wholestep.audit.found import Likely
 from wholestep.audit.measure import SOLVED, distance
 from wholestep.audit.port import Port
 from wholestep.audit.usual import shares_of
-from wholestep.audit.windows import Windows
+from wholestep.audit.windows import Piece, Windows
 
 _UNLIKE, _ALIKE = 0.1, 0.02  # weights of classes that differ, and shares that do not: of a part of the rows
 _FEW_CLASSES = 20
+_FEW_ROWS = 4  # of which two stay
 _HALVINGS = 15  # of the loss scale at which Keras begins: it is 1 then
 
 
@@ -168,22 +169,51 @@ def by_frequency(y: np.ndarray, weights: np.ndarray) -> Iterator[str]:
             )
 
 
-def copied(data: tuple, e: Evidence) -> Iterator[str]:
-    """Yield a note if the labels are the inputs, and each place's output depends on no later place: it can be copied.
+def predicted(e: Evidence) -> Iterator[Likely]:
+    """Yield a note if the labels are the inputs, which can be copied, or the next inputs, which the model sees.
 
     An autoencoder has the inputs for labels too, but each of its outputs depends on all places.
     """
-    (x, *others), y, piece = tree.leaves(data[0]), data[1], e.update.pieces[0]
-    if others or not isinstance(y, np.ndarray) or y.dtype.kind not in "iu" or y.ndim != 2 or not np.array_equal(x, y):
+    piece = e.update.pieces[0]
+    (x, *others), leaves = piece.called.inputs, tree.leaves(e.meant.replay.batch(piece)[1])
+    y = np.asarray(leaves[0])
+    if others or len(leaves) > 1 or not {x.dtype.kind, y.dtype.kind} <= {*"iu"} or x.ndim != 2 or y.size != x.size:
         return
-    given = piece.called.inputs[0].copy()
-    given[:, -1] = y.min() + y.max() - given[:, -1]
-    changed = replace(piece, called=replace(piece.called, inputs=[given], order=-1))
-    one, two = (e.meant.replay.outputs(each, training=False)[0][0] for each in (piece, changed))
+    y = y.reshape(x.shape)
+    if not (is_copy := np.array_equal(x, y)) and not np.array_equal(x[:, 1:], y[:, :-1]):
+        return
+    given = x.copy()
+    given[:, -1] = x.min() + x.max() - x[:, -1]
+    one, two = _outputs(e.meant.replay, piece, [given], order=-1)
     same = e.meant.replay.tolerance.fits
-    if distance(one[:, :-1], two[:, :-1]) <= same < distance(one[:, -1], two[:, -1]):
+    if distance(one[:, -1], two[:, -1]) <= same:
+        return
+    is_causal = distance(one[:, :-1], two[:, :-1]) <= same
+    if is_copy and is_causal:
         told = "The labels are the inputs, in every row and at every place, and no output depends on a later place: "
         yield Likely(f"{told}there is nothing to predict. Are the labels to be the next ones, `x[:, 1:]`?")
+    elif not is_copy and not is_causal:
+        told = "The labels are the next inputs, and outputs depend on later places: the model sees what it is to "
+        yield Likely(f"{told}predict. Is a causal mask missing?")
+
+
+def mixed(replay: Port, pieces: list[Piece]) -> Iterator[Likely]:
+    """Yield a note if a row's output depends on the rows before it in its batch, in inference too."""
+    piece = next((each for each in pieces if each.is_known and len(each.rows) >= _FEW_ROWS), None)
+    if piece is None or any(leaf.shape[1:2] == piece.rows.shape for leaf in piece.called.inputs):  # as of a graph
+        return
+    half = len(piece.rows) // 2
+    given = [np.concatenate([leaf[-half:], leaf[half:]]) for leaf in piece.called.inputs]
+    one, two = _outputs(replay, piece, given, order=-2)
+    if len(one) == len(piece.rows) and distance(one[half:], two[half:]) > replay.tolerance.differs:
+        told = "The output of a row depends on the other rows of its batch, in inference too: is an axis taken for "
+        yield Likely(f"{told}another (a softmax over rows, a recurrent layer that takes rows for time)?")
+
+
+def _outputs(replay: Port, piece: Piece, inputs: list[np.ndarray], *, order: int) -> list[np.ndarray]:
+    """Return the first outputs of a pass in inference, with its own inputs and with others, as a pass that was not."""
+    changed = replace(piece, called=replace(piece.called, inputs=inputs, order=order))
+    return [replay.outputs(each, training=False)[0][0] for each in (piece, changed)]
 
 
 def skipped(seen: Windows) -> Iterator[str]:
