@@ -484,7 +484,7 @@ def test_labels_that_the_model_can_see_in_the_inputs_are_said_first(labels, mode
 def test_what_is_read_of_a_loop_is_looked_at(edit, part, audit):
     code, out, _ = audit(script("measured", edit))
     is_ended = "it was ended when enough was seen, so nothing is known of the values that it writes back" in out
-    assert (code, part in out, out.count("  - ")) == (int("counted" in part), True, 3 + is_ended + bool(part)), out
+    assert (code, part in out, out.count("  - ")) == (int(bool(part)), True, 3 + is_ended + bool(part)), out
 
 
 ENDS = """import jax

@@ -103,10 +103,10 @@ def teachers(loop: Loop, watched: Watched, own: set[int]) -> Iterator[str]:
         if not called or each.log.applied or id(each.model) in own:
             continue
         replay = Replay(each.model, (nested(each, called[0].inputs), np.zeros(1), None))
-        if (line := in_training(replay, called)) is not None:
+        if (first := in_training(replay, called)) is not None:
             told = f"The model {each.model.name!r}, which no step moves, is called in training mode: dropout drops, "
             told += "and BatchNormalization takes the batch's statistics, and moves its own. Is that meant?"
-            yield f"{told}{line}"
+            yield f"{told}{first[1]}"
 
 
 def still(loop: Loop, watched: Watched) -> Iterator[str]:

@@ -10,7 +10,7 @@ from wholestep.audit.found import Finding, Likely, Proof, found, of_values
 from wholestep.audit.log import Called, Line, Log
 from wholestep.audit.measure import ENOUGH, all_same, are_shares, distance
 from wholestep.audit.port import Port
-from wholestep.audit.windows import PAD, Piece, Update, Windows
+from wholestep.audit.windows import PAD, Piece, Update, Windows, keys
 
 _FEW = 3  # evaluations whose mode is compared
 
@@ -153,25 +153,38 @@ def second_passes(log: Log, seen: Windows) -> Iterator[Finding]:
 
 
 def evaluations(replay: Port, log: Log, seen: Windows) -> Iterator[Finding]:
-    """Yield a note if forward passes without gradient, on rows of no update, ran in training mode."""
+    """Yield a note if forward passes without gradient, on rows of no update, ran in training mode.
+
+    It is very likely the fault if they move statistics and their rows train nothing: on rows of the updates, statistics
+    may be estimated anew, and on others dropout may be meant.
+    """
     used = {piece.called.order for piece in seen.pieces}
     own = [called for called in log.called if called.differentiated is False and called.order not in used]
-    line = in_training(replay, own)
-    if line is not None:
-        told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
-        told += "takes the batch's statistics, and moves its own. If it is an evaluation, "
-        yield f"{told}{replay.evaluating}.{line}"
+    if (first := in_training(replay, own)) is None:
+        return
+    called, line, moves = first
+    told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
+    told += "takes the batch's statistics, and moves its own. If it is an evaluation, "
+    trained = {key for piece in seen.pieces for key in keys(piece.called.inputs)}
+    kind = Likely if moves and trained.isdisjoint(keys(called.inputs)) else str
+    yield kind(f"{told}{replay.evaluating}.{line}")
 
 
-def in_training(replay: Port, calls: list[Called]) -> str | None:
-    """Return the line of the first forward pass, of a few, that ran in training mode, where that matters."""
+def in_training(replay: Port, calls: list[Called]) -> tuple[Called, str, bool] | None:
+    """Return the first forward pass, of a few, that ran in training mode, where that matters.
+
+    With it, its line in words, and whether it moves statistics.
+    """
     fits, differs = replay.tolerance
     kept = [called for called in calls if called.outputs and len(called.params) == len(replay.names)]
     for called in kept[:_FEW]:
         piece = Piece(called, np.full(len(called.inputs[0]), PAD))
-        training, inference = (distance(replay.outputs(piece, training=t)[0], called.outputs) for t in (True, False))
-        if training <= fits and inference > differs:
-            return f" ({called.line})" if called.line else ""
+        (training, after), (inference, _) = (replay.outputs(piece, training=t) for t in (True, False))
+        if distance(training, called.outputs) <= fits and distance(inference, called.outputs) > differs:
+            before = called.buffers[: len(after)]
+            moved = [not np.array_equal(*pair) for pair in zip(before, after, strict=True)]
+            moves = any(has for has, is_seed in zip(moved, replay.are_seeds, strict=False) if not is_seed)
+            return called, f" ({called.line})" if called.line else "", moves
     return None
 
 
