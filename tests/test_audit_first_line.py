@@ -740,3 +740,18 @@ def test_a_row_whose_output_depends_on_the_rows_beside_it_is_said_first(axis):
         model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
     told = "The output of a row depends on the other rows of its batch, in inference too"
     assert report.first_line.startswith("Nothing found" if axis == 1 else told)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_noise_that_is_the_same_in_each_update_is_said_first(is_frozen, is_dropped):
+    rng = np.random.default_rng(0)
+    clean, noise = rng.uniform(1, 2, size=(40, 5)).astype("float32"), rng.uniform(-1, 1, size=(40, 5)).astype("float32")
+    noise = np.tile(noise[:8], (5, 1)) if is_frozen else noise
+    x = clean * (noise > 0) if is_dropped else clean + noise
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(5)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with ws.audit(model, (x, clean)) as report:
+        model.fit(x, clean, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    told = "The inputs are the labels with noise, and the noise is the same in every update"
+    assert report.first_line.startswith(told if is_frozen else "Nothing found")

@@ -20,7 +20,7 @@ from wholestep.audit.derived import (
 )
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Likely
-from wholestep.audit.measure import SOLVED, distance
+from wholestep.audit.measure import ENOUGH, SOLVED, distance
 from wholestep.audit.port import Port
 from wholestep.audit.usual import shares_of
 from wholestep.audit.windows import Piece, Windows
@@ -195,6 +195,34 @@ def predicted(e: Evidence) -> Iterator[Likely]:
     elif not is_copy and not is_causal:
         told = "The labels are the next inputs, and outputs depend on later places: the model sees what it is to "
         yield Likely(f"{told}predict. Is a causal mask missing?")
+
+
+def frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
+    """Yield a note if inputs are the labels with noise, added or in place of numbers, which is the same in each update.
+
+    Where places differ at random, these many do not agree in several updates by chance.
+    """
+    pieces = [e.update.pieces[0] for e in evidence[:_FEW_ROWS]]
+    replay = evidence[0].meant.replay
+    labels = [tree.leaves(replay.batch(piece)[1]) for piece in pieces]
+    pairs = [(p.called.inputs[0], np.asarray(y[0])) for p, y in zip(pieces, labels, strict=True) if len(y) == 1]
+    if len(pairs) < _FEW_ROWS or len({leaf.shape for pair in pairs for leaf in pair}) > 1:
+        return
+    (first, meant), *others = pairs
+    if (
+        first.dtype.kind != "f"
+        or first.size < ENOUGH
+        or np.array_equal(first, meant)
+        or all(np.array_equal(y, meant) for _, y in others)
+    ):
+        return
+    same = replay.tolerance.fits
+    is_added = all(distance(x - y, first - meant) <= same for x, y in others)
+    lost, kept = zip(*((np.equal(x, 0) & np.not_equal(y, 0), np.not_equal(x, 0)) for x, y in pairs), strict=True)
+    is_dropped = lost[0].sum() >= ENOUGH and not np.any(np.any(lost, axis=0) & np.any(kept, axis=0))
+    if is_added or is_dropped:
+        told = "The inputs are the labels with noise, and the noise is the same in every update: it is drawn once "
+        yield Likely(f"{told}(with one key or seed, or by numpy while a function is traced). Draw it anew for each.")
 
 
 def mixed(replay: Port, pieces: list[Piece]) -> Iterator[Likely]:
