@@ -96,6 +96,27 @@ def test_gradients_of_equal_rows_are_summed_before_they_are_squared():
     assert np.count_nonzero(accumulator) == 2
 
 
+def test_rows_are_updated_after_an_evaluation_whose_optimizer_has_no_slots_yet(monkeypatch):
+    ids, how = np.stack([FOCAL, FOCAL + 1, FOCAL + 2], axis=1), {"batch_size": ROWS, "shuffle": False, "verbose": 0}
+
+    def evaluated_then_fitted():
+        keras.utils.clear_session()
+        layers = [keras.Input((3,), dtype="int32"), L.Embedding(SIZE, 2), L.Flatten(), L.Dense(1)]
+        model = keras.Sequential(layers)
+        for i, variable in enumerate(model.weights):
+            variable.assign(integers(*variable.shape, seed=100 + i))
+        model.compile(keras.optimizers.Adagrad(0.5), "mse")
+        trainer = ws.Trainer(model)
+        trainer.evaluate(ids, Y, verbose=0)
+        trainer.fit(ids, Y, epochs=2, **how)
+        return snapshot(model), trainer.explain()
+
+    alone, told = evaluated_then_fitted()
+    assert "are updated" in told and "All rows" not in told
+    as_wholes(monkeypatch)
+    assert differing(alone, evaluated_then_fitted()[0]) == []
+
+
 @on("jax")
 def test_steps_equal_fit_to_the_bit():
     fitted, looped = build("adagrad"), build("adagrad")

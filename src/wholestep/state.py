@@ -68,12 +68,12 @@ class EmbeddingTable:
     Args:
         layer: the layer of the table.
         param: its index among the parameters.
-        slots: the indices of the optimizer's variables that have an entry for each of its rows.
+        slots: the indices of the optimizer's variables that have an entry for each of its rows, found by a plan.
     """
 
     layer: keras.layers.Embedding
     param: int
-    slots: tuple[int, ...]
+    slots: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:

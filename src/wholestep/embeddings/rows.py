@@ -8,7 +8,7 @@ Reads private attributes of `keras.layers.Embedding` and of the optimizers in `_
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import keras
@@ -54,10 +54,14 @@ def find(
         if why := why or ("two layers share it" if of.count(param) > 1 else ""):
             reasons[layer._embeddings.path] = why
         else:
-            kept = [getattr(optimizer, name)[param] for name in _ROW_BY_ROW[type(optimizer)]]
-            slots = tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept))
-            tables.append(EmbeddingTable(layer, param, slots))
+            tables.append(EmbeddingTable(layer, param))
     return tables, reasons
+
+
+def _with_slots(table: EmbeddingTable, optimizer: Optimizer, variables: Variables) -> EmbeddingTable:
+    """Return the table with its optimizer's variables, which exist once training begins."""
+    kept = [getattr(optimizer, name)[table.param] for name in _ROW_BY_ROW[type(optimizer)]]
+    return replace(table, slots=tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept)))
 
 
 def unlike_keras(model: keras.Model, optimizer: Optimizer | None) -> str:
@@ -211,8 +215,9 @@ class RowPlanner:
 
     def plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
         """Return the plan of tables whose touched rows alone are updated, and the reasons for other tables."""
-        variables, tables, reasons = self._forward.variables, self.tables, dict(self._wholes)
-        tables = [] if self._engine.programs.is_eager else tables  # no further call of an eager objective for speed
+        variables, reasons = self._forward.variables, dict(self._wholes)
+        known = [] if self._engine.programs.is_eager else self.tables  # no further call of an eager objective for speed
+        tables = [_with_slots(table, self._optimizer, variables) for table in known]
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
         while tables:
             lookups, found = self._learned(Lookups(tables, self._engine), state, data, rows)
