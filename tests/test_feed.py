@@ -49,11 +49,11 @@ def filled(batch):
 
 
 def resident(batches, plan=whole):
-    return Resident(Host, batches, plan, lambda batch: None)
+    return Resident(Host, batches, plan, lambda batch, program: None)
 
 
 def loaded(batches, plan=whole):
-    return Loaded(Host, batches, plan, lambda batch: None)
+    return Loaded(Host, batches, plan, lambda batch, program: None)
 
 
 def seen(blocks):
@@ -107,7 +107,7 @@ class Items:
 
 
 def test_loaded_blocks():
-    feed = open_feed(Host, ws.Batches(Items(), 3, shuffle=False), 0, whole, lambda batch: None, {})
+    feed = open_feed(Host, ws.Batches(Items(), 3, shuffle=False), 0, whole, lambda batch, program: None, {})
     assert isinstance(feed, Loaded)
     blocks = list(feed.blocks(None, lambda: 1))
     assert [b.data.tolist() for b in blocks] == [[0, 1, 2], [3, 4, 5], [6]]
@@ -204,9 +204,8 @@ def test_a_block_knows_the_rows_of_a_full_one():
 
 
 def test_small_arrays_become_resident():
-    assert isinstance(
-        open_feed(engines.choose().devices, ws.Batches(np.zeros(4)), 10**6, whole, lambda batch: None, {}), Resident
-    )
+    devices, check = engines.choose().devices, lambda batch, program: None
+    assert isinstance(open_feed(devices, ws.Batches(np.zeros(4)), 10**6, whole, check, {}), Resident)
 
 
 def test_a_block_that_waited_goes_back_before_those_that_still_wait():

@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     num_stacked: int = 4
 
 
-def stacking(batches, check=lambda batch: None):
+def stacking(batches, check=lambda batch, program: None):
     """Return a feed with a program for every shape, which takes four updates."""
     programs = {}
 
@@ -116,7 +116,7 @@ def broken(num):
     raise OSError("the disk is gone")
 
 
-def refuse(batch):
+def refuse(batch, program):
     if batch.start == (0, 6):
         raise OSError("the disk is gone")
 

@@ -1,5 +1,6 @@
 """Sample weights by which a mean cannot be divided are refused, by their first row."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -40,3 +41,18 @@ def test_only_a_leaf_that_divides_must_not_be_negative():
 def test_rows_may_have_numbers_of_their_own():
     with pytest.raises(ws.BatchError, match="in row 71"):
         check_weights((X, X, np.array([1.0, -1.0])), all_zero=True, numbers=np.array([70, 71]))
+
+
+@pytest.mark.parametrize("between", ["update", "evaluate"])
+def test_a_batch_without_weights_ends_no_check_of_later_weights(between):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    x, y, weight = np.ones((4, 3), "float32"), np.ones((4, 1), "float32"), np.ones(4, "float32")
+    trainer = ws.Trainer(model)
+    trainer.update((x, y, weight))
+    if between == "update":
+        trainer.update((x, y))
+    else:
+        trainer.evaluate(x, y, verbose=0)
+    with pytest.raises(ws.BatchError, match="sample_weight must be finite and not negative: the loss is divided by it"):
+        trainer.update((x, y, -weight))

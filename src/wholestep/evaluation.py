@@ -13,7 +13,7 @@ from keras import ops
 from wholestep import tree
 from wholestep.custom import CustomEvaluation, CustomSteps
 from wholestep.cut import Cut
-from wholestep.data import Batch, Batches, Block, Check, Feed, SingleBatches, most_in_a_dispatch, stack, stage
+from wholestep.data import Batch, Batches, Block, Feed, SingleBatches, most_in_a_dispatch, stack, stage
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
 from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
@@ -135,6 +135,7 @@ class EvalOptions(NamedTuple):
     one_by_one: bool = False
 
 
+CheckKind = Callable[[Batch], None]
 BatchFunction = Scoring | Predicting | CustomEvaluation
 
 
@@ -179,7 +180,7 @@ class Evaluation:
         return self._functions[options.predicts, options.is_whole]
 
     def plan(
-        self, run: "PassRun", batches: Batches | None, options: EvalOptions, steps: int | None, check: Check
+        self, run: "PassRun", batches: Batches | None, options: EvalOptions, steps: int | None, check: CheckKind
     ) -> Callable:
         """Return the function that finds the program of a batch, for a pass over `steps` batches (None: all).
 
@@ -218,7 +219,7 @@ class Evaluation:
         return block.program.layout.unpack(self.engine.devices.fetch(found)[block.num - 1])
 
     def _program(
-        self, run: "PassRun", options: EvalOptions, most: int, num_shapes: int, check: Check, batch: Batch
+        self, run: "PassRun", options: EvalOptions, most: int, num_shapes: int, check: CheckKind, batch: Batch
     ) -> Program:
         self.compilations.num_batches += 1
         most = most if batch.num_rows == batch.full else 1  # a short batch comes once

@@ -30,7 +30,7 @@ from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatc
 from wholestep.dispatcher import Dispatcher
 from wholestep.embeddings.rows import unlike_keras
 from wholestep.errors import NonFiniteError
-from wholestep.evaluation import EvalOptions, Evaluation, Pass, PassRun
+from wholestep.evaluation import CheckKind, EvalOptions, Evaluation, Pass, PassRun
 from wholestep.model import (
     CompiledObjective,
     Findings,
@@ -235,7 +235,7 @@ class Executor:
         known = Known(self.evaluation.row_tables, {})
         return Pass(run, open_feed(self.evaluation.engine.devices, batches, room, plan, check, known), options)
 
-    def _checks_of(self, options: EvalOptions) -> tuple[Check, Check]:
+    def _checks_of(self, options: EvalOptions) -> tuple[CheckKind, Check]:
         return (_pass, _pass) if options.predicts or self.steps.tests else (self.check_kind, self.check)
 
     def evaluate_single(self, host: Tree) -> dict[str, Any]:
@@ -301,14 +301,13 @@ class Executor:
             check_parts(self.model, batch.host)
             check_labels_are_numbers(self.model, batch.host)
 
-    def check(self, batch: Batch) -> None:
-        """Check weights and labels before they are used. Needs a trace."""
+    def check(self, batch: Batch, program: Program) -> None:
+        """Check weights and labels before they are used, by what the program's trace has found."""
         if self._checks_batches:
-            objective: Any = self.objective
-            numbers = batch.names
+            facts, numbers = program.forward.facts, batch.names
             with named(batch):
-                check_weights(batch.host, all_zero=batch.is_resident, divisors=objective.divisors, numbers=numbers)
-                check_labels(objective.label_ranges, batch.host, numbers)
+                check_weights(batch.host, all_zero=batch.is_resident, divisors=facts.divisors, numbers=numbers)
+                check_labels(facts.label_ranges, batch.host, numbers)
 
     # ---- an update ----
 
@@ -348,5 +347,5 @@ class Executor:
         self.engine.processes.barrier(f"stands at batch {step} of epoch {epoch}")
 
 
-def _pass(batch: Batch) -> None:
+def _pass(batch: Batch, program: Program | None = None) -> None:
     """Accept any batch."""

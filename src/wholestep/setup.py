@@ -320,7 +320,7 @@ class Setup:
         if self.objective is not None:
             self._know(leave_rows_out(self._metrics))
             return self._executor(self.objective, self._metrics)
-        objective = CompiledObjective(model, self._metrics)
+        objective = CompiledObjective(self._metrics)
         if self.steps.trains:
             name = "train_step" if compiled.is_overridden(model, "train_step") else "compute_metrics"
             self.run.adopt(replace(self.run.findings, coupling=Coupling(custom=name), pads=False))

@@ -129,7 +129,7 @@ class _AsCompiled(Objective):
         of = keras.Model(*given, name="audited")  # a default name would change those of later models
         of.compile(loss=loss, loss_weights=weights)
         of._compile_loss.build(y, symbols)
-        self._loss, self._objective = of._compile_loss, CompiledObjective(model, [])
+        self._loss, self._objective = of._compile_loss, CompiledObjective([])
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Any:
         """Return the terms of these losses."""
@@ -157,7 +157,7 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         if isinstance(loss, dict | list | tuple) or is_overridden(model, "compute_loss"):
             if not model._compile_loss.built:  # as `fit` does before its first batch
                 model._compile_loss.build(y, outputs(model, x))
-            return CompiledObjective(model, [])
+            return CompiledObjective([])
     if isinstance(loss, dict | list | tuple):
         loss, weights = loss if isinstance(loss, WithWeights) else (loss, None)
         try:

@@ -114,7 +114,7 @@ class Planned(Protocol):
 
 
 Plan = Callable[[Batch], Planned]
-Check = Callable[[Batch], None]
+Check = Callable[[Batch, Any], None]
 
 
 class Table(NamedTuple):
@@ -330,14 +330,14 @@ class SingleBatches:
         Args:
             host: numpy arrays of shape (rows, ...).
             plan: returns the program of the batch.
-            check: raises an error for data that no program may use.
+            check: raises an error for data that its program may not use.
             num_full: returns the number of rows up to which a batch of a number of rows may be padded; None: not.
         """
         num = num_rows_of(host)
         rows, full = np.arange(num, dtype=np.int32), num if num_full is None else num_full(host, num)
         batch = Batch(host, None, rows, full, None, None, (0, 0), (0, 1))
         program = plan(batch)
-        check(batch)
+        check(batch, program)
         return block_of(self._devices, self._row_tables, program, [batch])
 
     def advance(self, block: Block) -> None:

@@ -35,7 +35,7 @@ class _Feed:
 
     Args:
         plan: returns the program of an update.
-        check: raises an error for data that no update may use.
+        check: raises an error for data that an update by its program may not use.
     """
 
     def __init__(self, devices: Devices, batches: Batches, plan: Plan, check: Check):
@@ -122,7 +122,7 @@ class Resident(_Feed):
         batch = self._examples[is_full]
         program = self._plan(batch)
         if not self._checked:
-            self._check(batch)
+            self._check(batch, program)
             self._checked = True
         num = min(num, left, program.most)
         if is_full:
@@ -298,7 +298,7 @@ class Loaded(_Feed):
         """Return the program of an update, after checking its batch."""
         program = self._plan(batch)
         self._programs[batch.full, batch.num_rows] = program
-        self._check(batch)
+        self._check(batch, program)
         return program
 
     def _alike(self, program: Planned, most: int) -> list[Batch]:

@@ -3,6 +3,7 @@
 Keras matches outputs, labels and losses; we take over before its reduction (keras/src/losses/loss.py).
 """
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import keras
@@ -13,7 +14,18 @@ from keras.src.backend import get_keras_mask
 from wholestep import tree
 from wholestep.errors import BatchError, SpecificationError, message, warn
 from wholestep.model.compiled import distinct, is_overridden, unpack
-from wholestep.model.objective import Mean, Objective, Reading, Score, Sum, Term, Whole, lengthened, selected
+from wholestep.model.objective import (
+    LabelRange,
+    Mean,
+    Objective,
+    Reading,
+    Score,
+    Sum,
+    Term,
+    Whole,
+    lengthened,
+    selected,
+)
 from wholestep.tree import Tensor, Tree
 
 # Keras' losses that compare element by element; its others check shapes themselves, or take other shapes by design.
@@ -43,25 +55,11 @@ class LossCall(NamedTuple):
     weight: Tensor | None
 
 
-class LabelRange(NamedTuple):
-    """The class numbers that one leaf of the labels may hold."""
-
-    leaf: int
-    num_classes: int
-    ignored: int | None
-
-
 class CompiledObjective(Objective):
-    """The arguments of `model.compile(...)` as an objective over batches (x, y) or (x, y, sample_weight).
+    """The arguments of `model.compile(...)` as an objective over batches (x, y) or (x, y, sample_weight)."""
 
-    `label_ranges` and `divisors` (the leaves of the sample weights by which a mean is divided) are valid once the
-    objective has been traced.
-    """
-
-    def __init__(self, model: keras.Model, metrics: list):
+    def __init__(self, metrics: list):
         self.extra_metrics = metrics
-        self.label_ranges: list[LabelRange] = []
-        self.divisors: set[int] = set()
         self._has_told = False
         self._has_told_of_labels = False
 
@@ -82,11 +80,12 @@ class CompiledObjective(Objective):
         if not self._has_told_of_labels:
             told = [warn_of_broadcast(call) for call in calls]
             self._has_told_of_labels = any(told)
-        self.label_ranges = [found for call in calls for found in label_ranges(call, tree.leaves(y))]
+        ranges = tuple(found for call in calls for found in label_ranges(call, tree.leaves(y)))
         dividing = [call.weight for call in calls if getattr(call.loss, "reduction", None) == "mean_with_sample_weight"]
-        self.divisors = {i for i, leaf in enumerate(tree.leaves(weight)) if any(leaf is w for w in dividing)}
+        divisors = tuple(i for i, leaf in enumerate(tree.leaves(weight)) if any(leaf is w for w in dividing))
         names = distinct([f"{call.name}_loss" for call in calls]) if len(calls) > 1 else [""] * len(calls)
-        return Reading({name: unreduced(call) for name, call in zip(names, calls, strict=True)}, {}, scores)
+        terms = {name: unreduced(call) for name, call in zip(names, calls, strict=True)}
+        return Reading(terms, {}, scores, label_ranges=ranges, divisors=divisors)
 
     def _that_count(self, calls: list[LossCall], y: Tree, y_pred: Tree) -> list[LossCall]:
         """Return the losses that Keras minimises: only the first of several for one output and one leaf of labels."""
@@ -165,9 +164,9 @@ def unreduced(call: LossCall) -> Term:
 def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: LossCall) -> Term:
     reduction = call.loss.reduction
     if reduction == "sum":
-        return Sum(values, _product(weight, mask, values), call.coefficient)
+        return Sum(values, _product(weight, mask), call.coefficient)
     if reduction == "mean_with_sample_weight":
-        weights = _product(weight, mask, values)
+        weights = _product(weight, mask)
         return Mean(_sum_broadcast(values, weights), weights, call.coefficient)
     if reduction in ("sum_over_batch_size", "mean"):
         # Keras weighs the values by sample_weight and divides by the count of unmasked values, not by their weight.
@@ -198,7 +197,7 @@ def _checked(weight: Tensor | None, values: Tensor) -> Tensor | None:
     return weight
 
 
-def _product(weight: Tensor | None, mask: Tensor | None, values: Tensor) -> Tensor | None:
+def _product(weight: Tensor | None, mask: Tensor | None) -> Tensor | None:
     if weight is None or mask is None:
         return mask if weight is None else weight
     rank = max(len(weight.shape), len(mask.shape))
@@ -248,7 +247,7 @@ def _are_alike(given: tuple, made: tuple) -> bool:
     return len(given) == len(made) and all(a == b or a is None or b is None for a, b in pairs)
 
 
-def check_labels(ranges: list[LabelRange], batch: Tree, numbers: np.ndarray | None = None) -> None:
+def check_labels(ranges: Collection[LabelRange], batch: Tree, numbers: np.ndarray | None = None) -> None:
     """Refuse class numbers that the model has no output for: backends would count them as nothing, or as garbage.
 
     Args:

@@ -318,16 +318,28 @@ def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
     return True if all(type(m).update_state.__module__.split(".")[0] == "keras" for m in metrics) else None
 
 
+class LabelRange(NamedTuple):
+    """The class numbers that one leaf of the labels may hold."""
+
+    leaf: int
+    num_classes: int
+    ignored: int | None
+
+
 class Reading(NamedTuple):
     """The normalised result of an objective: loss terms, terms that are only reported, and metric updates.
 
-    `is_complete`: the terms already include the model's regularisation and `add_loss`.
+    Args:
+        is_complete: whether the terms already include the model's regularisation and `add_loss`.
+        divisors: the leaves of the sample weights by which a mean is divided.
     """
 
     terms: dict[str, Term]
     reported: dict[str, Term]
     scores: list[Score]
     is_complete: bool = False
+    label_ranges: tuple[LabelRange, ...] = ()
+    divisors: tuple[int, ...] = ()
 
 
 def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:

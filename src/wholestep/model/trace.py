@@ -8,7 +8,7 @@ from keras import ops
 
 from wholestep.errors import SpecificationError, message
 from wholestep.model.draws import DrawFact, Draws
-from wholestep.model.objective import Mean, Reading, Term, Whole
+from wholestep.model.objective import LabelRange, Mean, Reading, Term, Whole
 from wholestep.state import Variables
 from wholestep.tree import Tensor
 
@@ -35,6 +35,8 @@ class TraceFacts:
         assigned: the indices of the parameters that the forward pass assigns, where the engine keeps such assignments.
         captured: variables that the objective reads, but the trainer does not own (of another model, or free-standing).
         draws: the random draws, in order.
+        label_ranges: the class numbers that the compiled losses have outputs for.
+        divisors: the leaves of the sample weights by which a mean is divided.
     """
 
     terms: Mapping[str, TermFact] = field(default_factory=dict)
@@ -45,6 +47,8 @@ class TraceFacts:
     assigned: tuple[int, ...] = ()
     captured: tuple[keras.Variable, ...] = ()
     draws: tuple[DrawFact, ...] = ()
+    label_ranges: tuple[LabelRange, ...] = ()
+    divisors: tuple[int, ...] = ()
 
     @property
     def moves_buffers(self) -> bool:
@@ -68,6 +72,8 @@ class Notes:
         self.captured = list(known.captured)
         self.written: list[keras.Variable] = []
         self.draws: Draws | None = None  # of the last call
+        self.label_ranges: tuple[LabelRange, ...] = ()
+        self.divisors: tuple[int, ...] = ()
 
     def note_reading(self, reading: Reading) -> None:
         """Record the terms and metric updates that the objective returned."""
@@ -75,6 +81,7 @@ class Notes:
         self.terms = _term_facts(terms, counts=True) | _term_facts(reported, counts=False)
         self.has_whole |= any(isinstance(t, Whole) for t in terms.values()) or any(s.is_whole for s in reading.scores)
         self.is_complete = reading.is_complete
+        self.label_ranges, self.divisors = reading.label_ranges, reading.divisors
 
     def note_read(self, variable: keras.Variable, variables: Variables) -> None:
         """Record the read of a variable that has no value in the scope; it becomes an input of the program.
@@ -105,7 +112,8 @@ class Notes:
         """Return the properties collected so far. An assigned variable is state, not an input."""
         captured = tuple(v for v in self.captured if _place(v, self.written) is None)
         found = (self.has_extra, self.has_whole, self.is_complete, tuple(self.moved))
-        return TraceFacts(dict(self.terms), *found, tuple(self.assigned), captured)
+        checks = (self.label_ranges, self.divisors)
+        return TraceFacts(dict(self.terms), *found, tuple(self.assigned), captured, (), *checks)
 
 
 def _term_facts(terms: dict[str, Term], *, counts: bool) -> dict[str, TermFact]:
