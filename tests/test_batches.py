@@ -5,6 +5,7 @@ from itertools import islice
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -310,3 +311,41 @@ def test_running_forward_leaves_no_batch_of_before():
     data.run_forward(1, 0)
     assert (data.position, data.unused) == ((1, 0), [])
     assert next(data).tolist() == [0, 0]
+
+
+class Numbered(keras.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        return np.full((4, 2), number, "float32")
+
+
+class Stream:
+    def __iter__(self):
+        return iter([np.ones((4, 2), "float32")] * 5)
+
+
+def spending(num):
+    """Return a transform that raises StopIteration in its call after the first `num`."""
+    held = iter(range(num))
+    return lambda batch: (next(held), batch)[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "how"),
+    [
+        ([{"x": np.ones(2, "float32")} for _ in range(20)], {"batch_size": 4}),
+        ([{"x": np.ones(2, "float32")} for _ in range(20)], {"tokens": 8, "length": [2] * 20}),
+        (scipy.sparse.csr_array(np.eye(20, 3, dtype="float32")), {"batch_size": 4}),
+        (Numbered(), {}),
+        (Stream(), {}),
+    ],
+    ids=["rows", "by length", "sparse", "numbered", "stream"],
+)
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_transform_that_raises_stop_iteration_ends_no_epoch(source, how, is_prepared):
+    data = ws.Batches(source, **how, transform=None if is_prepared else spending(2))
+    data = data.prepared(spending(2)) if is_prepared else data
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(data)

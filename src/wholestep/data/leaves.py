@@ -36,7 +36,7 @@ def numpy_batch(batch: Tree) -> Tree:
 def own_batch(batch: Tree, prepare: Callable[[Any], Any] | None = None) -> Tree:
     """Return a copy of a user's batch, prepared and checked: a generator may fill its arrays again."""
     copied = raw_batch(batch, lambda leaf: np.array(to_numpy(leaf)))
-    return checked(copied if prepare is None else prepare(copied))
+    return checked(copied if prepare is None else _transformed(prepare, copied))
 
 
 def owned(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -47,10 +47,17 @@ def owned(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def transformed(batch: Tree) -> Tree:
         given = tree.leaves(batch)
-        known = {id(leaf) for leaf in given}
-        return tree.map_leaves(lambda leaf: leaf if id(leaf) in known else _copied(leaf), transform(batch))
+        known, found = {id(leaf) for leaf in given}, _transformed(transform, batch)
+        return tree.map_leaves(lambda leaf: leaf if id(leaf) in known else _copied(leaf), found)
 
     return transformed
+
+
+def _transformed(transform: Callable[[Any], Any], batch: Tree) -> Any:
+    try:
+        return transform(batch)
+    except StopIteration as error:
+        raise RuntimeError("A transform has raised StopIteration, which would end the data.") from error
 
 
 def _copied(leaf: Any) -> Any:

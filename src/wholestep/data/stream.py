@@ -67,7 +67,7 @@ class BatchStream:
 
     def first(self) -> Tree:
         """Return the first batch of another pass; this pass stays unchanged."""
-        return self._converted(next(iter(self._batches)))
+        return own_batch(next(iter(self._batches)), self._transform)
 
     def draw(self, step: int) -> Tree:
         """Return the next batch, and move on.
@@ -122,7 +122,7 @@ class BatchStream:
         if not self._held:
             self._check_end(step)
             raise StopIteration
-        batch = self._converted(self._held[0])
+        batch = own_batch(self._held[0], self._transform)
         if self._get_state is not None:
             self.state = copy.deepcopy(self._get_state())
         self._held = []
@@ -137,12 +137,6 @@ class BatchStream:
             self._has_raised = not self._held
             raise
         self._has_raised = self._has_raised and not self._held
-
-    def _converted(self, batch: Tree) -> Tree:
-        try:
-            return own_batch(batch, self._transform)
-        except StopIteration as error:
-            raise RuntimeError("A transform has raised StopIteration, which would end the data.") from error
 
     def _check_end(self, step: int) -> None:
         """Refuse the end of a source that has raised an error; warn if it had another number of batches than told."""
