@@ -119,6 +119,29 @@ def test_an_objective_sees_numbers_and_is_called_once_for_an_update_but_for_the_
     assert len({error.item() for error in objective.seen}) == 5  # the first batch comes twice
 
 
+class OfTraining(ws.Objective):
+    """Counts the calls of training in a variable of its own, which an evaluation does not assign."""
+
+    def __init__(self):
+        self.count = keras.Variable(0.0, trainable=False)
+
+    def __call__(self, model, batch, training):
+        if training:
+            self.count.assign_add(1.0)
+        x, y = batch
+        return ws.Mean(keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True))
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_variable_that_training_alone_assigns_is_kept_by_an_evaluation(eager):
+    model = keras.Sequential([keras.Input(ROWS.shape[1:]), L.Dense(4)])
+    model.compile("sgd", run_eagerly=eager)
+    objective = OfTraining()
+    trainer = ws.Trainer(model, objective)
+    trainer.fit((ROWS, LABELS), batch_size=5, epochs=3, validation_data=(ROWS, LABELS), verbose=0)
+    assert float(objective.count) == 6
+
+
 def test_microbatches_are_seen_one_by_one():
     objective, model = Counting(), keras.Sequential([keras.Input((6,)), L.Dense(1)])
     model.run_eagerly = True

@@ -196,9 +196,8 @@ class Case:
 
     def update(self, function, *given):
         """Carry out (state, *given) -> state, let the variables hold the result, and return what is kept of it."""
-
-        program = self.engine.variables.load_and_store(dispatched(function))
         arguments = self.engine.variables.between_programs(self.read()), *self.engine.devices.place(given)
+        program = self.engine.variables.load_and_store(dispatched(function))
         state, _ = self.compile(program, arguments)(*arguments)
         self.engine.variables.write(self.variables, state)
         return state

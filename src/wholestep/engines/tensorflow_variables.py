@@ -61,11 +61,11 @@ class TensorflowVariables:
         """Return the function for a program that reads buffers from their variables, and writes them and metrics.
 
         Args:
-            variables: those to write; then buffers are part of the state, and are not read.
+            variables: those to write; then buffers are part of the state, and are not read. None: those read last.
         """
+        bound = variables or self.bound  # not in the call: an eager program is called after others were read
 
         def program(state: State, *given: Tree) -> tuple[State, Tree]:
-            bound = variables or self.bound
             if variables is None:
                 state = state._replace(buffers=[tf.convert_to_tensor(v.value) for v in bound.buffers])
             state, results = function(state, *given)
