@@ -613,6 +613,13 @@ def test_an_update_that_failed_unseen_is_in_no_snapshot():
     assert trainer.run.number == 2
 
 
+def test_a_trainer_without_an_optimizer_has_no_run_to_take_out():
+    trainer = ws.Trainer(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), Centred())
+    trainer.evaluate((X, Y), verbose=0)
+    with pytest.raises(ws.SpecificationError, match="A snapshot needs a run that has begun"):
+        trainer.run.snapshot()
+
+
 def test_what_is_kept_is_numbers_words_and_arrays():
     arrays = {}
     kept = taken_apart({"a": [1, 2.5, None, np.float32(3)], "b": {"c": np.arange(3), "d": "word"}}, "it", arrays)
