@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import wholestep as ws
+from wholestep.arguments import split
 from wholestep.data import classify
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, open_source
 from wholestep.data.stream import BatchStream
@@ -88,6 +89,26 @@ def test_columns_of_a_data_set_are_arrays():
     source = opened((Column(), np.zeros(2)))
     assert source.arrays[0].dtype == "float32"
     np.testing.assert_array_equal(source.load(np.array([1]))[0], [[3.0, 4.0]])
+
+
+class Table:
+    """A stand-in for a pandas table whose index holds floats, by which it is sliced."""
+
+    shape, dtype = (2, 2), np.dtype("float32")
+
+    def __getitem__(self, rows):
+        raise KeyError(rows)
+
+    def to_numpy(self):
+        return np.array([[1.0, 2.0], [3.0, 4.0]], "float32")
+
+
+@pytest.mark.parametrize("x", [Column(), Table()], ids=["column", "table"])
+def test_rows_are_split_off_by_their_number(x):
+    first, last = split(classify(x), np.array([0.0, 1.0]), None, 0.5)
+    np.testing.assert_array_equal(first[0], [[1.0, 2.0]])
+    np.testing.assert_array_equal(last[0], [[3.0, 4.0]])
+    assert (first[1].tolist(), last[1].tolist()) == ([0.0], [1.0])
 
 
 class BatchMapDataset:

@@ -10,7 +10,7 @@ from keras.optimizers import Optimizer
 from wholestep import tree
 from wholestep.checkpoints import Checkpoints
 from wholestep.checks import count, is_count, is_number
-from wholestep.data import Batches, Data, holds_numbers, refuse_lists, sliceable, text_as_arrays, without_none
+from wholestep.data import Batches, Data, as_rows, holds_numbers, refuse_lists, text_as_arrays, without_none
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.model import Objective
 from wholestep.program import Options
@@ -102,7 +102,7 @@ def split(x: Data, y: Tree, sample_weight: Tree, fraction: float) -> tuple[tuple
         must = "validation_split must lie between 0 and 1, and needs arrays."
         received = f"validation_split={shown(fraction)} of {type(x.content).__name__}"
         raise SpecificationError(message(must, received, "pass arrays, np.asarray(x) of a list, or validation_data."))
-    arrays = tree.map_leaves(sliceable, parts)
+    arrays = tree.map_leaves(as_rows, parts)
     num_rows = int(tree.leaves(arrays[0])[0].shape[0])
     at = int(num_rows * (1 - fraction))
     if at in (0, num_rows):

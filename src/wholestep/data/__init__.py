@@ -7,6 +7,7 @@ from wholestep.data.feed import Feed, open_feed
 from wholestep.data.kinds import Data, classify
 from wholestep.data.leaves import (
     NUMBER_CLASSES,
+    as_rows,
     holds_numbers,
     numpy_batch,
     own_batch,
@@ -16,7 +17,7 @@ from wholestep.data.leaves import (
     without_none,
 )
 from wholestep.data.opening import go_to_epoch, in_turn, kept, open_batches
-from wholestep.data.sparse import dense, is_sparse, sliceable
+from wholestep.data.sparse import dense, is_sparse
 from wholestep.data.weights import check_weights, class_weighted
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Feed",
     "Known",
     "SingleBatches",
+    "as_rows",
     "check_weights",
     "class_weighted",
     "classify",
@@ -47,7 +49,6 @@ __all__ = [
     "open_feed",
     "own_batch",
     "refuse_lists",
-    "sliceable",
     "stack",
     "stage",
     "text_as_arrays",

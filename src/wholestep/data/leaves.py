@@ -165,6 +165,11 @@ def to_numpy(leaf: object) -> np.ndarray:
     return _in_floatx(_of_pandas(leaf) if hasattr(leaf, "to_numpy") else np.asarray(leaf))
 
 
+def as_rows(leaf: object) -> np.ndarray | SparseRows:
+    """Return a leaf whose rows can be sliced by their numbers: as numpy or, if it is sparse, as its entries."""
+    return SparseRows.of(leaf) if is_sparse(leaf) else to_numpy(leaf)
+
+
 def _in_floatx(array: np.ndarray) -> np.ndarray:
     is_float = array.dtype.kind == "f" or (array.dtype.kind == "V" and array.dtype.name == "bfloat16")
     return array.astype(keras.config.floatx(), copy=False) if is_float else array

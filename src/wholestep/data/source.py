@@ -10,6 +10,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.data.kinds import Data, Kind
 from wholestep.data.leaves import (
+    as_rows,
     by_leaf,
     checked,
     own_batch,
@@ -21,7 +22,7 @@ from wholestep.data.leaves import (
     without_none,
 )
 from wholestep.data.order import Order
-from wholestep.data.sparse import SparseRows, has_sparse, is_sparse
+from wholestep.data.sparse import has_sparse
 from wholestep.data.stream import BatchStream, length_of
 from wholestep.data.workers import Forks, Threads, Workers, warn_of_copies
 from wholestep.errors import BatchError, message
@@ -231,7 +232,7 @@ def _shape(part: object) -> tuple[int, ...]:
 def _open_arrays(content: Tree, transform: Transform, whole: Transform, *, by_length: bool) -> Source:
     """Return the source of arrays; `whole` is applied to dense rows at once, `transform` to each batch of others."""
     stay_sparse = has_sparse(content) and not by_length
-    arrays = tree.map_leaves(_as_rows if stay_sparse else to_numpy, without_none(content))
+    arrays = tree.map_leaves(as_rows if stay_sparse else to_numpy, without_none(content))
     num_rows = tree.num_rows(arrays, "data")
     _check_any(num_rows, "arrays that are not empty.")
     if stay_sparse:
@@ -239,10 +240,6 @@ def _open_arrays(content: Tree, transform: Transform, whole: Transform, *, by_le
     if by_length:
         return Arrays(checked(arrays), num_rows, transform)
     return Arrays(checked(whole(arrays)), num_rows)
-
-
-def _as_rows(leaf: object) -> np.ndarray | SparseRows:
-    return SparseRows.of(leaf) if is_sparse(leaf) else to_numpy(leaf)
 
 
 def _check_any(num_rows: int, instead: str) -> None:

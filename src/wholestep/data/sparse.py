@@ -22,11 +22,6 @@ def has_sparse(data: Tree) -> bool:
     return any(map(is_sparse, tree.leaves(data)))
 
 
-def sliceable(leaf: Any) -> Any:
-    """Return a leaf whose rows can be sliced."""
-    return SparseRows.of(leaf) if is_sparse(leaf) else leaf
-
-
 def dense(leaf: Any) -> np.ndarray:
     """Return a sparse leaf as a dense array."""
     rows = SparseRows.of(leaf)
