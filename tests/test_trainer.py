@@ -154,6 +154,31 @@ def test_a_recompiled_model_is_trained_as_it_is_now():
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_trainer_without_an_optimizer_trains_with_the_compiled_one_beside_others():
+    made = model()
+    own, given = made.optimizer, keras.optimizers.SGD(0.1)
+    one, two = ws.Trainer(made), ws.Trainer(made, optimizer=given)
+    for trainer in (one, two, one):
+        trainer.update((X, Y))
+        assert made.optimizer is (given if trainer is two else own)
+    assert [int(own.iterations), int(given.iterations)] == [2, 1]
+    made.compile("adagrad", "sparse_categorical_crossentropy")
+    later = made.optimizer
+    two.update((X, Y))
+    one.update((X, Y))
+    assert made.optimizer is later
+    assert int(later.iterations) == 1
+
+
+def test_a_given_optimizer_for_other_variables_asks_for_a_new_trainer():
+    made = model()
+    trainer = ws.Trainer(made, optimizer="sgd")
+    trainer.update((X, Y))
+    made.layers[0].trainable = False
+    with pytest.raises(ws.SpecificationError, match="make a new Trainer"):
+        trainer.update((X, Y))
+
+
 @on("jax")
 def test_layers_frozen_after_compile_are_refused_until_compiled_again():
     made = model()

@@ -75,8 +75,8 @@ def check_optimizer(optimizer: Optimizer | None) -> None:
         raise SpecificationError(message(must, f"gradient_accumulation_steps={steps}", attempt))
 
 
-def check_trainable(model: keras.Model, optimizer: Optimizer | None) -> None:
-    """Refuse an optimizer that was built for other variables."""
+def check_trainable(model: keras.Model, optimizer: Optimizer | None, *, is_given: bool) -> None:
+    """Refuse an optimizer that was built for other variables; `is_given`: whether to the trainer, not to `compile`."""
     if optimizer is None:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -85,7 +85,8 @@ def check_trainable(model: keras.Model, optimizer: Optimizer | None) -> None:
     if changed or len(known) != len(model.trainable_variables):
         must = "The optimizer must know just the model's trainable variables."
         received = f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: {changed[:3]}"
-        raise SpecificationError(message(must, received, "compile the model again after changing `trainable`."))
+        again = "make a new Trainer, with a new optimizer," if is_given else "compile the model again"
+        raise SpecificationError(message(must, received, f"{again} after changing `trainable`."))
 
 
 def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:

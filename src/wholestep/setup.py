@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import keras
 
@@ -30,6 +31,9 @@ from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
 from wholestep.state import Variables
 from wholestep.tree import Tree, num_rows
+
+# By model: the optimizer that a trainer has assigned, and the model's own, of trainers without one.
+_OPTIMIZERS: WeakKeyDictionary[keras.Model, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 class FitData(NamedTuple):
@@ -226,7 +230,7 @@ class Setup:
         if not self.steps.trains:
             optimizer = getattr(self.model, "optimizer", None)
             arguments.check_optimizer(optimizer)
-            arguments.check_trainable(self.model, optimizer)
+            arguments.check_trainable(self.model, optimizer, is_given=self._optimizer is not None)
 
     def _build_optimizer(self) -> keras.optimizers.Optimizer | None:
         """Create the variables of the model's optimizer, unless a custom step may create them; return the optimizer."""
@@ -312,8 +316,13 @@ class Setup:
 
     def _adopt_optimizer(self) -> None:
         """Assign this trainer's optimizer to the model: callbacks read it there, and trainers may share a model."""
-        if self._optimizer is not None:
-            self.model.optimizer = self._optimizer
+        now = getattr(self.model, "optimizer", None)
+        adopted, own = _OPTIMIZERS.get(self.model, (None, None))
+        own = own if now is adopted else now  # compiled or assigned since
+        adopted = self._optimizer or own or now
+        if adopted is not now:
+            self.model.optimizer = adopted
+        _OPTIMIZERS[self.model] = adopted, own
 
     def _make(self) -> Executor:
         model = self.model
