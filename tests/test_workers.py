@@ -1,7 +1,9 @@
 """A PyDataset's workers load ahead, and change nothing of what is trained on."""
 
+import gc
 import multiprocessing
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -302,3 +304,17 @@ def test_threads_end_with_the_data_set_that_nobody_holds_any_more():
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_epoch_leaves_no_queue_behind():
+    def queues():
+        gc.collect()
+        return sum(isinstance(each, queue.SimpleQueue) for each in gc.get_objects())
+
+    workers, found = Workers(Threads(lambda number: number, num=2), lambda number: number, most=3), []
+    for _ in range(4):
+        workers.expect([1, 2, 3])
+        assert workers.take(1) == 1
+        workers.end()
+        found.append(queues())
+    assert len(set(found)) == 1

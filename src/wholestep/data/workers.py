@@ -77,13 +77,14 @@ class Threads:
         self._num = num
         self._threads: list[threading.Thread] = []  # not before they are needed
         self._asked: queue.SimpleQueue[tuple[Future, Callable, int] | None] = queue.SimpleQueue()
+        self._stop: Callable[[], object] = lambda: None  # ends the threads once, at the latest with this object
 
     def submit(self, number: int) -> Future:
         """Begin to load a batch."""
         future: Future = Future()
         self._asked.put((future, self._get, number))
         if not self._threads:
-            weakref.finalize(self, _stop, self._asked, self._num)
+            self._stop = weakref.finalize(self, _stop, self._asked, self._num)
         if len(self._threads) < self._num:
             name = f"wholestep-load-{len(self._threads)}"
             thread = threading.Thread(target=_work, args=(self._asked,), name=name, daemon=True)
@@ -102,7 +103,7 @@ class Threads:
         with contextlib.suppress(queue.Empty):
             while True:
                 asked.get_nowait()
-        _stop(asked, len(threads))
+        self._stop()
         until = time.monotonic() + _PATIENCE
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
