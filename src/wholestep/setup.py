@@ -56,7 +56,7 @@ class Setup:
         run: the run that the calls advance.
 
     Attributes:
-        executor: the compiled programs of the current model; None before the first batch.
+        executor: the compiled programs of the current model; None before the first call that needs them.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class Trainer(OnBatch):
 
     @property
     def executor(self) -> Executor | None:
-        """The compiled programs of the current model; None before the first call."""
+        """The compiled programs of the current model; None before the first call that needs them."""
         return self._setup.executor
 
     # ---- training ----

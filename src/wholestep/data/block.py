@@ -144,7 +144,7 @@ class Known(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The complete input of one dispatch.
+    """Updates that are handed out together, and their input.
 
     Args:
         program: computes the updates of the block.
