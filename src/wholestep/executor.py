@@ -302,7 +302,7 @@ class Executor:
             check_labels_are_numbers(self.model, batch.host)
 
     def check(self, batch: Batch, program: Program) -> None:
-        """Check weights and labels before they are used, by what the program's trace has found."""
+        """Check weights and labels before they are used, by the facts of the program's trace."""
         if self._checks_batches:
             facts, numbers = program.forward.facts, batch.names
             with named(batch):
