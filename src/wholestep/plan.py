@@ -214,16 +214,16 @@ class Planner:
             return self._compile(cut, length, sample)
         program = self._compile(whole, length, sample)
         if program.memory is None and self.memory_limit is not None:
-            self._say(f"memory_limit has no effect: {keras.backend.backend()} does not report a program's memory.")
+            warn(f"memory_limit has no effect: {keras.backend.backend()} does not report a program's memory.")
         size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
             if not self.probe(sample).cut_is_exact:
-                self._say(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(sample).why}.")
+                warn(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(sample).why}.")
                 return program
             size = -(-size // 2)
             program = self._compile(self._cut(whole, size, sample), length, sample)
         if program.memory is not None and program.memory > self.limit:
-            self._say(
+            warn(
                 f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: the update runs "
                 "nevertheless. Raise memory_limit, or make the model smaller."
             )
@@ -234,7 +234,7 @@ class Planner:
             return whole
         coupling = self.probe(sample)
         if not coupling.cut_is_possible:
-            self._say(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
+            warn(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
             return whole
         num = -(-whole.rows // size)
         if self.padding_is_exact(sample):
@@ -242,7 +242,7 @@ class Planner:
             split = self._may_split(whole, [size], sample)
             return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows, split=split)
         if not coupling.cut_is_exact:
-            self._say(
+            warn(
                 f"microbatch_size={size} is part of what this update means: {coupling.why}. {coupling.cut_means} "
                 f"A microbatch has at most {size} rows; leave microbatch_size out to compute the batch as a whole."
             )
@@ -304,9 +304,6 @@ class Planner:
         made = made._replace(memory=self._share(made.memory))
         notes = describe(row_plan, wholes, cut.num_microbatches)
         return Program(*made, cut, length, most, num_stacked, notes, maker)
-
-    def _say(self, message: str) -> None:
-        warn(message)
 
 
 def _host_bytes() -> int:
