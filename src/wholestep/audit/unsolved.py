@@ -200,7 +200,7 @@ def predicted(e: Evidence) -> Iterator[Likely]:
 def frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
     """Yield a note if inputs are the labels with noise, added or in place of numbers, which is the same in each update.
 
-    Where places differ at random, these many do not agree in several updates by chance.
+    It differs from row to row of a batch: an offset of all rows may be meant, as may a hole in all.
     """
     pieces = [e.update.pieces[0] for e in evidence[:_FEW_ROWS]]
     replay = evidence[0].meant.replay
@@ -208,18 +208,13 @@ def frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
     pairs = [(p.called.inputs[0], np.asarray(y[0])) for p, y in zip(pieces, labels, strict=True) if len(y) == 1]
     if len(pairs) < _FEW_ROWS or len({leaf.shape for pair in pairs for leaf in pair}) > 1:
         return
-    (first, meant), *others = pairs
-    if (
-        first.dtype.kind != "f"
-        or first.size < ENOUGH
-        or np.array_equal(first, meant)
-        or all(np.array_equal(y, meant) for _, y in others)
-    ):
+    x, y = (np.stack(leaves) for leaves in zip(*pairs, strict=True))
+    if x.dtype.kind != "f" or x[0].size < ENOUGH or not np.ptp(y, axis=0).any():
         return
-    same = replay.tolerance.fits
-    is_added = all(distance(x - y, first - meant) <= same for x, y in others)
-    lost, kept = zip(*((np.equal(x, 0) & np.not_equal(y, 0), np.not_equal(x, 0)) for x, y in pairs), strict=True)
-    is_dropped = lost[0].sum() >= ENOUGH and not np.any(np.any(lost, axis=0) & np.any(kept, axis=0))
+    noise, lost, kept = x - y, np.equal(x, 0) & np.not_equal(y, 0), np.not_equal(x, 0)
+    (fits, differs), first = replay.tolerance, np.broadcast_to(noise[0], noise.shape)
+    is_added = distance(noise, first) <= fits and distance(first, np.broadcast_to(noise[0, 0], noise.shape)) > differs
+    is_dropped = not np.any(lost.any(0) & kept.any(0)) and np.any(lost.any((0, 1)) & kept.any((0, 1)))
     if is_added or is_dropped:
         told = "The inputs are the labels with noise, and the noise is the same in every update: it is drawn once "
         yield Likely(f"{told}(with one key or seed, or by numpy while a function is traced). Draw it anew for each.")
