@@ -467,6 +467,28 @@ def test_labels_that_the_model_can_see_in_the_inputs_are_said_first(labels, mode
     assert (found, code) == ([told], int(told != "Nothing found")), out
 
 
+MIXED = """import keras
+import numpy as np
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(0)
+model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+for i in range(30):
+    x, y = rng.normal(size=(8, 5)), rng.normal(size=(8, 1))
+    if i % 9 == 8:
+        x[0] = 1.0
+    model.train_on_batch(x.astype("float32"), y.astype("float32"))
+"""
+
+
+@pytest.mark.parametrize("num", [9, 1])
+def test_a_few_rows_of_equal_inputs_may_have_other_labels(num, audit):
+    assert "% 9 == 8" in MIXED
+    code, out, _ = audit(MIXED.replace("% 9 == 8", f"% {num} == {num - 1}"))
+    few, many = "Nothing found in", "Not known, but in the stage: gradient"
+    assert (code, few in out, many in out) == ((0, True, False) if num == 9 else (1, False, True)), out
+
+
 @pytest.mark.parametrize(
     ("edit", "part"),
     halves(

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -211,12 +211,16 @@ class _Data:
         """Assemble the data from the inputs of the model and the labels of the loss, each row once."""
         if not self.labels:
             return None
-        x, first = once(self.meaning.watched, [each.called.inputs for each in self.labels])
+        weights = [each.weight for each in self.labels if each.weight is not None]
+        beside = [joined(each.label for each in self.labels)]
+        beside += [joined(weights)] if len(weights) == len(self.labels) else []
+        inputs = [each.called.inputs for each in self.labels]
+        (x, first), (more, pairs) = (once(self.meaning.watched, inputs, other) for other in ((), beside))
+        if len(pairs) < 1.05 * len(first):  # equal by chance, as mixed images; else labels come apart from rows
+            x, first = more, pairs
         self.meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
         self.meaning.unseen.append(_FIRST_LABELS)
-        data = x, joined(each.label for each in self.labels)[first]
-        weights = [each.weight for each in self.labels if each.weight is not None]
-        return (*data, joined(weights)[first]) if len(weights) == len(self.labels) else data
+        return x, *(leaf[first] for leaf in beside)
 
     def of_batches(self) -> tuple | None:
         """Assemble the data from the inputs of the model and the tensors that the script names beside them."""
@@ -255,10 +259,10 @@ class _Data:
         return x, np.zeros(num)
 
 
-def once(watched: Watched, given: list[list[np.ndarray]]) -> tuple[Tree, list[int]]:
-    """Return (a model's inputs, each row once, the first position of each)."""
+def once(watched: Watched, given: list[list[np.ndarray]], beside: Sequence[np.ndarray] = ()) -> tuple[Tree, list[int]]:
+    """Return (a model's inputs, each row once, the first position of each); a row that differs `beside` is another."""
     leaves = [joined(each) for each in zip(*given, strict=True)]
-    first = sorted({key: row for row, key in reversed([*enumerate(keys(leaves))])}.values())
+    first = sorted({key: row for row, key in reversed([*enumerate(keys([*leaves, *beside]))])}.values())
     return nested(watched, [leaf[first] for leaf in leaves]), first
 
 
