@@ -106,7 +106,8 @@ def _carried(windows: Windows) -> list[Found]:
     shared = [u for u in shared if len({frozenset(p.rows.tolist()) for p in u.pieces}) == len(u.pieces)]  # no row twice
     whole = [piece for piece in windows.pieces if piece.called.order in windows.place]
     first = {row for piece in whole if not windows.place[piece.called.order][0] for row in piece.rows.tolist()}
-    if not shared or len(first) < _NEARLY_ALL * len({row for piece in whole for row in piece.rows.tolist()}):
+    are_even = len({len(u.pieces) for u in windows.updates[:-1]}) == 1  # else their sizes are the author's
+    if not shared or not are_even or len(first) < _NEARLY_ALL * len({r for p in whole for r in p.rows.tolist()}):
         return []  # rows come again by chance
     update = shared[0]
     numbers = [windows.place[piece.called.order][0] for piece in update.pieces]
