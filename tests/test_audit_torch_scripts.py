@@ -252,3 +252,69 @@ def test_a_sum_may_be_divided_in_the_gradients_or_not_at_all(has_divided, audit)
     assert ("the sums of this loss are divided by the rows" in out) is has_divided
     code, out, _ = audit(SUMMED.replace("div_(num)", "div_(16)").replace("split(8)", "split(9)"))
     assert (code, out.startswith("Nothing found")) == (1, False), out
+
+
+PLAIN = f"""{DRAWN}
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+MADE
+for epoch in range(5):
+    for rows in torch.randperm(60).split(10):
+        optimizer.zero_grad()
+        out, labels = model(x[rows])[:, 0], y[rows]
+        LOSS.backward()
+        optimizer.step()
+        MORE
+END
+"""
+MSE = "F.mse_loss(out, labels)"
+TWINS = {  # the parts of the right script, those of the wrong one, and the words with which its report begins
+    "a loss of numbers": (
+        {"LOSS": "torch.stack([F.mse_loss(a, b) for a, b in zip(out, labels)]).mean()"},
+        {
+            "LOSS": "torch.tensor([F.mse_loss(a, b).item() for a, b in zip(out, labels)], requires_grad=True).mean()",
+        },
+        "No gradient reaches the model: the loss is cut off from its outputs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_wrong_script_is_told_from_its_right_twin(name, audit):
+    right, wrong, told = TWINS[name]
+
+    def of(parts):
+        text = PLAIN
+        for part, own in ({"MADE": "", "LOSS": MSE, "MORE": "", "END": ""} | parts).items():
+            text = text.replace(part, own)
+        return text
+
+    code, out, _ = audit(of(right))
+    assert code != 1, out
+    code, out, _ = audit(of(wrong))
+    assert (code, out[: len(told)]) == (1, told), out
+    assert "one by one" not in out
+
+
+GROWING = f"""{DRAWN}
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def endless():
+    while True:
+        yield from torch.randperm(60).split(4)
+stream = endless()
+for update in range(14):
+    optimizer.zero_grad()
+    num = NUM
+    for _ in range(num):
+        rows = next(stream)
+        (F.mse_loss(model(x[rows])[:, 0], y[rows]) / num).backward()
+    optimizer.step()
+"""
+
+
+def test_a_window_whose_size_the_author_changes_is_not_carried_over(audit):
+    code, out, _ = audit(GROWING.replace("NUM", "1 + update // 6"))
+    assert (code, "carried over" in out) == (0, False), out
+    code, out, _ = audit(GROWING.replace("NUM", "4"))
+    assert (code, out.startswith("Window carried over the epoch.")) == (1, True), out

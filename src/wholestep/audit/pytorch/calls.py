@@ -228,7 +228,7 @@ class Calls:
         self._plain.append((result.grad_fn, "criterion"))
 
     def _keep_labels(self, labels: Any) -> None:
-        if self.log.called and self.log.called[-1].is_whole and isinstance(labels, Tensor):
+        if self.log.called and self.log.called[-1].is_whole and isinstance(labels, Tensor) and labels.ndim:
             self.targets.setdefault(self.log.called[-1].order, array(labels))
 
     def _taking(self, take: Callable, *, is_result: bool) -> Callable:
