@@ -73,11 +73,16 @@ def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]
     begun = _begun_anew(known)
     if begun is not None:
         yield begun
-    moving = [i for i, update in enumerate(known) if update.applied.learning_rate != 0]
-    still = known[moving[-1] + 1 :] if moving else []
-    if len(still) > 1:
-        told = f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"
-        yield Likely(told) if 2 * len(still) >= len(known) else told
+    for rate, run in groupby(known, lambda update: update.applied.learning_rate):
+        still = [*run]
+        is_end = still[-1] is known[-1] and still[0] is not known[0]
+        steps = [update.applied for update in still]
+        if rate or len(still) < 3 - is_end or not all(all_same(step.params, step.params_after) for step in steps):
+            continue  # a warm-up begins with 0, for one update
+        told = f"The learning rate is 0 in updates {still[0].number} to {still[-1].number}, which move no weight. Does "
+        told += "its schedule divide whole numbers, or count passes over the data?"
+        at_end = f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"
+        yield Likely(at_end if is_end else told) if not is_end or 2 * len(still) >= len(known) else at_end
     is_whole = begun is None or isinstance(begun, str)
     if schedule is not None and is_whole and not twice and len({u.applied.optimizer for u in known}) == 1:
         yield from rates(known, schedule)
@@ -90,7 +95,7 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
     others = [
         (a, b)
         for a, b in pairs  # of the same parameters: else two optimizers make one update
-        if b.optimizer != a.optimizer and any(map(_are_both, a.grads, b.grads))
+        if b.optimizer != a.optimizer and any(g is not None and h is not None for g, h in zip(a.grads, b.grads, strict=False))
     ]
     if any(b.optimizer == left.optimizer for i, (left, _) in enumerate(others) for _, b in others[i + 1 :]):
         lines = dict.fromkeys(str(step.line) for step in others[0] if step.line is not None)
@@ -112,10 +117,6 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
             on_one_line = Likely(f"{told}, with the same rate and on the same line: its moments are lost.")
             return on_one_line if is_same else f"{told}."
     return None
-
-
-def _are_both(one: np.ndarray | None, two: np.ndarray | None) -> bool:
-    return one is not None and two is not None
 
 
 def _is_alike(one: Applied, two: Applied) -> bool:
