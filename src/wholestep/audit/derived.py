@@ -148,7 +148,7 @@ def _behind(num: int, by: int, rows: np.ndarray) -> np.ndarray:
 
 def _are_classes(y: np.ndarray, output: np.ndarray) -> bool:
     """Whether these are classes of such outputs, as numbers or one-hot, of several."""
-    if y.dtype.kind not in "biuf":
+    if y.dtype.kind not in "iuf":
         return False
     width = output.shape[-1]
     is_hot = y.shape[1:] == output.shape[1:] and bool(np.all(y.sum(-1) == 1))
