@@ -39,6 +39,9 @@ _TWICE = {  # by the loss and the operation that made its input
         "CrossEntropyLoss takes logits, and gets numbers that add up to 1: is a softmax too many?"
     ),
     ("kl_div", "Softmax"): "`kl_div` takes log probabilities, and gets others: is a `log_softmax` missing?",
+    ("poisson_nll_loss", "ExpBackward"): (
+        "PoissonNLLLoss takes logarithms, and gets the outputs of `exp`: pass `log_input=False`, or leave out the `exp`."
+    ),
     ("nll_loss", "Softmax"): "NLLLoss takes log probabilities, and gets others: is a `log_softmax` missing?",
 }
 _UNCONNECTED = (
@@ -259,7 +262,7 @@ class Flow:
             if result.numel() == 1:
                 self._of_losses.append((result.grad_fn, float(result.detach())))
             for (of, operation), told in _TWICE.items():
-                if of == name and made_by(first.grad_fn, operation):
+                if of == name and made_by(first.grad_fn, operation) and given.get("log_input", True):
                     self._misfits[f"{told} ({line})"] += 1
             if name in ("cross_entropy", "nll_loss"):
                 self._look_for_padding(array(given["target"]), given, str(line))
