@@ -20,7 +20,7 @@ from wholestep.audit.found import Likely, on_one_line
 from wholestep.audit.measure import is_padded
 from wholestep.audit.pytorch.calls import clips
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.layers import NORMS, Parts, drifting, hidden, unheld
+from wholestep.audit.pytorch.layers import NORMS, Parts, States, drifting, hidden, misspelt, unheld
 from wholestep.audit.pytorch.ledger import MOST, Finding, Ledger, ids, made_by, made_of, roots_of, scale_of
 from wholestep.audit.pytorch.settings import Moves, decaying, grow, kinds
 from wholestep.audit.pytorch.state import array, is_transformed, rate_of, replaced
@@ -87,7 +87,7 @@ class Flow:
         self._trained: dict[int, str] = {}  # by module, the line of its last `train()`
         self._padded: dict[str, list[bool]] = {}  # by the line of a loss, of its calls
         self._moves: dict[int, Moves] = {}
-        self.parts = Parts()
+        self.parts, self._states = Parts(), States(self.ledger.num_moves)
         self.notes: list[str] = []  # of all modules, once they were shared
 
     @contextmanager
@@ -113,6 +113,8 @@ class Flow:
         for owner in (Optimizer, nn.Module):
             yield owner, "zero_grad", self._zeroing
         yield Optimizer, "__init__", self._making
+        yield nn.Module, "state_dict", self._after(self._states.keep)
+        yield nn.Module, "load_state_dict", self._after(self._states.load)
         yield nn.Module, "train", self._after(self._note_mode)
         for owner, name in clips():
             yield owner, name, self._after(lambda *_: self.ledger.clipped(line_here()))
@@ -338,6 +340,10 @@ class Flow:
             watchers[0].log.unseen[_FAILED.format(self._failure)] = None
 
     def _findings(self, watchers: list[Watcher]) -> Iterator[Finding]:
+        yield from self._states.findings()
+        for watcher in watchers:
+            files = [called.line.file for called in watcher.log.called[-1:] if called.line is not None]
+            yield from misspelt(watcher.module, next(iter(files), ""))
         yield from self.ledger.findings()
         for watcher in watchers:
             yield from hidden(watcher.module, {*self._leaves}, self.ledger.held)

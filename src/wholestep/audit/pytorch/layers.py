@@ -4,7 +4,9 @@ import io
 import linecache
 import math
 import re
-from collections.abc import Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -29,6 +31,12 @@ _UNHELD = (
 _HIDDEN = (
     "`{}.{}` is a plain {}{}: the {} in it are no part of the module for PyTorch, and no optimizer has their "
     "parameters, although gradients reach them. Make it an `nn.ModuleList` (or `nn.ModuleDict`, `nn.ParameterList`)."
+)
+_MISSPELT = "requires_grad", "require_grad", "required_grad", "requires_grads"
+_NO_EFFECT = "`{}` is set to {} on {}, and has no effect{}: they are {}."
+_RESTORED = (
+    "`load_state_dict` gets the module's own parameters, and restores nothing ({}): a `state_dict()` is no copy, and "
+    "moves with each step. Keep `copy.deepcopy(model.state_dict())`."
 )
 _DRIFT = (
     "The running statistics of {} move, although all weights up to there are frozen: `train()` of the module ({}) puts "
@@ -76,6 +84,73 @@ def unheld(watcher: Watcher, held: set[int]) -> Iterator[Finding]:
     names = [name for name, p in new if p.grad is not None and bool(p.grad.any())]
     if names and held & {id(p) for _, p in own}:
         yield Likely(_UNHELD.format(some(names, 4))), {id(p) for _, p in own}
+
+
+def misspelt(module: nn.Module, file: str) -> Iterator[Finding]:
+    """Yield the attributes that were to freeze or to thaw parameters, and do not; `file`: that may set them."""
+    own = {id(p) for p in module.parameters()}
+    for name in _MISSPELT:
+        for value, now in ((False, "trained"), (True, "not trained")):
+            wrong = [p for p in module.parameters() if vars(p).get(name) is value is not p.requires_grad]
+            if wrong:
+                told = _NO_EFFECT.format(name, value, f"{len(wrong)} of the parameters", _line_of(file, name), now)
+                yield Likely(f"{told} The attribute is `requires_grad`."), own
+            for at, part in module.named_modules() if not wrong else ():
+                if vars(part).get(name) is value and any(p.requires_grad is not value for p in part.parameters()):
+                    told = f"the module `{at or type(part).__name__}`"
+                    told = _NO_EFFECT.format(name, value, told, _line_of(file, name), now)
+                    yield Likely(f"{told} Call `requires_grad_({value})`."), own
+                    break
+
+
+def _line_of(file: str, name: str) -> str:
+    """Return the first line of a file that sets an attribute; "" if there is none."""
+    texts = enumerate(linecache.getlines(file), start=1)
+    found = next((i for i, text in texts if re.search(rf"\.{name}\s*=", text)), 0)
+    return f" ({Line(file, found)})" if found else ""
+
+
+class States:
+    """The parameters that `state_dict` gives out, and whether a module gets its own ones back.
+
+    Args:
+        num_moves: the number of optimizer steps so far that have some of these parameters.
+    """
+
+    def __init__(self, num_moves: Callable[[set[int]], int]):
+        self._num_moves = num_moves
+        self._given: list[tuple[weakref.ref, int]] = []  # tensors, and the moves before
+        self._num_loads = Counter[int]()
+        self.found: dict[str, set[int]] = {}  # by line the parameters
+
+    def keep(self, arguments: tuple, others: dict, result: Any) -> None:
+        """Note what a `state_dict` holds."""
+        if others.get("destination") is None and (own := trained(arguments[0])):
+            self._given = [each for each in self._given if each[0]() is not None]
+            tensors = [result[name] for name, _ in own[:1] if isinstance(result.get(name), Tensor)]
+            self._given += [(weakref.ref(tensor), self._age(arguments[0])) for tensor in tensors]
+
+    def load(self, arguments: tuple, others: dict, _: Any) -> None:
+        """Note that a module gets a state, and whether it is older than its last move, and in its own memory."""
+        module, state = arguments[0], [*arguments[1:], others.get("state_dict")][0]
+        given = [(p, state.get(name)) for name, p in trained(module)]
+        if given and not others.get("assign") and all(_is_in(value, p) for p, value in given):
+            ages = [age for ref, age in self._given if ref() is given[0][1]]
+            if ages and max(ages) < self._age(module):
+                self.found[str(line_here())] = {id(p) for p, _ in given}
+        self._num_loads[id(module)] += 1
+
+    def _age(self, module: nn.Module) -> int:
+        return self._num_moves({id(p) for _, p in trained(module)}) + self._num_loads[id(module)]
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield the states that were not restored."""
+        yield from ((Likely(_RESTORED.format(line)), own) for line, own in self.found.items())
+
+
+def _is_in(value: Any, p: nn.Parameter) -> bool:
+    """Whether a tensor is in the memory of a parameter."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and value.data_ptr() == p.data_ptr() != 0
 
 
 def _set_at(part: nn.Module, name: str) -> str:

@@ -102,6 +102,10 @@ class Ledger:
         """Return the number of steps of an optimizer that were seen."""
         return self._num_steps[id(optimizer)]
 
+    def num_moves(self, params: set[int]) -> int:
+        """Return the number of steps of the optimizers that have some of these parameters, by their ids."""
+        return sum(self.num_steps(each) for each in self.optimizers if ids(each) & params)
+
     def place_of(self, optimizer: Optimizer) -> Line | None:
         """Return the line that has made an optimizer, or that makes its steps."""
         return self.made.get(id(optimizer), self._lines[id(optimizer)])
