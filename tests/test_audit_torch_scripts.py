@@ -276,6 +276,61 @@ TWINS = {  # the parts of the right script, those of the wrong one, and the word
         },
         "No gradient reaches the model: the loss is cut off from its outputs",
     ),
+    "a rate of counts": (
+        {"LOSS": "nn.PoissonNLLLoss(log_input=False)(out.exp(), labels.abs())"},
+        {"LOSS": "nn.PoissonNLLLoss()(out.exp(), labels.abs())"},
+        "PoissonNLLLoss takes logarithms, and gets the outputs of `exp`",
+    ),
+    "a state that is kept by reference": (
+        {
+            "MORE": "best = {k: v.clone() for k, v in model.state_dict().items()} if epoch == 1 else best",
+            "MADE": "best = None",
+            "END": "model.load_state_dict(best); model.load_state_dict(model.state_dict())",
+        },
+        {
+            "MORE": "best = {k: v for k, v in model.state_dict().items()} if epoch == 1 else best",
+            "MADE": "best = None",
+            "END": "model.load_state_dict(best)",
+        },
+        "`load_state_dict` gets the module's own parameters, and restores nothing",
+    ),
+    "a misspelt flag": (
+        {"MADE": "for p in model[0].parameters(): p.requires_grad = False"},
+        {"MADE": "for p in model[0].parameters(): p.require_grad = False"},
+        "`require_grad` is set to False on 2 of the parameters, and has no effect",
+    ),
+    "a flag of a module": (
+        {"MADE": "model[0].requires_grad_(False); model[0].requires_grad = False"},
+        {"MADE": "model[0].requires_grad = False"},
+        "`requires_grad` is set to False on the module `0`, and has no effect",
+    ),
+    "a rate that is 0": (
+        {"MORE": "optimizer.param_groups[0]['lr'] += 1e-3", "MADE": "optimizer.param_groups[0]['lr'] = 0.0"},
+        {
+            "MORE": "num += 1; optimizer.param_groups[0]['lr'] = num // 12 * 1e-2",
+            "MADE": "optimizer.param_groups[0]['lr'] = num = 0",
+        },
+        "The learning rate is 0 in updates 1 to 12, which move no weight",
+    ),
+    "groups that begin later": (
+        {
+            "MADE": "optimizer = torch.optim.Adam([{'params': m.parameters()} for m in (model[0], model[2])], lr=1e-2); "
+            "optimizer.param_groups[0]['lr'] = 0.0",
+            "MORE": "optimizer.param_groups[0]['lr'] = 1e-2 * (epoch > 1)",
+        },
+        {"MADE": "optimizer.param_groups[0]['lr'] = 0.0"},
+        "The learning rate is 0 in updates 1 to 30, which move no weight",
+    ),
+    "a penalty without a gradient": (
+        {"LOSS": "(F.mse_loss(out, labels) + 0.01 * sum(p.square().sum() for p in model.parameters()))"},
+        {"LOSS": "((out - labels).square().mean() + 0.01 * sum(p.data.square().sum() for p in model.parameters()))"},
+        "The number that `backward()` is called on is ",
+    ),
+    "a constant": (
+        {"LOSS": "(F.mse_loss(out, labels) + 0.5)"},
+        {"LOSS": "(F.mse_loss(out, labels) + 0.01 * sum(p.detach().abs().sum() for p in model.parameters()))"},
+        "The number that `backward()` is called on is ",
+    ),
 }
 
 

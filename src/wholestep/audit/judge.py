@@ -22,7 +22,7 @@ from wholestep.audit.readings import by_hand, choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
 from wholestep.audit.unsolved import frozen_noise, mixed, predicted, skipped
-from wholestep.audit.variables import ends, frozen, left_out
+from wholestep.audit.variables import ends, frozen, left_out, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
 _STAGES = "rows", "mode", "gradient", "backward pass", "step", "state"
@@ -291,6 +291,7 @@ class Case:
 
     def _of_outputs(self, verdict: Verdict) -> Iterator[Finding]:
         yield from constant(self._outputs)
+        yield from unmoved(verdict.evidence)
         if verdict.evidence and isinstance(self.objective, OneLoss):
             yield from verdict.evidence[0].meant.replay.misfits(self.objective, self._outputs)
 

@@ -201,6 +201,10 @@ class Port(ABC):
         """Whether such variables are hardly left out by choice."""
         return False
 
+    def number_of(self, called: Called) -> float:
+        """Return the number that the one gradient of a pass was taken of; NaN if it is not known."""
+        return float("nan")
+
     @abstractmethod
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
         """Return the line that computes the loss of a pass, or adds its penalty; None where it cannot be read."""

@@ -1,18 +1,19 @@
 """The variables that steps reach or leave out, and the values and averages that a loop leaves in the model."""
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from wholestep import tree
 from wholestep.audit.causes import BY_NAME
+from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Finding, Likely, found, some
 from wholestep.audit.log import Applied, Called, Values
 from wholestep.audit.measure import FINE, all_same, distance, same
 from wholestep.audit.port import Port
-from wholestep.audit.steps import as_vector, written
+from wholestep.audit.steps import Losses, as_vector, written
 from wholestep.audit.windows import Piece, Update, Windows
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
@@ -158,6 +159,34 @@ def _moving(replay: Port, updates: list[Update], before: list[np.ndarray], *, is
         return set(range(len(before)))
     states = [last, *(piece.called.params for u in updates for piece in u.pieces if piece.called.is_whole)]
     return {i for i, value in enumerate(before) if not all(same(value, state[i]) for state in states)}
+
+
+_PENALTIES = {
+    "squares": lambda weights: float(np.sum(np.square(weights, dtype="float64"))),
+    "sizes": lambda weights: float(np.sum(np.abs(weights), dtype="float64")),
+    "lengths": lambda weights: float(np.linalg.norm(weights)),
+}
+_MOVED = 1e-2  # relative: sums of the weights that move less are like a constant
+
+
+def unmoved(evidence: list[Evidence]) -> Iterator[Likely]:
+    """Yield a note if a penalty of the weights is in the number that gradients are taken of, and not in these."""
+    own = [e for e in evidence if len(e.update.pieces) == 1 and e.without <= e.meant.replay.tolerance.fits]
+    called, meant = [e.update.pieces[0].called for e in own], Losses(own, penalty=True).alone if own else []
+    numbers = np.array([e.meant.replay.number_of(each) for e, each in zip(own, called, strict=True)])
+    of_outputs = np.array([loss for cut in meant for loss in cut])
+    # A penalty's gradient is at least as long as the penalty over the length of the weights.
+    sizes = [e.norm * float(np.linalg.norm(as_vector(each.params))) for e, each in zip(own, called, strict=True)]
+    if len(own) < FEW or not np.all(np.abs(numbers - of_outputs) > FINE.differs * np.maximum(np.abs(numbers), sizes)):
+        return
+    for (name, size), least in product(_PENALTIES.items(), (1, 2)):
+        sums = np.array([sum(size(p) for p in each.params if p.ndim >= least) for each in called])
+        factors = (numbers - of_outputs) / np.maximum(sums, 1e-30)
+        if np.ptp(sums) > _MOVED * sums.max() and np.ptp(factors) <= FINE.differs * np.abs(factors).max():
+            told = f"The number that `backward()` is called on is {numbers[0]:.4g} in update {own[0].update.number}, and "
+            told += f"the loss of outputs and labels is {of_outputs[0]:.4g}: the rest, {factors[0]:.3g} times the sum of "
+            yield Likely(f"{told}the {name} of the weights, has no gradient (`.data`, `detach()`, `.item()`?).")
+            return
 
 
 _DECAYS = 1 - np.geomspace(1e-4, 0.9, 400)

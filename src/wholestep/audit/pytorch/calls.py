@@ -1,6 +1,7 @@
 """The functions and schedulers that a loop calls beside its module and its optimizer, for the time of a `with`."""
 
 import inspect
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -251,11 +252,19 @@ class Calls:
             self.watcher.is_waiting |= self.log.is_open and not is_result
             if self.watcher.num_heard > before:
                 self._has_scale, self._scaled = has_scale, (None, None)
+                self._note_number([] if has_scale else roots)
                 if self.log.is_open and (self.losses or not self.is_whole):  # else no loss was heard
                     self._note_gradient(nodes, are_by_rows)
             return result
 
         return told
+
+    def _note_number(self, roots: list[Tensor]) -> None:
+        """Keep the number of which a gradient was taken."""
+        called = next((each for each in reversed(self.log.called) if each.derivatives), None)
+        if called is not None:
+            is_one = len(roots) == 1 and roots[0].numel() == 1
+            called.setting.numbers.append(float(roots[0].detach()) if is_one else math.nan)
 
     def _note_gradient(self, nodes: list[Any], are_by_rows: list[bool]) -> None:
         """Note whether a gradient was taken of a loss of the outputs alone, perhaps divided by the rows."""

@@ -253,6 +253,10 @@ class Replay(Port):
         leaves, factors = [leaf for leaf, _ in pairs], [c.to(leaf.dtype)[None] for leaf, c in pairs]
         return next(self._pulled(run.params, leaves, factors))
 
+    def number_of(self, called: Called) -> float:
+        """Return the number that the one gradient of a pass was taken of; NaN if it is not known."""
+        return called.setting.numbers[0] if len(called.setting.numbers) == 1 else float("nan")
+
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
         """Return the line that calls a loss after a pass, or else its `backward`."""
         return next(iter(called.setting.lines), None)

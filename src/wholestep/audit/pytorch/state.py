@@ -43,6 +43,7 @@ class Setting:
     `flags`: which parameters were set to be trained, by the order of `named_parameters`; `dtypes`: of the
     inputs; `needs`: which of them require a gradient; `output`: packs the leaves of the output;
     `lines`: that call a loss after the pass, or `backward`;
+    `numbers`: of which gradients were taken that go through this pass last;
     `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
     `are_apart`: whether no output can be made of another, as all come from one operation;
     `is_through`: whether a gradient can be taken by its inputs;
@@ -63,6 +64,7 @@ class Setting:
     cast: torch.dtype | None = None
     is_cast: bool = False
     lines: list[Line] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
