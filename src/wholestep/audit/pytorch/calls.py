@@ -262,7 +262,7 @@ class Calls:
     def _note_number(self, roots: list[Tensor]) -> None:
         """Keep the number of which a gradient was taken."""
         called = next((each for each in reversed(self.log.called) if each.derivatives), None)
-        if called is not None:
+        if called is not None and self.log.is_open:
             is_one = len(roots) == 1 and roots[0].numel() == 1
             called.setting.numbers.append(float(roots[0].detach()) if is_one else math.nan)
 
