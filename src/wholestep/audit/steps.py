@@ -95,7 +95,8 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
     others = [
         (a, b)
         for a, b in pairs  # of the same parameters: else two optimizers make one update
-        if b.optimizer != a.optimizer and any(g is not None and h is not None for g, h in zip(a.grads, b.grads, strict=False))
+        if b.optimizer != a.optimizer
+        and any(g is not None and h is not None for g, h in zip(a.grads, b.grads, strict=False))
     ]
     if any(b.optimizer == left.optimizer for i, (left, _) in enumerate(others) for _, b in others[i + 1 :]):
         lines = dict.fromkeys(str(step.line) for step in others[0] if step.line is not None)

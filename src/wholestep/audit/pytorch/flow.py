@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from wholestep.audit.found import Likely, on_one_line
+from wholestep.audit.log import Line
 from wholestep.audit.measure import is_padded
 from wholestep.audit.pytorch.calls import clips
 from wholestep.audit.pytorch.hooks import Watcher
@@ -40,7 +41,7 @@ _TWICE = {  # by the loss and the operation that made its input
     ),
     ("kl_div", "Softmax"): "`kl_div` takes log probabilities, and gets others: is a `log_softmax` missing?",
     ("poisson_nll_loss", "ExpBackward"): (
-        "PoissonNLLLoss takes logarithms, and gets the outputs of `exp`: pass `log_input=False`, or leave out the `exp`."
+        "PoissonNLLLoss takes logarithms, and gets the outputs of `exp`: pass `log_input=False`, or leave `exp` out."
     ),
     ("nll_loss", "Softmax"): "NLLLoss takes log probabilities, and gets others: is a `log_softmax` missing?",
 }
@@ -88,6 +89,7 @@ class Flow:
         self._padded: dict[str, list[bool]] = {}  # by the line of a loss, of its calls
         self._moves: dict[int, Moves] = {}
         self.parts, self._states = Parts(), States(self.ledger.num_moves)
+        self.without: dict[int, tuple[nn.Module, Line | None]] = {}  # modules that are called without a gradient
         self.notes: list[str] = []  # of all modules, once they were shared
 
     @contextmanager
@@ -344,6 +346,8 @@ class Flow:
         for watcher in watchers:
             files = [called.line.file for called in watcher.log.called[-1:] if called.line is not None]
             yield from misspelt(watcher.module, next(iter(files), ""))
+        for module, place in self.without.values():
+            yield from self.ledger.without(module, place)
         yield from self.ledger.findings()
         for watcher in watchers:
             yield from hidden(watcher.module, {*self._leaves}, self.ledger.held)

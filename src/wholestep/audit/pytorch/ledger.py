@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -28,6 +29,10 @@ _ANEW = (
 _CLIPPED = (
     "The gradients are clipped ({}) while they have the scale of the loss, {:.4g}, and divided by it afterwards: the "
     "limit holds for the scaled ones. Unscale them first, then clip."
+)
+_WITHOUT = (
+    "`{}` is called under `no_grad()` ({}), and never trained: none of its {} parameters has a gradient in any of the "
+    "{} steps of the optimizer that holds them. Call it with gradients, or leave them out of the optimizer."
 )
 _FEW = 2  # updates that show a fault
 _SAME = 1e-3  # of factors
@@ -83,6 +88,7 @@ class Ledger:
         self.zeroed, self.read, self.made = "", set[str](), dict[int, Line]()
         self.scale = 1.0
         self._params: dict[int, nn.Parameter] = {}
+        self._with_gradient = set[int]()  # of the parameters, at any step
         self._held: dict[int, _Held] = {}
         self._takes: list[Taken] = []
         self._lines: dict[int, Line | None] = {}  # by optimizer, of its steps
@@ -155,6 +161,7 @@ class Ledger:
         """Note the gradients that a step is going to use, and whether the optimizer is a new one."""
         self.settle()
         own = _own(optimizer)
+        self._with_gradient |= {id(p) for p in own if p.grad is not None}
         pairs = [(self._clipped.pop(id(p), 0.0), _size(p)) for p in own if _place(p) is not None]
         factors = [now * self.scale / before for before, now in pairs if before]
         if factors:
@@ -186,6 +193,16 @@ class Ledger:
         has_state = any(_has_moments(last, p) for p in _own(last))
         if has_state and self._after[id(last)] == _numbers(_own(last)):  # else the weights are others
             self._anew.setdefault(own, [type(last).__name__]).append(self.place_of(last))
+
+    def without(self, module: nn.Module, line: Line | None) -> Iterator[Finding]:
+        """Yield the note on a module that is called without a gradient, and that an optimizer was given to train."""
+        own = {id(p) for p in module.parameters() if p.requires_grad}
+        for optimizer in self.optimizers:
+            others = ids(optimizer) - own
+            is_meant = own and own <= ids(optimizer) and others & self._with_gradient
+            if is_meant and not own & self._with_gradient and self.num_steps(optimizer) > _FEW:
+                told = _WITHOUT.format(type(module).__name__, line, len(own), self.num_steps(optimizer))
+                yield Likely(told), others
 
     def findings(self) -> list[Finding]:
         """Return the faults that were seen."""

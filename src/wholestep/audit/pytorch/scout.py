@@ -25,7 +25,7 @@ from wholestep.audit.pytorch.calls import Calls, later
 from wholestep.audit.pytorch.flow import Flow
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.state import bare, is_transformed, trained, unpacked, values
-from wholestep.audit.source import is_of_user
+from wholestep.audit.source import is_of_user, line_here
 from wholestep.audit.stop import COMMAND, Enough, Limit
 
 _MOST_MODULES = 4
@@ -114,6 +114,8 @@ class Scout:
                 self._meet(bare(module), arguments, others)
                 if num < len(self.loop.watched):  # so that its watcher hears of this call
                     return nn.Module.__call__(module, *arguments, **others)
+            elif depth == 0 and id(module) not in self.flow.without and trained(module):
+                self.flow.without[id(module)] = module, line_here()
             self._here.depth = depth + 1
             try:
                 return call(module, *arguments, **others)
