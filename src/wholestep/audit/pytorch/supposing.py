@@ -108,11 +108,11 @@ def _by_pass(model: nn.Module, log: Log, x: Tree, known: Known) -> Iterator[Supp
     if np.all(rows != PAD):
         values = {name: y[rows] for name, y in known.labels.items()} | values
     for one, own in by_pass(_port(model, np.zeros(len(rows))), called, values):
-        note = one.note or next(_of_other_rows(one.labels, rows, known.labels), "")
+        note = one.note or next(of_other_rows(one.labels, rows, known.labels), "")
         yield Supposed((x, np.zeros(len(tree.leaves(x)[0])), None), Objective(one.loss), own, one.told, note)
 
 
-def _of_other_rows(given: np.ndarray, rows: np.ndarray, labels: dict[str, np.ndarray]) -> Iterator[str]:
+def of_other_rows(given: np.ndarray, rows: np.ndarray, labels: dict[str, np.ndarray]) -> Iterator[str]:
     """Yield a note if the labels of a whole pass are those of an array, but not of the rows of the inputs."""
     for name, y in labels.items():
         num = len(y)
