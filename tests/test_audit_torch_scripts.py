@@ -258,7 +258,8 @@ PLAIN = f"""{DRAWN}
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 MADE
-for epoch in range(5):
+for epoch in range(8):
+    place, order = 0, torch.randperm(60)
     for rows in torch.randperm(60).split(10):
         optimizer.zero_grad()
         out, labels = model(x[rows])[:, 0], y[rows]
@@ -268,6 +269,7 @@ for epoch in range(5):
 END
 """
 MSE = "F.mse_loss(out, labels)"
+FIRST = "first = nn.Linear(4, 4); optimizer.add_param_group({'params': first.parameters()})"
 TWINS = {  # the parts of the right script, those of the wrong one, and the words with which its report begins
     "a loss of numbers": (
         {"LOSS": "torch.stack([F.mse_loss(a, b) for a, b in zip(out, labels)]).mean()"},
@@ -314,12 +316,36 @@ TWINS = {  # the parts of the right script, those of the wrong one, and the word
     ),
     "groups that begin later": (
         {
-            "MADE": "optimizer = torch.optim.Adam([{'params': m.parameters()} for m in (model[0], model[2])], lr=1e-2); "
-            "optimizer.param_groups[0]['lr'] = 0.0",
+            "MADE": "groups = [{'params': model[i].parameters()} for i in (0, 2)]\n"
+            "optimizer = torch.optim.Adam(groups, lr=1e-2)\noptimizer.param_groups[0]['lr'] = 0.0",
             "MORE": "optimizer.param_groups[0]['lr'] = 1e-2 * (epoch > 1)",
         },
         {"MADE": "optimizer.param_groups[0]['lr'] = 0.0"},
-        "The learning rate is 0 in updates 1 to 30, which move no weight",
+        "The learning rate is 0 in updates 1 to ",
+    ),
+    "a part without a gradient": (
+        {
+            "MADE": FIRST,
+            "LOSS": "F.mse_loss(model(first(x[rows]))[:, 0], labels)",
+            "END": "with torch.no_grad(): first(x)",
+        },
+        {
+            "MADE": f"{FIRST}\ncall = torch.no_grad()(first)",
+            "LOSS": "F.mse_loss(model(call(x[rows]))[:, 0], labels)",
+        },
+        "`Linear` is called under `no_grad()` (",
+    ),
+    "labels shuffled apart": (
+        {
+            "LOSS": "F.cross_entropy(F.pad(out[:, None], (1, 0)), (y > 0).long()[rows])",
+            "MADE": "whole = (y > 0).long()",
+        },
+        {
+            "MADE": "whole = (y > 0).long()",
+            "LOSS": "F.cross_entropy(F.pad(out[:, None], (1, 0)), whole[order[place:place + 10]])",
+            "MORE": "place += 10",
+        },
+        "The loss gets the labels of whole, but in ",
     ),
     "a penalty without a gradient": (
         {"LOSS": "(F.mse_loss(out, labels) + 0.01 * sum(p.square().sum() for p in model.parameters()))"},
@@ -366,6 +392,14 @@ for update in range(14):
         (F.mse_loss(model(x[rows])[:, 0], y[rows]) / num).backward()
     optimizer.step()
 """
+
+
+def test_places_that_rows_are_filled_up_with_and_that_count(audit):
+    text = PADDED.replace("ids % 4, -1)", "ids % 3 + 1, 0)")
+    code, out, _ = audit(text.replace(", ignore_index=-1", ""))
+    assert (code, out.count("which count in the loss as any other. Are they padding?")) == (0, 1), out
+    code, out, _ = audit(text.replace("ignore_index=-1", "ignore_index=0"))
+    assert (code, "Are they padding?" in out) == (0, False), out
 
 
 def test_a_window_whose_size_the_author_changes_is_not_carried_over(audit):
