@@ -21,7 +21,7 @@ from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.readings import by_hand, choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
-from wholestep.audit.unsolved import frozen_noise, mixed, predicted, skipped
+from wholestep.audit.unsolved import beside_labels, mixed, skipped
 from wholestep.audit.variables import ends, frozen, left_out, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
@@ -267,8 +267,7 @@ class Case:
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
             if verdict.evidence and isinstance(self.objective, OneLoss):
-                verdict.check("the labels", predicted, verdict.evidence[0])
-                verdict.check("the noise of the inputs", frozen_noise, verdict.evidence)
+                verdict.check("inputs and labels", beside_labels, verdict.evidence)
             verdict.check("variables without a gradient", self._left_out, replay, seen)
         verdict.check("the optimizer steps", of_steps, seen, steps, self.log.applied, self.schedule)
         if any(cause.name == "accumulated twice" for cause in verdict.causes):

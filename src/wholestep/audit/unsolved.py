@@ -169,7 +169,13 @@ def by_frequency(y: np.ndarray, weights: np.ndarray) -> Iterator[str]:
             )
 
 
-def predicted(e: Evidence) -> Iterator[Likely]:
+def beside_labels(evidence: list[Evidence]) -> Iterator[Likely]:
+    """Yield the notes on inputs beside their labels."""
+    yield from _predicted(evidence[0])
+    yield from _frozen_noise(evidence)
+
+
+def _predicted(e: Evidence) -> Iterator[Likely]:
     """Yield a note if the labels are the inputs, which can be copied, or the next inputs, which the model sees.
 
     An autoencoder has the inputs for labels too, but each of its outputs depends on all places.
@@ -197,7 +203,7 @@ def predicted(e: Evidence) -> Iterator[Likely]:
         yield Likely(f"{told}predict. Is a causal mask missing?")
 
 
-def frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
+def _frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
     """Yield a note if inputs are the labels with noise, added or in place of numbers, which is the same in each update.
 
     It differs from row to row of a batch: an offset of all rows may be meant, as may a hole in all.

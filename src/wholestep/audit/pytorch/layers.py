@@ -124,7 +124,7 @@ class States:
         self.found: dict[str, set[int]] = {}  # by line the parameters
 
     def keep(self, arguments: tuple, others: dict, result: Any) -> None:
-        """Note what a `state_dict` holds."""
+        """Note the tensors of a `state_dict`."""
         if others.get("destination") is None and (own := trained(arguments[0])):
             self._given = [each for each in self._given if each[0]() is not None]
             tensors = [result[name] for name, _ in own[:1] if isinstance(result.get(name), Tensor)]
