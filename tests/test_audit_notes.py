@@ -46,6 +46,14 @@ def test_scripts_begin_with_the_likely_fault(edit, code, part, report_of):
     assert (got, part in out) == (code, True), out
 
 
+@pytest.mark.parametrize(("warm", "code"), [(4, 1), (1, 0)])
+def test_a_rate_that_stands_at_zero_at_first_is_said(warm, code, report_of):
+    rate = ("Adam(0.01)", f"Adam(keras.optimizers.schedules.PiecewiseConstantDecay([{warm - 1}], [0.0, 0.01]))")
+    got, out = report_of(script("in main", rate), "--updates", 9)
+    told = f"The learning rate is 0 in updates 1 to {warm}, which move no weight"
+    assert (got, out.startswith(told)) == (code, bool(code)), out
+
+
 @ONLY_TENSORFLOW
 @pytest.mark.own
 @pytest.mark.parametrize(("is_late", "code"), [(True, 1), (False, 0)])
