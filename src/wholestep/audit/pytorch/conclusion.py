@@ -206,7 +206,8 @@ def _apart(called: list[Called], data: Data) -> Iterator[str]:
         return
     passes = [each for each in called if each.order in data.by_pass]
     labels = [data.by_pass[each.order][0] for each in passes]
-    if all(y.ndim and len(y) == len(each.inputs[0]) for y, each in zip(labels, passes, strict=True)):
+    is_one_kind = len({y.shape[1:] for y in labels}) == 1
+    if is_one_kind and all(y.shape[:1] == each.inputs[0].shape[:1] for y, each in zip(labels, passes, strict=True)):
         rows = Rows(data.x)
         found = np.concatenate([rows.find(each.inputs) for each in passes])
         yield from islice(of_other_rows(np.concatenate(labels), found, data.beside), 1)
