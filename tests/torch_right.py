@@ -94,7 +94,8 @@ class Tied(nn.Module):
         self.head.weight = self.table.weight
 
     def forward(self, text):
-        return self.head(self.mixer(self.table(text))).transpose(1, 2)
+        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
+        return self.head(self.mixer(self.table(text), mask)).transpose(1, 2)
 
 
 @loop

@@ -155,8 +155,8 @@ def second_passes(log: Log, seen: Windows) -> Iterator[Finding]:
 def evaluations(replay: Port, log: Log, seen: Windows) -> Iterator[Finding]:
     """Yield a note if forward passes without gradient, on rows of no update, ran in training mode.
 
-    It is very likely the fault if they move statistics and their rows train nothing: on rows of the updates, statistics
-    may be estimated anew, and on others dropout may be meant.
+    It is very likely the fault if they move statistics, their rows train nothing, and they stand between few updates:
+    on rows of the updates, statistics may be estimated anew; beside each update, rows may be attacked.
     """
     used = {piece.called.order for piece in seen.pieces}
     own = [called for called in log.called if called.differentiated is False and called.order not in used]
@@ -166,7 +166,9 @@ def evaluations(replay: Port, log: Log, seen: Windows) -> Iterator[Finding]:
     told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
     told += "takes the batch's statistics, and moves its own. If it is an evaluation, "
     trained = {key for piece in seen.pieces for key in keys(piece.called.inputs)}
-    kind = Likely if moves and trained.isdisjoint(keys(called.inputs)) else str
+    gaps = {sum(step.order < each.order for step in log.applied) for each in own}
+    is_apart = len(gaps) <= len(log.applied) / 2 and trained.isdisjoint(keys(called.inputs))
+    kind = Likely if moves and is_apart else str
     yield kind(f"{told}{replay.evaluating}.{line}")
 
 

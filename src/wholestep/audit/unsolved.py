@@ -191,6 +191,10 @@ def _predicted(e: Evidence) -> Iterator[Likely]:
     given = x.copy()
     given[:, -1] = x.min() + x.max() - x[:, -1]
     one, two = _outputs(e.meant.replay, piece, [given], order=-1)
+    if one.shape[1:2] != x.shape[1:] and one.shape[-1:] == x.shape[1:]:  # classes before places, as in PyTorch
+        one, two = (np.moveaxis(out, -1, 1) for out in (one, two))
+    if one.shape[:2] != x.shape:
+        return
     same = e.meant.replay.tolerance.fits
     if distance(one[:, -1], two[:, -1]) <= same:
         return
