@@ -17,6 +17,7 @@ CALL = "loss_fn(b, model(a, training=True))"
 SIZE = {"tensorflow": "tf.reduce_sum(g**2)", "jax": "(g**2).sum()"}[ENGINE]
 LENGTH = f"sum({SIZE} for g in grads)"
 CLIP = "[g * keras.ops.minimum(1.0, 0.05 / {}) for g in grads]"
+LENGTHENED = CLIP.replace("minimum", "maximum").replace("0.05", "50.0").format(f"({LENGTH}) ** 0.5")
 CENTRED = "[g - keras.ops.mean(g, 0) if g.ndim > 1 else g for g in grads]"
 TAKEN = {
     "tensorflow": ("        optimizer.apply_gradients(zip(grads,", "        optimizer.apply_gradients(zip({},"),
@@ -37,6 +38,8 @@ def handed(grads):
             ((CALL, "loss_fn(model(a, training=True), b[:, None])"), 1, "Are its arguments swapped?"),
             (handed(CLIP.format(LENGTH)), 1, "clipped by the square of their norm"),
             (handed(CLIP.format(f"({LENGTH}) ** 0.5")), 0, "clipped by their norm before"),
+            (handed(LENGTHENED), 1, "made longer, up to one norm, where they are shorter before"),
+            (handed("[keras.ops.clip(g, 0, 1) for g in grads]"), 1, "clipped from below at 0 before"),
             (handed(CENTRED), 0, "Gradients are centralised"),
         ]
     ),

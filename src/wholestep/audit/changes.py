@@ -12,6 +12,9 @@ from wholestep.audit.found import Finding, found
 from wholestep.audit.log import clips_of
 from wholestep.audit.measure import ROUNDED, SOLVED, distance, shortened
 
+SQUARED = "clipped by the square of their norm"
+LONGER = "made longer, up to one norm, where they are shorter"
+POSITIVE = "clipped from below at 0"
 _NAMES = "clipnorm", "global_clipnorm", "clipvalue"
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient
 _SAME_SPARSE = 0.3  # `tf.clip_by_global_norm` takes the norm of sparse gradients before equal rows are added up
@@ -102,8 +105,10 @@ def _usual(everything: list[Evidence], fits: float, same: float) -> Iterator[tup
     """Yield (a usual change of gradients, the distance of the handed ones from the references with it)."""
     pairs, replay = [(e.handed, e.reference) for e in everything], everything[0].meant.replay
     yield "clipped by their norm", _by_norm(pairs, fits, same)
-    yield "clipped by the square of their norm", _by_norm(pairs, fits, same, power=2)
+    yield SQUARED, _by_norm(pairs, fits, same, power=2)
+    yield LONGER, _by_norm(pairs, fits, same, goes_up=True)
     bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
+    yield POSITIVE, max(distance(handed, np.clip(meant, 0, bound)) for handed, meant in pairs)
     yield "clipped by value", max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
     names = list(parts[0][0])
@@ -160,25 +165,33 @@ def _centred(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return (columns - columns.mean(axis=0)).ravel()
 
 
-def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float, power: int = 1) -> float:
-    """Return the largest distance from candidates cut to one length; `power`: of the length, by which is divided."""
+def _by_norm(
+    pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float, power: int = 1, *, goes_up: bool = False
+) -> float:
+    """Return the largest distance from candidates cut to one length.
+
+    Args:
+        power: of the length, by which is divided.
+        goes_up: whether shorter ones are made longer instead, up to that length.
+    """
     worst = 0.0
     lengths: list[float] = []
     whole: list[float] = []
     for handed, candidate in pairs:
         size = float(candidate @ candidate)
         factor = float(handed @ candidate) / size if size else 1.0
-        worst = max(worst, factor - 1, distance(handed, factor * candidate))
+        worst = max(worst, 1 - factor if goes_up else factor - 1, distance(handed, factor * candidate))
         if worst > fits:
             return worst
         length = float(np.linalg.norm(handed)) * size ** ((power - 1) / 2)
-        (lengths if factor < 1 - fits else whole).append(length)
+        (lengths if abs(factor - 1) > fits else whole).append(length)
     if not lengths:
         return worst
     if not min(lengths):  # nothing is left of it: that is no clip
         return float("inf")
-    longest = max([*lengths, *whole])
-    return worst if longest <= min(lengths) * (1 + max(same, fits)) else longest / min(lengths)
+    all_lengths = [*lengths, *whole]
+    apart = max(lengths) / min(all_lengths) if goes_up else max(all_lengths) / min(lengths)
+    return worst if apart <= 1 + max(same, fits) else apart
 
 
 def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:

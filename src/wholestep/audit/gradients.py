@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from wholestep.audit.basis import NUM_SOLVED, derivatives, on_a_row
-from wholestep.audit.changes import added, changed
+from wholestep.audit.changes import LONGER, POSITIVE, SQUARED, added, changed
 from wholestep.audit.coefficients import RAW
 from wholestep.audit.evidence import Evidence, Meant, narrowed
 from wholestep.audit.explain import Explanation, Search
@@ -21,6 +21,11 @@ _IN_THE_LOSS_OF_ONE = "never divided", "divided by the full batch", "penalty for
 _NOT_OF_THE_LOSS = "each row", "the penalty", "the gradient"
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
 _FEW = 0.3  # explanations that cost no more than this beyond the best are as likely
+_ASKED = {  # of changes that are hardly meant
+    SQUARED: "Is a root missing?",
+    LONGER: "Is it `min(1, bound / norm)` that is meant?",
+    POSITIVE: "So no weight can grow. Is `clip(-bound, bound)` meant?",
+}
 _UNLISTED = {  # by quantity, the name of an error that has none in the field, and the fix
     "each row's gradient": ("rows counted otherwise", "sum up what the rows give, and divide once by all weights."),
     "the penalty": ("penalty counted otherwise", "add `sum(model.losses)` once per update."),
@@ -72,7 +77,7 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
     explanations, how = _explained(meant, chosen, everything)
     if how:
         told = f"Gradients are {how} before the optimizer gets them; but for that they are right."
-        return [Likely(f"{told} Is a root missing?") if "square" in how else told], everything
+        return [Likely(f"{told} {_ASKED[how]}") if how in _ASKED else told], everything
     if not explanations and meant.replay.is_observing:
         return [], everything
     return list(_told(explanations, chosen) if explanations else [_located(differing)]), everything
