@@ -210,10 +210,12 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
         return
     plain = max(e.without for e in everything)
     is_right = plain <= replay.tolerance.differs
+    how, rest = ("", plain) if is_right else changed(everything)
+    if not (is_right or how):  # something else than a clip
+        return
     is_bare = is_right and not any(any(e.update.applied.clips) for e in everything)
     told = ", ".join(f"{name}={bound:.4g}" for name, bound in zip(_NAMES, bounds, strict=True) if bound)
     name, numbers = "clip forgotten" if is_bare else "clipped otherwise", [e.update.number for e in wrong]
-    rest = plain if is_right else changed(everything)[1]
     line, detail = wrong[0].update.applied.line, f"The optimizer that was meant has {told}."
     yield found(name, max(apart), line, numbers, detail, with_change=rest)
 
