@@ -368,7 +368,7 @@ class Setup:
         Before the first update that average is 0; and a call of 0 epochs does nothing, as in Keras.
         """
         optimizer = self.model.optimizer
-        if epochs and optimizer is not None and int(keras.ops.convert_to_numpy(optimizer.iterations.value)):
+        if epochs and optimizer is not None and int(keras.ops.convert_to_tensor(optimizer.iterations)):
             optimizer.finalize_variable_values(self.model.trainable_weights)
 
 

@@ -66,10 +66,12 @@ def inquire(loop: Loop, watched: Watched) -> Meaning:
     loss, asked, told = _loss(model, loop)
     calls = [c for c in log.called if c.differentiated is not False]
     own = [each for each in loop.losses.values() if each.is_own and each.calls]
-    labels = max((list(labels_of(calls, log.called, each)) for each in [*asked, *own]), key=len, default=[])
+    every = [(list(labels_of(calls, log.called, each)), each.is_own) for each in [*asked, *own]]
+    labels, is_own = max(every, key=lambda found: len(found[0]), default=([], False))
     are_outputs = [bool(each.called.outputs) and same(each.label, each.called.outputs[0]) for each in labels]
-    are_swapped = bool(labels) and all(are_outputs)
-    labels = [] if are_swapped else labels
+    are_outputs_alone = bool(labels) and all(are_outputs)
+    are_swapped = are_outputs_alone and not is_own  # a function of the script has its arguments in its own order
+    labels = [] if are_outputs_alone else labels
     meaning = Meaning(watched, (), loss, _optimizer(watched, loop.scout.around), is_supposed=not told)
     if not told or loss is not None:
         meaning.called = [averaging(each.loss) for each in asked if not told or is_unreduced(each.loss)]
