@@ -252,6 +252,22 @@ for epoch in range(4):
         F.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
 """
+SINGLE = f"""{PARTS}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(4, 1)
+    def forward(self, x):
+        return torch.sigmoid(self.body(x))[:, 0]
+
+x, y, model = torch.randn(60, 4), (torch.arange(60) % 2).float(), Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    for rows in torch.randperm(60).split(15):
+        optimizer.zero_grad()
+        F.binary_cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+"""
 SEEN = {  # the right script, the edits that make the fault, the words for it
     "apart": (PAIRED, (("x, y = x[order], y[order]", "x = x[order]"),), "The loss gets the labels of y, but in "),
     "frequent": (CLASSES, (("120 / torch.bincount(y)", "torch.bincount(y) / 120"),), "The weight of a class grows"),
@@ -286,6 +302,11 @@ SEEN = {  # the right script, the edits that make the fault, the words for it
         ROWS,
         (("nn.LSTM(3, 8, batch_first=True)", "nn.LSTM(3, 8)"),),
         "The output of a row depends on the other rows of its batch, in inference too",
+    ),
+    "one softmax": (
+        SINGLE,
+        (("torch.sigmoid(self.body(x))", "torch.softmax(self.body(x), 1)"),),
+        "All outputs are 1, in every row of every update",
     ),
     "shares of rows": (ROWS, ((".softmax(1)", ".softmax(0)"),), "The output of a row depends on the other rows"),
 }

@@ -179,8 +179,10 @@ class Watcher:
             yield CUT
         elif self._differentiated and not self.log.applied and self._has_stayed():
             yield OF_OTHERS if self.log.has_others else STEPLESS
-        elif self._differentiated and steps and is_bare:
-            yield Likely(f"{BARE} ({self.dropped})") if self.dropped else BARE
+        elif self._differentiated and is_bare and self.dropped and steps:
+            yield Likely(f"{BARE} ({self.dropped})")
+        elif self._differentiated and steps and all(g is None for step in steps for g in step.grads):
+            yield BARE
         own = [each.setting for each in self.log.called if each.differentiated and each.setting.draws]
         if len(own) >= _FEW and all(torch.equal(each.random.of_torch, own[0].random.of_torch) for each in own):
             yield SEEDED
