@@ -16,6 +16,8 @@ from small import ROWS, X, Y, model
 
 import wholestep as ws
 from wholestep import safety as guards
+from wholestep.run import Run
+from wholestep.setup import Setup
 
 QUIET = {"verbose": 0, "batch_size": 10}
 
@@ -114,6 +116,22 @@ class Meeting(ws.Objective):
         import tensorflow as tf
 
         return tf.ensure_shape(tf.numpy_function(self.wait, [outputs], outputs.dtype), outputs.shape)
+
+
+def test_at_the_end_of_a_loop_no_other_thread_may_train(monkeypatch):
+    trainer, errors = ws.Trainer(model()), []
+    ends = [(Setup, "finish"), (Run, "end_call")]
+    for kind, name in ends:
+        method = getattr(kind, name)
+
+        def look(*given, method=method):
+            errors.append(elsewhere(lambda: trainer.update((X, Y))))
+            return method(*given)
+
+        monkeypatch.setattr(kind, name, look)
+    for _ in trainer.steps(ws.Batches((X, Y), 10), epochs=1):
+        pass
+    assert [type(error) for error in errors] == [ws.SpecificationError] * 2
 
 
 def test_trainers_in_two_threads_compute_at_the_same_time():

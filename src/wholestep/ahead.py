@@ -85,7 +85,7 @@ class Ahead:
         self._shortest = math.inf  # seconds of an update, with little time around it
         self._handed_out = 0  # updates since the latest dispatch, including it
         self._held: _Held | None = None
-        # Held while variables get values that were held back; not while updates are computed.
+        # Held while variables get values that were held back, which may be computed once more for it.
         self._lock = threading.RLock()
 
     def is_holding(self, run: Run) -> bool:

@@ -107,8 +107,9 @@ def run_steps(
             for report in reports:
                 yield Step(report.first, *report.block.start, report)
         executor.meet(feed)
-    saver.finish()
-    run.end_call()
+    with guard:
+        saver.finish()
+        run.end_call()
 
 
 _unfinished: "WeakSet[Generator[Step, None, None]]" = WeakSet()

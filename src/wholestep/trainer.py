@@ -195,7 +195,8 @@ class Trainer(OnBatch):
                 saver.open(executor)
             with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
                 yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
-        self._setup.finish(epochs)
+        with self._guard:
+            self._setup.finish(epochs)
 
     @takes(
         "update takes one batch, a tuple (x, y) or (x, y, sample_weight); with an objective, any nested arrays.",
