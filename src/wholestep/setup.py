@@ -368,7 +368,10 @@ class Setup:
         Before the first update that average is 0; and a call of 0 epochs does nothing, as in Keras.
         """
         optimizer = self.model.optimizer
-        if epochs and optimizer is not None and int(keras.ops.convert_to_tensor(optimizer.iterations)):
+        if not epochs or optimizer is None or self.executor is None:
+            return
+        (num_applied,) = self.executor.engine.variables.values([optimizer.iterations])
+        if num_applied > 0:
             optimizer.finalize_variable_values(self.model.trainable_weights)
 
 
