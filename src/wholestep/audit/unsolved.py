@@ -232,8 +232,10 @@ def _frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
 
 def mixed(replay: Port, pieces: list[Piece]) -> Iterator[Likely]:
     """Yield a note if a row's output depends on the rows before it in its batch, in inference too."""
-    piece = next((each for each in pieces if each.is_known and len(each.rows) >= _FEW_ROWS), None)
-    if piece is None or any(leaf.shape[1:2] == piece.rows.shape for leaf in piece.called.inputs):  # as of a graph
+    known = (each for each in pieces if each.is_known and _FEW_ROWS <= len(each.rows) < replay.num_rows)
+    piece = next(known, None)  # all rows at once may be a graph's, as may inputs of (rows, rows)
+    shapes = [] if piece is None else [leaf.shape[:2] for leaf in piece.called.inputs]
+    if piece is None or any(shape[:1] != piece.rows.shape or shape[1:] == piece.rows.shape for shape in shapes):
         return
     half = len(piece.rows) // 2
     given = [np.concatenate([leaf[-half:], leaf[half:]]) for leaf in piece.called.inputs]
