@@ -108,7 +108,8 @@ def _usual(everything: list[Evidence], fits: float, same: float) -> Iterator[tup
     yield SQUARED, _by_norm(pairs, fits, same, power=2)
     yield LONGER, _by_norm(pairs, fits, same, goes_up=True)
     bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
-    yield POSITIVE, max(distance(handed, np.clip(meant, 0, bound)) for handed, meant in pairs)
+    if bound:  # else nothing is left of them: that is no clip
+        yield POSITIVE, max(distance(handed, np.clip(meant, 0, bound)) for handed, meant in pairs)
     yield "clipped by value", max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
     names = list(parts[0][0])
