@@ -183,13 +183,9 @@ def unmoved(evidence: list[Evidence]) -> Iterator[Likely]:
         sums = np.array([sum(size(p) for p in each.params if p.ndim >= least) for each in called])
         factors = (numbers - of_outputs) / np.maximum(sums, 1e-30)
         if np.ptp(sums) > _MOVED * sums.max() and np.ptp(factors) <= FINE.differs * np.abs(factors).max():
-            told = (
-                f"The number that `backward()` is called on is {numbers[0]:.4g} in update {own[0].update.number}, and "
-            )
-            told += (
-                f"the loss of outputs and labels is {of_outputs[0]:.4g}: the rest, {factors[0]:.3g} times the sum of "
-            )
-            yield Likely(f"{told}the {name} of the weights, has no gradient (`.data`, `detach()`, `.item()`?).")
+            told = f"The number that `backward()` is called on is {numbers[0]:.4g} in update {own[0].update.number}, "
+            told += f"and the loss of outputs and labels is {of_outputs[0]:.4g}: the rest, {factors[0]:.3g} times the "
+            yield Likely(f"{told}sum of the {name} of the weights, has no gradient (`.data`, `detach()`, `.item()`?).")
             return
 
 
