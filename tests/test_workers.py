@@ -311,6 +311,7 @@ def test_an_epoch_leaves_no_queue_behind():
         gc.collect()
         return sum(isinstance(each, queue.SimpleQueue) for each in gc.get_objects())
 
+    gc.freeze()  # objects of other tests, which would be searched each time
     workers, found = Workers(Threads(lambda number: number, num=2), lambda number: number, most=3), []
     for _ in range(4):
         workers.expect([1, 2, 3])
