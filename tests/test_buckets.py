@@ -322,7 +322,7 @@ def test_as_many_programs_as_shapes(monkeypatch):
     list(trainer.steps(data, epochs=1))
     assert len(compilations) == 3 + probes
     assert probes <= 2
-    assert any(data.sampler.full_size(0, s) > len(data.rows(0, s)) for s in range(len(data)))
+    assert any(data.select(0, s).full > len(data.rows(0, s)) for s in range(len(data)))
 
 
 def test_a_short_batch_of_one_row_needs_no_program_of_its_own():

@@ -208,7 +208,7 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
     *(f"wholestep.engines.{name}" for name in ("jax", "jax_cpu", "jax_eager", "jax_listener", "jax_steps")),
     *("wholestep.engines.jax_variables", "wholestep.engines.tensorflow", "wholestep.engines.tensorflow_listener"),
     *("wholestep.engines.tensorflow_variables", "wholestep.processes.store", "wholestep.processes.watchdog"),
-    *("wholestep.checkpoints.callbacks", "wholestep.data.workers", "wholestep.dispatcher"),
+    *("wholestep.checkpoints.callbacks", "wholestep.data.workers", "wholestep.data.packing", "wholestep.dispatcher"),
 }
 
 

@@ -56,8 +56,8 @@ def test_every_row_once_an_epoch_whole_and_within_the_budget(lengths, tokens, se
             found = unpacked(batch)
             rows = data.rows(epoch, step)
             assert found == [(1000 * row + np.arange(lengths[row])).tolist() for row in rows if lengths[row]]
-            assert np.concatenate(data.sampler.ids(epoch, step)).tolist() == rows.tolist()
-            assert len(data.sampler.ids(epoch, step)) == len(batch["text"])
+            assert np.concatenate(data.select(epoch, step).names).tolist() == rows.tolist()
+            assert len(data.select(epoch, step).names) == len(batch["text"])
             seen += found
             ids += rows.tolist()
         assert sorted(ids) == list(range(len(lengths)))
@@ -104,9 +104,9 @@ def test_the_order_goes_on_from_any_place(lengths, steps):
 @on("jax")
 def test_other_rows_meet_each_epoch_and_every_row_meets_many():
     data = packed([5, 6, 7] * 40, 20 * 18, boundaries=[18])
-    packs = [{frozenset(ids.tolist()) for ids in data.sampler.ids(epoch, 0)} for epoch in range(8)]
+    packs = [{frozenset(ids.tolist()) for ids in data.select(epoch, 0).names} for epoch in range(8)]
     assert len(set().union(*packs)) > 0.95 * sum(map(len, packs))
-    assert [ids.tolist() for ids in data.sampler.ids(0, 1)] != [ids.tolist() for ids in data.sampler.ids(1, 1)]
+    assert [ids.tolist() for ids in data.select(0, 1).names] != [ids.tolist() for ids in data.select(1, 1).names]
     still = data.in_order()
     assert still.rows(0, 1).tolist() == still.rows(1, 1).tolist()
 
@@ -114,7 +114,7 @@ def test_other_rows_meet_each_epoch_and_every_row_meets_many():
 def test_rows_of_one_length_meet_any_of_another():
     """Each packed row holds one of 40 rows of length 5 and one of 40 of length 6."""
     data = packed([5, 6] * 40, 40 * 11, boundaries=[11])
-    packs = [frozenset(ids.tolist()) for epoch in range(8) for ids in data.sampler.ids(epoch, 0)]
+    packs = [frozenset(ids.tolist()) for epoch in range(8) for ids in data.select(epoch, 0).names]
     assert {len(pack) for pack in packs} == {2}
     assert len(set(packs)) > 0.8 * len(packs)
 

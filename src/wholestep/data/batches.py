@@ -12,7 +12,7 @@ from wholestep import tree
 from wholestep.checks import is_count, takes
 from wholestep.data.kinds import KeepsPosition, Position, classify
 from wholestep.data.leaves import owned
-from wholestep.data.packing import Packs
+from wholestep.data.order import Selection
 from wholestep.data.sampler import Sampler, no_such_place, open_sampler, refuse_sizes
 from wholestep.data.shapes import LengthOptions
 from wholestep.data.source import Arrays, IndexedBatches, RowError, Source, Transform, open_source
@@ -270,18 +270,18 @@ class Batches(KeepsPosition):
 
     def rows(self, epoch: int, step: int) -> np.ndarray:
         """Return the row numbers of a batch, int64 (rows,); for a PyDataset, the batch's number."""
-        self._check(epoch, step)
-        return self.sampler.rows(epoch, step)
+        return self.select(epoch, step).rows
 
-    def ids(self, epoch: int, step: int) -> np.ndarray:
-        """Return the row numbers that errors show, (rows,); of a packed row, several."""
-        return self.sampler.ids(epoch, step) if isinstance(self.sampler, Packs) else self.sampler.rows(epoch, step)
+    def select(self, epoch: int, step: int) -> Selection:
+        """Select the rows of a batch; not of a stream, which has no row numbers."""
+        self._check(epoch, step)
+        return self.sampler.select(epoch, step)
 
     def load(self, epoch: int, step: int) -> Any:
         """Return a batch, as numpy arrays, nested as the source nests them."""
-        self._check(epoch, step)
+        selection = self.select(epoch, step)
         try:
-            batch = self.sampler.load(epoch, step)
+            batch = self.sampler.load(selection)
         except RowError as error:
             raise error.at(epoch, step) from error.__cause__
         return batch if self._prepare is None else self._prepare(batch)
@@ -298,7 +298,8 @@ class Batches(KeepsPosition):
     def __next__(self) -> Any:
         """Return the next batch and move on; the end of a stream ends the epoch and raises StopIteration."""
         try:
-            batch, self.position = self.take(self.position)
+            unused = self.take_unused(self.position)
+            batch, self.position = self.take(self.position) if unused is None else (unused.host, unused.end)
         except StopIteration:
             self.position = (self.position[0] + 1, 0)
             raise
@@ -306,16 +307,16 @@ class Batches(KeepsPosition):
             raise error.at(*self.position) from error.__cause__
         return batch
 
-    def take(self, position: Position, places: np.ndarray | None = None) -> tuple[Any, Position]:
+    def take(
+        self, position: Position, selection: Selection | None = None, places: np.ndarray | None = None
+    ) -> tuple[Any, Position]:
         """Return the batch at a position, or its rows at `places`, and the position after it; a stream's next batch."""
-        if (unused := self.take_unused(position)) is not None:
-            return unused.host, unused.end
         if self._stream is not None:
             return self._draw(self._stream, position[1]), (position[0], position[1] + 1)
         if self._numbered is not None and position[1] == 0:
             self._numbered.begin_epoch()
-        self._check(*position)
-        batch = self.sampler.load(*position, slice(None) if places is None else places)
+        selection = self.select(*position) if selection is None else selection
+        batch = self.sampler.load(selection, slice(None) if places is None else places)
         batch, after = batch if self._prepare is None else self._prepare(batch), self.after(*position)
         if self._numbered is not None and after[0] > position[0]:
             self._numbered.end_epoch()

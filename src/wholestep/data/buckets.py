@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wholestep import tree
-from wholestep.data.order import Order
+from wholestep.data.order import Order, Selection
 from wholestep.data.sequences import Sequences
 from wholestep.data.shapes import NONE, LengthOptions, assign, best, given
 from wholestep.errors import BatchError, message
@@ -51,30 +51,22 @@ class Buckets:
         """The rows of a full batch and the padded length of each sequence, for every bucket."""
         return [(int(size), *shape) for size, shape in zip(self.sizes, self.shapes.tolist(), strict=True)]
 
-    def rows(self, epoch: int, step: int) -> np.ndarray:
-        """Return the row numbers of a batch, int64 (rows,)."""
-        k, batch = self._find(epoch, step)
+    def select(self, epoch: int, step: int) -> Selection:
+        """Select the rows of a batch; its layout is their padded shape."""
+        number = Order(self.num_batches, self.seed, self.shuffle).rows(epoch, step, step + 1)[0]
+        k = int(np.searchsorted(self.firsts, number, side="right")) - 1
         size, (start, end) = int(self.sizes[k]), self.starts[k : k + 2]
-        places = Order(int(end - start), self.seed, self.shuffle, stream=k + 1).batch(epoch, batch, size)
-        return self.by_bucket[start + places].astype(np.int64)
+        order = Order(int(end - start), self.seed, self.shuffle, stream=k + 1)
+        rows = self.by_bucket[start + order.batch(epoch, int(number - self.firsts[k]), size)].astype(np.int64)
+        return Selection(rows, rows, size, self.shapes[k])
 
-    def full_size(self, epoch: int, step: int) -> int:
-        """Return the number of rows in a full batch of this batch's shape."""
-        return int(self.sizes[self._find(epoch, step)[0]])
-
-    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
-        return self.sequences.padded(self.rows(epoch, step)[places], self.shapes[self._find(epoch, step)[0]])
+        return self.sequences.padded(selection.rows[places], selection.layout)
 
     def in_order(self) -> "Buckets":
         """Return the same buckets one after the other, the rows of each in ascending order."""
         return replace(self, shuffle=False)
-
-    def _find(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the bucket of a batch, and its number in the bucket."""
-        number = Order(self.num_batches, self.seed, self.shuffle).rows(epoch, step, step + 1)[0]
-        k = int(np.searchsorted(self.firsts, number, side="right")) - 1
-        return k, int(number - self.firsts[k])
 
 
 def make_buckets(sequences: Sequences, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets:

@@ -20,6 +20,7 @@ from wholestep.data.block import (
     table_of,
 )
 from wholestep.data.kinds import Position
+from wholestep.data.order import Selection
 from wholestep.data.sampler import FixedSize
 from wholestep.engines import Devices
 from wholestep.errors import BatchError, SpecificationError, message
@@ -332,9 +333,11 @@ class Loaded(_Feed):
             position = queue.next
             try:
                 with waiting():  # an interrupt between two of these lines would lose a batch
-                    own = self._own(position)
                     batch = batches.take_unused(position)
-                    batch = batch or self._batch(*batches.take(position, own), own, position)
+                    if batch is None:
+                        selection = None if batches.is_ready else batches.select(*position)
+                        own = self._own(selection)
+                        batch = self._batch(*batches.take(position, selection, own), selection, own, position)
                     self._largest[batch.kind] = max(self._largest.get(batch.kind, 0), batch.full)
                     queue.add(batch)
             except StopIteration:
@@ -346,27 +349,26 @@ class Loaded(_Feed):
                 queue.error = error
         return len(queue)
 
-    def _own(self, position: Position) -> np.ndarray | None:
+    def _own(self, selection: Selection | None) -> np.ndarray | None:
         """Return which rows of a batch this process must load; None for all."""
-        if len(self._devices.local_replicas) == self._devices.num_replicas or self.batches.is_ready:
+        if selection is None or len(self._devices.local_replicas) == self._devices.num_replicas:
             return None
-        count = len(self.batches.ids(*position))
-        program = self._programs.get((self.batches.sampler.full_size(*position), count))
+        count = len(selection.names)
+        program = self._programs.get((selection.full, count))
         if program is None:
             return None
         return np.unique(share_out(program.cut, self._devices.num_replicas)[0][self._devices.local_replicas] % count)
 
-    def _batch(self, host: Tree, end: Position, own: np.ndarray | None, start: Position) -> Batch:
-        batches = self.batches
-        ids = None if batches.is_ready else batches.ids(*start)
-        count = num_rows_of(host) if ids is None else len(ids)
-        if batches.is_ready:
-            kind = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
-            full = max(self._largest.get(kind, 0), count)
+    def _batch(
+        self, host: Tree, end: Position, selection: Selection | None, own: np.ndarray | None, start: Position
+    ) -> Batch:
+        if selection is None:
+            count, kind = num_rows_of(host), str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
+            full, names = max(self._largest.get(kind, 0), count), None
         else:
-            kind, full = "", batches.sampler.full_size(*start)
+            count, kind, full, names = len(selection.names), "", selection.full, selection.names
         rows = np.arange(count, dtype=np.int32)
-        return Batch(host, None, rows, full, ids, own, start, end, batches.stream_state, kind)
+        return Batch(host, None, rows, full, names, own, start, end, self.batches.stream_state, kind)
 
 
 def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:

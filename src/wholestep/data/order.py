@@ -7,6 +7,7 @@ of a billion-row source costs as much as a batch of a thousand.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,22 @@ _ROUNDS = 6
 _NUM_CACHED = 64  # chunks: two epochs of the rows that are named at once
 _CHUNK = 4096  # row numbers that are computed at once, which takes hardly longer than those of one batch
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Selection(NamedTuple):
+    """The rows of a batch, selected by a sampler and not loaded yet.
+
+    Args:
+        rows: row numbers in the source, int64 (rows,); of packed rows, those of all their segments.
+        names: the row numbers that errors show for each row of the batch, (rows,); of a packed row, several.
+        full: the number of rows in a full batch of this shape; 0 if it is not known.
+        layout: the sampler's own: the place of the rows in the batch.
+    """
+
+    rows: np.ndarray
+    names: np.ndarray
+    full: int
+    layout: Any = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data.buckets import ends, too_large, too_long
-from wholestep.data.order import Order, permute
+from wholestep.data.order import Order, Selection, permute
 from wholestep.data.sequences import Sequences
 from wholestep.data.shapes import LengthOptions, given
 from wholestep.errors import SpecificationError, message
@@ -101,28 +101,20 @@ class Packs:
         """The packed rows of a full batch and their length."""
         return [(self.size, self.width)]
 
-    def full_size(self, epoch: int, step: int) -> int:
-        """Return how many packed rows a full batch has."""
-        return self.size
-
-    def rows(self, epoch: int, step: int) -> np.ndarray:
-        """Return the numbers of the rows that are packed into a batch, int64 (segments,)."""
-        return self._layout(epoch, step).rows
-
-    def ids(self, epoch: int, step: int) -> np.ndarray:
-        """Return for each packed row the row numbers that errors show, an object array."""
+    def select(self, epoch: int, step: int) -> Selection:
+        """Select the rows that are packed into a batch, and their layout."""
         layout = self._layout(epoch, step)
         parts = np.split(layout.rows, np.flatnonzero(np.diff(layout.at)) + 1)
         names = np.empty(len(parts), object)
         names[:] = parts
-        return names
+        return Selection(layout.rows, names, self.size, layout)
 
-    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its packed rows at these places, as numpy arrays.
 
         Adds the leaves `segment_ids` (0 in padding) and `positions`.
         """
-        layout = self._layout(epoch, step).only(places)
+        layout: RowLayout = selection.layout.only(places)
         shape = (int(layout.at[-1]) + 1, self.width)
         segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         which, place = _spread(layout.starts, self.sequences.lengths[0, layout.rows])

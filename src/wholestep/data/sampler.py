@@ -6,7 +6,7 @@ import numpy as np
 
 from wholestep.checks import count
 from wholestep.data.buckets import Buckets, make_buckets
-from wholestep.data.order import Order
+from wholestep.data.order import Order, Selection
 from wholestep.data.packing import Packs, make_packs
 from wholestep.data.sequences import measure
 from wholestep.data.shapes import LengthOptions
@@ -40,17 +40,14 @@ class FixedSize:
         """The empty list: there is no token budget."""
         return []
 
-    def full_size(self, epoch: int, step: int) -> int:
-        """Return the number of rows in a full batch."""
-        return self.size
+    def select(self, epoch: int, step: int) -> Selection:
+        """Select the rows of a batch."""
+        rows = self.order.batch(epoch, step, self.size)
+        return Selection(rows, rows, self.size)
 
-    def rows(self, epoch: int, step: int) -> np.ndarray:
-        """Return the row numbers of a batch, int64 (rows,)."""
-        return self.order.batch(epoch, step, self.size)
-
-    def load(self, epoch: int, step: int, places: np.ndarray | slice = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
-        return self.source.load(self.rows(epoch, step)[places])
+        return self.source.load(selection.rows[places])
 
     def in_order(self) -> "FixedSize":
         """Return batches of the rows in ascending order."""

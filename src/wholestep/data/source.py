@@ -21,7 +21,7 @@ from wholestep.data.leaves import (
     with_arrays,
     without_none,
 )
-from wholestep.data.order import Order
+from wholestep.data.order import Order, Selection
 from wholestep.data.sparse import has_sparse
 from wholestep.data.stream import BatchStream, length_of
 from wholestep.data.workers import Forks, Threads, Workers, warn_of_copies
@@ -126,23 +126,20 @@ class IndexedBatches:
         """The number of batches in an epoch; None if it is infinite."""
         return length_of(self.batches, lambda batches: batches.num_batches)
 
-    def rows(self, epoch: int, step: int, num: int = 1) -> np.ndarray:
-        """Return the number of a batch, and of the next `num` - 1, int64 (batches,)."""
+    def select(self, epoch: int, step: int) -> Selection:
+        """Select a batch by its number; the layout is its number and those of the next ones, which workers load."""
         now, order = self.num_batches, self.order  # hooks may change the number of batches between epochs
         order = order if now in (None, order.num_rows) else replace(order, num_rows=now)
-        return order.rows(epoch, step, min(step + num, order.num_rows))
+        num = 1 if self.workers is None else self.workers.most
+        numbers = order.rows(epoch, step, min(step + num, order.num_rows))
+        return Selection(numbers[:1], numbers[:1], 0, numbers)
 
-    def full_size(self, epoch: int, step: int) -> int:
-        """Return 0: it is not known."""
-        return 0
-
-    def load(self, epoch: int, step: int, places: slice | np.ndarray = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: slice | np.ndarray = slice(None)) -> Tree:
         """Return a batch. The workers load the next ones of the epoch meanwhile."""
-        get = self.batches.__getitem__
+        get, number = self.batches.__getitem__, int(selection.rows[0])
         if self.workers is not None:
-            self.workers.expect(self.rows(epoch, step, self.workers.most).tolist())
+            self.workers.expect(selection.layout.tolist())
             get = self.workers.take
-        number = int(self.rows(epoch, step)[0])
         try:
             batch = get(number)
         except (IndexError, StopIteration) as error:
