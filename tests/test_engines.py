@@ -96,11 +96,13 @@ def test_integers_never_wrap_around(engine):
         engine.devices.place(np.array([2**31]))
 
 
-@pytest.mark.parametrize("shape", [(3,), (64, 5)])
+@pytest.mark.parametrize("shape", [(3,), (64, 5), (1 << 22, 2)])
 def test_resident_data_do_not_change_with_the_user_s_array(engine, shape):
-    for leaf in (tree.aligned(shape, np.dtype("float32")), np.empty(shape, "int32"), np.empty(shape, bool)):
+    kinds = "float32", "int32", "int64", "float64", "bool"
+    for leaf in [tree.aligned(shape, np.dtype("float32")), *(np.empty(shape, kind) for kind in kinds)]:
         leaf[...] = 1
-        placed = engine.devices.resident(leaf)
+        placed, wait = engine.devices.resident(leaf)
+        wait()
         leaf[...] = 0
         np.testing.assert_array_equal(engine.devices.fetch(placed), np.ones(shape))
 
@@ -1011,7 +1013,8 @@ def holds_place(case):
 
 
 def holds_resident(case):
-    data = case.engine.devices.resident({"x": DATA, "none": None})
+    data, wait = case.engine.devices.resident({"x": DATA, "none": None})
+    wait()
     assert data["none"] is None
     for rows in (ROWS, ROWS[::-1].copy()):
         found = case.each(

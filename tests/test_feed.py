@@ -28,7 +28,11 @@ class Host:
     def place(data):
         return data
 
-    resident = stage = place
+    stage = place
+
+    @staticmethod
+    def resident(data):
+        return data, lambda: None
 
 
 class Plan(NamedTuple):
@@ -201,6 +205,14 @@ def test_ready_made_batches_are_filled_to_the_most_rows_of_their_own_shape():
 def test_a_block_knows_the_rows_of_a_full_one():
     assert [b.batches[0].full for b in resident(ws.Batches(np.arange(7), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
     assert [b.batches[0].full for b in loaded(ws.Batches(Items(), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
+
+
+def test_resident_arrays_are_complete_before_a_block_is_sent(monkeypatch):
+    waited = []
+    monkeypatch.setattr(Host, "resident", staticmethod(lambda data: (data, lambda: waited.append("complete"))))
+    feed = resident(ws.Batches(np.arange(6), 2))
+    assert waited == []
+    assert [waited.copy() for _ in feed.blocks(None, lambda: 1)] == [["complete"]] * 3
 
 
 def test_small_arrays_become_resident():

@@ -8,6 +8,7 @@ On the host, text is an array of strings, dtype object, and ragged rows are an a
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -156,6 +157,31 @@ def aligned_copy(leaf: np.ndarray) -> np.ndarray:
     copy = aligned(leaf.shape, leaf.dtype)
     copy[...] = leaf
     return copy
+
+
+HUGE = 4 << 20  # bytes from which numpy asks for huge pages: rows are gathered faster, but it may take 0.1 s per 50 MiB
+
+
+class Copies:
+    """Aligned copies of host arrays; those of large arrays are made beside the caller's work, until `wait`."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Future] = {}  # by the address of the copy
+
+    def copy(self, leaf: np.ndarray) -> np.ndarray:
+        """Return an aligned copy; that of a large array is complete after `wait`."""
+        if leaf.nbytes < HUGE:
+            return aligned_copy(leaf)
+        copy, thread = aligned(leaf.shape, leaf.dtype), ThreadPoolExecutor(1, "wholestep-copy")
+        self.pending[address(copy)] = thread.submit(np.copyto, copy, leaf)
+        thread.shutdown(wait=False)
+        return copy
+
+    def wait(self) -> None:
+        """Return when all copies are complete."""
+        for copied in self.pending.values():
+            copied.result()
+        self.pending.clear()
 
 
 def address(leaf: np.ndarray) -> int:

@@ -83,7 +83,7 @@ class Resident(_Feed):
         assert isinstance(batches.sampler, FixedSize)
         self.order, self.size = batches.sampler.order, batches.sampler.size
         self.where = f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
-        self._data = devices.resident(batches.arrays)
+        self._data, self._wait = devices.resident(batches.arrays)
         self._num_full = self.order.num_rows // self.size
         self._num_ahead = min(self._num_full, _MOST_NAMED // self.size)
         self._named: tuple[Position, int, Table] | None = None  # first update, number of updates, rows
@@ -124,6 +124,7 @@ class Resident(_Feed):
         program = self._plan(batch)
         if not self._checked:
             self._check(batch, program)
+            self._wait()
             self._checked = True
         num = min(num, left, program.most)
         if is_full:

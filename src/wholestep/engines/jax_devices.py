@@ -1,6 +1,7 @@
 """The devices and replicas on JAX: batches are spread over replicas, variables placed by their layouts."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,10 +14,9 @@ from wholestep.checkpoints import Numbers
 from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import BatchError, SpecificationError, message
 from wholestep.processes import Processes
-from wholestep.tree import Tensor, Tree, address, aligned_copy, map_leaves
+from wholestep.tree import HUGE, Copies, Tensor, Tree, address, aligned_copy, leaves, map_leaves
 
 _INT32 = np.iinfo(np.int32)
-_HUGE = 4 << 20  # bytes from which numpy asks for huge pages, in which rows are gathered faster
 
 
 class MeshLayout:
@@ -99,9 +99,19 @@ class JaxDevices:
             return jax.device_put(data)
         return jax.tree.map(lambda leaf: self.layout.put(leaf, self.layout.everywhere), data)
 
-    def resident(self, data: Data) -> Data:
+    def resident(self, data: Data) -> tuple[Data, Callable[[], None]]:
         """Put copies of host arrays on the device: JAX uses an aligned array as it is, which the user may change."""
-        return self.place(data if self.memory() is not None else map_leaves(_copy, data))
+        copies = Copies()
+        if self.memory() is not None:
+            return self.place(data), copies.wait
+        copied = map_leaves(partial(_copy, copies), data)
+        if self.layout is not None:
+            copies.wait()
+        placed = self.place(copied)
+        if copies.pending and not copies.pending.keys() <= {leaf.unsafe_buffer_pointer() for leaf in leaves(placed)}:
+            copies.wait()  # a copy that JAX has copied was not complete
+            placed = self.place(copied)
+        return placed, copies.wait
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
         """Return host arrays as a program takes them fastest: unchanged on one device, to each replica its share."""
@@ -232,12 +242,14 @@ def gather(data: Data, rows: Tensor) -> Data:
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds"), data)
 
 
-def _copy(leaf: Tensor) -> Tensor:
+def _copy(copies: Copies, leaf: Tensor) -> Tensor:
     """Return an aligned copy of a host array, which JAX uses as it is on a CPU; unchanged if JAX copies it."""
     if isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)
-    return array if address(array) % 64 and array.nbytes < _HUGE else aligned_copy(array)
+    if array.dtype.name != held_dtype(array.dtype.name):  # JAX converts it at once
+        return aligned_copy(array)
+    return array if address(array) % 64 and array.nbytes < HUGE else copies.copy(array)
 
 
 def held_dtype(dtype: str) -> str:

@@ -247,8 +247,8 @@ class Devices(Protocol):
     def place(self, data: Data) -> Data:
         """Return every leaf on the device, with the same numbers, nesting and Nones."""
 
-    def resident(self, data: Data) -> Data:
-        """Return data on the device, of which every replica can gather rows repeatedly."""
+    def resident(self, data: Data) -> tuple[Data, Callable[[], None]]:
+        """Return (data of which replicas can gather rows repeatedly, a function that waits until they are there)."""
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
         """Return host arrays as a program takes them fastest; replica i gets the rows shares[i], (replicas, rows)."""

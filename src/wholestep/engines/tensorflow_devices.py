@@ -135,11 +135,12 @@ class TensorflowDevices:
         """Put host arrays on the device immediately."""
         return tree.map_leaves(tensor_of, data)
 
-    def resident(self, data: Data) -> Data:
+    def resident(self, data: Data) -> tuple[Data, Callable[[], None]]:
         """Put host arrays on the device; with several devices, on each."""
+        copies = tree.Copies()
         if (put := self._put) is None:
-            return self.place(data)
-        return tree.map_leaves(lambda leaf: put(lambda _: leaf), data)
+            return tree.map_leaves(partial(tensor_of, copy=copies.copy), data), copies.wait
+        return tree.map_leaves(lambda leaf: put(lambda _: leaf), data), copies.wait
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
         """Return host arrays as a program takes them fastest: on the device, to each replica its share."""
@@ -182,18 +183,21 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Tens
 # ---- leaves of data ----
 
 
-def tensor_of(leaf: Tensor, *, shares_memory: bool = False) -> Tensor:
+def tensor_of(
+    leaf: Tensor, *, shares_memory: bool = False, copy: Callable[[np.ndarray], np.ndarray] = tree.aligned_copy
+) -> Tensor:
     """Return a host array as a tensor, ragged rows as a `tf.RaggedTensor`; a tensor unchanged.
 
     Args:
         shares_memory: whether the tensor may share the memory of the array, which then never changes.
+        copy: copies an array whose memory the tensor then shares.
 
     >>> tensor_of(tree.ragged(np.array([5, 6, 7]), [0, 2, 3]))
     <tf.RaggedTensor [[5, 6], [7]]>
     """
     if not tree.is_ragged(leaf):
         if isinstance(leaf, np.ndarray):
-            return _on_host(leaf, shares_memory) if _can_share(leaf) else tf.constant(leaf)
+            return _on_host(leaf, shares_memory, copy) if _can_share(leaf) else tf.constant(leaf)
         return leaf if isinstance(leaf, tf.RaggedTensor) else tf.convert_to_tensor(leaf)
     lengths = [len(row) for row in leaf]
     return tf.RaggedTensor.from_row_lengths(tensor_of(np.concatenate(leaf)), lengths, validate=False)
@@ -205,10 +209,10 @@ def _can_share(leaf: np.ndarray) -> bool:
     return is_plain and tf.executing_eagerly() and not tf.config.list_logical_devices("GPU")
 
 
-def _on_host(leaf: np.ndarray, shares_memory: bool) -> tf.Tensor:
+def _on_host(leaf: np.ndarray, shares_memory: bool, copy: Callable[[np.ndarray], np.ndarray]) -> tf.Tensor:
     """Return a tensor in the memory of an aligned array, or of a copy: a tenth of the time of `tf.constant`."""
     if not shares_memory or tree.address(leaf) % 64 or not (leaf.flags.c_contiguous and leaf.flags.writeable):
-        leaf = tree.aligned_copy(leaf)
+        leaf = copy(leaf)
     return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
 
 
