@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import keras
@@ -545,15 +546,15 @@ def test_two_loops_of_one_trainer_in_turns(sent, made):
 
 
 def test_a_look_just_before_updates_are_counted_takes_none_away(sent, made, monkeypatch):
-    holds, looked = ahead._Held.holds, []
+    is_next, looked = ahead._Held.is_next, []
 
     def look_then(self, run, block):
-        is_next = holds(self, run, block)
-        if is_next and not looked:
+        is_it = is_next(self, run, block)
+        if is_it and not looked:
             looked.append(held(made))  # as a signal's handler may
-        return is_next
+        return is_it
 
-    monkeypatch.setattr(ahead._Held, "holds", look_then)
+    monkeypatch.setattr(ahead._Held, "is_next", look_then)
     ahead_of(made).close()
     assert looked
     assert held(made) == expected_after(sent)
@@ -664,12 +665,23 @@ def leave(trainer, step):
     return "leave" if step.number == 39 else step.loss
 
 
+WITHOUT = SimpleNamespace(
+    is_holding=lambda run: False,
+    num=lambda: 1,
+    num_to_send=lambda block, state: 0,
+    hand_out=lambda run, block: None,
+    note_dispatch=lambda num: None,
+    catch_up=lambda: False,
+    finish=lambda: None,
+)
+
+
 @pytest.mark.parametrize("look", [unread, every_loss, evaluate, update_in_hand, fit_in_between, leave])
 def test_steps_are_the_same_without_the_module_that_sends_ahead(sent, look, monkeypatch):
     made, found = loop(look)
     assert max(sent) > 8
     sent.clear()
-    monkeypatch.setattr(dispatcher, "Ahead", lambda *_: None)
+    monkeypatch.setattr(dispatcher, "Ahead", lambda *_: WITHOUT)
     alone, expected = loop(look)
     assert not sent
     assert found == expected

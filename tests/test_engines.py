@@ -344,20 +344,20 @@ def holds_replica_params(case):
     equal(case.run(lambda *params: case.engine.variables.replica_params(list(params))[0], *params), kernels[0])
 
 
-def holds_holds(case):
+def holds_are_current(case):
     state = case.update(grown)
-    assert case.engine.variables.holds(case.variables, state)
+    assert case.engine.variables.are_current(case.variables, state)
     for variable in (case.variables.params[0], case.variables.slots[-1], case.variables.buffers[0]):
         variable.assign(variable + 1)
         held = case.held()[:3]
-        if not case.engine.variables.holds(case.variables, state):
+        if not case.engine.variables.are_current(case.variables, state):
             params, slots, buffers = case.engine.variables.read(case.variables)
             state = case.engine.variables.between_programs(state._replace(params=params, slots=slots, buffers=buffers))
         seen = case.compile(case.engine.variables.load_and_store(seen_buffers), (state,), spends=False)(state)[1]
         equal(case.engine.devices.fetch(seen), held[2])
         equal(case.engine.devices.fetch(case.engine.variables.params(state)), held[0])
         case.engine.variables.write(case.variables, state)
-        assert case.engine.variables.holds(case.variables, state)
+        assert case.engine.variables.are_current(case.variables, state)
 
 
 def holds_changed_outside(case):

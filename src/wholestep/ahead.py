@@ -56,7 +56,7 @@ class _Held:
     done: int
     seen: int | None = None
 
-    def holds(self, run: Run, block: Block) -> bool:
+    def is_next(self, run: Run, block: Block) -> bool:
         """Whether the updates of a block are the next ones to hand out."""
         first = self.block
         if run is not self.run or run.begins != GOES_ON or self.done + block.num > self.num:
@@ -69,16 +69,15 @@ class _Held:
 class Ahead:
     """Decides how many updates go ahead, holds them, and ends them at the first access to a variable.
 
-    One process alone: several would have to agree on the time of an update, and on accesses.
+    Nothing is sent ahead on an engine that does not see accesses to variables, nor by several processes: they would
+    have to agree on the time of an update, and on accesses.
 
     Args:
-        engine: an engine that sees accesses to variables.
         write: writes a state.
     """
 
     def __init__(self, engine: Engine, write: Write):
-        assert engine.variables.watch is not None
-        self._watch = engine.variables.watch
+        self._watch = engine.variables.watch if engine.processes.count == 1 else None
         self._write = write
         self._forecast = AccessForecast()
         self._pace = DispatchSize(engine.processes)
@@ -93,25 +92,28 @@ class Ahead:
         held = self._held  # read once: another thread may read a variable, which ends it
         return held is not None and held.run is run
 
-    @property
     def num(self) -> int:
-        """The number of updates to send in one dispatch now, if available; at least 1."""
+        """Return the number of updates to send in one dispatch now, if available; at least 1."""
         return max(1, min(self._forecast.wanted, self._pace.size)) if self._pace.seconds <= _MOST_SECONDS else 1
 
     def num_to_send(self, block: Block, state: State) -> int:
         """Return the number of updates to send for a block, at least the block's; 0 to send it and watch nothing."""
+        if self._watch is None:
+            return 0
         is_worth = self._pace.seconds <= _MOST_SECONDS and self._forecast.wanted > 0
         is_possible = block.may_be_read and block.program.again is not None
         if not is_possible or not is_worth or tree.num_bytes(list(state)) > _MOST_BYTES:
             self._forecast.note_end(block.num, 0, self._shortest)
             return 0
-        return max(1, min(self.num, block.num + block.follow) // block.num) * block.num
+        return max(1, min(self.num(), block.num + block.follow) // block.num) * block.num
 
     def hand_out(self, run: Run, block: Block) -> tuple[PackedLogs, int] | None:
         """Return the numbers of updates that were sent ahead, with the index of a block's first; None if it was not."""
+        if self._held is None:
+            return None
         with self._lock:
             held = self._held
-            if held is None or not held.holds(run, block):
+            if held is None or not held.is_next(run, block):
                 return None
             at, held.done = held.done, held.done + block.num
             if held.seen not in (None, held.done):  # a signal handler may read a variable before they are counted
@@ -119,17 +121,20 @@ class Ahead:
             self._handed_out += block.num
             return held.numbers, at
 
-    def hold(
+    def withhold(
         self, run: Run, block: Block, num: int, numbers: PackedLogs, state: State, redo: Callable[[int], State]
     ) -> None:
         """Write a state to the variables only when one is accessed."""
         assert run.variables is not None
+        assert self._watch is not None
         watch = self._watch(run.variables.all, block.program.captured, self._on_access, self._lock)
         self._held = _Held(run, block, num, numbers, state, run.variables, redo, watch.end, block.num)
         watch.begin()
 
     def note_dispatch(self, num: int) -> None:
         """Record that `num` updates are sent now, and the time of the latest, with the caller's work between them."""
+        if self._watch is None:
+            return
         if self._handed_out:
             self._pace.note(self._handed_out)
             self._shortest = min(self._shortest, self._pace.seconds)

@@ -21,7 +21,7 @@ from wholestep.tree import Tensor, Tree
 
 _copies = partial(keras.tree.map_structure, keras.ops.copy)  # of a state
 
-StateFor = Callable[[Run, Program], tuple[State, Tree]]  # the state that a program spends next, and captured values
+InputsFor = Callable[[Run, Program], tuple[State, Tree]]  # the state that a program spends next, and captured values
 
 
 def _placed_span(devices: Devices, first: int, num: int, begins: int) -> Tensor:
@@ -33,27 +33,18 @@ class Dispatcher:
 
     Args:
         applied: is notified of reports, and when the optimizer's variables have been written.
-        given: returns the function that returns the arguments of a program (weakly: its owner has the dispatcher).
+        inputs_for: a weak reference to the function that returns a program's inputs: its owner has the dispatcher.
     """
 
-    def __init__(self, engine: Engine, applied: Applied, given: Callable[[], StateFor | None]):
+    def __init__(self, engine: Engine, applied: Applied, inputs_for: Callable[[], InputsFor | None]):
         self._devices, self._processes = engine.devices, engine.processes
         self._applied = applied
-        self._given = given
+        self._inputs_for = inputs_for
         self._write = partial(_write, engine, applied)  # not a method: `Ahead` would keep this alive
-        sees_access = engine.variables.watch is not None and engine.processes.count == 1
-        self._ahead = Ahead(engine, self._write) if sees_access else None
+        self.ahead = Ahead(engine, self._write)
         # Kept on the device: a loop of single updates needs the same spans in every epoch.
         self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine.devices))
         self._copied = engine.programs.traced(_copies)
-
-    def is_ahead(self, run: Run) -> bool:
-        """Whether the variables are not written yet, as none was accessed since the run's last update."""
-        return self._ahead is not None and self._ahead.is_holding(run)
-
-    def num_ahead(self) -> int:
-        """Return the number of updates to send in one dispatch now, if available; at least 1."""
-        return 1 if self._ahead is None else self._ahead.num
 
     def send(self, run: Run, feed: Feed | SingleBatches, block: Block, *, in_call: bool = True) -> Report:
         """Send one block of updates to the device unless they were sent ahead, without waiting. Spends the run's state.
@@ -61,23 +52,22 @@ class Dispatcher:
         From then on, reading a Keras variable returns its new value, and the run and the batches are at the end of the
         block. If an error is raised, nothing has changed; only if the program itself fails, the spent state is lost.
         """
-        program, ahead, processes, first = block.program, self._ahead, self._processes, run.number + 1
+        program, ahead, processes, first = block.program, self.ahead, self._processes, run.number + 1
         with processes.dispatching(f"computing update {first}"), uninterrupted():
-            sent = None if ahead is None else ahead.hand_out(run, block)
+            sent = ahead.hand_out(run, block)
             if sent is None:
-                given = self._given()
-                assert given is not None
-                if ahead is not None:
-                    ahead.note_dispatch(block.num)
-                begins, (state, captured) = run.begins, given(run, program)
-                num = 0 if ahead is None else ahead.num_to_send(block, state)
+                inputs_for = self._inputs_for()
+                assert inputs_for is not None
+                ahead.note_dispatch(block.num)
+                begins, (state, captured) = run.begins, inputs_for(run, program)
+                num = ahead.num_to_send(block, state)
                 kept = self._copied(state) if num > block.num else state
                 arguments = captured, block.data, *block.table.placed
                 state, reports = program.call(state, *arguments, self._span(block.first, num or block.num, begins))
                 sent = PackedLogs(self._devices, reports), 0
-                if ahead is not None and num:
+                if num:
                     redo = partial(_redone, program, kept, arguments, block.first, begins)
-                    ahead.hold(run, block, num, sent[0], state, redo)
+                    ahead.withhold(run, block, num, sent[0], state, redo)
                 else:
                     assert run.variables is not None
                     self._write(run, run.variables, state)
@@ -87,16 +77,6 @@ class Dispatcher:
         self._applied.note_sent(report)
         processes.set_status(f"at work after update {run.number} (reading data, or in a callback)")
         return report
-
-    def catch_up(self) -> None:
-        """Write the state after the last update handed out to variables and run."""
-        if self._ahead is not None:
-            self._ahead.catch_up()
-
-    def finish(self) -> None:
-        """Write the variables at the end of a loop."""
-        if self._ahead is not None:
-            self._ahead.finish()
 
 
 def _write(
@@ -109,7 +89,7 @@ def _write(
 ) -> None:
     """Write a state to variables and run."""
     engine.variables.write(variables, state)
-    run.hold(state)
+    run.set_state(state)
     unwatch()  # before the optimizer's variables are read
     applied.note_written()
 

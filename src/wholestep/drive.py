@@ -139,7 +139,7 @@ class _Training(Policy[Report]):
 
     def close(self, unread: deque[Report]) -> None:
         """Write the variables, and count skipped updates."""
-        self._executor.dispatcher.finish()
+        self._executor.dispatcher.ahead.finish()
         if any(report.is_noted for report in unread):  # by an update in the loop's body, which raised an error
             self.on_error(unread)
         self._applied.end_loop(self._run, unread)
@@ -169,7 +169,7 @@ class _Fitting(_Training):
         self._watch = watch
         self._pace = executor.dispatch_size
         self._num_told = run.place.done  # of the epoch's updates; others may be made in between, by callbacks
-        self.ahead = executor.dispatcher.num_ahead if watch.needs_state else None
+        self.ahead = executor.dispatcher.ahead.num if watch.needs_state else None
         self.logs: Callable[[], dict[str, Any]] = dict
         self._pace.start()
 
@@ -248,14 +248,10 @@ def fit_epoch(
     is_left = is_same_pass if num is None else place.done < num and (is_same_pass or not once)
     if place.done == 0 or (is_left and not watch.stops):
         left = None if num is None else num - place.done
-        # Resumed after the last batch of a stream, the epoch is the next one.
-        for _ in range(2 if step > 0 else 1):
-            policy = _Fitting(executor, run, feed, saver, watch)
-            for _ in drive(executor.dispatcher, run, feed, policy, left, once=once):
-                pass
-            numbers = policy.logs()
-            if place.done or policy.has_failed:
-                break
+        policy = _fit(executor, run, feed, left, _Fitting(executor, run, feed, saver, watch), once=once)
+        if step > 0 and not (place.done or policy.has_failed):  # resumed after a stream's last batch: the next epoch
+            policy = _fit(executor, run, feed, left, _Fitting(executor, run, feed, saver, watch), once=once)
+        numbers = policy.logs()
         if not policy.has_failed:
             watch.end()
             executor.applied.note_last(run)
@@ -263,12 +259,14 @@ def fit_epoch(
     return executor.show(numbers or place.latest)
 
 
+def _fit(executor: Executor, run: Run, feed: Feed, num: int | None, policy: _Fitting, *, once: bool) -> _Fitting:
+    for _ in drive(executor.dispatcher, run, feed, policy, num, once=once):
+        pass
+    return policy
+
+
 class _Stepping(_Training):
     """An epoch of a custom loop: each update is yielded once it is sent, and read when it is ready."""
-
-    def ahead(self) -> int:
-        """Return how many updates to compute at once."""
-        return self._executor.dispatcher.num_ahead()
 
     def size(self) -> int:
         """Return 1."""
@@ -294,7 +292,9 @@ def step_epoch(
     executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved, guard: Guard
 ) -> Generator[Report, None, None]:
     """Run the updates of an epoch one after the other; yield the report of each. `guard` is released in between."""
-    with closing(drive(executor.dispatcher, run, feed, _Stepping(executor, run, feed, saver), None)) as sending:
+    policy = _Stepping(executor, run, feed, saver)
+    policy.ahead = executor.dispatcher.ahead.num
+    with closing(drive(executor.dispatcher, run, feed, policy, None)) as sending:
         while True:
             with guard:
                 report = next(sending, None)

@@ -100,7 +100,7 @@ class Executor:
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
         self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
-        self.dispatcher = Dispatcher(engine, self.applied, weakref.WeakMethod(self._given))
+        self.dispatcher = Dispatcher(engine, self.applied, weakref.WeakMethod(self._inputs_for))
 
     @property
     def variables(self) -> Variables:
@@ -130,14 +130,14 @@ class Executor:
 
     def refresh(self, run: Run) -> State:
         """Return the run's state with the current values of the Keras variables, which other code may have changed."""
-        self.dispatcher.catch_up()
+        self.dispatcher.ahead.catch_up()
         if run.state is None or run.variables is not self.variables:
             blank = (), np.int32(0), self.planner.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.devices.place(blank)
             state = State([], [], [], self._access.values(self.variables.metrics), sums, stopped, scratch)
-            run.hold(self._access.between_programs(self._whole(state)), self.variables)
-        elif not self._access.holds(self.variables, run.state):
-            run.hold(self._whole(run.state))
+            run.set_state(self._access.between_programs(self._whole(state)), self.variables)
+        elif not self._access.are_current(self.variables, run.state):
+            run.set_state(self._whole(run.state))
         assert run.state is not None
         return run.state
 
@@ -152,7 +152,7 @@ class Executor:
             self._empty_metrics()
         else:
             self._access.assign(self.variables.metrics, self.engine.devices.place(self.planner.empty))
-        run.hold(state._replace(metrics=self._access.values(self.variables.metrics)), begins=EPOCH)
+        run.set_state(state._replace(metrics=self._access.values(self.variables.metrics)), begins=EPOCH)
 
     def _empty_metrics(self) -> list[np.ndarray]:
         """Reset Keras' metrics, and return their values."""
@@ -179,7 +179,7 @@ class Executor:
             raise
 
     def _put_back(self, run: Run, snapshot: Snapshot, groups: dict, kept: dict) -> None:
-        self.dispatcher.catch_up()
+        self.dispatcher.ahead.catch_up()
         run.go_on_from(renamed(snapshot, names_of(self.engine, self.planner.update.forward)))
         run.drop()
         self.begin_epoch(run)
@@ -190,7 +190,7 @@ class Executor:
         num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
         state = self.refresh(run)._replace(metrics=running, sums=self.engine.devices.place(tuple(kept["sums"])))
-        run.hold(self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"])
+        run.set_state(self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"])
         run.counted(snapshot.facts["number"], snapshot.facts["num_skipped"])
         self.planner.adopt(run.findings)
         self.engine.programs.why_no_xla = self.engine.programs.why_no_xla or run.findings.why_no_xla
@@ -283,7 +283,7 @@ class Executor:
                 is_new = self.planner.is_new(filled.batch, wanted) and not self.engine.programs.is_eager
                 with self.compilations.watched(filled.batch, wanted.num_shapes) if is_new else nullcontext():
                     program = self.planner.program(batch, filled, wanted)
-                run.hold(self._access.between_programs(state))
+                run.set_state(self._access.between_programs(state))
         return program
 
     def _known(self, run: Run, update: Update) -> State:
@@ -292,7 +292,7 @@ class Executor:
         assert state is not None
         self.context.variables = update.forward.variables
         self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
-        run.hold(state, self.variables)
+        run.set_state(state, self.variables)
         return state if state.sums else state._replace(sums=self.engine.devices.place(update.epoch_sums.empty()))
 
     def check_kind(self, batch: Batch) -> None:
@@ -311,7 +311,7 @@ class Executor:
 
     # ---- an update ----
 
-    def _given(self, run: Run, program: Program) -> tuple[State, list]:
+    def _inputs_for(self, run: Run, program: Program) -> tuple[State, list]:
         """Return the state that the program spends next, and its captured values."""
         state = self.refresh(run)
         if run.layout is not program.layout:
@@ -322,7 +322,7 @@ class Executor:
 
     def was_moved(self, run: Run) -> bool:
         """Whether other code has updated the optimizer since the run's last update, if this can be seen."""
-        return not self.dispatcher.is_ahead(run) and self.applied.was_moved
+        return not self.dispatcher.ahead.is_holding(run) and self.applied.was_moved
 
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
         if self.steps.trains:

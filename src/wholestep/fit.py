@@ -74,8 +74,8 @@ def fit(
         setup.settle()
         executor = setup.executor_to_update(batches.example)
         last, steps = arguments.limit_epochs(epochs.num), arguments.limit_steps(epochs.steps, batches.num_batches)
-        told = {"verbose": watching.verbose, "epochs": last, "history": True}
-        watch = setup.watch(executor, watching.callbacks, steps or batches.num_batches, **told)
+        num, verbose = steps or batches.num_batches, watching.verbose
+        watch = setup.watch(executor, watching.callbacks, num, verbose=verbose, epochs=last, history=True)
         how = {"steps_per_epoch": epochs.steps, "class_weight": given.class_weight, "shuffle": given.shuffle}
         saver.open(executor, watch, **how, **({} if validate is None else validate.settings))
         also = {"callbacks": watch, **saver.also}

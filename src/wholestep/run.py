@@ -149,7 +149,7 @@ class Run:
         """Set the two weak references `settle` and `arrive`."""
         self.settle, self.arrive = settle, arrive
 
-    def hold(self, state: State, variables: Variables | None = None, *, begins: int | None = None) -> None:
+    def set_state(self, state: State, variables: Variables | None = None, *, begins: int | None = None) -> None:
         """Set the values that the next update spends and, if given, their variables and how that update begins."""
         self.state = state
         self.variables = self.variables if variables is None else variables

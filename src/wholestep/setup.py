@@ -356,11 +356,28 @@ class Setup:
         self._adopt_optimizer()
         return Saver(asked, self.run, call, batches, self.model, self.check_snapshot, connect())
 
-    def watch(self, executor: Executor, callbacks: Any, steps: int | None, **told: Any) -> CallbackRunner:
+    def watch(
+        self,
+        executor: Executor,
+        callbacks: Any,
+        steps: int | None,
+        *,
+        verbose: int | str,
+        epochs: int = 1,
+        history: bool = False,
+    ) -> CallbackRunner:
         """Return the runner of these callbacks, for `steps` batches an epoch."""
-        if told["history"] and told["verbose"]:
+        if history and verbose:
             executor.note_differences()
-        return CallbackRunner(self.model, callbacks, engine=executor.engine, steps=steps, **told)
+        return CallbackRunner(
+            self.model,
+            callbacks,
+            engine=executor.engine,
+            steps=steps,
+            verbose=verbose,
+            epochs=epochs,
+            history=history,
+        )
 
     def finish(self, epochs: int) -> None:
         """Replace the weights by the optimizer's moving average, if it has one, as at the end of `keras.Model.fit`.

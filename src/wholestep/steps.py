@@ -164,7 +164,7 @@ class Logs(Mapping):
 
 def run_update(executor: Executor, run: Run, host: Tree) -> Logs:
     """Run one update on a batch, numpy arrays of shape (rows, ...)."""
-    executor.dispatcher.catch_up()
+    executor.dispatcher.ahead.catch_up()
     if not executor.applied.is_counted:
         executor.applied.recount(run)
     if run.restored is not None:  # the interrupted call is not resumed

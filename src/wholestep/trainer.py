@@ -248,8 +248,7 @@ class Trainer(OnBatch):
             batches = self._setup.batches("evaluate", FitData(classify(x), y, sample_weight, batch_size))
             executor = self._setup.executor_for(batches.example)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            told = {"verbose": verbose, "epochs": 1, "history": False}
-            watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
+            watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, verbose=verbose)
             through = executor.open_pass(batches, EvalOptions(one_by_one=watch.has_test_hooks), steps)
             with executor.notices(verbose):
                 logs = run_evaluation(executor, through, steps, watch)
@@ -276,8 +275,7 @@ class Trainer(OnBatch):
             batches, are_whole = self._setup.inputs(classify(x), batch_size)
             executor = self._setup.executor_for(batches.example, predicts=True, are_whole=are_whole)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            told = {"verbose": verbose, "epochs": 1, "history": False}
-            watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, **told)
+            watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, verbose=verbose)
             through = executor.open_pass(batches, EvalOptions(True, are_whole, watch.has_predict_hooks), steps)
             with executor.notices(verbose):
                 return run_prediction(executor, through, steps, watch)

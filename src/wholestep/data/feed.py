@@ -81,11 +81,11 @@ class Resident(_Feed):
     def __init__(self, devices: Devices, batches: Batches, plan: Plan, check: Check):
         super().__init__(devices, batches, plan, check)
         assert isinstance(batches.sampler, FixedSize)
-        self.order, self.size = batches.sampler.order, batches.sampler.size
+        self.order, self.batch_size = batches.sampler.order, batches.sampler.size
         self.where = f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
         self._data, self._wait = devices.resident(batches.arrays)
-        self._num_full = self.order.num_rows // self.size
-        self._num_ahead = min(self._num_full, _MOST_NAMED // self.size)
+        self._num_full = self.order.num_rows // self.batch_size
+        self._num_ahead = min(self._num_full, _MOST_NAMED // self.batch_size)
         self._named: tuple[Position, int, Table] | None = None  # first update, number of updates, rows
         self._examples: dict[bool, Batch] = {}  # for full updates, and for the short one
         self._checked = False
@@ -117,9 +117,8 @@ class Resident(_Feed):
     def _block(self, epoch: int, step: int, num: int, left: int) -> Block:
         is_full = step < self._num_full
         if is_full not in self._examples:
-            rows, after = self._rows(epoch, step, 1)[0], (epoch, step + 1)
-            example = Batch(self.batches.arrays, self._data, rows, self.size, None, None, (epoch, step), after)
-            self._examples[is_full] = example
+            rows, places = self._rows(epoch, step, 1)[0], ((epoch, step), (epoch, step + 1))
+            self._examples[is_full] = Batch(self.batches.arrays, self._data, rows, self.batch_size, None, None, *places)
         batch = self._examples[is_full]
         program = self._plan(batch)
         if not self._checked:
@@ -131,14 +130,15 @@ class Resident(_Feed):
             first, named, table = self._table(program, epoch, step, num)
         else:
             first, named, table = 0, 1, self._filled(self._rows(epoch, step, 1), program)
-        num, follow = min(num, named - first), min(left, named - first, program.most) - num
+        most = min(left, named - first, program.most)
+        num = min(num, most)
         end = (epoch + 1, 0) if step + num == len(self.batches) else (epoch, step + num)
-        return Block(program, self._data, table, first, num, (batch,), (epoch, step), end, max(0, follow))
+        return Block(program, self._data, table, first, num, (batch,), (epoch, step), end, follow=most - num)
 
     def _rows(self, epoch: int, step: int, num: int) -> np.ndarray:
         """Return the rows of `num` updates of one size, int32 (updates, rows)."""
-        stop = min((step + num) * self.size, self.order.num_rows)
-        return self.order.rows(epoch, step * self.size, stop).astype(np.int32).reshape(num, -1)
+        stop = min((step + num) * self.batch_size, self.order.num_rows)
+        return self.order.rows(epoch, step * self.batch_size, stop).astype(np.int32).reshape(num, -1)
 
     def _table(self, program: Planned, epoch: int, step: int, num: int) -> tuple[int, int, Table]:
         """Return the index of the update in a table, the number of updates in the table, and the table."""
@@ -148,7 +148,7 @@ class Resident(_Feed):
             is_in = known == epoch and start <= step and min(step + num, self._num_full) <= start + many
             if is_in and table.rows.shape == (program.length, places):
                 return step - start, many, table
-        many = min(program.length, self._num_full - step, max(num, _MOST_NAMED // self.size))
+        many = min(program.length, self._num_full - step, max(num, _MOST_NAMED // self.batch_size))
         table = self._filled(self._rows(epoch, step, many), program)
         self._named = (epoch, step), many, table
         return 0, many, table

@@ -148,7 +148,7 @@ class JaxVariables:
         """Return the values of these variables, to be spent by the next program."""
         return self._own(variables, set())
 
-    def holds(self, variables: Variables, state: State) -> bool:
+    def are_current(self, variables: Variables, state: State) -> bool:
         """Whether the variables that an update changes still hold the values of the state."""
         known, values = [*variables.params, *variables.slots, *variables.buffers], _changed(state)
         if len(known) != len(values):

@@ -76,7 +76,7 @@ class VariableAccess(Protocol):
     def replica_params(self, params: list) -> list:
         """Return a replica's values of the parameters; unchanged outside of replicas."""
 
-    def holds(self, variables: Variables, state: State) -> bool:
+    def are_current(self, variables: Variables, state: State) -> bool:
         """False only if a variable that the update changes holds a value that the next program would not use."""
 
     def changed_outside(self, variables: list) -> list:

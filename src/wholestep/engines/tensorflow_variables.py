@@ -45,7 +45,7 @@ class TensorflowVariables:
         """Return the parameters of the replica that is being traced."""
         return params if self._replicas.index is None else [tf.convert_to_tensor(v.value) for v in self.bound.params]
 
-    def holds(self, variables: Variables, state: State) -> bool:
+    def are_current(self, variables: Variables, state: State) -> bool:
         """Return True: programs read the current values of the variables when they run."""
         return True
 
