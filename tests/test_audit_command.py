@@ -723,7 +723,7 @@ def test_what_a_program_tells_collects_no_garbage():
     told, heard = listener(), []
     assert gc.isenabled()
     with told.listening(lambda shape, missing: None):
-        tf.function(lambda x: told.tell(lambda order, numbers: heard.append(gc.isenabled()), [x]))(tf.ones(2))
+        tf.function(lambda x: told.tell(lambda order, replica, numbers: heard.append(gc.isenabled()), [x]))(tf.ones(2))
     assert (heard, gc.isenabled()) == ([False], True)
 
 

@@ -198,7 +198,7 @@ def test_transformations_of_jax_go_through_a_watched_value():
     heard = []
 
     def loss(w, x):
-        return jnp.sum(listener().watch_gradient(w * x, lambda _, both: heard.append(both)) ** 2)
+        return jnp.sum(listener().watch_gradient(w * x, lambda order, replica, both: heard.append(both)) ** 2)
 
     w, x = jnp.ones(3), jnp.arange(3.0)
     for transform in (jax.grad, jax.hessian, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.checkpoint(f))):

@@ -117,8 +117,9 @@ def imports(path):
 
 
 def floor(module, floors=FLOORS):
-    (found,) = [i for i, modules in enumerate(floors) if module in modules]
-    return found
+    found = [i for i, modules in enumerate(floors) if module in modules]
+    assert len(found) == 1, f"{module} must have one floor, not {len(found)}: add it to the floors in this file."
+    return found[0]
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name in ("data", "model")], ids=lambda p: p.name)

@@ -38,16 +38,22 @@ _UNLISTED = {  # by quantity, the name of an error that has none in the field, a
 
 
 _TOTAL = '`total = tf.distribute.get_replica_context().all_reduce("SUM", {})`'
-_OF_ROWS = f"divide by the rows of all replicas: {_TOTAL.format('tf.shape(labels)[0]')}, then " + (
-    "`tf.reduce_sum(losses) / tf.cast(total, losses.dtype)`."
-)
-_OF_WEIGHTS = (
-    f"divide by the sum of the weights (the mask) of all replicas: {_TOTAL.format('tf.reduce_sum(weights)')}, then "
-    "`tf.reduce_sum(losses * weights) / total`, and not by `num_replicas_in_sync`."
-)
+_OF_ROWS = {
+    "tensorflow": f"divide by the rows of all replicas: {_TOTAL.format('tf.shape(labels)[0]')}, then "
+    "`tf.reduce_sum(losses) / tf.cast(total, losses.dtype)`.",
+    "jax": "divide by the rows of all replicas: `jnp.sum(losses) / jax.lax.psum(len(losses), axis)`, and add up the "
+    "gradients by `jax.lax.psum(gradients, axis)`.",
+}
+_OF_WEIGHTS = {
+    "tensorflow": "divide by the sum of the weights (the mask) of all replicas: "
+    f"{_TOTAL.format('tf.reduce_sum(weights)')}, then `tf.reduce_sum(losses * weights) / total`, and not by "
+    "`num_replicas_in_sync`.",
+    "jax": "divide by the sum of the weights (the mask) of all replicas: `jnp.sum(losses * weights) / "
+    "jax.lax.psum(jnp.sum(weights), axis)`, and add up the gradients by `jax.lax.psum(gradients, axis)`.",
+}
 _SUMMED = "summed over replicas"
 _ON_REPLICAS = {  # explanations where each part of an update is a replica's
-    _SUMMED: "Each replica divides by its own {}, and the optimizer adds up the gradients: replicas times too much.",
+    _SUMMED: "Each replica divides by its own {}, and the gradients are added up: replicas times too much.",
     "mean of means": "Each replica divides by its own {}, and the means are averaged: rows of a replica with fewer of "
     "them count more.",
     "divided by the full batch": "",
@@ -211,7 +217,9 @@ def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
         return cause
     weights = [w[:, p.rows != PAD].ravel() for e in evidence for w, p in zip(e.weights, e.update.pieces, strict=True)]
     is_weighed = len(np.unique(np.concatenate(weights))) > 1
-    fix = _OF_WEIGHTS if is_weighed else cause.fix if cause.name == _SUMMED else _OF_ROWS
+    engine = evidence[-1].meant.replay.engine()
+    of_all = (_OF_WEIGHTS if is_weighed else _OF_ROWS).get(engine, cause.fix)
+    fix = cause.fix if cause.name == _SUMMED and engine != "jax" and not is_weighed else of_all
     told = _ON_REPLICAS[cause.name].format("weights" if is_weighed else "rows")
     detail = f"{cause.explanation} {cause.detail}".strip() if told else cause.detail
     line = evidence[-1].meant.replay.line_of_loss(updates[-1].pieces[-1].called) or cause.line

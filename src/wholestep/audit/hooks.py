@@ -184,9 +184,8 @@ class Hooks:
         def told(optimizer: Any, grads: Any) -> Any:
             is_finite = check(optimizer, grads)
             if not self._is_silent() and self._can_record([is_finite]):
-                replica = listener.replica()
 
-                def keep(order: int, numbers: list[np.ndarray]) -> None:
+                def keep(order: int, replica: int, numbers: list[np.ndarray]) -> None:
                     self.log.add(Scaled(order, bool(numbers[0]), replica))
 
                 listener.tell(keep, [is_finite])
@@ -226,14 +225,17 @@ class Hooks:
 
     def _watched(self, outputs: Tree) -> Tree:
         """Return a model's outputs; the gradients of losses by them are recorded."""
-        place, replica = itertools.count(), self.listener.replica()
+        place = itertools.count()
 
         def watched(output: Any) -> Any:
             i = next(place) if are_numbers(output) else -1
             if not is_result(output):
                 return output
-            found = self.listener.watch_gradient(output, lambda _, both: self.log.differentiate(replica, i, *both))
-            return with_mask_of(found, output)
+
+            def differentiated(_: int, replica: int, both: list[np.ndarray]) -> None:
+                self.log.differentiate(replica, i, *both)
+
+            return with_mask_of(self.listener.watch_gradient(output, differentiated), output)
 
         return tree.map_leaves(watched, outputs)
 
@@ -249,9 +251,9 @@ class Hooks:
         return not reason
 
     def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None) -> None:
-        line, replica = line_of_user(self.listener.stack()), self.listener.replica()
+        line = line_of_user(self.listener.stack())
 
-        def told(order: int, numbers: list[np.ndarray]) -> None:
+        def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             given, outputs, params, buffers = _apart(numbers, groups)
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs)
@@ -296,9 +298,9 @@ class Hooks:
         return listener.unhooked(told)
 
     def _tell_other(self, optimizer: Any) -> None:
-        replica, count = self.listener.replica(), [self._number(optimizer.iterations)]
+        count = [self._number(optimizer.iterations)]
         if self._can_record(count):
-            self.listener.tell(lambda order, _: self.log.add(Other(order, replica)), count)
+            self.listener.tell(lambda order, replica, _: self.log.add(Other(order, replica)), count)
 
     def _note_clips(self, grads: list) -> None:
         """Note that these gradients were given to a clip, whose result is not handed over."""
@@ -318,13 +320,13 @@ class Hooks:
         return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
 
     def _tell_apply(self, optimizer: Any, handed: tuple[list[int], list[int], int], groups: tuple[list, ...]) -> None:
-        line, replica = line_of_user(self.listener.stack()), self.listener.replica()
+        line = line_of_user(self.listener.stack())
         (place, lost, num), kind = handed, type(optimizer).__name__
         slots = {id(v) for v in optimizer._trainable_variables}
         built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
         accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
 
-        def told(order: int, numbers: list[np.ndarray]) -> None:
+        def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             held, params, slots, params_after, slots_after, (rate, count, calls) = _apart(numbers, groups)
             by_place = dict(zip(place, map(np.array, held), strict=True))
             states = [by_place.get(i) for i in range(num)], params, slots, params_after, slots_after

@@ -312,12 +312,11 @@ def steps(log: Log) -> list[Step]:
     events.sort(key=lambda event: event.order)
     if log.is_stateless:
         events = _filled(events)
-    lanes: dict[int, list[Step]] = {event.replica: [] for event in events} or {0: []}
-    for replica, lane in lanes.items():
-        lane += _cut([event for event in events if event.replica == replica])
-    num = max(map(len, lanes.values()))
-    merged = [_side_by_side([lane[i] for lane in lanes.values() if i < len(lane) - 1]) for i in range(num - 1)]
-    rest = [called for lane in lanes.values() for called in lane[-1].called]
+    own = {event.replica for event in events if not isinstance(event, Called)} or {0}  # one outside is that of all
+    lanes = [_cut([each for each in events if each.replica == replica or len(own) == 1]) for replica in own]
+    by_step = [[lane[i] for lane in lanes if i < len(lane) - 1] for i in range(max(map(len, lanes)) - 1)]
+    merged = [_side_by_side(parts, adds_up=not log.is_stateless) for parts in by_step]
+    rest = [called for lane in lanes for called in lane[-1].called]
     return [*_accumulated(merged), Step(sorted(rest, key=lambda called: called.order), None)]
 
 
@@ -355,15 +354,16 @@ def _cut(events: list[Event]) -> list[Step]:
     return [*found, Step(window, None)]
 
 
-def _side_by_side(parts: list[Step]) -> Step:
-    """Return the step of all replicas: the optimizer adds up their gradients."""
+def _side_by_side(parts: list[Step], *, adds_up: bool) -> Step:
+    """Return the step of all replicas; `adds_up`: whether the optimizer adds up their gradients, or the loop did."""
     called = sorted((each for part in parts for each in part.called), key=lambda event: event.order)
     applied = [part.applied for part in parts if part.applied is not None]
     if not applied:
         return Step(called, None)
     if not all(each.is_whole for each in applied):
         return Step(called, applied[0].emptied())
-    return Step(called, replace(applied[0], grads=_summed([each.grads for each in applied], 1)))
+    grads = _summed([each.grads for each in applied], 1) if adds_up else applied[0].grads
+    return Step(called, replace(applied[0], grads=grads))
 
 
 def _accumulated(found: list[Step]) -> list[Step]:

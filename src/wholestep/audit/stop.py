@@ -137,15 +137,15 @@ class _Counting:
         """Enter the engine's listener, unless it was entered."""
         return nullcontext() if self._is_entered else self._listener.listening(told)
 
-    def tell(self, told: Callable[[int, list], None], values: list) -> None:
+    def tell(self, told: Callable[[int, int, list], None], values: list) -> None:
         """Call `told` with the values, or end the loop if it has made enough updates before."""
 
-        def heard(order: int, numbers: list) -> None:
+        def heard(order: int, replica: int, numbers: list) -> None:
             # Before `told`: a script may end by itself after its last update.
             if not self._limit.has_stopped and self._limit.is_reached():
                 self._limit.is_asked.set()
                 stop(self._limit.has_come, is_direct=self._is_telling)
-            told(order, numbers)
+            told(order, replica, numbers)
 
         outer, self._is_telling = self._is_telling, True
         try:

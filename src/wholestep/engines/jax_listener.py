@@ -1,11 +1,14 @@
 """The listener of an audit on JAX: eager, under `grad` and inside `jit`."""
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import jax
 import keras
 import numpy as np
+from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -21,6 +24,9 @@ class EngineListener:
 
     def __init__(self) -> None:
         self._clock = 0
+        self._num_told: Counter[int] = Counter()  # under `shard_map`, by replica
+        self._telling = threading.Lock()  # several devices tell at once
+        self._are_several = False  # devices that a program of the loop runs on
         self.clipped: dict[int, tuple[Tensor, str]] = {}
         self.handed: dict[int, Tensor] = {}
         self.clipped_late: set[str] = set()
@@ -35,17 +41,36 @@ class EngineListener:
             jax.clear_caches()
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Pass the values to `told`, in the order in which the program runs."""
+        """Pass the values to `told`, in the order in which the program runs; under `shard_map`, on each device.
 
-        def heard(*numbers: np.ndarray) -> None:
-            self._clock += 1
-            told(self._clock, [np.asarray(number) for number in numbers])
+        JAX orders the calls of one device. Under `shard_map` all make the same calls, so the n-th call of each has one
+        place. A call outside comes after the n-th calls of all devices.
+        """
+        axes = _axes()
 
-        if _kinds(values):
-            jax.debug.callback(heard, *values, ordered=True)
-        else:
+        def heard(replica: np.ndarray, *numbers: np.ndarray) -> None:
+            with self._telling:
+                index = int(replica)
+                self._clock += 1
+                self._num_told[index] += bool(axes)
+                order = (self._num_told[index] << 32) + (index if axes else self._clock + _MOST_DEVICES)
+                told(order, index, [np.asarray(number) for number in numbers])
+
+        if not _kinds(values):
             jax.effects_barrier()  # earlier values are reported first
-            heard(*map(np.asarray, values))
+            heard(np.zeros((), np.int32), *map(np.asarray, values))
+        elif self._spans_devices():  # JAX orders no other callback there, but has no derivative of this one
+            replica = jax.lax.axis_index(axes) if axes else np.zeros((), np.int32)
+            io_callback(heard, None, replica, *map(jax.lax.stop_gradient, values), ordered=True)
+        else:
+            jax.debug.callback(heard, np.zeros((), np.int32), *values, ordered=True)
+
+    def _spans_devices(self) -> bool:
+        """Whether the loop has programs on several devices, as far as is known here."""
+        if not self._are_several and jax.device_count() > 1:
+            arrays = jax.live_arrays()
+            self._are_several = bool(_axes()) or any(len(each.sharding.device_set) > 1 for each in arrays)
+        return self._are_several
 
     def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
         """Return the value, through an identity whose transpose tells the gradient."""
@@ -68,14 +93,12 @@ class EngineListener:
             return True
         return None if kinds else False
 
-    def replica(self) -> int:
-        """Return 0: a program on JAX does not know its replica."""
-        return 0
-
     def blind(self, values: list[Tensor]) -> str:
         """Return the part of JAX under which values cannot be reported in order; "" if there is none."""
         if keras.distribution.distribution() is not None:
             return "what runs under a keras.distribution"
+        if len(_axes()) > 1:
+            return "what runs under jax.shard_map over several axes of a mesh"
         return "what runs under jax.vmap" if "BatchTracer" in _kinds(values) else ""
 
     def stack(self) -> Iterable[tuple[str, int]]:
@@ -89,6 +112,14 @@ class EngineListener:
     def settle(self) -> None:
         """Wait for the device and its reports."""
         jax.effects_barrier()
+
+
+_MOST_DEVICES = 1 << 20
+
+
+def _axes() -> tuple[str, ...]:
+    """Return the axes of the mesh of devices on each of which this code runs, under `shard_map` or `pmap`."""
+    return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 
 def _kinds(values: list[Tensor]) -> set[str]:

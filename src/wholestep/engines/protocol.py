@@ -17,7 +17,7 @@ from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
 
 Note = Callable[[keras.Variable], None]
-Told = Callable[[int, list[np.ndarray]], None]
+Told = Callable[[int, int, list[np.ndarray]], None]  # the index of a call, of its replica, and the numbers
 Function = TypeVar("Function", bound=Callable)
 Found = TypeVar("Found")  # by the function
 Carried = TypeVar("Carried")
@@ -311,7 +311,7 @@ class Listener(Protocol):
         """Return a context that calls `told` for each gradient that is taken, if it is visible."""
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told` with the index of this call and the numbers, valid in it: now, or each time the trace runs."""
+        """Call `told` on each replica with the numbers, valid in the call: now, or each time the trace runs."""
 
     def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
         """Return the value; `told` gets it, and the gradient by it, each time that a loop takes one later."""
@@ -324,9 +324,6 @@ class Listener(Protocol):
 
     def is_differentiated(self, values: list[Tensor]) -> bool | None:
         """Whether a gradient is taken through these values; None if it is not known."""
-
-    def replica(self) -> int:
-        """Return the index of the current replica; 0 outside of replicas."""
 
     def blind(self, values: list[Tensor]) -> str:
         """Return the kind of code that runs here and cannot report values; "" if it can."""

@@ -99,14 +99,16 @@ class EngineListener:
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told`; a counter, incremented first, gives the operations of a trace an order."""
+        context = tf.distribute.get_replica_context()
+        replica = 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
         if tf.executing_eagerly():
             self._clock.assign_add(1)
-            told(int(self._clock), [np.asarray(value) for value in values])
+            told(int(self._clock), replica, [np.asarray(value) for value in values])
             return
 
         def heard(order: np.ndarray, *numbers: np.ndarray) -> np.int64:
             with uncollected():
-                told(int(order), [np.asarray(number) for number in numbers])
+                told(int(order), replica, [np.asarray(number) for number in numbers])
             return np.int64(0)
 
         order = self._clock.assign_add(1, read_value=True)
@@ -122,7 +124,9 @@ class EngineListener:
         self._waiting().append((copy, copy, told))
         if logits is not None:
             copy._keras_logits = tf.identity(logits)
-            self._waiting().append((copy._keras_logits, copy, lambda order, both: told(order, _by_output(*both))))
+            self._waiting().append(
+                (copy._keras_logits, copy, lambda order, replica, both: told(order, replica, _by_output(*both)))
+            )
         return copy
 
     def _waiting(self) -> deque:
@@ -157,11 +161,6 @@ class EngineListener:
     def is_differentiated(self, values: list[Tensor]) -> bool | None:
         """Whether a tape is open."""
         return self._num_open > 0
-
-    def replica(self) -> int:
-        """Return the index of the strategy's replica that runs here."""
-        context = tf.distribute.get_replica_context()
-        return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
 
     def blind(self, values: list[Tensor]) -> str:
         """Return the part of TensorFlow from which values cannot be reported; "" if there is none."""

@@ -1,0 +1,136 @@
+"""Loops by hand on several devices of JAX: they run under the audit as without, and the devices are replicas to it."""
+
+import keras
+import numpy as np
+import pytest
+
+import wholestep as ws
+
+pytestmark = [
+    pytest.mark.skipif(keras.backend.backend() != "jax", reason="programs of JAX"),
+    pytest.mark.filterwarnings("ignore:.*vjp of pvary"),
+]
+
+NUM = 4
+ROWS = np.random.default_rng(0)
+X = ROWS.normal(size=(96, 6)).astype("float32")
+Y = (X[:, :1] > 0).astype("float32") + X[:, 1:2]
+
+
+def built():
+    keras.utils.set_random_seed(0)
+    penalty = keras.regularizers.L2(1e-2)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "tanh", kernel_regularizer=penalty)])
+    model.add(keras.layers.Dense(1))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def sharded(model, batches, reduced):
+    """Train in a program over arrays whose rows lie on several devices: JAX itself reduces."""
+    import jax
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:NUM]), ("rows",))
+    whole, parts = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in ((), ("rows",)))
+
+    @jax.jit
+    def step(params, slots, x, y):
+        grads = jax.grad(loss_of(model))(params, x, y)
+        return model.optimizer.stateless_apply(slots, grads, params)
+
+    params, slots = jax.device_put(values(model), whole)
+    for x, y in batches:
+        params, slots = step(params, slots, *jax.device_put((x, y), parts))
+    return params
+
+
+def mapped(model, batches, reduced):
+    """Train by gradients that are taken on each device under `shard_map`; one step after it."""
+    import jax
+
+    spec, mesh = jax.sharding.PartitionSpec, jax.sharding.Mesh(np.array(jax.devices()[:NUM]), ("rows",))
+
+    def local(params, x, y):
+        return reduced(jax.grad(loss_of(model))(params, x, y))
+
+    specs = {"in_specs": (spec(), spec("rows"), spec("rows")), "out_specs": spec(), "check_vma": False}
+    taken = jax.shard_map(local, mesh=mesh, **specs)
+
+    @jax.jit
+    def step(params, slots, x, y):
+        return model.optimizer.stateless_apply(slots, taken(params, x, y), params)
+
+    params, slots = values(model)
+    for x, y in batches:
+        params, slots = step(params, slots, x, y)
+    return params
+
+
+def copied(model, batches, reduced):
+    """Train by `pmap`: each device makes the step."""
+    import jax
+    import jax.numpy as jnp
+
+    def local(params, slots, x, y):
+        grads = reduced(jax.grad(loss_of(model))(params, x, y))
+        return model.optimizer.stateless_apply(slots, grads, params)
+
+    step = jax.pmap(local, axis_name="rows", devices=jax.devices()[:NUM])
+    params, slots = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM), values(model))
+    for x, y in batches:
+        params, slots = step(params, slots, x.reshape(NUM, -1, 6), y.reshape(NUM, -1, 1))
+    return [leaf[0] for leaf in params]
+
+
+def values(model):
+    return [v.value for v in model.trainable_variables], [v.value for v in model.optimizer.variables]
+
+
+def loss_of(model):
+    def loss(params, x, y):
+        outputs, _, penalties = model.stateless_call(params, [], x, training=True, return_losses=True)
+        return keras.ops.mean((outputs - y) ** 2) + sum(penalties)
+
+    return loss
+
+
+def mean(grads):
+    import jax
+
+    return jax.lax.pmean(grads, "rows")
+
+
+def added_up(grads):
+    import jax
+
+    return jax.lax.psum(grads, "rows")
+
+
+def batches():
+    order = np.random.default_rng(1)
+    for _ in range(3):
+        for rows in np.split(order.permutation(96), 4):
+            yield X[rows], Y[rows]
+
+
+@pytest.mark.parametrize("train", [sharded, mapped, copied])
+def test_a_right_loop_on_several_devices_is_right_and_computes_the_same_bits(train):
+    alone, model = train(built(), batches(), mean), built()
+    with ws.audit(model, data=(X, Y)) as report:
+        found = train(model, batches(), mean)
+    assert (report.causes, report.has_seen) == ([], True), str(report)
+    assert "gradient" in str(report).splitlines()[0]
+    for one, two in zip(alone, found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("train", [mapped, copied])
+def test_means_of_devices_that_are_added_up_are_named(train):
+    model = built()
+    with ws.audit(model, data=(X, Y)) as report:
+        train(model, batches(), added_up)
+    (cause,) = report.causes
+    assert cause.name == "summed over replicas", str(report)
+    assert "Each replica divides by its own rows" in str(report)
+    assert "jax.lax.psum" in cause.fix
