@@ -875,3 +875,25 @@ def test_a_report_on_updates_by_the_trainer_of_this_library_says_so_first():
     with ws.audit(model, (x, x[:, :1])) as report:
         ws.Trainer(model).fit(x, x[:, :1], verbose=0)
     assert str(report).startswith("Updates by `wholestep.Trainer` need no audit")
+
+
+COLUMNS = """
+import keras
+import numpy as np
+
+random = np.random.default_rng(0)
+pairs = np.stack([random.permutation(60), random.permutation(60)], axis=1).astype("int32")
+y = random.normal(size=(60, 1)).astype("float32")
+one, two = (keras.Input((), dtype="int32") for _ in range(2))
+model = keras.Model([one, two], keras.layers.Dot(1)([keras.layers.Embedding(60, 3)(each) for each in (one, two)]))
+model.compile("sgd", "mse")
+for _ in range(2):
+    for rows in np.split(random.permutation(60), 6):
+        model.train_on_batch([pairs[rows, 0], pairs[rows, 1]], y[rows])
+"""
+
+
+def test_inputs_may_be_columns_of_one_array(report_of):
+    code, report = report_of(COLUMNS)
+    assert code == 0, report
+    assert "data: pairs[:, 0], pairs[:, 1], y, 60 rows" in report

@@ -22,7 +22,7 @@ from wholestep.tree import Tree
 _LABELS = ("y", "label", "target", "count", "output")
 _UNKNOWN_ROWS = "whether all rows of the data are used: the data are not known"
 _FIRST_LABELS = f"{_UNKNOWN_ROWS}, and a row's label is the first that it was given"
-_MOST = 3  # arrays that may be the labels
+_MOST, _MOST_COLUMNS = 3, 8  # arrays that may be the labels; columns of an array that may each be an input
 _SECONDS, _ROWS = 30.0, 200_000  # the most for reading a dataset once more
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
 
@@ -132,8 +132,9 @@ class _Data:
         """The arrays whose rows are the model's inputs, and the others of their length."""
         arrays = self.loop.scout.around.arrays()
         chosen = (holding(arrays, self.inputs) if self.inputs else None) or []
-        if not chosen and self.inputs and len(self.inputs[0]) == 1:
-            arrays = cut(arrays, self.inputs[0][0].shape)
+        if not chosen and self.inputs:
+            first, *more = self.inputs[0]
+            arrays = [*arrays, *columns(arrays)] if more else cut(arrays, first.shape)
             chosen = holding(arrays, self.inputs) or []
         num = len(chosen[0].value) if chosen else 0
         others = [a for a in arrays if len(a.value) == num and not any(a.value is each.value for each in chosen)]
@@ -266,12 +267,6 @@ def once(watched: Watched, given: list[list[np.ndarray]], beside: Sequence[np.nd
     return nested(watched, [leaf[first] for leaf in leaves]), first
 
 
-def reconstructs(x: list[np.ndarray], calls: list[Called]) -> bool:
-    """Whether a model's outputs may be meant to be its inputs, by their shapes."""
-    outputs = next((c.outputs for c in calls if c.outputs), [])
-    return len(x) == len(outputs) == 1 and x[0].ndim > 1 and x[0].shape[1:] == outputs[0].shape[1:]
-
-
 def nested(watched: Watched, x: list[np.ndarray]) -> Tree:
     """Return a model's inputs as the script nests them."""
     like = watched.like
@@ -313,6 +308,12 @@ def cut(arrays: list[Named], shape: tuple[int, ...]) -> list[Named]:
     longer = [a for a in arrays if a.value.ndim == len(shape) > 1 and a.value.shape[1] == shape[1] + 1]
     parts = {"[:, :-1]": np.s_[:, :-1], "[:, 1:]": np.s_[:, 1:]}
     return [Named(a.home, a.name + name, a.value[part]) for a in longer for name, part in parts.items()]
+
+
+def columns(arrays: list[Named]) -> list[Named]:
+    """Return the columns of arrays of a few, each of which may be an input."""
+    few = [a for a in arrays if a.value.ndim == 2 and 1 < a.value.shape[1] <= _MOST_COLUMNS]
+    return [Named(a.home, f"{a.name}[:, {i}]", a.value[:, i]) for a in few for i in range(a.value.shape[1])]
 
 
 def _has_row(array: np.ndarray, row: np.ndarray) -> bool:

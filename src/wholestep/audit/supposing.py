@@ -20,7 +20,7 @@ from wholestep.audit.measure import is_padded, same
 from wholestep.audit.port import ByPass
 from wholestep.audit.replay import Replay
 from wholestep.audit.scout import Scout
-from wholestep.audit.searching import Meaning, UnknownError, labels_of, once, reconstructs, search
+from wholestep.audit.searching import Meaning, UnknownError, labels_of, once, search
 from wholestep.audit.surroundings import Surroundings
 from wholestep.audit.windows import PAD, Rows, packed
 from wholestep.tree import Tree
@@ -143,7 +143,7 @@ def possible(meaning: Meaning, around: Surroundings) -> Iterator[Supposed]:
     called = [each for each in meaning.watched.log.called if each.outputs]
     outputs = called[0].outputs if called else []
     labels = meaning.labels or ({"": y} if meaning.has_labels else {})
-    if (meaning.is_supposed or not meaning.called) and reconstructs(tree.leaves(x), called):
+    if (meaning.is_supposed or not meaning.called) and _reconstructs(tree.leaves(x), called):
         labels["the inputs"] = tree.leaves(x)[0]
     if len(outputs) > 1:
         yield from _of_heads(meaning, outputs, around)
@@ -164,6 +164,12 @@ def possible(meaning: Meaning, around: Surroundings) -> Iterator[Supposed]:
             yield Supposed((x, array, *weight), loss, f"{name_of(loss)}{named}")
         for loss in meaning.own * meaning.is_supposed:
             yield Supposed((x, array), loss, f"{name_of(loss)} of the script{named}")
+
+
+def _reconstructs(x: list[np.ndarray], calls: list[Called]) -> bool:
+    """Whether a model's outputs may be meant to be its inputs, by their shapes."""
+    outputs = next((c.outputs for c in calls if c.outputs), [])
+    return len(x) == len(outputs) == 1 and x[0].ndim > 1 and x[0].shape[1:] == outputs[0].shape[1:]
 
 
 def _is_same(one: Any, two: Loss) -> bool:
