@@ -57,7 +57,11 @@ def test_what_is_bad_is_told_and_is_the_exit_code(folder, capsys):
     code, out, _ = run(capsys, "verify", folder.folder)
     assert code == 1
     assert "step-00000005  BAD: 00000-of-00001-00.safetensors must have the digest" in out
-    assert run(capsys, "verify", folder.path(10))[0] == 0
+    code, out, _ = run(capsys, "verify", folder.path(10))
+    assert code == 0
+    assert out.startswith("step-00000010  good  ")
+    assert json.loads(run(capsys, "verify", folder.path(10), "--json")[1])[0]["good"] is True
+    assert "good" not in run(capsys, "ls", folder.path(10))[1]  # which has not read it
     folder.set_aside(5, "of a flipped bit")
     for command in ("ls", "verify"):
         code, out, _ = run(capsys, command, folder.folder, "--json")
@@ -74,7 +78,22 @@ def test_a_path_without_checkpoints_is_bad(tmp_path, capsys):
     for command in ("ls", "verify", "show"):
         code, _, err = run(capsys, command, tmp_path / "nothing")
         assert code == 1
-        assert "The path must hold a checkpoint" in err
+        assert "The path must hold a checkpoint. Received: no folder " in err
+
+
+def test_that_none_was_written_yet_is_told(tmp_path, capsys):
+    Folder(tmp_path).lock().release()
+    for command in ("ls", "verify", "show"):
+        code, _, err = run(capsys, command, tmp_path)
+        assert code == 1
+        assert f"Received: {tmp_path}, in which none was written yet. Try: again after the first" in err
+
+
+def test_the_help_says_the_names_of_the_commands(capsys):
+    for arguments in (["--help"], ["checkpoint", "--help"]):
+        with pytest.raises(SystemExit):
+            cli.main(arguments)
+        assert "ls, verify, show, copy or prune" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_is_no_folder_is_told(capsys):

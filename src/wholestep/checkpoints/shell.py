@@ -22,8 +22,9 @@ Told = tuple[Any, bool, list[str]]  # a description as JSON, whether all is good
 
 def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `checkpoint ls|verify|show|copy|prune PATH`."""
-    text = "Look at checkpoints, copy or remove them. The exit code is 1 if anything is bad."
-    parser = commands.add_parser("checkpoint", help="list, verify, show, copy and remove", description=text)
+    names = "ls, verify, show, copy or prune"
+    text = f"Look at checkpoints, copy or remove them: {names}. The exit code is 1 if anything is bad."
+    parser = commands.add_parser("checkpoint", help=f"{names} checkpoints", description=text)
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, call) in {
         "ls": ("list the checkpoints of a folder, also damaged ones", partial(_each, verifies=False)),
@@ -65,8 +66,11 @@ def _run(arguments: argparse.Namespace, call: Callable[..., Any]) -> int:
         folder, step = find(arguments.path)
         steps = folder.steps() if step is None else [step]
         if not steps and not folder.bad():
-            must = "The path must hold a checkpoint."
-            raise CheckpointError(message(must, f"none in {arguments.path}", "another path."))
+            received = f"{arguments.path}, in which none was written yet"
+            attempt = "again after the first save of a run, or another path."
+            if isinstance(folder, Folder) and not folder.folder.is_dir():
+                received, attempt = f"no folder {arguments.path}", "another path."
+            raise CheckpointError(message("The path must hold a checkpoint.", received, attempt))
         told, is_good, lines = call(arguments, folder, steps)
     except (CheckpointError, SpecificationError) as error:
         print(error, file=sys.stderr)
@@ -95,6 +99,7 @@ def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifie
             continue
         value = value_in(manifest)
         facts = {"time": manifest.rest.get("time"), "bytes": manifest.nbytes, "arrays": len(manifest.arrays)}
+        facts |= {"good": True} if verifies else {}
         told.append(one | facts | ({} if value is None else {"watched": manifest.rest["watched"]}))
     told += [{"name": path.name, "bad": _why(path)} for path in folder.bad()]
     return told, not any("bad" in one for one in told), [_line(one) for one in told]
@@ -171,7 +176,8 @@ def _line(one: dict[str, Any]) -> str:
         return f"{one['name']}  {one['result']}"
     watched = one.get("watched")
     words = "" if watched is None else f"  {watched['name']} {watched['number']:.6g}"
-    return f"{one['name']}  {one['time']}  {one['bytes']} bytes in {one['arrays']} arrays{words}"
+    good = "  good" if "good" in one else ""
+    return f"{one['name']}{good}  {one['time']}  {one['bytes']} bytes in {one['arrays']} arrays{words}"
 
 
 def _why(path: Path) -> str:
