@@ -24,8 +24,10 @@ def test_forms():
         (np.float32(3), r"array of shape \(\)"),
         ([MEAN], "list"),
         ({"a": 3}, r"term 'a'"),
-        ((MEAN, {"loss": MEAN}), "distinct names"),
-        (({"a": MEAN}, {"a": MEAN}), "distinct names"),
+        ({"loss": MEAN}, r"'loss' is the name of the total.* Received: \['loss'\]\. Try: rename it; or"),
+        (({"a": MEAN}, {"loss": MEAN}), r"'loss' is the name of the total.* Received: \['a', 'loss'\]"),
+        ((MEAN, {"loss": MEAN}), "'loss' is the name of the total"),
+        (({"a": MEAN}, {"a": MEAN}), r"distinct names\. Received: \['a', 'a'\]"),
         ((MEAN, {"auc": (1, 2)}), "Keras metric of that name"),
     ],
 )

@@ -209,7 +209,7 @@ class Objective(ABC):
     returns
 
     - a `Mean` or a `Sum`, or
-    - a mapping of named ones, whose sum (each times its coefficient) is the loss, or
+    - a mapping of named ones, whose sum (each times its coefficient) is reported as "loss", or
     - a pair (either of these, metrics), where metrics maps names to a `Mean` or `Sum` to report, or to a tuple
       (y_true, y_pred[, sample_weight]) for the Keras metric of that name in `Trainer(metrics=...)`.
 
@@ -355,10 +355,13 @@ def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:
     terms = {label: _term(term, label) for label, term in named.items()}
     reported: dict[str, Term] = {label: term for label, term in extra.items() if isinstance(term, Mean | Sum)}
     scores = [_score(label, given, metrics) for label, given in extra.items() if label not in reported]
-    clash = {"loss", *(label for label in terms if label)} & (set(extra) | ({"loss"} & set(terms)))
-    if clash:
-        must, attempt = "Terms and metrics must have distinct names.", "rename them ('loss' is the total)."
-        raise SpecificationError(message(must, sorted(clash), attempt))
+    names = [*filter(None, terms), *extra]
+    if "loss" in names:
+        must = "'loss' is the name of the total: no term and no metric may have it."
+        attempt = "rename it; or return a single Mean or Sum without a name."
+        raise SpecificationError(message(must, names, attempt))
+    if len(set(names)) < len(names):
+        raise SpecificationError(message("Terms and metrics must have distinct names.", names, "rename them."))
     return Reading(terms, reported, scores)
 
 
