@@ -159,6 +159,9 @@ BAD = {
         "takes a of shape .*: a, b missing",
     ),
     "too few inputs": (fit([X], Y), "two inputs", "as many arrays as the model has inputs"),
+    "rows": (fit(X, Y[:-1]), rf"All arrays .* Received: x \(data\[0\]\): {len(X)} rows, y \(data\[1\]\): {len(Y) - 1}"),
+    "rows of weights": (fit(X, Y, sample_weight=np.ones(len(X) - 1)), r"sample_weight \(data\[2\]\): "),
+    "rows of a named input": (fit({"a": X, "b": X[1:]}, Y), "two inputs", r"x \(data\[0\]\['b'\]\): "),
     "features": (fit(X[:, :5], Y), r"takes .*\(rows, 6\). Received: x of shape \(rows, 5\)"),
     "features evaluated": (lambda trainer: trainer.evaluate(X[:, :5], Y, verbose=0), r"x of shape \(rows, 5\)"),
     "features predicted": (lambda trainer: trainer.predict(X[:, :5], verbose=0), r"x of shape \(rows, 5\)"),
@@ -174,7 +177,7 @@ BAD = {
         rf"must have every row, or batch, below its length. Received: {MISSING} row 7 in step 2 of epoch 1",
     ),
     "file that is missing": (fit(Files()), rf"{MISSING} batch [01] in step 0 of epoch 0, where the length is 2"),
-    "uneven data set": (fit(Uneven()), r"same number of rows.*batch\[0\]: 20 rows, batch\[1\]: 19 rows"),
+    "uneven data set": (fit(Uneven()), r"same number of rows.*x \(batch\[0\]\): 20 rows, y \(batch\[1\]\): 19 rows"),
     "generator not called": (fit(stream), r"Received: stream, not called. Try: call it, as in fit\(stream\(\)\)"),
     "data set not made": (fit(Files), r"Received: Files, not called. .*fit\(Files\(\)\)"),
     "a dict of labels": (
@@ -207,7 +210,7 @@ def test_bad_input_is_answered_in_our_words(case):
     [
         ((X[:5],), "needs labels"),
         ((X[:5, :4], Y[:5]), r"Received: x of shape \(rows, 4\)"),
-        ((X[:5], Y[:4]), r"same number of rows.*batch\[0\]: 5 rows, batch\[1\]: 4 rows"),
+        ((X[:5], Y[:4]), r"same number of rows.*x \(batch\[0\]\): 5 rows, y \(batch\[1\]\): 4 rows"),
     ],
 )
 @pytest.mark.parametrize("how", ["fit", "evaluate"])

@@ -101,6 +101,12 @@ def name(path: tuple, root: str = "batch") -> str:
     return root + "".join(f"[{key!r}]" for key in path)
 
 
+def part_of(path: tuple, batch: Tree) -> str:
+    """Return the part of (x, y, sample_weight) that a leaf lies in; "" if the batch is no such tuple."""
+    is_known = isinstance(batch, tuple) and len(batch) in (2, 3)
+    return ("x", "y", "sample_weight")[path[0]] if is_known else ""
+
+
 def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Tensor]]:
     """Return (name, leaf) for every leaf."""
     return [(name(path, root), leaf) for path, leaf in _keras().flatten_with_path(tree) if leaf is not None]
@@ -116,8 +122,10 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
     if len(found) == 1 and (count := found.pop()) is not None:
         return int(count)
     lengths = {}
-    for label, leaf in named_leaves(tree, root):
-        shape = getattr(leaf, "shape", None)
+    for path, leaf in _keras().flatten_with_path(tree):
+        if leaf is None:
+            continue
+        label, part, shape = name(path, root), part_of(path, tree), getattr(leaf, "shape", None)
         if shape is None or len(shape) == 0:
             raise BatchError(
                 message(
@@ -126,12 +134,12 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
                     "pass an array of shape (rows, ...), such as np.asarray(a_list).",
                 )
             )
-        lengths[label] = int(shape[0])
+        lengths[f"{part} ({label})" if part else label] = int(shape[0])
     if not lengths:
         raise BatchError(message(f"{root} must hold at least one array.", tree, "pass arrays with a leading row axis."))
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{label}: {length} rows" for label, length in lengths.items())
-        must = "All leaves must have the same number of rows."
+        must = "All arrays must have the same number of rows."
         raise BatchError(message(must, counts, "pass arrays of equal length."))
     return next(iter(lengths.values()))
 

@@ -197,11 +197,10 @@ def checked(batch: Tree) -> Tree:
     if all(leaf.dtype.kind in _NUMBERS for leaf in tree.leaves(batch)):
         return batch
     takes_text = keras.config.backend() == "tensorflow"
-    parts = ("x", "y", "sample_weight") if isinstance(batch, tuple) and len(batch) in (2, 3) else ()
     for path, leaf in keras.tree.flatten_with_path(batch):
         if leaf is None or leaf.dtype.kind in _NUMBERS or (takes_text and _is_text_or_ragged(leaf)):
             continue
-        part = parts[path[0]] if parts else ""
+        part = tree.part_of(path, batch)
         raise _unknown_kind(f"{part} ({tree.name(path)})" if part else tree.name(path), leaf, is_label=part == "y")
     return tree.map_leaves(lambda leaf: leaf.astype(object) if leaf.dtype.kind in "US" else leaf, batch)
 
