@@ -36,13 +36,46 @@ def test_rows_that_do_not_see_each_other(layers):
 
 
 def test_batch_normalisation_couples_and_moves():
-    both = r"BatchNormalization\)\. Each row meets only the rows of its own microbatch\. Moving statistics move once"
+    both = (
+        r"microbatch_size=5 will not give the weights of whole batches: the rows of a batch see each other, as in one "
+        r"and two\. Each row meets only the rows of its own microbatch\. Moving statistics move once"
+    )
+    frozen = L.BatchNormalization(trainable=False)
     with pytest.warns(UserWarning, match=both):
-        coupling = found(model(L.BatchNormalization()))
+        coupling = found(model(L.BatchNormalization(name="one"), L.BatchNormalization(name="two"), frozen))
     assert (coupling.couples, coupling.moves) == (True, True)
     assert not coupling.cut_is_exact
     assert coupling.cut_is_possible
-    assert "see each other" in coupling.why
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 .* not give the weights")
+@pytest.mark.parametrize(
+    ("layer", "cut", "whole", "why"),
+    [
+        (
+            lambda: L.BatchNormalization(name="norm"),
+            "The weights will not be those of whole batches",
+            "Microbatches would not give the weights of whole batches",
+            "the rows of a batch see each other, as in norm.",
+        ),
+        (
+            lambda: Watching(name="watch"),
+            "The weights may not be those of whole batches",
+            "Microbatches might not give the weights of whole batches",
+            "the forward pass moves statistics of the batch, as in watch.",
+        ),
+    ],
+)
+def test_whether_the_weights_are_those_of_whole_batches_is_explained(layer, cut, whole, why):
+    for size, said in ((5, cut), ("auto", whole)):
+        trainer = ws.Trainer(model(layer()), microbatch_size=size)
+        trainer.fit(X, Y, batch_size=8, verbose=0)
+        assert f"{said}: {why}" in trainer.explain()
+
+
+def test_of_many_layers_the_first_are_named():
+    assert Coupling(couples=True, moves=True).why(["a", "b", "c", "d", "e"]).endswith(", as in a, b, c and 2 others")
+    assert Coupling(couples=True, moves=True).why([]).endswith(", in a layer or in the loss")
 
 
 class Contrast(ws.Objective):
@@ -54,7 +87,7 @@ class Contrast(ws.Objective):
 
 
 def test_a_cut_loss_over_pairs_says_whom_a_row_meets():
-    with pytest.warns(UserWarning, match="microbatch_size=5 is part of") as caught:
+    with pytest.warns(UserWarning, match="microbatch_size=5 will not give the weights of whole batches") as caught:
         coupling = found(model(), Contrast(), optimizer="sgd")
     said = " ".join(str(warning.message) for warning in caught)
     assert coupling.couples
@@ -74,7 +107,7 @@ class Watching(L.Layer):
         return x
 
 
-@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 .* not give the weights")
 def test_state_that_moves_without_being_looked_at():
     coupling = found(model(Watching()))
     assert (coupling.couples, coupling.moves, coupling.padding_is_exact) == (False, True, False)
@@ -83,7 +116,7 @@ def test_state_that_moves_without_being_looked_at():
 def test_moving_statistics_move_once_by_the_mean_over_the_microbatches():
     whole, cut = model(Watching()), model(Watching())
     ws.Trainer(whole).fit(X, Y, batch_size=ROWS, verbose=0)
-    with pytest.warns(UserWarning, match="microbatch_size=6 is part of what this update means"):
+    with pytest.warns(UserWarning, match="microbatch_size=6 .* not give the weights of whole batches"):
         ws.Trainer(cut, microbatch_size=6).fit(X, Y, batch_size=ROWS, verbose=0)
     for a, b in zip(values(whole), values(cut), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
@@ -123,7 +156,7 @@ class Centred(L.Layer):
 
 
 @on("jax")
-@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 .* not give the weights")
 def test_a_first_row_that_weighs_nothing_hides_nothing():
     made = model(Centred())
     weight = np.ones(ROWS)
@@ -134,7 +167,7 @@ def test_a_first_row_that_weighs_nothing_hides_nothing():
 
 
 @on("jax")
-@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 .* not give the weights")
 def test_a_head_that_begins_with_zeros_hides_nothing():
     made = model(Centred())
     made.layers[-1].kernel.assign(np.zeros((8, 4)))
@@ -151,7 +184,7 @@ def test_rows_that_repeat_are_told_apart_from_rows_that_see_each_other():
 
 def test_one_row_tells_nothing():
     assert not Coupling(unknown=True).padding_is_exact
-    assert "could not be found out" in Coupling(unknown=True).why
+    assert "could not be found out" in Coupling(unknown=True).why()
 
 
 class Deaf(keras.metrics.Metric):
@@ -200,6 +233,6 @@ def test_a_stateful_layer_runs_whole_and_says_why_a_microbatch_has_no_effect():
         UserWarning, match="microbatch_size=4 has no effect: a stateful layer keeps a state for every row"
     ):
         trainer.fit(X.reshape(-1, 3, 2), Y, batch_size=10, verbose=0)
-    assert "Not cut freely: a stateful layer" in trainer.explain()
+    assert "The batch cannot be cut into microbatches: a stateful layer" in trainer.explain()
     for one, other in zip(values(whole), values(cut), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -202,7 +202,7 @@ def test_no_bit_of_what_a_row_draws_differs_between_cuts(kind, parts):
     """Batches of 8, 8 and 4 rows: in parts of one size or not, the last one filled up."""
     found, trainer = told(kind, -(-BATCH // parts))
     assert differing(whole(kind), found) == []
-    assert "Cutting changes nothing in this model." in trainer.explain()
+    assert "Microbatches of any size give the update of the whole batch, up to rounding." in trainer.explain()
 
 
 @pytest.mark.large
@@ -410,7 +410,7 @@ def test_rows_that_weigh_unlike_draw_for_themselves():
     made = model(L.Dropout(0.5, seed=1))
     trainer = ws.Trainer(made, Weighed(), optimizer=keras.optimizers.SGD(0.1), microbatch_size=5)
     trainer.fit({"x": X, "weight": np.resize([1.0, 0.0, 3.0], len(X)).astype("float32")}, batch_size=10, verbose=0)
-    assert "Cutting changes nothing" in trainer.explain()
+    assert "give the update of the whole batch, up to rounding" in trainer.explain()
 
 
 class Square(L.Layer):
@@ -483,21 +483,21 @@ SAID = {
     Behind: "Random draws differ between cuts: something draws behind Keras' back",
     HeadsFirst: "Random draws differ between cuts: an axis that is a multiple of the rows",
     RarelyHeadsFirst: "Random draws differ between cuts: an axis that is a multiple of the rows",
-    MixedSometimes: "Not cut freely: the rows of a batch see each other",
+    MixedSometimes: "The weights will not be those of whole batches: the rows of a batch see each other",
     TakesParts: "Random draws differ between cuts: rows take parts of a draw whose shape does not grow with them",
-    Shuffled: "Not cut freely: the rows of a batch see each other",
+    Shuffled: "The weights will not be those of whole batches: the rows of a batch see each other",
     Odd: r"Random draws differ between cuts: keras\.random\.uniform \(of another number of rows the objective draws",
 }
 
 
-@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 .* not give the weights")
 @pytest.mark.parametrize("layer", SAID)
 def test_what_does_not_belong_to_rows_is_said(layer):
     trainer = ws.Trainer(model(layer()), microbatch_size=5)
     trainer.fit(X, Y, batch_size=10, verbose=0)
     said = trainer.explain()
     assert re.search(SAID[layer], said), said
-    assert "Cutting changes nothing" not in said
+    assert "give the update of the whole batch, up to rounding" not in said
 
 
 def test_who_draws_otherwise_than_before_draws_as_ever_and_is_told(recwarn):
@@ -570,7 +570,7 @@ def test_what_a_loop_draws_again_for_the_gradient_is_refused():
 
 
 @pytest.mark.parametrize("is_called_before", [False, True])
-@pytest.mark.filterwarnings("ignore:microbatch_size=5 is part of what this update means")
+@pytest.mark.filterwarnings("ignore:microbatch_size=5 .* not give the weights")
 def test_a_function_compiled_by_itself_that_draws_trains_and_keeps_nothing_of_ours(is_called_before):
     """On JAX it is traced anew, and draws for rows; on TensorFlow it keeps its trace, draws as ever, which is said."""
     noisy = compiled_by_itself(lambda x: x + R.uniform(ops.shape(x), seed=4))
@@ -584,7 +584,11 @@ def test_a_function_compiled_by_itself_that_draws_trains_and_keeps_nothing_of_ou
     trainer = ws.Trainer(made, microbatch_size=5)
     trainer.fit(X, Y, batch_size=20, shuffle=False, epochs=2, verbose=0)
     cut = values(made)
-    said = "Cutting changes nothing" if JAX else "Random draws differ between cuts: something draws behind Keras' back"
+    said = (
+        "give the update of the whole batch"
+        if JAX
+        else "Random draws differ between cuts: something draws behind Keras' back"
+    )
     assert said in trainer.explain()
     after = ops.convert_to_numpy(noisy(ops.ones((20, 6))))
     if is_called_before:

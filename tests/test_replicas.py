@@ -38,6 +38,7 @@ def check(case, replicas, size, **options):
     alone, _ = one_update(case, "auto", **options)
     shared, trainer = one_update(case, size, replicas=replicas, **options)
     assert f"1 host x {replicas} replicas x " in trainer.explain()
+    assert "1 microbatches" not in trainer.explain()
     assert differing(alone, shared) == [], trainer.explain()
 
 

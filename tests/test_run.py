@@ -169,5 +169,5 @@ def test_a_restored_run_is_planned_by_its_own_findings():
     snapshot = trainer.run.snapshot()
     snapshot.facts["findings"]["coupling"]["couples"] = True
     trainer.run.restore(snapshot)
-    with pytest.warns(UserWarning, match="microbatch_size=2 is part of what this update means"):
+    with pytest.warns(UserWarning, match="microbatch_size=2 .* not give the weights of whole batches"):
         trainer.fit(X, Y, **HOW)

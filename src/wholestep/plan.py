@@ -218,7 +218,8 @@ class Planner:
         size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
             if not self.probe(sample).cut_is_exact:
-                warn(f"The batch is not cut to fit in {self.limit} bytes: {self.probe(sample).why}.")
+                why = self.probe(sample).why(sample.update.forward.movers)
+                warn(f"The batch is not cut to fit in {self.limit} bytes: {why}.")
                 return program
             size = -(-size // 2)
             program = self._compile(self._cut(whole, size, sample), length, sample)
@@ -234,7 +235,7 @@ class Planner:
             return whole
         coupling = self.probe(sample)
         if not coupling.cut_is_possible:
-            warn(f"microbatch_size={size} has no effect: {coupling.why}. Every update runs as a whole.")
+            warn(f"microbatch_size={size} has no effect: {coupling.why()}. Every update runs as a whole.")
             return whole
         num = -(-whole.rows // size)
         if self.padding_is_exact(sample):
@@ -242,10 +243,8 @@ class Planner:
             split = self._may_split(whole, [size], sample)
             return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows, split=split)
         if not coupling.cut_is_exact:
-            warn(
-                f"microbatch_size={size} is part of what this update means: {coupling.why}. {coupling.cut_means} "
-                f"A microbatch has at most {size} rows; leave microbatch_size out to compute the batch as a whole."
-            )
+            effect = coupling.warning(sample.update.forward.movers)
+            warn(f"microbatch_size={size} {effect} Leave microbatch_size out for whole batches.")
         small, larger = divmod(whole.rows, num)
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
         extra = whole.extra if whole.split else "mean" if coupling.extra == "mean" else "sum"
@@ -269,7 +268,7 @@ class Planner:
         if coupling.cut_is_possible and not coupling.cut_is_exact:
             with inference(self.engine.replicas.coupling_layers):
                 coupling = self._probe(sample)
-        why = "" if coupling.cut_is_exact else coupling.why
+        why = "" if coupling.cut_is_exact else coupling.why()
         if not why and not self.metrics_are_additive(sample):
             why = "a metric's state is not a sum over rows"
         if why:
@@ -343,9 +342,8 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
     lines += program.table_notes
     drawn = _drawn(coupling, program.forward)
     if coupling is not None and not (coupling.cut_is_exact and drawn):
-        lines.append(
-            "Cutting changes nothing in this model." if coupling.cut_is_exact else f"Not cut freely: {coupling.why}."
-        )
+        is_cut = any(each.cut.num_microbatches > 1 for each in planner.programs.values())
+        lines.append(coupling.explanation(program.forward.movers, is_cut=is_cut))
     if coupling is not None and coupling.custom:
         lines.append(
             "The model's step is run unchanged: without microbatches, replicas or padding, whose exactness cannot be "
@@ -376,7 +374,8 @@ def _spread(cut: Cut, engine: Engine) -> list[str]:
     replicas, hosts = engine.devices.num_replicas, engine.processes.count
     if replicas == 1:
         return []
-    shares = " and ".join(f"{num} microbatches x {-(-size // replicas)} rows" for num, size in cut.sections)
+    counts = [("" if num == 1 else f"{num} microbatches x ", -(-size // replicas)) for num, size in cut.sections]
+    shares = " and ".join(f"{several}{size} rows" for several, size in counts)
     many = f"{hosts} {'host' if hosts == 1 else 'hosts'} x {replicas / hosts:g} replicas"
     lines = [f"{cut.places} places = {many} x {shares}."]
     if cut.split:

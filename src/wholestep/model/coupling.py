@@ -1,6 +1,6 @@
 """Whether the rows of a batch see each other: the results of the probes, and the probes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
@@ -18,6 +18,8 @@ from wholestep.model.distributions import ALL, LATER, PAIRS
 from wholestep.model.forward import Forward, Rows
 from wholestep.state import State, Values
 from wholestep.tree import Tensor, Tree
+
+_MOST_NAMED = 3  # layers in a sentence
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,14 @@ class Coupling:
         """Whether rows of weight 0 change nothing."""
         return self.cut_is_exact and self.extra == "none"
 
-    @property
-    def why(self) -> str:
-        """The reasons why the batch may not be cut, as text."""
+    def why(self, movers: Sequence[str] = ()) -> str:
+        """Return the reasons why the batch may not be cut, as text; `movers` are the layers whose state moves."""
+        names = [*movers[:_MOST_NAMED], *([f"{len(movers) - _MOST_NAMED} others"] if len(movers) > _MOST_NAMED else [])]
+        as_in = f", as in {' and '.join(filter(None, (', '.join(names[:-1]), *names[-1:])))}" if names else ""
+        where = as_in if self.moves and names else ", in a layer or in the loss"
         reasons = {
-            "the rows of a batch see each other (as in BatchNormalization)": self.couples and self.moves,
-            "the rows of a batch see each other, in a layer or in the loss": self.couples and not self.moves,
-            "the forward pass moves statistics of the batch": self.moves and not self.couples,
+            f"the rows of a batch see each other{where}": self.couples,
+            f"the forward pass moves statistics of the batch{as_in}": self.moves and not self.couples,
             "whether the rows see each other could not be found out from these rows": self.unknown,
             "a loss or metric came as one number instead of one per row": self.whole,
             "a loss from add_loss is neither a sum nor a mean over rows": self.extra == "whole",
@@ -74,14 +77,25 @@ class Coupling:
         }
         return "; ".join(reason for reason, holds in reasons.items() if holds)
 
-    @property
-    def cut_means(self) -> str:
-        """The effect of cutting such a batch, as text."""
+    def warning(self, movers: Sequence[str]) -> str:
+        """Return the effect of cutting a batch where that is not exact, as text."""
         meets = "each row meets only the rows of its own microbatch"
         moves = "moving statistics move once per update, by the mean over the microbatches"
         known = f"If they do, {meets}." if self.unknown else f"{meets.capitalize()}."
         sentences = {known: self.couples or self.unknown, f"{moves.capitalize()}.": self.moves}
-        return " ".join(sentence for sentence, holds in sentences.items() if holds)
+        means = " ".join(sentence for sentence, holds in sentences.items() if holds)
+        will = "will" if self.couples else "may"
+        return f"{will} not give the weights of whole batches: {self.why(movers)}. {means}"
+
+    def explanation(self, movers: Sequence[str], *, is_cut: bool) -> str:
+        """Return whether microbatches give the update of the whole batch, as text."""
+        if self.cut_is_exact:
+            return "Microbatches of any size give the update of the whole batch, up to rounding."
+        if not self.cut_is_possible:
+            return f"The batch cannot be cut into microbatches: {self.why(movers)}."
+        will, would = ("will", "would") if self.couples else ("may", "might")
+        first = f"The weights {will} not be those" if is_cut else f"Microbatches {would} not give the weights"
+        return f"{first} of whole batches: {self.why(movers)}."
 
 
 @dataclass

@@ -87,6 +87,13 @@ class Forward:
         facts = replace(notes.facts(), draws=self._draw_facts(notes.draws, twice))
         return replace(self, facts=facts, variables=variables)
 
+    @property
+    def movers(self) -> list[str]:
+        """The layers, by path, whose floating state the forward pass moves."""
+        floats, buffers = self.variables.floats, self.variables.buffers
+        paths = [buffers[i].path.removeprefix(f"{self.model.name}/") for i in self.facts.moved if floats[i]]
+        return list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
+
     def _draw_facts(self, draws: Draws | None, twice: Callable[["Forward"], None] | None) -> tuple[DrawFact, ...]:
         if twice is None or draws is None or not draws.asked:
             return ()
