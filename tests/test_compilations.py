@@ -65,6 +65,35 @@ def test_a_line_is_told_where_compiling_takes_long():
     assert log == [2.0, "cancel", "join"] * 2  # no thread is left
 
 
+def test_a_line_begins_below_the_bar_of_keras(capsys):
+    bar = keras.callbacks.ProgbarLogger()
+    bar.set_params({"verbose": 1, "epochs": 2, "steps": None})
+    bar.on_epoch_begin(0)
+    compilations = Compilations(Timer([], True), print)
+    with compilations.shown_by(bar):
+        for i in range(2):
+            see(compilations, batch(7 + 2 * i), batch(8 + 2 * i))
+            bar.on_train_batch_end(i, {"loss": 1.0})
+            bar.progbar._last_update = 0
+    text = re.sub(r"\x1b\[\d+m|[\x08\r]", "", capsys.readouterr().out)
+    starts = [line.split()[0] for line in text.splitlines()]
+    assert starts == ["Epoch", "wholestep:", "wholestep:", "1/Unknown", "wholestep:", "wholestep:", "2/Unknown"]
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+def test_a_line_begins_below_the_bar_in_each_call(call, monkeypatch, capsys):
+    monkeypatch.setattr(sys.modules["keras.src.utils.progbar"].Progbar, "update", lambda bar, *_, **__: show(bar))
+    monkeypatch.setattr(Compilations.__init__, "__defaults__", (Timer([], True), print))
+
+    def show(bar):
+        print("bar", end="")
+        bar._prev_total_width = 3
+
+    x = [(X[:num], Y[:num]) for num in (5, 6, 7)]
+    getattr(ws.Trainer(model()), call)(iter(x if call != "predict" else [each[:1] for each in x]), verbose=1)
+    assert "barwholestep:" not in capsys.readouterr().out
+
+
 def test_nothing_is_told_where_it_is_quick_or_quiet():
     told = []
     see(Compilations(Timer([], False), told.append), batch(7))

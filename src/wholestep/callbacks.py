@@ -103,7 +103,8 @@ class CallbackRunner:
         self.model = model
         self.callbacks = known
         self._readers = [c for c in known.callbacks if isinstance(c, ProgbarLogger | RunReport)]
-        self.bar = next((c for c in self._readers if isinstance(c, ProgbarLogger)), None)
+        self.shown = next((c for c in known.callbacks if isinstance(c, keras.callbacks.ProgbarLogger)), None)
+        self.bar = self.shown if isinstance(self.shown, ProgbarLogger) else None
         self.made = made(known.callbacks)
         self.each = getattr(model, "steps_per_execution", 1) or 1
         self._train, self.test, self.predict = (

@@ -45,7 +45,7 @@ from wholestep.model import (
 from wholestep.plan import Planner, Sample
 from wholestep.program import EPOCH, GOES_ON, Program, ProgramCache, Wanted
 from wholestep.reports.applied import Applied, diagnose
-from wholestep.reports.compilations import Compilations, ProgbarLogger
+from wholestep.reports.compilations import Compilations
 from wholestep.reports.report import Report, check_same
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
@@ -121,8 +121,8 @@ class Executor:
             yield
 
     @contextmanager
-    def shown_by(self, bar: ProgbarLogger | None) -> Iterator[None]:
-        """Context in which a progress bar shows compilations and other waits."""
+    def shown_by(self, bar: keras.callbacks.ProgbarLogger | None) -> Iterator[None]:
+        """Context in which compilations and other waits are shown in a progress bar, or below it."""
         with self.compilations.shown_by(bar), self.evaluation.compilations.shown_by(bar):
             yield
 

@@ -80,7 +80,7 @@ def fit(
         saver.open(executor, watch, **how, **({} if validate is None else validate.settings))
         also = {"callbacks": watch, **saver.also}
         in_call = setup.run.under_way("fit", batches, are_given=given.x.keeps_position, also=also)
-        with executor.notices(watching.verbose), executor.shown_by(watch.bar), in_call as resumed:
+        with executor.notices(watching.verbose), executor.shown_by(watch.shown), in_call as resumed:
             limited, once = Epochs(last, epochs.begin, steps), epochs.steps is None
             logs = _run_epochs(setup, batches, limited, validate, watch, saver, resumed, once=once)
             watch.callbacks.on_train_end(logs)

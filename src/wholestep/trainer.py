@@ -250,7 +250,7 @@ class Trainer(OnBatch):
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, verbose=verbose)
             through = executor.open_pass(batches, EvalOptions(one_by_one=watch.has_test_hooks), steps)
-            with executor.notices(verbose):
+            with executor.notices(verbose), executor.shown_by(watch.shown):
                 logs = run_evaluation(executor, through, steps, watch)
             return executor.context.results(logs, return_dict=return_dict)
 
@@ -277,7 +277,7 @@ class Trainer(OnBatch):
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, verbose=verbose)
             through = executor.open_pass(batches, EvalOptions(True, are_whole, watch.has_predict_hooks), steps)
-            with executor.notices(verbose):
+            with executor.notices(verbose), executor.shown_by(watch.shown):
                 return run_prediction(executor, through, steps, watch)
 
     # ---- checkpoints ----

@@ -36,15 +36,15 @@ class Compilations:
     ):
         self.is_quiet = False
         self.num_batches = 0
-        self.bar: ProgbarLogger | None = None
+        self.bar: keras.callbacks.ProgbarLogger | None = None
         self._timer = timer
         self._tell = tell
         self._shapes: list[Shape] = []
         self._has_warned = False
 
     @contextmanager
-    def shown_by(self, bar: "ProgbarLogger | None") -> Iterator[None]:
-        """Context in which reasons to wait are shown in a progress bar, if there is one."""
+    def shown_by(self, bar: keras.callbacks.ProgbarLogger | None) -> Iterator[None]:
+        """Context in which reasons to wait are shown in a progress bar, or in lines below the bar of Keras."""
         outer, self.bar = self.bar, bar
         try:
             yield
@@ -61,8 +61,8 @@ class Compilations:
             self.is_quiet = outer
 
     def show(self, reason: str) -> None:
-        """Show the reason of the wait that begins now in the progress bar, if there is one."""
-        if self.bar is not None:
+        """Show the reason of the wait that begins now in the progress bar, if it can."""
+        if isinstance(self.bar, ProgbarLogger):
             self.bar.wait(reason)
 
     @contextmanager
@@ -82,9 +82,8 @@ class Compilations:
         parts = ", ".join(f"{name} {size}" for name, size in shape)
         doing = f"compiling shape {number}{of} ({parts})"
         line = f"wholestep: {doing}, for more than {_LONG:g} seconds so far"
-        is_silent = self.is_quiet or self.bar is not None
         self.show(doing)
-        timer = self._timer(_LONG, lambda: None if is_silent else self._tell(line))
+        timer = self._timer(_LONG, lambda: self._tell_below(line))
         timer.daemon = True
         timer.start()
         try:
@@ -93,6 +92,16 @@ class Compilations:
             timer.cancel()
             timer.join()
             self.show("running the program")
+
+    def _tell_below(self, line: str) -> None:
+        """Tell a line, below the bar of Keras if that has begun one, unless the wait is shown or notices are off."""
+        if self.is_quiet or isinstance(self.bar, ProgbarLogger):
+            return
+        progbar = None if self.bar is None else self.bar.progbar
+        if progbar is not None and progbar._prev_total_width:
+            progbar._prev_total_width = 0  # it is drawn anew below
+            print(flush=True)
+        self._tell(line)
 
     def _warn_of_many(self) -> None:
         """Warn of ready-made batches that keep having new shapes, instead of a few repeated shapes."""
