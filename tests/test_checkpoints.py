@@ -127,6 +127,17 @@ def test_restarts_may_follow_each_other(tmp_path):
     assert [*first[:4], *second[:3], *third] == told
 
 
+def test_an_epoch_that_is_done_does_not_begin_again(tmp_path, capsys):
+    begun = []
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch)), Tells(1, 2, 3)]
+    for epochs in (2, 3):
+        ws.Trainer(small()).fit(
+            X, Y, checkpoints=tmp_path, callbacks=callbacks, **HOW | {"epochs": epochs, "verbose": 1}
+        )
+    assert begun == [0, 1, 2]
+    assert "Epoch 2/3" not in capsys.readouterr().out
+
+
 def test_a_run_that_has_ended_goes_on_with_more_epochs(tmp_path):
     history = ws.Trainer(small()).fit(X, Y, **HOW)
     ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": 2})

@@ -148,6 +148,11 @@ class CallbackRunner:
         """Call the hook of the last, incomplete group of updates."""
         self._train.close()
 
+    def begin_epoch(self, run: Run) -> None:
+        """Call the epoch-begin hook, unless the run resumes after an epoch-end hook of each callback."""
+        if run.place.logs is None or run.place.told < len(self.callbacks.callbacks):
+            self.callbacks.on_epoch_begin(run.place.epoch)
+
     def end_epoch(self, run: Run) -> None:
         """Call the epoch-end hook of each callback that has not had it; each sees the logs that those before it set."""
         known, place = self.callbacks, run.place

@@ -151,7 +151,7 @@ def _begin_epoch(
     if resumed is None:
         run.begin_epoch(epoch, position)
     before = None if resumed is None else replace(resumed, arrays=resumed.arrays | run.arrays())
-    watch.callbacks.on_epoch_begin(epoch)
+    watch.begin_epoch(run)
     run.open_epoch()
     if resumed is None or before is None:
         executor.begin_epoch(run)
