@@ -80,8 +80,9 @@ def unlike_keras(model: keras.Model, optimizer: Optimizer | None) -> str:
         return ""
     names = ", ".join(each.name for each in tables)
     return (
-        f"The gradients of equal rows of {names} are summed before {type(inner).__name__} squares or clips them, as in "
-        "keras.Model.fit on JAX; keras.Model.fit on TensorFlow sums them afterwards, and its losses differ."
+        "The losses differ a little from those of keras.Model.fit on TensorFlow, and there is nothing to do: before "
+        f"{type(inner).__name__} squares or clips gradients, those of equal rows of {names} are summed, as in "
+        "keras.Model.fit on JAX; on TensorFlow that sums them afterwards."
     )
 
 
