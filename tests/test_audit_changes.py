@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import audit_mutants
 import audit_route_mutants
@@ -20,6 +21,7 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Applied, Called, Line, Log
 from wholestep.audit.measure import NUM_PLACES, all_same, in_part, once, places
 from wholestep.audit.source import line_of_loss
+from wholestep.audit.windows import rare
 
 MUTANTS = [*audit_mutants.MUTANTS, *audit_route_mutants.MUTANTS]
 PLAIN = {"_", "for", "in", "if", "is", "or", "not", "a", "and", "with", "of", "like", "by", "the", "first", "to"}
@@ -153,3 +155,17 @@ def test_beyond_its_room_a_log_keeps_the_first_batch_of_another_size():
         assert log.wants_step(0) is is_kept
         log.add(step(2 * order + 1))
     assert [called.is_whole for called in log.called] == [True, False, True, False, False]
+
+
+def test_updates_whose_batches_have_rare_shapes_are_left():
+    shapes = [(8, 5), (8, 5), (8, 6), (8, 7), (8, 7), (8, 9), (3, 9), (8, 5)]
+    updates = [
+        SimpleNamespace(
+            number=i, is_known=i != 2, pieces=[SimpleNamespace(called=SimpleNamespace(inputs=[np.zeros(each)]))]
+        )
+        for i, each in enumerate(shapes)
+    ]
+    assert rare(updates, None) == []
+    assert rare(updates, 2) == [5]  # the one of fewest rows is kept, and what cannot be judged is not counted
+    assert rare(updates, 1) == [3, 4, 5]
+    assert rare([], 1) == []

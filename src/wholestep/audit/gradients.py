@@ -232,7 +232,7 @@ def _located(differing: list[Evidence]) -> Found:
     if (found := derivatives(e)) is not None:
         solved, should = found
         far = np.argsort(-np.abs(solved - should))[:3]
-        shown = ", ".join(f"{solved[i]:.3g} instead of {should[i]:.3g}" for i in far)
+        shown = ", ".join(dict.fromkeys(f"{solved[i] + 0.0:.3g} instead of {should[i]:.3g}" for i in far))
         told = (
             "the model and the variables are right, so it is in the loss: its derivative by the outputs is "
             f"{shown}, where they differ most"

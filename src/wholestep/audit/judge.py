@@ -23,7 +23,7 @@ from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classe
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
 from wholestep.audit.unsolved import beside_labels, mixed, skipped
 from wholestep.audit.variables import ends, frozen, left_out, unmoved
-from wholestep.audit.windows import Rows, Update, Windows, windows
+from wholestep.audit.windows import Rows, Update, Windows, rare, windows
 
 _STAGES = "rows", "mode", "gradient", "backward pass", "step", "state"
 _STAGE_OF = {"the order of the rows": "rows", "the optimizer steps": "step", "statistics and seeds": "state"}
@@ -229,9 +229,9 @@ class Case:
 
     def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         verdict.notes += self._how_it_ran(seen)
-        modes, twice, scaled = Modes(), repeated(seen.updates), self.log.scaled
+        modes, twice, scaled = Modes(rare(seen.updates, replay.most_shapes)), repeated(seen.updates), self.log.scaled
         for update in seen.updates:
-            if update.is_known and update.number not in twice:
+            if modes.knows(update) and update.number not in twice:
                 modes.note(replay, update)
         verdict.broken |= modes.unlooked(seen.updates)
         meant = Meant(replay, self.objective, modes, seen.place, scaled, self.optimizer)
@@ -240,7 +240,7 @@ class Case:
         verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, scaled, optimizer)
-        known = self._computable(verdict, seen, rows, twice)
+        known = self._computable(verdict, seen, rows, twice, modes)
 
         of_rows = partial(order, seen, rows, self.log, classes(self.data[1]), is_found=self.is_found)
         following = follows(replay, seen.pieces)
@@ -262,7 +262,7 @@ class Case:
         moved = [each for each in moved if not (replay.moves_weights and each in inside)]  # SpectralNormalization does
         if moving:
             verdict.unseen.append(f"the gradient of {many(len(moving), 'update')}: the weights move inside the window")
-        like = [u for u in known if u.number not in modes.unlike and u.number not in moving]
+        like = [u for u in known if u.number not in moving]
         verdict.attempt("the gradients", self._judge_gradients, verdict, seen, meant, like)
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
@@ -368,16 +368,15 @@ class Case:
             verdict.check("the inputs", altered, rows, list(map(np.asarray, tree.leaves(self.data[1]))), seen.pieces)
             verdict.unseen.append("".join([told, *map(str, near)]))
         elif seen.foreign:
-            num_foreign = many(seen.foreign, "forward pass", "forward passes")
-            verdict.unseen.append(f"{num_foreign} on other inputs than `data`")
+            verdict.unseen.append(f"{many(seen.foreign, 'forward pass', 'forward passes')} on other inputs than `data`")
         if not verdict.add(skipped(seen)) and not seen.updates and not verdict.unseen:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
             verdict.unseen.append(self.port.outlined if has_moved else _STILL)
             verdict.notes += [_AT_FIRST] * (has_moved and stays(seen.pieces))
 
-    def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int]) -> list[Update]:
-        known = [u for u in seen.updates if u.is_known and u.number not in twice]
+    def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int], modes: Modes) -> list[Update]:
+        known = [u for u in seen.updates if modes.knows(u) and u.number not in twice]
         clear = seen.settled | {u.number for u in known if not rows.twins(u.rows) or rows.agree(u.rows, self.data[1:])}
         alike, lost = sum(u.number not in clear for u in known), sum(not u.applied.is_whole for u in seen.updates)
         bare = sum(not u.pieces and u.number not in twice for u in seen.updates)
@@ -385,6 +384,7 @@ class Case:
             ("the gradient of {}: rows with equal inputs and different labels or weights", alike),
             (f"the numbers of {{}}, mostly the last: the log keeps {self.log.room}", lost),
             ("the gradient of {} without a forward pass that was seen", bare),
+            ("the gradient of {}, whose batches have shapes that few others have", len(modes.left)),
         )
         verdict.unseen += [told.format(many(num, "update")) for told, num in unseen if num]
         return [u for u in known if u.number in clear]

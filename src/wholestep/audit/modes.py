@@ -20,11 +20,13 @@ class Modes:
     """The mode of every forward pass, as its outputs show it.
 
     Attributes:
+        left: updates that are not judged, as their batches have rare shapes.
         inferring: updates that ran in inference mode where that matters, with the distance from both modes.
         unlike: updates whose outputs fit neither mode.
         moved: by the order of a pass, the model's other values after it in training mode.
     """
 
+    left: list[int] = field(default_factory=list)
     inferring: list[tuple[Update, Piece, float, float]] = field(default_factory=list)
     unlike: list[int] = field(default_factory=list)
     moved: dict[int, list[np.ndarray]] = field(default_factory=dict)
@@ -34,6 +36,10 @@ class Modes:
     def of(self, piece: Piece) -> bool:
         """Whether a forward pass ran in training mode."""
         return self._training[piece.called.order]
+
+    def knows(self, update: Update) -> bool:
+        """Whether the outputs of an update were computed again."""
+        return update.is_known and update.number not in self.left and update.number not in self.unlike
 
     def unlooked(self, updates: list[Update]) -> set[str]:
         """Return the stages of which updates show nothing: no pass was run again, or no numbers of a step are kept."""

@@ -73,6 +73,7 @@ class Port(ABC):
         is_sparse: whether some gradients are of a few rows of a table.
         has_losses: whether layers of the model have losses, as its first `outputs` show.
         hears_scales: whether every scaling of a loss is recorded.
+        most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None for all.
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
         place: which of several derivatives by an output is taken.
     """
@@ -91,6 +92,7 @@ class Port(ABC):
     has_losses = False
     hears_scales = False
     moves_weights = False
+    most_shapes: int | None = None
 
     def __init__(
         self, model: Any, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None

@@ -23,7 +23,7 @@ _ROUNDING = 4e-7  # of a move, for a unit of the weights
 
 def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree]) -> Windows:
     """Return the updates of a log, with the open facts chosen so that they make the gradients."""
-    known = [u for u in seen.updates if u.is_known and u.number not in meant.modes.unlike]
+    known = [u for u in seen.updates if meant.modes.knows(u)]
     often, again = _often([piece.rows for piece in seen.pieces]), doubled(seen.updates, rows.num)
     changed: dict[int, Update] = {}
     for update in known:

@@ -36,6 +36,7 @@ class Replay(Port):
         "model has begun"
     )
     losses = families
+    most_shapes = 6  # programs for each shape take a compiler seconds
 
     def __init__(
         self, model: keras.Model, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None

@@ -1,5 +1,6 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -374,6 +375,14 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
             found[update.number] = again
             used[:] = False
     return found
+
+
+def rare(updates: list[Update], most: int | None) -> list[int]:
+    """Return the updates whose batches have none of the `most` frequent shapes, nor that of fewest rows."""
+    known = {u.number: tuple(leaf.shape for p in u.pieces for leaf in p.called.inputs) for u in updates if u.is_known}
+    kept = {shape for shape, _ in Counter(known.values()).most_common(most)}
+    kept |= {min(known.values(), key=lambda shapes: shapes[0][0])} if known else set()
+    return [number for number, shape in known.items() if shape not in kept]
 
 
 def passes(pieces: list[_Part]) -> list[list[_Part]]:
