@@ -495,3 +495,79 @@ def test_pytorch_is_not_imported_otherwise():
     code = "import sys, wholestep as ws; ws.audit, ws.Trainer; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def of_a_text(*, clips="", rest=0, is_padded=True, is_given=False):
+    """Return the report on a loop of windows of 3 batches whose means are averaged, and whose labels end with zeros.
+
+    `rest`: batches beyond the windows of a pass.
+    """
+    torch.manual_seed(1)
+    num, clip = 4 * (6 + rest), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    ids, ends = torch.randint(1, 300, (num, 8)), torch.randint(3, 9, (num, 1))
+    ids[torch.arange(8) >= ends] = 0
+    model = nn.Sequential(nn.Embedding(300, 32), nn.Linear(32, 300))  # so many weights that few forms are tried
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = nn.CrossEntropyLoss(ignore_index=0 if is_padded else -100)
+    data = (ids[:, :-1], ids[:, 1:]) if is_given else None
+    with ws.audit.torch(model, data=data, loss=loss) as report:
+        for _ in range(3):
+            for i, rows in enumerate(torch.randperm(num).split(4)):
+                out = model(ids[rows, :-1])
+                (loss(out.reshape(-1, 300), ids[rows, 1:].reshape(-1)) / 3).backward()
+                if clips == "each":
+                    clip()
+                if (i + 1) % 3 == 0:
+                    if clips == "once":
+                        clip()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return report
+
+
+MEANS, CARRIED = "mean of means", "window carried over the epoch"
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["without data", "with data"])
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"clips": "each"}, [MEANS, "clip per microbatch"]),
+        ({"clips": "once"}, [MEANS]),
+        ({"clips": "each", "is_padded": False}, ["clip per microbatch"]),
+        ({"rest": 2}, [CARRIED, MEANS]),
+        ({"rest": 2, "clips": "each"}, [CARRIED, MEANS, "clip per microbatch"]),
+        ({"rest": 2, "clips": "once"}, [CARRIED, MEANS]),
+        ({"rest": 2, "clips": "once", "is_padded": False}, [CARRIED]),
+        ({"rest": 2, "is_padded": False}, [CARRIED, "divided by a full window"]),
+        (
+            {"rest": 2, "clips": "each", "is_padded": False},
+            [CARRIED, "divided by a full window", "clip per microbatch"],
+        ),
+    ],
+    ids=lambda given: "-".join(map(str, given.values())) if isinstance(given, dict) else "",
+)
+def test_means_of_a_window_are_told_from_its_clip(given, names, is_given):
+    report = of_a_text(**given, is_given=is_given)
+    assert [cause.name for cause in report.causes] == names, report
+    assert not report.unseen, report
+
+
+def test_a_search_ends_when_its_time_is_up(monkeypatch):
+    def tried():
+        torch.manual_seed(1)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        loop = Loop()
+        with ws.audit.torch(model, data=(loop.x, loop.y[:, None]), loss=nn.MSELoss()) as report:
+            for i in range(6):
+                optimizer.zero_grad()
+                rows = torch.arange(4 * i, 4 * i + 4) % NUM
+                (model(loop.x[rows]).sin() * (1.7 + loop.y[rows, None])).exp().mean().backward()
+                optimizer.step()
+        return report
+
+    ended = "The search for what makes the gradients differ was ended after"
+    assert ended not in str(tried())
+    monkeypatch.setattr("wholestep.audit.gradients._SECONDS", 0.0)
+    assert ended in str(tried())

@@ -66,7 +66,7 @@ class Basis:
             "its places whose input is not 0": sum(map(_unpadded, pieces)) if places else 0,
             "the sum of the sample weights": sample.sum(),
             "the number of microbatches": len(pieces),
-            "the microbatches of a full window": meant.largest,
+            "the microbatches of a full window": meant.usual,
             "the number of replicas": e.num_replicas,
             "the weight of a full batch": meant.full[0],
             "the rows of the data": meant.replay.num_rows,
@@ -74,7 +74,7 @@ class Basis:
             "the weight of the update before": (self.before or e).whole[0],
             "the loss": sum(float(t.values[0].sum()) for t in e.terms) / (e.whole[0] if self.is_divided else 1.0),
         }
-        for name in _NEARLY[: 4 if meant.largest > 1 else 3]:  # that are mistaken by one, or come under a root
+        for name in _NEARLY[: 4 if meant.usual > 1 else 3]:  # that are mistaken by one, or come under a root
             number = whole[name]
             whole |= {f"({name} + 1)": number + 1, f"({name} - 1)": number - 1, f"sqrt({name})": abs(number) ** 0.5}
         whole["sqrt(the loss)"] = abs(whole["the loss"]) ** 0.5
@@ -265,7 +265,8 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
     replay, objective = e.meant.replay, e.meant.objective
     labels = replay.data[1]
     outputs = [piece.called.outputs for piece in e.update.pieces]
-    if not isinstance(objective, OneLoss) or replay.data[2] is not None or not hasattr(labels, "shape"):
+    is_by_row = replay.by_pass is None and replay.data[2] is None and hasattr(labels, "shape")
+    if not isinstance(objective, OneLoss) or not is_by_row:
         return None
     labels = np.asarray(labels)
     _, first = np.unique(labels.reshape(len(labels), -1), axis=0, return_index=True)

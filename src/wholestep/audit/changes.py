@@ -1,11 +1,14 @@
 """Changes of a gradient after it was summed: of single variables, and clips, which may be intended."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from wholestep.audit.basis import Basis
+from wholestep.audit.coefficients import SAME
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, found
@@ -15,6 +18,9 @@ from wholestep.audit.measure import ROUNDED, SOLVED, distance, shortened
 SQUARED = "clipped by the square of their norm"
 LONGER = "made longer, up to one norm, where they are shorter"
 POSITIVE = "clipped from below at 0"
+_OF_MEANS = (  # the factor of a row
+    "1 / (the microbatches of a full window x the weight of the own microbatch) instead of 1 / the weight of the update"
+)
 _NAMES = "clipnorm", "global_clipnorm", "clipvalue"
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient
 _SAME_SPARSE = 0.3  # `tf.clip_by_global_norm` takes the norm of sparse gradients before equal rows are added up
@@ -87,6 +93,46 @@ def _ways(handed: _Gradients, meant: _Gradients, others: dict[str, _Gradients]) 
     yield _Way("is clipped to the norm", f"{longest:.4g}", 1.5, short)
     yield _Way("has its mean taken off", "", 1.5, [m - m.mean() for m in meant])
     yield _Way("is replaced by its sign times", f"{bound:.4g}", 1.5, [bound * np.sign(m) for m in meant])
+
+
+def in_sums(bases: list[Basis]) -> Iterator[tuple[list[Error], float, _Gradients]]:
+    """Yield that sums of microbatches are shortened to one norm, in several updates.
+
+    The sum so far may be shortened whenever a microbatch is added. If the whole sum is, it is one of means: else there
+    is nothing but a clip, which may be meant.
+    """
+    lengths = [float(np.linalg.norm(basis.e.handed)) for basis in bases if len(basis.sizes) > 1]
+    bound = max(lengths, default=0.0)
+    if sum(length >= (1 - SAME) * bound for length in lengths) < 2:
+        return
+    told = f"to the norm {bound:.4g}"
+    in_turn = Error("the gradient", f"is clipped {told} whenever a microbatch is added", ("clip per microbatch",))
+    are_even = not any(np.ptp(basis.counts["the weight of the own microbatch"]) for basis in bases)
+    name = "divided by a full window" if are_even else "mean of means"
+    of_means = Error("each row's gradient", "counts", (name,), _OF_MEANS)
+    clipped = replace(of_means, number=f"{_OF_MEANS}, and the gradient is clipped {told}")
+    plain, means = [basis.parts() for basis in bases], [_of_means(basis) for basis in bases]
+    for errors, parts in (([in_turn], plain), ([clipped], means), ([of_means, in_turn], means)):
+        others = plain if errors == [clipped] else parts
+        made = [_sum(own, bound, is_in_turn=in_turn in errors) for own in parts]
+        at_end = [_sum(own, bound) for own in others]
+        if any(distance(one, two) > SOLVED for one, two in zip(made, at_end, strict=True)):
+            made = [each + basis.e.penalty for each, basis in zip(made, bases, strict=True)]
+            yield errors, 1.2 * len(errors), made
+
+
+def _of_means(basis: Basis) -> _Gradients:
+    """Return the parts of the microbatches in the mean of their means."""
+    num = min(len(basis.sizes), basis.e.meant.usual)
+    shares = basis.e.whole[0] / (num * basis.counts["the weight of the own microbatch"][basis.starts])
+    return [share * part for share, part in zip(shares, basis.parts(), strict=True)]
+
+
+def _sum(parts: _Gradients, bound: float, *, is_in_turn: bool = False) -> np.ndarray:
+    """Return the sum of some gradients, shortened to a norm: at the end, or whenever one is added."""
+    if not is_in_turn:
+        return shortened(np.sum(parts, axis=0), bound)
+    return reduce(lambda one, two: shortened(one + two, bound), parts, 0 * parts[0])
 
 
 def changed(everything: list[Evidence]) -> tuple[str, float]:

@@ -5,7 +5,6 @@ handed = sum_s a_s g_s + b p + q before, with s a whole update, its pieces or it
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import reduce
 from itertools import product
 from typing import NamedTuple
 
@@ -15,12 +14,12 @@ from wholestep.audit.basis import MOST_ROWS, Basis
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Error, Form
 from wholestep.audit.found import listed
-from wholestep.audit.measure import SOLVED, shortened
+from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import MEANT, Reading, least, readings
 
 SPARE = 4  # numbers beyond the unknowns of a solution
 RAW = 8.0  # the cost of numbers that no words are found for
-_SAME = 2 * SOLVED  # of factors of rows, and of norms to which gradients are clipped
+SAME = 2 * SOLVED  # of factors of rows, and of norms to which gradients are clipped
 _REST = "microbatches of the last pass"
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _RIGHT = Reading(0, "", "right", np.zeros(0))
@@ -260,7 +259,7 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
             continue
         lengths = ratios * norms
         bound = float(np.median(lengths[is_cut]))
-        if np.ptp(lengths[is_cut]) > _SAME * bound or np.any(lengths > bound * (1 + _SAME)):
+        if np.ptp(lengths[is_cut]) > SAME * bound or np.any(lengths > bound * (1 + SAME)):
             continue
         cut = Reading(0, "", "right", np.minimum(1.0, bound / norms) * base)
         errors, cost, made = _combined(level, solved, cut, penalty, _RIGHT)
@@ -276,26 +275,6 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
         return
 
 
-def clipped_in_turn(bases: list[Basis]) -> Iterator[Said]:
-    """Yield that the sum so far is shortened to one norm whenever a microbatch is added, in several updates."""
-    lengths = [float(np.linalg.norm(basis.e.handed)) for basis in bases if len(basis.sizes) > 1]
-    bound = max(lengths, default=0.0)
-    if sum(length >= (1 - _SAME) * bound for length in lengths) < 2:
-        return
-    for is_even in (False, True):  # of a sum by rows, or of a mean of the pieces' means
-        made, is_other = [], False
-        for basis in bases:
-            shares = basis.e.whole[0] / (len(basis.sizes) * basis.counts["the weight of the own microbatch"])
-            own = shares[basis.starts] if is_even else np.ones(len(basis.sizes))
-            parts = [share * part for share, part in zip(own, basis.parts(), strict=True)]
-            total = reduce(lambda one, two: shortened(one + two, bound), parts, 0 * basis.e.handed)
-            is_other |= basis.e.apart(shortened(np.sum(parts, axis=0), bound)) > SOLVED
-            made.append(total + basis.e.penalty)
-        if is_other:
-            told = f"is clipped to the norm {bound:.4g} whenever a microbatch is added"
-            yield [Error("the gradient", told, ("clip per microbatch",))], 1.2, [*made]
-
-
 def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False) -> tuple[str, ...]:
     """Return the field's names for these factors; `is_of_last`: rows of the pass before the last are in no update."""
     tables = [_known(basis, bases, is_of_last) for basis in bases]
@@ -308,7 +287,7 @@ def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last:
 
     def is_so(name: str, way: int) -> bool:
         every = zip(counted, tables, used, strict=True)
-        return all(np.allclose(own[rows], table[name][way][rows], rtol=_SAME, atol=0) for own, table, rows in every)
+        return all(np.allclose(own[rows], table[name][way][rows], rtol=SAME, atol=0) for own, table, rows in every)
 
     return tuple(n for n, ways in tables[0].items() if any(is_so(n, i) for i in range(len(ways))))
 
@@ -318,6 +297,7 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
     counts, sets = basis.counts, basis.sets
     whole, own = counts["the weight of the update"], counts["the weight of the own microbatch"]
     num, full = counts["the number of microbatches"], counts["the weight of a full batch"]
+    usual = counts["the microbatches of a full window"]
     last, first, rest = (sets[f"the {n}"].astype(float) for n in ("last microbatch", "first microbatch", _REST))
     weight = counts["the row's own weight"]
     if is_of_last:
@@ -325,9 +305,9 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
         num = np.full_like(num, rest[basis.starts].sum())
     with np.errstate(divide="ignore", invalid="ignore"):
         found = {
-            "mean of means": [1 / (own * num)],
+            "mean of means": [1 / (own * num), *[1 / (own * np.minimum(num, usual))] * bool(np.ptp(own))],
             "padding counted": [1 / (whole + sum(basis.e.pads))],
-            "divided by a full window": [1 / (own * counts["the microbatches of a full window"])],
+            "divided by a full window": [1 / (own * usual)],
             "divided by the full batch": [1 / full],
             "never divided": [np.ones_like(whole)],
             "mean of row means": [1 / (counts["the rows with a weight"] * weight)],

@@ -1,5 +1,6 @@
 """The gradient that an update handed to its optimizer, the meant gradient, and the parts of both."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -30,7 +31,7 @@ class Meant:
     Attributes:
         is_scaled, clips_scaled: whether an optimizer scales the loss, and whether clipped gradients have the scale.
         scales: all that were seen.
-        largest: the most pieces of an update. This and the next two are valid once all updates have an `Evidence`.
+        windows: how many updates have how many pieces. This and the next two are valid once all have an `Evidence`.
         full: the weight of the heaviest update, by term.
         has_penalty: whether the model itself has losses.
         length: the mean length of the rows' gradients that was measured last; 0 for none.
@@ -50,10 +51,15 @@ class Meant:
         self.place, self.is_scaled = place, bool(scaled)
         self.scales = {each.scale for each in scaled if each.scale}
         self.clips_scaled = any(each.is_last for each in scaled)
-        self.largest, self.has_penalty = 1, False
+        self.windows, self.has_penalty = Counter[int](), False
         self.full: np.ndarray | None = None
         self.is_masked, self.length = replay.is_masked, 0.0
         self.is_by_outputs: bool | None = None
+
+    @property
+    def usual(self) -> int:
+        """The number of pieces of a full window: of most updates."""
+        return max(self.windows, key=lambda num: (self.windows[num], num))
 
 
 class Evidence:
@@ -79,7 +85,7 @@ class Evidence:
         pairs = zip(update.pieces, self.terms, strict=True)
         self.weights = [np.where(piece.rows[None] == PAD, 0.0, terms.weights) for piece, terms in pairs]
         self.whole = np.sum([w.sum(axis=1) for w in self.weights], axis=0)
-        meant.largest = max(meant.largest, len(update.pieces))
+        meant.windows[len(update.pieces)] += 1
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
         meant.full = self.whole if meant.full is None else np.maximum(meant.full, self.whole)
         self.scale = 0.0

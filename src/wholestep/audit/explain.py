@@ -1,5 +1,6 @@
 """Search for the errors that turn the meant gradient into the observed one, the cheap ones first."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,8 +9,8 @@ from itertools import combinations
 import numpy as np
 
 from wholestep.audit.basis import MOST_ROWS, NUM_SOLVED, Basis, labels_of_others
-from wholestep.audit.changes import by_variable
-from wholestep.audit.coefficients import RAW, SPARE, Level, clipped_in_turn, solve
+from wholestep.audit.changes import by_variable, in_sums
+from wholestep.audit.coefficients import RAW, SPARE, Level, solve
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.forms import BASE, Error, Form, forms, mixtures
 from wholestep.audit.measure import SOLVED
@@ -30,16 +31,23 @@ class Explanation:
 
 
 class Search:
-    """A search on some updates; `found` lists the explanations that reproduce their gradients."""
+    """A search on some updates, up to a time; `found` lists the explanations that reproduce their gradients."""
 
-    def __init__(self, meant: Meant, chosen: Sequence[Evidence]):
+    def __init__(self, meant: Meant, chosen: Sequence[Evidence], until: float):
+        self._until = until
         self.meant, self.fits = meant, meant.replay.tolerance.fits
         most = max(len(piece.rows) for e in chosen for piece in e.update.pieces)
         self.bases = [Basis(e, most) for e in chosen]
+        self._of_weights = [Basis(getattr(e, "of", e), most) for e in chosen]  # whose norms are clipped
         self.has_penalty = any(basis.has_penalty for basis in self.bases)
         self.found: list[Explanation] = []
         self._is_small = len(chosen[0].handed) <= NUM_SOLVED
         self._forms: list[Form] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self._until
 
     def stages(self) -> Iterator[tuple[Callable[[], None], float]]:
         """Yield (an attempt, the cost up to which an explanation found by then is enough)."""
@@ -60,8 +68,8 @@ class Search:
         self._stale()
         self._by_term()
         self._by_piece(BASE)
-        for errors, cost, made in clipped_in_turn(self.bases):
-            self._add(errors, cost, made)
+        for errors, cost, made in in_sums(self._of_weights):
+            self._add(errors, cost, made, self._of_weights)
 
     def _of_forms(self) -> None:
         evidence = [basis.e for basis in self.bases]
@@ -72,7 +80,7 @@ class Search:
             if not self._is_small:
                 for basis in self.bases:
                     basis.forget()
-            if any(each.cost <= _SURE for each in self.found):
+            if any(each.cost <= _SURE for each in self.found) or self.is_over:
                 return
         for mixture in mixtures(self.meant, evidence):
             if all(map(self._is_possible, mixture.forms)):
@@ -80,13 +88,15 @@ class Search:
 
     def _of_forms_by_piece(self) -> None:
         for form in self._forms:
-            if form.errors[0].causes and self._is_small:  # else each takes many long backward passes
+            is_short = self._is_small and not self.is_over  # else each takes many long backward passes
+            if form.errors[0].causes and is_short:
                 self._by_piece(form)
                 self._shapes(form)
 
     def _of_two_forms(self) -> None:
         for one, two in combinations(self._forms * self._is_small, 2):
-            if one.errors[0].quantity != two.errors[0].quantity and not (one.is_of_pairs or two.is_of_pairs):
+            are_apart = one.errors[0].quantity != two.errors[0].quantity and not (one.is_of_pairs or two.is_of_pairs)
+            if are_apart and not self.is_over:
                 self._whole(one.with_(two))
 
     def _is_possible(self, form: Form) -> bool:
@@ -117,7 +127,8 @@ class Search:
         for words in self.bases[0].shapes:
             factors = [basis.shapes[words] for basis in self.bases]
             has_levels = any(map(np.ptp, factors)) or "the number of the batch" in words
-            if has_levels or (not words.startswith("times") and np.ptp(np.concatenate(factors))):
+            is_other = has_levels or (not words.startswith("times") and np.ptp(np.concatenate(factors)))
+            if is_other and not self.is_over:
 
                 def of_rows(basis: Basis, words: str = words) -> np.ndarray:
                     return basis.shapes[words]
@@ -185,8 +196,10 @@ class Search:
         for errors, cost, made in solve(level, self.bases, self.fits):
             self._add(errors, cost, made)
 
-    def _add(self, errors: list[Error], cost: float, made: Sequence[np.ndarray | None]) -> None:
-        pairs = zip(self.bases, made, strict=True)
+    def _add(
+        self, errors: list[Error], cost: float, made: Sequence[np.ndarray | None], bases: list[Basis] | None = None
+    ) -> None:
+        pairs = zip(bases or self.bases, made, strict=True)
         proven = [None if each is None else basis.e.proven(each) for basis, each in pairs] if errors else []
         apart = max((each[1] for each in proven if each is not None), default=np.inf)
         if apart <= self.fits:

@@ -1,5 +1,6 @@
 """The stage of the gradient: the gradients that the optimizer got, against the meant ones, and the proof."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from wholestep.audit.windows import PAD, Update
 _IN_THE_LOSS = "padding", "padded places", "mean of row", "divided by the weights", "divided by the rows"
 _IN_THE_LOSS_OF_ONE = "never divided", "divided by the full batch", "penalty forgotten", "penalty added twice"
 _NOT_OF_THE_LOSS = "each row", "the penalty", "the gradient"
+_SECONDS = 45.0  # of the search for words; the change that is tried then is tried to its end
+_ENDED = f"The search for what makes the gradients differ was ended after {_SECONDS:.0f} seconds: more was not tried."
 NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
 _FEW = 0.3  # explanations that cost no more than this beyond the best are as likely
 _ASKED = {  # of changes that are hardly meant
@@ -80,13 +83,16 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
         e.measure()
     if not meant.has_penalty and (plus := added(everything)) is not None:
         return [_of_weights(meant, differing, *plus)], everything
-    explanations, how = _explained(meant, chosen, everything)
+    until = time.monotonic() + _SECONDS
+    explanations, how = _explained(meant, chosen, everything, until)
     if how:
         told = f"Gradients are {how} before the optimizer gets them; but for that they are right."
         return [Likely(f"{told} {_ASKED[how]}") if how in _ASKED else told], everything
     if not explanations and meant.replay.is_observing:
         return [], everything
-    return list(_told(explanations, chosen) if explanations else [_located(differing)]), everything
+    findings = list[Finding](_told(explanations, chosen) if explanations else [_located(differing)])
+    is_ended = time.monotonic() > until and not any(each.cost < RAW for each in explanations)
+    return findings + [_ENDED] * is_ended, everything
 
 
 def _of_weights(meant: Meant, differing: list[Evidence], factor: float, of: str, apart: float) -> Finding:
@@ -153,16 +159,18 @@ def _without(update: Update, left_out: set[int]) -> Update:
     return replace(update, applied=replace(update.applied, grads=grads))
 
 
-def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence]) -> tuple[list[Explanation], str]:
+def _explained(
+    meant: Meant, chosen: list[Evidence], everything: list[Evidence], until: float
+) -> tuple[list[Explanation], str]:
     """Return (explanations, the likeliest first; the usual change by which the gradients differ, if by that alone).
 
     A fault in the loss is searched for at the outputs; if no words are found there, in a small model's gradients too.
     """
     at_outputs = narrowed(chosen)
-    fitting, how = ([], "") if at_outputs is None else _searched(meant, chosen, at_outputs, everything)
+    fitting, how = ([], "") if at_outputs is None else _searched(meant, chosen, at_outputs, everything, until)
     is_in_words = how or any(each.cost < RAW for each in fitting)
     if not is_in_words and (at_outputs is None or len(chosen[0].handed) <= NUM_SOLVED):
-        more, how = _searched(meant, chosen, chosen, everything)
+        more, how = _searched(meant, chosen, chosen, everything, until)
         fitting += more
     if meant.replay.is_half:  # where more than one may fit by chance
         return sorted(fitting, key=lambda each: (round(2 * each.cost) / 2, each.apart)), how
@@ -170,15 +178,15 @@ def _explained(meant: Meant, chosen: list[Evidence], everything: list[Evidence])
 
 
 def _searched(
-    meant: Meant, chosen: list[Evidence], seen_as: Sequence[Evidence], everything: list[Evidence]
+    meant: Meant, chosen: list[Evidence], seen_as: Sequence[Evidence], everything: list[Evidence], until: float
 ) -> tuple[list[Explanation], str]:
     """Return the same of one search, on updates `seen_as` gradients or as derivatives by the outputs."""
-    search, fitting = Search(meant, seen_as), list[Explanation]()
+    search, fitting = Search(meant, seen_as, until), list[Explanation]()
     without = max(e.without for e in chosen)
     for i, (attempt, enough) in enumerate(search.stages()):
         attempt()
         fitting = [each for each in search.found if meant.replay.tolerance.shows(without, each.apart)]
-        if any(each.cost <= enough for each in fitting):
+        if any(each.cost <= enough for each in fitting) or search.is_over:
             break
         if i == 0 and (change := changed(everything))[0]:
             error = Error("the gradient", f"is {change[0]}, scaled as the loss is", ("clip before unscale",))

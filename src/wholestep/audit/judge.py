@@ -392,9 +392,9 @@ class Case:
 
 def _is_proven(carried: Found, verdict: Verdict) -> bool:
     """Whether the judged gradients have all the microbatches, perhaps with a fault that has a name."""
-    if any(cause.name == DROPPED for cause in verdict.of_gradient):  # so nothing of it is carried over
-        return False
-    of_known = {number for cause in verdict.of_gradient if cause.is_known for number in cause.updates}
-    own = [e for e in verdict.evidence if e.update.number in carried.updates]
-    differs = own[0].meant.replay.tolerance.differs if own else 0.0
-    return bool(own) and all(e.without <= differs or e.update.number in of_known for e in own)
+    causes = verdict.of_gradient
+    tried, named = ({n for c in some for n in c.updates} for some in (causes, [c for c in causes if c.is_known]))
+    differs = verdict.evidence[0].meant.replay.tolerance.differs if verdict.evidence else 0.0
+    have_all = named | {e.update.number for e in verdict.evidence if e.is_along or e.without <= differs}
+    own, is_dropped = {*carried.updates}, any(cause.name == DROPPED for cause in causes)
+    return not is_dropped and bool(own & have_all) and own & tried <= have_all

@@ -9,7 +9,7 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Finding, Found, Likely, found, numbers_of, some
 from wholestep.audit.log import Log
 from wholestep.audit.measure import ROUNDED, SOLVED
-from wholestep.audit.windows import PAD, Piece, Rows, Windows, doubled, passes
+from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, passes
 from wholestep.tree import Tree
 
 NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in this many random orders
@@ -104,17 +104,23 @@ def _carried(windows: Windows) -> list[Found]:
     """Find updates of microbatches of two passes, if their gradient is of all of them."""
     shared = [u for u in windows.updates if len({windows.place[p.called.order][0] for p in u.pieces}) > 1]
     shared = [u for u in shared if len({frozenset(p.rows.tolist()) for p in u.pieces}) == len(u.pieces)]  # no row twice
-    whole = [piece for piece in windows.pieces if piece.called.order in windows.place]
-    first = {row for piece in whole if not windows.place[piece.called.order][0] for row in piece.rows.tolist()}
-    are_even = len({len(u.pieces) for u in windows.updates[:-1]}) == 1  # else their sizes are the author's
-    if not shared or not are_even or len(first) < _NEARLY_ALL * len({r for p in whole for r in p.rows.tolist()}):
+    known = [piece for piece in windows.pieces if piece.called.order in windows.place]
+    first = {row for piece in known if not windows.place[piece.called.order][0] for row in piece.rows.tolist()}
+    early = {u.number: _num_early(windows, u) for u in shared}
+    sizes = {len(u.pieces) - early.get(u.number, 0) for u in windows.updates[:-1]}  # if counted anew in each pass
+    are_even = 1 in (len(sizes), len({len(u.pieces) for u in windows.updates[:-1]}))  # else they are the author's
+    if not shared or not are_even or len(first) < _NEARLY_ALL * len({r for p in known for r in p.rows.tolist()}):
         return []  # rows come again by chance
     update = shared[0]
+    num, whole = early[update.number], len(update.pieces)
+    detail = f"Update {update.number} has {num} of its {whole} microbatches from the pass before."
+    return [found("window carried over the epoch", num / whole, update.applied.line, [*early], detail)]
+
+
+def _num_early(windows: Windows, update: Update) -> int:
+    """Return the number of an update's microbatches from the pass before its last."""
     numbers = [windows.place[piece.called.order][0] for piece in update.pieces]
-    early = sum(number < numbers[-1] for number in numbers)
-    detail = f"Update {update.number} has {early} of its {len(numbers)} microbatches from the pass before."
-    share, line = early / len(numbers), update.applied.line
-    return [found("window carried over the epoch", share, line, [u.number for u in shared], detail)]
+    return sum(number < numbers[-1] for number in numbers)
 
 
 def _again(windows: Windows) -> Found | None:
