@@ -742,6 +742,32 @@ def test_a_row_whose_output_depends_on_the_rows_beside_it_is_said_first(axis):
     assert report.first_line.startswith("Nothing found" if axis == 1 else told)
 
 
+class InTime(keras.layers.Layer):
+    """Returns the last state of a GRU over the places, which are cut anew if the axes are not moved."""
+
+    def __init__(self, has_moved):
+        super().__init__()
+        self.has_moved, self.cell = has_moved, keras.layers.GRU(8)
+
+    def build(self, shape):
+        self.cell.build((None, shape[1], 1))
+
+    def call(self, x):
+        rows, places = keras.ops.shape(x)[0], x.shape[1]
+        moved = x if self.has_moved else keras.ops.transpose(keras.ops.reshape(x, (places, rows)))
+        return self.cell(keras.ops.reshape(moved, (rows, places, 1)))
+
+
+@pytest.mark.parametrize("has_moved", [True, False])
+def test_rows_that_are_cut_anew_in_place_of_a_transpose_are_said_first(has_moved):
+    x = np.random.default_rng(0).normal(size=(96, 80)).astype("float32")
+    model = keras.Sequential([keras.Input((80,)), InTime(has_moved), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with ws.audit(model, (x, x[:, -1:])) as report:
+        model.fit(x, x[:, -1:], batch_size=32, epochs=2, verbose=0)
+    assert report.first_line.startswith("Nothing found" if has_moved else "The output of a row depends on the other")
+
+
 @pytest.mark.parametrize("is_dropped", [False, True])
 @pytest.mark.parametrize(("num_alike", "is_frozen"), [(8, True), (40, False), (1, False)])
 def test_noise_that_is_the_same_in_each_update_is_said_first(num_alike, is_frozen, is_dropped):

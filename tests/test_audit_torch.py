@@ -571,3 +571,42 @@ def test_a_search_ends_when_its_time_is_up(monkeypatch):
     assert ended not in str(tried())
     monkeypatch.setattr("wholestep.audit.gradients._SECONDS", 0.0)
     assert ended in str(tried())
+
+
+class InTime(nn.Module):
+    """Takes the last output of an LSTM over the places; `how` brings them to the front."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.cell, self.head = how, nn.LSTM(1, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(self.cell(self.how(x))[0][-1])
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: InTime(lambda x: x.transpose(0, 1)), "Nothing found in"),
+        (lambda: InTime(lambda x: x.view(24, -1, 1)), "The output of a row depends on the other rows of its batch"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(24, track_running_stats=False), nn.Linear(24, 1)),
+            "Nothing",
+        ),
+    ],
+    ids=["transpose", "view", "statistics of the batch"],
+)
+@pytest.mark.parametrize("is_known", [True, False], ids=["", "by hand"])
+def test_rows_that_depend_on_the_rows_beside_them_are_said_first(make, told, is_known):
+    torch.manual_seed(1)
+    model, x = make(), torch.randn(96, 24, 1)
+    y = x[:, -1]
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with ws.audit.torch(model, (x, y)) as report:
+        for rows in [each for _ in range(2) for each in torch.randperm(96).split(32)]:
+            optimizer.zero_grad()
+            out = model(x[rows])
+            loss = nn.functional.mse_loss(out, y[rows]) if is_known else (out - y[rows]).square().mean()
+            loss.backward()
+            optimizer.step()
+    assert report.first_line.startswith(told), report

@@ -75,6 +75,7 @@ class Port(ABC):
         hears_scales: whether every scaling of a loss is recorded.
         most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None for all.
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
+        mixes_rows: whether a layer is meant to compute with all rows of a batch, in inference too.
         place: which of several derivatives by an output is taken.
     """
 
@@ -93,6 +94,7 @@ class Port(ABC):
     hears_scales = False
     moves_weights = False
     most_shapes: int | None = None
+    mixes_rows = False
 
     def __init__(
         self, model: Any, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None

@@ -231,18 +231,22 @@ def _frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
 
 
 def mixed(replay: Port, pieces: list[Piece]) -> Iterator[Likely]:
-    """Yield a note if a row's output depends on the rows before it in its batch, in inference too."""
-    known = (each for each in pieces if each.is_known and _FEW_ROWS <= len(each.rows) < replay.num_rows)
-    piece = next(known, None)  # all rows at once may be a graph's, as may inputs of (rows, rows)
-    shapes = [] if piece is None else [leaf.shape[:2] for leaf in piece.called.inputs]
-    if piece is None or any(shape[:1] != piece.rows.shape or shape[1:] == piece.rows.shape for shape in shapes):
+    """Yield a note if the output of a row depends on the rows beside it in its batch, in inference too."""
+    known = [each for each in pieces if each.is_known and each.called.is_whole]
+    known = [each for each in known if _FEW_ROWS <= len(each.rows) < replay.num_rows]
+    if not known or replay.mixes_rows:  # all rows at once may be a graph's, as may inputs of (rows, rows)
         return
-    half = len(piece.rows) // 2
-    given = [np.concatenate([leaf[-half:], leaf[half:]]) for leaf in piece.called.inputs]
-    one, two = _outputs(replay, piece, given, order=-2)
-    if len(one) == len(piece.rows) and distance(one[half:], two[half:]) > replay.tolerance.differs:
+    piece = known[-1]  # whose weights are trained most
+    rows, shapes = piece.rows.shape, [leaf.shape[:2] for leaf in piece.called.inputs]
+    if any(shape[:1] != rows or shape[1:] == rows for shape in shapes):
+        return
+    others, odd = np.arange(*rows), np.arange(1, *rows, 2)
+    others[::2] = np.resize(np.roll(odd, -1), others[::2].shape)
+    one, two = _outputs(replay, piece, [leaf[others] for leaf in piece.called.inputs], order=-2)
+    if len(one) == len(others) and distance(one[odd], two[odd]) > replay.tolerance.differs:
         told = "The output of a row depends on the other rows of its batch, in inference too: is an axis taken for "
-        yield Likely(f"{told}another (a softmax over rows, a recurrent layer that takes rows for time)?")
+        told += "another (`view` or `reshape` in place of a transpose, a softmax over rows, a recurrent layer that "
+        yield Likely(f"{told}takes rows for time)?")
 
 
 def _outputs(replay: Port, piece: Piece, inputs: list[np.ndarray], *, order: int) -> list[np.ndarray]:

@@ -79,6 +79,8 @@ class Replay(Port):
         named = trained(model)
         self._measure([(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named])
         self.names_of_others = [name for name, _ in untrained(model)]
+        norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        self.mixes_rows = any(part.running_mean is None for part in norms)
         self.are_seeds = [False] * len(self.names_of_others)
         self._passes: OrderedDict[Any, _Pass] = OrderedDict()
         self._most = _MOST_PASSES
