@@ -307,6 +307,15 @@ for epoch in range(3):
 """
 
 
+@pytest.mark.parametrize(
+    "given", ["out.reshape(-1, 9), y.reshape(-1)", "out.movedim(1, 0).flatten(0, 1), y.T.flatten()"]
+)
+def test_padded_labels_that_are_made_flat_are_said(given, audit):
+    for more, is_wrong in (("", True), (", ignore_index=0", False)):
+        code, out, _ = audit(PLACES.format(0, more).replace("out.movedim(-1, 1), y", given))
+        assert (code == 1, out.startswith("All rows of labels end with zeros")) == (is_wrong, is_wrong), out
+
+
 def test_labels_that_are_moved_twice_or_padded_are_said(audit):
     code, out, _ = audit(PLACES.format(2, "").replace("randint(2, 7", "randint(7, 8"))
     assert (code, out.startswith("The model is trained to predict the place after the next one")) == (1, True), out

@@ -269,7 +269,7 @@ class Flow:
                 if of == name and made_by(first.grad_fn, operation) and given.get("log_input", True):
                     self._misfits[f"{told} ({line})"] += 1
             if name in ("cross_entropy", "nll_loss"):
-                self._look_for_padding(array(given["target"]), given, str(line))
+                self._look_for_padding(_by_place(array(given["target"]), first), given, str(line))
             weight, target = given.get("pos_weight", given.get("weight")), given.get("target")
             is_by_class = name in ("cross_entropy", "nll_loss") or "pos_weight" in given
             if (
@@ -299,7 +299,7 @@ class Flow:
         """Note whether labels look as if they were filled up with zeros, which are not ignored."""
         counts, weight = given.get("reduction", "mean") != "none", given.get("weight")
         is_ignored = given.get("ignore_index", -100) == 0 or (weight is not None and not weight[0]) or not counts
-        is_filled = not is_ignored and len(np.unique(target)) > _FEW and is_padded(target)
+        is_filled = not is_ignored and len(np.unique(target)) > _FEW and (is_padded(target) or is_padded(target.T))
         self._padded.setdefault(line, []).append(is_filled)
 
     def _count(self, weights: np.ndarray, target: np.ndarray, ignored: int, line: str) -> None:
@@ -381,3 +381,10 @@ class Flow:
         own = {id(p) for part in norms for p in part.parameters(recurse=False)}
         for optimizer in self.ledger.optimizers:
             yield from decaying(optimizer, own, self.ledger.place_of(optimizer))
+
+
+def _by_place(target: np.ndarray, outputs: Tensor) -> np.ndarray:
+    """Return labels of outputs that were made flat before the loss, by row and place as these were."""
+    node = outputs.grad_fn
+    shape = getattr(node, "_saved_self_sym_sizes", ())[:-1] if node is not None and "View" in node.name() else ()
+    return target.reshape(shape) if len(shape) > 1 and target.shape == (np.prod(shape),) else target
