@@ -237,10 +237,10 @@ def mixed(replay: Port, pieces: list[Piece]) -> Iterator[Likely]:
     if not known or replay.mixes_rows:  # all rows at once may be a graph's, as may inputs of (rows, rows)
         return
     piece = known[-1]  # whose weights are trained most
-    rows, shapes = piece.rows.shape, [leaf.shape[:2] for leaf in piece.called.inputs]
-    if any(shape[:1] != rows or shape[1:] == rows for shape in shapes):
+    (num,), shapes = piece.rows.shape, [leaf.shape[:2] for leaf in piece.called.inputs]
+    if any(shape[:1] != (num,) or shape[1:] == (num,) for shape in shapes):
         return
-    others, odd = np.arange(*rows), np.arange(1, *rows, 2)
+    others, odd = np.arange(num), np.arange(1, num, 2)
     others[::2] = np.resize(np.roll(odd, -1), others[::2].shape)
     one, two = _outputs(replay, piece, [leaf[others] for leaf in piece.called.inputs], order=-2)
     if len(one) == len(others) and distance(one[odd], two[odd]) > replay.tolerance.differs:
