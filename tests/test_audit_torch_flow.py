@@ -77,7 +77,7 @@ FAULTS = {  # edits that make the fault, and the words with which the report beg
     ),
     "softmax": (
         [(HEAD, f"torch.softmax({HEAD}, -1)")],
-        "CrossEntropyLoss takes logits, and gets numbers that add up to 1: is a softmax too many? (",
+        "CrossEntropyLoss takes logits, and gets numbers that add up to 1: is a softmax too many? Let the model return",
     ),
     "weights": (
         [("[1.0, 4.0]", "[4.0, 1.0]")],

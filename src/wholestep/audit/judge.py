@@ -382,7 +382,7 @@ class Case:
         bare = sum(not u.pieces and u.number not in twice for u in seen.updates)
         unseen = (
             ("the gradient of {}: rows with equal inputs and different labels or weights", alike),
-            (f"the numbers of {{}}, mostly the last: the log keeps {self.log.room}", lost),
+            (f"the gradient of {{}}, mostly the last: the numbers of {self.log.room} are kept, to spare memory", lost),
             ("the gradient of {} without a forward pass that was seen", bare),
             ("the gradient of {}, whose batches have shapes that few others have", len(modes.left)),
         )

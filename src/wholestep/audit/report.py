@@ -83,10 +83,13 @@ class Report:
         if not verdict.has_seen or verdict.seen is None:
             is_own = OWN_TRAINER in verdict.unseen
             return f"{OWN_TRAINER}." if is_own else "Nothing can be said: no update on rows of the data was seen."
-        num, judged = len(verdict.seen.updates), ", ".join(verdict.judged) or "no stages"
+        num, judged = len(verdict.seen.updates), ", ".join(verdict.judged)
         unjudged = f"Not judged: {verdict.unjudged}. " if verdict.unjudged else ""
+        if not judged:
+            return f"{unjudged}No stage was judged."
         some = f" (gradients of {len(verdict.evidence)})" if 0 < len(verdict.evidence) < num else ""
-        return f"{unjudged}Nothing found in {many(num, 'update')}{some}: {judged} were judged."
+        of = "the other stages of " if unjudged else ""
+        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged."
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.
@@ -154,7 +157,8 @@ class Report:
         return part_of_page(parts)
 
     def _lists(self) -> list[tuple[str, list[str]]]:
-        every = ("Taken as meant", self.taken), ("Notes", self.notes), ("Not looked at", self.unseen)
+        notes = [note for note in self.notes if note != self.first_line]
+        every = ("Taken as meant", self.taken), ("Notes", notes), ("Not looked at", self.unseen)
         return [(title, lines) for title, lines in every if lines]
 
     def _looked_at(self) -> str:

@@ -104,7 +104,10 @@ def _stacked(rows: list[Any]) -> Any:
 
 def _no_rows(received: str) -> SpecificationError:
     must = "data must be (x, y) or (x, y, weights), tensors or arrays of equally many rows, or a map-style dataset."
-    attempt = "data=(x, y); of several inputs or labels data=((a, b), y), in the order in which the module takes them."
+    attempt = (
+        "data=(x, y); of several inputs or labels data=((a, b), (y, z)), in the order in which the module and the loss "
+        "take them."
+    )
     return SpecificationError(message(must, received, attempt))
 
 

@@ -23,6 +23,7 @@ from wholestep.audit.pytorch.calls import clips
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.layers import NORMS, Parts, States, drifting, hidden, misspelt, unheld
 from wholestep.audit.pytorch.ledger import MOST, Finding, Ledger, ids, made_by, made_of, roots_of, scale_of
+from wholestep.audit.pytorch.losses import LOGITS
 from wholestep.audit.pytorch.settings import Moves, decaying, grow, kinds
 from wholestep.audit.pytorch.state import array, is_transformed, rate_of, replaced
 from wholestep.audit.source import is_of_user, line_here
@@ -34,10 +35,10 @@ _OFF = (
 _ON = "`{}` drops numbers after `eval()` too ({}). Pass `training=self.training`, unless passes are averaged."
 _TWICE = {  # by the loss and the operation that made its input
     ("binary_cross_entropy_with_logits", "Sigmoid"): (
-        "BCEWithLogitsLoss takes logits, and gets the outputs of a sigmoid: is that one too many?"
+        f"BCEWithLogitsLoss takes logits, and gets the outputs of a sigmoid: is that one too many? {LOGITS}"
     ),
     ("cross_entropy", "Softmax"): (
-        "CrossEntropyLoss takes logits, and gets numbers that add up to 1: is a softmax too many?"
+        f"CrossEntropyLoss takes logits, and gets numbers that add up to 1: is a softmax too many? {LOGITS}"
     ),
     ("kl_div", "Softmax"): "`kl_div` takes log probabilities, and gets others: is a `log_softmax` missing?",
     ("poisson_nll_loss", "ExpBackward"): (

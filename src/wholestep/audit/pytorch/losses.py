@@ -42,6 +42,7 @@ FUNCTIONS: dict[Callable, type[nn.Module]] = {
     functional.multilabel_margin_loss: nn.MultiLabelMarginLoss,
     functional.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
 }
+LOGITS = "Let the model return the numbers from before it, and take it where you predict."
 _SAME = 1e-4  # relative, of a batch's number and the mean of its rows' numbers
 
 

@@ -19,7 +19,7 @@ from wholestep.audit.log import Applied, Called, Line, Log, Values
 from wholestep.audit.measure import ENOUGH, are_shares, distance, tolerance
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.pytorch import families, words
-from wholestep.audit.pytorch.losses import Objective
+from wholestep.audit.pytorch.losses import LOGITS, Objective
 from wholestep.audit.pytorch.state import (
     Random,
     Rates,
@@ -79,7 +79,7 @@ class Replay(Port):
         named = trained(model)
         self._measure([(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named])
         self.names_of_others = [name for name, _ in untrained(model)]
-        norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        norms = (part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
         self.mixes_rows = any(part.running_mean is None for part in norms)
         self.are_seeds = [False] * len(self.names_of_others)
         self._passes: OrderedDict[Any, _Pass] = OrderedDict()
@@ -274,11 +274,11 @@ class Replay(Port):
             return []
         name = type(given).__name__
         if isinstance(given, nn.CrossEntropyLoss) and all(out.shape[-1] > 1 and are_shares(out) for out in many):
-            return [Likely(f"{name} takes logits, and gets numbers that add up to 1: is a softmax too many?")]
+            return [Likely(f"{name} takes logits, and gets numbers that add up to 1: is a softmax too many? {LOGITS}")]
         if isinstance(given, nn.NLLLoss) and not all(are_shares(np.exp(out)) for out in many):
             return [Likely(f"{name} takes log probabilities, and gets others: is a `log_softmax` missing?")]
         if isinstance(given, nn.BCEWithLogitsLoss) and isinstance([*self.model.modules()][-1], nn.Sigmoid):
-            return [Likely(f"{name} takes logits, and the model's last layer is a sigmoid: is that one too many?")]
+            return [Likely(f"{name} takes logits, and the model ends with a sigmoid: is that one too many? {LOGITS}")]
         return []
 
     def _run(self, piece: Piece, *, training: bool, thawed: int | None = None) -> _Pass:

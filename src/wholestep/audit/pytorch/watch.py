@@ -32,8 +32,13 @@ from wholestep.tree import Tree
 
 _MORE = "the form of the loss: the loop's gradient is not of {} alone. Pass the loss that is meant: loss=..."
 _OTHER_AXIS = "the form of the loss: the rows are not the first axis of the outputs, as they are of the inputs"
-_UNFIT = "the form of the loss: it does not take the outputs and labels of a pass ({})"
-_MANY = "the form of the loss: the loop calls several. Pass the one that is meant: loss=..."
+_UNFIT = (
+    "the form of the loss: it does not take the outputs and labels of a pass ({}); labels of several parts are a tuple"
+)
+_MANY = (
+    "the form of the loss: the loop calls several. Pass the one that is meant, or a function of the outputs and labels "
+    "that adds them: ws.audit.torch(..., loss=...)"
+)
 _NONE = (
     "the form of the loss: no call of a loss of PyTorch's of outputs and labels was seen. Pass a function: "
     "loss=lambda outputs, labels: ..."
