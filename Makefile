@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test lint suite torch trainers remote large keras-own matrix release bench docs clean
+.PHONY: train test slow lint suite torch trainers remote large keras-own matrix release bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -20,6 +20,11 @@ lint: $(VENV)/installed-all
 suite: $(VENV)/installed-all
 	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 --dist worksteal
 	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 --dist worksteal
+
+# What takes the long way: processes, whole examples, long audits. It belongs to a change as `make test` does.
+slow: $(VENV)/installed-all
+	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 --dist worksteal -m "slow and not large"
+	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 --dist worksteal -m "slow and not large"
 
 # The audit of PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
 torch: $(VENV)-torch/installed

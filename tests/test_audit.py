@@ -198,6 +198,7 @@ TOLD = {
 
 
 @pytest.mark.parametrize("name", TOLD)
+@pytest.mark.slow
 def test_what_can_be_told_of_a_fault_that_is_not_known_is_told(name, tmp_path):
     loop, edit, part = TOLD[name]
     (cause,) = audited(LOOPS[loop], edited(loop, [edit]), tmp_path).causes

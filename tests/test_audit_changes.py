@@ -100,12 +100,14 @@ def test_the_line_of_a_loss_is_read_off_the_source(called, is_penalty, found, tm
 
 
 @on("tensorflow")
+@pytest.mark.slow
 def test_a_fault_in_the_loss_is_shown_where_the_loss_is_computed(tmp_path):
     mutant = next(m for m in audit_mutants.MUTANTS if m.cause == "broadcast")
     (cause,) = audited(LOOPS[mutant.loop], edited(mutant.loop, mutant.edits), tmp_path).causes
     assert mutant.edits[0][1] in cause.line.text
 
 
+@pytest.mark.slow
 def test_the_audit_is_one_thing_whatever_was_imported_before():
     text = """
 import wholestep as ws

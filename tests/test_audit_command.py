@@ -161,6 +161,7 @@ OF_HEADS = """def value(model, a, b):
 step = """
 
 
+@pytest.mark.slow
 def test_losses_of_entries_of_the_outputs_are_supposed(audit):
     value = "lambda model, a, b: keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)"
     edits = UNCOMPILED, (value, "value"), ("model = network()\n", HEADS), ("step = ", OF_HEADS)
@@ -250,6 +251,7 @@ OTHERS = ("x = rng", "others = rng.normal(size=(64, 2))\nx = rng")
         ]
     ),
 )
+@pytest.mark.slow
 def test_models_one_after_the_other_are_one(edits, code, part, audit):
     got, out, _ = audit(script("in a row", *edits))
     assert (got, part in out) == (code, True), out
@@ -311,6 +313,7 @@ BOTH = ("step(x_train[rows], y_train[rows])", "[s(x_train[rows], y_train[rows]) 
         ]
     ),
 )
+@pytest.mark.slow
 def test_what_else_is_in_the_loss_is_no_cause(edits, code, part, audit):
     got, out, _ = audit(script("in main", *edits), "--updates", 6)
     assert (got, part in out, "\n1. " in out) == (code, True, False), out
@@ -428,6 +431,7 @@ OF_PLACES = f"(lambda w: keras.ops.sum(w * {PLACES}) / keras.ops.sum(w))(keras.o
     ),
 )
 @pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
+@pytest.mark.slow
 def test_places_without_a_label_are_told_from_others(value, part, audit):
     edits = [
         ('x = rng.normal(size=(24, 5)).astype("float32")\ny = x.sum(1)\n', PADDED),
@@ -482,6 +486,7 @@ for i in range(30):
 
 
 @pytest.mark.parametrize("num", [9, 1])
+@pytest.mark.slow
 def test_a_few_rows_of_equal_inputs_may_have_other_labels(num, audit):
     assert "% 9 == 8" in MIXED
     code, out, _ = audit(MIXED.replace("% 9 == 8", f"% {num} == {num - 1}"))
@@ -701,6 +706,7 @@ DEVICES = {  # two, and whoever has used one before cannot say so any more
 
 
 @pytest.mark.parametrize("is_set", [False, *later([True])])
+@pytest.mark.slow
 def test_the_script_chooses_the_engine(is_set, tmp_path):
     other = "jax" if is_set else ENGINE
     choose = f"import os, importlib.util\nos.environ['KERAS_BACKEND'] = '{ENGINE}'\n"
@@ -760,6 +766,7 @@ LONG = ("glove_loop", "transformer_on_replicas")  # tests/test_audit_questions.p
 
 @pytest.mark.skipif(ENGINE == "jax", reason="the loops are TensorFlow's")
 @pytest.mark.parametrize("name", [*(name for name in QUESTIONS if name not in LONG), *later(LONG)])
+@pytest.mark.slow
 def test_a_question_as_it_was_posted_gets_its_cause(name, audit):
     (old, new), cause = QUESTIONS[name]
     post = name.split(",")[0]

@@ -261,6 +261,7 @@ def test_the_form_of_a_loss_of_other_labels_than_the_rows_have_is_found(told, re
 
 @on("tensorflow")
 @pytest.mark.parametrize("edits", [[], *later([[NOISY]])])
+@pytest.mark.slow
 def test_the_gradient_of_a_loss_without_a_known_form_is_judged_and_the_trials_warn_nobody(
     edits, report_of, caplog, monkeypatch
 ):

@@ -498,6 +498,7 @@ HALF = "zip([g / 2 for g in grads], model"
 
 
 @ONLY_TENSORFLOW
+@pytest.mark.slow
 def test_a_gradient_that_is_taken_at_moved_weights_is_judged(report_of):
     """As that of sharpness-aware minimisation is; the passes before it are no batches."""
     out = report_of(HEAD + DATA + SHARPNESS.replace("zip(grads, model", HALF) + LOOP)[1]
@@ -588,6 +589,7 @@ def test_rows_that_are_changed_on_the_way_are_not_said_to_be_held_out():
 
 @pytest.mark.parametrize("is_dict", [False, True])
 @pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.slow
 def test_several_losses_are_taken_as_compile_takes_them(is_dict, is_compiled):
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(24, 5)).astype("float32"), [draw.normal(size=(24, 1)).astype("float32") for _ in range(2)]
@@ -615,6 +617,7 @@ def test_losses_that_do_not_fit_the_outputs_are_refused():
         pass
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_known_shows_one_row_with_both_losses():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(24, 5)).astype("float32"), draw.normal(size=(24, 1)).astype("float32")
@@ -664,6 +667,7 @@ def step(a, b):
 
 
 @ONLY_TENSORFLOW
+@pytest.mark.slow
 def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(report_of, monkeypatch):
     monkeypatch.setattr(conclusion, "_SECONDS", 1)  # one trial is enough
     code, out = report_of(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP, "--updates", 6)

@@ -76,6 +76,7 @@ other.fit(x[:32], y[:32], epochs=9, batch_size=8, verbose=0)
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_two_loops_call_is_recorded_in_each(report_of):
     code, out = report_of(f"{HEAD}{STEPS[ENGINE]}{RIGHT}{WRONG}")
     assert (code, out.count("loop: trained at "), "Labels of other rows" in out) == (1, 2, True), out
@@ -120,6 +121,7 @@ def test_a_metric_that_only_a_function_holds_is_seen(reset, is_running, report_o
 
 
 @on("jax")
+@pytest.mark.slow
 def test_each_report_is_on_the_page_and_in_the_numbers(report_of, tmp_path):
     text, page = f"{HEAD}{STEPS[ENGINE]}{FIT}{WRONG}", tmp_path / "page.html"
     code, out = report_of(text, "--html", page)
@@ -173,6 +175,7 @@ def train(a, b):
 
 @pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop is TensorFlow's")
 @pytest.mark.parametrize(("is_cut", "num"), [(True, 16), (False, 60)])
+@pytest.mark.slow
 def test_sharpness_aware_steps_of_microbatches_and_beyond_the_room_of_the_record(is_cut, num, report_of):
     """The record keeps the numbers of 40 updates."""
     text = f"{HEAD}import tensorflow as tf\n{SHARP.format(is_cut=is_cut)}{RIGHT.replace('range(10)', 'range(20)')}"

@@ -180,6 +180,7 @@ WITHOUT_CONFIG = """
 
 
 @pytest.mark.parametrize("more", ["", WITHOUT_CONFIG])
+@pytest.mark.slow
 def test_two_losses_of_one_class_of_the_script_are_two(more, report_of, monkeypatch):
     monkeypatch.setattr(conclusion, "_SECONDS", 1)
     out = report_of(HEAD + UPDATE + FOCAL.format(more))[1]
@@ -412,6 +413,7 @@ def test_later_models_have_the_names_that_they_have_without_an_audit():
 
 
 @ONLY_TENSORFLOW
+@pytest.mark.slow
 def test_a_fit_on_two_replicas_that_validates_is_right():
     import tensorflow as tf
 

@@ -203,6 +203,7 @@ NAMED = [
         ([*NAMED, ("OF_KIND = 1.0, 1.0", "OF_KIND = 1.0, 0.5")], 0, "count 1, 0.5, and not 1, 0.2. Is that meant?"),
     ],
 )
+@pytest.mark.slow
 def test_each_of_several_outputs_has_a_supposed_loss(edits, code, part, report_of):
     got, out = report_of(script("heads", *edits))
     assert (got, part in out) == (code, True), out

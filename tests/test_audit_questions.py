@@ -40,6 +40,7 @@ IN_WORDS = {
 
 
 @pytest.mark.parametrize("name", IN_WORDS)
+@pytest.mark.slow
 def test_replicas_are_told_to_add_up_their_weights(name, tmp_path):
     edit, cause, part = IN_WORDS[name]
     loop = QUESTIONS["a translator on replicas"].loop

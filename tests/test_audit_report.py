@@ -175,6 +175,7 @@ TWINS = {
 
 
 @pytest.mark.parametrize("cause", ["divided by a full window", *later(["divided by the full batch"])])
+@pytest.mark.slow
 def test_a_second_call_tells_twins_apart(cause, tmp_path):
     text = edited(ARGUMENTS, *EVEN, *TWINS[cause])
     once = audited(LOOP, text, tmp_path)
@@ -193,6 +194,7 @@ def test_what_is_wrong_on_other_rows_alone_is_a_note(tmp_path):
 
 
 @pytest.mark.parametrize("is_built", halves([False, True]))
+@pytest.mark.slow
 def test_everything_is_given_back_as_it_was(is_built, tmp_path):
     model, x, y = MODELS["dropout"](), X.copy(), Y.copy()
     text = edited(ARGUMENTS, ("range(2)", "range(100)"))

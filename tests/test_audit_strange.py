@@ -124,6 +124,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", share(CASES))
+@pytest.mark.slow
 def test_what_no_list_has_is_said_in_a_sentence(name, tmp_path):
     loop, edits, sentence = CASES[name]
     (cause,) = audited(LOOPS[loop], edited(loop, edits), tmp_path).causes

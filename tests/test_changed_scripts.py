@@ -254,6 +254,7 @@ def test_a_change_is_named(name, folder, capfd):
 
 
 @pytest.mark.parametrize("name", FROM)
+@pytest.mark.slow
 def test_a_change_of_another_script_is_named(name, tmp_path, capfd):
     first, then, expected = FROM[name]
     run(tmp_path, **first)

@@ -66,6 +66,7 @@ def test_models_are_saved_after_the_same_batches(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", share([".keras", ".weights.h5"]))
+@pytest.mark.slow
 def test_only_what_is_better_than_before_is_saved(suffix, tmp_path):
     def make(folder):
         how = {"save_best_only": True, "save_weights_only": suffix == ".weights.h5", "mode": "max"}

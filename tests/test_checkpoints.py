@@ -66,6 +66,7 @@ def test_fit_goes_on_from_every_checkpoint(name, tmp_path):
         assert steps_in(own)[-1] == len(told)
 
 
+@pytest.mark.slow
 def test_every_piece_of_state_goes_on_also_where_nobody_watches(tmp_path):
     plain = ws.Trainer(made()).fit(X, Y, **HOW)
     whole = ws.Trainer(made())

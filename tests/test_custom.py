@@ -45,6 +45,7 @@ def check_logs(ours, theirs):
 
 
 @pytest.mark.parametrize("name", share(MODELS))
+@pytest.mark.slow
 def test_a_models_own_train_step_trains_as_in_keras(name):
     make, data = MODELS[name]
     ours, theirs, alone = make(), make(), make()
@@ -65,6 +66,7 @@ def test_a_models_own_train_step_trains_as_in_keras(name):
 
 
 @pytest.mark.parametrize("name", share(["vae", "super"]))
+@pytest.mark.slow
 def test_a_stream_and_steps_and_batches_in_hand_go_the_same_way(name):
     make, data = MODELS[name]
     whole, streamed, stepped, handed = make(), make(), make(), make()
@@ -84,6 +86,7 @@ def test_a_stream_and_steps_and_batches_in_hand_go_the_same_way(name):
 
 
 @on("tensorflow")
+@pytest.mark.slow
 def test_own_evaluations_and_predictions_are_those_of_keras():
     ours, theirs = customs.distilling(), customs.distilling()
     trainer = ws.Trainer(ours)
@@ -165,6 +168,7 @@ def test_numbers_that_are_called_as_the_metrics_are_theirs_at_the_end_of_an_epoc
 
 
 @pytest.mark.parametrize("name", share(MODELS, other=True))
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
     make, data = MODELS[name]
     whole, first, second = make(), make(), make()
@@ -186,6 +190,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize("kind", halves([customs.Untracked, customs.ByName]))
+@pytest.mark.slow
 def test_a_snapshot_holds_optimizers_that_are_attributes_and_nothing_more(kind):
     model, other, tracked = map(customs.adversaries, (kind, kind, customs.Adversaries))
     rows = [ws.Batches(X, 5, seed=2) for _ in range(3)]

@@ -7,6 +7,7 @@ from wholestep import __version__, cli, demo
 
 
 @on("jax")
+@pytest.mark.slow
 def test_the_demo_shows_the_promise_kept(tmp_path, capsys):
     rows = demo.run(12, tmp_path)
     whole, *ours, keras_whole, keras_accumulated = rows

@@ -200,6 +200,7 @@ def check(number: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:microbatch_size")
 @pytest.mark.parametrize("number", share(range(6)))
+@pytest.mark.slow
 def test_a_random_configuration(number):
     check(number)
 

@@ -522,6 +522,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.slow
 def test_a_script_may_end_while_updates_are_ahead():
     ended = subprocess.run([sys.executable, "-c", LEFT], env=lean(), capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stderr

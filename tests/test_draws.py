@@ -198,6 +198,7 @@ def whole(kind):
         *later([(layers, 8), (functions, 3), *((kind, parts) for parts in (2, 5) for kind in (layers, functions))]),
     ],
 )
+@pytest.mark.slow
 def test_no_bit_of_what_a_row_draws_differs_between_cuts(kind, parts):
     """Batches of 8, 8 and 4 rows: in parts of one size or not, the last one filled up."""
     found, trainer = told(kind, -(-BATCH // parts))
@@ -215,6 +216,7 @@ def test_draws_of_rounded_functions_differ_between_cuts_by_rounding():
     ("kind", "replicas", "size"),
     [(functions, 3, "auto"), *later([(layers, 2, "auto"), (functions, 2, 4), (layers, 2, 4)])],
 )
+@pytest.mark.slow
 def test_no_bit_of_what_a_row_draws_differs_between_replicas(kind, replicas, size):
     assert differing(whole(kind), told(kind, size, replicas)[0]) == []
 

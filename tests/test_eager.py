@@ -82,6 +82,7 @@ def used(model):
 
 
 @pytest.mark.parametrize("kind", [Looking, pytest.param(Own, marks=on("tensorflow"))])
+@pytest.mark.slow
 def test_what_runs_eagerly_sees_numbers_and_is_the_same_update(kind):
     (compiled, _), model = used(made(kind, eager=False)), made(kind, eager=True)
     eager, trainer = used(model)

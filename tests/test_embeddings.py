@@ -324,6 +324,7 @@ def flat(dtype="int32"):
         ]
     ),
 )
+@pytest.mark.slow
 def test_rows_of_any_lookup_are_those_of_the_whole_table(make, ids, size, monkeypatch):
     alone, trainer = trained(make, ids, optimizer="adagrad", microbatch_size=size)
     assert "rows of 'words', the" in trainer.explain()

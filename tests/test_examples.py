@@ -40,6 +40,7 @@ def test_an_example_is_read_in_one_sitting(path):
 
 @pytest.mark.filterwarnings("default")
 @on("tensorflow")
+@pytest.mark.slow
 def test_accumulation(monkeypatch, tmp_path, capsys):
     shown = run("accumulation", monkeypatch, tmp_path)
     assert shown["accumulation"]["difference"] < 2e-5
@@ -54,6 +55,7 @@ def test_accumulation(monkeypatch, tmp_path, capsys):
 
 @on("jax")
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow
 def test_finetune(monkeypatch, capsys):
     for name, value in {"WIDTH": 32, "NUM_LAYERS": 1}.items():
         monkeypatch.setattr(f"finetune_model.{name}", value)
@@ -82,6 +84,7 @@ def fewer_images(module):
 
 @pytest.mark.filterwarnings("default")
 @on("jax")
+@pytest.mark.slow
 def test_batchnorm_by_hand(monkeypatch, tmp_path):
     shown = run("batchnorm_by_hand", monkeypatch, tmp_path, fewer_images)
     assert shown["weight_difference"] == 0
@@ -93,6 +96,7 @@ def test_batchnorm_by_hand(monkeypatch, tmp_path):
 
 @on("tensorflow")
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow
 def test_audit(capsys):
     written, mended = load("audit").main()
     assert [cause.name for cause in written.causes] == ["broadcast"]
@@ -106,6 +110,7 @@ OF_JAX = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop c
 @OF_JAX
 @on("jax")
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow
 def test_guide_loop(monkeypatch, capsys):
     module = load("guide_loop")
     monkeypatch.setattr(module, "NUM_EPOCHS", 1)

@@ -331,6 +331,7 @@ print(json.dumps(outcomes))
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_stopped_before_any_call_leaves_whole_checkpoints(tmp_path):
     command = [sys.executable, "-c", STOPPED, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(ws.__file__).parent.parent)])}

@@ -224,6 +224,7 @@ os.kill(os.getpid(), 9)  # how the parent ends is not asked
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.parametrize("call", halves(["fit", "steps"]))
+@pytest.mark.slow
 def test_a_forked_process_that_leaves_in_the_middle_of_a_call_ends(call, tmp_path):
     command = [sys.executable, "-c", FORKS, call, str(tmp_path / "saved")]
     with subprocess.Popen(command, env=lean(HERE), stdout=subprocess.PIPE, text=True, start_new_session=True) as script:

@@ -57,6 +57,7 @@ def kill(process):
 
 
 @pytest.mark.parametrize(("data", "kills"), [("arrays", 2), *later([("arrays", 250), ("workers", 250)])])
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_any_time_goes_on(data, kills, tmp_path):
     rng, done = np.random.default_rng(kills), 0
     with Nursery() as nursery:

@@ -72,6 +72,7 @@ def ended_well(tmp_path_factory):
 
 @only_jax
 @pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.large)])
+@pytest.mark.slow
 def test_no_bit_differs_between_processes(num, ended_well):
     import processes
 
@@ -89,6 +90,7 @@ def test_no_bit_differs_between_processes(num, ended_well):
 
 
 @only_jax
+@pytest.mark.slow
 def test_parameters_that_no_process_holds_whole():
     import processes
 
@@ -126,6 +128,7 @@ QUICK = ("killed 1", "error 0")
 
 @only_jax
 @pytest.mark.parametrize("what", [w if w in QUICK else pytest.param(w, marks=pytest.mark.large) for w in FAULTS])
+@pytest.mark.slow
 def test_a_run_that_cannot_go_on_ends_and_says_why(what):
     code, output, seconds = launch(2, what)
     assert code == {"killed": 137, "terminated": 143}.get(what.split()[0], 1)
@@ -180,6 +183,7 @@ def test_no_thread_is_inside_the_store_when_a_process_ends(ended_well):
 
 @only_jax
 @pytest.mark.parametrize("sent", [signal.SIGTERM, *later([signal.SIGINT])])
+@pytest.mark.slow
 def test_an_interrupt_ends_all(sent):
     environment = lean(HERE)
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 9"]
@@ -223,6 +227,7 @@ def is_alive(pid):
 
 
 @only_jax
+@pytest.mark.slow
 def test_processes_end_with_their_launcher_however_it_ends():
     environment = lean(HERE, WHOLESTEP_PATIENCE="600")
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 0"]
@@ -308,6 +313,7 @@ def test_the_output_of_a_process_is_copied_by_lines_and_closed():
 
 @only_jax
 @pytest.mark.parametrize("layout", ["sharded", *later(["replicas"])])
+@pytest.mark.slow
 def test_a_run_of_several_processes_goes_on_with_the_same_bits(layout, tmp_path):
     code, output, _ = launch(2, f"resumed {layout}", str(tmp_path), devices=2)
     assert code == 0, output

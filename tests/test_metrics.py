@@ -147,6 +147,7 @@ IGNORED = pytest.mark.filterwarnings(
         *later([("yes or no", 3, "none", "auto")]),
     ],
 )
+@pytest.mark.slow
 def test_metrics_of_places(kind, rank, weights, size):
     assert_like_keras(kind, rank, weights, size, None)
 

@@ -34,6 +34,7 @@ def loop(trainer, folder=None, num=None):
     return told
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_cuts_and_devices(tmp_path, capfd):
     plain, told = ws.Trainer(small()), []
     expected = loop(plain)
@@ -72,6 +73,7 @@ def go_on(run, out):
 
 
 @on("jax")
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_other_engine(tmp_path):
     trainer, run, out = ws.Trainer(made(), **NO_XLA), tmp_path / "run", tmp_path / "out.npz"
     trainer.fit(X, Y, batch_size=SIZE, epochs=2, verbose=0)

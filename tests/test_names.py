@@ -48,6 +48,7 @@ def numbers(history):
 
 
 @pytest.mark.parametrize("name", share(MODELS))
+@pytest.mark.slow
 def test_a_model_that_is_built_anew_goes_on_under_its_own_names(name):
     keras.utils.set_random_seed(0)
     model, y = MODELS[name]()

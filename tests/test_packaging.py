@@ -59,6 +59,7 @@ WRONG = "step.number.upper()"  # no such method: found only if a Step's attribut
 
 
 @on("jax")
+@pytest.mark.slow
 def test_a_users_script_has_types(tmp_path, monkeypatch):
     api = pytest.importorskip("mypy.api")
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -176,6 +176,7 @@ class Squares(ws.Objective):
 
 @pytest.mark.own
 @pytest.mark.parametrize("names", [("stay", "come"), ("come", "stay")])
+@pytest.mark.slow
 def test_data_that_stay_and_rows_of_the_same_shape_have_programs_of_their_own(names):
     """All of the data that stay have the shape of one row of the data that come."""
     rng = np.random.default_rng(0)

@@ -49,6 +49,7 @@ def test_the_program_of_the_readme(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.own
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop of the picture calls TensorFlow")
+@pytest.mark.slow
 def test_the_picture_is_of_the_loop_of_the_readme(tmp_path):
     path = ROOT / "docs" / "picture.py"
     spec = importlib.util.spec_from_file_location("picture", path)

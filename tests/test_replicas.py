@@ -165,6 +165,7 @@ def alone(couples=False):
     ("replicas", "couples", "loaded"),
     share([(2, False, False), (2, True, True), (3, False, True), (3, True, False)]),
 )
+@pytest.mark.slow
 def test_a_run_is_the_same_on_several_replicas(replicas, couples, loaded):
     shared = run(replicas, couples=couples, loaded=loaded)
     assert_close(alone(couples), shared, 2e-6 if JAX or not couples else 2e-5)
@@ -177,6 +178,7 @@ def test_a_run_is_the_same_on_several_replicas_in_all_cases(replicas, couples, l
 
 
 @pytest.mark.parametrize(("replicas", "couples"), halves([(3, False), (2, True)]))
+@pytest.mark.slow
 def test_a_run_on_arrays_that_do_not_stay_is_the_same_on_several_replicas(replicas, couples, monkeypatch):
     stayed = alone(couples)
     monkeypatch.setattr(Planner, "room_for_data", 0)
@@ -200,6 +202,7 @@ def adapted(layer):
 @pytest.mark.parametrize(
     "names", [list(UNTRAINED), *(pytest.param([name], marks=pytest.mark.large) for name in UNTRAINED)], ids=str
 )
+@pytest.mark.slow
 def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(names):
     x, y = numbers()
 
@@ -218,6 +221,7 @@ def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(name
 
 @pytest.mark.filterwarnings("ignore:microbatch_size")
 @pytest.mark.parametrize(("size", "replicas"), [*share([(8, 2)]), *later([(5, FEW)])])
+@pytest.mark.slow
 def test_microbatches_that_mean_something_are_those_of_one_device(size, replicas):
     assert_close(run(None, size=size, couples=True), run(replicas, size=size, couples=True), 2e-5)
 
@@ -279,6 +283,7 @@ METRICS = {
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64", "ignore:You are passing weight")
 @on("jax")
+@pytest.mark.slow
 def test_metrics_are_those_of_one_device():
     alone, shared = (run(replicas, metrics=[make() for make in METRICS.values()]) for replicas in (None, FEW))
     for name in METRICS:

@@ -45,6 +45,7 @@ def taken():
 
 
 @pytest.mark.parametrize("hook", ["between", "on_train_begin", "on_epoch_begin"])
+@pytest.mark.slow
 def test_what_is_assigned_after_a_restore_stands(hook, taken):
     for make, snapshots in taken.items():
         for is_new, snapshot in enumerate(snapshots):
@@ -126,6 +127,7 @@ def trained_from(trainer, snapshot, how):
     return leaves(trainer.model)
 
 
+@pytest.mark.slow
 def test_a_restore_that_fails_is_no_restore_or_is_finished_by_the_next_call(taken):
     trainer, how = ws.Trainer(small(1)), HOW | {"epochs": 1}
     trainer.fit(X, Y, **how)
@@ -143,6 +145,7 @@ def test_a_restore_that_fails_is_no_restore_or_is_finished_by_the_next_call(take
     assert outcomes == {True, False}
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_as_it_begins_or_ends_leaves_the_run_between_calls(taken):
     trainer, how = ws.Trainer(small(1)), HOW | {"epochs": 1}
     trainer.run.restore(taken[small][0])

@@ -42,6 +42,7 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_all_updates_and_a_mark(tmp_path, capsys):
     whole, last = ws.RunReport(), ws.RunReport(tmp_path / "run.html")
     ws.Trainer(model()).fit(X, Y, callbacks=[whole], validation_data=(X, Y), **HOW)

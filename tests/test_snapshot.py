@@ -419,6 +419,7 @@ np.savez({out!r}, *leaves(trainer.model), loss=history.history["loss"])
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
     trainer = ws.Trainer(made(), **NO_XLA)
     takes = Takes(trainer.run, 8)

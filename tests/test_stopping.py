@@ -356,6 +356,7 @@ sys.exit(5)
 
 
 @on("jax")
+@pytest.mark.slow
 def test_a_script_that_ends_without_waiting_loses_no_checkpoint(tmp_path):
     source = LEAVES.format(tests=str(HERE), to=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", source], env=lean(HERE), timeout=120).returncode == 5
@@ -401,6 +402,7 @@ def test_an_update_that_fails_before_a_save_leaves_the_data_at_its_batch(tmp_pat
 
 
 @pytest.mark.parametrize("name", share(LEFT_OUT))
+@pytest.mark.slow
 def test_updates_that_are_left_out_are_counted_after_a_restart(name, tmp_path):
     scale, is_bad = LEFT_OUT[name]
     x = X.copy()

@@ -97,6 +97,7 @@ def test_text_and_ragged_rows_train_as_in_keras(make, kind, stream):
         *later([(of_rows, "ragged", True), (of_text, "text", False), (of_text, "text", True)]),
     ],
 )
+@pytest.mark.slow
 def test_replicas_share_text_and_ragged_rows(make, kind, stream):
     import tensorflow as tf
 
@@ -124,6 +125,7 @@ def test_text_of_every_kind_is_the_same_text(text):
 
 @on_tensorflow
 @pytest.mark.parametrize(("make", "kind"), [(of_rows, "ragged"), *later([(of_text, "text")])])
+@pytest.mark.slow
 def test_steps_and_batches_in_hand_take_them(make, kind):
     x = inputs(kind)
     one, two, keras_own = ws.Trainer(make()), ws.Trainer(make()), make()

@@ -58,6 +58,7 @@ trainer.evaluate(x, x[:, :1], verbose=0)
 
 
 @on("tensorflow")
+@pytest.mark.slow
 def test_tensorflow_logs_no_errors_of_its_own():
     ended = subprocess.run(
         [sys.executable, "-c", LOGS], env=lean(TF_CPP_MIN_LOG_LEVEL="1"), capture_output=True, text=True, timeout=200

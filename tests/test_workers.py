@@ -194,6 +194,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["gpu:0"])
 
 
+@pytest.mark.slow
 def test_beside_a_gpu_no_process_is_forked(gpu, monkeypatch):
     monkeypatch.delattr(os, "fork")
     seen = in_forks(Forked(workers=1), epochs=1)
@@ -238,6 +239,7 @@ def load_on(pool):
 
 
 @pytest.mark.parametrize("times", [10, *later([30])])
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_nobody_waits_is_told(times):
     pool = workers.Forks(lambda number: os.getpid(), 2)
     for _ in range(times):  # the one that is killed may hold or await anything
@@ -278,6 +280,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_they_load_for():
     done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, env=lean(), timeout=60)
     until = time.monotonic() + 20
