@@ -904,3 +904,11 @@ def test_inputs_may_be_columns_of_one_array(report_of):
     code, report = report_of(COLUMNS)
     assert code == 0, report
     assert "data: pairs[:, 0], pairs[:, 1], y, 60 rows" in report
+
+
+@pytest.mark.parametrize("patience", [0.0, 1000.0])
+def test_a_long_audit_says_on_the_error_output_that_it_goes_on(audit, monkeypatch, patience):
+    monkeypatch.setattr("wholestep.audit.shell.PATIENCE", patience)
+    code, report, said = audit(COLUMNS)
+    assert code == 0, report
+    assert ("are computed again and judged, which may take minutes" in said) == (patience == 0)

@@ -3,9 +3,10 @@
 import argparse
 import json
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from wholestep.errors import WholestepError, message
 from wholestep.reports.page import assert_drawable
 
 CLEAN, CAUSES, UNSEEN = 0, 1, 2  # the exit codes
+PATIENCE = 10.0  # seconds
 
 _ADD = """Add to {script} what the audit has to know, and run it as ever, or with `wholestep audit` once more:
 
@@ -78,7 +80,21 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
             return _say_unseen(own, [str(error)])
     if ran.scout is None:
         return _say_unseen(own, [ran.how or "any update: the script imports neither Keras nor PyTorch"])
-    return _of_torch(own, ran) if ran.scout.framework == "torch" else _conclude(own, ran)
+    with _said_if_long():
+        return _of_torch(own, ran) if ran.scout.framework == "torch" else _conclude(own, ran)
+
+
+@contextmanager
+def _said_if_long() -> Iterator[None]:
+    """Inside, say once on the error output that updates are judged, if this takes longer than `PATIENCE`."""
+    told = "wholestep: the loop was seen; its updates are computed again and judged, which may take minutes."
+    timer = threading.Timer(PATIENCE, lambda: print(told, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _of_torch(own: argparse.Namespace, ran: Any) -> int:
