@@ -27,7 +27,7 @@ class BatchStream:
 
     Attributes:
         begins_again: whether a second epoch can be drawn.
-        state: of the iterator after the last batch drawn, if it has `get_state`.
+        state: after the last batch drawn, of an iterator with `get_state`, or of a source with `state_dict`.
         has_ended: whether the iterator was seen to end.
     """
 
@@ -43,6 +43,7 @@ class BatchStream:
         self._has_raised = False  # and has not returned a batch since
         self._peeked: Tree | None = None
         self._get_state: Callable[[], Any] | None = None
+        self._first_state: Any = None  # of a source with `state_dict`
 
     @property
     def num_batches(self) -> int | None:
@@ -151,13 +152,25 @@ class BatchStream:
             warn(message(must, received, "mend its __len__, or leave it out."))
 
     def _begin(self, state: object = None) -> None:
-        iterator: Any = iter(self._batches)
-        if state is not None:
-            iterator.set_state(state)
+        source: Any = self._batches
+        is_source_s = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")  # Hugging Face, torchdata
+        if is_source_s:
+            self._load(source, state)
+        iterator: Any = iter(source)
         has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
-        self._get_state = iterator.get_state if has_state else None
+        if has_state and state is not None:
+            iterator.set_state(state)
+        self._get_state = iterator.get_state if has_state else source.state_dict if is_source_s else None
         self._running, self._held = iterator, []
         self.has_ended, self._has_raised, self.state = False, False, None
+
+    def _load(self, source: Any, state: object) -> None:
+        """Set a source's state before a pass; None for its first state, at which later passes begin, too."""
+        is_first, state = self._first_state is None and state is None, state or self._first_state
+        if self._first_state is None:
+            self._first_state = copy.deepcopy(source.state_dict())
+        if not is_first:
+            source.load_state_dict(copy.deepcopy(state))
 
 
 class Kept:
