@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from shares import on, share
-from test_snapshot import BATCHES, JAX, SIZE, SOURCES, Takes, X, Y, check_same_bits, leaves, made, rows, small
+from test_snapshot import BATCHES, SIZE, SOURCES, Takes, X, Y, check_same_bits, leaves, made, rows, small
 
 import wholestep as ws
 from wholestep.checkpoints.folder import Folder
