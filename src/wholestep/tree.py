@@ -171,13 +171,13 @@ HUGE = 4 << 20  # bytes from which numpy asks for huge pages: rows are gathered 
 
 
 class Copies:
-    """Aligned copies of host arrays; those of large arrays are made beside the caller's work, until `wait`."""
+    """Aligned copies of host arrays. A thread copies large arrays; `wait` returns when it has ended."""
 
     def __init__(self) -> None:
         self.pending: dict[int, Future] = {}  # by the address of the copy
 
     def copy(self, leaf: np.ndarray) -> np.ndarray:
-        """Return an aligned copy; that of a large array is complete after `wait`."""
+        """Return an aligned copy. The copy of a large array is complete after `wait`."""
         if leaf.nbytes < HUGE:
             return aligned_copy(leaf)
         copy, thread = aligned(leaf.shape, leaf.dtype), ThreadPoolExecutor(1, "wholestep-copy")

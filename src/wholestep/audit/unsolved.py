@@ -231,7 +231,7 @@ def _frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
 
 
 def mixed(replay: Port, pieces: list[Piece]) -> Iterator[Likely]:
-    """Yield a note if the output of a row depends on the rows beside it in its batch, in inference too."""
+    """Yield a note if the output of a row depends on the other rows of its batch, in inference too."""
     known = [each for each in pieces if each.is_known and each.called.is_whole]
     known = [each for each in known if _FEW_ROWS <= len(each.rows) < replay.num_rows]
     if not known or replay.mixes_rows:  # all rows at once may be a graph's, as may inputs of (rows, rows)

@@ -378,7 +378,7 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
 
 
 def rare(updates: list[Update], most: int | None) -> list[int]:
-    """Return the updates whose batches have none of the `most` frequent shapes, nor that of fewest rows."""
+    """Return the updates whose batches have rare shapes: none of the `most` frequent, and not the fewest rows."""
     known = {u.number: tuple(leaf.shape for p in u.pieces for leaf in p.called.inputs) for u in updates if u.is_known}
     kept = {shape for shape, _ in Counter(known.values()).most_common(most)}
     kept |= {min(known.values(), key=lambda shapes: shapes[0][0])} if known else set()

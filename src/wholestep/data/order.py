@@ -21,7 +21,7 @@ class Selection(NamedTuple):
     """The rows of a batch, selected by a sampler and not loaded yet.
 
     Args:
-        rows: row numbers in the source, int64 (rows,); of packed rows, those of all their segments.
+        rows: row numbers in the source, int64 (rows,); packed rows have a number for each segment.
         names: the row numbers that errors show for each row of the batch, (rows,); of a packed row, several.
         full: the number of rows in a full batch of this shape; 0 if it is not known.
         layout: the sampler's own: the place of the rows in the batch.

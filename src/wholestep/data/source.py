@@ -127,7 +127,7 @@ class IndexedBatches:
         return length_of(self.batches, lambda batches: batches.num_batches)
 
     def select(self, epoch: int, step: int) -> Selection:
-        """Select a batch by its number; the layout is its number and those of the next ones, which workers load."""
+        """Select a batch by its number; the layout is the numbers of this and the next batches, which workers load."""
         now, order = self.num_batches, self.order  # hooks may change the number of batches between epochs
         order = order if now in (None, order.num_rows) else replace(order, num_rows=now)
         num = 1 if self.workers is None else self.workers.most
