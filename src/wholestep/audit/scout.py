@@ -310,7 +310,7 @@ class Scout:
             self._listener.tell(partial(self._told, "losses", key, Asked(loss, is_own=is_own)), given)
 
     def _told(self, kind: str, key: str, new: Asked, order: int, replica: int, numbers: list[np.ndarray]) -> None:
-        """Record the labels and weights of a loss, or the tensors beside a batch, in the loop that runs."""
+        """Record the labels and weights of a loss, or the other tensors of a batch, in the loop that runs."""
         loop = self.loop
         if any(each.log.is_open and each.log.has_room for each in loop.watched.values()):
             y, weight = np.array(numbers[0]), np.array(numbers[1]) if len(numbers) > 1 else None

@@ -146,7 +146,7 @@ def _calls(node: ast.AST, functions: set[str]) -> set[str]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """Return a name, with a dot before that of an attribute."""
+    """Return a name, with a dot before the name of an attribute."""
     return f"{'.' * isinstance(node, ast.Attribute)}{_name_of(node)}"
 
 

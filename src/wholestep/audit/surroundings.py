@@ -106,7 +106,7 @@ def _of_script() -> Iterator[FrameType]:
 
 
 def of_batch(inputs: list[Any]) -> dict[str, Any]:
-    """Return the tensors of as many rows that the running functions of the script name beside the inputs."""
+    """Return the tensors, of as many rows as the inputs, that the running functions of the script name."""
     found: dict[str, Any] = {}
     for frame in islice(_of_script(), _NUM_FRAMES):
         for name, value in list(frame.f_locals.items()) if frame.f_locals is not frame.f_globals else ():

@@ -14,7 +14,7 @@ from wholestep.tree import Tree
 
 @dataclass(frozen=True)
 class Buckets:
-    """Batches of rows in buckets: every batch has one of a few shapes.
+    """Batches of rows in buckets, which have few shapes.
 
     The rows of a batch are a pure function of (seed, epoch, step): the rows of each bucket are permuted, and so are the
     batches of all buckets. No permutation is stored, so the cost of a batch depends on its rows only.
