@@ -143,6 +143,7 @@ CALLED = "loss_fn(b, model(a, training=True))"
         ]
     ),
 )
+@pytest.mark.slow
 def test_a_sum_of_keras_may_be_meant_as_a_mean(by, code, part, audit):
     got, out, err = audit(script("in main", *SUMMED, (CALLED, f"{CALLED}{by}")), "--updates", 6)
     assert (got, part in out) == (code, True), out + err
@@ -290,6 +291,7 @@ READ = ("        order = rng", "        other(y_train[:8, None], model(x_train[:
     )
     + later([([(CALL, f"{CALL} + keras.ops.sum(model(a, training=True) ** 4)")], 2, "none gives its gradients")]),
 )
+@pytest.mark.slow
 def test_of_several_losses_the_one_with_the_gradients_is_taken(edits, code, part, audit):
     got, out, _ = audit(script("in main", SEVERAL, READ, *edits), "--updates", 12)
     assert (got, part in out) == (code, True), out
@@ -332,6 +334,7 @@ TAUGHT = ("        order = rng", "        teacher(x_train[:8], training=True)\n 
         ("(0.5)])\n", "(0.5)])\n    teacher.trainable = False\n"),
     ],
 )
+@pytest.mark.slow
 def test_a_model_that_nothing_moves_and_that_draws_is_a_note(edit, audit):
     code, out, _ = audit(script("in main", ("for epoch in", TEACHER), TAUGHT, edit), "--updates", 6)
     is_told = "which no step moves, is called in training mode" in out
@@ -406,6 +409,7 @@ def weighed(b, out):
 for epoch"""
 
 
+@pytest.mark.slow
 def test_weights_that_a_script_multiplies_by_itself_are_found(audit):
     step = ("step(x[rows], y[rows])", "step(x[rows], np.stack([y[rows], balance[rows]], 1))")
     code, out, _ = audit(script("by hand", UNCOMPILED, WEIGHTS, BY_ROW, ("for epoch", WEIGHED), step))
@@ -462,6 +466,7 @@ SEEN = "The labels are the next inputs, and outputs depend on later places: the 
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*from_logits=True:UserWarning")  # Keras' own, on TensorFlow
+@pytest.mark.slow
 def test_labels_that_the_model_can_see_in_the_inputs_are_said_first(labels, model, told, audit):
     edits = [("model = network()", f"model = {model}")]
     edits += [('rng.normal(size=(24, 5)).astype("float32")\ny = x.sum(1)\n', f"{TOKENS}y = {labels}\n")]
@@ -508,6 +513,7 @@ def test_a_few_rows_of_equal_inputs_may_have_other_labels(num, audit):
         ]
     ),
 )
+@pytest.mark.slow
 def test_what_is_read_of_a_loop_is_looked_at(edit, part, audit):
     code, out, _ = audit(script("measured", edit))
     is_ended = "it was ended when enough was seen, so nothing is known of the values that it writes back" in out
@@ -548,6 +554,7 @@ for v, value in zip(model.non_trainable_variables, ntv):
 
 @pytest.mark.skipif(ENGINE != "jax", reason="on TensorFlow a loop moves the statistics of the model itself")
 @pytest.mark.parametrize("num", [8, 30])
+@pytest.mark.slow
 def test_what_a_script_writes_back_in_its_last_lines_is_judged(num, audit):
     code, out, _ = audit(ENDS, "--updates", num)
     assert (code, "Nothing found in 8 updates" in out, "Not looked at" in out) == (0, True, False), out
@@ -571,6 +578,7 @@ for epoch in range(4):"""
 
 
 @pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop is TensorFlow's, what is concluded is the same on JAX")
+@pytest.mark.slow
 def test_of_which_window_a_batch_is_cannot_be_told_without_its_gradient(audit):
     """The third step, the last one of the first pass, moves nothing: its rate is zero."""
     code, out, _ = audit(script("by hand", UNCOMPILED, ("for epoch in range(2):", BY_HAND)))

@@ -253,6 +253,7 @@ FORMS = {  # what the report says of the loss, and the edits of the script
 
 
 @pytest.mark.parametrize("told", [*list(FORMS)[::2], *later(list(FORMS)[1::2])])
+@pytest.mark.slow
 def test_the_form_of_a_loss_of_other_labels_than_the_rows_have_is_found(told, report_of):
     code, out = report_of(script("by hand", UNCOMPILED, *FORMS[told]), "--updates", 6)
     is_fault = "one temperature" in told
@@ -282,6 +283,7 @@ READS = ("for epoch in range(2):\n", HALVED), (" ** 2))", " ** 2) * share)")
 
 
 @pytest.mark.own
+@pytest.mark.slow
 def test_a_number_that_a_traced_step_reads_once_is_named(report_of):
     is_eager = keras.backend.backend() == "tensorflow"
     traced = [("    def step(a, b):", "    @tf.function\n    def step(a, b):")] * is_eager
@@ -294,6 +296,7 @@ def test_a_number_that_a_traced_step_reads_once_is_named(report_of):
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="ragged tensors are TensorFlow's")
 @pytest.mark.own
 @pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.slow
 def test_a_model_with_ragged_outputs_runs_as_before(is_traced):
     import tensorflow as tf
 

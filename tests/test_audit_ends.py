@@ -37,6 +37,7 @@ def test_a_loop_that_gives_the_models_values_away_is_judged_all_the_same(tmp_pat
 
 
 @pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.slow
 def test_other_weights_after_the_loop_are_a_note(name, tmp_path):
     ending, part = ENDINGS[name]
     text = edited("on batch", [("            rows =", f"            {KEPT}\n            rows =")])

@@ -565,6 +565,7 @@ def fitted(x, y, *, order, data=None, num=1):
 
 
 @pytest.mark.parametrize("num", [2, 3])
+@pytest.mark.slow
 def test_rows_that_are_sorted_by_few_classes_are_a_cause(num):
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(48, 5)).astype("float32"), np.repeat(np.arange(num), 48 // num)
@@ -735,6 +736,7 @@ class Pooled(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.slow
 def test_a_row_whose_output_depends_on_the_rows_beside_it_is_said_first(axis):
     x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
     parts = [keras.layers.BatchNormalization(), Pooled(axis), keras.layers.Dropout(0.2), keras.layers.Dense(1)]

@@ -97,6 +97,7 @@ for epoch in range(2):
 @pytest.mark.parametrize(
     ("order", "code"), [("rng.permutation(24)", 1), ("np.arange(24).reshape(4, 6).T.reshape(-1)", 0)]
 )
+@pytest.mark.slow
 def test_states_that_go_on_to_other_sequences_are_named(order, code, report_of):
     got, out = report_of(STATEFUL.replace("ORDER", order))
     assert (got, "a row begins with another's state" in out) == (code, bool(code)), out

@@ -27,6 +27,7 @@ OF_ITSELF = "model.fit(x[:16], y[:16], epochs=9, batch_size=4, verbose=0)\n"
 
 @pytest.mark.parametrize("first", [OF_OTHER, OF_ITSELF])
 @pytest.mark.parametrize(("labels", "code", "part"), [("b[:, None]", 0, "24 rows"), ("b", 1, "1. gradient: broadcast")])
+@pytest.mark.slow
 def test_a_loop_by_hand_is_judged_and_not_the_fit_before_it(first, labels, code, part, report_of):
     got, out = report_of(script("by hand", (LOOP, f"{first}{LOOP}"), ("b[:, None]", labels)), "--updates", 6)
     assert (got, part in out, "loop: trained by the `fit` at " in out) == (code, True, True), out

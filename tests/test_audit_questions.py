@@ -22,6 +22,7 @@ SAME = "a translator on replicas"  # the test below asks more of it
 
 
 @pytest.mark.parametrize("name", [*(name for name in QUESTIONS if name != SAME), *later([SAME])])
+@pytest.mark.slow
 def test_a_question_is_answered(name, tmp_path):
     question = QUESTIONS[name]
     report = audited(question.loop, question.loop.text, tmp_path)

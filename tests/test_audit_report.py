@@ -137,6 +137,7 @@ def test_the_page_is_one_file_without_scripts(wrong, right, tmp_path):
     assert "100%" in text
 
 
+@pytest.mark.slow
 def test_words_of_the_user_are_escaped(tmp_path):
     line = "final = [t / len(rows) + 0 * o for t, o in zip(total, own)]  # <b>&`$x^{"
     text = edited(("final = [t / len(rows) + o for t, o in zip(total, own)]", "pass; " + line))
@@ -185,6 +186,7 @@ def test_a_second_call_tells_twins_apart(cause, tmp_path):
     assert "A call on 19 rows tells it from" in report.causes[0].detail
 
 
+@pytest.mark.slow
 def test_what_is_wrong_on_other_rows_alone_is_a_note(tmp_path):
     text = edited(ARGUMENTS, *EVEN, SUM_TO_MEAN, ("t / len(rows) + o", "t / len(parts) + o"))
     report = ws.audit.call(trainer(text, tmp_path), MODELS["plain"](), (X, Y))

@@ -113,6 +113,7 @@ JAX_RETURNS = ("            tv, ntv, ov = step(tv, ntv, ov, x[rows], y[rows])\n"
 
 @ONLY_JAX
 @pytest.mark.parametrize("jitted", [pytest.param(False, marks=pytest.mark.large), True])
+@pytest.mark.slow
 def test_a_stateless_loop_computes_the_same_bits(jitted, tmp_path):
     import jax
 
@@ -137,6 +138,7 @@ ROUTES = ["fit", "own step", "scaled", {"tensorflow": "replicas", "jax": "epoch"
 
 
 @pytest.mark.parametrize("name", [ROUTES[0], *map(large, ROUTES[1:])])
+@pytest.mark.slow
 def test_every_route_computes_the_same_bits(name, tmp_path):
     """Also one that has run before, and goes on afterwards."""
     loop, left = LOOPS[name], []
@@ -161,6 +163,7 @@ def test_every_route_computes_the_same_bits(name, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_what_fit_has_hooked_is_put_back_after_an_error_inside():
     class Stops(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -185,6 +188,7 @@ def test_wholesteps_own_trainer_runs_as_ever_and_is_said_not_to_be_seen():
 
 
 @ONLY_TENSORFLOW
+@pytest.mark.slow
 def test_what_fit_has_compiled_is_audited_without_and_told():
     model = network()
     model.jit_compile = True
@@ -368,6 +372,7 @@ def train(model, x, y, w):
 
 @ONLY_TENSORFLOW
 @pytest.mark.parametrize("has_optimizer", [True, large(False)])
+@pytest.mark.slow
 def test_frozen_variables_that_another_optimizer_trains_are_a_note(has_optimizer, tmp_path):
     step = "adam.apply([grads[-1]], [kernel])" if has_optimizer else "kernel.assign_sub(0.01 * grads[-1])"
     apply = "            model.optimizer.apply_gradients"
@@ -491,6 +496,7 @@ def test_only_losses_that_look_at_several_rows_are_taken_whole(function, is_coup
     assert objective.loss.is_coupled is is_coupled
 
 
+@pytest.mark.slow
 def test_a_number_for_a_batch_is_not_masked():
     def masked(y, out):
         weights = keras.ops.cast(y >= 0, "float32")

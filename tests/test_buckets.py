@@ -374,6 +374,7 @@ def test_predictions_would_stand_in_another_order():
 
 
 @on("jax")
+@pytest.mark.slow
 def test_a_stream_that_buckets_by_itself_is_exact():
     tf = pytest.importorskip("tensorflow")
     lengths = np.random.default_rng(2).integers(1, 17, 75)

@@ -246,6 +246,7 @@ def test_the_same_script_goes_on_without_a_word_of_changes(folder, capfd):
 
 
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.slow
 def test_a_change_is_named(name, folder, capfd):
     changed, expected = CHANGES[name]
     said = outcome(folder, capfd, changed)
@@ -274,6 +275,7 @@ def rate_after(folder, epochs, asked=None, rate=0.01):
     return float(made.model.optimizer.learning_rate)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_asked_for_is_taken_once(tmp_path, capfd):
     assert rate_after(tmp_path, 1) == pytest.approx(0.005)
     assert rate_after(tmp_path, 2, asked=0.1) == pytest.approx(0.05)

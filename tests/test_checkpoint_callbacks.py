@@ -54,6 +54,7 @@ def check_saves(tmp_path, steps, make):
 
 
 @on("jax")
+@pytest.mark.slow
 def test_models_are_saved_after_the_same_batches(tmp_path):
     def make(folder):
         return [keras.callbacks.ModelCheckpoint(folder / "{epoch}-{batch}.weights.h5", "loss", save_freq=4, **how)]

@@ -49,6 +49,7 @@ def saved_at_every_step(tmp_path, data, make, **how):
 
 
 @pytest.mark.parametrize("name", share(SOURCES))
+@pytest.mark.slow
 def test_fit_goes_on_from_every_checkpoint(name, tmp_path):
     data, how = SOURCES[name]
     how = {"epochs": 3, "verbose": 0, **how}
@@ -440,6 +441,7 @@ def test_a_run_restored_by_hand_saves_where_nothing_newer_is(tmp_path):
     assert steps_in(tmp_path / "b") == [LAST]
 
 
+@pytest.mark.slow
 def test_weights_alone(tmp_path):
     whole, other = ws.Trainer(made()), ws.Trainer(made(1))
     whole.fit(X, Y, **HOW)
@@ -651,6 +653,7 @@ def test_a_best_one_that_is_saved_again_at_its_end_stays_the_best(tmp_path):
 
 
 @on("jax")
+@pytest.mark.slow
 def test_the_way_to_the_best_is_keras_own(tmp_path):
     for name, mode in (("loss", "min"), ("val_loss", "min"), ("accuracy", "max"), ("val_accuracy", "max")):
         asked = ws.Checkpoints(tmp_path / name, keep_best=(name, 1))

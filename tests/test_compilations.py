@@ -126,6 +126,7 @@ def test_a_few_shapes_that_come_again_and_those_of_a_plan_are_no_reason_to_warn(
 
 
 @pytest.mark.parametrize("how", ["fit", "evaluate"])
+@pytest.mark.slow
 def test_a_stream_whose_batches_have_ever_new_shapes(how):
     stream = [(X[:rows], Y[:rows]) for rows in (2, 3, 4, 5, 6, 7)]
     with pytest.warns(UserWarning, match=r"5 shapes in 5 batches: batch\[0\] \(2, 6\), \(3, 6\)") as seen:
@@ -173,6 +174,7 @@ INNER = {
 
 @pytest.mark.parametrize("outer", ["fit", "steps"])
 @pytest.mark.parametrize("name", share(INNER))
+@pytest.mark.slow
 def test_a_quiet_call_in_another_call_leaves_that_as_it_was(name, outer, are_quiet):
     trainer, inner = ws.Trainer(model()), INNER[name]
     data = [(X[:rows], Y[:rows]) for rows in (4, 5, 6)]

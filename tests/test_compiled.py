@@ -148,6 +148,7 @@ def test_every_loss(name):
 @pytest.mark.parametrize(
     "name", share([*EXTRAS, *(name for name in OPTIMIZERS if name not in ALIKE_TOO)]) + later(ALIKE_TOO)
 )
+@pytest.mark.slow
 def test_every_optimizer(name):
     make = OPTIMIZERS.get(name) or EXTRAS[name]
     # Compiled by TensorFlow, keras.Model.fit goes wrong with this one; run eagerly it is right.
@@ -214,6 +215,7 @@ TOKEN_TARGETS = RNG.normal(size=(ROWS, 5, 4)).astype("float32")
 
 
 @pytest.mark.parametrize("weight", share([None, RNG.random((ROWS, 5)).astype("float32")]))
+@pytest.mark.slow
 def test_masks(weight):
     # On JAX keras.Model.fit loses the mask on its way to the metrics (evaluate does not).
     shown = {"metrics": ["mae"], "weighted_metrics": ["mse"]}
@@ -443,6 +445,7 @@ def one_output_twice():
 
 
 @pytest.mark.parametrize("make", share([Two, one_output_twice]))
+@pytest.mark.slow
 def test_two_losses_of_one_name_both_count(make):
     """Keras' loss and weights; its History shows one of the two, ours both."""
     keras.utils.set_random_seed(2)
@@ -548,6 +551,7 @@ def test_an_own_get_metrics_result_is_what_is_shown():
 
 
 @on("jax")
+@pytest.mark.slow
 def test_metrics_that_are_no_plain_sums():
     check_like_keras(
         lambda: dense("softmax"),

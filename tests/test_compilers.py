@@ -52,6 +52,7 @@ class Written(keras.layers.Layer):
 
 
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX compiles everything")
+@pytest.mark.slow
 def test_what_xla_cannot_compile_runs_without_it():
     ours, theirs = make(Written), make(Written)
     theirs.set_weights(ours.get_weights())
@@ -66,6 +67,7 @@ def dense():
 
 
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX always compiles")
+@pytest.mark.slow
 def test_the_users_word_is_heard():
     said = {"auto": "XLA compiles it.", True: "XLA compiles it.", False: "without XLA: jit_compile=False."}
     losses = []

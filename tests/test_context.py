@@ -73,6 +73,7 @@ def test_a_change_between_two_updates_is_noticed(change):
 
 
 @pytest.mark.own
+@pytest.mark.slow
 def test_single_updates_and_evaluations_walk_over_no_layers_and_ask_for_no_example(monkeypatch):
     made = model()
     trainer = ws.Trainer(made)

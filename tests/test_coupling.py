@@ -210,6 +210,7 @@ class Hearing(Deaf):
 
 
 @pytest.mark.parametrize(("metric", "shapes"), share([(Hearing, [6]), (Deaf, [2, 6])]))
+@pytest.mark.slow
 def test_a_metric_that_takes_weights_and_does_not_use_them_is_never_shown_padding(metric, shapes):
     made = model(keras.layers.Dropout(0.5), metrics=[metric()])
     trainer = ws.Trainer(made)

@@ -232,6 +232,7 @@ def test_an_update_that_is_not_finite_is_taken_back():
 
 
 @on("jax")
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_left_out():
     spoilt = X.copy()
     spoilt[7] = np.nan

@@ -264,6 +264,7 @@ def test_metrics_in_training_see_the_mask():
     assert ws.Trainer(model).fit(TOKENS, y, **HOW).history["mae"] == [exact]
 
 
+@pytest.mark.slow
 def test_draws_are_not_those_of_keras_and_those_of_every_compiler():
     def loss(made):
         keras.utils.set_random_seed(3)

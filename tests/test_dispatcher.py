@@ -528,6 +528,7 @@ def test_a_script_may_end_while_updates_are_ahead():
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_two_loops_of_one_trainer_in_turns(sent, made):
     trainer = ws.Trainer(made)
     for _ in zip(*(trainer.steps(ws.Batches((X, Y), SIZE, seed=seed)) for seed in (5, 6)), strict=False):
@@ -678,6 +679,7 @@ WITHOUT = SimpleNamespace(
 
 
 @pytest.mark.parametrize("look", [unread, every_loss, evaluate, update_in_hand, fit_in_between, leave])
+@pytest.mark.slow
 def test_steps_are_the_same_without_the_module_that_sends_ahead(sent, look, monkeypatch):
     made, found = loop(look)
     assert max(sent) > 8

@@ -30,6 +30,7 @@ def run(path):
 
 
 @pytest.mark.parametrize("path", share(path for path in RUN_HERE if path != OF_TENSORFLOW), ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_the_programs_of_a_page_run(path):
     run(path)
 

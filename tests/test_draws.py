@@ -222,6 +222,7 @@ def test_no_bit_of_what_a_row_draws_differs_between_replicas(kind, replicas, siz
 
 
 @on("jax")
+@pytest.mark.slow
 def test_rows_and_updates_draw_apart():
     rows = kept(whole(layers))[:, : TIME * DIM]  # what dropout keeps of them, in three updates
     assert len(np.unique(rows != 0, axis=0)) == ROWS
@@ -269,11 +270,13 @@ def trained(size, *middle, replicas=None, num_rows=16, rate=0.5):
 
 
 @pytest.mark.parametrize("parts", share((2, 3, 5, 16), other=True))
+@pytest.mark.slow
 def test_no_bit_of_an_update_with_dropout_differs_between_cuts(parts):
     assert differing(trained("auto"), trained(-(-16 // parts))) == []
 
 
 @pytest.mark.parametrize(("replicas", "size"), share([(8, 8), (2, "auto"), (2, 6), (4, "auto")]))
+@pytest.mark.slow
 def test_no_bit_of_an_update_with_dropout_differs_between_replicas(replicas, size):
     assert differing(trained("auto"), trained(size, replicas=replicas)) == []
 
@@ -741,6 +744,7 @@ def test_the_gradient_of_a_gamma_number_by_its_parameter():
 
 
 @pytest.mark.parametrize("name", ["gamma", "beta", "binomial"])
+@pytest.mark.slow
 def test_a_parameter_that_means_nothing_gives_nan_and_takes_no_longer(name, monkeypatch):
     monkeypatch.setattr(distributions, "_MOST_TRIALS", 200)  # in place of which it would try
     words = Words(engines.choose(), ops.convert_to_tensor([3, 4], "uint32"), 0, 3, 0)

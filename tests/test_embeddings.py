@@ -62,6 +62,7 @@ def as_wholes(monkeypatch):
 
 
 @pytest.mark.parametrize(("optimizer", "size"), share(zip(OPTIMIZERS, ["auto", "auto", 5, 5, "auto"], strict=True)))
+@pytest.mark.slow
 def test_no_bit_differs_between_rows_and_whole_tables(optimizer, size, monkeypatch):
     alone, trainer = updated(optimizer, size)
     assert "Of the 200 rows of 'words', the " in trainer.explain()
@@ -366,6 +367,7 @@ class NextWord(ws.Objective):
         return ws.Mean(loss, following != 0)
 
 
+@pytest.mark.slow
 def test_an_update_that_looks_up_nothing():
     """Sentences of one word have a bucket of their own; there is no next word in it."""
     rows = [{"words": np.arange(1, 1 + n)} for n in (1, 1, 1, 1, 5, 6, 5)]
@@ -396,6 +398,7 @@ def test_an_update_that_looks_up_nothing():
         ]
     ),
 )
+@pytest.mark.slow
 def test_real_numbers_differ_from_the_whole_table_by_rounding(optimizer, policy, size, monkeypatch):
     keras.config.set_dtype_policy(policy)
     normal = lambda *shape, seed: np.random.default_rng(seed).normal(size=shape, scale=0.3).astype("float32")  # noqa: E731
@@ -411,6 +414,7 @@ def test_real_numbers_differ_from_the_whole_table_by_rounding(optimizer, policy,
 
 
 @pytest.mark.skipif(ENGINE == "tensorflow", reason="it does not tell what a program needs")
+@pytest.mark.slow
 def test_the_memory_of_an_update_does_not_grow_with_the_table():
     needs = []
     for size in (2_000, 200_000):
@@ -454,6 +458,7 @@ def test_an_update_that_is_not_finite_leaves_every_bit(optimizer):
 
 @on("tensorflow")
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="on JAX Keras sums first")
+@pytest.mark.slow
 def test_keras_on_tensorflow_trains_embeddings_otherwise_and_fit_says_so(capsys):
     """If Keras' part fails, Keras sums first: then the note, and its lines in README and docs/differences.md, go."""
     x, y = np.array([[3], [3], [3], [5]], "int32"), -np.ones((4, 1), "float32")

@@ -46,6 +46,7 @@ def said(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if not line.startswith("wholestep: ")]
 
 
+@pytest.mark.slow
 def test_a_last_update_that_was_not_applied_is_told_when_the_script_ends_unless_it_was_before(hooks, capsys):
     trainer = ws.Trainer(model(optimizer="sgd"))
     trainer.update((X, Y))
@@ -120,6 +121,7 @@ ENDS = ["trainer.update((x, y))", "steps = trainer.steps(ws.Batches((x, y), batc
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["an update", "an unfinished loop"])
+@pytest.mark.slow
 def test_a_script_ends_without_an_error_while_python_clears_its_modules(end, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT + end)
     done = subprocess.run([sys.executable, tmp_path / "script.py"], env=lean(), capture_output=True, text=True)

@@ -308,6 +308,7 @@ def holds_captured(case):
     equal(case.engine.devices.fetch(case.engine.variables.captured([other], state)), [kernel + 5] * len(values))
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_a_variable_that_is_gone():
     case = Case(2)
     captured = keras.Variable(np.ones(3))

@@ -38,6 +38,7 @@ class Interrupts(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("every", [23, *later([1])])
+@pytest.mark.slow
 def test_a_fit_that_ends_in_any_hook_resumes_to_the_same_bits(fault, every, tmp_path):
     whole, counts = ws.Trainer(small()), Interrupts()
     history = whole.fit(X, Y, callbacks=[counts], **HOW).history

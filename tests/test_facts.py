@@ -50,6 +50,7 @@ def test_updates_in_hand_may_be_of_different_kinds():
     assert two["loss"] == pytest.approx(2 * two["b"])
 
 
+@pytest.mark.slow
 def test_a_batch_of_another_kind_may_assign_another_variable():
     class Counts(ws.Objective):
         def __init__(self):

@@ -117,6 +117,7 @@ def copied(made, to):
 
 
 @pytest.mark.parametrize("does", [live, look, make_anew], ids=lambda does: does.__name__)
+@pytest.mark.slow
 def test_a_disk_that_fails_at_any_call_is_an_error_that_names_the_folder_and_loses_nothing(
     made, does, tmp_path, capsys
 ):

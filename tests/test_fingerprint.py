@@ -55,6 +55,7 @@ def test_values_and_data_are_named():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="on TensorFlow it is there already")
+@pytest.mark.slow
 def test_describing_does_not_import_tensorflow():
     look = "import sys; from test_fingerprint import code, make; make; import keras; "
     look += "m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]); m.compile('adam', 'mse'); code(m); "

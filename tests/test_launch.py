@@ -252,6 +252,7 @@ def test_a_patience_that_is_no_number(monkeypatch):
 
 
 @on("jax")
+@pytest.mark.slow
 def test_the_command_line_starts_without_keras():
     look = "import sys, wholestep as ws, wholestep.cli; print('keras' in sys.modules, {*ws.__all__} <= {*dir(ws)})"
     look += "; print(all(hasattr(ws, name) for name in ws.__all__), 'keras' in sys.modules)"

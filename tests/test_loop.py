@@ -254,6 +254,7 @@ def test_an_epoch_that_was_begun_is_not_begun_again():
 
 @pytest.mark.parametrize("steps_per_epoch", share([None, 3]))
 @pytest.mark.parametrize("own", [True, False])
+@pytest.mark.slow
 def test_a_restart_begins_with_the_rows_of_its_epoch(steps_per_epoch, own):
     def fit(made, **how):
         data = (ws.Batches((X, Y), 5, seed=7),) if own else (X, Y, 5)

@@ -188,6 +188,7 @@ class Picky(M.Mean):
 
 @IGNORED
 @pytest.mark.parametrize("kind", [OfTheBest, Picky])
+@pytest.mark.slow
 def test_user_defined_metrics_of_places(kind):
     x, y = data("classes", 4)
 
@@ -206,6 +207,7 @@ def test_user_defined_metrics_of_places(kind):
 
 @IGNORED
 @on("jax")
+@pytest.mark.slow
 def test_weights_of_rows_weigh_all_places_of_a_row():
     x, y = data("yes or no", 4)
     rows = np.arange(ROWS, dtype="float32")

@@ -152,6 +152,7 @@ def check_logs(ours: dict, theirs: dict, kind: Kind, *, to_keras: bool) -> None:
         assert is_same is not (to_keras and name in kind.unlike), (name, ours[name], value)
 
 
+@pytest.mark.slow
 def test_arrays(run):
     check_same(run.arrays, run.theirs, run, to_keras=True)
 
@@ -202,6 +203,7 @@ def test_replicas(run):
     check_same(run.fit(spread(run, "auto")), run.arrays, run)
 
 
+@pytest.mark.slow
 def test_replicas_in_microbatches(run):
     check_has_replicas(run)
     found = run.fit(spread(run, PIECES))

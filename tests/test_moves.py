@@ -122,6 +122,7 @@ def test_other_floats_are_told(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("release", sorted(path.name for path in (HERE / "golden").iterdir() if path.is_dir()))
+@pytest.mark.slow
 def test_a_checkpoint_of_every_release_goes_on(release):
     golden = Folder(HERE / "golden" / release)
     manifest, arrays = golden.read(8)

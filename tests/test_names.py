@@ -65,6 +65,7 @@ def test_a_model_that_is_built_anew_goes_on_under_its_own_names(name):
         check_same_bits(leaves(whole.model), leaves(other.model))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_anew_goes_on_under_its_own_names():
     keras.utils.set_random_seed(0)
     whole, other = ws.Trainer(one_output()[0]), ws.Trainer(one_output()[0])

@@ -38,6 +38,7 @@ GIVEN = {"plain": {}, "weights": {}, "classes": {"class_weight": {0: 0.5, 2: 3.0
 
 
 @pytest.mark.parametrize("how", share(GIVEN))
+@pytest.mark.slow
 def test_a_loop_written_for_a_model_runs_with_the_trainer(how):
     ours, theirs = network(), network()
     (told, weights), (expected, wanted) = (
@@ -91,6 +92,7 @@ def rows(num):
     return np.resize(X, (num, 3)), np.resize(Y, num)
 
 
+@pytest.mark.slow
 def test_single_batches_after_a_restore_are_filled_as_in_a_fresh_trainer(tmp_path):
     """The sizes of a run are saved with it: those of a run that was left count no more."""
     found = []
@@ -131,6 +133,7 @@ def test_a_schedule_that_is_assigned_between_two_batches_counts():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_no_weights_are_kept_after_a_single_evaluation():
     gc.collect()
     others = {id(each) for each in gc.get_objects() if isinstance(each, PassRun)}

@@ -36,6 +36,7 @@ def test_a_short_batch_is_padded_into_the_same_program(monkeypatch):
     assert len(compilations) == 2  # the probe, which looks whether rows may be padded, and the program
 
 
+@pytest.mark.slow
 def test_a_short_batch_of_a_coupled_model_keeps_its_own_shape():
     made = model(keras.layers.BatchNormalization())
     trainer = counted(made, batch_size=6)
@@ -129,6 +130,7 @@ def num_stacked(trainer):
 
 
 @pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
+@pytest.mark.slow
 def test_the_first_kinds_of_loaded_batches_alone_are_looped():
     trainer = ws.Trainer(of_any_length())
     trainer.fit(iter(of_lengths([5, 6, 7, 8, 9, 5])), verbose=0)
@@ -136,6 +138,7 @@ def test_the_first_kinds_of_loaded_batches_alone_are_looped():
 
 
 @pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
+@pytest.mark.slow
 def test_a_run_that_goes_on_loops_the_same_kinds_of_batches():
     first, second = ws.Trainer(of_any_length()), ws.Trainer(of_any_length())
     first.fit(iter(of_lengths([5, 6, 7, 8, 9])), verbose=0)
@@ -248,6 +251,7 @@ def test_the_peak_falls_with_the_microbatch():
 @on("jax")
 @settings(max_examples=3)
 @given(st.integers(1, 20), st.integers(1, 20), st.lists(st.floats(0.1, 2.0), min_size=ROWS, max_size=ROWS))
+@pytest.mark.slow
 def test_random_cuts_and_weights_change_nothing(batch_size, microbatch_size, weight):
     weight = np.asarray(weight, "float32")
     made = []

@@ -31,6 +31,7 @@ def without_numbers(report):
 
 
 @pytest.mark.own
+@pytest.mark.slow
 def test_the_program_of_the_readme(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     code, engine, names = tmp_path / "train.py", keras.backend.backend(), {}

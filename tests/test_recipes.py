@@ -95,6 +95,7 @@ def test_rows_that_meet_in_a_contrastive_loss_stay_together():
     assert names["history"].history["loss"][-1] < names["history"].history["loss"][0] < 2 * np.log(16)
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_episodes_of_any_length():
     names = cook("Policy gradient")
     assert np.mean(names["rewards"][-10:]) > np.mean(names["rewards"][:5]) + 0.15

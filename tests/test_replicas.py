@@ -65,6 +65,7 @@ def test_no_bit_differs_between_replicas_of_any_short_batch(weighting, plan):
     check((weighting, "l2", "adam"), *plan, short=True)
 
 
+@pytest.mark.slow
 def test_padding_that_counts_is_caught(monkeypatch):
     """The mutant: rows that fill up the shares of three replicas weigh 1."""
     monkeypatch.setattr(update, "weights_of_rows", lambda *_: None)
@@ -73,6 +74,7 @@ def test_padding_that_counts_is_caught(monkeypatch):
 
 
 @on("tensorflow")
+@pytest.mark.slow
 def test_each_optimizer_of_several_clips_the_gradient_of_all_replicas():
     def trained(replicas):
         keras.utils.set_random_seed(0)
@@ -227,6 +229,7 @@ def test_microbatches_that_mean_something_are_those_of_one_device(size, replicas
 
 
 @on("jax")
+@pytest.mark.slow
 def test_float64():
     couples = not JAX  # Keras on JAX normalises in float32
     keras.config.set_floatx("float64")
@@ -244,6 +247,7 @@ def x64():
 
 
 @on("jax")
+@pytest.mark.slow
 def test_draws_do_not_depend_on_replicas():
     assert_close(run(None, dropout=0.5), run(4, dropout=0.5), 2e-6)
 
@@ -290,6 +294,7 @@ def test_metrics_are_those_of_one_device():
         np.testing.assert_allclose(shared[name], alone[name], rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_finite_is_named():
     model, (x, y) = make(FEW), numbers()
     y[[17, 40]] = np.nan  # not x: relu of NaN is 0 on TensorFlow, and then the gradient alone is not finite
@@ -304,6 +309,7 @@ def test_a_row_that_is_not_finite_is_named():
 
 
 @on("jax")
+@pytest.mark.slow
 def test_batches_of_another_size_every_step():
     """A pipeline that buckets by length: other shapes and weights each step, and rows that do not divide."""
     rng, sizes = np.random.default_rng(0), [(5, 4), (7, 8), (3, 8), (1, 4), (8, 16)]
@@ -430,6 +436,7 @@ def test_one_all_reduce_an_update(loaded, size):
 
 
 @only_jax
+@pytest.mark.slow
 def test_the_variables_are_ordinary_ones_afterwards():
     model, (x, y) = make(2), numbers()
     ws.Trainer(model, replicas=2).fit(x, y, verbose=0)

@@ -68,6 +68,7 @@ def train(data, how, monkeypatch):
 
 @pytest.mark.parametrize("how", ["fit", "steps"])
 @pytest.mark.parametrize("source", share([Rows, Numbered, Stream]))
+@pytest.mark.slow
 def test_a_transform_that_reuses_its_arrays_trains_as_one_that_does_not(source, how, monkeypatch):
     def batches(transform):
         return ws.Batches(source(), SIZE if source is Rows else None, shuffle=False, transform=transform)

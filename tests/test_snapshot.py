@@ -191,6 +191,7 @@ def test_fit_goes_on_after_any_batch(name):
 
 
 @pytest.mark.parametrize("name", share(["arrays", "PyDataset", "begins again"]))
+@pytest.mark.slow
 def test_fit_goes_on_after_an_epoch(name):
     data, how = SOURCES[name]
     first = int(name == "arrays")
@@ -221,6 +222,7 @@ def test_buckets_and_packs_go_on(pack):
 
 
 @pytest.mark.parametrize("name", share(["arrays", "batches", "generator", "PyDataset", "begins again"]))
+@pytest.mark.slow
 def test_ones_own_loop_goes_on_after_every_step(name):
     def data():
         if name in ("arrays", "batches"):
@@ -248,6 +250,7 @@ def test_ones_own_loop_goes_on_after_every_step(name):
 
 
 @on("jax")
+@pytest.mark.slow
 def test_a_fit_between_two_steps_leaves_the_loop_where_it_stood():
     first, second, told, taken = ws.Trainer(made()), ws.Trainer(made(1)), [], None
     for step in first.steps(ws.Batches((X, Y), SIZE), epochs=2):
@@ -284,6 +287,7 @@ def test_the_next_call_goes_on_with_the_next_epochs_order(are_given):
 
 
 @on("jax")
+@pytest.mark.slow
 def test_updates_in_hand_go_on():
     whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
     first = [(X[i : i + n], Y[i : i + n]) for i, n in ((0, 5), (5, 7), (2, 5))]
@@ -466,6 +470,7 @@ MOMENTS = {  # those of a batch for themselves: with one of them every update is
 
 
 @pytest.mark.parametrize("of", share(MOMENTS))
+@pytest.mark.slow
 def test_a_snapshot_may_be_taken_in_any_hook(of):
     how = {"epochs": 2, "batch_size": SIZE, "validation_data": (X[:9], Y[:9]), "verbose": 0}
     whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
@@ -570,6 +575,7 @@ def test_a_run_that_failed_goes_on_before_the_failed_update():
 
 
 @on("jax")
+@pytest.mark.slow
 def test_what_cannot_go_on_is_refused_before_anything_changes():
     trainer = ws.Trainer(made())
     with pytest.raises(ws.SpecificationError, match="has begun"):
@@ -705,6 +711,7 @@ class Stateless(Counted):
 
 @pytest.mark.parametrize("kind", [Counted, Stateless])
 @pytest.mark.parametrize("call", ["fit", "steps"])
+@pytest.mark.slow
 def test_a_stream_goes_on_at_the_batch_that_failed(kind, call):
     def train(trainer, data):
         if call == "fit":
@@ -726,6 +733,7 @@ def test_a_stream_goes_on_at_the_batch_that_failed(kind, call):
     check_same_bits(leaves(whole.model), leaves(other.model))
 
 
+@pytest.mark.slow
 def test_a_batch_in_hand_is_no_batch_of_the_stream():
     class Updates(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -78,6 +78,7 @@ def test_a_nest_that_is_sparse_in_parts():
 
 
 @pytest.mark.parametrize("kind", share(KINDS, other=True))
+@pytest.mark.slow
 def test_batches_of_a_generator_may_be_sparse(kind):
     def draw(make):
         for i in range(0, ROWS, 5):

@@ -189,6 +189,7 @@ def sent(monkeypatch):
     return nums
 
 
+@pytest.mark.slow
 def test_stacked_updates_are_those_that_go_alone(sent):
     batches = [*BATCHES, (X[:3], Y[:3])]
     trainers = [ws.Trainer(model(keras.layers.Dropout(0.5, seed=1))) for _ in range(3)]

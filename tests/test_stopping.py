@@ -231,6 +231,7 @@ FAULTS = [(call, number) for call in ("write", "fsync", "rename") for number in 
 
 
 @pytest.mark.parametrize(("call", "number"), share(FAULTS))
+@pytest.mark.slow
 def test_an_error_of_the_writer_is_raised_at_the_next_boundary(call, number, tmp_path, monkeypatch):
     trainer, first = ws.Trainer(small()), ws.Checkpoints(tmp_path, every_steps=2, keep=9)
     for step in trainer.steps(ws.Batches((X, Y), SIZE), checkpoints=first):

@@ -8,6 +8,7 @@ import wholestep as ws
 from wholestep.reports.report import ReportLayout
 
 
+@pytest.mark.slow
 def test_the_loss_of_an_epoch_is_the_mean_over_its_rows_not_over_its_batches():
     made = model(optimizer="sgd")
     made.optimizer.learning_rate = 0.0

@@ -27,6 +27,7 @@ def sums(term, row_weights=None):
 
 
 @given(hnp.arrays("float32", (7, 3), elements=small), st.lists(st.integers(0, 7), max_size=4), st.data())
+@pytest.mark.slow
 def test_any_cut_sums_to_the_whole(values, cuts, data):
     weights = data.draw(hnp.arrays("float32", (7,), elements=st.integers(0, 4).map(float)))
     whole = sums(Mean(tensor(values), tensor(weights)))

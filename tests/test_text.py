@@ -114,6 +114,7 @@ def test_replicas_share_text_and_ragged_rows(make, kind, stream):
 
 @on_tensorflow
 @pytest.mark.parametrize("text", [list(WORDS), *later([WORDS, WORDS.astype(object), np.char.encode(WORDS)])])
+@pytest.mark.slow
 def test_text_of_every_kind_is_the_same_text(text):
     x = inputs("text")
     trainer, other = ws.Trainer(of_text()), of_text()
@@ -213,6 +214,7 @@ def test_ragged_rows_are_not_blamed_for_an_error_of_the_model():
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_an_objective_builds_all_parts_of_a_model_of_ragged_rows():
     class Two(keras.Model):
         def __init__(self):

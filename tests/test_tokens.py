@@ -49,6 +49,7 @@ def updated(weight, microbatch_size="auto", **arguments):
 
 
 @pytest.mark.parametrize(("kind", "sizes"), share(zip(WEIGHTS, [(1, 6), (3, 5), (3, 1)], strict=True)))
+@pytest.mark.slow
 def test_no_bit_differs_between_cuts(kind, sizes):
     whole, _ = updated(weights_of(kind))
     assert np.isfinite(whole["loss"])

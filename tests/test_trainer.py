@@ -154,6 +154,7 @@ def test_a_recompiled_model_is_trained_as_it_is_now():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_trainer_without_an_optimizer_trains_with_the_compiled_one_beside_others():
     made = model()
     own, given = made.optimizer, keras.optimizers.SGD(0.1)

@@ -47,6 +47,7 @@ def test_no_bit_differs_between_cuts_of_all_cases(case):
 
 
 @pytest.mark.parametrize(("weighting", "size"), share(zip(WEIGHTINGS, (6, 6, 1, 1, 6, 1), strict=True), other=True))
+@pytest.mark.slow
 def test_no_bit_differs_between_cuts_of_a_short_batch(weighting, size):
     case = (weighting, "l2", "adam")
     whole, _ = one_update(case, "auto", short=True)
@@ -91,6 +92,7 @@ def filled(nest, num_rows):
 
 @settings(max_examples=3)
 @given(NESTS, st.integers(1, 7), st.data())
+@pytest.mark.slow
 def test_no_bit_differs_between_cuts_of_nested_batches(nest, size, draw):
     weight = np.array(draw.draw(st.lists(st.integers(0, 3), min_size=7, max_size=7)), "float32")
     batch = {"x": filled(nest, 8), "weight": np.append(weight, 32 - weight.sum()).astype("float32")}

@@ -17,6 +17,7 @@ def sizes(trainer):
     return sorted(program.cut.rows for program in trainer.executor.planner.programs.values())
 
 
+@pytest.mark.slow
 def test_batches_of_ever_other_sizes_are_few_programs():
     made, plain = model(optimizer=keras.optimizers.SGD(0.1)), model(optimizer=keras.optimizers.SGD(0.1))
     trainer = ws.Trainer(made)

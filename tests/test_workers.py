@@ -179,6 +179,7 @@ def test_processes_load_the_same_batches_in_order_and_know_what_an_epoch_has_cha
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_no_two_batches_have_the_same_draws_and_a_seed_brings_them_back():
     def draws(num):
         keras.utils.set_random_seed(4)
@@ -216,6 +217,7 @@ def test_what_fails_in_a_process_is_raised_where_its_batch_would_come():
         in_forks(Forked(fails_at=3))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_told_and_the_next_epoch_begins_anew():
     class Killed(Forked):
         def __getitem__(self, number):
