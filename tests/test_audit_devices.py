@@ -125,6 +125,25 @@ def test_a_right_loop_on_several_devices_is_right_and_computes_the_same_bits(tra
         np.testing.assert_array_equal(one, two)
 
 
+def test_a_loop_over_several_axes_of_a_mesh_runs_and_is_said_not_to_be_looked_at():
+    import jax
+
+    model, spec = built(), jax.sharding.PartitionSpec
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:NUM]).reshape(2, 2), ("rows", "others"))
+
+    def local(params, x, y):
+        return jax.lax.pmean(jax.grad(loss_of(model))(params, x, y), ("rows", "others"))
+
+    specs = {"in_specs": (spec(), spec("rows"), spec("rows")), "out_specs": spec(), "check_vma": False}
+    taken = jax.jit(jax.shard_map(local, mesh=mesh, **specs))
+    params, slots = values(model)
+    with ws.audit(model, data=(X, Y)) as report:
+        for x, y in batches():
+            params, slots = model.optimizer.stateless_apply(slots, taken(params, x, y), params)
+    assert report.causes == []
+    assert "what runs under jax.shard_map over several axes of a mesh" in str(report)
+
+
 @pytest.mark.parametrize("train", [mapped, copied])
 def test_means_of_devices_that_are_added_up_are_named(train):
     model = built()

@@ -166,11 +166,11 @@ class BatchStream:
 
     def _load(self, source: Any, state: object) -> None:
         """Set a source's state before a pass; None for its first state, at which later passes begin, too."""
-        is_first, state = self._first_state is None and state is None, state or self._first_state
-        if self._first_state is None:
+        is_fresh = self._first_state is None
+        if is_fresh:
             self._first_state = copy.deepcopy(source.state_dict())
-        if not is_first:
-            source.load_state_dict(copy.deepcopy(state))
+        if state is not None or not is_fresh:
+            source.load_state_dict(copy.deepcopy(self._first_state if state is None else state))
 
 
 class Kept:
