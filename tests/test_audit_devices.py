@@ -153,3 +153,33 @@ def test_means_of_devices_that_are_added_up_are_named(train):
     assert cause.name == "summed over replicas", str(report)
     assert "Each replica divides by its own rows" in str(report)
     assert "jax.lax.psum" in cause.fix
+
+
+def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever_these_arrive(monkeypatch):
+    import jax
+    import jax.numpy as jnp
+
+    from wholestep.engines import jax_listener
+
+    calls, told = [], []
+    monkeypatch.setattr(jax_listener, "io_callback", lambda heard, *_, **__: calls.append(heard))
+    listener = jax_listener.EngineListener()
+
+    def note(name):
+        return lambda order, replica, _: told.append((order, name, replica))
+
+    def local(x):
+        listener.tell(note("pass"), [x])
+        return jax.lax.psum(x, "rows")
+
+    def step(x):
+        mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",)), jax.sharding.PartitionSpec
+        total = jax.shard_map(local, mesh=mesh, in_specs=spec("rows"), out_specs=spec(), check_vma=False)(x)
+        listener.tell(note("step"), [total])
+        return total
+
+    jax.make_jaxpr(step)(jnp.ones(2))
+    on_each, outside = calls
+    for call, replica in ((on_each, 0), (outside, 0), (on_each, 0), (on_each, 1), (outside, 0), (on_each, 1)):
+        call(np.int32(replica))
+    assert [each[1:] for each in sorted(told)] == [("pass", 0), ("pass", 1), ("step", 0)] * 2
