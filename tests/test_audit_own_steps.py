@@ -8,6 +8,7 @@ import pytest
 from audit_scripts import script
 from shares import halves
 
+import wholestep as ws
 from wholestep.audit.chain import averages, divergence
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Log
@@ -272,3 +273,23 @@ def test_labels_that_are_mixed_otherwise_than_the_inputs_are_said(other, part):
     (note,) = mixed([x], y, given)
     assert (part in note, "in 10 of 12 rows" in note, isinstance(note, Likely)) == (True, True, bool(other)), note
     assert not list(mixed([x], y, [([rng.normal(size=(4, 6))], labels[:4])]))
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="the loop is JAX's")
+def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
+    import jax
+
+    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+
+    def loss(weights, x):
+        return ((model.stateless_call(weights, [], x, training=True)[0] - x[:, :1]) ** 2).mean()
+
+    with ws.audit(model, (x, x[:, :1]), loss="mse") as report:
+        weights = [variable.value for variable in model.trainable_variables]
+        for start in [*range(0, 24, 4)] * 2:
+            rate = 0.01 if start < 16 else np.inf
+            weights = [w - rate * g for w, g in zip(weights, jax.grad(loss)(weights, x[start : start + 4]), strict=True)]
+    assert report.causes == []
+    assert "here 0.01 times the gradient in each." in report.notes[0]
+    assert report.notes[1] == "The weights are not finite from update 5 on, which is not judged."

@@ -63,7 +63,7 @@ batches overlap
 # forward
 inference mode | wkentaro/pytorch-fcn#56
     The gradient is taken in inference mode: dropout is off, and BatchNormalization uses its moving statistics.
-    -> call `model(x, training=True)`.
+    -> call the model with `training=True`.
 inputs swapped
     The model's inputs are given in another order than the data's: each gets the values of another.
     -> name them: a dict of arrays by the names of the model's inputs.

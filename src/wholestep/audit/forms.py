@@ -42,6 +42,7 @@ class Form:
         has_pads: whether rows that fill up a batch count.
         is_bare: whether the objective is the same loss without the mask that the model makes.
         is_of_pairs: whether each output meets the labels of all rows of its batch.
+        has_their_weights: whether it meets their sample weights, too.
     """
 
     errors: tuple[Error, ...] = ()
@@ -53,6 +54,7 @@ class Form:
     has_pads: bool = False
     is_bare: bool = False
     is_of_pairs: bool = False
+    has_their_weights: bool = False
 
     @property
     def is_at_outputs(self) -> bool:
@@ -82,6 +84,9 @@ def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
     has_own = getattr(loss, "has_own_weights", False)
     all_pairs = "meets the labels of all rows of its batch, as outputs (rows, 1) and labels (rows,) do"
     yield Form((Error("each output", all_pairs, ("broadcast",)),), is_of_pairs=True)
+    if data[2] is not None:
+        with_weights = all_pairs.replace("the labels", "the labels and sample weights").replace("labels (", "both (")
+        yield Form((Error("each output", with_weights, ("broadcast",)),), is_of_pairs=True, has_their_weights=True)
     if any(any(e.pads) for e in evidence):
         told = Error("rows", "that fill up a batch are trained on", ("padding trained on",))
         yield Form((told,), has_pads=True)

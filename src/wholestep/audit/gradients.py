@@ -62,6 +62,13 @@ _ON_REPLICAS = {  # explanations where each part of an update is a replica's
     "divided by the full batch": "",
 }
 
+_OF_A_MASK = (
+    "The sample weights are 0 and 1, as a mask's. The loss that was meant divides by all rows or places, also by those "
+    "of weight 0, as Keras' losses do by default."
+)
+_BY_MASK = "The loop divides by those of weight 1: say that this is meant by `reduction='mean_with_sample_weight'`."
+_BY_ALL = "If a mean over those of weight 1 is meant: audit with `reduction='mean_with_sample_weight'`."
+
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[Evidence]]:
     """Return (findings, evidence) on the gradients of these updates."""
@@ -93,6 +100,21 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
     findings = list[Finding](_told(explanations, chosen) if explanations else [_located(differing)])
     is_ended = time.monotonic() > until and not any(each.cost < RAW for each in explanations)
     return findings + [_ENDED] * is_ended, everything
+
+
+def by_mask(findings: list[Finding], evidence: list[Evidence]) -> list[Finding]:
+    """Return findings with a note on sample weights that are a mask, if the loss that is meant divides by all places.
+
+    To divide by the places of the mask is then no cause.
+    """
+    weights = evidence[0].meant.replay.data[2] if evidence else None
+    if not hasattr(weights, "shape") or {*np.unique(weights).tolist()} != {0, 1}:
+        return findings
+    if not all(np.all(terms.weights != 0) for e in evidence for terms in e.terms):
+        return findings
+    is_by_mask = [isinstance(each, Found) and each.name == "divided by the weights" for each in findings]
+    told = f"{_OF_A_MASK} {_BY_MASK if any(is_by_mask) else _BY_ALL}"
+    return [*(each for each, is_one in zip(findings, is_by_mask, strict=True) if not is_one), told]
 
 
 def _of_weights(meant: Meant, differing: list[Evidence], factor: float, of: str, apart: float) -> Finding:

@@ -13,7 +13,7 @@ from wholestep.audit.changes import otherwise
 from wholestep.audit.derived import noted, of_a_number
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many, on_one_line, some
-from wholestep.audit.gradients import gradients
+from wholestep.audit.gradients import by_mask, gradients
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import all_same
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
@@ -235,7 +235,7 @@ class Case:
                 modes.note(replay, update)
         verdict.broken |= modes.unlooked(seen.updates)
         meant = Meant(replay, self.objective, modes, seen.place, scaled, self.optimizer)
-        verdict.seen = seen = read(meant, seen, rows, self.data)
+        verdict.seen = seen = read(meant, seen, rows, self.data, self.schedule)
         verdict.notes += by_hand(seen, replay.framework)
         verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
@@ -327,7 +327,7 @@ class Case:
             if not verdict.evidence and not any(isinstance(each, Found) for each in findings):
                 verdict.unjudged = "no gradient of an update could be computed again"
                 verdict.has_loss = not like
-            findings = [self._meant(each, verdict.evidence) for each in findings]
+            findings = by_mask([self._meant(each, verdict.evidence) for each in findings], verdict.evidence)
             has_causes = any(isinstance(each, Found) for each in verdict.add(findings))
             if self.is_told and not has_causes and verdict.evidence and not seen.is_by_hand:
                 verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)

@@ -46,6 +46,11 @@ def distance(one: np.ndarray | Arrays, two: np.ndarray | Arrays, scale: float = 
     return apart / size if size else 0.0
 
 
+def are_finite(arrays: Arrays) -> bool:
+    """Whether all numbers are finite."""
+    return all(bool(np.all(np.isfinite(each))) for each in arrays)
+
+
 def _length(leaves: Arrays) -> float:
     return float(np.linalg.norm([float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves]))
 

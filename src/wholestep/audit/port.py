@@ -245,12 +245,15 @@ class Port(ABC):
         sizes = [size if kept is None else len(kept) for size, kept in zip(self.sizes, self._kept, strict=True)]
         return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
 
-    def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Any:
+    def batch(
+        self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None, has_their_weights: bool = False
+    ) -> Any:
         """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
 
         Args:
             shift: the number of rows by which the labels are moved.
             labels: the rows whose labels are used, if they are others.
+            has_their_weights: whether the weights are those of the labels' rows.
         """
         if self.is_observing:
             known = piece.called.derivatives
@@ -264,14 +267,15 @@ class Port(ABC):
         def taken(leaf: Any) -> np.ndarray:
             chosen = np.asarray(leaf)[shifted]
             chosen[np.roll(piece.rows == PAD, shift)] = 0  # as in padding
-            return self._as_wide(chosen, piece)
+            return self.as_wide(chosen, piece)
 
         batch = self._packed(piece.called.inputs), tree.map_leaves(taken, self.data[1])
         if self.data[2] is None:
             return batch
-        return *batch, tree.map_leaves(lambda leaf: self._as_wide(np.asarray(leaf)[rows], piece), self.data[2])
+        rows = shifted if has_their_weights else rows
+        return *batch, tree.map_leaves(lambda leaf: self.as_wide(np.asarray(leaf)[rows], piece), self.data[2])
 
-    def _as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
+    def as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
         """Return labels or weights of rows as wide as the outputs, where the batch is narrower than the data."""
         pairs = zip(tree.leaves(self.data[0]), piece.called.inputs, strict=False)
         is_narrow = any(np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs)

@@ -1,34 +1,42 @@
 """Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs, optimizers by hand."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
-from wholestep.audit.evidence import Evidence, Meant
+from wholestep import tree
+from wholestep.audit.basis import among
+from wholestep.audit.evidence import Evidence, Meant, narrowed
 from wholestep.audit.found import Likely
-from wholestep.audit.measure import FINE, all_same, distance, in_part
+from wholestep.audit.measure import FINE, all_same, are_finite, distance, in_part
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD, Piece, Rows, Rule, Update, Windows, doubled, placed
 from wholestep.tree import Tree
 
-NUM_OPTIONS, NUM_COMBINED = 80, 2**15  # rows that are tried, and ways to combine them
-NUM_PLACES = 200  # numbers of a gradient by which the ways are compared
-_NEAR = 3e-4
+Schedule = Callable[[int], float]  # the learning rate by update, from 0
+
+NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
 _NUM_TRIED = 3  # updates by which one of several derivatives is chosen
 _ROUNDING = 4e-7  # of a move, for a unit of the weights
 
 
-def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree]) -> Windows:
-    """Return the updates of a log, with the open facts chosen so that they make the gradients."""
+def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree], schedule: Schedule | None) -> Windows:
+    """Return the updates of a log, with the open facts chosen so that they make the gradients.
+
+    Args:
+        schedule: the learning rate that is meant; None if it is not known.
+    """
     known = [u for u in seen.updates if meant.modes.knows(u)]
     often, again = _often([piece.rows for piece in seen.pieces]), doubled(seen.updates, rows.num)
     changed: dict[int, Update] = {}
+    unclear = [u for u in known if rows.twins(u.rows) and not rows.agree(u.rows, data[1:])]
+    tried = unclear if seen.is_by_hand else unclear[:: -(-len(unclear) // NUM_SETTLED) or 1]
     for update in known:
-        if rows.twins(update.rows) and not rows.agree(update.rows, data[1:]):
-            found = settled(meant, update, rows)
+        if update in unclear:
+            found = settled(meant, update, rows) if update in tried else None
         else:
             found = None if seen.is_by_hand else unfilled(meant, update, often, again)
         if found is not None:
@@ -41,7 +49,7 @@ def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree])
     seen = replace(seen, settled={n for n, u in changed.items() if rows.twins(u.rows)})
     if seen.is_by_hand:
         whole = [u for u in updates if any(u.number == each.number for each in known)]
-        return _rated(meant, seen, whole) if len(whole) == len(updates) else seen
+        return _rated(meant, seen, whole, schedule) if len(whole) == len(updates) else seen
     return _without_idle(meant, seen)
 
 
@@ -104,58 +112,25 @@ def _real(pieces: list[Piece]) -> list[Piece]:
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
-    """Return an update with the rows of equal inputs that make its gradient; None if none do.
+    """Return an update with the rows of equal inputs that make its gradient; None if none do."""
+    others = [np.asarray(leaf) for leaf in tree.leaves(meant.replay.data[1:])]
 
-    Gradients of the rows' own losses are tried, and of the losses of all pairs of labels and outputs.
-    """
-    if meant.replay.data[2] is not None or len(update.pieces) != 1:
-        return None
-    (piece,) = update.pieces
-    options = [rows.equal(row) if row != PAD else [PAD] for row in piece.rows.tolist()]
-    if sum(map(len, options)) - len(options) > NUM_OPTIONS or np.prod([float(len(o)) for o in options]) > NUM_COMBINED:
-        return None
+    def told(row: int) -> bytes:
+        return b"".join(leaf[row].tobytes() for leaf in others)
+
+    def options(row: int) -> list[int]:
+        found = {told(each): each for each in rows.equal(row)} if row != PAD else {}
+        return [row, *(each for key, each in found.items() if key != told(row))]
+
     e = Evidence(meant, update)
-    for is_of_pairs in (False, True):
-        parts = [[_part(e, i, row, is_of_pairs) for row in each] for i, each in enumerate(options)]
-        if (chosen := _combined(e, parts)) is not None:
-            found = np.array([each[i] for each, i in zip(options, chosen, strict=True)])
-            return replace(update, pieces=[Piece(piece.called, found)])
-    return None
+    every = [[*map(options, piece.rows.tolist())] for piece in update.pieces]
+    if (chosen := among((narrowed([e]) or [e])[0], every)) is None:
+        return None
+    pieces = zip(update.pieces, chosen, strict=True)
+    return replace(update, pieces=[Piece(piece.called, own) for piece, own in pieces])
 
 
-def _part(e: Evidence, place: int, row: int, is_of_pairs: bool) -> np.ndarray:
-    """Return the part of a row in the gradient: of the row's loss, or of its label with all outputs."""
-    piece = e.update.pieces[0]
-    labels = np.where(piece.rows == PAD, 0, piece.rows)
-    labels[... if is_of_pairs else place] = row
-    (every,) = e.factors
-    factors = every if is_of_pairs else np.where(np.arange(every.shape[1]) == place, every, 0.0)
-    batch = e.meant.replay.batch(piece, labels=labels)
-    return e.gradient(0, factors, batch=batch)
-
-
-def _combined(e: Evidence, parts: list[list[np.ndarray]]) -> list[int] | None:
-    """Return the index of the part of each place in the handed sum, up to one factor and the model's losses."""
-    some = np.random.default_rng(0).permutation(len(e.handed))[:NUM_PLACES]
-    own = e.penalty[some]
-    size = float(own @ own)
-
-    def bare(vectors: np.ndarray) -> np.ndarray:
-        return vectors - np.outer(vectors @ own, own) / size if size else vectors
-
-    sums = np.zeros((1, len(some)))
-    ways: list[list[int]] = [[]]
-    for each in parts:
-        sums = (sums[:, None] + np.stack([part[some] for part in each])[None]).reshape(-1, len(some))
-        ways = [[*way, i] for way in ways for i in range(len(each))]
-    sums, handed = bare(sums), bare(e.handed[None, some])[0]
-    sizes = np.maximum(np.einsum("ij,ij->i", sums, sums), 1e-30)
-    apart = np.linalg.norm(handed - (sums @ handed / sizes)[:, None] * sums, axis=1)
-    best = int(np.argmin(apart))
-    return ways[best] if apart[best] <= _NEAR * np.linalg.norm(handed) else None
-
-
-def _rated(meant: Meant, seen: Windows, updates: list[Update]) -> Windows:
+def _rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule | None) -> Windows:
     """Return updates by hand with their rates, if all are steps of one optimizer on the gradients that were meant."""
     replay, evidence = meant.replay, [Evidence(meant, update) for update in updates]
     if not evidence:
@@ -165,19 +140,34 @@ def _rated(meant: Meant, seen: Windows, updates: list[Update]) -> Windows:
     near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
     rates = [e.share for e in evidence]
-    rule: Rule | None = Rule([abs(rate) for rate in rates], "")
-    if all(rate and distance(a, rate * b) <= n for a, b, rate, n in zip(falls, grads, rates, near, strict=True)):
-        grads = [fall / abs(rate) for fall, rate in zip(falls, rates, strict=True)]  # of an ascent: of the other sign
-    else:
+    rule: Rule | None = Rule(rates, "")
+    is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, rates, grads, near, strict=True))
+    if not is_plain:
         are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
         rule = solved(Moves(params, falls, grads, near, are_kernels > 0))
     if rule is None:
         return seen
-    found = []
-    for update, grad, rate in zip(updates, grads, rule.rates, strict=True):
-        applied = replace(update.applied, grads=list(replay.parts(grad).values()), learning_rate=rate)
+    found, meant_rates = [], _meant_rates(evidence, np.abs(rule.rates), schedule)
+    for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
+        handed = fall / own if is_plain else rate / own * grad  # of an ascent: of the other sign
+        applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own)
         found.append(replace(update, applied=applied))
-    return replace(seen, updates=found, rule=rule)
+    return replace(seen, updates=found, rule=rule._replace(rates=meant_rates))
+
+
+def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule | None) -> list[float]:
+    """Return the rates that are meant: the others have a factor that belongs to the gradient, as a sum of rows has."""
+    rows, parts = np.array([(e.whole[0], len(e.update.pieces)) for e in evidence]).T
+    shares = rows / max(rows.max(), 1e-30)
+    if schedule is not None:
+        meant, counts = np.array([schedule(e.update.number - 1) for e in evidence]), (rows, shares, parts)
+    else:  # a loop that does not use this optimizer may have ten times its rate
+        rate = float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0)))
+        meant, counts = np.full(len(rates), rate), (rows,) if np.ptp(rows) or np.log10(rows[0]) % 1 else ()
+    if np.all(meant > 0) and any(_is_even(rates / (meant * each), 1.0) for each in counts):
+        return meant.tolist()
+    is_of_rows = np.all(rows > 0) and _is_even(rates / rows) and not _is_even(rates)
+    return (rates / (rows if rates.max() > 1 else shares) if is_of_rows else rates).tolist()
 
 
 def without_void(updates: list[Update]) -> list[Update]:
@@ -312,8 +302,8 @@ def _named(factors: np.ndarray, first: float, second: float) -> Rule:
     return Rule(meant.tolist(), told)
 
 
-def _is_even(numbers: np.ndarray) -> bool:
-    return float(np.ptp(numbers)) <= FINE.differs * float(np.max(np.abs(numbers)))
+def _is_even(numbers: np.ndarray, *others: float) -> bool:
+    return float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
 
 
 def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
@@ -390,5 +380,7 @@ def by_hand(seen: Windows, framework: str) -> list[str]:
     others = f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
     told = same if most - least <= FINE.differs * most else others
     told = f", here {told}{seen.rule.told}" if seen.rule is not None else ""
-    notes = seen.rule.notes if seen.rule is not None else ()
+    notes = [*seen.rule.notes] if seen.rule is not None else []
+    if not all(are_finite(piece.called.params) for piece in seen.rest):
+        notes.append(f"The weights are not finite from update {seen.updates[-1].number + 1} on, which is not judged.")
     return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *notes]

@@ -1,6 +1,6 @@
 """The stages of the optimizer step, of the moves between two, and of the printed loss."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate, groupby, pairwise
 from numbers import Real
 from statistics import mean
@@ -14,10 +14,10 @@ from wholestep.audit.found import Finding, Likely, found, not_known, of_values, 
 from wholestep.audit.log import Applied
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
 from wholestep.audit.ratios import least
+from wholestep.audit.readings import Schedule
 from wholestep.audit.windows import PAD, Update, Windows, passes
 from wholestep.errors import SpecificationError, message
 
-Schedule = Callable[[int], float]
 INSIDE = "decay by microbatch", "weights moved inside a window"
 NUM_KEPT = 20_000  # weights that are compared, drawn once
 
@@ -176,9 +176,7 @@ def anew_in_each_pass(seen: Windows) -> Iterator[str]:
     if seen.is_by_hand and not seen.is_rated:
         return
     updates = [update for update in seen.updates if update.pieces]
-    by_size: dict[tuple[int, ...], list[float]] = {}
-    for update in updates:
-        by_size.setdefault(update.sizes, []).append(update.applied.learning_rate)
+    by_size = {u.sizes: [each.applied.learning_rate for each in updates if each.sizes == u.sizes] for u in updates}
     values = {sum(sizes): rates[0] for sizes, rates in by_size.items()}
     same = FINE.fits * max(map(abs, values.values()), default=0.0)
     runs = [size for size, _ in groupby(update.sizes for update in updates)]  # stages of the training have one each
@@ -191,7 +189,8 @@ def anew_in_each_pass(seen: Windows) -> Iterator[str]:
     cut = groupby(updates, key=lambda update: seen.place[update.pieces[0].called.order][0])
     first, *others = [[update.applied.learning_rate for update in each] for _, each in cut] or [[]]
     alike = [all(abs(a - b) <= same for a, b in zip(first, other, strict=False)) for other in others]
-    if others and all(alike) and min(len(first), len(others[0])) > 2 and np.ptp(first) > FINE.differs * max(first):
+    is_one = np.ptp(first) <= FINE.differs * np.max(np.abs(first), initial=0.0)
+    if others and all(alike) and min(len(first), len(others[0])) > 2 and not is_one:
         told = f"The learning rate begins anew with each pass over the data: it goes from {first[0]:.4g} to "
         told += f"{first[-1]:.4g} in the first, and so in all. Does its schedule count the batches of a pass?"
         is_warm_up = first[0] <= min(first) + same and first[-1] - first[0] > max(first) - first[-1]

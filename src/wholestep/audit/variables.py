@@ -197,15 +197,17 @@ NUM_KEPT = 300  # updates and microbatches whose weights may be averaged
 def ends(replay: Port, before: list[np.ndarray], now: Values, seen: Windows) -> Iterator[Finding]:
     """Yield the findings on the values that the loop left in the model; `before`: the weights when it began."""
     whole = [u for u in seen.updates if u.applied.is_whole and u.pieces and u.is_known]
-    is_alike = whole and len(now.params) == len(before) == len(whole[0].pieces[0].called.params)
-    if not is_alike or seen.is_by_hand or len(whole) < len(seen.updates):  # the last update is not known
+    if not whole or not len(now.params) == len(before) == len(whole[0].pieces[0].called.params):
         return
     first, last = whole[0].applied.params, whole[-1].applied.params_after
-    is_moved = all(a.shape == b.shape for a, b in zip(now.params, last, strict=True)) and not all_same(now.params, last)
-    if is_moved and all_same(now.params, first):
-        yield "The trained weights never come back to the model: after the loop it has those that it began with."
+    if any(a.shape != b.shape for a, b in zip(now.params, last, strict=True)):
         return
-    if is_moved:
+    is_last_known = len(whole) == len(seen.updates) and not seen.is_by_hand
+    if all_same(now.params, first) and not all_same(first, last):
+        if is_last_known:
+            yield "The trained weights never come back to the model: after the loop it has those that it began with."
+        return
+    if is_last_known and not all_same(now.params, last):
         yield from _averaged(now.params, whole)
     yield from lost_statistics(replay, now, whole)
 

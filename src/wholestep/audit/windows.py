@@ -8,7 +8,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.log import Applied, Called, Log, steps
-from wholestep.audit.measure import SOLVED, all_same, distance, in_part
+from wholestep.audit.measure import SOLVED, all_same, are_finite, distance, in_part
 from wholestep.tree import Tree
 
 PAD = -1
@@ -44,6 +44,7 @@ class Rows:
         self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
         self.num = len(self.leaves[0])
         self._tables: dict[tuple, dict[bytes, list[int]]] = {}
+        self._equal: dict[int, list[int]] = {}  # by row its group, of groups of several
         self._uses = np.zeros(self.num, int)
 
     def find(self, inputs: list[np.ndarray]) -> np.ndarray:
@@ -62,17 +63,15 @@ class Rows:
 
     def twins(self, rows: np.ndarray) -> bool:
         """Whether other rows of the data have the same inputs as these."""
-        own = set(rows[rows != PAD].tolist())
-        return any(len(equal) > 1 and own & set(equal) for table in self._tables.values() for equal in table.values())
+        return any(row in self._equal for row in rows.tolist())
 
     def equal(self, row: int) -> list[int]:
         """Return the rows of the data with the same inputs, this row among them."""
-        return next((g for table in self._tables.values() for g in table.values() if row in g), [row])
+        return self._equal.get(row, [row])
 
     def agree(self, rows: np.ndarray, others: Tree) -> bool:
         """Whether all rows with equal inputs have the same labels and weights too."""
-        own = set(rows[rows != PAD].tolist())
-        equal = [group for table in self._tables.values() for group in table.values() if own & {*group}]
+        equal = [self._equal[row] for row in set(rows.tolist()) & set(self._equal)]
         leaves = [np.asarray(leaf) for leaf in tree.leaves(others)]
         return all(len({leaf[row].tobytes() for row in group}) == 1 for group in equal for leaf in leaves)
 
@@ -89,6 +88,7 @@ class Rows:
                 if not any(np.any(rest[row : row + 1]) for _, rest in narrow):
                     table.setdefault(key, []).append(row)
             self._tables[kinds] = table
+            self._equal = {row: g for g in table.values() if len(g) > 1 for row in g} | self._equal
         return self._tables[kinds]
 
 
@@ -324,7 +324,7 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
     updates: list[Update] = []
     window: list[Piece] = []
     for i, piece in enumerate(pieces):
-        if not piece.called.is_whole:
+        if not (piece.called.is_whole and are_finite(piece.called.params)):
             return updates, [*window, *pieces[i:]]
         if window and not all_same(window[-1].called.params, piece.called.params):
             first, last = window[0].called, window[-1].called

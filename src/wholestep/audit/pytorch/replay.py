@@ -164,9 +164,9 @@ class Replay(Port):
         """Whether they are not the first ones, which are left out by choice, as when a head alone is trained."""
         return len(self.names) - 1 in chosen or 0 not in chosen
 
-    def batch(self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None) -> Any:
+    def batch(self, piece: Piece, **others: Any) -> Any:
         """Return the same; of the loop's own loss, its derivatives by each output alone, and the number of rows."""
-        found = super().batch(piece, shift=shift, labels=labels)
+        found = super().batch(piece, **others)
         if not self.is_observing:
             return found
         is_one = len(found[1]) < 2 or piece.called.setting.are_apart
