@@ -328,9 +328,9 @@ def _by_label(e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: boo
     if not isinstance(e, AtOutputs) or out.size * len(rows) > NUM_PAIRS:
         return passed
     every = np.tile(rows, num)
-    own = every if has_weights else piece.rows.repeat(len(rows))
-    given = [None if leaf is None else replay.as_wide(leaf[by], piece) for leaf, by in ((y, every), (weights, own))]
-    made = replay.derivative(e.meant.objective, out.repeat(len(rows), axis=0), *given)
+    given = (y, every), (weights, every if has_weights else piece.rows.repeat(len(rows)))
+    labels, own = (None if each is None else replay.as_wide(np.asarray(each)[by], piece) for each, by in given)
+    made = replay.derivative(e.meant.objective, out.repeat(len(rows), axis=0), labels, own)
     made = made.reshape(num, len(rows), -1) * factors[0][:, None, None]
 
     def at_outputs(place: int, row: int) -> np.ndarray:
@@ -348,7 +348,7 @@ def _taken(
     Least squares give the share of each change; they are rounded one after the other, the surest first, and the last
     in all combinations: the labels of pairs have little more than their mean in a gradient.
     """
-    made = np.linalg.qr(np.concatenate([wholes, changes, own, handed]).T.astype("float64"), mode="r").T
+    made = np.transpose(np.linalg.qr(np.concatenate([wholes, changes, own, handed]).T.astype("float64"))[1])
     wholes, changes, own, (handed,) = np.split(made, np.cumsum([len(wholes), len(changes), len(own)]))
     of_piece, num = np.array([i for i, _, _ in free]), len(wholes)
 

@@ -66,8 +66,8 @@ _OF_A_MASK = (
     "The sample weights are 0 and 1, as a mask's. The loss that was meant divides by all rows or places, also by those "
     "of weight 0, as Keras' losses do by default."
 )
-_BY_MASK = "The loop divides by those of weight 1: say that this is meant by `reduction='mean_with_sample_weight'`."
-_BY_ALL = "If a mean over those of weight 1 is meant: audit with `reduction='mean_with_sample_weight'`."
+_BY_MASK = "The loop divides by those of weight 1, as `reduction='mean_with_sample_weight'` and `ws.Mean` do."
+_BY_ALL = "If a mean over those of weight 1 is meant, so is `reduction='mean_with_sample_weight'`, or `ws.Mean`."
 
 
 def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[Evidence]]:
@@ -108,7 +108,7 @@ def by_mask(findings: list[Finding], evidence: list[Evidence]) -> list[Finding]:
     To divide by the places of the mask is then no cause.
     """
     weights = evidence[0].meant.replay.data[2] if evidence else None
-    if not hasattr(weights, "shape") or {*np.unique(weights).tolist()} != {0, 1}:
+    if not isinstance(weights, np.ndarray) or {*np.unique(weights).tolist()} != {0, 1}:
         return findings
     if not all(np.all(terms.weights != 0) for e in evidence for terms in e.terms):
         return findings

@@ -256,7 +256,7 @@ class Hooks:
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             given, outputs, params, buffers = _apart(numbers, groups)
             inputs = [np.array(leaf) for leaf in given]
-            is_kept = self.log.wants(inputs)
+            is_kept = self.log.wants(inputs, replica)
             kept = ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
             self.log.add(Called(order, inputs, *kept, differentiated, line, replica))
 

@@ -18,7 +18,7 @@ from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import all_same
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
-from wholestep.audit.readings import by_hand, choose, read, stays, without_void
+from wholestep.audit.readings import UNMOVED, by_hand, choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
 from wholestep.audit.unsolved import beside_labels, mixed, skipped
@@ -356,7 +356,7 @@ class Case:
         return noted(finding, self.supposed, evidence, width, is_likely=finding.name == "padded places counted")
 
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
-        num = sum(piece.is_known for piece in seen.pieces)
+        num = sum(piece.is_known and not piece.called.replica for piece in seen.pieces)
         verdict.looked_at = f"{many(len(seen.updates), 'update')} of {many(num, 'batch', 'batches')} of the data"
         verdict.has_seen = bool(seen.updates) and num > 0
         if seen.updates and not seen.pieces:
@@ -373,7 +373,7 @@ class Case:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
             verdict.unseen.append(self.port.outlined if has_moved else _STILL)
-            verdict.notes += [_AT_FIRST] * (has_moved and stays(seen.pieces))
+            verdict.notes += [_AT_FIRST if has_moved else UNMOVED] * stays(seen.pieces)
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int], modes: Modes) -> list[Update]:
         known = [u for u in seen.updates if modes.knows(u) and u.number not in twice]

@@ -162,8 +162,7 @@ class Log:
     """The record of a loop.
 
     Args:
-        room: the number of optimizer steps that are kept with all their numbers; of later ones only the first steps on
-            batches of a new size.
+        room: of how many optimizer steps all numbers are kept; later only of the first on batches of a new size.
 
     Attributes:
         notes: changes that the hooks made to how the loop runs, in words.
@@ -204,14 +203,15 @@ class Log:
     lines: dict[str, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
-    _sizes: set[tuple[int, ...]] = field(default_factory=set)  # of the first inputs of forward passes
+    _sizes: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # of passes: (replica, rows of the input)
     _num_bytes: int = 0  # of the inputs of forward passes of which no more is kept
 
     @property
     def has_room(self) -> bool:
         """Whether numbers are still kept."""
-        is_small = self.room >= MOST
-        return max(len(self.applied), 0 if self.applied or is_small else self._num_moved) < self.room
+        if self.room < MOST:
+            return (len(self.applied) or self._num_moved) < self.room
+        return len(self.applied) < self.room * max(len({replica for replica, _ in self._sizes}), 1)
 
     @property
     def is_used(self) -> bool:
@@ -228,10 +228,10 @@ class Log:
         """Keep the model's initial weights; they are not kept again until they move."""
         self._last["params"] = params
 
-    def wants(self, inputs: list[np.ndarray]) -> bool:
+    def wants(self, inputs: list[np.ndarray], replica: int = 0) -> bool:
         """Whether the numbers of a forward pass on such inputs are kept: there is room, or their number is new."""
-        is_new = bool(inputs) and len(self._sizes) in range(1, MOST_SIZES) and inputs[0].shape[:1] not in self._sizes
-        return self.has_room or is_new
+        sizes = {size for own, size in self._sizes if own == replica}
+        return self.has_room or (0 < len(sizes) < MOST_SIZES and inputs[0].shape[:1] not in sizes)
 
     def wants_step(self, replica: int) -> bool:
         """Whether the numbers of an optimizer step are kept: there is room, or the pass before it is kept."""
@@ -251,7 +251,7 @@ class Log:
         elif isinstance(event, Called):
             event.params[:] = self._once("params", event.params)
             event.buffers[:] = self._once("buffers", event.buffers)
-            self._sizes |= {leaf.shape[:1] for leaf in event.inputs[:1]}
+            self._sizes |= {(event.replica, leaf.shape[:1]) for leaf in event.inputs[:1]}
             self._num_bytes += 0 if event.is_whole else sum(leaf.nbytes for leaf in event.inputs)
             self.called.append(event)
             if self._num_bytes > _MOST_BYTES:

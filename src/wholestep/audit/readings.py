@@ -17,6 +17,10 @@ from wholestep.audit.windows import PAD, Piece, Rows, Rule, Update, Windows, dou
 from wholestep.tree import Tree
 
 Schedule = Callable[[int], float]  # the learning rate by update, from 0
+UNMOVED = Likely(
+    "No weight moves: gradients are taken of the same rows again, and at the same weights. Write each step to the "
+    "variables, `v.assign_sub(rate * g)`, or carry the new weights to the next step; `v = v - rate * g` does neither."
+)
 
 NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
 _NUM_TRIED = 3  # updates by which one of several derivatives is chosen
@@ -124,7 +128,8 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
 
     e = Evidence(meant, update)
     every = [[*map(options, piece.rows.tolist())] for piece in update.pieces]
-    if (chosen := among((narrowed([e]) or [e])[0], every)) is None:
+    at_outputs = narrowed([e])
+    if (chosen := among(at_outputs[0] if at_outputs else e, every)) is None:
         return None
     pieces = zip(update.pieces, chosen, strict=True)
     return replace(update, pieces=[Piece(piece.called, own) for piece, own in pieces])
@@ -158,12 +163,13 @@ def _rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedul
 def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule | None) -> list[float]:
     """Return the rates that are meant: the others have a factor that belongs to the gradient, as a sum of rows has."""
     rows, parts = np.array([(e.whole[0], len(e.update.pieces)) for e in evidence]).T
-    shares = rows / max(rows.max(), 1e-30)
+    most = max(float(rows.max()), 1e-30)
+    shares, counts = rows / most, [rows, 0 * rows + most]
     if schedule is not None:
-        meant, counts = np.array([schedule(e.update.number - 1) for e in evidence]), (rows, shares, parts)
-    else:  # a loop that does not use this optimizer may have ten times its rate
-        rate = float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0)))
-        meant, counts = np.full(len(rates), rate), (rows,) if np.ptp(rows) or np.log10(rows[0]) % 1 else ()
+        meant, counts = np.array([schedule(e.update.number - 1) for e in evidence]), [*counts, shares, parts]
+    else:
+        meant = np.full(len(rates), float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0))))
+        counts = counts if np.log10(most) % 1 else []  # a loop without this optimizer may have ten times its rate
     if np.all(meant > 0) and any(_is_even(rates / (meant * each), 1.0) for each in counts):
         return meant.tolist()
     is_of_rows = np.all(rows > 0) and _is_even(rates / rows) and not _is_even(rates)

@@ -35,10 +35,7 @@ def _bytes(part: np.ndarray) -> bytes:
 
 
 class Rows:
-    """Finds rows of the data by the bytes of the model's inputs, in the dtype of these inputs.
-
-    A batch may be narrower than the data, if it is padded to its longest row: then trailing zeros are ignored.
-    """
+    """Finds rows of the data by the bytes of the inputs, in their dtype; those of a narrower batch may be cut."""
 
     def __init__(self, inputs: Tree):
         self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
@@ -83,11 +80,11 @@ class Rows:
                 for leaf, (_, w) in pairs
             ]
             cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
-            table: dict[bytes, list[int]] = {}
+            table, cut = (dict[bytes, list[int]]() for _ in range(2))
             for row, key in enumerate(keys(cast)):
-                if not any(np.any(rest[row : row + 1]) for _, rest in narrow):
-                    table.setdefault(key, []).append(row)
-            self._tables[kinds] = table
+                is_cut = any(np.any(rest[row : row + 1]) for _, rest in narrow)
+                (cut if is_cut else table).setdefault(key, []).append(row)
+            self._tables[kinds] = table = cut | table
             self._equal = {row: g for g in table.values() if len(g) > 1 for row in g} | self._equal
         return self._tables[kinds]
 
@@ -131,9 +128,11 @@ class Piece:
     @property
     def is_known(self) -> bool:
         """Whether its inputs are rows of the data; a batch may be padded with copies of one other row."""
-        if np.all(self.rows == PAD):
+        if np.all(are_others := self.rows == PAD):
             return False
-        return len({*keys([leaf[self.rows == PAD] for leaf in self.called.inputs])}) <= 1
+        others = [leaf[are_others] for leaf in self.called.inputs]
+        is_at_end = np.all(are_others[np.count_nonzero(~are_others) :]) or not any(map(np.any, others))
+        return bool(is_at_end) and len({*keys(others)}) <= 1
 
 
 @dataclass(frozen=True)
