@@ -289,7 +289,9 @@ def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
         weights = [variable.value for variable in model.trainable_variables]
         for start in [*range(0, 24, 4)] * 2:
             rate = 0.01 if start < 16 else np.inf
-            weights = [w - rate * g for w, g in zip(weights, jax.grad(loss)(weights, x[start : start + 4]), strict=True)]
+            weights = [
+                w - rate * g for w, g in zip(weights, jax.grad(loss)(weights, x[start : start + 4]), strict=True)
+            ]
     assert report.causes == []
     assert "here 0.01 times the gradient in each." in report.notes[0]
     assert report.notes[1] == "The weights are not finite from update 5 on, which is not judged."

@@ -295,7 +295,7 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
 def among(e: Evidence, options: list[list[list[int]]]) -> list[np.ndarray] | None:
     """Return, by piece, the rows that make the handed gradient, if each place may have any of its options, or None."""
     free = [(i, place, row) for i, own in enumerate(options) for place, rows in enumerate(own) for row in rows[1:]]
-    if not len(free) <= min(NUM_OPTIONS, (len(e.handed) - len(options)) // 2):
+    if len(free) > NUM_OPTIONS:
         return None
     first = [np.array([rows[0] for rows in own]) for own in options]
     some = np.random.default_rng(0).permutation(len(e.handed))[:NUM_SOLVED]

@@ -48,13 +48,17 @@ class Meant:
         optimizer: Any = None,
     ):
         self.replay, self.objective, self.modes, self.optimizer = replay, objective, modes, optimizer
-        self.place, self.is_scaled = place, bool(scaled)
+        self.place, self.scaled, self.is_scaled = place, scaled, bool(scaled)
         self.scales = {each.scale for each in scaled if each.scale}
         self.clips_scaled = any(each.is_last for each in scaled)
         self.windows, self.has_penalty = Counter[int](), False
         self.full: np.ndarray | None = None
         self.is_masked, self.length = replay.is_masked, 0.0
         self.is_by_outputs: bool | None = None
+
+    def of(self, objective: Any) -> "Meant":
+        """Return the same of another objective."""
+        return Meant(self.replay, objective, self.modes, self.place, self.scaled, self.optimizer)
 
     @property
     def usual(self) -> int:

@@ -1,6 +1,5 @@
 """Losses of Keras and functions as such, and their relatives, which a loss may be mistaken for."""
 
-import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import signature
@@ -145,7 +144,8 @@ def averaging(loss: Any) -> Any:
 
 def mean_of(loss: Loss, *, by_weight: bool = False) -> Loss:
     """Return the mean of a loss over the places, or over their weights."""
-    found = copy.copy(loss)  # its configuration may not be whole
+    found = object.__new__(type(loss))  # its configuration may not be whole
+    vars(found).update(vars(loss))
     found.reduction = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
     return found
 

@@ -15,6 +15,7 @@ from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, Found, Likely, Number, Proof, found, not_known, of_values, some
 from wholestep.audit.log import Line
 from wholestep.audit.measure import NUM_PLACES, distance
+from wholestep.audit.port import OneLoss
 from wholestep.audit.windows import PAD, Update
 
 _IN_THE_LOSS = "padding", "padded places", "mean of row", "divided by the weights", "divided by the rows"
@@ -66,7 +67,7 @@ _OF_A_MASK = (
     "The sample weights are 0 and 1, as a mask's. The loss that was meant divides by all rows or places, also by those "
     "of weight 0, as Keras' losses do by default."
 )
-_BY_MASK = "The loop divides by those of weight 1, as `reduction='mean_with_sample_weight'` and `ws.Mean` do."
+_BY_MASK = "Judged is a mean over those of weight 1, as `reduction='mean_with_sample_weight'` and `ws.Mean` give."
 _BY_ALL = "If a mean over those of weight 1 is meant, so is `reduction='mean_with_sample_weight'`, or `ws.Mean`."
 
 
@@ -102,19 +103,23 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
     return findings + [_ENDED] * is_ended, everything
 
 
-def by_mask(findings: list[Finding], evidence: list[Evidence]) -> list[Finding]:
-    """Return findings with a note on sample weights that are a mask, if the loss that is meant divides by all places.
-
-    To divide by the places of the mask is then no cause.
-    """
-    weights = evidence[0].meant.replay.data[2] if evidence else None
-    if not isinstance(weights, np.ndarray) or {*np.unique(weights).tolist()} != {0, 1}:
-        return findings
+def by_weights(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[Evidence]]:
+    """Return the same; of sample weights that are a mask also by the loss that divides by them, if it explains more."""
+    findings, evidence = gradients(meant, updates)
+    weights = meant.replay.data[2]
+    is_mask = isinstance(weights, np.ndarray) and {*np.unique(weights).tolist()} == {0, 1}
+    if not is_mask or not isinstance(meant.objective, OneLoss):
+        return findings, evidence
     if not all(np.all(terms.weights != 0) for e in evidence for terms in e.terms):
-        return findings
-    is_by_mask = [isinstance(each, Found) and each.name == "divided by the weights" for each in findings]
-    told = f"{_OF_A_MASK} {_BY_MASK if any(is_by_mask) else _BY_ALL}"
-    return [*(each for each, is_one in zip(findings, is_by_mask, strict=True) if not is_one), told]
+        return findings, evidence
+    if causes := [each for each in findings if isinstance(each, Found)]:
+        mean = meant.replay.objective(meant.replay.losses.mean_of(meant.objective.loss, by_weight=True))
+        others, found_by = gradients(meant.of(mean), updates)
+        left = [each for each in others if isinstance(each, Found)]
+        is_named, are_named = (all(each.is_listed for each in some) for some in (left, causes))
+        if len(left) < len(causes) or (is_named and not are_named):
+            return [*others, f"{_OF_A_MASK} {_BY_MASK}"], found_by
+    return [*findings, f"{_OF_A_MASK} {_BY_ALL}"], evidence
 
 
 def _of_weights(meant: Meant, differing: list[Evidence], factor: float, of: str, apart: float) -> Finding:

@@ -13,7 +13,7 @@ from wholestep.audit.changes import otherwise
 from wholestep.audit.derived import noted, of_a_number
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many, on_one_line, some
-from wholestep.audit.gradients import by_mask, gradients
+from wholestep.audit.gradients import by_weights
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import all_same
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
@@ -321,13 +321,13 @@ class Case:
         else:
             if meant.replay.is_observing:
                 choose(meant, like)
-            findings, verdict.evidence = gradients(meant, like) if like else ([], [])
+            findings, verdict.evidence = by_weights(meant, like) if like else ([], [])
             if meant.replay.is_observing:
                 findings = self._of_observed(verdict, findings)
             if not verdict.evidence and not any(isinstance(each, Found) for each in findings):
                 verdict.unjudged = "no gradient of an update could be computed again"
                 verdict.has_loss = not like
-            findings = by_mask([self._meant(each, verdict.evidence) for each in findings], verdict.evidence)
+            findings = [self._meant(each, verdict.evidence) for each in findings]
             has_causes = any(isinstance(each, Found) for each in verdict.add(findings))
             if self.is_told and not has_causes and verdict.evidence and not seen.is_by_hand:
                 verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)

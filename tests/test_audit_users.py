@@ -1,0 +1,241 @@
+"""The audit of loops as users have them: pairs that come again, sums that explode, buckets, replicas, masks."""
+
+import keras
+import numpy as np
+import pytest
+
+import wholestep as ws
+from wholestep.audit.log import Called, Log
+
+ENGINE = keras.backend.backend()
+RNG = np.random.default_rng(0)
+
+
+def gradient_of(model, value):
+    """Return the function that computes the gradients of `value(outputs, *rows)`, and the model's new statistics."""
+    if ENGINE == "tensorflow":
+        import tensorflow as tf
+
+        def with_tape(x, *rows):
+            with tf.GradientTape() as tape:
+                loss = value(model(x, training=True), *rows)
+            return [tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)]
+
+        return with_tape
+    import jax
+
+    def loss(params, x, *rows):
+        return value(model.stateless_call(params, model.non_trainable_variables, x, training=True)[0], *rows)
+
+    gradient = jax.grad(loss)
+    return lambda *rows: [*map(np.asarray, gradient([v.value for v in model.trainable_variables], *rows))]
+
+
+def train(model, value, data, size, move, passes=2):
+    """Train by `move(variables, gradients)`, on all rows of the data in a new order in each pass."""
+    gradient, rng = gradient_of(model, value), np.random.default_rng(1)
+    for _ in range(passes):
+        order = rng.permutation(len(data[0]))
+        for start in range(0, len(order), size):
+            move(model.trainable_variables, gradient(*(part[order[start : start + size]] for part in data)))
+
+
+def descend(rate):
+    def move(variables, gradients):
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign(variable - rate * gradient)
+
+    return move
+
+
+def square(out, y):
+    return keras.ops.mean((out - y[:, None]) ** 2)
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+
+
+# ---- pairs of words that come again with another count ----
+
+X = RNG.normal(size=(60, 5)).astype("float32")
+X[50:] = X[:10]
+Y = (X.sum(1) + RNG.normal(size=60)).astype("float32")
+W = RNG.uniform(0.2, 1, 60).astype("float32")
+EQUAL = np.append(W[:50], W[:10])
+
+
+@pytest.mark.parametrize(
+    ("value", "weights", "words"),
+    [
+        (square, (), ""),
+        (lambda out, y: keras.ops.mean((out - y) ** 2), (), "the labels of all rows"),
+        (lambda out, y, w: keras.ops.mean(w[:, None] * (out - y[:, None]) ** 2), (W,), ""),
+        (lambda out, y, w: keras.ops.mean(w * (out - y) ** 2), (W,), "the labels and sample weights of all rows"),
+        (lambda out, y, w: keras.ops.mean(w[:, None] * (out - y) ** 2), (EQUAL,), "the labels of all rows"),
+    ],
+)
+def test_rows_with_equal_inputs_are_told_apart_by_the_gradient(value, weights, words):
+    model, optimizer = network(), keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def move(variables, gradients):
+        optimizer.apply([*map(keras.ops.array, gradients)], variables)
+
+    with ws.audit(model, (X, Y, *weights), loss="mse") as report:
+        train(model, value, (X, Y, *weights), 20, move)
+    assert [cause.name for cause in report.causes] == (["broadcast"] if words else []), str(report)
+    assert "gradient" in report.as_json()["judged"]
+    assert words in report.first_line
+
+
+# ---- steps of SGD by hand ----
+
+
+def summed(out, y):
+    return keras.ops.sum((out - y[:, None]) ** 2)
+
+
+def momentum_of(sign):
+    """Return a step with momentum 0.9 that goes down or up."""
+    kept = {}
+
+    def move(variables, gradients):
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            kept[i] = 0.9 * kept.get(i, 0) + gradient
+            variable.assign(variable - sign * 0.01 * kept[i])
+
+    return move
+
+
+@pytest.mark.parametrize(
+    ("value", "size", "move", "rate", "causes"),
+    [
+        (square, 16, descend(0.01), 0.01, []),
+        (summed, 16, descend(0.01), 0.01, ["never divided"]),  # 12 rows at the end of a pass
+        (summed, 12, descend(0.01), 0.01, ["never divided"]),
+        (summed, 16, descend(0.07), None, ["never divided"]),
+        (lambda out, y: summed(out, y) / 16, 16, descend(0.05), None, ["divided by the full batch"]),
+        (square, 10, descend(0.1), 0.01, []),  # another rate than that of an optimizer that makes no step
+        (square, 12, momentum_of(1), 0.01, []),
+        (square, 12, momentum_of(-1), 0.01, ["ascent"]),
+    ],
+)
+def test_a_sum_of_rows_is_no_rate(value, size, move, rate, causes):
+    model, x = network(), RNG.normal(size=(60, 5)).astype("float32")
+    model.compile(None if rate is None else keras.optimizers.SGD(rate), "mse")
+    with ws.audit(model, (x, x.sum(1)), loss="mse") as report:
+        train(model, value, (x, x.sum(1)), size, move, passes=3)
+    assert [cause.name for cause in report.causes] == causes, str(report)
+    assert not any("begins anew" in note for note in report.notes)
+
+
+def test_steps_that_reach_no_variable_are_said_first():
+    model, x = network(), RNG.normal(size=(24, 5)).astype("float32")
+    with ws.audit(model, (x, x.sum(1)), loss="mse") as report:
+        train(model, square, (x, x.sum(1)), 8, lambda variables, gradients: None)
+    assert report.first_line.startswith("No weight moves: gradients are taken of the same rows again")
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="the loop is JAX's")
+@pytest.mark.parametrize("is_by_hand", [True, False])
+def test_statistics_that_a_loop_by_hand_leaves_behind_are_named(is_by_hand):
+    import jax
+
+    x, layers = RNG.normal(3, 2, size=(24, 5)).astype("float32"), keras.layers
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def loss(params, others, x):
+        out, others = model.stateless_call(params, others, x, training=True)
+        return keras.ops.mean((out - x[:, :1]) ** 2), others
+
+    with ws.audit(model, (x, x[:, :1]), loss="mse") as report:
+        params, others, slots = (
+            [v.value for v in kind]
+            for kind in (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
+        )
+        for start in [*range(0, 24, 4)] * 9:  # more updates than are kept
+            gradients, others = jax.grad(loss, has_aux=True)(params, others, x[start : start + 4])
+            if is_by_hand:
+                params = [p - 0.01 * g for p, g in zip(params, gradients, strict=True)]
+            else:
+                params, slots = optimizer.stateless_apply(slots, gradients, params)
+        for variable, value in zip(model.trainable_variables, params, strict=True):
+            variable.assign(value)
+    assert "statistics never written back" in [cause.name for cause in report.causes]
+
+
+# ---- padded batches in buckets, and masks ----
+
+LENGTHS = np.tile([2, 3, 4, 5, 6], 8)
+TOKENS = np.where(np.arange(6) < LENGTHS[:, None], RNG.integers(1, 9, size=(40, 6)), 0)
+MASK = (TOKENS != 0).astype("float32")
+
+
+def own_loss(y, logits):
+    return keras.ops.categorical_crossentropy(keras.ops.one_hot(y, 3) * 0.9 + 0.1 / 3, logits, from_logits=True)
+
+
+def in_buckets(value, parts=1):
+    """Return the report on a tagger whose batches are as wide as their longest rows need."""
+    keras.utils.set_random_seed(0)
+    layers, optimizer = keras.layers, keras.optimizers.SGD(0.1)
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), layers.Embedding(9, 6), layers.Dense(3)])
+    optimizer.build(model.trainable_variables)
+    gradient, rng = gradient_of(model, value), np.random.default_rng(1)
+    with ws.audit(model, (TOKENS, TOKENS % 3, MASK), loss=own_loss) as report:
+        for width, shortest in ((4, 0), (6, 5), (4, 0), (6, 5)):
+            rows = rng.permutation(np.flatnonzero((width >= LENGTHS) & (shortest <= LENGTHS)))
+            cut = [TOKENS[own, :width] for own in np.array_split(rows, parts)]
+            grads = [gradient(x, x % 3, (x != 0).astype("float32")) for x in cut]
+            sums = [keras.ops.array(sum(map(np.asarray, each)) / parts) for each in zip(*grads, strict=True)]
+            optimizer.apply(sums, model.trainable_variables)
+    return report
+
+
+def by_mask(out, y, mask):
+    return keras.ops.sum(own_loss(y, out) * mask) / keras.ops.sum(mask)
+
+
+def by_place(out, y, mask):
+    return keras.ops.mean(own_loss(y, out) * mask)
+
+
+def test_weights_that_are_a_mask_may_divide():
+    for value, words in ((by_mask, "Judged is a mean over those of weight 1"), (by_place, "If a mean over those")):
+        report = in_buckets(value)
+        assert (report.causes, report.notes[-1:] == [n for n in report.notes if words in n]) == ([], True), str(report)
+
+
+def test_microbatches_in_buckets_are_judged_by_the_weights_of_a_mask():
+    report = in_buckets(by_mask, parts=3)
+    assert [cause.name for cause in report.causes] == ["mean of means"], str(report)
+
+
+def test_a_row_that_no_array_holds_is_no_padding():
+    model, x = network(), RNG.normal(size=(24, 5)).astype("float32")
+    model.compile("sgd", "mse")
+    own = x.copy()
+    own[[0, 8, 16]] += 1
+    with ws.audit(model, (x, x[:, :1])) as report:
+        model.fit(own, own[:, :1], batch_size=8, shuffle=False, verbose=0)
+    assert (report.causes, report.as_json()["has_seen"]) == ([], False), str(report)
+
+
+# ---- replicas ----
+
+
+def test_short_batches_on_replicas_are_kept_beyond_the_first_updates():
+    log, order = Log(room=40), 0
+
+    def call(replica, rows):
+        x = np.zeros((rows, 2))
+        log.add(Called(order, [x], [], [], [], True, None, replica))
+        return log.wants([x], replica)
+
+    assert all(call(replica, 32) for replica in range(4))
+    log.room = 0
+    assert [log.wants([np.zeros((rows, 2))], replica) for replica in range(4) for rows in (32, 27)] == [False, True] * 4
