@@ -147,7 +147,7 @@ penalty forgotten | keras-team/keras#19891
 penalty once per microbatch | keras-team/keras#19891
     -> add `sum(model.losses)` once per update, not `len(parts)` times.
 penalty once per replica | keras-team/keras#19891
-    -> divide them by `num_replicas_in_sync`: `tf.nn.scale_regularization_loss(sum(model.losses))`.
+    -> divide the model's losses by `num_replicas_in_sync`: `tf.nn.scale_regularization_loss(sum(model.losses))`.
 penalty added twice
     -> add either `sum(model.losses)` or a penalty by hand.
 penalty divided | keras-team/keras#19891
