@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import audit_mutants
 import audit_route_mutants
+import keras
 import numpy as np
 import pytest
 from audit_loops import X, Y
@@ -18,11 +20,15 @@ from test_audit import audited, edited
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME
+from wholestep.audit.found import found
 from wholestep.audit.log import Applied, Called, Line, Log
 from wholestep.audit.measure import NUM_PLACES, all_same, in_part, once, places
+from wholestep.audit.replay import Replay
 from wholestep.audit.source import line_of_loss
 from wholestep.audit.windows import rare
 
+ENGINE = keras.backend.backend()
+PAGE = Path(__file__).parent.parent / "docs/audit.md"
 MUTANTS = [*audit_mutants.MUTANTS, *audit_route_mutants.MUTANTS]
 PLAIN = {"_", "for", "in", "if", "is", "or", "not", "a", "and", "with", "of", "like", "by", "the", "first", "to"}
 WORD = re.compile(r"[A-Za-z_]\w*|\*\*")
@@ -41,10 +47,29 @@ def names_of(mutant):
     return set(changed or both) - PLAIN
 
 
+def fix_of(name):
+    return Replay.said(found(name, 1.0, None, [1])).fix
+
+
 def test_the_printed_change_names_what_the_edit_took_away():
-    named = [bool(set(words(BY_NAME[m.cause].fix)) & names_of(m)) for m in MUTANTS]
+    named = [bool(set(words(fix_of(m.cause))) & names_of(m)) for m in MUTANTS]
     assert len(named) > 50
     assert np.mean(named) >= 0.9
+    text = " ".join(PAGE.read_text().split())
+    told = re.search(r"for (\d+ of \d+) edits on TensorFlow and (\d+ of \d+) on JAX", text)
+    assert told[1 if ENGINE == "tensorflow" else 2] == f"{sum(named)} of {len(named)}"
+
+
+OF_OTHERS = {
+    "tensorflow": r"JAX|jnp|jax\.|stateless_|return_losses|\b(tv|ntv|ov)\b",
+    "jax": r"JAX|\btf\.|\btape\b|num_replicas_in_sync|model\.losses|apply_gradients|On JAX",
+}
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_a_fix_is_in_the_words_of_the_engine(name):
+    assert fix_of(name)
+    assert not re.search(OF_OTHERS[ENGINE], fix_of(name))
 
 
 TEXT = """

@@ -24,7 +24,9 @@ class Cause:
     is_note: bool = False
 
 
-# For each stage its causes: `name | source | note`; below it the explanation, if any, and after an arrow the fix.
+ON_JAX = " On JAX: "
+# For each stage its causes: `name | source | note`; below it the explanation, if any, and after an arrow the fix: for
+# both engines, or for TensorFlow, and after `ON_JAX` for JAX.
 _TEXT = """
 # rows
 rows never used | tracel-ai/burn#5695
@@ -121,9 +123,11 @@ never divided | keras-team/keras#16285
     -> take the mean, or divide by the weight of the batch: `sum(values) / len(rows)`.
 summed over replicas | tensorflow/tensorflow#55321
     -> divide by the number of rows of all replicas: `tf.nn.compute_average_loss(losses, global_batch_size=...)`.
+    On JAX: divide by the number of rows of all replicas: `jnp.sum(losses) / jax.lax.psum(len(losses), axis)`.
 divided by the replicas twice | keras-team/keras#16285
     -> divide once, not by `num_replicas_in_sync` again: Keras' losses know the strategy,
-    `tf.nn.compute_average_loss` does not.
+    `tf.nn.compute_average_loss` does not. On JAX: divide once, by the number of rows of all replicas, and add up the
+    gradients by `jax.lax.psum`, not by `jax.lax.pmean`.
 last window dropped | timoschick/pet#36
     -> make an optimizer step of the rest at the end of each pass (`if ... or start + size >= len(x)`).
 divided twice | huggingface/transformers#35438
@@ -137,26 +141,36 @@ first microbatch lost
 last microbatch lost
     -> add the gradient first, of all `parts`, then ask whether it is time for the step.
 mean of row means | huggingface/transformers#34191
-    -> divide once by the sum of all weights: `reduce_sum(values) / reduce_sum(weights)`, or `ws.Mean`.
+    -> divide once by the sum of all weights: `reduce_sum(values) / reduce_sum(weights)`, or `ws.Mean`. On JAX: divide
+    once by the sum of all weights: `jnp.sum(values) / jnp.sum(weights)`, or `ws.Mean`.
 divided by the weights
     -> divide by the number of rows, or mean it so: `reduction='mean_with_sample_weight'`, or an `Objective`.
 divided by the rows
     -> divide by the sum of the weights: `reduction='mean_with_sample_weight'`.
 penalty forgotten | keras-team/keras#19891
-    -> add `sum(model.losses)`, once per update.
+    -> add `sum(model.losses)`, once per update. On JAX: take the model's losses,
+    `outputs, ntv, losses = model.stateless_call(tv, ntv, x, return_losses=True)`, and add `sum(losses)`, once per
+    update.
 penalty once per microbatch | keras-team/keras#19891
-    -> add `sum(model.losses)` once per update, not `len(parts)` times.
+    -> add `sum(model.losses)` once per update, not `len(parts)` times. On JAX: add the model's losses, which
+    `stateless_call(..., return_losses=True)` returns, once per update, not `len(parts)` times.
 penalty once per replica | keras-team/keras#19891
     -> divide the model's losses by `num_replicas_in_sync`: `tf.nn.scale_regularization_loss(sum(model.losses))`.
+    On JAX: divide the model's losses by the number of replicas: `sum(losses) / jax.lax.psum(1, axis)`.
 penalty added twice
-    -> add either `sum(model.losses)` or a penalty by hand.
+    -> add either `sum(model.losses)` or a penalty by hand. On JAX: add either `sum(losses)` of
+    `stateless_call(..., return_losses=True)` or a penalty by hand.
 penalty divided | keras-team/keras#19891
-    -> add `sum(model.losses)` after the division by `len(parts)`.
+    -> add `sum(model.losses)` after the division by `len(parts)`. On JAX: add the model's losses, which
+    `stateless_call(..., return_losses=True)` returns, after the division by `len(parts)`.
 not reset | meta-pytorch/torchtune#2745
-    -> set the sum to zero after each optimizer step: `total = [zeros_like(v) for v in variables]`.
+    -> set the sum to zero after each optimizer step: `total = [tf.zeros_like(v) for v in variables]`, or, if it is
+    held in a `tf.Variable`, `held.assign(tf.zeros_like(held))`. On JAX: set the sum to zero after each optimizer step:
+    `total = [jnp.zeros_like(v) for v in tv]`.
 momentum by hand
-    -> set the sum to zero after each optimizer step, `total = [zeros_like(v) for v in variables]`, and leave
-    momentum to the optimizer.
+    -> set the sum to zero after each optimizer step, `total = [tf.zeros_like(v) for v in variables]` (a `tf.Variable`:
+    `held.assign(tf.zeros_like(held))`), and leave momentum to the optimizer. On JAX: set the sum to zero after each
+    optimizer step, `total = [jnp.zeros_like(v) for v in tv]`, and leave momentum to the optimizer.
 ascent
     -> return the loss and not `-loss`, and subtract its gradient: `weight - rate * gradient`; a quantity
     to maximise enters the loss with a minus.
@@ -168,6 +182,8 @@ gradients swapped
     -> zip the gradients with the very list that they were taken of: `zip(grads, variables)`.
 loss not scaled
     -> `loss = optimizer.scale_loss(loss)` inside of the tape, and the gradients as they are to `optimizer.apply`.
+    On JAX: `loss = optimizer.scale_loss(loss)` inside of the function whose gradient is taken, and the gradients as
+    they are to `optimizer.stateless_apply`.
 loss scale left in
     -> divide the gradients by the scale before the optimizer gets them, or use a `LossScaleOptimizer`.
 loss scale frozen in a trace | the FAQ of jax-ml/jax on impure functions
@@ -177,32 +193,37 @@ clip before unscale | Lightning-AI/pytorch-lightning#9330
 variable left out
     Trainable, but no gradient of it reaches the optimizer.
     -> take the gradient of `model.trainable_variables` with the whole model inside of the tape, and hand over all:
-    `zip(grads, model.trainable_variables)`, or `stateless_apply(ov, grads, tv)`; or set `layer.trainable = False`
-    on frozen layers.
+    `zip(grads, model.trainable_variables)`; or set `layer.trainable = False` on frozen layers. On JAX: take the
+    gradient of the values of all `model.trainable_variables` with the whole model inside of the function, and hand over
+    all: `stateless_apply(ov, grads, tv)`; or set `layer.trainable = False` on frozen layers.
 frozen variable trained
     The layer is set to `trainable = False`, and its variables are trained all the same.
     -> take the gradient of `model.trainable_variables`, and not of `model.variables` or `model.weights`.
 clip forgotten
     The optimizer that was meant clips the gradient; nothing clips it here.
     -> give the loop's optimizer the same `clipnorm`, `global_clipnorm` or `clipvalue`, or hand it the gradients
-    that were clipped: `clipped, _ = tf.clip_by_global_norm(grads, bound)`, then `zip(clipped, variables)`.
+    that were clipped: `clipped, _ = tf.clip_by_global_norm(grads, bound)`, then `zip(clipped, variables)`. On JAX: give
+    the loop's optimizer the same `clipnorm`, `global_clipnorm` or `clipvalue`.
 clipped otherwise
     The gradient is clipped, but not as the optimizer that was meant does it.
     -> leave it to the optimizer's own `clipnorm` (each variable), `global_clipnorm` (all together) or `clipvalue`;
-    `tf.clip_by_global_norm(grads, bound)` once is all together.
+    `tf.clip_by_global_norm(grads, bound)` once is all together. On JAX: leave it to the optimizer's own `clipnorm`
+    (each variable), `global_clipnorm` (all together) or `clipvalue`.
 # apply
 applied twice | keras-team/keras#19990
     The optimizer takes the same gradient twice.
-    -> call `apply_gradients` (or `stateless_apply`) once per update.
+    -> call `apply_gradients` once per update. On JAX: call `stateless_apply` once per update.
 variable updated twice
     Two optimizers take the same gradient of a variable: it moves twice in every update.
-    -> give each optimizer the variables that are its own, `zip(grads, variables)`, and no variable to both.
+    -> give each optimizer the variables that are its own, `zip(grads, variables)`, and no variable to both. On JAX:
+    give each optimizer the variables that are its own, `stateless_apply(ov, grads, tv)`, and no variable to both.
 optimizer re-created | keras-team/keras#13027
     The optimizer is made anew again and again: moments and the count of updates start at 0 each time.
     -> make the optimizer once, before the loop.
 optimizer state thrown away
     Every update begins with the optimizer's first state: moments and the count of updates never move.
-    -> carry what `stateless_apply` returns to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
+    -> assign no earlier values to `optimizer.variables`. On JAX: carry what `stateless_apply` returns to the next
+    update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
 steps of zeros
     The optimizer is called with gradients of zeros between two updates: its moments, count and weights move.
     -> call `apply` only where the sum is whole.
@@ -225,7 +246,8 @@ schedule one ahead
 # between
 update thrown away
     The result of the optimizer step does not reach the next forward pass: the weights go back.
-    -> carry the updated variables to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
+    -> assign no earlier values to `model.trainable_variables` after the optimizer step. On JAX: carry the updated
+    variables to the next update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
 decay by microbatch | keras-team/keras#19990
     The weights shrink between the microbatches of one update.
     -> decay (`v * 0.99`) once per update, or leave it to the optimizer's `weight_decay`.
@@ -241,19 +263,25 @@ average by microbatch
 # state
 statistics thrown away
     The new moving statistics of the forward pass are thrown away: they never move.
-    -> carry the non-trainable variables to the next update: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
+    -> assign no earlier values to `model.non_trainable_variables`.
+    On JAX: carry the non-trainable variables to the next update: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
 seeds thrown away | jax-ml/jax#40232
     The seeds of the random draws are thrown away: every update has the same dropout masks.
-    -> carry the non-trainable variables to the next update: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
+    -> assign no earlier values to the states of the `SeedGenerator`s, `model.non_trainable_variables`.
+    On JAX: carry the non-trainable variables to the next update: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
 state of one microbatch
     The microbatches of an update all begin with the same statistics and seeds: only the last one's are kept.
-    -> carry them from microbatch to microbatch: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
+    -> assign no earlier values to `model.non_trainable_variables` between microbatches. On JAX: carry them from
+    microbatch to microbatch: `outputs, ntv = model.stateless_call(tv, ntv, x)`.
 statistics never written back
     The trained weights come back to the model, and the moving statistics do not: it predicts with the first ones.
-    -> assign them too: `for v, value in zip(model.non_trainable_variables, ntv): v.assign(value)`.
+    -> bring all of `model.variables` back, and not the trainable ones alone:
+    `model.set_weights(trained.get_weights())`.
+    On JAX: assign them too: `for v, value in zip(model.non_trainable_variables, ntv): v.assign(value)`.
 second pass in training mode
     The rows of an update go through the model once more in training mode: the moving statistics move twice.
-    -> take metrics of the outputs that are there, or call `model(x, training=False)`.
+    -> take metrics of the outputs that are there, or call `model(x, training=False)`. On JAX: take metrics of the
+    outputs that are there, or call `model.stateless_call(tv, ntv, x, training=False)`.
 # report
 printed: mean of means | tensorflow/tensorflow#38596
     The printed loss is a mean of the batches' means: rows of short batches count more.
@@ -275,7 +303,8 @@ printed: summed over microbatches
     -> take the mean over the microbatches: divide by their number.
 printed: without penalty | note
     The printed loss is without the model's own losses, which are trained on.
-    -> print the loss with `sum(model.losses)`, as `fit` does.
+    -> print the loss with `sum(model.losses)`, as `fit` does. On JAX: print the loss with the model's losses, which
+    `stateless_call(..., return_losses=True)` returns, as `fit` does.
 """
 
 

@@ -5,11 +5,13 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from wholestep import tree
+from wholestep.audit.causes import ON_JAX
 from wholestep.audit.found import Found
 from wholestep.audit.log import Applied, Called, Line, Log, Values
 from wholestep.audit.measure import Tolerance, places, tolerance
@@ -123,10 +125,11 @@ class Port(ABC):
     def as_then(model: Any, log: Log) -> AbstractContextManager[None]:
         """Let the variables be set to be trained as at the end of a log, for the time of a `with`."""
 
-    @staticmethod
-    def said(cause: Found) -> Found:
-        """Return a cause with its explanation and fix in the framework's words."""
-        return cause
+    @classmethod
+    def said(cls, cause: Found) -> Found:
+        """Return a cause with its explanation and fix in the words of the framework and its engine."""
+        fix, _, on_jax = cause.fix.partition(ON_JAX)
+        return replace(cause, fix=on_jax if on_jax and cls.engine() == "jax" else fix)
 
     @abstractmethod
     def values(self) -> Values | None:
