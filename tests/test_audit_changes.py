@@ -72,6 +72,20 @@ def test_a_fix_is_in_the_words_of_the_engine(name):
     assert not re.search(OF_OTHERS[ENGINE], fix_of(name))
 
 
+WEIGHED = {
+    "tensorflow": (
+        "loss_fn(y[rows], output, sample_weight=w[rows])",
+        "tf.reduce_mean(w[rows] * (y[rows] - output) ** 2)",
+    ),
+    "jax": ("jnp.sum(c * (b - output[:, 0]) ** 2) / jnp.sum(c)", "jnp.mean(c * (b - output) ** 2) / jnp.mean(c)"),
+}
+
+
+def test_sample_weights_get_the_rank_of_the_outputs_too(tmp_path):
+    (cause,) = audited(LOOPS["weighted"], edited("weighted", [WEIGHED[ENGINE]]), tmp_path).causes
+    assert (cause.name, "sample weights" in cause.fix) == ("broadcast", True)
+
+
 TEXT = """
 def train(model, x, y):
     @tf.function

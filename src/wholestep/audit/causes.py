@@ -74,7 +74,8 @@ labels among the inputs
     -> give a decoder what comes before, `y[:, :-1]`, and let it predict what comes next, `y[:, 1:]`.
 # gradient
 broadcast | tensorflow/tensorflow#33898, #28901, #52115
-    -> `y = y[:, None]` or `output = squeeze(output, -1)`, or a Keras loss, which gives both the same rank.
+    -> `y = y[:, None]` (and the sample weights) or `output = squeeze(output, -1)`, or a Keras loss, which gives all the
+    same rank.
 padding trained on
     -> multiply the losses by a mask and divide by its sum: `sum(mask * values) / sum(mask)`.
 from_logits | tensorflow/tensorflow#35585

@@ -51,7 +51,8 @@ inference mode
 inputs swapped
     -> name them: `model(a=a, b=b)`.
 broadcast
-    -> give both the same shape: `loss_fn(output.squeeze(-1), y)`, or `loss_fn(output, y.unsqueeze(-1))`.
+    -> give all the same shape, sample weights too: `loss_fn(output.squeeze(-1), y)`, or
+    `loss_fn(output, y.unsqueeze(-1))`.
 from_logits
     -> `BCEWithLogitsLoss` takes logits, `BCELoss` the result of `torch.sigmoid`.
 softmax twice
