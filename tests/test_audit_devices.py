@@ -155,6 +155,24 @@ def test_means_of_devices_that_are_added_up_are_named(train):
     assert "jax.lax.psum" in cause.fix
 
 
+def test_the_line_of_a_penalty_that_each_device_adds_is_that_of_the_loss(monkeypatch):
+    def loss_of(model):
+        def loss(params, x, y):
+            outputs, _, penalties = model.stateless_call(params, [], x, training=True, return_losses=True)
+            data = keras.ops.mean((outputs - y) ** 2) / NUM
+            return data + sum(penalties)
+
+        return loss
+
+    monkeypatch.setitem(globals(), "loss_of", loss_of)
+    model = built()
+    with ws.audit(model, data=(X, Y)) as report:
+        mapped(model, batches(), added_up)
+    (cause,) = report.causes
+    assert (cause.name, cause.line.text) == ("penalty once per replica", "return data + sum(penalties)")
+    assert "sum(losses) / jax.lax.psum(1, axis)" in cause.fix
+
+
 def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever_these_arrive(monkeypatch):
     import jax
     import jax.numpy as jnp

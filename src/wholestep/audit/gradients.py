@@ -19,7 +19,10 @@ from wholestep.audit.port import OneLoss
 from wholestep.audit.windows import PAD, Update
 
 _IN_THE_LOSS = "padding", "padded places", "mean of row", "divided by the weights", "divided by the rows"
-_IN_THE_LOSS_OF_ONE = "never divided", "divided by the full batch", "penalty forgotten", "penalty added twice"
+_IN_THE_LOSS_OF_ONE = (  # of a microbatch that is the whole of an update, or of a replica
+    *("never divided", "divided by the full batch", "divided by the replicas twice"),
+    *("penalty forgotten", "penalty added twice", "penalty once per replica"),
+)
 _NOT_OF_THE_LOSS = "each row", "the penalty", "the gradient"
 _SECONDS = 45.0  # of the search for words; the change that is tried then is tried to its end
 _ENDED = f"The search for what makes the gradients differ was ended after {_SECONDS:.0f} seconds: more was not tried."
@@ -287,7 +290,8 @@ def _located(differing: list[Evidence]) -> Found:
 def _line_of(error: Error, e: Evidence) -> Line | None:
     """Return the user's line of an error: where the loss is computed, if that is wrong, or else the optimizer step."""
     update, replay = e.update, e.meant.replay
-    names = _IN_THE_LOSS if len(update.pieces) > 1 else (*_IN_THE_LOSS, *_IN_THE_LOSS_OF_ONE)
+    is_cut = len(update.pieces) > e.num_replicas
+    names = _IN_THE_LOSS if is_cut else (*_IN_THE_LOSS, *_IN_THE_LOSS_OF_ONE)
     is_named = any(name.startswith(names) for name in error.causes[:1])
     is_of_loss = is_named or not error.quantity.startswith(_NOT_OF_THE_LOSS)
     is_penalty = error.quantity == "the penalty"
