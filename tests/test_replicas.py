@@ -222,6 +222,28 @@ def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(name
 
 
 @pytest.mark.filterwarnings("ignore:microbatch_size")
+@pytest.mark.parametrize(
+    ("rows", "size", "couples", "said"),
+    [
+        (2 * FEW + 1, "auto", False, f"{3 * FEW} places = 1 host x {FEW} replicas x 3 rows."),
+        (2 * FEW + 1, "auto", True, f"{2 * FEW + 1} places on 1 host x {FEW} replicas, at most 3 rows on each."),
+        (4 * FEW, 2 * FEW, True, f"{4 * FEW} places = 1 host x {FEW} replicas x 2 microbatches x 2 rows."),
+        (
+            2 * FEW + 1,
+            FEW + 1,
+            True,
+            f"{2 * FEW + 1} places on 1 host x {FEW} replicas, at most (2 rows + 1 rows) on each.",
+        ),
+    ],
+)
+def test_the_layout_that_is_explained_adds_up(rows, size, couples, said):
+    x, y = numbers()
+    trainer = ws.Trainer(make(FEW, couples=couples), microbatch_size=size, replicas=FEW)
+    trainer.fit(x[:rows], y[:rows], batch_size=rows, verbose=0)
+    assert said in trainer.explain()
+
+
+@pytest.mark.filterwarnings("ignore:microbatch_size")
 @pytest.mark.parametrize(("size", "replicas"), [*share([(8, 2)]), *later([(5, FEW)])])
 @pytest.mark.slow
 def test_microbatches_that_mean_something_are_those_of_one_device(size, replicas):

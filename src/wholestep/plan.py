@@ -375,9 +375,12 @@ def _spread(cut: Cut, engine: Engine) -> list[str]:
     if replicas == 1:
         return []
     counts = [("" if num == 1 else f"{num} microbatches x ", -(-size // replicas)) for num, size in cut.sections]
-    shares = " and ".join(f"{several}{size} rows" for several, size in counts)
+    shares = " + ".join(f"{several}{size} rows" for several, size in counts)
+    shares = f"({shares})" if len(counts) > 1 else shares
     many = f"{hosts} {'host' if hosts == 1 else 'hosts'} x {replicas / hosts:g} replicas"
-    lines = [f"{cut.places} places = {many} x {shares}."]
+    is_even = all(size % replicas == 0 for _, size in cut.sections)
+    layout = f"= {many} x {shares}" if is_even else f"on {many}, at most {shares} on each"
+    lines = [f"{cut.places} places {layout}."]
     if cut.split:
         return [*lines, "Each replica sums over its own rows; the sums of all go over the wire once an update."]
     return [*lines, "Arrays are global: every replica sees the statistics of all rows."]
