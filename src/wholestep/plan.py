@@ -320,11 +320,11 @@ def explain(planner: Planner, sharded: list[str], data: str, unlike_keras: str) 
         data: the place of the data, as text.
         unlike_keras: the differences from Keras' update, as text.
     """
-    engine, coupling, program = planner.engine, planner.findings.coupling, list(planner.programs.values())[-1]
+    engine, coupling, newest_first = planner.engine, planner.findings.coupling, [*planner.programs.values()][::-1]
+    program, several = max(newest_first, key=lambda each: each.cut.rows), len(newest_first)
     cut = program.cut
-    several = len(planner.programs)
     lines = [
-        *([f"{several} programs for updates of several shapes; the last one made:"] if several > 1 else []),
+        *([f"{several} programs for updates of several shapes; that of the most rows:"] if several > 1 else []),
         f"One update takes {cut}.",
         *_spread(cut, engine),
         _padding(cut, planner.pads_short),

@@ -160,12 +160,19 @@ def _starts(sizes: list[int]) -> list[int]:
 
 
 def describe(row_plan: RowPlan, wholes: dict[str, str], num_microbatches: int) -> list[str]:
-    """Describe the update of each table."""
+    """Describe the updates of tables: a line for each one of which rows are updated, and one for all others."""
     lines = []
     for table, group in zip(row_plan.tables, row_plan.lookups.groups, strict=True):
         asked = num_microbatches * row_plan.counts[group]
         lines.append(f"Of the {table.num_rows} rows of {table.layer.name!r}, the {asked} looked up are updated.")
-    return lines + [f"All rows of {path!r} are updated: {why}." for path, why in wholes.items()]
+    reasons = dict.fromkeys(wholes.values())
+    paths = [([repr(path) for path, why in wholes.items() if why == reason], reason) for reason in reasons]
+    said = [f"All rows of {_some(names)} are updated: {reason}." for names, reason in paths]
+    return lines + ([" ".join([*said, "This takes time only if a table is large."])] if said else [])
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def worth_it(num_lookups: int, table: EmbeddingTable) -> bool:
@@ -228,7 +235,8 @@ class RowPlanner:
                 if why:
                     reasons[path] = why
                 elif not worth_it(count, table):
-                    reasons[path] = f"an update looks up {count} of its {table.num_rows} rows"
+                    looks = f"an update looks up {count} of its {table.num_rows} rows"
+                    reasons |= {path: looks} if count < table.num_rows else {}
                 else:
                     kept.append(table)
             if len(kept) == len(tables):
