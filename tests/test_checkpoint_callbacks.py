@@ -12,24 +12,22 @@ from wholestep.checkpoints.callbacks import put_back, starts_anew, state_of
 HOW = {"batch_size": SIZE, "epochs": 3, "verbose": 0}
 GOES_ON = {
     *("EarlyStopping", "History", "ModelCheckpoint", "OrbaxCheckpoint", "ReduceLROnPlateau", "SwapEMAWeights"),
-    "TensorBoard",
+    *("CSVLogger", "TensorBoard"),
 }
 STATELESS = {
-    *("Callback", "CSVLogger", "LambdaCallback", "LearningRateScheduler", "ProgbarLogger", "RemoteMonitor"),
+    *("Callback", "LambdaCallback", "LearningRateScheduler", "ProgbarLogger", "RemoteMonitor"),
     "TerminateOnNaN",
 }
 
 
 @on("jax")
-def test_every_callback_of_keras_is_known(tmp_path):
+def test_every_callback_of_keras_is_known():
     """A release of Keras that has another one must be looked at; until then it is named."""
     kinds = {name: kind for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)}
     kinds = {name: kind for name, kind in kinds.items() if issubclass(kind, keras.callbacks.Callback)}
     assert set(kinds) == GOES_ON | STATELESS | {"BackupAndRestore", "CallbackList"}
-    for name in (GOES_ON | STATELESS) - {"CSVLogger"}:
+    for name in GOES_ON | STATELESS:
         assert not starts_anew(kinds[name].__new__(kinds[name]))
-    assert not starts_anew(keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True))
-    assert starts_anew(keras.callbacks.CSVLogger(tmp_path / "log.csv"))
     assert starts_anew(type("Mine", (keras.callbacks.LambdaCallback,), {})())
 
 
@@ -76,6 +74,67 @@ def test_only_what_is_better_than_before_is_saved(suffix, tmp_path):
     for step, whole, again in check_saves(tmp_path, (3, BATCHES, 2 * BATCHES), make):
         assert whole == {f"1{suffix}", f"3{suffix}"}
         assert again == (whole if step < BATCHES else {f"3{suffix}"})
+
+
+class Stops(keras.callbacks.Callback):
+    """Ends the run with an error after a batch of an epoch."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.at, self.epoch = (epoch, batch), 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            raise RuntimeError("stopped")
+
+
+def stop_with_log(checkpoints, log, epoch, batch):
+    with pytest.raises(RuntimeError, match="stopped"):
+        fitted(0, checkpoints, log, Stops(epoch, batch))
+    log.csv_file.close()  # as Keras does only where a run ends well
+
+
+EARLIER = b"epoch,loss\r\n0,0.5\r\n1,0.4\r\n2,0.3\r\n"
+
+
+@pytest.mark.parametrize("before", [None, EARLIER], ids=["alone", "after another run"])
+@pytest.mark.parametrize(("every", "stop"), [(BATCHES + 2, (2, 1)), (2, (2, 3)), (100, None), (BATCHES, (1, 1))])
+def test_a_log_of_epochs_is_that_of_a_run_without_a_stop(every, stop, before, tmp_path):
+    logs = [tmp_path / "whole.csv", tmp_path / "stopped.csv"]
+
+    def make(log):
+        if before is not None and not log.exists():
+            log.write_bytes(before)
+        return keras.callbacks.CSVLogger(log, append=before is not None)
+
+    fitted(0, ws.Checkpoints(tmp_path / "whole"), make(logs[0]))
+    asked = ws.Checkpoints(tmp_path / "stopped", every_steps=every)
+    if stop is not None:
+        stop_with_log(asked, make(logs[1]), *stop)
+        assert logs[1].read_bytes().startswith(before or b"")
+    for seed in range(stop is not None, 4):  # the last of them have nothing left to train
+        fitted(seed, asked, make(logs[1]))
+        assert logs[1].read_bytes() == logs[0].read_bytes()
+    assert logs[1].read_bytes().count(b"\n") == (4 if before is None else 7)
+
+
+def test_a_file_that_is_not_the_log_of_the_run_is_not_cut(tmp_path):
+    asked = ws.Checkpoints(tmp_path / "run", every_steps=2, keep=100)
+    log, other = tmp_path / "log.csv", tmp_path / "other.csv"
+    stop_with_log(asked, keras.callbacks.CSVLogger(log), 1, 2)
+    kept = log.read_bytes()
+    other.write_bytes(EARLIER)
+    fitted(1, taken_from(asked.folder, 2, tmp_path / "a"), keras.callbacks.CSVLogger(other))
+    assert other.read_bytes().startswith(EARLIER)
+    log.write_bytes(EARLIER * 9)
+    fitted(1, taken_from(asked.folder, BATCHES + 2, tmp_path / "b"), keras.callbacks.CSVLogger(log))
+    assert log.read_bytes().startswith(EARLIER * 9)
+    log.unlink()
+    fitted(1, taken_from(asked.folder, BATCHES + 2, tmp_path / "c"), keras.callbacks.CSVLogger(log))
+    assert log.read_bytes().startswith(kept.split(b"\r\n")[0])  # the names of the columns
 
 
 @on("jax")

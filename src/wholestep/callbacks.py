@@ -1,12 +1,24 @@
 """Keras callbacks, unchanged. Those that need the state run between updates, the others one dispatch late."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
 import keras
 
-from wholestep.checkpoints import Keeps, differing, made, paired, put_back, saved_in, starts_anew, state_of
+from wholestep.checkpoints import (
+    Keeps,
+    Snapshot,
+    differing,
+    go_on_with_file,
+    made,
+    paired,
+    put_back,
+    put_together,
+    saved_in,
+    starts_anew,
+    state_of,
+)
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes import Processes
@@ -175,9 +187,21 @@ class CallbackRunner:
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state of each callback; see `paired`."""
         self.model.stop_training = state["stops"]
+        for callback, saved in self._with_saved(state):
+            put_back(callback, saved)
+
+    def go_on_with_files(self, snapshot: Snapshot) -> None:
+        """Let callbacks that write a file go on with it as it was at a snapshot, before they receive the beginning."""
+        state = put_together(snapshot.facts["also"].get("callbacks"), snapshot.arrays)
+        saved = {} if state is None else {id(callback): each for callback, each in self._with_saved(state)}
+        for callback in self.callbacks.callbacks:
+            go_on_with_file(callback, saved.get(id(callback), {}))
+
+    def _with_saved(self, state: dict[str, Any]) -> Iterator[tuple[keras.callbacks.Callback, dict[str, Any]]]:
+        """Yield each callback that has a saved state, and that state."""
         for callback, i in zip(self.callbacks.callbacks, paired(saved_in(state, self.made), self.made), strict=True):
             if i is not None:
-                put_back(callback, state["told"][i][1])
+                yield callback, state["told"][i][1]
 
     def changes(self, state: dict[str, Any] | None) -> list[str]:
         """Return the differences between the callbacks and a saved state, as text."""

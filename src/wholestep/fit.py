@@ -105,6 +105,8 @@ def _run_epochs(
     (last, first, steps), logs = epochs, dict[str, Any]()
     model.stop_training = False
     executor.refresh(run)
+    if resumed is not None:
+        watch.go_on_with_files(resumed)
     watch.callbacks.on_train_begin()
     saver.check(watch.keeping)
     begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or first

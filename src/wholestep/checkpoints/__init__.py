@@ -7,7 +7,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wholestep.checkpoints.callbacks import differing, made, paired, put_back, saved_in, starts_anew, state_of
+    from wholestep.checkpoints.callbacks import (
+        differing,
+        go_on_with_file,
+        made,
+        paired,
+        put_back,
+        saved_in,
+        starts_anew,
+        state_of,
+    )
     from wholestep.checkpoints.configuration import batch_facts, code_facts, data_facts, value_facts
     from wholestep.checkpoints.data import check_goes_on, go_to, note
     from wholestep.checkpoints.pieces import Numbers, own_copy
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
     from wholestep.checkpoints.weights import load_weights
 
 _NAMES = {
-    "callbacks": ("differing", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
+    "callbacks": ("differing", "go_on_with_file", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
     "configuration": ("batch_facts", "code_facts", "data_facts", "value_facts"),
     "data": ("check_goes_on", "go_to", "note"),
     "pieces": ("Numbers", "own_copy"),

@@ -3,9 +3,11 @@
 Reads attributes of Keras' callbacks, which do not declare their state.
 """
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import keras
 
@@ -32,6 +34,7 @@ _MOVED = {name for names in _KEPT.values() for name in names} | {  # change duri
 }
 _UNSEEN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)  # added by Keras
 _NAMES_UNSEEN = [kind.__name__ for kind in _UNSEEN]
+_LOG, _END = "log", 64  # what is known of a CSVLogger's file, and the number of its last bytes that must be the same
 
 Known = Sequence[tuple[str, Settings]]  # the class names of callbacks, and their settings before the run
 
@@ -99,6 +102,9 @@ def _watched(settings: Settings) -> str:
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Return the state of a callback: the attributes of Keras' classes, and `get_state()` if it is defined."""
     known = {name: getattr(callback, name) for name in _known(callback) if hasattr(callback, name)}
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        with suppress(OSError), open(callback.filename, "rb") as file:
+            known[_LOG] = {"file": callback.filename, **_written(file, file.seek(0, os.SEEK_END))}
     return {**known, **({"own": callback.get_state()} if hasattr(callback, "get_state") else {})}
 
 
@@ -115,10 +121,26 @@ def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
         vars(callback)["_save_checkpoint"] = partial(_save_once, callback)
 
 
+def go_on_with_file(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
+    """Let a CSVLogger append to its file, without the lines that it wrote after this state, as they come again."""
+    if not isinstance(callback, keras.callbacks.CSVLogger):
+        return
+    callback.append = True
+    log = state.get(_LOG, {})
+    if log.get("file") == callback.filename:
+        with suppress(OSError), open(callback.filename, "rb+") as file:
+            if log["size"] < file.seek(0, os.SEEK_END) and {**log, **_written(file, log["size"])} == log:
+                file.truncate(log["size"])
+
+
+def _written(file: BinaryIO, size: int) -> dict[str, Any]:
+    """Return the first `size` bytes of a file in short: their number and the last of them."""
+    file.seek(max(0, size - _END))
+    return {"size": size, "end": file.read(min(size, _END)).decode("latin-1")}
+
+
 def starts_anew(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback has state that cannot be restored. A CSVLogger that does not append empties its file."""
-    if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append:
-        return True
+    """Whether a callback has state that cannot be restored."""
     if isinstance(callback, _UNSEEN) or type(callback) in _STATELESS:
         return False
     return not hasattr(callback, "get_state") and not _known(callback)
