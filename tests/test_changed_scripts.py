@@ -44,13 +44,16 @@ class OtherOwn(Own):
         return super().train_step(*given, **others)
 
 
+LIMIT = 7
+
+
 class Noting(keras.callbacks.Callback):
     def __init__(self, every=3):
         super().__init__()
         self.every = every
 
     def get_state(self):
-        return {}
+        return {"limit": LIMIT}
 
     def set_state(self, state):
         pass
@@ -243,6 +246,11 @@ def outcome(folder, capfd, changed):
 
 def test_the_same_script_goes_on_without_a_word_of_changes(folder, capfd):
     assert outcome(folder, capfd, {}).count(";") == 0
+
+
+def test_a_changed_global_number_is_not_called_code_alone(folder, capfd, monkeypatch):
+    monkeypatch.setitem(globals(), "LIMIT", 8)
+    assert "changed settings: Noting/code or globals " in outcome(folder, capfd, {})
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -147,8 +147,12 @@ def changes(before: Settings, here: Settings) -> list[str]:
         before, here = _digests(before), _digests(here)
     names = [name for name in {**before, **here} if before.get(name) != here.get(name)]
     names = [name for name in names if not any(name.startswith(f"{other}/") for other in names)]
-    told = [f"{name} {here.get(name, 'none')} (saved: {before.get(name, 'none')})" for name in names]
+    told = [f"{_shown(name)} {here.get(name, 'none')} (saved: {before.get(name, 'none')})" for name in names]
     return told[:_MOST_CHANGES] + ([f"{len(told) - _MOST_CHANGES} more"] if len(told) > _MOST_CHANGES else [])
+
+
+def _shown(name: str) -> str:
+    return f"{name} or globals" if name.split("/")[-1] == "code" else name  # the numbers that the code reads
 
 
 def environment(engine: Engine, options: Options) -> dict[str, Any]:
