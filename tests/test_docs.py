@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
+from exact import spread_over
 from shares import share
+
+from wholestep import audit
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -18,6 +22,7 @@ REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
 RUN_HERE = [DOCS / name for name in ("index.md", "accumulation.md", "sequences.md", "finetune.md")] + sorted(
     DOCS.glob("api/*.md")
 )
+CLUSTER, OF_ENGINE = DOCS / "cluster.md", {"tensorflow": "tf.function", "jax": "jax.jit"}
 OF_TENSORFLOW = DOCS / "api" / "audit.md"
 
 
@@ -38,6 +43,51 @@ def test_the_programs_of_a_page_run(path):
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the page has a loop of TensorFlow's")
 def test_the_loop_of_the_page_on_audits_runs():
     run(OF_TENSORFLOW)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.slow
+def test_the_loops_of_the_page_on_several_devices_are_right_with_a_short_batch(is_wrong):
+    random, engine = np.random.default_rng(0), keras.backend.backend()
+    x = random.normal(size=(158, 6)).astype("float32")
+    y = (x[:, :1] > 0) + x[:, 1:2]
+    batches = [(x[i : i + 32], y[i : i + 32]) for i in range(0, len(x), 32)] * 2
+    names = {"keras": keras, "np": np, "batches": batches}
+
+    def network():
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(5, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2)), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    with spread_over(4):
+        names["model"] = model = network()
+        if engine == "tensorflow":
+            names["tf"] = tf = importlib.import_module("tensorflow")
+            names["strategy"] = tf.distribute.get_strategy()
+            kinds = [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in (x, y)]
+            names["batches"] = tf.data.Dataset.from_generator(lambda: batches, output_signature=tuple(kinds))
+        else:
+            names["jax"] = importlib.import_module("jax")
+    names["optimizer"] = model.optimizer
+    (block,) = (
+        each for each in re.findall(r"```python\n(.*?)```", TEXTS[CLUSTER], re.S) if f"@{OF_ENGINE[engine]}" in each
+    )
+    assert " / count + penalty" in block
+    block = block.replace(" / count + penalty", " / 32.0 + penalty") if is_wrong else block
+    with audit(model, data=(x, y)) as report:
+        exec(compile(block, CLUSTER.name, "exec"), names)
+
+    by_keras = network()
+    for batch in batches:
+        by_keras.train_on_batch(*batch)
+    pairs = zip(model.get_weights(), by_keras.get_weights(), strict=True)
+    assert max(np.abs(one - other).max() for one, other in pairs) < 1e-6 or is_wrong
+    known = {"jax": "Padding counted.", "tensorflow": "Divided by the full batch."}  # which is the same here
+    first = known[engine] if is_wrong else "Nothing found in 10 updates: rows, mode, gradient, step"
+    assert str(report).startswith(first), str(report)
 
 
 def test_the_drawings_are_those_of_the_page_on_architecture():
