@@ -11,7 +11,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
-from wholestep.audit.derived import explains, passes
+from wholestep.audit.derived import passes
 from wholestep.audit.families import name_of, usual
 from wholestep.audit.found import Likely, many, numbers_of
 from wholestep.audit.judge import Case, Verdict
@@ -28,7 +28,7 @@ from wholestep.audit.searching import Meaning, UnknownError, labels_of
 from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.supposing import Supposed, inquire, observed, possible, stated, subjects, why_unknown
 from wholestep.audit.surroundings import Surroundings
-from wholestep.audit.unsolved import by_frequency, notes_on
+from wholestep.audit.unsolved import by_frequency, explains, notes_on
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows
 from wholestep.errors import SpecificationError

@@ -1,22 +1,22 @@
 """The loss of a loop, solved for: the usual loss and labels whose derivative by the outputs the loop's loss has."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import MOST_STEPS
-from wholestep.audit.found import Finding, Found, Likely
+from wholestep.audit.found import Likely
 from wholestep.audit.log import Called, Log
-from wholestep.audit.measure import SOLVED, are_shares, is_padded
+from wholestep.audit.measure import SOLVED, are_shares, distance, is_padded
 from wholestep.audit.port import ByPass, Port
+from wholestep.audit.ratios import least
 from wholestep.audit.usual import shares_of, softened
 from wholestep.audit.windows import PAD, Rows, assembled
 
-_MOST_PASSES = 12  # on which a loss is tried
+_MOST_PASSES, _MOST_ROWS = 12, 1024  # on which a loss is tried, and of one in which all labels are
 _SHARE = 0.02  # of labels that are others: fewer may be marks of no label
 _FEWEST, _FEW_CLASSES = 3, 20  # of two classes, any loss of the difference has such a derivative
 APART = "Are inputs and labels shuffled apart, or is another array read?"
@@ -24,11 +24,15 @@ _ROWS_OF_A_CLASS = 3  # and more show that a factor belongs to the class
 
 
 class Derived(NamedTuple):
-    """A forward pass: its rows of the data, and the derivative of the loop's loss by one output."""
+    """A forward pass: its rows of the data, and the derivative of the loop's loss by one output.
+
+    `whole`: the same with the rows whose labels are not clear, as others of the data have equal inputs.
+    """
 
     rows: np.ndarray
     output: np.ndarray
     derivative: np.ndarray
+    whole: "Derived | None" = None
 
 
 class Solved(NamedTuple):
@@ -55,7 +59,12 @@ def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
         if called.is_whole and called.derivatives.get(i):
             own = rows.find(called.inputs)
             if len(own) and np.all(own != PAD) and called.outputs[i].shape[:1] == own.shape:
-                found.append(Derived(own, called.outputs[i], by_logits(called.outputs[i], called.derivatives[i][-1])))
+                one = Derived(own, called.outputs[i], by_logits(called.outputs[i], called.derivatives[i][-1]))
+                clear = np.flatnonzero([len(rows.equal(row)) < 2 for row in own.tolist()])
+                eighth = len(own) // 8 + 1
+                some = clear[: len(clear) // eighth * eighth]  # of few shapes, as each is compiled
+                cut = Derived(own[some], one.output[some], one.derivative[some], one)
+                found.append(cut if len(own) > len(clear) and 2 * len(some) > len(own) else one)
     return found
 
 
@@ -75,13 +84,18 @@ def by_logits(output: np.ndarray, derivative: np.ndarray) -> np.ndarray:
 
 
 def solved(
-    port: Port, derived: list[Derived], labels: dict[str, np.ndarray], beside: dict[str, np.ndarray]
+    port: Port,
+    derived: list[Derived],
+    labels: dict[str, np.ndarray],
+    beside: dict[str, np.ndarray],
+    losses: Sequence[Any] = (),
 ) -> Iterator[Solved]:
     """Yield the losses that have these derivatives, the most usual first.
 
     Args:
         labels: the arrays that may hold the labels, by name, a row for each row of the data.
         beside: all arrays with a row for each row of the data, such as weights and masks.
+        losses: functions of the script that may be a part of its loss.
     """
     own = {name: y for name, y in labels.items() if hasattr(y, "shape")}
     pairs, note = classes_of(derived), ""
@@ -96,7 +110,7 @@ def solved(
         own = {name: own[name] for name in same}
     padded = {name or "labels": y for name, y in (own | beside).items() if is_padded(np.asarray(y))}
     masks = {f"at the places whose {name} are not 0": y != 0 for name, y in padded.items()}
-    usual = {name: list(port.losses.usual([derived[0].output], y)) for name, y in own.items()}
+    usual = {name: [*losses, *port.losses.usual([derived[0].output], y)] for name, y in own.items()}
     for name, y in own.items():
         for loss in usual[name]:
             for found in _fitted(port, derived[:_MOST_PASSES], loss, (name, y), beside | masks):
@@ -107,7 +121,7 @@ def solved(
         for found in _fitted(port, derived[:_MOST_PASSES], whole, ("", soft.labels), beside | masks):
             yield found._replace(note=soft.note)
     for name, y in own.items():
-        for _, loss in (pair for one in usual[name][:1] for pair in port.losses.others(one, y)):
+        for _, loss in (pair for one in usual[name][len(losses) :][:1] for pair in port.losses.others(one, y)):
             yield from _fitted(port, derived[:_MOST_PASSES], loss, (name, y), beside | masks)
     for name, y in own.items():
         if y.dtype.kind == "f" and y.shape[1:] == derived[0].output.shape[1:] and np.any(is_nan := np.isnan(y)):
@@ -116,6 +130,38 @@ def solved(
             for each in solved(port, places, {name: np.nan_to_num(y)[..., None]}, mask):
                 yield each._replace(loss=port.losses.by_place(each.loss))
     yield from _with_an_error(port, derived[:_MOST_PASSES], own)
+    if is_single(first.output) and len(first.rows) <= _MOST_ROWS:
+        for name, y in own.items():
+            for loss in usual[name]:
+                yield from _of_pairs(port, derived[:_MOST_PASSES], loss, (name, y), beside)
+
+
+def _of_pairs(
+    port: Port, derived: list[Derived], loss: Any, labels: tuple[str, np.ndarray], beside: dict[str, np.ndarray]
+) -> Iterator[Solved]:
+    """Yield the loss, and weights, that have these derivatives where each output meets the labels of all rows.
+
+    Of labels that are not clear nothing is known but their sum.
+    """
+    (name, y), objective = labels, port.objective(loss)
+    passes = [each.whole or each for each in derived]
+    every = []
+    for each in passes:
+        num = len(each.rows)
+        given = each.output.repeat(num, axis=0), np.tile(y[each.rows], (num, *[1] * (y.ndim - 1)))
+        every.append(port.derivative(objective, *given, is_once=True).reshape(num, num))
+    told = f"{loss.name} of {name} as labels" if name else str(loss.name)
+    weights = {by: w for by, w in beside.items() if np.shape(w) == (len(y),) and w.dtype.kind == "f" and w is not y}
+    for by, w in [("", np.ones(len(y))), *weights.items()]:
+        apart = []
+        for made, one, clear in zip(every, passes, derived, strict=True):
+            columns, wanted = [made @ w[one.rows]], one.derivative.reshape(-1)
+            columns += [np.ones(len(wanted))] * (clear.whole is not None)
+            apart.append(distance(wanted, least(columns, wanted)[0] @ np.stack(columns)))
+        if max(apart) <= SOLVED:
+            own = np.asarray(w, "float32") if by else None
+            yield Solved(loss, y, own, f"{told}{', by the weights ' * bool(by)}{by}")
+            return
 
 
 def _with_an_error(port: Port, derived: list[Derived], labels: dict[str, np.ndarray]) -> Iterator[Solved]:
@@ -178,8 +224,8 @@ def by_pass(port: Port, called: list[Called], values: dict[str, np.ndarray]) -> 
     outputs = as_wide([each.outputs[0] for each in called])
     derivatives = as_wide([by_logits(each.outputs[0], each.derivatives[0][-1]) for each in called])
     derived = [
-        Derived(np.arange(start, end), *pair)
-        for start, end, *pair in zip(starts, ends, outputs, derivatives, strict=True)
+        Derived(np.arange(start, end), output, derivative)
+        for start, end, output, derivative in zip(starts, ends, outputs, derivatives, strict=True)
     ]
     places = as_wide([np.ones(each.outputs[0].shape[:2], bool) for each in called]) if outputs[0].ndim > 2 else []
     beside = values | ({"at the places of each batch": np.concatenate(places)} if places else {})
@@ -198,6 +244,12 @@ def as_wide(parts: list[np.ndarray]) -> list[np.ndarray]:
     return [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) for p in parts]
 
 
+def _as_wide(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return values of the data's rows with as many places as a batch has, which is padded to its longest row."""
+    is_wider = values.ndim > 1 < places.ndim and values.shape[1] > places.shape[1]
+    return values[:, : places.shape[1]] if is_wider else values
+
+
 def _picked(port: Port, derived: list[Derived], values: dict[str, np.ndarray]) -> Iterator[Solved]:
     """Yield the losses of one output of each row, whose index its derivative shows."""
     if not all(d.output.ndim == 2 < d.output.shape[1] + 1 and np.all((d.derivative != 0).sum(1) < 2) for d in derived):
@@ -212,43 +264,6 @@ def _picked(port: Port, derived: list[Derived], values: dict[str, np.ndarray]) -
         yield Solved(port.losses.picked(one.loss), labels, None, f"{one.told}, by one output of each row")
 
 
-def explains(verdict: Any) -> bool:
-    """Whether the verdict of a supposed loss says that it was computed, perhaps with a fault that has a name."""
-    is_named = all(cause.is_listed for cause in verdict.of_gradient)
-    return bool(verdict.evidence) and (is_named or all(each.is_along for each in verdict.evidence))
-
-
-def noted(finding: Found, loss: str, evidence: list[Evidence], width: int, *, is_likely: bool) -> str:
-    """Return a finding on a supposed loss as a note: it may be meant.
-
-    Args:
-        width: the numbers of an output.
-        is_likely: whether it is hardly meant.
-    """
-    told, near = (
-        f"The gradient is that of {loss}, but: {finding.explanation}",
-        evidence[0].meant.replay.tolerance.differs,
-    )
-    is_of_classes = "entropy" in loss.lower() and "binary" not in loss.lower()
-    if is_of_classes and all(abs(e.share * width - 1) <= near for e in evidence):
-        return Likely(f"{told} That is 1 / {width}, the number of classes: is the mean taken over the classes too?")
-    if not is_of_classes and width > 1 and all(abs(e.share / width - 1) <= near for e in evidence):
-        return (
-            f"The gradient is that of {loss}, where the loss of a row is a sum over the {width} outputs, and no mean."
-        )
-    return Likely(f"{told} Is that meant?") if is_likely else f"{told} Is that meant?"
-
-
-def of_a_number(finding: Finding, evidence: list[Evidence]) -> Finding:
-    """Return a finding as a note if it is a number on the whole loss that the loop calls, the same in all updates."""
-    differs = evidence[0].meant.replay.tolerance.differs if evidence else 0.0
-    shares = [e.share for e in evidence if e.without > differs]
-    is_one = bool(shares) and len(shares) == len(evidence) and np.ptp(shares) <= max(differs, SOLVED) * max(shares)
-    if not isinstance(finding, Found) or finding.is_listed or not is_one or not all(e.is_along for e in evidence):
-        return finding
-    return f"The loop multiplies its loss by {shares[0]:.4g}. Is that meant?"
-
-
 def is_single(output: np.ndarray) -> bool:
     """Whether there is one number for each row or place."""
     return output.ndim < 2 or output.shape[-1] == 1
@@ -257,7 +272,7 @@ def is_single(output: np.ndarray) -> bool:
 def differing(pairs: list[tuple[np.ndarray, np.ndarray]], y: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """Yield (row, the class of the loss, the label) where these are not the same; nothing if these are no labels."""
     for rows, classes in pairs:
-        own = np.asarray(y)[rows]
+        own = _as_wide(np.asarray(y)[rows], classes)
         if own.ndim == classes.ndim + 1 and own.shape[-1] > 1:
             own = own.argmax(-1)
         if own.size != classes.size or own.dtype.kind not in "biuf":
@@ -293,10 +308,9 @@ def factors_of(
     """Return the factors of the rows or places of each pass by which this loss has the derivatives; None if none do."""
     factors, objective = [], port.objective(loss)
     for each in derived:
+        given = _as_wide(y[each.rows], each.output[..., 0])
         try:
-            made = by_logits(
-                each.output, port.derivative(objective, each.output, y[each.rows], None, change, is_once=True)
-            )
+            made = by_logits(each.output, port.derivative(objective, each.output, given, None, change, is_once=True))
         except Exception:  # the loss does not take such labels
             return None
         if (found := factors_by(each.derivative, made)) is None:
@@ -328,7 +342,7 @@ def are_even(factors: np.ndarray) -> bool:
 def are_weights(factors: list[np.ndarray], rows: list[np.ndarray], weights: Any) -> bool:
     """Whether the factors of each pass are proportional to these weights of the data's rows or places."""
     for own, chosen in zip(factors, rows, strict=True):
-        expected = np.asarray(weights, "float64")[chosen]
+        expected = _as_wide(np.asarray(weights, "float64")[chosen], own)
         if expected.size != own.size or not np.any(expected):
             return False
         expected, known = expected.reshape(own.shape), np.isfinite(own)

@@ -35,7 +35,7 @@ _ASKED = {  # of changes that are hardly meant
 }
 _UNLISTED = {  # by quantity, the name of an error that has none in the field, and the fix
     "each row's gradient": ("rows counted otherwise", "sum up what the rows give, and divide once by all weights."),
-    "the penalty": ("penalty counted otherwise", "add `sum(model.losses)` once per update."),
+    "the penalty": ("penalty counted otherwise", "add the model's losses once per update."),
     "the gradient": ("gradient changed", "hand over the gradient as it is taken, each variable's in its place."),
     "the labels": ("other labels", "give the loss the labels of the rows that the model got, as the data have them."),
     "the sample weights": ("other weights", "give the loss the weights of the rows that the model got, once."),
@@ -113,7 +113,8 @@ def by_weights(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list
     is_mask = isinstance(weights, np.ndarray) and {*np.unique(weights).tolist()} == {0, 1}
     if not is_mask or not isinstance(meant.objective, OneLoss):
         return findings, evidence
-    if not all(np.all(terms.weights != 0) for e in evidence for terms in e.terms):
+    given = np.asarray(weights)
+    if not any(e.whole[0] > given[e.update.rows[e.update.rows != PAD]].sum() for e in evidence):
         return findings, evidence
     if causes := [each for each in findings if isinstance(each, Found)]:
         mean = meant.replay.objective(meant.replay.losses.mean_of(meant.objective.loss, by_weight=True))

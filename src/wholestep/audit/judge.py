@@ -10,7 +10,6 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.changes import otherwise
-from wholestep.audit.derived import noted, of_a_number
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many, on_one_line, some
 from wholestep.audit.gradients import by_weights
@@ -21,7 +20,7 @@ from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.readings import UNMOVED, by_hand, choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
-from wholestep.audit.unsolved import beside_labels, mixed, skipped
+from wholestep.audit.unsolved import beside_labels, mixed, noted, of_a_number, skipped
 from wholestep.audit.variables import ends, frozen, left_out, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, rare, windows
 

@@ -10,7 +10,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit import chain as chains
 from wholestep.audit.derived import Solved, by_pass, passes, solved
-from wholestep.audit.families import Loss, averaging, is_unreduced, mean_of, name_of, usual
+from wholestep.audit.families import Function, Loss, averaging, is_unreduced, mean_of, name_of, usual
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
 from wholestep.audit.loops import Asked, Loop, Watched
@@ -185,7 +185,8 @@ def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solve
         own, leaves = labels | meaning.beside, [*map(np.asarray, tree.leaves(x))]
         padded = {"inputs": leaves[0]} if len(leaves) == 1 and is_padded(leaves[0]) else {}
         beside = meaning.weights | meaning.beside | padded
-        yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside)
+        losses = [Function(loss) for loss in meaning.own * (i == 0)]
+        yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside, losses)
 
 
 def _by_pass(meaning: Meaning) -> Iterator[Supposed]:

@@ -19,7 +19,7 @@ from wholestep.audit.derived import (
     of_other_labels,
 )
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import Likely
+from wholestep.audit.found import Finding, Found, Likely
 from wholestep.audit.measure import ENOUGH, SOLVED, distance
 from wholestep.audit.port import Port
 from wholestep.audit.usual import shares_of
@@ -29,6 +29,43 @@ _UNLIKE, _ALIKE = 0.1, 0.02  # weights of classes that differ, and shares that d
 _FEW_CLASSES = 20
 _FEW_ROWS = 4  # of which two stay
 _HALVINGS = 15  # of the loss scale at which Keras begins: it is 1 then
+
+
+def explains(verdict: Any) -> bool:
+    """Whether the verdict of a supposed loss says that it was computed, perhaps with a fault that has a name."""
+    is_named = all(cause.is_listed for cause in verdict.of_gradient)
+    return bool(verdict.evidence) and (is_named or all(each.is_along for each in verdict.evidence))
+
+
+def noted(finding: Found, loss: str, evidence: list[Evidence], width: int, *, is_likely: bool) -> str:
+    """Return a finding on a supposed loss as a note: it may be meant.
+
+    Args:
+        width: the numbers of an output.
+        is_likely: whether it is hardly meant.
+    """
+    told, near = (
+        f"The gradient is that of {loss}, but: {finding.explanation}",
+        evidence[0].meant.replay.tolerance.differs,
+    )
+    is_of_classes = "entropy" in loss.lower() and "binary" not in loss.lower()
+    if is_of_classes and all(abs(e.share * width - 1) <= near for e in evidence):
+        return Likely(f"{told} That is 1 / {width}, the number of classes: is the mean taken over the classes too?")
+    if not is_of_classes and width > 1 and all(abs(e.share / width - 1) <= near for e in evidence):
+        return (
+            f"The gradient is that of {loss}, where the loss of a row is a sum over the {width} outputs, and no mean."
+        )
+    return Likely(f"{told} Is that meant?") if is_likely else f"{told} Is that meant?"
+
+
+def of_a_number(finding: Finding, evidence: list[Evidence]) -> Finding:
+    """Return a finding as a note if it is a number on the whole loss that the loop calls, the same in all updates."""
+    differs = evidence[0].meant.replay.tolerance.differs if evidence else 0.0
+    shares = [e.share for e in evidence if e.without > differs]
+    is_one = bool(shares) and len(shares) == len(evidence) and np.ptp(shares) <= max(differs, SOLVED) * max(shares)
+    if not isinstance(finding, Found) or finding.is_listed or not is_one or not all(e.is_along for e in evidence):
+        return finding
+    return f"The loop multiplies its loss by {shares[0]:.4g}. Is that meant?"
 
 
 def notes_on(

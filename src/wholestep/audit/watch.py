@@ -350,7 +350,7 @@ def _learn(report: Report, other: Report, name: str) -> None:
     for i, cause in enumerate(report.causes):
         both = [(their, names) for their in theirs if (names := _names(cause) & _names(their))]
         if cause.twins and both:
-            report.causes[i] = _settled(cause, *both[0], name)
+            report.causes[i] = Replay.said(_settled(cause, *both[0], name))
     known = set[str]().union(*map(_names, report.causes))
     for cause in theirs:
         if not _names(cause) & known:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wholestep import tree
-from wholestep.audit.derived import APART, Solved, as_wide, by_pass, explains, passes, solved
+from wholestep.audit.derived import APART, Solved, as_wide, by_pass, passes, solved
 from wholestep.audit.found import Likely
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log
 from wholestep.audit.port import ByPass, quiet
 from wholestep.audit.pytorch.losses import ByRow, Objective, first_of
 from wholestep.audit.pytorch.replay import Replay
-from wholestep.audit.unsolved import by_frequency, notes_on
+from wholestep.audit.unsolved import by_frequency, explains, notes_on
 from wholestep.audit.windows import PAD, Rows
 from wholestep.tree import Tree
 
