@@ -12,7 +12,7 @@ import wholestep as ws
 from wholestep.audit.chain import averages, divergence
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Applied, Called, Log
-from wholestep.audit.readings import Moves, solved
+from wholestep.audit.optimizers import Moves, solved
 from wholestep.audit.rows import mixed
 from wholestep.audit.steps import anew_in_each_pass, apply
 from wholestep.audit.windows import Piece, Update, Windows

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from wholestep import tree
 from wholestep.audit.evidence import AtOutputs, Evidence, narrowed
 from wholestep.audit.forms import BASE, Form
 from wholestep.audit.found import numbers_of
-from wholestep.audit.measure import FINE
 from wholestep.audit.port import OneLoss
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD, Piece
@@ -220,9 +218,7 @@ class Basis:
 NUM_FREE = 64  # rows whose factors are solved for
 NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
 NUM_PAIRS = 2_000_000  # numbers of the outputs' derivatives for all labels
-NUM_OPTIONS, NUM_COMBINED = 80, 14  # rows that may be others, and those that are tried in all combinations
 _NEAR = 1e-2
-_WAYS = (False, True), (True, True), (True, False)  # of pairs of outputs and labels? with the weights of their rows?
 
 
 def factors_of_rows(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
@@ -290,99 +286,6 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
             return None
         found.append(np.where(piece.rows == PAD, 0, first[np.argmin(apart, axis=1)]))
     return None if _is_rule(e.update.rows, np.concatenate(found), labels) else found
-
-
-def among(e: Evidence, options: list[list[list[int]]]) -> list[np.ndarray] | None:
-    """Return, by piece, the rows that make the handed gradient, if each place may have any of its options, or None."""
-    free = [(i, place, row) for i, own in enumerate(options) for place, rows in enumerate(own) for row in rows[1:]]
-    if len(free) > NUM_OPTIONS:
-        return None
-    first = [np.array([rows[0] for rows in own]) for own in options]
-    some = np.random.default_rng(0).permutation(len(e.handed))[:NUM_SOLVED]
-    for is_of_pairs, has_weights in _WAYS if e.meant.replay.data[2] is not None else _WAYS[:2]:
-        made = partial(_by_label, e, is_of_pairs=is_of_pairs, has_weights=has_weights)
-        parts = [made(i, own) for i, own in enumerate(options)]
-        pairs = zip(parts, first, strict=True)
-        wholes = [sum(map(part, range(len(own)), own)) for part, own in pairs] if is_of_pairs else e.parts
-        changes = [parts[i](place, row) - parts[i](place, first[i][place]) for i, place, row in free]
-        taken = _taken(free, *(np.stack(each)[:, some] for each in (wholes, changes, [e.penalty], [e.handed])))
-        if taken is not None:
-            for i, place, row in taken:
-                first[i][place] = row
-            return first
-    return None
-
-
-def _by_label(e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: bool, has_weights: bool) -> Callable:
-    """Return the function that computes the gradient that a row's label has at a place: by its output, or by all."""
-    piece, num = e.update.pieces[i], len(options)
-    replay, factors = e.meant.replay, e.factors[i] / (num if is_of_pairs else 1)
-    out, (_, y, weights) = piece.called.outputs[0], replay.data
-
-    def passed(place: int, row: int) -> np.ndarray:
-        chosen = factors if is_of_pairs else np.where(np.arange(num) == place, factors, 0.0)
-        batch = replay.batch(piece, labels=np.full(num, row), has_their_weights=has_weights)
-        return e.gradient(i, chosen, batch=batch)
-
-    rows = sorted({row for own in options for row in own})
-    if not isinstance(e, AtOutputs) or out.size * len(rows) > NUM_PAIRS:
-        return passed
-    every = np.tile(rows, num)
-    given = (y, every), (weights, every if has_weights else piece.rows.repeat(len(rows)))
-    labels, own = (None if each is None else replay.as_wide(np.asarray(each)[by], piece) for each, by in given)
-    made = replay.derivative(e.meant.objective, out.repeat(len(rows), axis=0), labels, own)
-    made = made.reshape(num, len(rows), -1) * factors[0][:, None, None]
-
-    def at_outputs(place: int, row: int) -> np.ndarray:
-        own = made[:, rows.index(row)]
-        return e.pulled(i, own if is_of_pairs else np.where(np.arange(num)[:, None] == place, own, 0.0))
-
-    return at_outputs
-
-
-def _taken(
-    free: list[tuple[int, int, int]], wholes: np.ndarray, changes: np.ndarray, own: np.ndarray, handed: np.ndarray
-) -> list[tuple[int, int, int]] | None:
-    """Return the changes with which sums of pieces make a gradient, each sum times a factor, beside the model's losses.
-
-    Least squares give the share of each change; they are rounded one after the other, the surest first, and the last
-    in all combinations: the labels of pairs have little more than their mean in a gradient.
-    """
-    made = np.transpose(np.linalg.qr(np.concatenate([wholes, changes, own, handed]).T.astype("float64"))[1])
-    wholes, changes, own, (handed,) = np.split(made, np.cumsum([len(wholes), len(changes), len(own)]))
-    of_piece, num = np.array([i for i, _, _ in free]), len(wholes)
-
-    def solved(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found = least([*columns], wanted)[0]
-        return found, wanted - found @ columns
-
-    def rest(factors: np.ndarray, taken: set[int]) -> np.ndarray:
-        some = [*taken]
-        return handed - factors @ wholes - factors[of_piece[some]] @ changes[some]
-
-    most, factors = FINE.fits * float(np.linalg.norm(handed)), np.ones(num)
-    if np.linalg.norm(solved(np.concatenate([changes, own]), rest(factors, set()))[1]) > most:
-        found, apart = solved(np.concatenate([wholes, changes, own]), handed)
-        factors = found[:num]
-        if np.linalg.norm(apart) > most or not np.all(factors):
-            return None
-    taken, order, left = set[int](), list[int](), [*range(len(free))]
-    while left:
-        shares = solved(np.concatenate([changes[left], own]), rest(factors, taken))[0][: len(left)]
-        shares /= factors[of_piece[left]]
-        surest = int(np.argmax(np.abs(shares - 0.5)))
-        order.append(last := left.pop(surest))
-        if shares[surest] > 0.5:
-            taken.add(last)
-            left = [k for k in left if free[k][:2] != free[last][:2]]
-    if np.linalg.norm(solved(own, rest(factors, taken))[1]) > most:
-        some = [*{free[k][:2]: k for k in order}.values()][-NUM_COMBINED:]  # one of each place
-        signs = np.array([-1 if k in taken else 1 for k in some])
-        ways = np.array([*product((0, 1), repeat=len(some))])
-        steps = ways @ ((signs * factors[of_piece[some]])[:, None] * changes[some])
-        best = ways[np.argmin(np.linalg.norm(rest(factors, taken) - steps, axis=1))]
-        taken ^= {k for k, is_changed in zip(some, best, strict=True) if is_changed}
-    return [free[k] for k in taken] if np.linalg.norm(solved(own, rest(factors, taken))[1]) <= most else None
 
 
 def _is_rule(rows: np.ndarray, others: np.ndarray, labels: np.ndarray) -> bool:

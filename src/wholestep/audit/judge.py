@@ -16,11 +16,13 @@ from wholestep.audit.gradients import by_weights
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import all_same
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
+from wholestep.audit.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand, stated
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
-from wholestep.audit.readings import UNMOVED, by_hand, choose, read, stays, without_void
+from wholestep.audit.printed import printed
+from wholestep.audit.readings import choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
-from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, printed, repeated
-from wholestep.audit.unsolved import beside_labels, mixed, noted, of_a_number, skipped
+from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, repeated
+from wholestep.audit.unsolved import beside_labels, elsewhere, mixed, noted, of_a_number, skipped
 from wholestep.audit.variables import ends, frozen, left_out, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, rare, windows
 
@@ -114,17 +116,9 @@ class Verdict:
 
 CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
-_AT_FIRST = Likely(
-    "The weights move, but every gradient is taken at the weights of the beginning, also when rows come again. Take it "
-    "at the weights that the update before has made."
-)
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
 _STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
-_OWN_STEP = (
-    "the gradients: the weights do not move by a rate times the gradient that was meant (another gradient? momentum? "
-    "another optimizer?), and which it is cannot be told"
-)
 _MORE_THAN_OUTPUTS = (
     "the gradient: it is not that of the loop's loss by the model's outputs alone (a penalty on weights by hand? "
     "clipped by hand? another path to the weights?)"
@@ -268,7 +262,8 @@ class Case:
             if verdict.evidence and isinstance(self.objective, OneLoss):
                 verdict.check("inputs and labels", beside_labels, verdict.evidence)
             verdict.check("variables without a gradient", self._left_out, replay, seen)
-        verdict.check("the optimizer steps", of_steps, seen, steps, self.log.applied, self.schedule)
+        schedule = self.schedule or (stated(self.optimizer, seen) if self.is_told else None)
+        verdict.check("the optimizer steps", of_steps, seen, steps, self.log.applied, schedule)
         if any(cause.name == "accumulated twice" for cause in verdict.causes):
             verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]
         verdict.add(moved)
@@ -280,8 +275,7 @@ class Case:
             at_end = verdict.look("the end", ends, replay, self.before, self.ended, seen)
             verdict.add(each for each in at_end if isinstance(each, Found) or not moved)
         if self.printed and not self.is_late:
-            is_whole = len(verdict.evidence) + len(twice) == len(seen.updates) and not seen.rest
-            verdict.check("the printed loss", printed, verdict.evidence, self.printed, is_whole)
+            verdict.check("the printed loss", printed, verdict.evidence, self.printed, seen, len(twice))
 
     @property
     def _outputs(self) -> list[np.ndarray]:
@@ -315,20 +309,24 @@ class Case:
         if not verdict.has_loss:
             verdict.unjudged = "the loss that is meant is not known"
         elif seen.is_by_hand and not seen.is_rated:
-            verdict.unjudged = "the optimizer step is your own"
-            verdict.unseen.append(_OWN_STEP)
+            verdict.unjudged, verdict.unseen = "the optimizer step is your own", [*verdict.unseen, OWN_STEP]
         else:
             if meant.replay.is_observing:
                 choose(meant, like)
             findings, verdict.evidence = by_weights(meant, like) if like else ([], [])
             if meant.replay.is_observing:
                 findings = self._of_observed(verdict, findings)
+            is_listed = all(each.is_listed for each in findings if isinstance(each, Found))
+            if seen.rule is not None and seen.rule.is_stated and not is_listed:
+                verdict.seen, verdict.evidence = replace(seen, rule=None), []
+                self._judge_gradients(verdict, verdict.seen, meant, like)
+                return
             if not verdict.evidence and not any(isinstance(each, Found) for each in findings):
                 verdict.unjudged = "no gradient of an update could be computed again"
                 verdict.has_loss = not like
             findings = [self._meant(each, verdict.evidence) for each in findings]
             has_causes = any(isinstance(each, Found) for each in verdict.add(findings))
-            if self.is_told and not has_causes and verdict.evidence and not seen.is_by_hand:
+            if self.is_told and not has_causes and verdict.evidence:
                 verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)
         verdict.causes = [c for c in verdict.causes if c.name != CARRIED or _is_proven(c, verdict)]
 
@@ -368,11 +366,12 @@ class Case:
             verdict.unseen.append("".join([told, *map(str, near)]))
         elif seen.foreign:
             verdict.unseen.append(f"{many(seen.foreign, 'forward pass', 'forward passes')} on other inputs than `data`")
+            verdict.add(elsewhere(seen))
         if not verdict.add(skipped(seen)) and not seen.updates and not verdict.unseen:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
             verdict.unseen.append(self.port.outlined if has_moved else _STILL)
-            verdict.notes += [_AT_FIRST if has_moved else UNMOVED] * stays(seen.pieces)
+            verdict.notes += [AT_FIRST if has_moved else UNMOVED] * stays(seen.pieces)
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int], modes: Modes) -> list[Update]:
         known = [u for u in seen.updates if modes.knows(u) and u.number not in twice]

@@ -1,30 +1,25 @@
 """Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs, optimizers by hand."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
-from typing import NamedTuple
 
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.basis import among
-from wholestep.audit.evidence import Evidence, Meant, narrowed
-from wholestep.audit.found import Likely
-from wholestep.audit.measure import FINE, all_same, are_finite, distance, in_part
+from wholestep.audit.basis import NUM_PAIRS, NUM_SOLVED
+from wholestep.audit.evidence import AtOutputs, Evidence, Meant, narrowed
+from wholestep.audit.measure import FINE, all_same, in_part
+from wholestep.audit.optimizers import Schedule, rated
 from wholestep.audit.ratios import least
-from wholestep.audit.windows import PAD, Piece, Rows, Rule, Update, Windows, doubled, placed
+from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, placed
 from wholestep.tree import Tree
 
-Schedule = Callable[[int], float]  # the learning rate by update, from 0
-UNMOVED = Likely(
-    "No weight moves: gradients are taken of the same rows again, and at the same weights. Write each step to the "
-    "variables, `v.assign_sub(rate * g)`, or carry the new weights to the next step; `v = v - rate * g` does neither."
-)
-
 NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
+NUM_OPTIONS, NUM_COMBINED = 80, 14  # rows that may be others, and those that are tried in all combinations
+_WAYS = (False, True), (True, True), (True, False)  # of pairs of outputs and labels? with the weights of their rows?
 _NUM_TRIED = 3  # updates by which one of several derivatives is chosen
-_ROUNDING = 4e-7  # of a move, for a unit of the weights
 
 
 def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree], schedule: Schedule | None) -> Windows:
@@ -53,7 +48,7 @@ def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree],
     seen = replace(seen, settled={n for n, u in changed.items() if rows.twins(u.rows)})
     if seen.is_by_hand:
         whole = [u for u in updates if any(u.number == each.number for each in known)]
-        return _rated(meant, seen, whole, schedule) if len(whole) == len(updates) else seen
+        return rated(meant, seen, whole, schedule) if len(whole) == len(updates) else seen
     return _without_idle(meant, seen)
 
 
@@ -135,45 +130,97 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
     return replace(update, pieces=[Piece(piece.called, own) for piece, own in pieces])
 
 
-def _rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule | None) -> Windows:
-    """Return updates by hand with their rates, if all are steps of one optimizer on the gradients that were meant."""
-    replay, evidence = meant.replay, [Evidence(meant, update) for update in updates]
-    if not evidence:
-        return seen
-    params = [replay.flat(list(update.applied.params)) for update in updates]
-    lengths = [float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
-    near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
-    falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
-    rates = [e.share for e in evidence]
-    rule: Rule | None = Rule(rates, "")
-    is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, rates, grads, near, strict=True))
-    if not is_plain:
-        are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
-        rule = solved(Moves(params, falls, grads, near, are_kernels > 0))
-    if rule is None:
-        return seen
-    found, meant_rates = [], _meant_rates(evidence, np.abs(rule.rates), schedule)
-    for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
-        handed = fall / own if is_plain else rate / own * grad  # of an ascent: of the other sign
-        applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own)
-        found.append(replace(update, applied=applied))
-    return replace(seen, updates=found, rule=rule._replace(rates=meant_rates))
+def among(e: Evidence, options: list[list[list[int]]]) -> list[np.ndarray] | None:
+    """Return, by piece, the rows that make the handed gradient, if each place may have any of its options, or None."""
+    free = [(i, place, row) for i, own in enumerate(options) for place, rows in enumerate(own) for row in rows[1:]]
+    if len(free) > NUM_OPTIONS:
+        return None
+    first = [np.array([rows[0] for rows in own]) for own in options]
+    some = np.random.default_rng(0).permutation(len(e.handed))[:NUM_SOLVED]
+    for is_of_pairs, has_weights in _WAYS if e.meant.replay.data[2] is not None else _WAYS[:2]:
+        made = partial(_by_label, e, is_of_pairs=is_of_pairs, has_weights=has_weights)
+        parts = [made(i, own) for i, own in enumerate(options)]
+        pairs = zip(parts, first, strict=True)
+        wholes = [sum(map(part, range(len(own)), own)) for part, own in pairs] if is_of_pairs else e.parts
+        changes = [parts[i](place, row) - parts[i](place, first[i][place]) for i, place, row in free]
+        taken = _taken(free, *(np.stack(each)[:, some] for each in (wholes, changes, [e.penalty], [e.handed])))
+        if taken is not None:
+            for i, place, row in taken:
+                first[i][place] = row
+            return first
+    return None
 
 
-def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule | None) -> list[float]:
-    """Return the rates that are meant: the others have a factor that belongs to the gradient, as a sum of rows has."""
-    rows, parts = np.array([(e.whole[0], len(e.update.pieces)) for e in evidence]).T
-    most = max(float(rows.max()), 1e-30)
-    shares, counts = rows / most, [rows, 0 * rows + most]
-    if schedule is not None:
-        meant, counts = np.array([schedule(e.update.number - 1) for e in evidence]), [*counts, shares, parts]
-    else:
-        meant = np.full(len(rates), float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0))))
-        counts = counts if np.log10(most) % 1 else []  # a loop without this optimizer may have ten times its rate
-    if np.all(meant > 0) and any(_is_even(rates / (meant * each), 1.0) for each in counts):
-        return meant.tolist()
-    is_of_rows = np.all(rows > 0) and _is_even(rates / rows) and not _is_even(rates)
-    return (rates / (rows if rates.max() > 1 else shares) if is_of_rows else rates).tolist()
+def _by_label(e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: bool, has_weights: bool) -> Callable:
+    """Return the function that computes the gradient that a row's label has at a place: by its output, or by all."""
+    piece, num = e.update.pieces[i], len(options)
+    replay, factors = e.meant.replay, e.factors[i] / (num if is_of_pairs else 1)
+    out, (_, y, weights) = piece.called.outputs[0], replay.data
+
+    def passed(place: int, row: int) -> np.ndarray:
+        chosen = factors if is_of_pairs else np.where(np.arange(num) == place, factors, 0.0)
+        batch = replay.batch(piece, labels=np.full(num, row), has_their_weights=has_weights)
+        return e.gradient(i, chosen, batch=batch)
+
+    rows = sorted({row for own in options for row in own})
+    if not isinstance(e, AtOutputs) or out.size * len(rows) > NUM_PAIRS:
+        return passed
+    every = np.tile(rows, num)
+    given = (y, every), (weights, every if has_weights else piece.rows.repeat(len(rows)))
+    labels, own = (None if each is None else replay.as_wide(np.asarray(each)[by], piece) for each, by in given)
+    made = replay.derivative(e.meant.objective, out.repeat(len(rows), axis=0), labels, own)
+    made = made.reshape(num, len(rows), -1) * factors[0][:, None, None]
+
+    def at_outputs(place: int, row: int) -> np.ndarray:
+        own = made[:, rows.index(row)]
+        return e.pulled(i, own if is_of_pairs else np.where(np.arange(num)[:, None] == place, own, 0.0))
+
+    return at_outputs
+
+
+def _taken(
+    free: list[tuple[int, int, int]], wholes: np.ndarray, changes: np.ndarray, own: np.ndarray, handed: np.ndarray
+) -> list[tuple[int, int, int]] | None:
+    """Return the changes with which sums of pieces make a gradient, each sum times a factor, beside the model's losses.
+
+    Least squares give the share of each change; they are rounded one after the other, the surest first, and the last
+    in all combinations: the labels of pairs have little more than their mean in a gradient.
+    """
+    made = np.transpose(np.linalg.qr(np.concatenate([wholes, changes, own, handed]).T.astype("float64"))[1])
+    wholes, changes, own, (handed,) = np.split(made, np.cumsum([len(wholes), len(changes), len(own)]))
+    of_piece, num = np.array([i for i, _, _ in free]), len(wholes)
+
+    def solved(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = least([*columns], wanted)[0]
+        return found, wanted - found @ columns
+
+    def rest(factors: np.ndarray, taken: set[int]) -> np.ndarray:
+        some = [*taken]
+        return handed - factors @ wholes - factors[of_piece[some]] @ changes[some]
+
+    most, factors = FINE.fits * float(np.linalg.norm(handed)), np.ones(num)
+    if np.linalg.norm(solved(np.concatenate([changes, own]), rest(factors, set()))[1]) > most:
+        found, apart = solved(np.concatenate([wholes, changes, own]), handed)
+        factors = found[:num]
+        if np.linalg.norm(apart) > most or not np.all(factors):
+            return None
+    taken, order, left = set[int](), list[int](), [*range(len(free))]
+    while left:
+        shares = solved(np.concatenate([changes[left], own]), rest(factors, taken))[0][: len(left)]
+        shares /= factors[of_piece[left]]
+        surest = int(np.argmax(np.abs(shares - 0.5)))
+        order.append(last := left.pop(surest))
+        if shares[surest] > 0.5:
+            taken.add(last)
+            left = [k for k in left if free[k][:2] != free[last][:2]]
+    if np.linalg.norm(solved(own, rest(factors, taken))[1]) > most:
+        some = [*{free[k][:2]: k for k in order}.values()][-NUM_COMBINED:]  # one of each place
+        signs = np.array([-1 if k in taken else 1 for k in some])
+        ways = np.array([*product((0, 1), repeat=len(some))])
+        steps = ways @ ((signs * factors[of_piece[some]])[:, None] * changes[some])
+        best = ways[np.argmin(np.linalg.norm(rest(factors, taken) - steps, axis=1))]
+        taken ^= {k for k, is_changed in zip(some, best, strict=True) if is_changed}
+    return [free[k] for k in taken] if np.linalg.norm(solved(own, rest(factors, taken))[1]) <= most else None
 
 
 def without_void(updates: list[Update]) -> list[Update]:
@@ -198,168 +245,6 @@ def _is_void(one: Update, two: Update) -> bool:
     return is_again and not all_same(in_part(old.params), in_part(old.params_after))
 
 
-NUM_SPARE = 8  # numbers of a move beyond those that are solved for: no chance fits them
-_BETAS = (0.9, 0.5, 0.0, 0.8, 0.95), (0.999, 0.99, 0.9, 0.95, 0.98, 1.0)  # of both moments; 1 adds the squares up
-_EPSILONS = 1e-8, 1e-7, 0.0, 1e-6, 1e-5, 1e-3
-_SHARE = 0.01  # of a move: else it is made without the gradient
-_TINY = 1e-3  # a gradient that is so much smaller than most is known with few digits, and its step with none
-_UNCORRECTED = (
-    "The moments are corrected in no update, or in each as in the first: does the count of updates move? Is that meant?"
-)
-
-_SURE = 3  # times the distance up to which moves are reproduced
-_MOST_DECAY = 0.0099  # of the weights in an update, and more than the rate: no decay times a rate is that large
-_SHRUNK = (
-    "Each update shrinks the weights by the share {:.3g}, so that they forget all but the last {:.0f} updates. A decay "
-    "is multiplied by the rate, which makes it {:.3g}: is that missing?"
-)
-_FROZEN = (
-    "Each update corrects its moments as the first one, with a rate of {:g}: the count of updates stands still. Add 1 "
-    "to it in each."
-)
-
-
-class Moves(NamedTuple):
-    """The updates as vectors: the weights before, the weights minus those after, and the meant gradients.
-
-    Attributes:
-        near: by update, the distance up to which a move is reproduced.
-        are_kernels: of each weight, whether it is in a parameter of more than one axis: often these alone decay.
-    """
-
-    params: list[np.ndarray]
-    falls: list[np.ndarray]
-    grads: list[np.ndarray]
-    near: list[float]
-    are_kernels: np.ndarray
-
-
-def solved(moves: Moves) -> Rule | None:
-    """Return the optimizer whose steps all moves are, on the meant gradients; None if they are none's."""
-    return _with_momentum(moves) or _with_moments(moves)
-
-
-def _with_momentum(moves: Moves) -> Rule | None:
-    """Return the rule where each move is a sum of the gradient, of the move and the gradient before, and of decay."""
-    for has_before in (False, True) if len(moves.falls) > 2 else (False,):
-        numbers = []
-        for t, grad in enumerate(moves.grads):
-            before = [moves.falls[t - 1], *[moves.grads[t - 1]] * has_before] if t else []
-            if (found := _fitted(moves, t, [grad, *before], np.ones(len(grad), bool))) is None:
-                break
-            numbers.append(found)
-        else:
-            rates = [float(parts[0] + (parts[2] if len(parts) > 2 else 0.0)) for parts, _ in numbers]
-            if has_before:  # the second move and gradient before are one direction
-                rates[:2] = rates[2:3] * 2
-            told = f", and {numbers[-1][0][1]:.4g} times the move before" if len(numbers) > 1 else ""
-            return _decaying(Rule(rates, told), moves, [decay for _, decay in numbers])
-    return None
-
-
-def _with_moments(moves: Moves) -> Rule | None:
-    """Return the rule of Adam, RMSprop or Adagrad: a mean of the gradients, divided by a root of their squares."""
-    for betas, epsilon, is_corrected in product(product(*_BETAS), _EPSILONS, (True, False)):
-        numbers = []
-        for t, (first, second) in enumerate(_moments(moves.grads, *betas)):
-            root = np.sqrt(second)
-            are_known = root > _TINY * np.sqrt(np.mean(second))
-            size = epsilon * np.sqrt(1 - betas[1] ** (t + 1)) if is_corrected else epsilon
-            found = _fitted(moves, t, [first / np.maximum(root + size, 1e-30)], are_known)
-            if found is None:
-                break
-            numbers.append(found)
-        if len(numbers) == len(moves.falls):
-            rule = _named(np.array([float(parts[0]) for parts, _ in numbers]), *betas)
-            return _decaying(rule, moves, [decay for _, decay in numbers])
-    return None
-
-
-def _named(factors: np.ndarray, first: float, second: float) -> Rule:
-    """Return the rule of Adam: its rates are the factors of the moments by their corrections, the meant ones if even.
-
-    A correction divides a moment by 1 - beta ** count: by its beta, none, the other moment's, or of the next count.
-    """
-    counts, squares = np.arange(1, len(factors) + 1), second if second < 1 else 0.0
-
-    def rates(one: float, two: float, late: int = 0) -> np.ndarray:
-        return factors * (1 - one ** (counts + late)) / np.sqrt(1 - two ** (counts + late))
-
-    told = f" (its mean with {first:g}, over the root of its mean square with {second:g})"
-    meant, has_both = rates(first, squares), 0 < first != squares > 0
-    if _is_even(meant) or not squares > 0:
-        return Rule((meant if _is_even(meant) or not _is_even(factors) else factors).tolist(), told)
-    if _is_even(factors):
-        as_first = float(factors[0]) * (1 - first) / np.sqrt(1 - second)
-        is_frozen = _is_round(as_first) and not _is_round(float(factors[0]))
-        note = Likely(_FROZEN.format(float(f"{as_first:.2g}"))) if is_frozen else _UNCORRECTED
-        return Rule(factors.tolist(), told, (note,) * (first > 0))
-    for one, two, late in product((first, 0.0, squares), (squares, 0.0, first), (0, 1)) if has_both else ():
-        if _is_even(found := rates(one, two, late)):
-            used = ("mean", one, first), ("mean square", two, squares)
-            wrong = [
-                f"the {name} is {f'divided by 1 - {beta:g} ** count' if beta else 'not corrected'}, and not divided "
-                f"by 1 - {own:g} ** count"
-                for name, beta, own in used
-                if beta != own
-            ]
-            note = "; ".join([*wrong, *["the count is that of the next update"] * late])
-            return Rule(found.tolist(), told, (Likely(f"A moment is not corrected as in Adam: {note}."),))
-    return Rule(meant.tolist(), told)
-
-
-def _is_even(numbers: np.ndarray, *others: float) -> bool:
-    return float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
-
-
-def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
-    """Return a rule with the share by which each update shrinks the weights beside its step, if it does."""
-    for i, are_own in enumerate((moves.are_kernels, ~moves.are_kernels)):
-        shares, rates = np.array([each[i] for each in decays]), np.array(rule.rates)
-        lengths = shares * [np.linalg.norm(w[are_own]) for w in moves.params]
-        bounds = [_SURE * near * np.linalg.norm(fall) for near, fall in zip(moves.near, moves.falls, strict=True)]
-        if not np.all(lengths > bounds) or not (_is_even(shares) or _is_even(shares / rates)):
-            continue
-        by_rate = f"{shares[0] / rates[0]:.4g} times the rate"
-        size = f"{shares[0]:.4g}, {by_rate}" if _is_even(rates) else by_rate
-        size = size if _is_even(shares / rates) else f"{shares[0]:.4g}, at any rate"
-        told = f"{rule.told}, and shrinks the weights by {size}"
-        note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
-        is_likely = bool(shares.min() >= _MOST_DECAY and np.all(shares > rates))
-        return Rule(rule.rates, told, (*rule.notes, *[Likely(note)] * is_likely))
-    return rule
-
-
-def _is_round(rate: float) -> bool:
-    """Whether a rate has no more than two digits, as those that people write."""
-    return abs(rate - float(f"{rate:.2g}")) <= FINE.differs * abs(rate)
-
-
-def _moments(grads: list[np.ndarray], one: float, two: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    first, second = np.zeros_like(grads[0]), np.zeros_like(grads[0])
-    for grad in grads:
-        first = one * first + (1 - one) * grad
-        second = two * second + (1 - two if two < 1 else 1.0) * np.square(grad)
-        yield first, second
-
-
-def _fitted(
-    moves: Moves, t: int, parts: list[np.ndarray], are_known: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the factors of parts, and of the weights of kernels and others, that make a move; None if none do."""
-    kernels = moves.are_kernels[are_known]
-    weights, fall = moves.params[t][are_known], moves.falls[t][are_known]
-    basis = np.stack([*(part[are_known] for part in parts), weights * kernels, weights * ~kernels])
-    are_there = basis.any(axis=1)
-    if len(fall) < are_there.sum() + NUM_SPARE or 2 * len(fall) < np.count_nonzero(moves.falls[t]):
-        return None
-    factors = np.zeros(len(basis))
-    factors[are_there] = least(list(basis[are_there]), fall)[0]
-    is_made = distance(fall, factors @ basis) <= moves.near[t]
-    share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
-    return (factors[:-2], factors[-2:]) if is_made and share > _SHARE * float(np.linalg.norm(fall)) else None
-
-
 def stays(pieces: list[Piece]) -> bool:
     """Whether gradients are taken of the same rows again, and always at the same weights."""
     own = [piece for piece in pieces if piece.called.differentiated and piece.called.is_whole]
@@ -374,19 +259,3 @@ def choose(meant: Meant, updates: list[Update]) -> None:
         if all(Evidence(meant, update).is_along for update in updates[:_NUM_TRIED]):
             return
     meant.replay.place = -1
-
-
-def by_hand(seen: Windows, framework: str) -> list[str]:
-    """Return a note if no optimizer of the framework moves the weights, with the rate if it is known."""
-    if not seen.is_by_hand:
-        return []
-    rates = [u.applied.learning_rate for u in seen.updates]
-    least, most = min(rates), max(rates)
-    same = f"{most:.4g} times the gradient in each"
-    others = f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
-    told = same if most - least <= FINE.differs * most else others
-    told = f", here {told}{seen.rule.told}" if seen.rule is not None else ""
-    notes = [*seen.rule.notes] if seen.rule is not None else []
-    if not all(are_finite(piece.called.params) for piece in seen.rest):
-        notes.append(f"The weights are not finite from update {seen.updates[-1].number + 1} on, which is not judged.")
-    return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *notes]

@@ -1,20 +1,17 @@
-"""The stages of the optimizer step, of the moves between two, and of the printed loss."""
+"""The stages of the optimizer step, and of the moves between two."""
 
 from collections.abc import Iterator
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby, pairwise
 from numbers import Real
-from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from wholestep.audit.causes import BY_NAME
-from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Finding, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
+from wholestep.audit.optimizers import Schedule
 from wholestep.audit.ratios import least
-from wholestep.audit.readings import Schedule
 from wholestep.audit.windows import PAD, Update, Windows, passes
 from wholestep.errors import SpecificationError, message
 
@@ -142,10 +139,12 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
     before = np.concatenate([[0], np.cumsum([max(1, len(u.pieces)) for u in updates])])
     kinds = [u.sizes for u in updates]  # a trace is of batches as large
 
-    def at(numbers: np.ndarray) -> np.ndarray:
-        return np.array([schedule(int(number)) for number in first + numbers])
+    least = ROUNDED * float(np.max(np.abs(used)))  # a rate of 0 that was solved for is as small as rounding
 
-    counted = np.arange(len(updates))
+    def at(numbers: np.ndarray) -> np.ndarray:
+        return np.maximum([schedule(int(number)) for number in first + numbers], least)
+
+    used, counted = np.maximum(used, least), np.arange(len(updates))
     meant, line = at(counted), updates[0].applied.line
     if (without := farthest(used, meant)) <= FINE.differs:
         return
@@ -165,6 +164,9 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
             return
     at_first = [u.number for u in updates].index(shown[0])
     told = f"The learning rate of update {shown[0]} is {used[at_first]:.4g}, and {meant[at_first]:.4g} was meant."
+    of_pass = np.repeat(*np.transpose([(i, len(own)) for i, own in enumerate(passes(updates))]))
+    if len(of_pass) == len(updates) and farthest(used, at(of_pass)) <= fits:
+        told += " It is that of the number of the pass over the data, and not of the update: does the schedule get it?"
     yield not_known("apply", told, without, line, shown)
 
 
@@ -320,80 +322,3 @@ def as_vector(state: list[np.ndarray]) -> np.ndarray:
     """Return weights as one vector, of many weights those at some places."""
     whole = np.concatenate([np.ravel(leaf).astype("float64") for leaf in state])
     return whole if len(whole) <= NUM_KEPT else whole[np.random.default_rng(0).permutation(len(whole))[:NUM_KEPT]]
-
-
-class Losses:
-    """The losses of all forward passes of the updates, cut into passes over the data, with the model's own or without.
-
-    Attributes:
-        alone, rows: by pass over the data, the mean over the rows of each batch, and their number.
-        means: over all rows of each pass over the data.
-    """
-
-    def __init__(self, evidence: list[Evidence], *, penalty: bool):
-        of = {p.called.order: (e, i) for e in evidence for i, p in enumerate(e.update.pieces)}
-        pieces = [piece for e in evidence for piece in e.update.pieces]
-        self._cuts = [[of[piece.called.order] for piece in cut] for cut in passes(pieces)]
-        self._penalty = penalty
-        self.alone = [[self._mean([each]) for each in cut] for cut in self._cuts]
-        self.rows = [[int(_real(each).sum()) for each in cut] for cut in self._cuts]
-        self.means = list(map(self._mean, self._cuts))
-
-    @property
-    def by_rows(self) -> list[float]:
-        """The mean over the batches of each pass, each by its rows."""
-        return [float(np.average(means, weights=num)) for means, num in zip(self.alone, self.rows, strict=True)]
-
-    def changed(self) -> Iterator[tuple[str, list[float]]]:
-        """Yield (the cause, the numbers that are printed by mistake)."""
-        sums, updates = list(map(sum, self.alone)), [len({id(e) for e, _ in cut}) for cut in self._cuts]
-        yield "printed: mean of means", list(map(mean, self.alone))
-        yield "printed: last batch", [each[-1] for each in self.alone]
-        yield "printed: not reset", list(map(self._mean, accumulate(self._cuts)))
-        yield "printed: not reset", list(map(mean, accumulate(self.alone)))
-        yield "printed: summed over microbatches", [each / n for each, n in zip(sums, updates, strict=True)]
-        yield "printed: sum", sums
-        yield "printed: means over rows", [each / sum(num) for each, num in zip(sums, self.rows, strict=True)]
-
-    def _mean(self, cut: list[tuple[Evidence, int]]) -> float:
-        terms, real = [e.terms[i] for e, i in cut], list(map(_real, cut))
-        values = sum((t.values * own).sum(axis=1) for t, own in zip(terms, real, strict=True))
-        weights = sum((t.weights * own).sum(axis=1) for t, own in zip(terms, real, strict=True))
-        penalty = float(np.average([t.penalty for t in terms], weights=[own.sum() for own in real]))
-        divisor = np.where(terms[0].divided, weights, len(cut))
-        return float(np.sum(terms[0].coefficients * values / divisor)) + penalty * self._penalty
-
-
-def _real(one: tuple[Evidence, int]) -> np.ndarray:
-    e, i = one
-    return e.update.pieces[i].rows != PAD
-
-
-def printed(evidence: list[Evidence], numbers: list[float], is_whole: bool) -> Iterator[Finding]:
-    """Yield the finding on printed losses, of each pass or the last; `is_whole`: whether all updates are known."""
-    if not evidence or not is_whole:
-        yield "The printed loss is not judged: not all updates could be computed again."
-        return
-    both, num = [Losses(evidence, penalty=penalty) for penalty in (True, False)], len(numbers)
-    num_passes = len(both[0].means)
-    if num not in (1, num_passes):
-        yield f"The printed loss is not judged: {num} printed numbers for {num_passes} passes over the data."
-        return
-    right = [farthest(numbers, losses.means[-num:]) for losses in both]
-    as_keras = [farthest(numbers, losses.by_rows[-num:]) for losses in both]
-    fits, differs = evidence[0].meant.replay.tolerance
-    if min(right) <= differs or min(as_keras) <= FINE.fits:
-        if min(right[0], as_keras[0]) > differs:
-            yield BY_NAME["printed: without penalty"].explanation
-        return
-    for losses in both:
-        for name, every in losses.changed():
-            wrong = every[-num:]
-            if (apart := farthest(numbers, wrong)) <= fits:
-                columns = [np.array(each) for each in (numbers, losses.means[-num:], wrong)]
-                proof = of_values("the printed loss", lambda i: f"of pass {num_passes - num + 1 + i}", columns)
-                updates = [e.update.number for e in evidence]
-                yield found(name, min(right), None, updates, with_change=apart, proof=proof)
-                return
-    told = ", ".join(f"{n:.6g}" for n in both[0].means[-num:])
-    yield f"The printed loss has no known cause; the mean over all rows, as they were trained on, is {told}."

@@ -19,7 +19,7 @@ from wholestep.audit.derived import (
     of_other_labels,
 )
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import Finding, Found, Likely
+from wholestep.audit.found import Finding, Found, Likely, some
 from wholestep.audit.measure import ENOUGH, SOLVED, distance
 from wholestep.audit.port import Port
 from wholestep.audit.usual import shares_of
@@ -290,6 +290,14 @@ def _outputs(replay: Port, piece: Piece, inputs: list[np.ndarray], *, order: int
     """Return the first outputs of a pass in inference, with its own inputs and with others, as a pass that was not."""
     changed = replace(piece, called=replace(piece.called, inputs=inputs, order=order))
     return [replay.outputs(each, training=False)[0][0] for each in (piece, changed)]
+
+
+def elsewhere(seen: Windows) -> Iterator[Finding]:
+    """Yield a note on a few updates whose inputs are no rows of the data, beside many on its rows."""
+    foreign = [u.number for u in seen.updates if u.pieces and not any(piece.is_known for piece in u.pieces)]
+    if 0 < 4 * len(foreign) <= len(seen.updates):
+        told = f"{len(foreign)} of {len(seen.updates)} updates are made on other rows than those of the data: updates "
+        yield Likely(f"{told}{some(foreign, 6)}. Does a validation, or another step beside the loop, train the model?")
 
 
 def skipped(seen: Windows) -> Iterator[str]:

@@ -13,7 +13,8 @@ from wholestep.audit.found import Finding, Likely, found, some
 from wholestep.audit.log import Applied, Called, Values
 from wholestep.audit.measure import FINE, all_same, distance, same
 from wholestep.audit.port import Port
-from wholestep.audit.steps import Losses, as_vector, written
+from wholestep.audit.printed import Losses
+from wholestep.audit.steps import as_vector, written
 from wholestep.audit.windows import Piece, Update, Windows
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise

@@ -15,11 +15,12 @@ PAD = -1
 
 
 class Rule(NamedTuple):
-    """An optimizer that was solved for: its rate by update, in words, and notes on it."""
+    """An optimizer that was solved for, or else the stated one: its rate by update, in words, and notes on it."""
 
     rates: list[float]
     told: str
     notes: tuple[str, ...] = ()
+    is_stated: bool = False
 
 
 def keys(leaves: list[np.ndarray]) -> list[bytes]:

@@ -1,0 +1,292 @@
+"""Optimizers by hand: which steps the weights make on the gradients that were meant, and at which rate."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from wholestep.audit.evidence import Evidence, Meant
+from wholestep.audit.found import Likely
+from wholestep.audit.measure import FINE, are_finite, distance
+from wholestep.audit.ratios import least
+from wholestep.audit.windows import Rule, Update, Windows
+
+Schedule = Callable[[int], float]  # the learning rate by update, from 0
+UNMOVED = Likely(
+    "No weight moves: gradients are taken of the same rows again, and at the same weights. Write each step to the "
+    "variables, `v.assign_sub(rate * g)`, or carry the new weights to the next step; `v = v - rate * g` does neither."
+)
+AT_FIRST = Likely(
+    "The weights move, but every gradient is taken at the weights of the beginning, also when rows come again. Take it "
+    "at the weights that the update before has made."
+)
+OWN_STEP = (
+    "the gradients: the weights do not move by a rate times the gradient that was meant (another gradient? momentum? "
+    "another optimizer?), and which it is cannot be told"
+)
+_ROUNDING = 4e-7  # of a move, for a unit of the weights
+NUM_SPARE = 8  # numbers of a move beyond those that are solved for: no chance fits them
+_BETAS = (0.9, 0.5, 0.0, 0.8, 0.95), (0.999, 0.99, 0.9, 0.95, 0.98, 1.0)  # of both moments; 1 adds the squares up
+_EPSILONS = 1e-8, 1e-7, 0.0, 1e-6, 1e-5, 1e-3
+_SHARE = 0.01  # of a move: else it is made without the gradient
+_TINY = 1e-3  # a gradient that is so much smaller than most is known with few digits, and its step with none
+_UNCORRECTED = (
+    "The moments are corrected in no update, or in each as in the first: does the count of updates move? Is that meant?"
+)
+
+_NUM_MOVED = 3  # moves in which the gradient has a part; later its rate may be 0
+_SURE = 3  # times the distance up to which moves are reproduced
+_MOST_DECAY = 0.0099  # of the weights in an update, and more than the rate: no decay times a rate is that large
+_SHRUNK = (
+    "Each update shrinks the weights by the share {:.3g}, so that they forget all but the last {:.0f} updates. A decay "
+    "is multiplied by the rate, which makes it {:.3g}: is that missing?"
+)
+_BY_PASS = Likely(
+    "The moments are corrected by the number of the pass over the data in place of that of the update: count updates, "
+    "`step += 1` in each, and correct by 1 - beta ** step."
+)
+_FROZEN = (
+    "Each update corrects its moments as the first one, with a rate of {:g}: the count of updates stands still. Add 1 "
+    "to it in each."
+)
+
+
+def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule | None) -> Windows:
+    """Return updates by hand with their rates, if all are steps of one optimizer on the gradients that were meant."""
+    replay, evidence = meant.replay, [Evidence(meant, update) for update in updates]
+    if not evidence:
+        return seen
+    params = [replay.flat(list(update.applied.params)) for update in updates]
+    lengths = [float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
+    near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
+    falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
+    rates = [e.share for e in evidence]
+    rule: Rule | None = Rule(rates, "")
+    is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, rates, grads, near, strict=True))
+    if not is_plain:
+        are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
+        of_pass = tuple(seen.place[update.pieces[0].called.order][0] for update in updates)
+        rule = solved(Moves(params, falls, grads, near, are_kernels > 0, of_pass))
+    if rule is None:
+        return _as_stated(meant.optimizer, schedule, seen, updates)
+    found, meant_rates = [], _meant_rates(evidence, np.abs(rule.rates), schedule)
+    for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
+        factor = rate / own if abs(rate) > FINE.differs * np.max(np.abs(rule.rates)) else 1.0
+        handed = fall / own if is_plain else factor * grad  # of an ascent: of the other sign
+        applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own)
+        found.append(replace(update, applied=applied))
+    return replace(seen, updates=found, rule=rule._replace(rates=meant_rates))
+
+
+def _as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows:
+    """Return updates by hand with the gradients that steps of the stated SGD would have taken; unchanged for others."""
+    if type(optimizer).__name__ != "SGD" or optimizer.nesterov:
+        return seen
+    rates = [schedule(u.number - 1) if schedule else float(np.asarray(optimizer.learning_rate)) for u in updates]
+    moves = [[fall for fall in update.applied.grads if fall is not None] for update in updates]
+    if min(rates) <= 0 or any(len(own) < len(update.applied.grads) for own, update in zip(moves, updates, strict=True)):
+        return seen
+    found, before = [], [0 * fall for fall in moves[0]]
+    for update, falls, rate in zip(updates, moves, rates, strict=True):
+        grads = [(fall - optimizer.momentum * last) / rate for fall, last in zip(falls, before, strict=True)]
+        found.append(replace(update, applied=replace(update.applied, grads=[*grads], learning_rate=rate)))
+        before = falls
+    return replace(seen, updates=found, rule=Rule(rates, "", is_stated=True))
+
+
+def stated(optimizer: Any, seen: Windows) -> Schedule | None:
+    """Return the constant rate of an optimizer that the user states, for a loop by hand with a constant rate."""
+    rate = getattr(optimizer, "learning_rate", None)
+    is_constant = seen.is_by_hand and seen.rule is not None and _is_even(np.array(seen.rule.rates))
+    return (lambda number: float(np.asarray(rate))) if is_constant and rate is not None else None
+
+
+def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule | None) -> list[float]:
+    """Return the rates that are meant: the others have a factor that belongs to the gradient, as a sum of rows has."""
+    rows, parts, replicas = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T
+    most = max(float(rows.max()), 1e-30)
+    shares, counts = rows / most, [rows, 0 * rows + most]
+    if schedule is not None:
+        meant, counts = np.array([schedule(e.update.number - 1) for e in evidence]), [*counts, shares, parts]
+    else:
+        meant = np.full(len(rates), float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0))))
+        counts = counts if np.log10(most) % 1 else []  # a loop without this optimizer may have ten times its rate
+    counts += [replicas] * bool(np.all(replicas > 1))
+    if np.all(meant > 0) and any(_is_even(rates / (meant * each), 1.0) for each in counts):
+        return meant.tolist()
+    is_of_rows = np.all(rows > 0) and _is_even(rates / rows) and not _is_even(rates)
+    return (rates / (rows if rates.max() > 1 else shares) if is_of_rows else rates).tolist()
+
+
+class Moves(NamedTuple):
+    """The updates as vectors: the weights before, the weights minus those after, and the meant gradients.
+
+    Attributes:
+        near: by update, the distance up to which a move is reproduced.
+        are_kernels: of each weight, whether it is in a parameter of more than one axis: often these alone decay.
+        passes: by update, the number of its pass over the data, from 0; empty if they are not known.
+    """
+
+    params: list[np.ndarray]
+    falls: list[np.ndarray]
+    grads: list[np.ndarray]
+    near: list[float]
+    are_kernels: np.ndarray
+    passes: tuple[int, ...] = ()
+
+
+def solved(moves: Moves) -> Rule | None:
+    """Return the optimizer whose steps all moves are, on the meant gradients; None if they are none's."""
+    return _with_momentum(moves) or _with_moments(moves)
+
+
+def _with_momentum(moves: Moves) -> Rule | None:
+    """Return the rule where each move is a sum of the gradient, of the move and the gradient before, and of decay."""
+    for has_before in (False, True) if len(moves.falls) > 2 else (False,):
+        numbers = []
+        for t, grad in enumerate(moves.grads):
+            before = [moves.falls[t - 1], *[moves.grads[t - 1]] * has_before] if t else []
+            are_known = np.ones(len(grad), bool)
+            if (found := _fitted(moves, t, [grad, *before], are_known, may_lack=t > _NUM_MOVED)) is None:
+                break
+            numbers.append(found)
+        else:
+            rates = [float(parts[0] + (parts[2] if len(parts) > 2 else 0.0)) for parts, _ in numbers]
+            if has_before:  # the second move and gradient before are one direction
+                rates[:2] = rates[2:3] * 2
+            told = f", and {numbers[-1][0][1]:.4g} times the move before" if len(numbers) > 1 else ""
+            return _decaying(Rule(rates, told), moves, [decay for _, decay in numbers])
+    return None
+
+
+def _with_moments(moves: Moves) -> Rule | None:
+    """Return the rule of Adam, RMSprop or Adagrad: a mean of the gradients, divided by a root of their squares."""
+    for betas, epsilon, is_corrected in product(product(*_BETAS), _EPSILONS, (True, False)):
+        numbers = []
+        for t, (first, second) in enumerate(_moments(moves.grads, *betas)):
+            root = np.sqrt(second)
+            are_known = root > _TINY * np.sqrt(np.mean(second))
+            size = epsilon * np.sqrt(1 - betas[1] ** (t + 1)) if is_corrected else epsilon
+            found = _fitted(moves, t, [first / np.maximum(root + size, 1e-30)], are_known)
+            if found is None:
+                break
+            numbers.append(found)
+        if len(numbers) == len(moves.falls):
+            rule = _named(np.array([float(parts[0]) for parts, _ in numbers]), *betas, np.array(moves.passes))
+            return _decaying(rule, moves, [decay for _, decay in numbers])
+    return None
+
+
+def _named(factors: np.ndarray, first: float, second: float, passes: np.ndarray) -> Rule:
+    """Return the rule of Adam: its rates are the factors of the moments by their corrections, the meant ones if even.
+
+    A correction divides a moment by 1 - beta ** count: by its beta, none, the other moment's, or of the next count, or
+    of the number of the pass.
+    """
+    counts, squares = np.arange(1, len(factors) + 1), second if second < 1 else 0.0
+
+    def rates(one: float, two: float, late: int = 0) -> np.ndarray:
+        return factors * (1 - one ** (counts + late)) / np.sqrt(1 - two ** (counts + late))
+
+    told = f" (its mean with {first:g}, over the root of its mean square with {second:g})"
+    meant, has_both = rates(first, squares), 0 < first != squares > 0
+    if _is_even(meant) or not squares > 0:
+        return Rule((meant if _is_even(meant) or not _is_even(factors) else factors).tolist(), told)
+    if _is_even(factors):
+        as_first = float(factors[0]) * (1 - first) / np.sqrt(1 - second)
+        is_frozen = _is_round(as_first) and not _is_round(float(factors[0]))
+        note = Likely(_FROZEN.format(float(f"{as_first:.2g}"))) if is_frozen else _UNCORRECTED
+        return Rule(factors.tolist(), told, (note,) * (first > 0))
+    if len(passes) == len(counts) and has_both:
+        for late in (0, 1):
+            counts_of_passes = passes + late
+            found = factors * (1 - first**counts_of_passes) / np.sqrt(1 - squares**counts_of_passes)
+            if np.all(counts_of_passes > 0) and _is_even(found):
+                return Rule(found.tolist(), told, (_BY_PASS,))
+    for one, two, late in product((first, 0.0, squares), (squares, 0.0, first), (0, 1)) if has_both else ():
+        if _is_even(found := rates(one, two, late)):
+            used = ("mean", one, first), ("mean square", two, squares)
+            wrong = [
+                f"the {name} is {f'divided by 1 - {beta:g} ** count' if beta else 'not corrected'}, and not divided "
+                f"by 1 - {own:g} ** count"
+                for name, beta, own in used
+                if beta != own
+            ]
+            note = "; ".join([*wrong, *["the count is that of the next update"] * late])
+            return Rule(found.tolist(), told, (Likely(f"A moment is not corrected as in Adam: {note}."),))
+    return Rule(meant.tolist(), told)
+
+
+def _is_even(numbers: np.ndarray, *others: float) -> bool:
+    return float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
+
+
+def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
+    """Return a rule with the share by which each update shrinks the weights beside its step, if it does."""
+    for i, are_own in enumerate((moves.are_kernels, ~moves.are_kernels)):
+        shares, rates = np.array([each[i] for each in decays]), np.array(rule.rates)
+        lengths = shares * [np.linalg.norm(w[are_own]) for w in moves.params]
+        bounds = [_SURE * near * np.linalg.norm(fall) for near, fall in zip(moves.near, moves.falls, strict=True)]
+        if not np.all(lengths > bounds) or not (_is_even(shares) or _is_even(shares / rates)):
+            continue
+        by_rate = f"{shares[0] / rates[0]:.4g} times the rate"
+        size = f"{shares[0]:.4g}, {by_rate}" if _is_even(rates) else by_rate
+        size = size if _is_even(shares / rates) else f"{shares[0]:.4g}, at any rate"
+        told = f"{rule.told}, and shrinks the weights by {size}"
+        note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
+        is_likely = bool(shares.min() >= _MOST_DECAY and np.all(shares > rates))
+        return Rule(rule.rates, told, (*rule.notes, *[Likely(note)] * is_likely))
+    return rule
+
+
+def _is_round(rate: float) -> bool:
+    """Whether a rate has no more than two digits, as those that people write."""
+    return abs(rate - float(f"{rate:.2g}")) <= FINE.differs * abs(rate)
+
+
+def _moments(grads: list[np.ndarray], one: float, two: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    first, second = np.zeros_like(grads[0]), np.zeros_like(grads[0])
+    for grad in grads:
+        first = one * first + (1 - one) * grad
+        second = two * second + (1 - two if two < 1 else 1.0) * np.square(grad)
+        yield first, second
+
+
+def _fitted(
+    moves: Moves, t: int, parts: list[np.ndarray], are_known: np.ndarray, *, may_lack: bool = False
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the factors of parts, and of the weights of kernels and others, that make a move; None if none do.
+
+    Args:
+        may_lack: whether the gradient may be no part of it, as at a rate of 0.
+    """
+    kernels = moves.are_kernels[are_known]
+    weights, fall = moves.params[t][are_known], moves.falls[t][are_known]
+    basis = np.stack([*(part[are_known] for part in parts), weights * kernels, weights * ~kernels])
+    are_there = basis.any(axis=1)
+    if len(fall) < are_there.sum() + NUM_SPARE or 2 * len(fall) < np.count_nonzero(moves.falls[t]):
+        return None
+    factors = np.zeros(len(basis))
+    factors[are_there] = least(list(basis[are_there]), fall)[0]
+    is_made = distance(fall, factors @ basis) <= moves.near[t]
+    share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
+    has_share = may_lack or share > _SHARE * float(np.linalg.norm(fall))
+    return (factors[:-2], factors[-2:]) if is_made and has_share else None
+
+
+def by_hand(seen: Windows, framework: str) -> list[str]:
+    """Return a note if no optimizer of the framework moves the weights, with the rate if it is known."""
+    if not seen.is_by_hand:
+        return []
+    rates = [u.applied.learning_rate for u in seen.updates]
+    least, most = min(rates), max(rates)
+    same = f"{most:.4g} times the gradient in each"
+    others = f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
+    told = same if most - least <= FINE.differs * most else others
+    told = f", here {told}{seen.rule.told}" if seen.rule is not None and not seen.rule.is_stated else ""
+    notes = [*seen.rule.notes] if seen.rule is not None else []
+    if not all(are_finite(piece.called.params) for piece in seen.rest):
+        notes.append(f"The weights are not finite from update {seen.updates[-1].number + 1} on, which is not judged.")
+    return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *notes]

@@ -1,0 +1,103 @@
+"""The stage of the printed loss."""
+
+from collections.abc import Iterator
+from itertools import accumulate, takewhile
+from statistics import mean
+
+import numpy as np
+
+from wholestep.audit.causes import BY_NAME
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.found import Finding, found, of_values
+from wholestep.audit.measure import FINE, farthest
+from wholestep.audit.windows import PAD, Windows, passes
+
+
+class Losses:
+    """The losses of all forward passes of the updates, cut into passes over the data, with the model's own or without.
+
+    Attributes:
+        alone, rows: by pass over the data, the mean over the rows of each batch, and their number.
+        means: over all rows of each pass over the data.
+    """
+
+    def __init__(self, evidence: list[Evidence], *, penalty: bool):
+        of = {p.called.order: (e, i) for e in evidence for i, p in enumerate(e.update.pieces)}
+        pieces = [piece for e in evidence for piece in e.update.pieces]
+        self._cuts = [[of[piece.called.order] for piece in cut] for cut in passes(pieces)]
+        self._penalty = penalty
+        self.alone = [[self._mean([each]) for each in cut] for cut in self._cuts]
+        self.rows = [[int(_real(each).sum()) for each in cut] for cut in self._cuts]
+        self.means = list(map(self._mean, self._cuts))
+
+    @property
+    def by_rows(self) -> list[float]:
+        """The mean over the batches of each pass, each by its rows."""
+        return [float(np.average(means, weights=num)) for means, num in zip(self.alone, self.rows, strict=True)]
+
+    def changed(self) -> Iterator[tuple[str, list[float]]]:
+        """Yield (the cause, the numbers that are printed by mistake)."""
+        sums, updates = list(map(sum, self.alone)), [len({id(e) for e, _ in cut}) for cut in self._cuts]
+        yield "printed: mean of means", list(map(mean, self.alone))
+        yield "printed: last batch", [each[-1] for each in self.alone]
+        yield "printed: not reset", list(map(self._mean, accumulate(self._cuts)))
+        yield "printed: not reset", list(map(mean, accumulate(self.alone)))
+        yield "printed: summed over microbatches", [each / n for each, n in zip(sums, updates, strict=True)]
+        yield "printed: sum", sums
+        yield "printed: means over rows", [each / sum(num) for each, num in zip(sums, self.rows, strict=True)]
+
+    def _mean(self, cut: list[tuple[Evidence, int]]) -> float:
+        terms, real = [e.terms[i] for e, i in cut], list(map(_real, cut))
+        values = sum((t.values * own).sum(axis=1) for t, own in zip(terms, real, strict=True))
+        weights = sum((t.weights * own).sum(axis=1) for t, own in zip(terms, real, strict=True))
+        penalty = float(np.average([t.penalty for t in terms], weights=[own.sum() for own in real]))
+        divisor = np.where(terms[0].divided, weights, len(cut))
+        return float(np.sum(terms[0].coefficients * values / divisor)) + penalty * self._penalty
+
+
+def _real(one: tuple[Evidence, int]) -> np.ndarray:
+    e, i = one
+    return e.update.pieces[i].rows != PAD
+
+
+def printed(evidence: list[Evidence], numbers: list[float], seen: Windows, num_left: int) -> Iterator[Finding]:
+    """Yield the finding on printed losses, of each pass or the last.
+
+    Of many updates only the first are known: then the first passes are judged, if each has a number.
+
+    Args:
+        num_left: the number of updates that have no evidence, and are no part of the loss.
+    """
+    if len(evidence) + num_left < len(seen.updates) or seen.rest:
+        cut = passes([update for update in seen.updates if update.pieces])
+        known = {e.update.number for e in evidence}
+        whole = [*takewhile(lambda one: {update.number for update in one} <= known, cut)]
+        are_all = bool(whole) and len(numbers) == len(cut) and not seen.rest
+        used = {update.number for one in whole for update in one}
+        evidence, numbers = [e for e in evidence if are_all and e.update.number in used], numbers[: len(whole)]
+    if not evidence:
+        yield "The printed loss is not judged: not all updates could be computed again."
+        return
+    both, num = [Losses(evidence, penalty=penalty) for penalty in (True, False)], len(numbers)
+    num_passes = len(both[0].means)
+    if num not in (1, num_passes):
+        yield f"The printed loss is not judged: {num} printed numbers for {num_passes} passes over the data."
+        return
+    right = [farthest(numbers, losses.means[-num:]) for losses in both]
+    as_keras = [farthest(numbers, losses.by_rows[-num:]) for losses in both]
+    fits, differs = evidence[0].meant.replay.tolerance
+    if min(right) <= differs or min(as_keras) <= FINE.fits:
+        if min(right[0], as_keras[0]) > differs:
+            yield BY_NAME["printed: without penalty"].explanation
+        return
+    for losses in both:
+        for name, every in losses.changed():
+            wrong = every[-num:]
+            if (apart := farthest(numbers, wrong)) <= fits:
+                columns = [np.array(each) for each in (numbers, losses.means[-num:], wrong)]
+                proof = of_values("the printed loss", lambda i: f"of pass {num_passes - num + 1 + i}", columns)
+                updates = [e.update.number for e in evidence]
+                yield found(name, min(right), None, updates, with_change=apart, proof=proof)
+                return
+    told = ", ".join(f"{n:.6g}" for n in both[0].means[-num:])
+    yield f"The printed loss has no known cause; the mean over all rows, as they were trained on, is {told}."
