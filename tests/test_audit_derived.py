@@ -12,6 +12,7 @@ from shares import later, on
 import wholestep as ws
 from wholestep.audit import conclusion
 from wholestep.audit.derived import Derived, solved
+from wholestep.audit.families import Function
 from wholestep.audit.hooks import Hooks
 from wholestep.audit.log import Log
 from wholestep.audit.replay import Replay
@@ -76,6 +77,42 @@ def test_a_loss_is_found_by_its_derivative(told, replay):
     found = next(solved(replay, derived(FOUND[told]), {"y": LABELS, "hot": HOT}, {"w": WEIGHTS}))
     assert found.told == told
     assert (found.weights is None) == ("weights" not in told)
+
+
+@pytest.mark.own
+def test_a_loss_of_the_script_is_found_in_batches_that_are_as_wide_as_their_longest_row(replay):
+    """Each batch is padded to 3 or 4 places, and the rows of the data have 6; the padding does not count."""
+    labels = np.where(np.arange(6) < 2 + np.arange(NUM)[:, None] % 3, 1 + LABELS[:, None] % 3, 0)
+
+    def smoothed(y, logits):
+        return ops.categorical_crossentropy(0.9 * ops.one_hot(y, WIDTH) + 0.1 / WIDTH, logits, from_logits=True)
+
+    found = []
+    for rows, width in ((np.arange(NUM)[np.arange(NUM) % 3 < 2], 3), (np.arange(NUM), 4)):
+        y, out = labels[rows, :width], DRAW.normal(size=(len(rows), width, WIDTH)).astype("float32")
+        mask = (y != 0).astype("float32")
+        (grad,), _ = choose().ops.differentiate(
+            lambda given, y=y, mask=mask: (ops.mean(smoothed(y, given[0]) * mask), ()), [ops.convert_to_tensor(out)]
+        )
+        found.append(Derived(rows, out, np.asarray(grad, "float64")))
+    one = next(solved(replay, found, {"y": labels}, {}, [Function(smoothed)]))
+    assert one.told == "smoothed of y as labels at the places whose labels are not 0"
+    np.testing.assert_array_equal(one.weights, labels != 0)
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("is_clear", [True, False])
+@pytest.mark.parametrize("by", [None, "w"])
+def test_a_loss_in_which_each_output_meets_all_labels_is_found(by, is_clear, replay):
+    y, found = DRAW.normal(size=NUM).astype("float32"), []
+    for rows in ROWS:
+        out, w = DRAW.normal(size=(len(rows), 1)), WEIGHTS[rows] if by else np.ones(len(rows))
+        made = 2 * (out - y[rows]) @ w[:, None] / len(rows) ** 2
+        whole = Derived(rows, out.astype("float32"), made)
+        found.append(whole if is_clear else Derived(rows[2:], whole.output[2:], made[2:], whole))
+    (one,) = [each for each in solved(replay, found, {"y": y}, {"w": WEIGHTS}) if "squared" in each.told]
+    assert one.told == f"mean_squared_error of y as labels{', by the weights w' * bool(by)}"
+    assert (one.weights is None) == (by is None)
 
 
 @pytest.mark.own

@@ -239,3 +239,115 @@ def test_short_batches_on_replicas_are_kept_beyond_the_first_updates():
     assert all(call(replica, 32) for replica in range(4))
     log.room = 0
     assert [log.wants([np.zeros((rows, 2))], replica) for replica in range(4) for rows in (32, 27)] == [False, True] * 4
+
+
+# ---- optimizers, schedules and printed losses of a loop by hand ----
+
+
+def adam_by(count_of):
+    """Return a step of Adam by hand, whose moments are corrected by a count of (updates, passes) so far."""
+    state, num = {}, [0]
+
+    def move(variables, gradients):
+        num[0] += 1
+        count = count_of(num[0], 1 + (num[0] - 1) // 5)
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            first, second = state.get(i, (0.0, 0.0))
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+            state[i] = first, second
+            step = (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)) ** 0.5 + 1e-7)
+            variable.assign(variable - 0.01 * step)
+
+    return move
+
+
+ROWS = RNG.normal(size=(60, 5)).astype("float32")
+LABELS = ROWS.sum(1)
+
+
+@pytest.mark.parametrize(("count_of", "is_wrong"), [(lambda step, _: step, False), (lambda _, of_pass: of_pass, True)])
+def test_moments_that_are_corrected_by_the_number_of_the_pass_are_said(count_of, is_wrong):
+    model = network()
+    with ws.audit(model, (ROWS, LABELS), loss="mse") as report:
+        train(model, square, (ROWS, LABELS), 12, adam_by(count_of), passes=4)
+    words = "by the number of the pass" if is_wrong else "Nothing found"
+    assert words in report.first_line, str(report)
+
+
+def by_rates(rates, momentum=0.0, clip=None):
+    """Return a step with momentum at a rate for each update, perhaps clipped variable by variable."""
+    moves, num = {}, [0]
+
+    def move(variables, gradients):
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            gradient = np.asarray(gradient)
+            gradient = gradient if clip is None else gradient * min(1, clip / np.linalg.norm(gradient))
+            moves[i] = momentum * moves.get(i, 0.0) + rates[num[0]] * gradient
+            variable.assign(variable - moves[i])
+        num[0] += 1
+
+    return move
+
+
+FALLING = keras.optimizers.schedules.PolynomialDecay(0.05, 20, 0.0)
+MOMENTUM = {"momentum": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("move", "optimizer", "causes", "words"),
+    [
+        (by_rates([float(FALLING(i)) for i in range(20)], 0.9), keras.optimizers.SGD(FALLING, **MOMENTUM), [], ""),
+        (
+            by_rates([0.05] * 5 + [float(FALLING(1))] * 5 + [float(FALLING(2))] * 5 + [float(FALLING(3))] * 5, 0.9),
+            keras.optimizers.SGD(FALLING, **MOMENTUM),
+            ["not known"],
+            "that of the number of the pass",
+        ),
+        (by_rates([0.1, 0.05, 0.02, 0.01] + [0.0] * 16, 0.9), None, [], "Nothing found"),
+        (by_rates([0.005] * 20, 0.9), keras.optimizers.SGD(0.05, **MOMENTUM), ["not known"], "0.05 was meant"),
+        (
+            by_rates([0.05] * 20, 0.9, clip=0.5),
+            keras.optimizers.SGD(0.05, **MOMENTUM, global_clipnorm=0.5),
+            ["clipped otherwise"],
+            "",
+        ),
+        (
+            by_rates([0.05] * 20, 0.9, clip=0.5),
+            keras.optimizers.Adam(0.05),
+            [],
+            "Not judged: the optimizer step is your",
+        ),
+    ],
+)
+def test_steps_by_hand_are_judged_by_the_optimizer_that_is_stated(move, optimizer, causes, words):
+    model = network()
+    with ws.audit(model, (ROWS, LABELS), loss="mse", optimizer=optimizer) as report:
+        train(model, square, (ROWS, LABELS), 12, move, passes=4)
+    assert [cause.name for cause in report.causes] == causes, str(report)
+    assert words in report.first_line
+
+
+def test_losses_that_are_printed_are_judged_in_the_first_passes_of_a_long_loop():
+    model = network()
+    for divisor, causes in ((5, []), (60, ["printed: means over rows"])):
+        printed, move = [], descend(0.01)
+        with ws.audit(model, (ROWS, LABELS), loss="mse") as report:
+            gradient, rng = gradient_of(model, square), np.random.default_rng(1)
+            for _ in range(10):  # of 50 updates 40 are kept
+                total, order = 0.0, rng.permutation(60)
+                for rows in np.split(order, 5):
+                    total += float(square(model(ROWS[rows], training=True), LABELS[rows]))
+                    move(model.trainable_variables, gradient(ROWS[rows], LABELS[rows]))
+                printed.append(total / divisor)
+        report.printed(loss=printed)
+        assert [cause.name for cause in report.causes] == causes, str(report)
+
+
+def test_a_few_updates_on_other_rows_are_said_first():
+    model, others = network(), RNG.normal(size=(12, 5)).astype("float32")
+    model.compile("sgd", "mse")
+    with ws.audit(model, (ROWS, LABELS)) as report:
+        for _ in range(2):
+            model.fit(ROWS, LABELS, batch_size=12, verbose=0)
+            model.train_on_batch(others, others.sum(1))
+    assert report.first_line.startswith("2 of 12 updates are made on other rows than those of the data: updates 6, 12")

@@ -110,9 +110,9 @@ def solved(
         own = {name: own[name] for name in same}
     padded = {name or "labels": y for name, y in (own | beside).items() if is_padded(np.asarray(y))}
     masks = {f"at the places whose {name} are not 0": y != 0 for name, y in padded.items()}
-    usual = {name: [*losses, *port.losses.usual([derived[0].output], y)] for name, y in own.items()}
+    usual = {name: list(port.losses.usual([derived[0].output], y)) for name, y in own.items()}
     for name, y in own.items():
-        for loss in usual[name]:
+        for loss in [*usual[name], *losses]:
             for found in _fitted(port, derived[:_MOST_PASSES], loss, (name, y), beside | masks):
                 yield found._replace(note=note)
     first, arrays = derived[0], {name: y for name, y in (own | beside).items() if hasattr(y, "shape")}
@@ -121,7 +121,7 @@ def solved(
         for found in _fitted(port, derived[:_MOST_PASSES], whole, ("", soft.labels), beside | masks):
             yield found._replace(note=soft.note)
     for name, y in own.items():
-        for _, loss in (pair for one in usual[name][len(losses) :][:1] for pair in port.losses.others(one, y)):
+        for _, loss in (pair for one in usual[name][:1] for pair in port.losses.others(one, y)):
             yield from _fitted(port, derived[:_MOST_PASSES], loss, (name, y), beside | masks)
     for name, y in own.items():
         if y.dtype.kind == "f" and y.shape[1:] == derived[0].output.shape[1:] and np.any(is_nan := np.isnan(y)):
@@ -152,16 +152,21 @@ def _of_pairs(
         every.append(port.derivative(objective, *given, is_once=True).reshape(num, num))
     told = f"{loss.name} of {name} as labels" if name else str(loss.name)
     weights = {by: w for by, w in beside.items() if np.shape(w) == (len(y),) and w.dtype.kind == "f" and w is not y}
+    fitting: list[tuple[float, int, Solved]] = []
     for by, w in [("", np.ones(len(y))), *weights.items()]:
-        apart = []
+        apart, parts = [], []
         for made, one, clear in zip(every, passes, derived, strict=True):
             columns, wanted = [made @ w[one.rows]], one.derivative.reshape(-1)
             columns += [np.ones(len(wanted))] * (clear.whole is not None)
-            apart.append(distance(wanted, least(columns, wanted)[0] @ np.stack(columns)))
+            factors = least(columns, wanted)[0]
+            apart.append(distance(wanted, factors @ np.stack(columns)))
+            parts.append(abs(float(factors[-1])) / float(np.linalg.norm(wanted)) if clear.whole else 0.0)
         if max(apart) <= SOLVED:
             own = np.asarray(w, "float32") if by else None
-            yield Solved(loss, y, own, f"{told}{', by the weights ' * bool(by)}{by}")
-            return
+            found = Solved(loss, y, own, f"{told}{', by the weights ' * bool(by)}{by}")
+            fitting.append((max(parts), len(fitting), found))
+    if fitting:
+        yield min(fitting)[-1]
 
 
 def _with_an_error(port: Port, derived: list[Derived], labels: dict[str, np.ndarray]) -> Iterator[Solved]:

@@ -371,7 +371,8 @@ class Case:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
             verdict.unseen.append(self.port.outlined if has_moved else _STILL)
-            verdict.notes += [AT_FIRST if has_moved else UNMOVED] * stays(seen.pieces)
+            if stays(seen.pieces) and (has_moved or replay.framework == "Keras"):  # PyTorch's optimizers say why
+                verdict.notes.append(AT_FIRST if has_moved else UNMOVED)
 
     def _computable(self, verdict: Verdict, seen: Windows, rows: Rows, twice: list[int], modes: Modes) -> list[Update]:
         known = [u for u in seen.updates if modes.knows(u) and u.number not in twice]

@@ -69,12 +69,12 @@ def printed(evidence: list[Evidence], numbers: list[float], seen: Windows, num_l
         num_left: the number of updates that have no evidence, and are no part of the loss.
     """
     if len(evidence) + num_left < len(seen.updates) or seen.rest:
-        cut = passes([update for update in seen.updates if update.pieces])
-        known = {e.update.number for e in evidence}
-        whole = [*takewhile(lambda one: {update.number for update in one} <= known, cut)]
-        are_all = bool(whole) and len(numbers) == len(cut) and not seen.rest
-        used = {update.number for one in whole for update in one}
-        evidence, numbers = [e for e in evidence if are_all and e.update.number in used], numbers[: len(whole)]
+        used = {piece.called.order for e in evidence for piece in e.update.pieces}
+        cut = passes([piece for piece in seen.pieces if piece.is_known])
+        whole = [*takewhile(lambda one: {piece.called.order for piece in one} <= used, cut)]
+        first = {piece.called.order for one in whole for piece in one if len(numbers) == len(cut)}
+        evidence = [e for e in evidence if {piece.called.order for piece in e.update.pieces} <= first]
+        numbers = numbers[: len(whole)]
     if not evidence:
         yield "The printed loss is not judged: not all updates could be computed again."
         return
