@@ -270,7 +270,7 @@ def test_moments_that_are_corrected_by_the_number_of_the_pass_are_said(count_of,
     model = network()
     with ws.audit(model, (ROWS, LABELS), loss="mse") as report:
         train(model, square, (ROWS, LABELS), 12, adam_by(count_of), passes=4)
-    words = "by the number of the pass" if is_wrong else "Nothing found"
+    words = "by the number of the pass" if is_wrong else "Nothing found in 19 updates"
     assert words in report.first_line, str(report)
 
 
@@ -303,7 +303,7 @@ MOMENTUM = {"momentum": 0.9}
             ["not known"],
             "that of the number of the pass",
         ),
-        (by_rates([0.1, 0.05, 0.02, 0.01] + [0.0] * 16, 0.9), None, [], "Nothing found"),
+        (by_rates([0.1, 0.05, 0.02, 0.01] + [0.0] * 16, 0.9), None, [], "Nothing found in 19 updates"),
         (by_rates([0.005] * 20, 0.9), keras.optimizers.SGD(0.05, **MOMENTUM), ["not known"], "0.05 was meant"),
         (
             by_rates([0.05] * 20, 0.9, clip=0.5),

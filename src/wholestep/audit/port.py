@@ -256,7 +256,7 @@ class Port(ABC):
         Args:
             shift: the number of rows by which the labels are moved.
             labels: the rows whose labels are used, if they are others.
-            has_their_weights: whether the weights are those of the labels' rows.
+            has_their_weights: whether the weights belong to the labels' rows, too.
         """
         if self.is_observing:
             known = piece.called.derivatives

@@ -181,7 +181,7 @@ def _by_label(e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: boo
 def _taken(
     free: list[tuple[int, int, int]], wholes: np.ndarray, changes: np.ndarray, own: np.ndarray, handed: np.ndarray
 ) -> list[tuple[int, int, int]] | None:
-    """Return the changes with which sums of pieces make a gradient, each sum times a factor, beside the model's losses.
+    """Return the changes that make a gradient of the sums of pieces, times a factor each, and of the model's losses.
 
     Least squares give the share of each change; they are rounded one after the other, the surest first, and the last
     in all combinations: the labels of pairs have little more than their mean in a gradient.

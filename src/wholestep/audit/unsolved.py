@@ -293,7 +293,7 @@ def _outputs(replay: Port, piece: Piece, inputs: list[np.ndarray], *, order: int
 
 
 def elsewhere(seen: Windows) -> Iterator[Finding]:
-    """Yield a note on a few updates whose inputs are no rows of the data, beside many on its rows."""
+    """Yield a note on updates whose inputs are no rows of the data, if they are few."""
     foreign = [u.number for u in seen.updates if u.pieces and not any(piece.is_known for piece in u.pieces)]
     if 0 < 4 * len(foreign) <= len(seen.updates):
         told = f"{len(foreign)} of {len(seen.updates)} updates are made on other rows than those of the data: updates "

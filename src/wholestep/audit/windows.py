@@ -36,7 +36,7 @@ def _bytes(part: np.ndarray) -> bytes:
 
 
 class Rows:
-    """Finds rows of the data by the bytes of the inputs, in their dtype; those of a narrower batch may be cut."""
+    """Finds rows of the data by the bytes of the inputs, in their dtype; a batch may be narrower than the data."""
 
     def __init__(self, inputs: Tree):
         self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]

@@ -160,7 +160,7 @@ def _starts(sizes: list[int]) -> list[int]:
 
 
 def describe(row_plan: RowPlan, wholes: dict[str, str], num_microbatches: int) -> list[str]:
-    """Describe the updates of tables: a line for each one of which rows are updated, and one for all others."""
+    """Describe the updates of tables: a line for each table whose rows are updated, and a line for all others."""
     lines = []
     for table, group in zip(row_plan.tables, row_plan.lookups.groups, strict=True):
         asked = num_microbatches * row_plan.counts[group]
