@@ -1,15 +1,17 @@
 """The intention of a script: its models, loss and optimizer; of a loss by hand those with its derivative first."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice, product
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras import ops
 
 from wholestep import tree
 from wholestep.audit import chain as chains
-from wholestep.audit.derived import Solved, by_pass, passes, solved
+from wholestep.audit.derived import Derived, Solved, by_pass, passes, solved
 from wholestep.audit.families import Function, Loss, averaging, is_unreduced, mean_of, name_of, usual
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
@@ -185,8 +187,17 @@ def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solve
         own, leaves = labels | meaning.beside, [*map(np.asarray, tree.leaves(x))]
         padded = {"inputs": leaves[0]} if len(leaves) == 1 and is_padded(leaves[0]) else {}
         beside = meaning.weights | meaning.beside | padded
-        losses = [Function(loss) for loss in meaning.own * (i == 0)]
+        losses = [own for own in map(Function, meaning.own) if i == 0 and _is_by_row(own, found[0], labels)]
         yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside, losses)
+
+
+def _is_by_row(loss: Function, one: Derived, labels: dict[str, Any]) -> bool:
+    """Whether a function of the script has a number for each row or place, of some of these labels."""
+    for y in labels.values():
+        with suppress(Exception):  # it does not take such labels
+            given = [ops.convert_to_tensor(each) for each in (np.asarray(y)[one.rows], one.output)]
+            return len(loss.whole(*given).shape) > 0
+    return False
 
 
 def _by_pass(meaning: Meaning) -> Iterator[Supposed]:
