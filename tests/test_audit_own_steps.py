@@ -47,7 +47,11 @@ def fall(kind, grads, params):
     first, second = np.zeros_like(grads[0]), np.zeros_like(grads[0])
     for t, (g, p) in enumerate(zip(grads, params, strict=True), start=1):
         rate = 0.1 * t if "rising" in kind else 0.1
-        if kind in ("momentum", "nesterov"):
+        if "Keras" in kind:
+            first = 0.9 * first + rate * g
+            yield 0.9 * first + rate * g
+            continue
+        if kind == "momentum" or "nesterov" in kind:
             first = 0.9 * first + g
             yield rate * (first if kind == "momentum" else g + 0.9 * first)
             continue
@@ -68,6 +72,8 @@ MOMENTS = "mean with 0.9, over the root of its mean square with 0.99)"
     [
         ("momentum", "0.9 times the move before", ""),
         ("nesterov", "0.9 times the move before", ""),
+        ("rising nesterov", "times the move before", ""),
+        ("rising nesterov of Keras", "0.9 times the move before", ""),
         ("adam", MOMENTS, ""),
         ("rising", MOMENTS, ""),
         ("decay by rate", f"{MOMENTS}, and shrinks the weights by 0.005, 0.05 times the rate", ""),

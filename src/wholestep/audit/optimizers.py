@@ -153,9 +153,12 @@ def _with_momentum(moves: Moves) -> Rule | None:
                 break
             numbers.append(found)
         else:
-            rates = [float(parts[0] + (parts[2] if len(parts) > 2 else 0.0)) for parts, _ in numbers]
-            if has_before:  # the second move and gradient before are one direction
-                rates[:2] = rates[2:3] * 2
+            rates = [float(parts[0]) for parts, _ in numbers]
+            if has_before:  # Nesterov's: of the gradient there is 1 + the momentum; Keras' does not scale by the rate
+                momenta = np.array([float(parts[1]) for parts, _ in numbers[2:]])
+                scaled = momenta * rates[1:-1] / rates[2:]
+                momentum = float((scaled if _is_even(scaled) and not _is_even(momenta) else momenta)[-1])
+                rates = [rate / (1 + momentum) for rate in rates]
             told = f", and {numbers[-1][0][1]:.4g} times the move before" if len(numbers) > 1 else ""
             return _decaying(Rule(rates, told), moves, [decay for _, decay in numbers])
     return None
