@@ -351,3 +351,60 @@ def test_a_few_updates_on_other_rows_are_said_first():
             model.fit(ROWS, LABELS, batch_size=12, verbose=0)
             model.train_on_batch(others, others.sum(1))
     assert report.first_line.startswith("2 of 12 updates are made on other rows than those of the data: updates 6, 12")
+
+
+@pytest.mark.parametrize(("optimizer", "causes"), [("adamw", ["decayed twice"]), ("adam", [])])
+def test_a_decay_by_hand_before_the_step_is_one_per_update(optimizer, causes):
+    model, optimizer = network(), keras.optimizers.get(optimizer)
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+
+    def move(variables, gradients):
+        for variable in variables:
+            variable.assign(0.99 * variable)
+        optimizer.apply([*map(keras.ops.array, gradients)], variables)
+
+    with ws.audit(model, (ROWS, LABELS)) as report:
+        train(model, square, (ROWS, LABELS), 12, move)
+    assert [cause.name for cause in report.causes] == causes, str(report)
+    assert "gradient" in report.as_json()["judged"]
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="the loop is JAX's")
+def test_gradients_at_the_weights_of_the_beginning_of_a_pass_are_said_first():
+    import jax
+
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def loss(params, x, y):
+        return square(model.stateless_call(params, [], x, training=True)[0], y)
+
+    with ws.audit(model, (ROWS, LABELS), loss="mse") as report:
+        params, slots = ([v.value for v in kind] for kind in (model.trainable_variables, optimizer.variables))
+        for seed in range(2):
+            first = params
+            for rows in np.split(np.random.default_rng(seed).permutation(60), 5):
+                gradients = jax.grad(loss)(first, ROWS[rows], LABELS[rows])
+                params, slots = optimizer.stateless_apply(slots, gradients, params)
+    assert report.first_line.startswith("The gradients of updates 2, 3, 4, 5, 7, 8"), str(report)
+    assert report.causes == []
+
+
+def test_a_penalty_in_place_of_the_decay_that_is_meant_is_said():
+    model, optimizer = network(), keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def move(variables, gradients):
+        sums = [
+            keras.ops.array(gradient + 0.1 * np.asarray(v)) for v, gradient in zip(variables, gradients, strict=True)
+        ]
+        optimizer.apply(sums, variables)
+
+    with ws.audit(
+        model, (ROWS, LABELS), loss="mse", optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.1)
+    ) as report:
+        train(model, square, (ROWS, LABELS), 12, move)
+    assert report.first_line.endswith(
+        "The optimizer that is meant decays them beside the gradient, by weight_decay=0.1."
+    )

@@ -132,6 +132,10 @@ def _of_weights(meant: Meant, differing: list[Evidence], factor: float, of: str,
     decay = meant.replay.decay(meant.optimizer)
     if not decay or "signs" in of:
         return f"{told}. Is that meant?"
+    if any(e.update.applied.optimizer != id(meant.optimizer) for e in differing):
+        return Likely(
+            f"{told}. The optimizer that is meant decays them beside the gradient, by weight_decay={decay:.6g}."
+        )
     detail = f"{told}; the optimizer's weight_decay is {decay:.6g}."
     numbers, line = [e.update.number for e in differing], differing[0].update.applied.line
     return found("decayed twice", max(e.without for e in differing), line, numbers, detail, with_change=apart)

@@ -241,7 +241,7 @@ def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
         without = max(distance(new, made) for *_, made, new in lost)
         yield found("update thrown away", without, lost[0][0].applied.line, [a.number for a, *_ in lost])
         return
-    yield from _inside([update for update in updates if update.number not in outer])
+    yield from _inside([update for update in updates if update.number not in outer], decay)
     if lost:
         yield f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?"
     if moved:
@@ -264,8 +264,11 @@ def _outer(updates: list[Update]) -> set[int]:
     return {number for number, is_same in same if is_same}
 
 
-def _inside(updates: list[Update]) -> Iterator[Finding]:
-    """Find weights that move between the microbatches of one update, or between the last one and the step."""
+def _inside(updates: list[Update], decay: float | None) -> Iterator[Finding]:
+    """Find weights that move between the microbatches of one update, or between the last one and the step.
+
+    Without microbatches a decay by hand before the step is one per update, and other weights may be earlier ones.
+    """
     moved = [
         (update, one, two)
         for update in updates
@@ -275,10 +278,22 @@ def _inside(updates: list[Update]) -> Iterator[Finding]:
     ]
     apart = max((distance(one, two) for _, one, two in moved), default=0.0)
     if apart > 0:
-        first = moved[0][0]
+        first, numbers = moved[0][0], sorted({u.number for u, *_ in moved})
         line = first.pieces[-1].called.line if first.pieces else first.applied.line
-        name = INSIDE[0] if all(_shrunk(one, two) for _, one, two in moved) else INSIDE[1]
-        yield found(name, apart, line, sorted({u.number for u, *_ in moved}))
+        shares = [_shrunk(one, two) for _, one, two in moved]
+        if all(shares) and all(len(u.pieces) == 1 for u, *_ in moved):
+            if decay:
+                detail = f"By hand with the factor {shares[0]:.6g}; the optimizer's weight_decay is {decay:.6g}."
+                yield found("decayed twice", apart, first.applied.line, numbers, detail)
+            return
+        begun = [in_part(update.applied.params) for update in updates]
+        if all(len(u.pieces) == 1 and any(all_same(one, each) for each in begun) for u, one, _ in moved):
+            told = (
+                f"The gradients of updates {some(numbers, 6)} are taken at weights with which an earlier update began."
+            )
+            yield Likely(f"{told} Take them at the weights that the update before has made.")
+            return
+        yield found(INSIDE[0] if all(shares) else INSIDE[1], apart, line, numbers)
 
 
 def _states(update: Update) -> list[list[np.ndarray]]:
