@@ -274,6 +274,14 @@ def test_moments_that_are_corrected_by_the_number_of_the_pass_are_said(count_of,
     assert words in report.first_line, str(report)
 
 
+def test_a_rate_of_adam_has_no_factor_of_the_gradient():
+    model = network()
+    model.compile(keras.optimizers.Adam(0.01 / 12), "mse")  # the loop's rate is 12 times this one, by chance
+    with ws.audit(model, (ROWS, LABELS)) as report:
+        train(model, square, (ROWS, LABELS), 12, adam_by(lambda step, _: step), passes=4)
+    assert (report.causes, "here 0.01 times" in report.notes[0]) == ([], True), str(report)
+
+
 def by_rates(rates, momentum=0.0, clip=None):
     """Return a step with momentum at a rate for each update, perhaps clipped variable by variable."""
     moves, num = {}, [0]

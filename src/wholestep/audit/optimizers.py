@@ -62,16 +62,17 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     lengths = [float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
     near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
-    rates = [e.share for e in evidence]
-    rule: Rule | None = Rule(rates, "")
-    is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, rates, grads, near, strict=True))
+    shares = [e.share for e in evidence]
+    rule: Rule | None = Rule(shares, "")
+    is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, shares, grads, near, strict=True))
     if not is_plain:
         are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
         of_pass = tuple(seen.place[update.pieces[0].called.order][0] for update in updates)
         rule = solved(Moves(params, falls, grads, near, are_kernels > 0, of_pass))
     if rule is None:
         return _as_stated(meant.optimizer, schedule, seen, updates)
-    found, meant_rates = [], _meant_rates(evidence, np.abs(rule.rates), schedule)
+    rates = np.abs(rule.rates)
+    found, meant_rates = [], rates.tolist() if rule.is_adaptive else _meant_rates(evidence, rates, schedule)
     for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
         factor = rate / own if abs(rate) > FINE.differs * np.max(np.abs(rule.rates)) else 1.0
         handed = fall / own if is_plain else factor * grad  # of an ascent: of the other sign
@@ -178,7 +179,7 @@ def _with_moments(moves: Moves) -> Rule | None:
             numbers.append(found)
         if len(numbers) == len(moves.falls):
             rule = _named(np.array([float(parts[0]) for parts, _ in numbers]), *betas, np.array(moves.passes))
-            return _decaying(rule, moves, [decay for _, decay in numbers])
+            return _decaying(rule._replace(is_adaptive=True), moves, [decay for _, decay in numbers])
     return None
 
 
@@ -240,7 +241,7 @@ def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
         told = f"{rule.told}, and shrinks the weights by {size}"
         note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
         is_likely = bool(shares.min() >= _MOST_DECAY and np.all(shares > rates))
-        return Rule(rule.rates, told, (*rule.notes, *[Likely(note)] * is_likely))
+        return rule._replace(told=told, notes=(*rule.notes, *[Likely(note)] * is_likely))
     return rule
 
 

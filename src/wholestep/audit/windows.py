@@ -15,12 +15,13 @@ PAD = -1
 
 
 class Rule(NamedTuple):
-    """An optimizer that was solved for, or else the stated one: its rate by update, in words, and notes on it."""
+    """An optimizer that was solved for, or the stated one; `is_adaptive`: a factor of the gradient moves nothing."""
 
     rates: list[float]
     told: str
     notes: tuple[str, ...] = ()
     is_stated: bool = False
+    is_adaptive: bool = False
 
 
 def keys(leaves: list[np.ndarray]) -> list[bytes]:
