@@ -14,6 +14,7 @@ from wholestep.audit.gradients import HIDDEN
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.pictures import pictures
+from wholestep.audit.rows import FEW_PASSES
 from wholestep.errors import SpecificationError, message
 from wholestep.reports.page import assert_drawable, can_draw, figure, part_of_page, write_page
 
@@ -89,7 +90,8 @@ class Report:
             return f"{unjudged}No stage was judged."
         some = f" (gradients of {len(verdict.evidence)})" if 0 < len(verdict.evidence) < num else ""
         of = "the other stages of " if unjudged else ""
-        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged."
+        few = ", but not the order of the rows, which takes two whole passes" if FEW_PASSES in verdict.notes else ""
+        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged{few}."
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.
@@ -222,7 +224,7 @@ def apart(cause: Found) -> str:
 
 def facts(cause: Found) -> Iterator[tuple[str, str]]:
     """Yield (name, value) of the other facts of a cause."""
-    yield "updates", some(cause.updates)
+    yield "compared in updates", some(cause.updates)
     if cause.line is not None:
         yield "your code", str(cause.line)
     yield "fix", cause.fix

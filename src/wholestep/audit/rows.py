@@ -17,7 +17,10 @@ MOSTLY = 0.7  # of the neighbouring batches; the others are at the ends of passe
 FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the latter of rows
 UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
 EQUAL_ROWS = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
-FEW_PASSES = "Less than two whole passes over the data were seen: their order is not judged."
+FEW_PASSES = (
+    "Less than two whole passes over the data were seen: their order is not judged. A script is seen for longer with "
+    "`wholestep audit --updates N`."
+)
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
 _NEARLY_ALL, _ALMOST_ALL, _SOME = 0.98, 0.9, 0.1
 _MOST_ROWS, _LEAST_SHARE = 3000, 0.02  # of data whose pairs are tried, and of a row in a mixture
