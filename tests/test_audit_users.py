@@ -168,6 +168,38 @@ def test_statistics_that_a_loop_by_hand_leaves_behind_are_named(is_by_hand):
     assert "statistics never written back" in [cause.name for cause in report.causes]
 
 
+@pytest.mark.parametrize(("rate", "words"), [(0.05, ""), (0.002, "0.024 is 12 rows times 0.002")])
+def test_a_rate_that_is_a_rate_of_few_digits_times_the_rows_is_noted(rate, words):
+    model, x = network(), RNG.normal(size=(60, 5)).astype("float32")
+    with ws.audit(model, (x, x.sum(1)), loss="mse") as report:
+        train(model, summed if words else square, (x, x.sum(1)), 12, descend(rate))
+    assert (words in " ".join(report.notes), "rows times" in " ".join(report.notes)) == (True, bool(words)), str(report)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="the loop is JAX's")
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_statistics_that_are_carried_in_another_order_are_said_first(order):
+    import jax
+
+    x, layers = RNG.normal(3, 2, size=(24, 5)).astype("float32"), keras.layers
+    model = keras.Sequential([keras.Input((5,)), layers.BatchNormalization(), layers.Dense(1)])
+
+    def loss(params, others, x):
+        out, others = model.stateless_call(params, others, x, training=True)
+        return keras.ops.mean((out - x[:, :1]) ** 2), others
+
+    with ws.audit(model, (x, x[:, :1]), loss="mse") as report:
+        params, others = (
+            [v.value for v in kind] for kind in (model.trainable_variables, model.non_trainable_variables)
+        )
+        for start in [*range(0, 24, 4)] * 2:
+            gradients, others = jax.grad(loss, has_aux=True)(params, others, x[start : start + 4])
+            others = [others[i] for i in order]
+            params = [p - 0.01 * g for p, g in zip(params, gradients, strict=True)]
+    is_wrong = "Are they assigned in another order?" in report.first_line
+    assert is_wrong == (order == [1, 0]), str(report)
+
+
 # ---- padded batches in buckets, and masks ----
 
 LENGTHS = np.tile([2, 3, 4, 5, 6], 8)

@@ -37,7 +37,7 @@ only_tensorflow = pytest.mark.skipif(JAX, reason="on JAX every replica sees the 
 def check(case, replicas, size, **options):
     alone, _ = one_update(case, "auto", **options)
     shared, trainer = one_update(case, size, replicas=replicas, **options)
-    assert f"1 host x {replicas} replicas x " in trainer.explain()
+    assert f"1 host x {replicas} replicas" in trainer.explain()
     assert "1 microbatches" not in trainer.explain()
     assert differing(alone, shared) == [], trainer.explain()
 

@@ -11,7 +11,7 @@ from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import FINE, are_finite, distance
 from wholestep.audit.ratios import least
-from wholestep.audit.windows import Rule, Update, Windows
+from wholestep.audit.windows import PAD, Rule, Update, Windows
 
 Schedule = Callable[[int], float]  # the learning rate by update, from 0
 UNMOVED = Likely(
@@ -245,6 +245,11 @@ def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
     return rule
 
 
+def _digits(rate: float) -> int:
+    """Return how many digits a rate has, up to rounding."""
+    return next(num for num in range(1, 8) if num == 7 or abs(rate - float(f"{rate:.{num}g}")) <= FINE.fits * abs(rate))
+
+
 def _is_round(rate: float) -> bool:
     """Whether a rate has no more than two digits, as those that people write."""
     return abs(rate - float(f"{rate:.2g}")) <= FINE.differs * abs(rate)
@@ -291,6 +296,13 @@ def by_hand(seen: Windows, framework: str) -> list[str]:
     told = same if most - least <= FINE.differs * most else others
     told = f", here {told}{seen.rule.told}" if seen.rule is not None and not seen.rule.is_stated else ""
     notes = [*seen.rule.notes] if seen.rule is not None else []
-    if not all(are_finite(piece.called.params) for piece in seen.rest):
+    is_finite = all(are_finite(piece.called.params) for piece in seen.rest)
+    sizes = {int(np.count_nonzero(update.rows != PAD)) for update in seen.updates}
+    if seen.rule is not None and not seen.rule.is_adaptive and len(sizes) == 1 and _is_even(np.array(rates)):
+        rows, rate = *sizes, most
+        if rows > 1 and _digits(rate / rows) < _digits(rate):
+            hint = f"{rate:.4g} is {rows} rows times {rate / rows:.4g}: does the loop take the sum of its rows' losses?"
+            notes.append(hint if is_finite else Likely(f"The weights explode. {hint}"))
+    if not is_finite:
         notes.append(f"The weights are not finite from update {seen.updates[-1].number + 1} on, which is not judged.")
     return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *notes]
