@@ -289,7 +289,8 @@ def _names_of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last:
         every = zip(counted, tables, used, strict=True)
         return all(np.allclose(own[rows], table[name][way][rows], rtol=SAME, atol=0) for own, table, rows in every)
 
-    return tuple(n for n, ways in tables[0].items() if any(is_so(n, i) for i in range(len(ways))))
+    num_ways = {name: min(len(table.get(name, [])) for table in tables) for name in tables[0]}
+    return tuple(name for name, num in num_ways.items() if any(is_so(name, way) for way in range(num)))
 
 
 def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list[np.ndarray]]:
