@@ -249,7 +249,8 @@ class Case:
         bare = [replace(u, pieces=[]) if u.number in seen.stale else u for u in steps]
         is_own = bool(bare) and all(u.applied.optimizer == id(self.optimizer) for u in bare)
         decay = replay.decay(self.optimizer) if is_own else None
-        moved = verdict.look("what moves between updates", between, bare, decay)
+        of_all = partial(between, bare, decay, moves_weights=replay.moves_weights)
+        moved = verdict.look("what moves between updates", of_all)
         inside = [each for each in moved if isinstance(each, Found) and each.name in INSIDE]
         moving = {number for cause in inside for number in cause.updates}
         moved = [each for each in moved if not (replay.moves_weights and each in inside)]  # SpectralNormalization does

@@ -225,8 +225,13 @@ def idle(seen: Windows) -> Iterator[Finding]:
         yield found("steps of zeros", len(steps) / (len(steps) + len(seen.idle)), steps[0].applied.line, moving)
 
 
-def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
-    """Yield the findings on weights that moved by no optimizer step; `decay`: the optimizer's own."""
+def between(updates: list[Update], decay: float | None, *, moves_weights: bool = False) -> Iterator[Finding]:
+    """Yield the findings on weights that moved by no optimizer step.
+
+    Args:
+        decay: the optimizer's own.
+        moves_weights: whether a pass of the model moves them, as SpectralNormalization does.
+    """
     updates = [u for u in updates if u.applied.is_whole]
     lost: list[tuple] = []
     moved: list[tuple] = []
@@ -241,7 +246,7 @@ def between(updates: list[Update], decay: float | None) -> Iterator[Finding]:
         without = max(distance(new, made) for *_, made, new in lost)
         yield found("update thrown away", without, lost[0][0].applied.line, [a.number for a, *_ in lost])
         return
-    yield from _inside([update for update in updates if update.number not in outer], decay)
+    yield from _inside([update for update in updates if update.number not in outer], decay, moves_weights)
     if lost:
         yield f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?"
     if moved:
@@ -264,7 +269,7 @@ def _outer(updates: list[Update]) -> set[int]:
     return {number for number, is_same in same if is_same}
 
 
-def _inside(updates: list[Update], decay: float | None) -> Iterator[Finding]:
+def _inside(updates: list[Update], decay: float | None, moves_weights: bool) -> Iterator[Finding]:
     """Find weights that move between the microbatches of one update, or between the last one and the step.
 
     Without microbatches a decay by hand before the step is one per update, and other weights may be earlier ones.
@@ -281,7 +286,7 @@ def _inside(updates: list[Update], decay: float | None) -> Iterator[Finding]:
         first, numbers = moved[0][0], sorted({u.number for u, *_ in moved})
         line = first.pieces[-1].called.line if first.pieces else first.applied.line
         shares = [_shrunk(one, two) for _, one, two in moved]
-        if all(shares) and all(len(u.pieces) == 1 for u, *_ in moved):
+        if all(shares) and all(len(u.pieces) == 1 for u, *_ in moved) and not moves_weights:
             if decay:
                 detail = f"By hand with the factor {shares[0]:.6g}; the optimizer's weight_decay is {decay:.6g}."
                 yield found("decayed twice", apart, first.applied.line, numbers, detail)
