@@ -185,7 +185,7 @@ def test_a_rate_that_is_a_rate_of_few_digits_times_the_rows_is_noted(rate, words
         (lambda own: [0 * own[0], own[1]], "moving_mean. Does other code of the loop change them?"),
     ],
 )
-def test_statistics_that_are_carried_otherwise_are_said_first(change, words):
+def test_statistics_that_are_carried_otherwise_are_said(change, words):
     import jax
 
     x, layers = RNG.normal(3, 2, size=(24, 5)).astype("float32"), keras.layers
@@ -203,7 +203,8 @@ def test_statistics_that_are_carried_otherwise_are_said_first(change, words):
             gradients, others = jax.grad(loss, has_aux=True)(params, others, x[start : start + 4])
             others = change(others)
             params = [p - 0.01 * g for p, g in zip(params, gradients, strict=True)]
-    assert words in report.first_line, str(report)
+    assert words in " ".join([report.first_line, *report.notes]), str(report)
+    assert ("assigned" in words) == ("assigned" in report.first_line)
 
 
 # ---- padded batches in buckets, and masks ----

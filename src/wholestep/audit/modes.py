@@ -114,7 +114,7 @@ def _otherwise(replay: Port, modes: Modes, steps: list, chosen: list[int]) -> It
             yield Likely(f"{told} {names[i]} has the value of {names[others[0]]}. Are they assigned in another order?")
             return
     if wrong:
-        yield Likely(f"{told} {some([names[i] for i in wrong])}. Does other code of the loop change them?")
+        yield f"{told} {some([names[i] for i in wrong])}. Does other code of the loop change them?"
 
 
 def follows(replay: Port, pieces: list[Piece]) -> list[bool]:
