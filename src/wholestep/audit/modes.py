@@ -8,7 +8,7 @@ import numpy as np
 
 from wholestep.audit.found import Finding, Likely, Proof, found, of_values, some
 from wholestep.audit.log import Called, Line, Log
-from wholestep.audit.measure import ENOUGH, FINE, all_same, are_shares, distance
+from wholestep.audit.measure import ENOUGH, all_same, are_shares, distance
 from wholestep.audit.port import Port
 from wholestep.audit.windows import PAD, Piece, Update, Windows, keys
 
@@ -104,12 +104,12 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
 def _otherwise(replay: Port, modes: Modes, steps: list, chosen: list[int]) -> Iterator[Finding]:
     """Yield a note on statistics with which no update begins as the pass before it has left them."""
     every = [(modes.moved[mover.called.order], after.called.buffers) for _, mover, _, after in steps]
-    names = replay.names_of_others
-    wrong = [i for i in chosen if every and all(distance(made[i], new[i]) > FINE.differs for made, new in every)]
+    names, (fits, differs) = replay.names_of_others, replay.tolerance
+    wrong = [i for i in chosen if every and all(distance(made[i], new[i]) > differs for made, new in every)]
     told = "The moving statistics with which an update begins are not those that the pass before it made:"
     for i in wrong:
         alike = [j for j in wrong if j != i and every[0][0][j].shape == every[0][1][i].shape]
-        others = [j for j in alike if all(distance(made[j], new[i]) <= FINE.fits for made, new in every)]
+        others = [j for j in alike if all(distance(made[j], new[i]) <= fits for made, new in every)]
         if others:
             yield Likely(f"{told} {names[i]} has the value of {names[others[0]]}. Are they assigned in another order?")
             return

@@ -187,7 +187,7 @@ def _derived(meaning: Meaning, labels: dict[str, Any], i: int) -> Iterator[Solve
         own, leaves = labels | meaning.beside, [*map(np.asarray, tree.leaves(x))]
         padded = {"inputs": leaves[0]} if len(leaves) == 1 and is_padded(leaves[0]) else {}
         beside = meaning.weights | meaning.beside | padded
-        losses = [own for own in map(Function, meaning.own) if i == 0 and _is_by_row(own, found[0], labels)]
+        losses = [loss for loss in map(Function, meaning.own) if i == 0 and _is_by_row(loss, found[0], labels)]
         yield from solved(Replay(watched.model, (x, np.zeros(len(found[0].rows)), None)), found, own, beside, losses)
 
 
