@@ -522,6 +522,27 @@ def test_who_draws_otherwise_than_before_draws_as_ever_and_is_told(recwarn):
     assert len(recwarn) == 0
 
 
+class Places(ws.Objective):
+    """The squared error of each place."""
+
+    def __call__(self, model, batch, training):
+        return ws.Mean(ops.square(model(batch["x"], training=training) - batch["y"])[..., 0])
+
+
+def test_as_many_rows_as_places_draw_as_other_numbers_of_rows_do(recwarn):
+    """Values with as many places as rows are read a second time, on one row less, for a loss that pairs all rows."""
+    found = []
+    for size in (TIME, 8):
+        keras.utils.set_random_seed(3)
+        made = keras.Sequential([keras.Input((TIME, DIM)), L.Dropout(0.5, seed=4), L.Dense(1)])
+        trainer = ws.Trainer(made, Places(), optimizer=keras.optimizers.SGD(0.1), microbatch_size=size)
+        trainer.fit({"x": numbers("Dropout"), "y": numbers("")[..., :1]}, batch_size=20, verbose=0)
+        found.append(values(made))
+    assert [str(w.message) for w in recwarn if "random draws" in str(w.message)] == []
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
 def compiled_by_itself(function):
     if JAX:
         import jax

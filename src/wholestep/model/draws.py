@@ -312,6 +312,16 @@ def drawing(draws: Draws) -> Iterator[Draws]:
                     setattr(seam, name, keras_own)
 
 
+@contextmanager
+def drawing_as_keras() -> Iterator[None]:
+    """Make `keras.random` draw as Keras does in this thread, inside `drawing` too."""
+    token = _CURRENT.set(None)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
 def _instead(name: str, keras_own: Callable[..., Tensor]) -> Callable[..., Tensor]:
     signature = inspect.signature(keras_own)
 

@@ -13,7 +13,7 @@ from wholestep import tree
 from wholestep.embeddings.lookups import Lookups
 from wholestep.engines import Engine
 from wholestep.model.compiled import are_same, own_results, tracked
-from wholestep.model.draws import DrawFact, Draws, compare, drawing
+from wholestep.model.draws import DrawFact, Draws, compare, drawing, drawing_as_keras
 from wholestep.model.losses import CompiledObjective
 from wholestep.model.misfit import explained
 from wholestep.model.objective import Objective, Reading, as_tensor, by_row, checked, read, refuse_broadcasts, wide
@@ -276,7 +276,9 @@ class Forward:
 
     def _drawing(self, batch: Tree, first: Tensor | int | None) -> AbstractContextManager:
         """Return a context in which draws belong to rows, the first at this place; None where draws do not matter."""
-        if self.draws_by is None or first is None:
+        if first is None:
+            return drawing_as_keras()
+        if self.draws_by is None:
             return nullcontext()
         facts = self.facts.draws if self.notes is None else None
         draws = Draws(self.draws_by, first, tree.num_rows(batch), facts, self.extreme, self.draws_by.traces.frame())
