@@ -388,7 +388,7 @@ class Setup:
         if not epochs or optimizer is None or self.executor is None:
             return
         (num_applied,) = self.executor.engine.variables.values([optimizer.iterations])
-        if num_applied > 0:
+        if int(num_applied) > 0:  # on the host: the engine would compile the comparison
             optimizer.finalize_variable_values(self.model.trainable_weights)
 
 

@@ -1,6 +1,6 @@
 """`ws.audit.torch`: a loop runs under PyTorch's hooks, and a report names its faults."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -125,7 +125,6 @@ def close(
         labels: the arrays that may hold the labels of an unknown loss, by name; None for those of the data.
     """
     model, log = watcher.module, watcher.log
-    own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
     if data is None or (loss is None and watcher.is_shared):  # some rows are another module's
         labels_of = {order: each.labels for order, each in watcher.own.items()} or calls.targets
         given = as_given(called_for(log), labels_of)
@@ -138,17 +137,9 @@ def close(
     if others is None:
         others = _named(data[1]) if by_pass is None else {}
     with untouched():
-        if why_unknown:
-            log.unseen[why_unknown] = None
-            objective: Any = LoopsOwn()
-        elif loss is None and watcher.own:
-            objective = _models_own(watcher, report)
-        elif loss is None and watcher.is_shared:
-            log.unseen[_SHARED] = None
-            objective = LoopsOwn()
-        else:
-            data, objective = _known(loss, data, calls, report, by_pass)
+        data, objective = _objective(report, watcher, calls, data, loss, by_pass, why_unknown)
     schedule = schedule or calls.schedules.rates()
+    own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
 
     def case_of(objective: Any) -> Case:
         labels = None if isinstance(objective, LoopsOwn) else by_pass
@@ -159,30 +150,75 @@ def close(
         how: dict[str, Any] = {"optimizer": own, "by_pass": each.by_pass, "supposed": each.told}
         return Case(Replay, model, each.data, each.objective, schedule, log, before, **how)
 
-    case = case_of(objective)
     if isinstance(objective, LoopsOwn) and loss is None and has_time:
         known = Known(others, watcher.beside.named)
-        why = {told: log.unseen.pop(told) for told in [*log.unseen] if told not in unseen}
-        found = None
-        try:
-            found = supposed(model, log, data[0], known, of_supposed)
-        except Exception as error:  # the user's model, or shapes that no loss takes
-            log.unseen[_SEARCH.format(on_one_line(error))] = None
-        if found is not None:
-            report.taken.append(_SUPPOSED.format(found.case.supposed))
-            log.notes.update({found.note: None} if found.note else {})
-            report.close(found.case)
-            return found.case
+        case = _found(report, watcher, data[0], known, of_supposed, unseen) or case_of(objective)
+    else:
+        case = _divided(report, case_of(objective), case_of, loss)
+    report.close(case)
+    return case
+
+
+def _objective(
+    report: Report,
+    watcher: Watcher,
+    calls: Calls,
+    data: tuple,
+    loss: Loss | Function | None,
+    by_pass: ByPass | None,
+    why_unknown: str,
+) -> tuple[tuple, Any]:
+    """Return (the data, the objective): the stated loss, the model's own, or the one that the loop calls."""
+    if why_unknown:
+        watcher.log.unseen[why_unknown] = None
+        return data, LoopsOwn()
+    if loss is None and watcher.own:
+        return data, _models_own(watcher, report)
+    if loss is None and watcher.is_shared:
+        watcher.log.unseen[_SHARED] = None
+        return data, LoopsOwn()
+    return _known(loss, data, calls, report, by_pass)
+
+
+def _found(
+    report: Report,
+    watcher: Watcher,
+    x: Tree,
+    known: Known,
+    case_of: Callable[[Supposed], Case],
+    unseen: Collection[str],
+) -> Case | None:
+    """Return the case of a loss that is found from the gradients; None if none fits.
+
+    Args:
+        unseen: what is not looked at for other reasons than the loss.
+    """
+    model, log = watcher.module, watcher.log
+    why = {told: log.unseen.pop(told) for told in [*log.unseen] if told not in unseen}
+    found = None
+    try:
+        found = supposed(model, log, x, known, case_of)
+    except Exception as error:  # the user's model, or shapes that no loss takes
+        log.unseen[_SEARCH.format(on_one_line(error))] = None
+    if found is None:
         log.unseen.update(why)
-        log.notes.update(dict.fromkeys(notes(model, log, data[0], known)))
-    elif loss is None and isinstance(objective, Objective) and getattr(objective.given, "reduction", "") == "sum":
+        log.notes.update(dict.fromkeys(notes(model, log, x, known)))
+        return None
+    report.taken.append(_SUPPOSED.format(found.case.supposed))
+    log.notes.update({found.note: None} if found.note else {})
+    return found.case
+
+
+def _divided(report: Report, case: Case, case_of: Callable[[Any], Case], loss: Loss | Function | None) -> Case:
+    """Return the case whose loss is divided as the gradients show: by the rows, or by their weights."""
+    objective = case.objective
+    if loss is None and isinstance(objective, Objective) and getattr(objective.given, "reduction", "") == "sum":
         mean = Objective(objective.loss.averaged())  # a loop may divide the gradient by itself
         case, is_other = _fitting(case, case_of(mean))
         report.taken += ["the sums of this loss are divided by the rows"] * is_other
-    elif isinstance(objective, Objective) and isinstance(objective.loss, Loss) and data[2] is not None:
+    elif isinstance(objective, Objective) and isinstance(objective.loss, Loss) and case.data[2] is not None:
         case, is_other = _fitting(case, case_of(Objective(objective.loss.other(objective.given, is_by_rows=True))))
         report.taken.append(f"the rows' losses times their weights, divided by the {'rows' if is_other else 'weights'}")
-    report.close(case)
     return case
 
 
