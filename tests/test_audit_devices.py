@@ -173,6 +173,88 @@ def test_the_line_of_a_penalty_that_each_device_adds_is_that_of_the_loss(monkeyp
     assert "sum(losses) / jax.lax.psum(1, axis)" in cause.fix
 
 
+def filled_up(model, valued, fill, num=84, size=32):
+    """Train by sums over the devices; the last batch of a pass is filled up, and one device has nothing else.
+
+    Return the losses of the batches of each pass.
+    """
+    import jax
+
+    spec, mesh = jax.sharding.PartitionSpec, jax.sharding.Mesh(np.array(jax.devices()[:NUM]), ("rows",))
+
+    def local(params, x, y, weight):
+        def loss(params):
+            outputs, _, penalties = model.stateless_call(params, [], x, training=True, return_losses=True)
+            losses = ((outputs - y) ** 2)[:, 0]
+            return valued(losses, weight, lambda own: jax.lax.psum(own, "rows"), sum(penalties))
+
+        return added_up(jax.value_and_grad(loss)(params))
+
+    specs = {"in_specs": (spec(), *[spec("rows")] * 3), "out_specs": spec(), "check_vma": False}
+    taken = jax.shard_map(local, mesh=mesh, **specs)
+
+    @jax.jit
+    def step(params, slots, *given):
+        value, grads = taken(params, *given)
+        return value, *model.optimizer.stateless_apply(slots, grads, params)
+
+    (params, slots), order, losses = values(model), np.random.default_rng(1), []
+    for _ in range(2):
+        rows = order.permutation(num)
+        for start in range(0, num, size):
+            own = rows[start : start + size]
+            more = size - len(own)
+            weight = np.repeat(np.float32([1, 0]), [len(own), more])
+            if fill == "copies":
+                own = np.append(own, np.zeros(more, int))
+                given = X[own], Y[own]
+            else:
+                given = [np.pad(each[own], ((0, more), (0, 0))) for each in (X, Y)]
+            value, params, slots = step(params, slots, *given, weight)
+            losses.append(float(value))
+    return np.reshape(losses, (2, -1))
+
+
+FILLED = {
+    "": lambda losses, w, total, penalty: (losses * w).sum() / total(w.sum()) + penalty / NUM,
+    "mean of means": lambda losses, w, total, penalty: (
+        (losses * w).sum() / keras.ops.maximum(w.sum(), 1) + penalty
+    ) / NUM,
+    "summed over replicas": lambda losses, w, total, penalty: (
+        (losses * w).sum() / keras.ops.maximum(w.sum(), 1) + penalty / NUM
+    ),
+    "padding trained on": lambda losses, w, total, penalty: (losses.mean() + penalty) / NUM,
+    "padding counted": lambda losses, w, total, penalty: ((losses * w).mean() + penalty) / NUM,
+    "penalty once per replica": lambda losses, w, total, penalty: (losses * w).sum() / total(w.sum()) + penalty,
+    "penalty forgotten": lambda losses, w, total, penalty: (losses * w).sum() / total(w.sum()),
+    "divided by the replicas twice": lambda losses, w, total, penalty: (
+        ((losses * w).sum() / total(w.sum()) + penalty / NUM) / NUM
+    ),
+}
+
+
+@pytest.mark.parametrize("fill", ["zeros"])
+@pytest.mark.parametrize("fault", FILLED)
+def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(fault, fill):
+    model = built()
+    with ws.audit(model, data=(X[:84], Y[:84])) as report:
+        filled_up(model, FILLED[fault], fill)
+    assert [cause.name for cause in report.causes] == [fault] * bool(fault), str(report)
+    assert not any("replacement" in note for note in report.notes), str(report)
+    assert "on other inputs" not in str(report)
+    assert fault or report.first_line.startswith("Nothing found in 6 updates: rows,")
+
+
+@pytest.mark.parametrize("weights, names", [([32, 32, 20], []), (None, ["printed: mean of means"])])
+def test_printed_losses_are_those_of_the_batches_of_all_devices(weights, names):
+    model = built()
+    with ws.audit(model, data=(X[:84], Y[:84])) as report:
+        losses = filled_up(model, FILLED[""], "zeros")
+    report.printed(loss=np.average(losses, axis=1, weights=weights))
+    assert [cause.name for cause in report.causes] == names, str(report)
+    assert not any("printed" in line for line in [*report.notes, *report.unseen]), str(report)
+
+
 def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever_these_arrive(monkeypatch):
     import jax
     import jax.numpy as jnp

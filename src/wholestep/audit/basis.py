@@ -132,6 +132,14 @@ class Basis:
             return self.e.parts
         return self._kept(form, lambda: [self._part(form, i, 1.0) for i in range(len(self.sizes))])
 
+    def used(self, form: Form) -> list[np.ndarray]:
+        """Return the parts of the pieces that are no padding as a whole."""
+        return [part for part in self.parts(form) if np.any(part)]
+
+    def at(self, form: Form) -> np.ndarray:
+        """Return the first row of each of them."""
+        return self.starts[[bool(np.any(part)) for part in self.parts(form)]]
+
     def whole(self, form: Form = BASE) -> np.ndarray:
         """Return the gradient of the data."""
         return sum(self.parts(form), np.zeros_like(self.e.handed))

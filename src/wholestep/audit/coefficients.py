@@ -194,13 +194,13 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
     of_rows = np.split(rows.values, np.cumsum([len(each.blocks["rows"].vectors) for each in solved])[:-1])
     counted = []
     for basis, own in zip(bases, of_rows, strict=True):
-        by_row = np.repeat(own, basis.sizes) if level.name == "each microbatch" else own * np.ones(sum(basis.sizes))
+        by_row = own * np.ones(sum(basis.sizes)) if level.name != "each microbatch" else _by_piece(level, basis, own)
         counted.append(by_row if level.by_row is None else by_row * level.by_row(basis))
     if not rows.is_right or level.words:
         names, before_it = _names_of_rows(bases, counted), list[Error]()
         if not names and (names := _names_of_rows(bases, counted, is_of_last=True)):
             before_it = [Error("the microbatches of the pass before", "are left out", ("last window dropped",))]
-        ratios = np.concatenate([own / basis.unit for own, basis in zip(counted, bases, strict=True)])
+        ratios = np.concatenate([own / basis.unit for own, basis in zip(of_rows, bases, strict=True)])
         if not names and level.name == "the update":
             names = _names_of_scale(bases, ratios)
         is_full = rows.is_right or rows.key == "none" or MEANT in rows.text or " for " in rows.text
@@ -232,10 +232,17 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
     return errors, cost, made
 
 
+def _by_piece(level: Level, basis: Basis, numbers: np.ndarray) -> np.ndarray:
+    """Return by row the numbers of its piece; 0 for pieces that have none."""
+    by_piece = np.zeros(len(basis.sizes))
+    by_piece[np.searchsorted(basis.starts, level.at(basis))] = numbers
+    return np.repeat(by_piece, basis.sizes)
+
+
 def _is_in_rows(bases: list[Basis], counted: list[np.ndarray], penalty: np.ndarray) -> bool:
     """Whether the penalty has the factor of the rows: then both are parts of one loss."""
     own = [
-        np.sum(each * basis.counts["the row's own weight"]) if basis.is_divided else np.mean(each)
+        np.sum(each * basis.counts["the row's own weight"]) if basis.is_divided else np.mean(each[basis.counts["the row's own weight"] != 0])
         for each, basis in zip(counted, bases, strict=True)
     ]
     return len(own) == len(penalty) and bool(np.all(np.abs(np.array(own) - penalty) <= 1e-2 * np.abs(penalty)))

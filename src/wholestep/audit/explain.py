@@ -114,7 +114,7 @@ class Search:
 
     def _by_piece(self, form: Form) -> None:
         if any(len(basis.sizes) > 1 for basis in self.bases):
-            self._solve(Level("each microbatch", form, lambda basis: basis.parts(form), lambda basis: basis.starts))
+            self._solve(Level("each microbatch", form, lambda basis: basis.used(form), lambda basis: basis.at(form)))
 
     def _by_row(self) -> None:
         most = max(sum(basis.sizes) for basis in self.bases)

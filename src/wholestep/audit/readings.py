@@ -43,7 +43,6 @@ def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree],
     updates = [changed.get(u.number, u) for u in seen.updates]
     new = {piece.called.order: piece for u in updates for piece in u.pieces}
     pieces = [new.get(piece.called.order, piece) for piece in seen.pieces]
-    updates = [replace(u, pieces=_real(u.pieces)) if u.number in changed else u for u in updates]
     seen = replace(seen, updates=updates, pieces=pieces, place=placed(pieces))
     seen = replace(seen, settled={n for n, u in changed.items() if rows.twins(u.rows)})
     if seen.is_by_hand:
@@ -86,7 +85,7 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
     differs, fits = meant.replay.tolerance.differs, meant.replay.tolerance.fits
     if update.number in again and Evidence(meant, update).without > differs:
         changed = replace(update, pieces=_without(update.pieces, again[update.number]))
-        if Evidence(meant, replace(changed, pieces=_real(changed.pieces))).without <= fits:
+        if Evidence(meant, changed).without <= fits:
             return changed
     same = int(np.argmin([*(rows[::-1] == last), False]))
     repeated = int(np.argmin([*(row in rows[:i] for i, row in reversed([*enumerate(rows)])), False]))
@@ -96,7 +95,7 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
     for num in dict.fromkeys([same, same - 1, repeated]):
         if 0 < num < len(rows):
             changed = replace(update, pieces=_without(update.pieces, np.arange(len(rows)) >= len(rows) - num))
-            if Evidence(meant, replace(changed, pieces=_real(changed.pieces))).without <= fits:
+            if Evidence(meant, changed).without <= fits:
                 return changed
     return update
 
@@ -104,10 +103,6 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
 def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
     parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
     return [Piece(p.called, np.where(part, PAD, p.rows)) for p, part in zip(pieces, parts, strict=True)]
-
-
-def _real(pieces: list[Piece]) -> list[Piece]:
-    return [piece for piece in pieces if np.any(piece.rows != PAD)]
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:

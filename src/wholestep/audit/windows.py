@@ -122,16 +122,23 @@ def packed(leaves: list, like: Tree) -> Any:
 
 @dataclass(frozen=True)
 class Piece:
-    """A forward pass on rows of the data: a batch, or a microbatch. `rows` is `PAD` for inputs not in the data."""
+    """A forward pass on rows of the data: a batch, or a microbatch. `rows` is `PAD` for inputs not in the data.
+
+    `fills`: all its rows fill up the batch that it is a part of. `copied`: of padding, the rows that it repeats.
+    """
 
     called: Called
     rows: np.ndarray
+    fills: bool = False
+    copied: np.ndarray | None = None
 
     @property
     def is_known(self) -> bool:
         """Whether its inputs are rows of the data; a batch may be padded with copies of one other row."""
         if np.all(are_others := self.rows == PAD):
-            return False
+            return self.fills
+        if self.copied is not None:
+            return True
         others = [leaf[are_others] for leaf in self.called.inputs]
         is_at_end = np.all(are_others[np.count_nonzero(~are_others) :]) or not any(map(np.any, others))
         return bool(is_at_end) and len({*keys(others)}) <= 1
@@ -228,7 +235,7 @@ def windows(log: Log, rows: Rows) -> Windows:
     for step, window, way in zip(made, found, ways, strict=True):
         way = way or (usual if len(usual) == len(window) else [False] * len(window))
         trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
-        window = [piece for piece, is_trial in zip(window, way, strict=True) if not is_trial]
+        window = _filled([piece for piece, is_trial in zip(window, way, strict=True) if not is_trial])
         num_skipped += step.applied is None  # the gradients were not finite
         in_turn = 0 if step.applied is not None else in_turn + 1
         if step.applied is not None:
@@ -300,6 +307,21 @@ def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
 def _found(called: list[Called], rows: Rows) -> list[Piece]:
     filled = [event for event in called if event.inputs and event.inputs[0].shape[:1] != (0,)]
     return [Piece(event, rows.find(event.inputs)) for event in filled]
+
+
+def _filled(window: list[Piece]) -> list[Piece]:
+    """Return an update's passes; one on none but copies of an unknown row may fill up the batch that they are cut of.
+
+    They do if all unknown rows of the batch are this one, and are zeros or come last, and others are known.
+    """
+    batch = sorted(window, key=lambda piece: piece.called.replica)
+    are_others = [bool(np.all(piece.rows == PAD)) for piece in batch]
+    if all(are_others) or not any(are_others) or len({tuple(x.shape[1:] for x in p.called.inputs) for p in batch}) > 1:
+        return window
+    inputs = [np.concatenate(leaves) for leaves in zip(*(piece.called.inputs for piece in batch), strict=True)]
+    if not Piece(replace(batch[0].called, inputs=inputs), np.concatenate([piece.rows for piece in batch])).is_known:
+        return window
+    return [replace(piece, fills=bool(np.all(piece.rows == PAD))) for piece in window]
 
 
 def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
