@@ -1,7 +1,7 @@
 """The stage of the printed loss."""
 
 from collections.abc import Iterator
-from itertools import accumulate, takewhile
+from itertools import accumulate, groupby, takewhile
 from statistics import mean
 
 import numpy as np
@@ -23,11 +23,12 @@ class Losses:
 
     def __init__(self, evidence: list[Evidence], *, penalty: bool):
         of = {p.called.order: (e, i) for e in evidence for i, p in enumerate(e.update.pieces)}
-        pieces = [piece for e in evidence for piece in e.update.pieces]
+        pieces = [piece for e in evidence for piece in e.update.pieces if np.any(piece.rows != PAD)]
         self._cuts = [[of[piece.called.order] for piece in cut] for cut in passes(pieces)]
         self._penalty = penalty
-        self.alone = [[self._mean([each]) for each in cut] for cut in self._cuts]
-        self.rows = [[int(_real(each).sum()) for each in cut] for cut in self._cuts]
+        batches = [_batches(cut) for cut in self._cuts]
+        self.alone = [[self._mean(batch) for batch in each] for each in batches]
+        self.rows = [[sum(int(_real(part).sum()) for part in batch) for batch in each] for each in batches]
         self.means = list(map(self._mean, self._cuts))
 
     @property
@@ -53,6 +54,12 @@ class Losses:
         penalty = float(np.average([t.penalty for t in terms], weights=[own.sum() for own in real]))
         divisor = np.where(terms[0].divided, weights, len(cut))
         return float(np.sum(terms[0].coefficients * values / divisor)) + penalty * self._penalty
+
+
+def _batches(cut: list[tuple[Evidence, int]]) -> list[list[tuple[Evidence, int]]]:
+    """Cut a pass over the data into its batches: those of all replicas are one."""
+    keyed = groupby(cut, key=lambda one: (id(one[0]), 0 if one[0].num_replicas > 1 else one[1]))
+    return [[*batch] for _, batch in keyed]
 
 
 def _real(one: tuple[Evidence, int]) -> np.ndarray:
