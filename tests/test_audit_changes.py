@@ -23,9 +23,9 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import found
 from wholestep.audit.log import Applied, Called, Line, Log
 from wholestep.audit.measure import NUM_PLACES, all_same, in_part, once, places
+from wholestep.audit.modes import rare
 from wholestep.audit.replay import Replay
 from wholestep.audit.source import line_of_loss
-from wholestep.audit.windows import rare
 
 ENGINE = keras.backend.backend()
 PAGE = Path(__file__).parent.parent / "docs/audit.md"

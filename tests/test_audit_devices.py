@@ -218,8 +218,8 @@ def filled_up(model, valued, fill, num=84, size=32):
 FILLED = {
     "": lambda losses, w, total, penalty: (losses * w).sum() / total(w.sum()) + penalty / NUM,
     "mean of means": lambda losses, w, total, penalty: (
-        (losses * w).sum() / keras.ops.maximum(w.sum(), 1) + penalty
-    ) / NUM,
+        ((losses * w).sum() / keras.ops.maximum(w.sum(), 1) + penalty) / NUM
+    ),
     "summed over replicas": lambda losses, w, total, penalty: (
         (losses * w).sum() / keras.ops.maximum(w.sum(), 1) + penalty / NUM
     ),
@@ -233,7 +233,7 @@ FILLED = {
 }
 
 
-@pytest.mark.parametrize("fill", ["zeros"])
+@pytest.mark.parametrize("fill", ["zeros", "copies"])
 @pytest.mark.parametrize("fault", FILLED)
 def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(fault, fill):
     model = built()
@@ -245,7 +245,7 @@ def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(fault, fill):
     assert fault or report.first_line.startswith("Nothing found in 6 updates: rows,")
 
 
-@pytest.mark.parametrize("weights, names", [([32, 32, 20], []), (None, ["printed: mean of means"])])
+@pytest.mark.parametrize(("weights", "names"), [([32, 32, 20], []), (None, ["printed: mean of means"])])
 def test_printed_losses_are_those_of_the_batches_of_all_devices(weights, names):
     model = built()
     with ws.audit(model, data=(X[:84], Y[:84])) as report:

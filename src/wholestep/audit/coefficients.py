@@ -241,9 +241,10 @@ def _by_piece(level: Level, basis: Basis, numbers: np.ndarray) -> np.ndarray:
 
 def _is_in_rows(bases: list[Basis], counted: list[np.ndarray], penalty: np.ndarray) -> bool:
     """Whether the penalty has the factor of the rows: then both are parts of one loss."""
+    weights = [basis.counts["the row's own weight"] for basis in bases]
     own = [
-        np.sum(each * basis.counts["the row's own weight"]) if basis.is_divided else np.mean(each[basis.counts["the row's own weight"] != 0])
-        for each, basis in zip(counted, bases, strict=True)
+        np.sum(each * weight) if basis.is_divided else np.mean(each[weight != 0])
+        for each, weight, basis in zip(counted, weights, bases, strict=True)
     ]
     return len(own) == len(penalty) and bool(np.all(np.abs(np.array(own) - penalty) <= 1e-2 * np.abs(penalty)))
 

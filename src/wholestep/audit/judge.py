@@ -15,7 +15,7 @@ from wholestep.audit.found import Finding, Found, Likely, many, on_one_line, som
 from wholestep.audit.gradients import by_weights
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import all_same
-from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, second_passes, state
+from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, rare, second_passes, state
 from wholestep.audit.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand, stated
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.printed import printed
@@ -24,7 +24,7 @@ from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classe
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, repeated
 from wholestep.audit.unsolved import beside_labels, elsewhere, mixed, noted, of_a_number, skipped
 from wholestep.audit.variables import ends, frozen, left_out, unmoved
-from wholestep.audit.windows import Rows, Update, Windows, rare, windows
+from wholestep.audit.windows import Rows, Update, Windows, windows
 
 _STAGES = "rows", "mode", "gradient", "backward pass", "step", "state"
 _STAGE_OF = {"the order of the rows": "rows", "the optimizer steps": "step", "statistics and seeds": "state"}

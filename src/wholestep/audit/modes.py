@@ -1,5 +1,6 @@
 """The stages of the forward pass and of the state: its mode, its outputs, and whether values that it moved are kept."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -75,6 +76,14 @@ class Modes:
             numbers, line = sorted({update.number for update in updates}), pieces[0].called.line
             apart = max(inference)
             yield found("inference mode", max(training), line, numbers, with_change=apart, proof=self._proof)
+
+
+def rare(updates: list[Update], most: int | None) -> list[int]:
+    """Return the updates whose batches have rare shapes: none of the `most` frequent, and not the fewest rows."""
+    known = {u.number: tuple(leaf.shape for p in u.pieces for leaf in p.called.inputs) for u in updates if u.is_known}
+    kept = {shape for shape, _ in Counter(known.values()).most_common(most)}
+    kept |= {min(known.values(), key=lambda shapes: shapes[0][0])} if known else set()
+    return [number for number, shape in known.items() if shape not in kept]
 
 
 def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding]:

@@ -264,12 +264,13 @@ class Port(ABC):
             return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in own]
         if self.by_pass is not None:
             return self._packed(piece.called.inputs), *self.by_pass[piece.called.order]
-        rows = np.where(piece.rows == PAD, 0, piece.rows)
+        rows = piece.rows if piece.copied is None else piece.copied
+        rows, are_others = np.where(rows == PAD, 0, rows), rows == PAD
         shifted = np.roll(rows if labels is None else labels, shift)
 
         def taken(leaf: Any) -> np.ndarray:
             chosen = np.asarray(leaf)[shifted]
-            chosen[np.roll(piece.rows == PAD, shift)] = 0  # as in padding
+            chosen[np.roll(are_others, shift)] = 0  # as in padding
             return self.as_wide(chosen, piece)
 
         batch = self._packed(piece.called.inputs), tree.map_leaves(taken, self.data[1])

@@ -40,6 +40,11 @@ def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree],
             found = None if seen.is_by_hand else unfilled(meant, update, often, again)
         if found is not None:
             changed[update.number] = found
+    for update in _filled(seen.updates, rows.num):
+        if all(update.number != u.number for u in unclear) and not np.any(
+            changed.get(update.number, update).rows == PAD
+        ):
+            changed[update.number] = update
     updates = [changed.get(u.number, u) for u in seen.updates]
     new = {piece.called.order: piece for u in updates for piece in u.pieces}
     pieces = [new.get(piece.called.order, piece) for piece in seen.pieces]
@@ -87,22 +92,72 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
         changed = replace(update, pieces=_without(update.pieces, again[update.number]))
         if Evidence(meant, changed).without <= fits:
             return changed
-    same = int(np.argmin([*(rows[::-1] == last), False]))
+    same = _same(rows)
     repeated = int(np.argmin([*(row in rows[:i] for i, row in reversed([*enumerate(rows)])), False]))
     is_suspect = same < len(rows) and (same > 1 or repeated > 0 or int(last) in often)
     if last == PAD or not is_suspect or Evidence(meant, update).without <= differs:
         return update
+    if 0 < (num := _uncounted(update)) <= max(same, repeated):
+        return _cut(update, num)
     for num in dict.fromkeys([same, same - 1, repeated]):
-        if 0 < num < len(rows):
-            changed = replace(update, pieces=_without(update.pieces, np.arange(len(rows)) >= len(rows) - num))
-            if Evidence(meant, changed).without <= fits:
-                return changed
+        if 0 < num < len(rows) and Evidence(meant, changed := _cut(update, num)).without <= fits:
+            return changed
     return update
+
+
+def _same(rows: np.ndarray) -> int:
+    """Return how many rows at the end are the same."""
+    return int(np.argmin([*(rows[::-1] == rows[-1]), False]))
+
+
+def _uncounted(update: Update) -> int:
+    """Return at how many rows at the end, but not at all, the derivative of the loop's loss by the output is 0."""
+    taken = [(piece, piece.called.derivatives.get(0, [np.zeros(0)])[-1]) for piece in update.pieces]
+    if any(len(own) != len(piece.rows) for piece, own in taken):
+        return 0
+    counts = np.concatenate([np.any(np.reshape(own, (len(own), -1)), axis=1) for _, own in taken])
+    return int(np.argmax(counts[::-1]))
+
+
+def _cut(update: Update, num: int) -> Update:
+    """Return an update with its last rows as padding."""
+    return replace(update, pieces=_without(update.pieces, np.arange(len(update.rows)) >= len(update.rows) - num))
+
+
+def _filled(updates: list[Update], num_rows: int) -> list[Update]:
+    """Return the last updates of all passes, with copies of one row at the ends as padding, if all passes end so.
+
+    Else no row comes twice in a pass, and the passes have as many rows, or one has all.
+    """
+    found: list[Update] = []
+    sizes: list[int] = []
+    used: set[int] = set()
+    for update in updates:
+        rows = update.rows
+        if not len(rows) or np.any(rows == PAD):
+            return []
+        same = num = _same(rows)
+        if same > 1:
+            num -= rows[-1] not in used and rows[-1] not in rows[:-same]
+            num = uncounted if (uncounted := _uncounted(update)) in (same, same - 1) else num
+        fresh = rows if same == 1 else rows[:-num]
+        if len(set(fresh)) < len(fresh) or used & set(fresh):
+            return []
+        used |= set(fresh)
+        if same > 1:
+            found.append(_cut(update, num))
+            sizes.append(len(used))
+            used = set()
+        elif len(used) == num_rows:
+            return []
+    is_so = len(found) < len(updates) and len(set(sizes)) == 1 and (len(sizes) > 1 or sizes[0] == num_rows)
+    return found if is_so else []
 
 
 def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
     parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
-    return [Piece(p.called, np.where(part, PAD, p.rows)) for p, part in zip(pieces, parts, strict=True)]
+    pairs = zip(pieces, parts, strict=True)
+    return [replace(p, rows=np.where(part, PAD, p.rows), fills=True, copied=p.rows) for p, part in pairs]
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
@@ -122,7 +177,7 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
     if (chosen := among(at_outputs[0] if at_outputs else e, every)) is None:
         return None
     pieces = zip(update.pieces, chosen, strict=True)
-    return replace(update, pieces=[Piece(piece.called, own) for piece, own in pieces])
+    return replace(update, pieces=[replace(piece, rows=own) for piece, own in pieces])
 
 
 def among(e: Evidence, options: list[list[list[int]]]) -> list[np.ndarray] | None:

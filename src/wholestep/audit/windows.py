@@ -1,6 +1,5 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -360,27 +359,6 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
     return updates, window
 
 
-def together(steps: list[Applied], called: list[Called]) -> list[Applied]:
-    """Return the steps; those of several optimizers on different parameters, without a pass in between, are one."""
-    found: list[Applied] = []
-    passes = [each.order for each in called]
-    for step in steps:
-        last = found[-1] if found else None
-        if (
-            last is None
-            or any(last.order < order < step.order for order in passes)
-            or set(last.built) & set(step.built)
-        ):
-            found.append(step)
-            continue
-        grads = [b if a is None else a for a, b in zip(last.grads, step.grads, strict=False)]
-        built, lost = (tuple(sorted({*a, *b})) for a, b in ((last.built, step.built), (last.lost, step.lost)))
-        slots, after = [*last.slots, *step.slots], [*last.slots_after, *step.slots_after]
-        last = replace(last, grads=grads, params_after=step.params_after, slots=slots, slots_after=after)
-        found[-1] = replace(last, built=built, lost=lost)
-    return found
-
-
 def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
     """Return, by the number of the last update of each pass, which of its rows came before, if all passes end so.
 
@@ -398,14 +376,6 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
             found[update.number] = again
             used[:] = False
     return found
-
-
-def rare(updates: list[Update], most: int | None) -> list[int]:
-    """Return the updates whose batches have rare shapes: none of the `most` frequent, and not the fewest rows."""
-    known = {u.number: tuple(leaf.shape for p in u.pieces for leaf in p.called.inputs) for u in updates if u.is_known}
-    kept = {shape for shape, _ in Counter(known.values()).most_common(most)}
-    kept |= {min(known.values(), key=lambda shapes: shapes[0][0])} if known else set()
-    return [number for number, shape in known.items() if shape not in kept]
 
 
 def passes(pieces: list[_Part]) -> list[list[_Part]]:

@@ -33,13 +33,13 @@ from wholestep.audit.pytorch.state import (
     split,
     states_of,
     tensors_of,
+    together,
     trained,
     unpacked,
     untrained,
 )
 from wholestep.audit.pytorch.words import BARE, CUT, LEFT, OF_OTHERS, SEEDED, STEPLESS
 from wholestep.audit.source import line_here
-from wholestep.audit.windows import together
 
 _FUNCTIONAL = "passes with other weights than the module's (`functional_call`), and the gradients that go through them"
 _FEW = 3  # passes by which random states are compared

@@ -5,7 +5,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from wholestep.audit.log import Line, Values
+from wholestep.audit.log import Applied, Called, Line, Values
 from wholestep.audit.measure import in_part
 
 
@@ -338,3 +338,24 @@ def states_of(
     arrays = [in_part([array(v) if isinstance(v, Tensor) else np.asarray(v)])[0] for *_, v in slots]
     params = [in_part([array(p)])[0] for _, p in trained(module)]  # one after the other, for memory
     return params, arrays, Rates(places, options, [(i, name, not isinstance(v, Tensor)) for i, name, v in slots])
+
+
+def together(steps: list[Applied], called: list[Called]) -> list[Applied]:
+    """Return the steps; those of several optimizers on different parameters, without a pass in between, are one."""
+    found: list[Applied] = []
+    passes = [each.order for each in called]
+    for step in steps:
+        last = found[-1] if found else None
+        if (
+            last is None
+            or any(last.order < order < step.order for order in passes)
+            or set(last.built) & set(step.built)
+        ):
+            found.append(step)
+            continue
+        grads = [b if a is None else a for a, b in zip(last.grads, step.grads, strict=False)]
+        built, lost = (tuple(sorted({*a, *b})) for a, b in ((last.built, step.built), (last.lost, step.lost)))
+        slots, after = [*last.slots, *step.slots], [*last.slots_after, *step.slots_after]
+        last = replace(last, grads=grads, params_after=step.params_after, slots=slots, slots_after=after)
+        found[-1] = replace(last, built=built, lost=lost)
+    return found
