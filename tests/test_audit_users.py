@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import wholestep as ws
+from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Called, Log
 
 ENGINE = keras.backend.backend()
@@ -262,6 +263,52 @@ def test_a_row_that_no_array_holds_is_no_padding():
     with ws.audit(model, (x, x[:, :1])) as report:
         model.fit(own, own[:, :1], batch_size=8, shuffle=False, verbose=0)
     assert (report.causes, report.as_json()["has_seen"]) == ([], False), str(report)
+
+
+@pytest.mark.parametrize("num", [0, 2])
+def test_updates_of_other_rows_are_said_not_to_be_judged(num):
+    model, x = network(), RNG.normal(size=(24, 5)).astype("float32")
+    model.compile("sgd", "mse")
+    own = x.copy()
+    own[: 8 * num] += 1
+    with ws.audit(model, (x, x[:, :1])) as report:
+        model.fit(own, own[:, :1], batch_size=8, shuffle=False, epochs=2, verbose=0)
+    told = f" Not judged: {2 * num} of 6 updates, whose rows are not in `data`."
+    assert report.first_line.endswith(told) == bool(num), str(report)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (lambda out, y, w: keras.ops.sum((out - y)[:, 0] ** 2 * w) / keras.ops.sum(w), []),
+        (lambda out, y, w: keras.ops.mean((out - y) ** 2), ["padding trained on"]),
+        (lambda out, y, w: keras.ops.mean((out - y)[:, 0] ** 2 * w), ["padding counted"]),
+        (lambda out, y, w: keras.ops.sum((out - y)[:, 0] ** 2 * w), ["never divided"]),
+    ],
+)
+def test_copies_of_a_row_that_fill_up_a_short_batch_do_not_count(value, names):
+    model, x, optimizer = network(), RNG.normal(size=(22, 5)).astype("float32"), keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    gradient, rng = gradient_of(model, value), np.random.default_rng(1)
+    with ws.audit(model, (x, x[:, :1]), loss="mse", optimizer=optimizer) as report:
+        for _ in range(2):
+            order = rng.permutation(22)
+            for start in (0, 8, 16):
+                rows = order[start : start + 8]
+                weights = np.arange(8) < len(rows)
+                rows = np.append(rows, np.zeros(8 - len(rows), int))
+                optimizer.apply(gradient(x[rows], x[rows, :1], weights.astype("float32")), model.trainable_variables)
+    assert ([cause.name for cause in report.causes], report.notes) == (names, []), str(report)
+
+
+def test_rows_drawn_with_replacement_are_no_padding():
+    model, x, rng = network(), RNG.normal(size=(24, 5)).astype("float32"), np.random.default_rng(0)
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, x[:, :1])) as report:
+        for _ in range(9):
+            rows = np.append(rng.integers(24, size=6), [3, 3])
+            model.train_on_batch(x[rows], x[rows, :1])
+    assert (report.causes, report.notes) == ([], [BY_NAME["drawn with replacement"].explanation]), str(report)
 
 
 # ---- replicas ----

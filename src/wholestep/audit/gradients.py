@@ -258,8 +258,7 @@ def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
     updates = [e.update for e in evidence]
     if not all(1 < len(u.pieces) == len({piece.called.replica for piece in u.pieces}) for u in updates):
         return cause
-    weights = [w[:, p.rows != PAD].ravel() for e in evidence for w, p in zip(e.weights, e.update.pieces, strict=True)]
-    is_weighed = len(np.unique(np.concatenate(weights))) > 1
+    is_weighed = len(np.unique(np.concatenate([w.ravel() for e in evidence for w in e.weights]))) > 1
     engine = evidence[-1].meant.replay.engine()
     of_all = (_OF_WEIGHTS if is_weighed else _OF_ROWS).get(engine, cause.fix)
     fix = cause.fix if cause.name == _SUMMED and engine != "jax" and not is_weighed else of_all

@@ -91,7 +91,9 @@ class Report:
         some = f" (gradients of {len(verdict.evidence)})" if 0 < len(verdict.evidence) < num else ""
         of = "the other stages of " if unjudged else ""
         few = ", but not the order of the rows, which takes two whole passes" if FEW_PASSES in verdict.notes else ""
-        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged{few}."
+        others = sum(not all(piece.is_known for piece in update.pieces) for update in verdict.seen.updates)
+        rest = f" Not judged: {others} of {many(num, 'update')}, whose rows are not in `data`." if others else ""
+        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged{few}.{rest}"
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.
