@@ -301,6 +301,20 @@ def test_copies_of_a_row_that_fill_up_a_short_batch_do_not_count(value, names):
     assert ([cause.name for cause in report.causes], report.notes) == (names, []), str(report)
 
 
+def test_the_numbers_of_an_explanation_are_those_that_differ():
+    model, x, optimizer = network(), RNG.normal(size=(24, 5)).astype("float32"), keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    gradient, rng = gradient_of(model, lambda out, y: keras.ops.mean((out - y) ** 2)), np.random.default_rng(1)
+    with ws.audit(model, (x, x[:, :1]), loss="mse", optimizer=optimizer) as report:
+        for number in (0.37, 0.81, 0.52, 0.66):
+            parts = [gradient(x[rows], x[rows, :1]) for rows in np.split(rng.permutation(24), 6)]
+            counts = [1, 1, 1, 1, 1, number]
+            total = [sum(c * g for c, g in zip(counts, each, strict=True)) / 6 for each in zip(*parts, strict=True)]
+            optimizer.apply(total, model.trainable_variables)
+    (cause,) = report.causes
+    assert "counts 0.37, 0.52, 0.66, 0.81, ... times what it should" in cause.explanation, str(report)
+
+
 def test_rows_drawn_with_replacement_are_no_padding():
     model, x, rng = network(), RNG.normal(size=(24, 5)).astype("float32"), np.random.default_rng(0)
     model.compile("sgd", "mse")

@@ -163,10 +163,17 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
     yield from _clipped(level, solved, series, penalties[0])
     num_levels = len(set(np.round(series.numbers / np.abs(series.numbers).max(), 2)))
     is_few = level.name != "rows" or num_levels <= max(2, len(series.numbers) // 10)
-    if not rows and is_few and level.form == BASE and level.name in _WHOSE:
-        told = f"{listed(series.numbers / series.meant)} times {MEANT}, {_WHOSE[level.name]}"
+    differing = _farthest_first(series.numbers / series.meant)
+    if not rows and is_few and len(differing) and level.form == BASE and level.name in _WHOSE:
+        told = f"{listed(differing)} times {MEANT}, {_WHOSE[level.name]}"
         raw = Reading(RAW + 0.5 * (level.name != "the update"), told, "number", series.numbers)
         yield _combined(level, solved, raw, penalties[0], _RIGHT)
+
+
+def _farthest_first(ratios: np.ndarray) -> np.ndarray:
+    """Return each number once, those that are farthest from 1 first; none if all are 1."""
+    single = np.array([*dict.fromkeys(float(f"{ratio:.4g}") for ratio in ratios)])
+    return single[np.argsort(-np.abs(single - 1), kind="stable")] if np.any(single != 1) else single[:0]
 
 
 def _of_rows(level: Level, series: _Series) -> list[Reading]:
