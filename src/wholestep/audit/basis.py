@@ -86,7 +86,10 @@ class Basis:
         }
         found = {name: np.full(sum(self.sizes), float(number)) for name, number in whole.items()}
         found |= {name: np.repeat(np.asarray(each, float), self.sizes) for name, each in by_piece.items()}
-        return found | {"the row's own weight": weights, "the row's sample weight": sample}
+        found |= {"the row's own weight": weights, "the row's sample weight": sample}
+        if 1 < len(pieces) == e.num_replicas:  # each part is a replica's: of equal counts, the first gives its name
+            return dict(sorted(found.items(), key=lambda each: "replica" not in each[0]))
+        return found
 
     @cached_property
     def sets(self) -> dict[str, np.ndarray]:

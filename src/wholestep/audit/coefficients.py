@@ -323,13 +323,14 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
         found = {
             "mean of means": [1 / (own * num), *[1 / (own * np.minimum(num, usual))] * bool(np.ptp(own))],
             "padding counted": [1 / (whole + sum(basis.e.pads))],
-            "divided by a full window": [1 / (own * usual)],
             "divided by the full batch": [1 / full],
             "never divided": [np.ones_like(whole)],
             "mean of row means": [1 / (counts["the rows with a weight"] * weight)],
             "divided by the rows": [1 / counts["its rows"]],
             "ascent": [-1 / whole],
         }
+        if bases[0].e.meant.usual > max(each.e.num_replicas for each in bases):
+            found["divided by a full window"] = [1 / (own * usual)]
         if any(len(each.sizes) > each.e.num_replicas for each in bases):
             found |= {
                 "summed over microbatches": [1 / own],
