@@ -203,7 +203,7 @@ def filled_up(model, valued, fill, num=84, size=32):
         rows = order.permutation(num)
         for start in range(0, num, size):
             own = rows[start : start + size]
-            more = size - len(own)
+            more = size - len(own) if fill else 0
             weight = np.repeat(np.float32([1, 0]), [len(own), more])
             if fill == "copies":
                 own = np.append(own, np.zeros(more, int))
@@ -243,6 +243,24 @@ def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(fault, fill):
     assert not any("replacement" in note for note in report.notes), str(report)
     assert not any(words in str(report) for words in ("on other inputs", "of microbatches", "own microbatch", "window"))
     assert fault or report.first_line.startswith("Nothing found in 6 updates: rows,")
+
+
+def test_each_of_two_causes_has_the_numbers_of_an_update_where_it_has_an_effect():
+    def valued(losses, w, total, penalty):
+        return losses.sum() / 32 + penalty  # the last batch has 20 rows
+
+    model = built()
+    with ws.audit(model, data=(X[:84], Y[:84]), loss="mse") as report:
+        filled_up(model, valued, None)
+    assert [cause.name for cause in report.causes] == ["divided by the full batch", "penalty once per replica"]
+    first, second = report.causes
+    assert (set(first.updates), first.is_beside, second.is_beside) == ({3, 6}, True, True), str(report)
+    assert 1 in second.updates
+    for cause in report.causes:
+        length = cause.proof.lines[0]
+        assert abs(length.yours - length.changed) < 1e-5 < abs(length.yours - length.reference), str(report)
+        assert 3 * cause.with_change < cause.without
+    assert "reference with the other faults" in str(report)
 
 
 @pytest.mark.parametrize(("weights", "names"), [([32, 32, 20], []), (None, ["printed: mean of means"])])

@@ -143,6 +143,12 @@ class Basis:
         """Return the first row of each of them."""
         return self.starts[[bool(np.any(part)) for part in self.parts(form)]]
 
+    def by_row(self, at: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return by row the numbers of the pieces that begin there; 0 for the others."""
+        by_piece = np.zeros(len(self.sizes))
+        by_piece[np.searchsorted(self.starts, at)] = numbers
+        return np.repeat(by_piece, self.sizes)
+
     def whole(self, form: Form = BASE) -> np.ndarray:
         """Return the gradient of the data."""
         return sum(self.parts(form), np.zeros_like(self.e.handed))

@@ -15,7 +15,7 @@ from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Error, Form
 from wholestep.audit.found import listed
 from wholestep.audit.measure import SOLVED
-from wholestep.audit.ratios import MEANT, Reading, least, readings
+from wholestep.audit.ratios import MEANT, Reading, farthest_first, least, readings
 
 SPARE = 4  # numbers beyond the unknowns of a solution
 RAW = 8.0  # the cost of numbers that no words are found for
@@ -24,6 +24,7 @@ _REST = "microbatches of the last pass"
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _RIGHT = Reading(0, "", "right", np.zeros(0))
 _WHOSE = {"the update": "update by update", "each microbatch": "microbatch by microbatch", "rows": "row by row"}
+_BLOCK_OF = {"the penalty": "penalty", "the gradient handed over before": "before"}
 _BEFORE: tuple[Callable[[Evidence], np.ndarray], ...] = (
     lambda e: e.handed,
     lambda e: e.handed - e.penalty,
@@ -65,7 +66,13 @@ class _Solved(NamedTuple):
     blocks: dict[str, _Block]
 
 
-Said = tuple[list[Error], float, list[np.ndarray | None]]  # errors, their cost, the gradients that they make
+class Said(NamedTuple):
+    """Errors, their cost and the gradients that they make; `rests`: as in `Explanation`."""
+
+    errors: list[Error]
+    cost: float
+    made: list[np.ndarray | None]
+    rests: list[list[np.ndarray | None]]
 
 
 def solve(level: Level, bases: list[Basis], fits: float) -> Iterator[Said]:
@@ -82,9 +89,11 @@ def solve(level: Level, bases: list[Basis], fits: float) -> Iterator[Said]:
             solved.append(own)
         else:
             known = [each for each in solved if before is None or "before" in each.blocks]
-            for errors, cost, made in _said(level, known) if before is None or len(known) > 1 else ():
-                by_basis = {id(each.basis): vector for each, vector in zip(known, made, strict=True)}
-                yield errors, cost, [by_basis.get(id(basis)) for basis in bases]
+            at = {id(each.basis): i for i, each in enumerate(known)}
+            places = [at.get(id(basis)) for basis in bases]
+            for said in _said(level, known) if before is None or len(known) > 1 else ():
+                made, *rests = ([None if i is None else own[i] for i in places] for own in (said.made, *said.rests))
+                yield said._replace(made=made, rests=rests)
             return
 
 
@@ -163,17 +172,11 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
     yield from _clipped(level, solved, series, penalties[0])
     num_levels = len(set(np.round(series.numbers / np.abs(series.numbers).max(), 2)))
     is_few = level.name != "rows" or num_levels <= max(2, len(series.numbers) // 10)
-    differing = _farthest_first(series.numbers / series.meant)
+    differing = farthest_first(series.numbers / series.meant)
     if not rows and is_few and len(differing) and level.form == BASE and level.name in _WHOSE:
         told = f"{listed(differing)} times {MEANT}, {_WHOSE[level.name]}"
         raw = Reading(RAW + 0.5 * (level.name != "the update"), told, "number", series.numbers)
         yield _combined(level, solved, raw, penalties[0], _RIGHT)
-
-
-def _farthest_first(ratios: np.ndarray) -> np.ndarray:
-    """Return each number once, those that are farthest from 1 first; none if all are 1."""
-    single = np.array([*dict.fromkeys(float(f"{ratio:.4g}") for ratio in ratios)])
-    return single[np.argsort(-np.abs(single - 1), kind="stable")] if np.any(single != 1) else single[:0]
 
 
 def _of_rows(level: Level, series: _Series) -> list[Reading]:
@@ -201,7 +204,9 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
     of_rows = np.split(rows.values, np.cumsum([len(each.blocks["rows"].vectors) for each in solved])[:-1])
     counted = []
     for basis, own in zip(bases, of_rows, strict=True):
-        by_row = own * np.ones(sum(basis.sizes)) if level.name != "each microbatch" else _by_piece(level, basis, own)
+        by_row = (
+            own * np.ones(sum(basis.sizes)) if level.name != "each microbatch" else basis.by_row(level.at(basis), own)
+        )
         counted.append(by_row if level.by_row is None else by_row * level.by_row(basis))
     if not rows.is_right or level.words:
         names, before_it = _names_of_rows(bases, counted), list[Error]()
@@ -229,21 +234,24 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
         errors = errors if is_sum else [*level.form.errors]  # of a moving average its own rows' number is a part
         names = ("not reset",) if is_sum else ("momentum by hand",)
         errors.append(Error("the gradient handed over before", "is added, times", names, before.text))
-    made, at = [], 0
+    blocks = [_BLOCK_OF.get(error.quantity, "rows") for error in errors]
+    are_apart = 1 < len(errors) == len({*blocks})
+    made, rests, at = list[np.ndarray | None](), [list[np.ndarray | None]() for _ in errors if are_apart], 0
     for each, own in zip(solved, of_rows, strict=True):
         numbers = {"rows": own, "penalty": penalty.values[at : at + 1]}
         at += "penalty" in each.blocks
         numbers |= {"before": each.blocks["before"].numbers} if "before" in each.blocks else {}
-        parts = (numbers[name] @ np.stack(block.vectors) for name, block in each.blocks.items())
-        made.append(sum(parts, each.fixed))
-    return errors, cost, made
-
-
-def _by_piece(level: Level, basis: Basis, numbers: np.ndarray) -> np.ndarray:
-    """Return by row the numbers of its piece; 0 for pieces that have none."""
-    by_piece = np.zeros(len(basis.sizes))
-    by_piece[np.searchsorted(basis.starts, level.at(basis))] = numbers
-    return np.repeat(by_piece, basis.sizes)
+        parts = {name: numbers[name] @ np.stack(block.vectors) for name, block in each.blocks.items()}
+        made.append(whole := sum(parts.values(), each.fixed))
+        once = each.basis.e.penalty
+        should = {
+            "rows": each.basis.e.reference - (0 if level.is_inside else once),
+            "penalty": once,
+            "before": 0 * once,
+        }
+        for rest, block in zip(rests, blocks, strict=False):
+            rest.append(whole + (should[block] - parts[block] if block in parts else 0))
+    return Said(errors, cost, made, rests)
 
 
 def _is_in_rows(bases: list[Basis], counted: list[np.ndarray], penalty: np.ndarray) -> bool:
@@ -277,7 +285,7 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
         if np.ptp(lengths[is_cut]) > SAME * bound or np.any(lengths > bound * (1 + SAME)):
             continue
         cut = Reading(0, "", "right", np.minimum(1.0, bound / norms) * base)
-        errors, cost, made = _combined(level, solved, cut, penalty, _RIGHT)
+        errors, cost, made, _ = _combined(level, solved, cut, penalty, _RIGHT)
         if is_plain and not errors:  # the clip alone, which may be meant: `clips` has it
             continue
         if is_plain:
@@ -286,7 +294,7 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
         else:
             told = "is clipped to the norm"
             errors.append(Error(f"the gradient of {level.name}", told, ("clip per microbatch",), f"{bound:.4g}"))
-        yield errors, cost + 1.2, made
+        yield Said(errors, cost + 1.2, made, [])
         return
 
 

@@ -22,12 +22,16 @@ _SURE = 0.5  # the cost of one error with a name, beside which no other is looke
 
 @dataclass(frozen=True)
 class Explanation:
-    """Errors that make the gradients; `made`: by update, None where the update before is not known."""
+    """Errors that make the gradients; `made`: by update, None where the update before is not known.
+
+    `rests` are the gradients without one of the errors, in their order, or nothing if these depend on each other.
+    """
 
     errors: tuple[Error, ...]
     cost: float
     apart: float
     made: Sequence[np.ndarray | None]
+    rests: Sequence[Sequence[np.ndarray | None]] = ()
 
 
 class Search:
@@ -193,11 +197,16 @@ class Search:
         self._whole(Form((told,), rows=lambda e, piece: rows[piece.called.order]))
 
     def _solve(self, level: Level) -> None:
-        for errors, cost, made in solve(level, self.bases, self.fits):
-            self._add(errors, cost, made)
+        for errors, cost, made, rests in solve(level, self.bases, self.fits):
+            self._add(errors, cost, made, rests=rests)
 
     def _add(
-        self, errors: list[Error], cost: float, made: Sequence[np.ndarray | None], bases: list[Basis] | None = None
+        self,
+        errors: list[Error],
+        cost: float,
+        made: Sequence[np.ndarray | None],
+        bases: list[Basis] | None = None,
+        rests: Sequence[Sequence[np.ndarray | None]] = (),
     ) -> None:
         pairs = zip(bases or self.bases, made, strict=True)
         proven = [None if each is None else basis.e.proven(each) for basis, each in pairs] if errors else []
@@ -206,7 +215,7 @@ class Search:
             named = sum(bool(error.causes) for error in errors)
             cost -= _NAMED * min(named, 1) + _NAMED_TOO * max(named - 1, 0)
             gradients = [None if each is None else each[0] for each in proven]
-            self.found.append(Explanation(tuple(errors), cost, apart, gradients))
+            self.found.append(Explanation(tuple(errors), cost, apart, gradients, rests))
 
     def _by_variable(self) -> None:
         for is_bare in (False, True) if self.has_penalty else (False,):

@@ -79,6 +79,7 @@ class Found:
         with_change: their distance from the reference with this fault; NaN if the fault is not known.
         proof: the numbers of one update, three times; None where there are none to show.
         twins: other causes that reproduce the same numbers.
+        is_beside: whether the reference has the other faults of the gradient, in the distances and in the proof.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Found:
     detail: str = ""
     proof: Proof | None = None
     twins: tuple[str, ...] = ()
+    is_beside: bool = False
 
     @property
     def is_known(self) -> bool:

@@ -66,6 +66,7 @@ _ON_REPLICAS = {  # explanations where each part of an update is a replica's
     "divided by the full batch": "",
 }
 
+_TOGETHER = "The numbers are of all faults of the gradient together."
 _OF_A_MASK = (
     "The sample weights are 0 and 1, as a mask's. The loss that was meant divides by all rows or places, also by those "
     "of weight 0, as Keras' losses do by default."
@@ -232,25 +233,31 @@ def _searched(
 
 def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]:
     best, differs = fitting[0], chosen[0].meant.replay.tolerance.differs
-    differing = [(e, made) for e, made in zip(chosen, best.made, strict=True) if e.without > differs]
-    without, numbers = max(e.without for e, _ in differing), sorted(e.update.number for e, _ in differing)
-    last, made = differing[-1]  # the slots of the first step are still empty
-    proof = proved(last, made)
     likely = [error for each in fitting if each.cost <= best.cost + _FEW for error in each.errors]
     alike = {name for error in likely for name in error.causes}
-    for error in best.errors:
+    shared = [_TOGETHER] if len(best.errors) > 1 and not best.rests else []
+    for i, error in enumerate(best.errors):
+        rests = best.rests[i] if best.rests else [e.reference for e in chosen]
+        every = [(e, made, own) for e, made, own in zip(chosen, best.made, rests, strict=True) if own is not None]
+        differing = [each for each in every if each[0].apart(each[2]) > differs] or every
+        without = max(e.apart(rest) for e, _, rest in differing)
+        numbers = sorted(e.update.number for e, *_ in differing)
+        last, made, rest = differing[-1]  # the slots of the first step are still empty
+        proof, is_beside = proved(last, made, rest), bool(best.rests)
         sentence, line = f"{str(error)[0].upper()}{str(error)[1:]}.", _line_of(error, last)
         if not error.causes:
             name, fix = next(each for quantity, each in _UNLISTED.items() if error.quantity.startswith(quantity))
-            yield Found(name, "gradient", sentence, fix, without, best.apart, line, tuple(numbers), "", proof)
+            cause = Found(name, "gradient", sentence, fix, without, best.apart, line, tuple(numbers), "", proof)
+            yield replace(cause, detail="".join(shared), is_beside=is_beside)
             continue
         own = {each for e in best.errors if e is not error for each in e.causes}
         first, *others = error.causes
         twins = sorted(({*others} | (alike if len(best.errors) == 1 else set())) - own - {first})
-        more = f"These updates cannot tell it from: {', '.join(twins)}." if twins else ""
+        of_twins = [f"These updates cannot tell it from: {', '.join(twins)}."] if twins else []
+        more = " ".join([*of_twins, *shared])
         cause = found(first, without, line, numbers, more, with_change=best.apart, proof=proof, twins=tuple(twins))
-        cause = replace(cause, explanation=sentence)
-        yield _on_replicas(cause, [e for e, _ in differing]) if first in _ON_REPLICAS else cause
+        cause = replace(cause, explanation=sentence, is_beside=is_beside)
+        yield _on_replicas(cause, [e for e, *_ in differing]) if first in _ON_REPLICAS else cause
 
 
 def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
@@ -316,17 +323,23 @@ def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:
 HIDDEN = 0.05  # a step that is closer to another, relative to its length, hardly differs
 
 
-def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
-    """Return the three columns of an update: the gradient's length, the loss, and three weights after the step."""
-    columns = [e.handed, e.reference, np.full_like(e.handed, np.nan) if changed is None else changed]
+def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None = None) -> Proof:
+    """Return the three columns of an update: the gradient's length, the loss, and three weights after the step.
+
+    Args:
+        reference: the reference with other faults.
+    """
+    reference = e.reference if reference is None else reference
+    columns = [e.handed, reference, np.full_like(e.handed, np.nan) if changed is None else changed]
     lines = [Number("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
     lines.append(Number("loss of the update", np.nan, _loss(e), np.nan))
     where, named, step = f"update {e.update.number}", "gradient of {}", float("nan")
-    chain = [e]  # the reference's slots hold its own gradients of the updates before
-    while chain[0].before is not None:
+    chain = [e]  # the reference's slots hold its own gradients of the updates before; with other faults, theirs
+    while chain[0].before is not None and reference is e.reference:
         chain.insert(0, chain[0].before)
     before, after = e.update.applied.params, e.update.applied.params_after
-    meant, wrong = _weights([(one, one.reference) for one in chain]), _weights([(e, columns[2])])
+    meant = _weights([*((one, one.reference) for one in chain[:-1]), (e, reference)])
+    wrong = _weights([(e, columns[2])])
     if meant is not None:
         own, should = ([b - a for a, b in zip(before, each, strict=True)] for each in (after, meant))
         step = distance(own, should)
@@ -334,12 +347,14 @@ def proved(e: Evidence, changed: np.ndarray | None) -> Proof:
             named, flat = "{} afterwards", e.meant.replay.flat
             columns = [columns[2] * np.nan if each is None else flat([*each])[e.mask] for each in (after, meant, wrong)]
     proof = of_values(where, lambda i: named.format(_name(e, i)), columns)
-    return Proof(where, (*lines, *proof.lines), step, tuple(by_parameter(e, changed)))
+    return Proof(where, (*lines, *proof.lines), step, tuple(by_parameter(e, changed, reference)))
 
 
-def by_parameter(e: Evidence, changed: np.ndarray | None) -> Iterator[tuple[str, float, float]]:
+def by_parameter(
+    e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None = None
+) -> Iterator[tuple[str, float, float]]:
     """Yield (name, distance from the reference, distance from it with the fault or NaN) of the handed gradients."""
-    without = e.by_parameter(e.reference)
+    without = e.by_parameter(e.reference if reference is None else reference)
     apart = {} if changed is None else e.by_parameter(changed)
     for name, grad in zip(e.meant.replay.names, e.update.applied.grads, strict=True):
         if grad is not None:

@@ -102,6 +102,16 @@ def _fractions(
     return found
 
 
+def farthest_first(ratios: np.ndarray) -> np.ndarray:
+    """Return each number once, those that are farthest from 1 first; none if all are 1.
+
+    >>> farthest_first(np.array([1.0, 1.0, 0.5, 3.0, 0.5])).tolist()
+    [3.0, 0.5, 1.0]
+    """
+    single = np.array([*dict.fromkeys(float(f"{ratio:.4g}") for ratio in ratios)])
+    return single[np.argsort(-np.abs(single - 1), kind="stable")] if np.any(single != 1) else single[:0]
+
+
 def least(columns: list[np.ndarray], wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (the coefficients of columns whose sum is nearest, by how much each may be off for a unit of error).
 

@@ -18,7 +18,8 @@ from wholestep.audit.rows import FEW_PASSES
 from wholestep.errors import SpecificationError, message
 from wholestep.reports.page import assert_drawable, can_draw, figure, part_of_page, write_page
 
-WITH_FAULT = "reference with this fault"
+REFERENCE, WITH_FAULT = "reference", "reference with this fault"
+WITH_OTHERS, WITH_ALL = "reference with the other faults", "with this fault too"  # where a cause is one of several
 
 
 class Report:
@@ -194,7 +195,7 @@ def told(number: int, cause: Found) -> str:
     lines = [f"{number}. {cause.stage}: {cause.name}"]
     lines += [f"   {line}" for line in sentences(number, cause)]
     if cause.proof is not None:
-        rows = table(cause.proof)
+        rows = table(cause.proof, columns(cause))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         padded = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
         lines += ["", *(f"   {line}".rstrip() for line in padded), ""]
@@ -208,9 +209,14 @@ def sentences(number: int, cause: Found) -> list[str]:
     return [line for line in (cause.explanation if number > 1 else "", cause.detail) if line]
 
 
-def table(proof: Proof) -> list[tuple[str, ...]]:
+def columns(cause: Found) -> tuple[str, str]:
+    """Return the names of both references of a cause."""
+    return (WITH_OTHERS, WITH_ALL) if cause.is_beside else (REFERENCE, WITH_FAULT)
+
+
+def table(proof: Proof, names: tuple[str, str] = (REFERENCE, WITH_FAULT)) -> list[tuple[str, ...]]:
     """Return the numbers of a proof as rows of three columns, after their names; "-" for NaN."""
-    rows: list[tuple[str, ...]] = [(f"{proof.where}:", "yours", "reference", WITH_FAULT)]
+    rows: list[tuple[str, ...]] = [(f"{proof.where}:", "yours", *names)]
     for line in proof.lines:
         numbers = line.yours, line.reference, line.changed
         rows.append((line.what, *("-" if math.isnan(number) else f"{number:.6g}" for number in numbers)))
@@ -220,8 +226,10 @@ def table(proof: Proof) -> list[tuple[str, ...]]:
 
 def apart(cause: Found) -> str:
     """Return both distances in words."""
-    end = f"from the {WITH_FAULT} {cause.with_change:.2g}" if cause.is_known else "no known fault reproduces it"
-    return f"distance from the reference {cause.without:.2g}; {end}"
+    one, two = columns(cause)
+    two = two if cause.is_beside else f"from the {two}"
+    end = f"{two} {cause.with_change:.2g}" if cause.is_known else "no known fault reproduces it"
+    return f"distance from the {one} {cause.without:.2g}; {end}"
 
 
 def facts(cause: Found) -> Iterator[tuple[str, str]]:
@@ -244,7 +252,7 @@ def _cause(number: int, cause: Found) -> str:
     parts = [f"<h2>{number}. {escape(cause.stage)}: {escape(cause.name)}</h2>"]
     parts += [f"<p>{_words(each)}</p>" for each in sentences(number, cause)]
     if cause.proof is not None:
-        head, *rows = table(cause.proof)
+        head, *rows = table(cause.proof, columns(cause))
         body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
         parts.append(f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>")
     parts.append(f"<p>{escape(apart(cause)).capitalize()}.</p><dl>")

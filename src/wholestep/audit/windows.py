@@ -309,9 +309,9 @@ def _found(called: list[Called], rows: Rows) -> list[Piece]:
 
 
 def _filled(window: list[Piece]) -> list[Piece]:
-    """Return an update's passes; one on none but copies of an unknown row may fill up the batch that they are cut of.
+    """Return the passes of an update, and mark those that only fill up its batch.
 
-    They do if all unknown rows of the batch are this one, and are zeros or come last, and others are known.
+    They do if the batch has known rows, and one unknown row, which is zeros or comes last.
     """
     batch = sorted(window, key=lambda piece: piece.called.replica)
     are_others = [bool(np.all(piece.rows == PAD)) for piece in batch]
