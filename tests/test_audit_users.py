@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from audit_scripts import HEAD
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME
@@ -169,12 +170,74 @@ def test_statistics_that_a_loop_by_hand_leaves_behind_are_named(is_by_hand):
     assert "statistics never written back" in [cause.name for cause in report.causes]
 
 
-@pytest.mark.parametrize(("rate", "words"), [(0.05, ""), (0.002, "0.024 is 12 rows times 0.002")])
-def test_a_rate_that_is_a_rate_of_few_digits_times_the_rows_is_noted(rate, words):
-    model, x = network(), RNG.normal(size=(60, 5)).astype("float32")
+@pytest.mark.parametrize(
+    ("rate", "value", "causes", "words"),
+    [
+        (0.05, square, [], ""),
+        (0.6, square, [], ""),  # 12 rows times 0.05, but a number of the script
+        (0.002, summed, ["never divided"], ""),
+        (3 / 1000, summed, [], "0.036 is 12 rows times 0.003: does the loop take the sum"),  # it has no name
+    ],
+)
+def test_a_rate_that_is_a_number_of_the_script_times_the_rows_is_a_sum(rate, value, causes, words):
+    model, x = network(), 0.2 * RNG.normal(size=(60, 5)).astype("float32")
     with ws.audit(model, (x, x.sum(1)), loss="mse") as report:
-        train(model, summed if words else square, (x, x.sum(1)), 12, descend(rate))
+        train(model, value, (x, x.sum(1)), 12, descend(rate))
+    assert [cause.name for cause in report.causes] == causes, str(report)
     assert (words in " ".join(report.notes), "rows times" in " ".join(report.notes)) == (True, bool(words)), str(report)
+
+
+BY_PLAIN_STEPS = """
+x = rng.normal(size=(44, 5)).astype("float32")
+y = x.sum(1)
+model, SIZE = network(), 8
+RATE = 0.005
+step = gradients_of(model, lambda out, b: keras.ops.sum((out[:, 0] - b) ** 2))
+for epoch in range(3):
+    order = rng.permutation(44)
+    for start in range(0, 44, SIZE):
+        rows = order[start : start + SIZE]
+        for v, g in zip(model.trainable_variables, step(x[rows], y[rows])):
+            v.assign(v - RATE * keras.ops.convert_to_tensor(g))
+"""
+BY_TAPE = """
+import tensorflow as tf
+
+
+def gradients_of(model, value):
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            loss = value(model(a, training=True), b)
+        return tape.gradient(loss, model.trainable_variables)
+
+    return step
+"""
+BY_JAX = """
+import jax
+
+
+def gradients_of(model, value):
+    def at(values, a, b):
+        return value(model.stateless_call(values, [], a, training=True)[0], b)
+
+    gradient = jax.grad(at)
+    return lambda a, b: gradient([v.value for v in model.trainable_variables], a, b)
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "first"),
+    [
+        (("", ""), 1, "The rate 0.04 is 8 rows times 0.005, a number of the script ("),
+        (("b) ** 2)", "b) ** 2) / len(b)"), 0, "Nothing found"),
+        (("b) ** 2)", "b) ** 2) / SIZE"), 0, "Nothing found"),
+        (("RATE = 0.005", "RATE = 0.001 * SIZE"), 1, "The rate 0.064 is 8 rows times 0.008"),
+    ],
+)
+def test_a_sum_in_place_of_a_mean_is_said_first_by_the_numbers_of_the_script(edit, code, first, report_of):
+    text = HEAD + (BY_TAPE if ENGINE == "tensorflow" else BY_JAX) + BY_PLAIN_STEPS.replace(*edit)
+    got, out = report_of(text)
+    assert (got, out[: len(first)]) == (code, first), out
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="the loop is JAX's")

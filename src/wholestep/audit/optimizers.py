@@ -10,8 +10,8 @@ import numpy as np
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import FINE, are_finite, distance
-from wholestep.audit.ratios import least
-from wholestep.audit.windows import PAD, Rule, Update, Windows
+from wholestep.audit.ratios import arguments, least, written
+from wholestep.audit.windows import Rule, Update, Windows
 
 Schedule = Callable[[int], float]  # the learning rate by update, from 0
 UNMOVED = Likely(
@@ -47,6 +47,14 @@ _BY_PASS = Likely(
     "The moments are corrected by the number of the pass over the data in place of that of the update: count updates, "
     "`step += 1` in each, and correct by 1 - beta ** step."
 )
+_SUMS = {  # of what a factor on the rate is the number: the words, and the causes that say the same
+    "rows": (
+        "the loss is a sum over the rows, where a mean is meant: divide it by the number of rows",
+        "never divided",
+    ),
+    "microbatches": ("the gradients of microbatches are added up: divide by their number", "summed over microbatches"),
+    "replicas": ("the gradients of replicas are added up: divide by their number", "summed over replicas"),
+}
 _FROZEN = (
     "Each update corrects its moments as the first one, with a rate of {:g}: the count of updates stands still. Add 1 "
     "to it in each."
@@ -72,7 +80,11 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     if rule is None:
         return _as_stated(meant.optimizer, schedule, seen, updates)
     rates = np.abs(rule.rates)
-    found, meant_rates = [], rates.tolist() if rule.is_adaptive else _meant_rates(evidence, rates, schedule)
+    found, meant_rates = [], rates.tolist()
+    if not rule.is_adaptive:
+        own, note = _counted(evidence, rates, is_finite=_is_finite(seen)) if schedule is None else ([], [])
+        meant_rates = own or _meant_rates(evidence, rates, schedule)
+        rule = rule._replace(notes=(*rule.notes, *note))
     for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
         factor = rate / own if abs(rate) > FINE.differs * np.max(np.abs(rule.rates)) else 1.0
         handed = fall / own if is_plain else factor * grad  # of an ascent: of the other sign
@@ -119,6 +131,36 @@ def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule
         return meant.tolist()
     is_of_rows = np.all(rows > 0) and _is_even(rates / rows) and not _is_even(rates)
     return (rates / (rows if rates.max() > 1 else shares) if is_of_rows else rates).tolist()
+
+
+def _counted(evidence: list[Evidence], rates: np.ndarray, *, is_finite: bool) -> tuple[list[float], list[str]]:
+    """Return (the rates that are meant, a note), if rates are a number of the script times a count, and no such number.
+
+    A count is that of the rows, the microbatches or the replicas of an update. Of a rate that cannot be read in the
+    script, only a note is returned, if it has more digits than its share of a row.
+    """
+    counts = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T
+    lines = [piece.called.line for e in evidence for piece in e.update.pieces]
+    numbers = [number for file in sorted({line.file for line in lines if line is not None}) for number in written(file)]
+    most = float(rates.max())
+    if _is_even(rates) and any(_is_near(most, number) for number in (*arguments(), *(n for n, _ in numbers))):
+        return [], []
+    for (name, (told, cause)), num in zip(_SUMS.items(), counts, strict=True):
+        if num.max() <= 1 or num.min() < 1 or not _is_even(rates / num):
+            continue
+        rate = float((rates / num)[0])
+        words = f"{most:.4g} is {num[rates.argmax()]:.0f} {name} times {rate:.4g}"
+        if (line := next((line for n, line in numbers if line is not None and _is_near(rate, n)), None)) is not None:
+            note = f"The rate {words}, a number of the script ({line}): {told}."
+            return (rates / num).tolist(), [Likely(note).of(cause)]
+        if name == "rows" and np.ptp(num) == 0 and _digits(rate) < _digits(most):
+            hint = f"{words}: does the loop take the sum of its rows' losses?"
+            return [], [hint if is_finite else Likely(f"The weights explode. {hint}")]
+    return [], []
+
+
+def _is_near(one: float, two: float) -> bool:
+    return abs(one - two) <= FINE.differs * abs(one)
 
 
 class Moves(NamedTuple):
@@ -296,13 +338,12 @@ def by_hand(seen: Windows, framework: str) -> list[str]:
     told = same if most - least <= FINE.differs * most else others
     told = f", here {told}{seen.rule.told}" if seen.rule is not None and not seen.rule.is_stated else ""
     notes = [*seen.rule.notes] if seen.rule is not None else []
-    is_finite = all(are_finite(piece.called.params) for piece in seen.rest)
-    sizes = {int(np.count_nonzero(update.rows != PAD)) for update in seen.updates}
-    if seen.rule is not None and not seen.rule.is_adaptive and len(sizes) == 1 and _is_even(np.array(rates)):
-        rows, rate = *sizes, most
-        if rows > 1 and _digits(rate / rows) < _digits(rate):
-            hint = f"{rate:.4g} is {rows} rows times {rate / rows:.4g}: does the loop take the sum of its rows' losses?"
-            notes.append(hint if is_finite else Likely(f"The weights explode. {hint}"))
-    if not is_finite:
-        notes.append(f"The weights are not finite from update {seen.updates[-1].number + 1} on, which is not judged.")
+    if not _is_finite(seen):
+        at = seen.updates[-1].number + 1
+        notes.append(Likely(f"The weights are not finite from update {at} on, which is not judged."))
     return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *notes]
+
+
+def _is_finite(seen: Windows) -> bool:
+    """Whether the weights stay finite after the updates."""
+    return all(are_finite(piece.called.params) for piece in seen.rest)
