@@ -595,3 +595,37 @@ def test_a_rest_that_is_carried_over_is_judged_beside_even_windows():
                     sums = [0.0] * 4
     assert "window carried over the epoch" in [cause.name for cause in report.causes], str(report)
     assert not any("Error" in each for each in report.unseen)
+
+
+# ---- padding ----
+
+TOKENS = RNG.integers(1, 9, (48, 6)) * (np.arange(6) < RNG.integers(2, 7, (48, 1)))
+TAGS = TOKENS % 4 + (TOKENS > 0)
+PER_PLACE = {
+    "counted": lambda values, mask: keras.ops.mean(values),
+    "masked": lambda values, mask: keras.ops.sum(values * mask) / keras.ops.sum(mask),
+}
+
+
+@pytest.mark.parametrize("name", PER_PLACE)
+@pytest.mark.parametrize("is_one_hot", [False, True])
+def test_padding_that_counts_in_the_loss_is_said_first(name, is_one_hot):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Embedding(9, 4), keras.layers.Dense(6)])
+    optimizer, is_fault = keras.optimizers.Adam(0.01), name == "counted"
+    optimizer.build(model.trainable_variables)
+
+    def value(out, y):
+        values = keras.ops.categorical_crossentropy(keras.ops.one_hot(y, 6), out, from_logits=True)
+        return PER_PLACE[name](values, keras.ops.cast(y != 0, "float32"))
+
+    def move(variables, gradients):
+        optimizer.apply([*map(keras.ops.array, gradients)], variables)
+
+    of = keras.losses.CategoricalCrossentropy if is_one_hot else keras.losses.SparseCategoricalCrossentropy
+    weights = [] if is_fault else [(TAGS != 0).astype("float32")]
+    data = TOKENS, np.eye(6)[TAGS] if is_one_hot else TAGS, *weights
+    with ws.audit(model, data, of(from_logits=True, reduction="mean_with_sample_weight")) as report:
+        train(model, value, (TOKENS, TAGS), 8, move)
+    told = "The loss counts the padding: "
+    assert (report.causes, report.first_line.startswith(told), report.has_likely) == ([], is_fault, is_fault), report

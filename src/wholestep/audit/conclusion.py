@@ -17,8 +17,7 @@ from wholestep.audit.found import Likely, many, numbers_of
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Log, Values
 from wholestep.audit.loops import Loop, Watched
-from wholestep.audit.meaning import is_masked, weighed
-from wholestep.audit.measure import is_padded
+from wholestep.audit.meaning import weighed
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
 from wholestep.audit.rows import mixed
@@ -89,8 +88,6 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     report.close(made, verdict)
     report.taken += meaning.told
     verdict.notes += meaning.notes
-    if verdict.evidence and not verdict.of_gradient:
-        verdict.check("padding", _padded, made)
     if verdict.unjudged:
         verdict.check("the rows of the loss", _of_loss, meaning)
     elif made.data[2] is not None and isinstance(made.data[1], np.ndarray):
@@ -158,6 +155,7 @@ def _judged(meaning: Meaning, around: Surroundings, ended: Values | None) -> tup
         except UnfitError:
             continue
         if explains(verdict):
+            meaning.told = [each for each in meaning.told if not each.startswith("loss: ")]  # another, or one part
             told = "from the gradients: if another is meant, `with ws.audit(model, data=(x, y), loss=...)` states it"
             meaning.told.append(f"loss: {supposed.told}, supposed {told}")
             meaning.notes += [supposed.note] * bool(supposed.note)
@@ -254,17 +252,6 @@ def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:
     made.by_pass = supposed.by_pass
     made.ended = ended
     return made
-
-
-def _padded(made: Case) -> Iterator[str]:
-    """Yield a note if the ends of rows count whose inputs and labels are 0."""
-    x, y, weight = made.data
-    leaves = [leaf for leaf in tree.leaves(x) if np.shape(leaf) == np.shape(y)]
-    if weight is not None or is_masked(made.model) or not isinstance(y, np.ndarray) or not is_padded(y):
-        return
-    if any(np.array_equal(leaf == 0, y == 0) for leaf in leaves):
-        told = f"Rows end with inputs and labels of 0, {np.mean(y == 0):.0%} of all places, which count in the loss as "
-        yield f"{told}any other. Are they padding?"
 
 
 def _used_up(scout: Scout, watched: Watched, seen: Windows | None) -> Iterator[str]:

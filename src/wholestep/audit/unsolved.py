@@ -28,6 +28,7 @@ from wholestep.audit.windows import Piece, Windows
 _UNLIKE, _ALIKE = 0.1, 0.02  # weights of classes that differ, and shares that do not: of a part of the rows
 _FEW_CLASSES = 20
 _FEW_ROWS = 4  # of which two stay
+_PADDED = 0.25  # of the rows: fewer may end so by chance
 _HALVINGS = 15  # of the loss scale at which Keras begins: it is 1 then
 
 
@@ -210,6 +211,7 @@ def beside_labels(evidence: list[Evidence]) -> Iterator[Likely]:
     """Yield the notes on inputs beside their labels."""
     yield from _predicted(evidence[0])
     yield from _frozen_noise(evidence)
+    yield from _padded(evidence)
 
 
 def _predicted(e: Evidence) -> Iterator[Likely]:
@@ -265,6 +267,46 @@ def _frozen_noise(evidence: list[Evidence]) -> Iterator[Likely]:
     if is_added or is_dropped:
         told = "The inputs are the labels with noise, and the noise is the same in every update: it is drawn once "
         yield Likely(f"{told}(with one key or seed, or by numpy while a function is traced). Draw it anew for each.")
+
+
+def _padded(evidence: list[Evidence]) -> Iterator[Likely]:
+    """Yield a note if the ends of rows count in the loss where the input is one id, and the label one class.
+
+    The derivative of the loop's own loss shows which places count.
+    """
+    replay = evidence[0].meant.replay
+    places = [_places(piece, replay.batch(piece)[1]) for e in evidence for piece in e.update.pieces]
+    known = [each for each in places if each is not None]
+    if not known or len(known) < len(places):
+        return
+    values, counts = np.unique(np.concatenate([x[:, -1] for x, *_ in known]), return_counts=True)
+    last = values[counts.argmax()]
+    ends = [np.cumprod((x == last)[:, ::-1], axis=1)[:, ::-1] > 0 for x, *_ in known]
+    lengths = np.concatenate([np.sum(~end, axis=1) for end in ends])
+    has_ends = np.concatenate([end.any(axis=1) for end in ends])
+    x, y, is_counted, is_end = (np.concatenate([np.ravel(e) for e in p]) for p in (*zip(*known, strict=True), ends))
+    are_ids = len(np.unique(x)) > 2 and np.array_equal(x == last, is_end) and len(np.unique(lengths)) > 1
+    if not are_ids or np.mean(has_ends) < _PADDED or len(np.unique(y[is_end])) > 1 or not np.any(y != y[is_end][0]):
+        return
+    if is_counted[is_end].all():
+        told = f"The loss counts the padding: {is_end.mean():.0%} of the places, at the ends of rows, have the input "
+        told += f"{last} and the label {y[is_end][0]:g}. Leave them out: multiply the loss by `labels != "
+        yield Likely(f"{told}{y[is_end][0]:g}`, and divide its sum by the sum of this mask.")
+
+
+def _places(piece: Piece, labels: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return (ids, labels, whether they count in the loss) by row and place; None if the pass has no such ids."""
+    leaves, derivatives = tree.leaves(labels), piece.called.derivatives
+    if len(leaves) != 1 or {*derivatives} != {0}:
+        return None
+    y, derivative = np.asarray(leaves[0]), np.asarray(derivatives[0][-1])
+    y = np.asarray(y.argmax(-1)) if y.ndim > 2 and y.shape[-1] > 1 else y
+    for x in (x for x in piece.called.inputs if x.ndim == 2 and x.dtype.kind in "iu" and x.size == y.size):
+        if derivative.shape[:2] == x.shape:
+            return x, y.reshape(x.shape), np.any(derivative.reshape(*x.shape, -1), axis=-1)
+        if derivative.shape[::2] == x.shape:  # classes before places, as in PyTorch
+            return x, y.reshape(x.shape), np.any(derivative, axis=1)
+    return None
 
 
 def mixed(replay: Port, pieces: list[Piece]) -> Iterator[Likely]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called
-from wholestep.audit.measure import is_padded
 from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.data import Data, as_given, by_pass_of, called_for
 from wholestep.audit.pytorch.scout import Scout, Seen
@@ -188,18 +187,6 @@ def _may_be(target: np.ndarray, leaf: np.ndarray) -> bool:
     return target.dtype == leaf.dtype and target[:1].size == leaf[:1].size and bool(np.all(np.isin(target, leaf)))
 
 
-def _of_padding(called: list[Called], targets: dict[int, np.ndarray]) -> Iterator[str]:
-    """Yield a note if the ends of rows count in the loss whose inputs and labels are 0."""
-    known = [(c.inputs[0], targets[c.order], c.derivatives[0][0]) for c in called if _has_places(c, targets)][:_FEW]
-    padded = [(x == 0, y.reshape(x.shape) == 0, np.any(d, -1)) for x, y, d in known if is_padded(x)]
-    if len(padded) > _FEW // 2 and all(np.array_equal(at, no) and np.all(counts[at]) for at, no, counts in padded):
-        share = np.mean(np.concatenate([at.ravel() for at, *_ in padded]))
-        told = (
-            f"Rows end with inputs and labels of 0, {share:.0%} of the places of a batch, which count in the loss as "
-        )
-        yield f"{told}any other. Are they padding?"
-
-
 def _apart(called: list[Called], data: Data) -> Iterator[str]:
     """Yield a note if the labels that the loss gets are those of an array of the script, but of other rows."""
     if data.by_pass is None:
@@ -211,14 +198,6 @@ def _apart(called: list[Called], data: Data) -> Iterator[str]:
         rows = Rows(data.x)
         found = np.concatenate([rows.find(each.inputs) for each in passes])
         yield from islice(of_other_rows(np.concatenate(labels), found, data.beside), 1)
-
-
-def _has_places(called: Called, targets: dict[int, np.ndarray]) -> bool:
-    """Whether a pass has one input of places, with a label and a derivative for each."""
-    if len(called.inputs) != 1 or called.order not in targets or {*called.derivatives} != {0}:
-        return False
-    (x,), y, derivative = called.inputs, targets[called.order], called.derivatives[0][0]
-    return x.ndim == 2 and x.size == y.size and derivative.shape[:-1] == x.shape
 
 
 def conclude(ran: Any) -> list[Report]:
@@ -282,7 +261,6 @@ def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: boo
     made.is_found = True
     made.ended = None if scout.limit.has_stopped or scout.loop.is_closed or ran.how else values(seen.model)
     report.taken.append(data.told)
-    log.notes.update(dict.fromkeys(_of_padding(called, seen.calls.targets)))
     log.notes.update(dict.fromkeys(() if own else _apart(called, data)))
     is_shifted = isinstance(made.objective, ModelsOwn) and made.objective.shift == 1
     if is_shifted and (told := _counted(seen)) is not None:
