@@ -51,6 +51,9 @@ def fall(kind, grads, params):
             first = 0.9 * first + rate * g
             yield 0.9 * first + rate * g
             continue
+        if kind == "decay of plain steps":
+            yield rate * g + p * KERNELS * DECAYS[kind]
+            continue
         if kind == "momentum" or "nesterov" in kind:
             first = 0.9 * first + g
             yield rate * (first if kind == "momentum" else g + 0.9 * first)
@@ -63,7 +66,13 @@ def fall(kind, grads, params):
 
 
 KERNELS = np.arange(90) < 80
-DECAYS = {"decay by rate": 0.05, "rising decay by rate": 0.05, "rising decay": 0.005, "decay": 0.2}
+DECAYS = {
+    "decay by rate": 0.05,
+    "rising decay by rate": 0.05,
+    "rising decay": 0.005,
+    "decay": 0.2,
+    "decay of plain steps": 0.0222,
+}
 MOMENTS = "mean with 0.9, over the root of its mean square with 0.99)"
 
 
@@ -80,6 +89,7 @@ MOMENTS = "mean with 0.9, over the root of its mean square with 0.99)"
         ("rising decay by rate", "by 0.05 times the rate", ""),
         ("rising decay", "by 0.005, at any rate", ""),
         ("decay", "by 0.2, 2 times the rate", "forget all but the last 5 updates"),
+        ("decay of plain steps", "and shrinks the weights by 0.0222", ""),
         ("a frozen count", "mean with 0.9", "does the count of updates move?"),
         ("none", "mean with 0.9", "does the count of updates move?"),
         ("other beta", MOMENTS, "mean square is divided by 1 - 0.9 ** count, and not divided by 1 - 0.99 ** count."),
@@ -99,6 +109,7 @@ def test_an_optimizer_by_hand_is_solved_for(kind, told, note):
     rule = solved(moves)
     assert rule is not None
     assert (told in rule.told, note in "".join(rule.notes), len(rule.notes)) == (True, True, int(bool(note)))
+    assert ("before" in rule.told, "0.222 times" in rule.told) == ("momentum" in kind or "nesterov" in kind, False)
     assert rule.rates == pytest.approx([0.1 * t if "rising" in kind else 0.1 for t in range(1, 7)], rel=1e-3)
     assert solved(moves._replace(grads=list(rng.normal(size=(6, 90))))) is None
 

@@ -122,6 +122,15 @@ def _otherwise(replay: Port, modes: Modes, steps: list, chosen: list[int]) -> It
         if others:
             yield Likely(f"{told} {names[i]} has the value of {names[others[0]]}. Are they assigned in another order?")
             return
+    pairs = [(made[i].astype("float64"), new[i]) for i in wrong for made, new in every if np.any(made[i])]
+    shares = [float(np.vdot(made, new) / np.vdot(made, made)) for made, new in pairs]
+    apart = max((distance(share * made, new) for share, (made, new) in zip(shares, pairs, strict=True)), default=1.0)
+    if apart <= fits and min(shares) > 0 and max(shares) < 1 and np.ptp(shares) <= differs:
+        told += (
+            f" {some([names[i] for i in wrong])} are these times {shares[0]:.4g}. Is a decay for the weights applied "
+        )
+        yield Likely(f"{told}to all variables? `model.trainable_variables` has the weights alone.")
+        return
     if wrong:
         yield f"{told} {some([names[i] for i in wrong])}. Does other code of the loop change them?"
 

@@ -202,7 +202,8 @@ def _with_momentum(moves: Moves) -> Rule | None:
                 scaled = momenta * rates[1:-1] / rates[2:]
                 momentum = float((scaled if _is_even(scaled) and not _is_even(momenta) else momenta)[-1])
                 rates = [rate / (1 + momentum) for rate in rates]
-            told = f", and {numbers[-1][0][1]:.4g} times the move before" if len(numbers) > 1 else ""
+            last = float(numbers[-1][0][1]) if len(numbers) > 1 else 0.0
+            told = f", and {last:.4g} times the move before" if abs(last) > FINE.differs else ""
             return _decaying(Rule(rates, told), moves, [decay for _, decay in numbers])
     return None
 
@@ -278,7 +279,8 @@ def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
         if not np.all(lengths > bounds) or not (_is_even(shares) or _is_even(shares / rates)):
             continue
         by_rate = f"{shares[0] / rates[0]:.4g} times the rate"
-        size = f"{shares[0]:.4g}, {by_rate}" if _is_even(rates) else by_rate
+        size = f"{shares[0]:.4g}" if _is_even(rates) else by_rate
+        size += f", {by_rate}" * bool(_is_even(rates) and _is_round(float(shares[0] / rates[0])))
         size = size if _is_even(shares / rates) else f"{shares[0]:.4g}, at any rate"
         told = f"{rule.told}, and shrinks the weights by {size}"
         note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
