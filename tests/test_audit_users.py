@@ -630,3 +630,30 @@ def test_padding_that_counts_in_the_loss_is_said_first(name, is_one_hot):
         train(model, value, (TOKENS, TAGS), 8, move)
     told = "The loss counts the padding: "
     assert (report.causes, report.first_line.startswith(told), report.has_likely) == ([], is_fault, is_fault), report
+
+
+@pytest.mark.parametrize(
+    ("is_masked", "has_more", "causes"),
+    [(True, False, []), (True, True, []), (False, False, ["weights ignored"])],
+)
+def test_a_loss_may_return_values_and_weights(is_masked, has_more, causes):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Embedding(9, 4), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    rows = RNG.uniform(0.5, 2, len(TOKENS)).astype("float32") if has_more else np.ones(len(TOKENS), "float32")
+
+    def with_weights(y, out):
+        return own_loss(y, out), keras.ops.cast(y != 0, "float32")
+
+    def value(out, y, w):
+        values, own = with_weights(y, out)
+        own = (own if is_masked else 1.0) * keras.ops.convert_to_tensor(w)[:, None]
+        return keras.ops.sum(values * own) / keras.ops.sum(own + 0 * values)
+
+    def move(variables, gradients):
+        optimizer.apply([*map(keras.ops.array, gradients)], variables)
+
+    with ws.audit(model, (TOKENS, TOKENS % 3, *[rows] * has_more), with_weights) as report:
+        train(model, value, (TOKENS, TOKENS % 3, rows), 8, move)
+    assert ([each.name for each in report.causes], "gradient" in report.as_json()["judged"]) == (causes, True), report

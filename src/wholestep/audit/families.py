@@ -12,6 +12,7 @@ from keras.losses import Loss
 
 from wholestep import tree
 from wholestep.audit.usual import Kind, Softened, kinds
+from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tensor, Tree
 
 _LOSSES = (
@@ -32,7 +33,10 @@ _OF_CLASSES = "classes", "shares", "two classes"
 
 
 class Function(Loss):
-    """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does."""
+    """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does.
+
+    It may return (values, weights); the weights are then those of the rows of the data.
+    """
 
     has_own_weights = False
     is_coupled = False  # whether a row's loss depends on the rows beside it
@@ -60,7 +64,19 @@ class Function(Loss):
         return found
 
     def whole(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return the function's result; nests of labels and outputs are passed unchanged."""
+        """Return the function's values; with weights only if their mean is by the weights of the data."""
+        values, weights = self.pair(y_true, y_pred)
+        if weights is not None and self.reduction != "mean_with_sample_weight":
+            must = "A loss that returns (values, weights) needs a built model of one output, and labels of one array."
+            raise SpecificationError(message(must, self.name, "data=(x, y, weights), and a loss that returns values."))
+        return values
+
+    def pair(self, y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return (values, weights), None for no weights; nests of labels and outputs are passed unchanged."""
+        found = self._called(y_true, y_pred)
+        return found if isinstance(found, tuple) else (found, None)
+
+    def _called(self, y_true: Tensor, y_pred: Tensor) -> Any:
         if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
             return self._function(y_true, y_pred)
         if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:

@@ -8,7 +8,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.audit import port
-from wholestep.audit.families import Function, averaging, name_of
+from wholestep.audit.families import Function, averaging, mean_of, name_of
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import ENOUGH, NUM_PROBES, SOLVED, are_shares, shares
 from wholestep.audit.port import OneLoss
@@ -28,6 +28,7 @@ from wholestep.model import (
 from wholestep.tree import Tensor, Tree
 
 NUM_COUPLED = 4
+_AT_ONCE = 256  # rows whose own weights are computed at once
 
 
 def _shares(objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int, ...]) -> np.ndarray | None:
@@ -46,6 +47,30 @@ def _shares(objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int
         return float(found) if np.ndim(found) == 0 else float("nan")
 
     return shares(value, len(labels), outputs[1:])
+
+
+def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.ndarray | None:
+    """Return the weights that a function returns beside its values, of all rows; None if it returns none.
+
+    Raises:
+        SpecificationError: they depend on the outputs.
+    """
+
+    def weights(level: float) -> np.ndarray | None:
+        parts = []
+        for start in range(0, len(labels), _AT_ONCE):
+            own = labels[start : start + _AT_ONCE]
+            values, found = loss.pair(own, np.full((len(own), *outputs[1:]), level, "float32"))
+            if found is None:
+                return None
+            parts.append(np.broadcast_to(keras.ops.convert_to_numpy(found), values.shape).astype("float32"))
+        return np.concatenate(parts)
+
+    one = weights(0.3)
+    if one is not None and np.any(one != weights(0.6)):
+        must = "The weights that a loss returns must be those of the labels, whatever the outputs are."
+        raise SpecificationError(message(must, loss.name, "the weights in its values, and values alone."))
+    return one
 
 
 def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
@@ -187,6 +212,11 @@ def weighed(
         return data, objective
     if any(None in leaf.shape[1:] for leaf in tree.leaves(symbol)):  # of unknown size
         return data, objective
+    shape = getattr(symbol, "shape", None) if hasattr(data[1], "shape") else None
+    if shape is not None and (own := _own_weights(objective.loss, data[1], shape)) is not None:
+        given = np.ones(1, "float32") if data[2] is None else np.asarray(data[2])
+        given = given.reshape(*given.shape, *[1] * (own.ndim - given.ndim))
+        return (*data[:2], own * given), LossObjective(mean_of(objective.loss, by_weight=True))
     if data[2] is None and tree.num_rows(data[:2]) >= NUM_COUPLED:
         labels = tree.map_leaves(lambda leaf: leaf[:NUM_COUPLED], data[1])
         objective.loss.is_coupled = _couples(objective.loss, labels, symbol)
