@@ -16,7 +16,7 @@ from shares import halves, later, share
 
 import wholestep as ws
 from wholestep import cli
-from wholestep.audit import conclusion
+from wholestep.audit import conclusion, scout
 from wholestep.audit.chain import joined
 from wholestep.audit.families import usual
 from wholestep.audit.log import Applied, Called, Log
@@ -678,6 +678,23 @@ def test_scripts_that_end_by_themselves(end, part, code, audit):
     if "ValueError" in end:
         assert "ValueError: mine" in err
         assert "wholestep" not in err
+
+
+@pytest.mark.parametrize("later", ["model.fit(x, y)", "print(model.predict(x))"])
+def test_a_later_loop_that_was_not_reached_is_said_first(later, audit, monkeypatch):
+    monkeypatch.setattr(scout, "_PATIENCE", 0.1)
+    long = ("for epoch in range(2):", "for epoch in range(10**6):"), ('print("the end"', f'{later}\nprint("the end"')
+    code, out, _ = audit(script("by hand", *long), "--updates", 4)
+    first, *_ = out.splitlines()
+    told = "Not judged: code that may train after "
+    assert (code, first.startswith(told)) == ((2, True) if "fit" in later else (0, False)), out
+    assert "Nothing found in " in first, out
+    assert ("for epoch in range(10**6), which was not reached. Nothing" in first) == (code == 2)
+
+
+def test_a_script_that_is_no_python_is_not_said_to_be_a_fault_of_this_library(audit):
+    code, out, _ = audit("if True\n")
+    assert (code, "the script ended with an error, SyntaxError" in out, "please report" in out) == (2, True, False), out
 
 
 def test_an_interrupt_before_the_first_update_passes(audit):

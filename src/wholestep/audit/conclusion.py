@@ -106,9 +106,11 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
         verdict.check("mixtures of rows", mixed, tree.leaves(made.data[0]), made.data[1], given)
     if verdict.seen is not None:
         verdict.check("the metrics", _running, scout, watched.log, verdict.seen)
+    if scout.is_cut_short and loop.lines and loop is [*scout.loops.values()][-1]:
+        report.unreached = f"code that may train after {loop.lines[-1]}, which was not reached"
     unseen = {
         _ENDED: scout.limit.has_stopped,
-        "the loops after this one: the script was ended before them": scout.is_cut_short,
+        "the loops after this one: the script was ended before them": scout.is_cut_short and not report.unreached,
         f"{many(scout.num_warm_up, 'update')} outside of the loops": scout.num_warm_up,
         f"the rest of the loop: {ran.how}": ran.how,
     }

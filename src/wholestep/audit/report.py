@@ -35,6 +35,7 @@ class Report:
         self._verdict: Verdict | None = None
         self._printed: list[float] = []
         self.taken: list[str] = []
+        self.unreached = ""
 
     @property
     def is_over(self) -> bool:
@@ -63,9 +64,9 @@ class Report:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the gradients of updates were judged."""
+        """Whether the gradients of updates were judged, and no loop of the script after these was left out."""
         verdict = self._judged()
-        return verdict.has_seen and verdict.has_loss and not verdict.unjudged
+        return verdict.has_seen and verdict.has_loss and not verdict.unjudged and not self.unreached
 
     @property
     def has_likely(self) -> bool:
@@ -86,11 +87,12 @@ class Report:
             is_own = OWN_TRAINER in verdict.unseen
             return f"{OWN_TRAINER}." if is_own else "Nothing can be said: no update on rows of the data was seen."
         num, judged = len(verdict.seen.updates), ", ".join(verdict.judged)
-        unjudged = f"Not judged: {verdict.unjudged}. " if verdict.unjudged else ""
+        why = "; ".join(each for each in (verdict.unjudged, self.unreached) if each)
+        unjudged = f"Not judged: {why}. " if why else ""
         if not judged:
             return f"{unjudged}No stage was judged."
         some = f" (gradients of {len(verdict.evidence)})" if 0 < len(verdict.evidence) < num else ""
-        of = "the other stages of " if unjudged else ""
+        of = "the other stages of " if verdict.unjudged else ""
         few = ", but not the order of the rows, which takes two whole passes" if FEW_PASSES in verdict.notes else ""
         others = sum(not all(piece.is_known for piece in update.pieces) for update in verdict.seen.updates)
         rest = f" Not judged: {others} of {many(num, 'update')}, whose rows are not in `data`." if others else ""
