@@ -657,3 +657,36 @@ def test_a_loss_may_return_values_and_weights(is_masked, has_more, causes):
     with ws.audit(model, (TOKENS, TOKENS % 3, *[rows] * has_more), with_weights) as report:
         train(model, value, (TOKENS, TOKENS % 3, rows), 8, move)
     assert ([each.name for each in report.causes], "gradient" in report.as_json()["judged"]) == (causes, True), report
+
+
+# ---- the order of the rows, in the first pass ----
+
+
+@pytest.mark.parametrize(
+    ("buffer", "is_sorted", "told"),
+    [
+        (20, True, "in a window that is smaller than the data"),
+        (20, False, "It is of 20 of 400 rows."),
+        (1, False, "So far the rows come in the order of the data"),
+        (400, True, ""),
+        (400, False, ""),
+    ],
+)
+@pytest.mark.parametrize("part", [400, 160])
+def test_rows_that_are_shuffled_inside_of_a_window_are_said_in_the_first_pass(buffer, is_sorted, told, part):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 5)).astype("float32")
+    x[:, 0] = np.sort(x[:, 0]) if is_sorted else x[:, 0]
+    model = network()
+    model.compile("sgd", "mse")
+    held, order = [*range(part)], []
+    while held:  # as `Dataset.shuffle` does
+        order.append(held.pop(int(rng.integers(min(buffer, len(held))))))
+    with ws.audit(model, (x, x.sum(1))) as report:
+        for start in range(0, 120, 8):
+            rows = order[start : start + 8]
+            model.train_on_batch(x[rows], x[rows].sum(1))
+    notes, window = " ".join(report.notes), "The rows are shuffled in a window"
+    assert (told in notes, window in notes) == (True, buffer == 20), str(report)
+    assert report.has_likely == (buffer == 20 and is_sorted), str(report)
+    assert ("order of the data" in notes) == (buffer == 1), str(report)

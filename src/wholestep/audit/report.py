@@ -14,7 +14,7 @@ from wholestep.audit.gradients import HIDDEN
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.pictures import pictures
-from wholestep.audit.rows import FEW_PASSES
+from wholestep.audit.rows import FEW_PASSES, NOTED
 from wholestep.errors import SpecificationError, message
 from wholestep.reports.page import assert_drawable, can_draw, figure, part_of_page, write_page
 
@@ -93,7 +93,8 @@ class Report:
             return f"{unjudged}No stage was judged."
         some = f" (gradients of {len(verdict.evidence)})" if 0 < len(verdict.evidence) < num else ""
         of = "the other stages of " if verdict.unjudged else ""
-        few = ", but not the order of the rows, which takes two whole passes" if FEW_PASSES in verdict.notes else ""
+        few = ", with a note on the rows" if any(note.startswith(NOTED) for note in verdict.notes) else ""
+        few = ", but not the order of the rows, which takes two whole passes" if FEW_PASSES in verdict.notes else few
         others = sum(not all(piece.is_known for piece in update.pieces) for update in verdict.seen.updates)
         rest = f" Not judged: {others} of {many(num, 'update')}, whose rows are not in `data`." if others else ""
         return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged{few}.{rest}"

@@ -16,6 +16,8 @@ NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in 
 MOSTLY = 0.7  # of the neighbouring batches; the others are at the ends of passes
 FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the latter of rows
 UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
+UNSHUFFLED_SO_FAR = "So far the rows come in the order of the data: they are not shuffled."
+NOTED = tuple(BY_NAME[n].explanation for n in ("shuffle window", "same batches every pass", "drawn with replacement"))
 EQUAL_ROWS = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
 FEW_PASSES = (
     "Less than two whole passes over the data were seen: their order is not judged. A script is seen for longer with "
@@ -23,6 +25,8 @@ FEW_PASSES = (
 )
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
 _NEARLY_ALL, _ALMOST_ALL, _SOME = 0.98, 0.9, 0.1
+_BY_CHANCE = 1e-6  # of the beginning of a pass whose rows are all shuffled
+_MOST_COLUMNS = 64  # of inputs, by one of which the rows may be sorted
 _MOST_ROWS, _LEAST_SHARE = 3000, 0.02  # of data whose pairs are tried, and of a row in a mixture
 _OF_FIT = (
     "So does Keras' `fit` on TensorFlow once a seed is set (`keras.utils.set_random_seed`): to have another order in "
@@ -49,10 +53,10 @@ def order(
     for finding in (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):
         if finding is not None:
             return [finding]
-    findings = [*_passes(windows, rows, pieces, log.has_evaluated, is_found)]
-    few, told = _few_labels(windows, pieces, labels), BY_NAME["same batches every pass"].explanation
-    if few is not None and (told in findings or UNSHUFFLED in findings):
-        findings = [few if each in (told, UNSHUFFLED) else each for each in findings]
+    findings = [*_passes(windows, rows, pieces, log.has_evaluated, is_found, labels)]
+    few, of_order = _few_labels(windows, pieces, labels), (*NOTED[1:2], UNSHUFFLED, UNSHUFFLED_SO_FAR)
+    if few is not None and any(each in of_order for each in findings):
+        findings = [few if each in of_order else each for each in findings]
     elif log.has_fitted:
         causes = [each for each in findings if isinstance(each, Found) and each.name == "same order every pass"]
         findings = [f"{each.explanation} {_OF_FIT}" if each in causes else each for each in findings]
@@ -167,7 +171,7 @@ def _shared(one: np.ndarray, two: np.ndarray) -> int:
 
 
 def _passes(
-    windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bool, is_found: bool
+    windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bool, is_found: bool, labels: np.ndarray | None
 ) -> Iterator[Finding]:
     lists = [[row for piece in cut for row in piece.rows.tolist() if row != PAD] for cut in passes(pieces)]
     whole = lists if len(lists[-1]) == len(lists[0]) else lists[:-1]
@@ -175,6 +179,7 @@ def _passes(
         yield BY_NAME["drawn with replacement"].explanation
         return
     if len(whole) < 2 or len({len(each) for each in whole}) > 1:
+        yield from _beginning(lists[0], rows, labels)
         yield FEW_PASSES
         return
     if all(len(np.unique(u.rows[u.rows != PAD])) == rows.num for u in windows.updates if u.pieces):
@@ -199,7 +204,7 @@ def _passes(
         else:
             yield found("rows never used", len(unused) / rows.num, None, windows.numbers, detail)
     elif not unused and window <= rows.num // 2 and first != sorted(first):
-        yield f"{BY_NAME['shuffle window'].explanation} It is of {window} of {rows.num} rows."
+        yield _of_window(window, rows, labels)
     elif len(first) < rows.num and not are_same:
         yield f"A pass has {len(first)} of the {rows.num} rows, each pass others."
     is_one_order = all(each == first for each in whole)
@@ -212,6 +217,36 @@ def _passes(
     is_mixed = not is_one_order and len(cut[0]) > 1 and max(map(len, cut[0])) > 1
     if is_mixed and all(each == cut[0] for each in cut):
         yield BY_NAME["same batches every pass"].explanation
+
+
+def _beginning(first: list[int], rows: Rows, labels: np.ndarray | None) -> Iterator[str]:
+    """Yield a note on a pass, or the beginning of one, whose rows are not shuffled, or inside of a window.
+
+    If all rows up to the last that has come were shuffled, a row would be one of the window by a known chance.
+    """
+    window = 1 + max(row - place for place, row in enumerate(first))
+    left = 1 + max(first) - np.arange(len(first))  # rows that may come next
+    chance = float(np.prod(np.minimum(1.0, window / left)))
+    if first == [*range(len(first))] and chance <= _BY_CHANCE:
+        yield UNSHUFFLED_SO_FAR
+    elif window <= rows.num // 2 and chance <= _BY_CHANCE and first != sorted(first):
+        yield _of_window(window, rows, labels)
+
+
+def _of_window(window: int, rows: Rows, labels: np.ndarray | None) -> str:
+    told = f"{BY_NAME['shuffle window'].explanation} It is of {window} of {rows.num} rows."
+    if (by := _sorted_by(rows, labels)) is None:
+        return told
+    return Likely(f"{told} The data are sorted by {by}, so that a batch has neighbours alone: shuffle all rows.")
+
+
+def _sorted_by(rows: Rows, labels: np.ndarray | None) -> str | None:
+    """Return in words by which number of a row the data are sorted; None if they are by none."""
+    leaves = [leaf.reshape(len(leaf), -1) for leaf in rows.leaves if leaf.dtype.kind in "iuf"]
+    columns = [(f"input {i + 1}", leaf[:, k]) for i, leaf in enumerate(leaves) for k in range(leaf.shape[1])]
+    columns = [each for each in columns[:_MOST_COLUMNS] if len(np.unique(each[1])) > FEW]
+    every = [*([] if labels is None else [("their labels", labels)]), *columns]
+    return next((n for n, v in every if v[0] != v[-1] and (np.all(v[1:] >= v[:-1]) or np.all(v[1:] <= v[:-1]))), None)
 
 
 def _is_drawn(lists: list[list[int]], num_rows: int) -> bool:
