@@ -159,7 +159,7 @@ CUT = [("def value(model, a, b):", "def value(model, a, b):\n    a, b = a[:, :-1
             (CUT, 0, "entropy at the places whose labels are not 0, supposed"),
             (
                 [("losses * mask", "losses"), ("/ keras.ops.sum(mask)", "/ 56")],
-                0,
+                1,
                 "loss: sparse_categorical_crossentropy, supposed",
             ),
         ]

@@ -256,9 +256,14 @@ def is_result(leaf: object) -> bool:
 
 
 def is_masked(model: keras.Model) -> bool:
-    """Whether a layer of the model makes a mask."""
-    layers = model._flatten_layers()
-    return any(getattr(layer, "mask_zero", isinstance(layer, keras.layers.Masking)) for layer in layers)
+    """Whether a layer of the model makes a mask, and Keras keeps it."""
+    return any(map(_makes_mask, model._flatten_layers()))
+
+
+def _makes_mask(layer: keras.layers.Layer) -> bool:
+    is_of_user = not type(layer).compute_mask.__module__.startswith("keras.")
+    makes = getattr(layer, "mask_zero", isinstance(layer, keras.layers.Masking))
+    return bool(makes or (is_of_user and layer.supports_masking))
 
 
 class NoLoss(port.NoLoss, Objective):

@@ -143,7 +143,8 @@ def _counted(evidence: list[Evidence], rates: np.ndarray, *, is_finite: bool) ->
     lines = [piece.called.line for e in evidence for piece in e.update.pieces]
     numbers = [number for file in sorted({line.file for line in lines if line is not None}) for number in written(file)]
     most = float(rates.max())
-    if _is_even(rates) and any(_is_near(most, number) for number in (*arguments(), *(n for n, _ in numbers))):
+    own = float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0)))
+    if _is_even(rates) and any(_is_near(most, each) for each in (own, *arguments(), *(n for n, _ in numbers))):
         return [], []
     for (name, (told, cause)), num in zip(_SUMS.items(), counts, strict=True):
         if num.max() <= 1 or num.min() < 1 or not _is_even(rates / num):
