@@ -21,7 +21,7 @@ from wholestep.audit.chain import joined
 from wholestep.audit.families import usual
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.loops import Watched
-from wholestep.audit.source import own_fault
+from wholestep.audit.found import own_fault
 from wholestep.audit.windows import Rows
 from wholestep.engines import listener
 from wholestep.errors import SpecificationError

@@ -13,7 +13,7 @@ from wholestep import tree
 from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
 from wholestep.audit.derived import passes
 from wholestep.audit.families import name_of, usual
-from wholestep.audit.found import Likely, many, numbers_of
+from wholestep.audit.found import Likely, many, numbers_of, own_fault
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Log, Values
 from wholestep.audit.loops import Loop, Watched
@@ -24,9 +24,8 @@ from wholestep.audit.rows import mixed
 from wholestep.audit.scout import Scout
 from wholestep.audit.script import Ran
 from wholestep.audit.searching import Meaning, UnknownError, labels_of
-from wholestep.audit.source import is_gone_over_again, own_fault
 from wholestep.audit.supposing import Supposed, inquire, observed, possible, stated, subjects, why_unknown
-from wholestep.audit.surroundings import Surroundings
+from wholestep.audit.surroundings import Surroundings, is_gone_over_again
 from wholestep.audit.unsolved import by_frequency, explains, notes_on
 from wholestep.audit.watch import case
 from wholestep.audit.windows import PAD, Rows, Windows

@@ -1,15 +1,21 @@
 """The findings of an audit: a cause with its proof, and the numbers that prove it."""
 
+import re
+import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
 
 import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Line
+from wholestep.errors import WholestepError
 
 UNKNOWN = "not known"
 NUM_SHOWN = 3
+_PACKAGE, _NUMPY = str(Path(__file__).parent.parent), str(Path(np.__file__).parent)
 _MOST_NUMBERS = 4  # of an array
 _LONGEST = 200  # letters of an error in a report
 
@@ -17,6 +23,26 @@ _LONGEST = 200  # letters of an error in a report
 def on_one_line(error: Exception) -> str:
     """Return the kind and the beginning of an error."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
+
+
+def own_fault(error: BaseException) -> str:
+    """Return in words that this library raised an error; "" if the user, Keras or the engine raised it.
+
+    The innermost function outside of numpy and Python's library decides; the text of an engine's error may name it.
+    """
+    places = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
+    places += [(file, int(number)) for file, number in re.findall(r'File "(.+?)", line (\d+)', str(error))]
+    file, number = next((place for place in reversed(places) if not _is_called(place[0])), ("", 0))
+    if isinstance(error, WholestepError) or not file.startswith(_PACKAGE):
+        return ""
+    told = f"{type(error).__name__}: {error}".splitlines()[0] + f", {Path(file).name}:{number}"
+    return f"an error inside of wholestep, and no fault of the script ({told}): please report it"
+
+
+def _is_called(file: str) -> bool:
+    """Whether a file is of Python's library or of numpy: their errors are their callers'."""
+    is_pythons = file.startswith(sysconfig.get_paths()["stdlib"]) and "site-packages" not in file
+    return is_pythons or file.startswith((_NUMPY, "<"))
 
 
 class Likely(str):

@@ -308,7 +308,7 @@ def _line_of(error: Error, e: Evidence) -> Line | None:
     is_penalty = error.quantity == "the penalty"
     is_known = is_of_loss and bool(update.pieces)
     line = replay.line_of_loss(update.pieces[-1].called, is_penalty=is_penalty) if is_known else None
-    return line or update.applied.line
+    return line or replay.line_of_step(update)
 
 
 def _spread(evidence: list[Evidence], num: int) -> list[Evidence]:

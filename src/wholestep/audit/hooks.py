@@ -19,9 +19,9 @@ from wholestep.audit.found import Likely
 from wholestep.audit.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
 from wholestep.audit.meaning import are_numbers, is_result, tensors
 from wholestep.audit.measure import places
-from wholestep.audit.replay import Replay, flags, untrained
+from wholestep.audit.replay import Replay, flags, is_outdated_in, untrained
 from wholestep.audit.source import is_in_fit, is_in_trainer, line_of_user
-from wholestep.audit.surroundings import tape_elsewhere
+from wholestep.audit.surroundings import Executed, tape_elsewhere
 from wholestep.engines import Listener
 from wholestep.errors import SpecificationError
 from wholestep.model import uncast, with_mask_of
@@ -51,7 +51,7 @@ class Hooks:
     """
 
     def __init__(self, model: keras.Model, listener: Listener, log: Log, *, has_twins: bool = False):
-        self.model, self.listener, self.log, self.has_twins = model, listener, log, has_twins
+        self.model, self.listener, self.log, self.has_twins, self.executed = model, listener, log, has_twins, Executed()
         self._hooked: dict[int, Callable[[], None]] = {}
         self._num_muted: Counter[int] = Counter()  # by thread
         self._optimizers: list = []  # kept, so that no two have one id
@@ -75,6 +75,7 @@ class Hooks:
         for unhook in self._hooked.values():
             unhook()
         self._hooked.clear()
+        self.executed.end()
         for name in sorted(self.listener.clipped_late):
             told = f"`tf.{name}` gets the gradients after the optimizer has taken them: the clipped ones are not used."
             self.log.notes[Likely(f"{told} Clip before the step.")] = None
@@ -129,8 +130,9 @@ class Hooks:
         return num > 0 or not self.log.is_open
 
     def _asked(self, shape: tuple[int, ...], missing: list) -> None:
-        if shape and not self._is_silent():
-            self.log.targets.append((shape, line_of_user(self.listener.stack())))
+        if not self._is_silent():
+            self.executed.take(line := line_of_user(self.listener.stack()), self.listener.stacks())
+            self.log.targets += [(shape, line)] if shape else []
 
     def _mute(self, model: keras.Model, name: str) -> Callable:
         method = getattr(model, name)
@@ -258,9 +260,11 @@ class Hooks:
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs, replica)
             kept = ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
-            self.log.add(Called(order, inputs, *kept, differentiated, line, replica))
+            self.log.add(Called(order, inputs, *kept, differentiated, line, replica, setting=self.executed))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
+        if differentiated is not False:
+            self.executed.begin(line)
 
     def _apply(self, apply: Callable) -> Callable:
         listener = self.listener
@@ -389,11 +393,3 @@ def room(model: keras.Model) -> int:
 def compiled_in(model: keras.Model) -> list:
     """Return the objects that `compile` replaces."""
     return [vars(model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
-
-
-def is_outdated_in(model: keras.Model) -> bool:
-    """Whether `fit` would train other variables than the trainable ones, as it was not compiled again."""
-    optimizer = vars(model).get("optimizer")
-    if vars(model).get("train_function") is None or not getattr(optimizer, "built", False):
-        return False
-    return {id(v) for v in optimizer._trainable_variables} != {id(v) for v in model.trainable_variables}

@@ -1,8 +1,9 @@
 """The loops of a script: the models that each trains, with their records, and the losses that it calls."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import wraps
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -15,6 +16,32 @@ _LONGER = 5.0  # seconds that a loop is watched beyond its updates, until it has
 _WARM_UP = 3  # updates outside of all loops: fewer compile a step, or try it
 _FEW = 30  # forward passes before the first update of a loop
 _MOST_UPDATES, _MOST_BYTES = 1000, 2**28  # of such a loop, and of its inputs
+
+
+class LossCall(NamedTuple):
+    """A call of a function of the user's that gets the model's outputs: the function, its arguments, their places."""
+
+    function: Callable
+    given: dict[int | str, Any]
+    outputs: int | str
+
+    def labels(self) -> int | str | None:
+        """Return the place of the only argument that has rows; None if there is no such one."""
+        places = [place for place, value in self.given.items() if len(getattr(value, "shape", None) or ())]
+        return places[0] if len(places) == 1 else None
+
+    def of(self, labels: int | str) -> Callable:
+        """Return the function of labels and outputs, with all other arguments as they are here."""
+        given = {place: value for place, value in self.given.items() if place != labels}
+
+        @wraps(self.function)
+        def loss(y_true: Any, y_pred: Any) -> Any:
+            every = {**given, labels: y_true, self.outputs: y_pred}
+            places = sorted(place for place in every if isinstance(place, int))
+            named = {str(k): v for k, v in every.items() if not isinstance(k, int)}
+            return self.function(*(every[i] for i in places), **named)
+
+        return loss
 
 
 @dataclass

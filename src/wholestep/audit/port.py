@@ -15,7 +15,7 @@ from wholestep.audit.causes import ON_JAX
 from wholestep.audit.found import Found
 from wholestep.audit.log import Applied, Called, Line, Log, Values
 from wholestep.audit.measure import Tolerance, places, tolerance
-from wholestep.audit.windows import PAD, Piece, packed
+from wholestep.audit.windows import PAD, Piece, Update, packed
 from wholestep.tree import Tree
 
 ByPass = dict[int, tuple[np.ndarray, ...]]
@@ -215,6 +215,10 @@ class Port(ABC):
     @abstractmethod
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
         """Return the line that computes the loss of a pass, or adds its penalty; None where it cannot be read."""
+
+    def line_of_step(self, update: Update) -> Line | None:
+        """Return the line that makes the step of an update."""
+        return update.applied.line
 
     @abstractmethod
     def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:

@@ -13,8 +13,8 @@ from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
 from wholestep.audit.meaning import LossObjective, Observed, is_masked, misfits, tensors
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
-from wholestep.audit.source import line_of_loss
-from wholestep.audit.windows import Piece
+from wholestep.audit.source import line_of_loss, line_of_step
+from wholestep.audit.windows import Piece, Update
 from wholestep.engines import choose
 from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, read
 from wholestep.program import ProgramCache
@@ -73,7 +73,14 @@ class Replay(Port):
             _set(now)
 
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
-        return line_of_loss(called.line, is_penalty=is_penalty)
+        return line_of_loss(called.line, called.setting.ran, is_penalty=is_penalty)
+
+    def line_of_step(self, update: Update) -> Line | None:
+        if update.applied.optimizer or not update.pieces:
+            return update.applied.line
+        called = update.pieces[-1].called
+        taken = None if called.line is None else called.setting.takes.get(called.line)
+        return update.applied.line if taken is None else line_of_step(taken, called.setting.ran)
 
     def objective(self, loss: Any, *, is_masked: bool = True) -> LossObjective:
         return LossObjective(loss, is_masked=is_masked)
@@ -329,3 +336,11 @@ def values(model: keras.Model) -> Values | None:
         return Values(*([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups))
     except (TypeError, RuntimeError, AttributeError):  # raised by Keras, JAX and TensorFlow
         return None
+
+
+def is_outdated_in(model: keras.Model) -> bool:
+    """Whether `fit` would train other variables than the trainable ones, as it was not compiled again."""
+    optimizer = vars(model).get("optimizer")
+    if vars(model).get("train_function") is None or not getattr(optimizer, "built", False):
+        return False
+    return {id(v) for v in optimizer._trainable_variables} != {id(v) for v in model.trainable_variables}

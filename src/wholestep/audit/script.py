@@ -118,7 +118,7 @@ def _ended_with(error: Exception) -> str:
     told = f"the script ended with an error, {type(error).__name__}"
     if sys.modules.get("keras") is None or isinstance(error, SyntaxError):  # the script's, where it is compiled
         return told
-    from wholestep.audit.source import own_fault
+    from wholestep.audit.found import own_fault
 
     return own_fault(error) or told
 

@@ -169,7 +169,7 @@ def _say_own(own: argparse.Namespace) -> int:
 
 def _say_failed(own: argparse.Namespace, ran: Any, error: Exception) -> int:
     """Say that the audit is at fault, or a function of the script that it has called again: the script has run."""
-    from wholestep.audit.source import own_fault
+    from wholestep.audit.found import own_fault
 
     traceback.print_exc()
     of_script = f"the audit called a function of the script again, and it raised {type(error).__name__}"

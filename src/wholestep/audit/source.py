@@ -1,40 +1,37 @@
 """The user's code: the lines that run, and in its source the line that computes the loss."""
 
 import ast
-import re
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, cached_property, wraps
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from importlib.util import find_spec
 from inspect import getattr_static
 from itertools import takewhile
 from pathlib import Path
-from traceback import walk_tb
 from types import FrameType, FunctionType
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any, TypeVar
 
 from wholestep.audit.log import Line
+from wholestep.audit.loops import LossCall
 from wholestep.audit.stop import frames
-from wholestep.errors import WholestepError
 
 TRAINING = "fit", "train_on_batch", "gradient", "grad", "value_and_grad", "stateless_apply", "apply_gradients"
 USING = "predict", "predict_on_batch", "evaluate", "save", "save_weights"
 _LOOPS = ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp
 _UNKNOWN = object()
+Node = TypeVar("Node", bound=ast.stmt | ast.expr)
 _PLAIN = (
     *(ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Slice, ast.Tuple, ast.BinOp, ast.UnaryOp),
     *(ast.expr_context, ast.operator, ast.unaryop),
 )
+Place = tuple[str, int, int]  # where code has run: an instruction's column, or -1 for a line
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 _PACKAGE, _KERAS = Path(__file__).parent.parent, str(Path(getattr(find_spec("keras"), "origin", "")).parent)
 _RUNNER = str(_PACKAGE / "audit" / "script.py")
 _COMMAND = "cli.py", "__main__.py"  # from where `wholestep audit` runs a script
 LIBRARIES = str(Path(_KERAS).parent), str(_PACKAGE), *map(sysconfig.get_path, ("purelib", "platlib", "stdlib"))
-_NUMPY = str(Path(np.__file__).parent)
 
 
 def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
@@ -71,26 +68,6 @@ def _is_fit(frame: FrameType) -> bool:
 
 def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
     return next((Line(file, number) for file, number in stack if is_of_user(file)), None)
-
-
-def own_fault(error: BaseException) -> str:
-    """Return in words that this library raised an error; "" if the user, Keras or the engine raised it.
-
-    The innermost function outside of numpy and Python's library decides; the text of an engine's error may name it.
-    """
-    places = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
-    places += [(file, int(number)) for file, number in re.findall(r'File "(.+?)", line (\d+)', str(error))]
-    file, number = next((place for place in reversed(places) if not _is_called(place[0])), ("", 0))
-    if isinstance(error, WholestepError) or not file.startswith(str(_PACKAGE)):
-        return ""
-    told = f"{type(error).__name__}: {error}".splitlines()[0] + f", {Path(file).name}:{number}"
-    return f"an error inside of wholestep, and no fault of the script ({told}): please report it"
-
-
-def _is_called(file: str) -> bool:
-    """Whether a file is of Python's library or of numpy: their errors are their callers'."""
-    is_pythons = file.startswith(sysconfig.get_paths()["stdlib"]) and "site-packages" not in file
-    return is_pythons or file.startswith((_NUMPY, "<"))
 
 
 def place_of_loop(*, begins_fit: bool = False) -> tuple[tuple[Line, ...], bool]:
@@ -133,7 +110,7 @@ def _calls_later(verbs: tuple[str, ...], places: tuple[Line, ...], files: tuple[
     while more := {name for name, called in calling if called & names} - names:
         names |= more
     for file, number in places:
-        home = _innermost(_parsed(file) or ast.Module([], []), number)
+        home = _innermost(parsed(file) or ast.Module([], []), number)
         if any(_calls(node, functions) & names for node in _after(home, number)):
             return True
     return False
@@ -159,7 +136,7 @@ def _frames_of_script() -> list[FrameType]:
 @cache
 def _loop_around(file: str, number: int) -> tuple[int, int]:
     """Return the first and the last line of the outermost loop of a function that holds a line; zeros without one."""
-    home = _innermost(_parsed(file) or ast.Module([], []), number)
+    home = _innermost(parsed(file) or ast.Module([], []), number)
     loops = [(n.lineno, n.end_lineno or 0) for n in _own(home) if isinstance(n, _LOOPS)]
     return min(((a, b) for a, b in loops if a <= number <= b), default=(0, 0))
 
@@ -168,7 +145,7 @@ def _loop_around(file: str, number: int) -> tuple[int, int]:
 def _given(file: str) -> list[tuple[str, ast.AST]]:
     """Return the names that a file gives to functions and values, with their definitions; attributes have a dot."""
     found: list[tuple[str, ast.AST]] = []
-    for node in ast.walk(_parsed(file) or ast.Module([], [])):
+    for node in ast.walk(parsed(file) or ast.Module([], [])):
         if isinstance(node, ast.FunctionDef):
             found += [(node.name, node), (f".{node.name}", node)]
         elif isinstance(node, ast.Assign):
@@ -191,56 +168,76 @@ def _name_of(node: ast.expr) -> str:
     return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
-def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | None:
+def line_of_loss(called: Line | None, ran: Collection[Place] | None = None, *, is_penalty: bool = False) -> Line | None:
     """Return the line on which the loss is computed, from the one on which the model is called.
 
     It is the last line that assigns the target of `tape.gradient` or, without a tape, the function's result. If that
     line adds to another name (`full = loss + sum(model.losses)`), and the penalty is not asked for, it is the line that
     assigns this name. None where it cannot be read.
     """
-    if called is None or (module := _parsed(called.file)) is None:
+    if called is None or (module := parsed(called.file)) is None:
         return None
     home = _innermost(module, called.number)
     targets = [node for node in _asked_of_tapes(home) if node.lineno >= called.number]
     for function in [] if targets else _called(module, home, called.number):
         targets += _asked_of_tapes(function)
         home = function if targets else home
-    targets = targets or list(_returned(home, called.number))
+    executed = _Executed(home, None if ran is None else [place for place in ran if place[0] == called.file])
+    targets = targets or executed.of([*_returned(home, called.number)])
     if not targets:
         return None
-    return Line(called.file, _assigned(home, min(targets, key=lambda node: node.lineno), is_penalty))
+    return Line(called.file, _assigned(home, min(targets, key=lambda node: node.lineno), is_penalty, executed.of))
 
 
-class LossCall(NamedTuple):
-    """A call of a function of the user's that gets the model's outputs: the function, its arguments, their places."""
+def line_of_step(taken: Line, ran: Collection[Place]) -> Line:
+    """Return the first line that uses gradients, from the one that takes them; this one where it cannot be read."""
+    home = _innermost(parsed(taken.file) or ast.Module([], []), taken.number)
+    around = [n for n in _own(home) if isinstance(n, ast.Assign) and n.lineno <= taken.number <= (n.end_lineno or 0)]
+    if not around:
+        return taken
+    target = around[0].targets[0]
+    last = target.elts[-1] if isinstance(target, ast.Tuple) else target  # of (value, gradients)
+    names = {node.id for node in ast.walk(last) if isinstance(node, ast.Name)}
+    later = [n for n in _own(home) if isinstance(n, ast.stmt) and n.lineno > (around[0].end_lineno or 0)]
+    using = [node for node in later if any(isinstance(n, ast.Name) and n.id in names for n in _of_statement(node))]
+    executed = _Executed(home, [place for place in ran if place[0] == taken.file]).of(using)
+    return Line(taken.file, min((node.lineno for node in executed), default=taken.number))
 
-    function: Callable
-    given: dict[int | str, Any]
-    outputs: int | str
 
-    def labels(self) -> int | str | None:
-        """Return the place of the only argument that has rows; None if there is no such one."""
-        places = [place for place, value in self.given.items() if len(getattr(value, "shape", None) or ())]
-        return places[0] if len(places) == 1 else None
+def _of_statement(node: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the parts of a statement, without the statements in it."""
+    for part in ast.iter_child_nodes(node):
+        if not isinstance(part, ast.stmt | ast.excepthandler):
+            yield from ast.walk(part)
 
-    def of(self, labels: int | str) -> Callable:
-        """Return the function of labels and outputs, with all other arguments as they are here."""
-        given = {place: value for place, value in self.given.items() if place != labels}
 
-        @wraps(self.function)
-        def loss(y_true: Any, y_pred: Any) -> Any:
-            every = {**given, labels: y_true, self.outputs: y_pred}
-            places = sorted(place for place in every if isinstance(place, int))
-            named = {str(k): v for k, v in every.items() if not isinstance(k, int)}
-            return self.function(*(every[i] for i in places), **named)
+class _Executed:
+    """Which nodes of a function have run: all may have if no places are known (None)."""
 
-        return loss
+    def __init__(self, function: Function, ran: Collection[Place] | None):
+        self._ran = ran
+        branches = [part for node in _own(function) if isinstance(node, ast.If) for part in (*node.body, *node.orelse)]
+        self._in_branches = {id(inner) for part in branches for inner in ast.walk(part)}
+
+    def of(self, nodes: list[Node]) -> list[Node]:
+        """Return those of these nodes that have run; none if it is not known which branch did."""
+        if self._ran is None:
+            return nodes
+        known = [node for node in nodes if any(_is_in(node, place) for place in self._ran)]
+        return known or [node for node in nodes if not self._in_branches & {*map(id, nodes)}]
+
+
+def _is_in(node: ast.stmt | ast.expr, place: Place) -> bool:
+    """Whether a place is inside of a node; an operation of a trace has a line alone."""
+    _, number, column = place
+    start, end = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+    return start[0] <= number <= end[0] if column < 0 else start <= (number, column) <= end
 
 
 def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | None:
     """Return the user's function of the model's outputs whose gradient is taken; `names`: of the caller, by name."""
     line = line_of_loss(called)
-    if called is None or line is None or (module := _parsed(called.file)) is None:
+    if called is None or line is None or (module := parsed(called.file)) is None:
         return None
     home = _innermost(module, line.number)
     calls = [n for n in _own(home) if isinstance(n, ast.Call) and n.lineno <= line.number <= (n.end_lineno or 0)]
@@ -257,18 +254,6 @@ def call_of_loss(called: Line | None, names: Mapping[str, Any]) -> LossCall | No
         if len(outputs) == 1 and all(value is not _UNKNOWN for value in others.values()):
             return LossCall(function, others, outputs[0])
     return None
-
-
-def is_gone_over_again(file: str, name: str) -> bool:
-    """Whether a file has a loop over this name inside of another loop, which does not give it another value."""
-    for outer in ast.walk(_parsed(file) or ast.Module([], [])):
-        nodes = [n for n in ast.walk(outer) if isinstance(n, ast.Name) and n.id == name]
-        if not isinstance(outer, ast.For | ast.While) or any(isinstance(n.ctx, ast.Store) for n in nodes):
-            continue
-        inner = [node for part in outer.body for node in ast.walk(part) if isinstance(node, ast.For)]
-        if any(isinstance(n, ast.Name) and n.id == name for loop in inner for n in ast.walk(loop.iter)):
-            return True
-    return False
 
 
 def _is_of_line(function: Function, value: ast.expr, number: int) -> bool:
@@ -303,7 +288,8 @@ def _runs_code(owner: Any, part: ast.Subscript | ast.Attribute) -> bool:
 
 
 @cache
-def _parsed(file: str) -> ast.Module | None:
+def parsed(file: str) -> ast.Module | None:
+    """Return the tree of a file's source, if it can be read."""
     try:
         return ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
@@ -372,12 +358,12 @@ def _returned(function: Function, number: int) -> Iterator[ast.expr]:
             yield node.value.elts[0] if isinstance(node.value, ast.Tuple) and node.value.elts else node.value
 
 
-def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
+def _assigned(function: Function, target: ast.expr, is_penalty: bool, executed: Callable[[list], list] = list) -> int:
     """Return the line before a target on which its name gets its value, or the target's own."""
     given = [node for node in _own(function) if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)]
     wanted, line = target, target.lineno
     while isinstance(wanted, ast.Name):
-        before = [node for node in given if node.lineno < line and wanted.id in _names(node)]
+        before = executed([node for node in given if node.lineno < line and wanted.id in _names(node)])
         if not before:
             break
         last = max(before, key=lambda node: node.lineno)

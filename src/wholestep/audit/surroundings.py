@@ -1,5 +1,6 @@
-"""The values of a script's names while it trains, and the Python numbers that its traced functions read."""
+"""The values of a script's names while it trains, the Python numbers that its traced functions read, its places."""
 
+import ast
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
@@ -14,7 +15,8 @@ import keras
 import numpy as np
 
 from wholestep.audit.found import Likely
-from wholestep.audit.source import LIBRARIES, is_of_user
+from wholestep.audit.log import Line
+from wholestep.audit.source import LIBRARIES, Place, is_of_user, line_of_user, parsed
 from wholestep.audit.stop import frames
 from wholestep.errors import message
 
@@ -22,6 +24,8 @@ _NO_CODE = (lambda: None).__code__
 _NUM_INSIDE = 64  # the most values of a container or an object, two levels deep
 _NUM_FRAMES, _NUM_BESIDE = 3, 8  # functions whose names hold a batch, and values of it
 _TRACING = "pjit.py", "polymorphic_function.py"  # files of JAX and TensorFlow in which a trace begins
+_DIFFERENTIATING = "value_and_grad_f"  # a function of JAX
+_MOST_OPCODES = 20_000  # that are looked at after a forward pass
 
 
 class Named(NamedTuple):
@@ -255,3 +259,84 @@ def _is_number(value: Any) -> bool:
 def _is_of_script(value: Any) -> bool:
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     return file is not None and hasattr(value, "__dict__") and is_of_user(file)
+
+
+class Executed:
+    """The places of the user's code that run after forward passes.
+
+    Attributes:
+        ran: the places.
+        takes: by the line of a forward pass, the line that takes the gradient.
+    """
+
+    def __init__(self) -> None:
+        self.ran: set[Place] = set()
+        self.takes: dict[Line, Line] = {}
+        self._is_own: dict[CodeType, bool] = {}
+        self._seen: set[tuple[CodeType, int]] = set()
+        self._left, self._is_over = 0, False
+        self._last: Line | None = None
+
+    def begin(self, line: Line | None) -> None:
+        """Note what runs in this thread from here on, after the forward pass on a line, unless a debugger does so."""
+        other = getattr(sys.gettrace(), "__self__", None)
+        if line is None or not (other is None or isinstance(other, Executed)):
+            return
+        if other is not None and other is not self:  # of another model in the same loop
+            other.ran |= self.ran
+            self.ran = other.ran
+        self._left, self._last, taking = _MOST_OPCODES, line, False
+        for frame in frames(sys._getframe(1)):
+            taking |= frame.f_code.co_name == _DIFFERENTIATING
+            if self._is_of_user(frame.f_code):
+                if taking:
+                    self.takes.setdefault(line, Line(frame.f_code.co_filename, frame.f_lineno))
+                taking, frame.f_trace, frame.f_trace_opcodes = False, self._traced, True
+                frame.f_trace_lines = False
+        sys.settrace(self._entered)
+
+    def take(self, line: Line | None, stacks: Iterable[Iterable[tuple[str, int]]]) -> None:
+        """Note that a line takes a gradient, after operations with these stacks."""
+        self.ran |= {(*own, -1) for own in map(line_of_user, stacks) if own is not None}
+        if line is not None and self._last is not None:
+            self.takes.setdefault(self._last, line)
+
+    def end(self) -> None:
+        """Note nothing more."""
+        self._is_over = True
+        if getattr(sys.gettrace(), "__self__", None) is self:
+            sys.settrace(None)
+
+    def _is_of_user(self, code: CodeType) -> bool:
+        if code not in self._is_own:
+            self._is_own[code] = is_of_user(code.co_filename)
+        return self._is_own[code]
+
+    def _entered(self, frame: FrameType, event: str, given: Any) -> Any:
+        if self._is_over or not self._is_of_user(frame.f_code):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._traced
+
+    def _traced(self, frame: FrameType, event: str, given: Any) -> Any:
+        self._left -= 1
+        if self._is_over or self._left < 0:
+            sys.settrace(None)
+        elif event == "opcode" and (key := (frame.f_code, frame.f_lasti)) not in self._seen:
+            self._seen.add(key)
+            number, _, column, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+            if number is not None and column is not None:
+                self.ran.add((frame.f_code.co_filename, number, column))
+        return self._traced
+
+
+def is_gone_over_again(file: str, name: str) -> bool:
+    """Whether a file has a loop over this name inside of another loop, which does not give it another value."""
+    for outer in ast.walk(parsed(file) or ast.Module([], [])):
+        nodes = [n for n in ast.walk(outer) if isinstance(n, ast.Name) and n.id == name]
+        if not isinstance(outer, ast.For | ast.While) or any(isinstance(n.ctx, ast.Store) for n in nodes):
+            continue
+        inner = [node for part in outer.body for node in ast.walk(part) if isinstance(node, ast.For)]
+        if any(isinstance(n, ast.Name) and n.id == name for loop in inner for n in ast.walk(loop.iter)):
+            return True
+    return False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, wraps
+from itertools import dropwhile
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from wholestep.tree import Tensor, Tree
 
 _CLIPS = "clip_by_global_norm", "clip_by_norm", "clip_by_value"
 _ACTIVATIONS = "Softmax", "Sigmoid"
+_OF_GRADIENTS = "gradient_tape"  # how the names of their operations begin
 _MOST_WATCHED = 64  # values that wait for their gradients
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
@@ -181,7 +183,14 @@ class EngineListener:
         """Return the stack; in a trace, an operation's stack, which has the lines before AutoGraph's conversion."""
         if tf.executing_eagerly():
             return running()
-        return [(frame.filename, frame.lineno) for frame in reversed(tf.no_op().traceback)]
+        return _places(tf.no_op())
+
+    def stacks(self) -> Iterable[Iterable[tuple[str, int]]]:
+        """Return the stacks of the operations after the first output that is watched, without those of gradients."""
+        watched = [] if tf.executing_eagerly() else self._watched_here()
+        operations = tf.compat.v1.get_default_graph().get_operations() if watched else []
+        after = dropwhile(lambda operation: operation is not getattr(watched[0][1], "op", None), operations)
+        return [_places(each) for each in after if not each.name.startswith(_OF_GRADIENTS)]
 
     def unhooked(self, function: Callable) -> Callable:
         """Return the function in a form that autograph leaves alone."""
@@ -189,6 +198,10 @@ class EngineListener:
 
     def settle(self) -> None:
         """Do nothing: TensorFlow's functions have finished when they return."""
+
+
+def _places(operation: tf.Operation) -> list[tuple[str, int]]:
+    return [(frame.filename, frame.lineno) for frame in reversed(operation.traceback)]
 
 
 def _by_output(output: np.ndarray, by_logits: np.ndarray) -> list[np.ndarray]:

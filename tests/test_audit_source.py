@@ -1,0 +1,92 @@
+"""The line that a report shows: one that has run, of the loss or of the step."""
+
+import importlib.util
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+import wholestep as ws
+
+X = np.random.default_rng(0).normal(size=(48, 3)).astype("float32")
+Y = X[:, :1] - X[:, 1:2]
+COUNT = itertools.count()
+
+ON_JAX = """
+import jax, keras
+
+def train(model, x, y, how):
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    def one(tv, a, b):
+        values = (model.stateless_call(tv, [], a, training=True)[0] - b) ** 2
+        if how == "mean": return values.mean()
+        if how == "sum": return values.sum()
+        return values.mean()
+    def other(tv, a, b):
+        values = (model.stateless_call(tv, [], a, training=True)[0] - b) ** 2
+        if how == "branch of the mean":
+            loss = values.mean()
+        elif how == "branch of the sum":
+            loss = values.sum()
+        else:
+            loss = values.mean() - 0
+        return loss
+    value = other if "branch" in how else one
+    @jax.jit
+    def step(tv, slots, a, b):
+        loss, grads = jax.value_and_grad(value)(tv, a, b)
+        if how == "ascent": return [w + 0.1 * g for w, g in zip(tv, grads)], slots
+        return optimizer.stateless_apply(slots, grads, tv)
+    tv, slots = ([v.value for v in each] for each in (model.trainable_variables, optimizer.variables))
+    for start in [*range(0, 48, 8)] * 2:
+        tv, slots = step(tv, slots, x[start : start + 8], y[start : start + 8])
+"""
+ON_TENSORFLOW = """
+import keras, tensorflow as tf
+
+def train(model, x, y, how):
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            values = (model(a, training=True) - b) ** 2
+            if how == "mean": loss = tf.reduce_mean(values)
+            if "sum" in how: loss = tf.reduce_sum(values)
+            if how == "ascent": loss = tf.reduce_mean(values)
+        grads = tape.gradient(loss, model.trainable_variables)
+        if how == "ascent":
+            for v, g in zip(model.trainable_variables, grads): v.assign_add(0.1 * g)
+        else:
+            optimizer.apply_gradients(zip(grads, model.trainable_variables))
+    step = tf.function(step) if "traced" in how else step
+    for start in [*range(0, 48, 8)] * 2:
+        step(x[start : start + 8], y[start : start + 8])
+"""
+LINES = {
+    "jax": {
+        "sum": 'if how == "sum": return values.sum()',
+        "branch of the sum": "loss = values.sum()",
+        "ascent": 'if how == "ascent": return [w + 0.1 * g for w, g in zip(tv, grads)], slots',
+    },
+    "tensorflow": {
+        "sum": 'if "sum" in how: loss = tf.reduce_sum(values)',
+        "traced sum": 'if "sum" in how: loss = tf.reduce_sum(values)',
+        "ascent": "for v, g in zip(model.trainable_variables, grads): v.assign_add(0.1 * g)",
+    },
+}[keras.backend.backend()]
+
+
+@pytest.mark.parametrize("how", LINES)
+def test_the_line_that_is_shown_has_run(how, tmp_path):
+    path = tmp_path / f"loop_{next(COUNT)}.py"
+    path.write_text(ON_JAX if keras.backend.backend() == "jax" else ON_TENSORFLOW)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loop = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loop)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with ws.audit(model, data=(X, Y), loss="mse", optimizer=keras.optimizers.SGD(0.1)) as report:
+        loop.train(model, X, Y, how)
+    (cause,) = report.causes
+    assert (cause.line.text, cause.name) == (LINES[how], "ascent" if how == "ascent" else "never divided")
