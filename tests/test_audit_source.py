@@ -12,6 +12,7 @@ import wholestep as ws
 X = np.random.default_rng(0).normal(size=(48, 3)).astype("float32")
 Y = X[:, :1] - X[:, 1:2]
 COUNT = itertools.count()
+NAMES = {"ascent": "ascent", "minus": "ascent", "means": "mean of means"}
 
 ON_JAX = """
 import jax, keras
@@ -23,6 +24,8 @@ def train(model, x, y, how):
         values = (model.stateless_call(tv, [], a, training=True)[0] - b) ** 2
         if how == "mean": return values.mean()
         if how == "sum": return values.sum()
+        if how == "minus": return -values.mean()
+        if how == "means": return values.mean() / 2
         return values.mean()
     def other(tv, a, b):
         values = (model.stateless_call(tv, [], a, training=True)[0] - b) ** 2
@@ -36,6 +39,9 @@ def train(model, x, y, how):
     value = other if "branch" in how else one
     @jax.jit
     def step(tv, slots, a, b):
+        if how == "means":
+            parts = [jax.grad(value)(tv, a[part], b[part]) for part in (slice(5), slice(5, 8))]
+            return optimizer.stateless_apply(slots, [g + h for g, h in zip(*parts)], tv)
         loss, grads = jax.value_and_grad(value)(tv, a, b)
         if how == "ascent": return [w + 0.1 * g for w, g in zip(tv, grads)], slots
         return optimizer.stateless_apply(slots, grads, tv)
@@ -55,11 +61,22 @@ def train(model, x, y, how):
             if how == "mean": loss = tf.reduce_mean(values)
             if "sum" in how: loss = tf.reduce_sum(values)
             if how == "ascent": loss = tf.reduce_mean(values)
+            if how == "minus": loss = -tf.reduce_mean(values)
         grads = tape.gradient(loss, model.trainable_variables)
         if how == "ascent":
             for v, g in zip(model.trainable_variables, grads): v.assign_add(0.1 * g)
         else:
             optimizer.apply_gradients(zip(grads, model.trainable_variables))
+    def accumulate(a, b):
+        total = [tf.zeros_like(v) for v in model.trainable_variables]
+        for part in (slice(5), slice(5, 8)):
+            with tf.GradientTape() as tape:
+                values = (model(a[part], training=True) - b[part]) ** 2
+                if how == "right": loss = tf.reduce_sum(values) / 8
+                if how == "means": loss = tf.reduce_mean(values) / 2
+            total = [t + g for t, g in zip(total, tape.gradient(loss, model.trainable_variables))]
+        optimizer.apply_gradients(zip(total, model.trainable_variables))
+    step = accumulate if how == "means" else step
     step = tf.function(step) if "traced" in how else step
     for start in [*range(0, 48, 8)] * 2:
         step(x[start : start + 8], y[start : start + 8])
@@ -67,11 +84,15 @@ def train(model, x, y, how):
 LINES = {
     "jax": {
         "sum": 'if how == "sum": return values.sum()',
+        "minus": 'if how == "minus": return -values.mean()',
+        "means": 'if how == "means": return values.mean() / 2',
         "branch of the sum": "loss = values.sum()",
         "ascent": 'if how == "ascent": return [w + 0.1 * g for w, g in zip(tv, grads)], slots',
     },
     "tensorflow": {
         "sum": 'if "sum" in how: loss = tf.reduce_sum(values)',
+        "minus": 'if how == "minus": loss = -tf.reduce_mean(values)',
+        "means": 'if how == "means": loss = tf.reduce_mean(values) / 2',
         "traced sum": 'if "sum" in how: loss = tf.reduce_sum(values)',
         "ascent": "for v, g in zip(model.trainable_variables, grads): v.assign_add(0.1 * g)",
     },
@@ -89,4 +110,4 @@ def test_the_line_that_is_shown_has_run(how, tmp_path):
     with ws.audit(model, data=(X, Y), loss="mse", optimizer=keras.optimizers.SGD(0.1)) as report:
         loop.train(model, X, Y, how)
     (cause,) = report.causes
-    assert (cause.line.text, cause.name) == (LINES[how], "ascent" if how == "ascent" else "never divided")
+    assert (cause.line.text, cause.name) == (LINES[how], NAMES.get(how, "never divided"))

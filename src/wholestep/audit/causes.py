@@ -173,7 +173,7 @@ momentum by hand
     `held.assign(tf.zeros_like(held))`), and leave momentum to the optimizer. On JAX: set the sum to zero after each
     optimizer step, `total = [jnp.zeros_like(v) for v in tv]`, and leave momentum to the optimizer.
 ascent
-    -> return the loss and not `-loss`, and subtract its gradient: `weight - rate * gradient`; a quantity
+    -> go down: subtract the gradient, `weight - rate * gradient`, and take it of the loss, not of `-loss`; a quantity
     to maximise enters the loss with a minus.
 stale gradients
     -> take the gradient before the optimizer step, of this batch.

@@ -305,6 +305,8 @@ def _line_of(error: Error, e: Evidence) -> Line | None:
     names = _IN_THE_LOSS if is_cut else (*_IN_THE_LOSS, *_IN_THE_LOSS_OF_ONE)
     is_named = any(name.startswith(names) for name in error.causes[:1])
     is_of_loss = is_named or not error.quantity.startswith(_NOT_OF_THE_LOSS)
+    if error.quantity.startswith(_NOT_OF_THE_LOSS) and e.is_plain and e.num_replicas == 1:
+        is_of_loss = e.apart(sum(e.taken(), e.penalty)) <= replay.tolerance.fits  # the loop hands over what it takes
     is_penalty = error.quantity == "the penalty"
     is_known = is_of_loss and bool(update.pieces)
     line = replay.line_of_loss(update.pieces[-1].called, is_penalty=is_penalty) if is_known else None
