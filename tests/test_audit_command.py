@@ -19,9 +19,9 @@ from wholestep import cli
 from wholestep.audit import conclusion, scout
 from wholestep.audit.chain import joined
 from wholestep.audit.families import usual
+from wholestep.audit.found import own_fault
 from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.loops import Watched
-from wholestep.audit.found import own_fault
 from wholestep.audit.windows import Rows
 from wholestep.engines import listener
 from wholestep.errors import SpecificationError
@@ -286,7 +286,11 @@ READ = ("        order = rng", "        other(y_train[:8, None], model(x_train[:
     halves(
         [
             ([], 0, "loss: MeanSquaredError, supposed"),
-            ([(CALL, f"{CALL} ** 3")], 0, "counts 0.375 x the loss x the loss instead of 1 / the weight of the update"),
+            (
+                [(CALL, f"{CALL} ** 3")],
+                0,
+                "counts 0.375 x the loss x the loss instead of 1 / 8, as the update has 8 rows",
+            ),
         ]
     )
     + later([([(CALL, f"{CALL} + keras.ops.sum(model(a, training=True) ** 4)")], 2, "none gives its gradients")]),

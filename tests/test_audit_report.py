@@ -62,9 +62,8 @@ def test_the_text_has_the_numbers_three_times(wrong):
         assert line.yours == pytest.approx(line.changed, rel=1e-5)
         assert line.yours != line.reference
     text = str(wrong)
-    first = (
-        "Mean of means. Each row's gradient counts 1 / (the number of microbatches x the weight of the own microbatch)"
-    )
+    number = "the number of microbatches x the number of rows of its microbatch"
+    first = f"Mean of means. Each row's gradient counts 1 / ({number})"
     assert text.splitlines()[0].startswith(first)
     assert re.search(r"update 3: +yours +reference +reference with this fault", text)
     assert f"{length.yours:.6g}" in text

@@ -54,12 +54,12 @@ CASES = {
     "divided by one more": (
         "accumulated",
         [(DIVIDE, "t / (len(rows) + 1) + o")],
-        "1 / (the weight of the update + 1) instead of 1 / the weight of the update",
+        "1 / (the number of rows of the update + 1) instead of 1 / ",
     ),
     "divided by the root": (
         "accumulated",
         [(DIVIDE, "t / len(rows) ** 0.5 + o")],
-        "1 / sqrt(the weight of the update) instead of 1 / the weight of the update",
+        "1 / sqrt(the number of rows of the update) instead of 1 / ",
     ),
     "penalty 2.5 times": ("accumulated", [(DIVIDE, "t / len(rows) + 2.5 * o")], "The penalty counts 2.5"),
     "twice as much": ("accumulated", [(DIVIDE, "2 * (t / len(rows) + o)")], "2 times what it should"),

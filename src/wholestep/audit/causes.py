@@ -25,6 +25,7 @@ class Cause:
 
 
 ON_JAX = " On JAX: "
+ACCUMULATING = " With `gradient_accumulation_steps`: "  # and after it the fix for an optimizer that accumulates
 # For each stage its causes: `name | source | note`; below it the explanation, if any, and after an arrow the fix: for
 # both engines, or for TensorFlow, and after `ON_JAX` for JAX.
 _TEXT = """
@@ -107,10 +108,10 @@ weights of other rows
 labels of other rows
     -> draw one order, and take both by it: `rows = order[start:stop]`, then `x[rows], y[rows]`.
 mean of means | huggingface/transformers#34191
-    -> sum up, and divide once by the weight (the rows) of all microbatches of the update; for Keras' own
-    accumulation take a `batch_size` that cuts the rows evenly.
+    -> sum up, and divide once by the number of rows (or the sum of their weights) of all microbatches of the
+    update. With `gradient_accumulation_steps`: take a `batch_size` that cuts the rows evenly.
 summed over microbatches | paiml/aprender#2123
-    -> divide the sum once: by the weight of all rows of the update, or a sum `t + g` of means of even microbatches
+    -> divide the sum once: by the number of rows of the update, or a sum `t + g` of means of even microbatches
     by their `count`.
 padding counted | EleutherAI/gpt-neo#45
     -> divide by the sum of the weights, not by the number of rows.
@@ -121,7 +122,7 @@ divided by a full window | Lightning-AI/pytorch-lightning#19987
 divided by the full batch | tensorflow/tensorflow#55321
     -> divide by the number of rows of this batch.
 never divided | keras-team/keras#16285
-    -> take the mean, or divide by the weight of the batch: `sum(values) / len(rows)`.
+    -> take the mean, or divide by the number of rows (or the sum of their weights): `sum(values) / len(rows)`.
 summed over replicas | tensorflow/tensorflow#55321
     -> divide by the number of rows of all replicas: `tf.nn.compute_average_loss(losses, global_batch_size=...)`.
     On JAX: divide by the number of rows of all replicas: `jnp.sum(losses) / jax.lax.psum(len(losses), axis)`.
@@ -132,7 +133,7 @@ divided by the replicas twice | keras-team/keras#16285
 last window dropped | timoschick/pet#36
     -> make an optimizer step of the rest at the end of each pass (`if ... or start + size >= len(x)`).
 divided twice | huggingface/transformers#35438
-    -> divide once: by the weight of all rows, and not by `len(parts)` again.
+    -> divide once: by the number of all rows (or the sum of their weights), and not by `len(parts)` again.
 only the last microbatch | mflux-community/mflux#447
     -> add up: `total = [t + g for t, g in zip(total, grads)]`.
 only the first microbatch
@@ -173,8 +174,8 @@ momentum by hand
     `held.assign(tf.zeros_like(held))`), and leave momentum to the optimizer. On JAX: set the sum to zero after each
     optimizer step, `total = [jnp.zeros_like(v) for v in tv]`, and leave momentum to the optimizer.
 ascent
-    -> go down: subtract the gradient, `weight - rate * gradient`, and take it of the loss, not of `-loss`; a quantity
-    to maximise enters the loss with a minus.
+    -> subtract the gradient, `weight - rate * gradient`, and return the loss, not `-loss`; a quantity to maximise
+    enters the loss with a minus.
 stale gradients
     -> take the gradient before the optimizer step, of this batch.
 clip per microbatch | huggingface/transformers#1563
@@ -233,8 +234,8 @@ accumulated twice
     -> hand each gradient to an optimizer with `gradient_accumulation_steps`, or sum up without this option.
 schedule by microbatch | huggingface/accelerate#963
     The schedule of the learning rate moves with every microbatch: it ends too early.
-    -> move it once per update (`step += 1`): leave `optimizer.iterations` to the optimizer, and stretch the
-    schedule where Keras' `gradient_accumulation_steps` counts calls.
+    -> move it once per update (`step += 1`): leave `optimizer.iterations` to the optimizer; if it has
+    `gradient_accumulation_steps`, which counts calls, stretch the schedule.
 schedule frozen | the FAQ of jax-ml/jax on impure functions
     The learning rate stays at its first value: the schedule was read once.
     -> give the schedule to the optimizer, or assign `optimizer.learning_rate = schedule(step)` in each update.

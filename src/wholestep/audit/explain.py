@@ -13,11 +13,22 @@ from wholestep.audit.changes import by_variable, in_sums
 from wholestep.audit.coefficients import RAW, SPARE, Level, solve
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.forms import BASE, Error, Form, forms, mixtures
+from wholestep.audit.found import many
 from wholestep.audit.measure import SOLVED
 from wholestep.audit.ratios import least
+from wholestep.audit.windows import PAD
 
 _NAMED, _NAMED_TOO = 0.75, 0.25  # the cost that a name in the field saves
 _SURE = 0.5  # the cost of one error with a name, beside which no other is looked for
+_COUNTED = {  # counts of a basis, in the words of a report
+    "the weight of the own": "{} of its",
+    "the weight of": "{} of",
+    "the rows of the own": "the number of rows of its",
+    "its rows with those that fill up": "the number of rows with those that fill up",
+    "its rows": "the number of rows of the update",
+    "the rows with a weight": "the number of rows with a weight",
+    "its places": "the number of places of the update",
+}
 
 
 @dataclass(frozen=True)
@@ -233,3 +244,20 @@ def _back(basis: Basis, steps: int) -> Evidence | None:
     for _ in range(steps):
         e = None if e is None else e.before
     return e if e is not None and len(e.handed) == len(basis.e.handed) else None
+
+
+def in_words(told: str, evidence: list[Evidence]) -> str:
+    """Return an error with the weights and counts of its rows as their reader knows them."""
+    pieces = [(piece, w) for e in evidence for piece, w in zip(e.update.pieces, e.weights, strict=True)]
+    is_even = all(np.all(weights[:, piece.rows != PAD] == 1) for piece, weights in pieces)
+    is_given = evidence[0].meant.replay.data[2] is not None
+    number = "the number of rows" if is_even else f"the sum of the {'sample ' * is_given}weights"
+    if "counts" in told:
+        for old, new in _COUNTED.items():
+            told = told.replace(old, new.format(number))
+    sizes = {sum(e.update.sizes) - sum(e.pads) for e in evidence}
+    if is_even and len(sizes) == 1:
+        (num,) = sizes
+        rows = f"{num}, as the update has {many(num, 'row')}"
+        told = told.replace(f" instead of 1 / {number} of the update", f" instead of 1 / {rows}")
+    return told

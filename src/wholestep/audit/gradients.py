@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from wholestep.audit.basis import NUM_SOLVED, derivatives, on_a_row
+from wholestep.audit.causes import ACCUMULATING
 from wholestep.audit.changes import LONGER, POSITIVE, SQUARED, added, changed
 from wholestep.audit.coefficients import RAW
 from wholestep.audit.evidence import Evidence, Meant, narrowed
-from wholestep.audit.explain import Explanation, Search
+from wholestep.audit.explain import Explanation, Search, in_words
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, Found, Likely, Number, Proof, found, not_known, of_values, some
 from wholestep.audit.log import Line
@@ -244,7 +245,8 @@ def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]
         numbers = sorted(e.update.number for e, *_ in differing)
         last, made, rest = differing[-1]  # the slots of the first step are still empty
         proof, is_beside = proved(last, made, rest), bool(best.rests)
-        sentence, line = f"{str(error)[0].upper()}{str(error)[1:]}.", _line_of(error, last)
+        told, line = in_words(str(error), chosen), _line_of(error, last)
+        sentence = f"{told[0].upper()}{told[1:]}."
         if not error.causes:
             name, fix = next(each for quantity, each in _UNLISTED.items() if error.quantity.startswith(quantity))
             cause = Found(name, "gradient", sentence, fix, without, best.apart, line, tuple(numbers), "", proof)
@@ -256,8 +258,14 @@ def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]
         of_twins = [f"These updates cannot tell it from: {', '.join(twins)}."] if twins else []
         more = " ".join([*of_twins, *shared])
         cause = found(first, without, line, numbers, more, with_change=best.apart, proof=proof, twins=tuple(twins))
-        cause = replace(cause, explanation=sentence, is_beside=is_beside)
+        fix = cause.fix.partition(ACCUMULATING)[2] if _accumulates(last) else ""
+        cause = replace(cause, explanation=sentence, is_beside=is_beside, fix=fix or cause.fix)
         yield _on_replicas(cause, [e for e, *_ in differing]) if first in _ON_REPLICAS else cause
+
+
+def _accumulates(e: Evidence) -> bool:
+    """Whether the optimizer itself makes one update of several calls."""
+    return bool(getattr(e.meant.optimizer, "gradient_accumulation_steps", None))
 
 
 def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.causes import ON_JAX
+from wholestep.audit.causes import ACCUMULATING, ON_JAX
 from wholestep.audit.found import Found
 from wholestep.audit.log import Applied, Called, Line, Log, Values
 from wholestep.audit.measure import Tolerance, places, tolerance
@@ -128,7 +128,7 @@ class Port(ABC):
     @classmethod
     def said(cls, cause: Found) -> Found:
         """Return a cause with its explanation and fix in the words of the framework and its engine."""
-        fix, _, on_jax = cause.fix.partition(ON_JAX)
+        fix, _, on_jax = cause.fix.partition(ACCUMULATING)[0].partition(ON_JAX)
         return replace(cause, fix=on_jax if on_jax and cls.engine() == "jax" else fix)
 
     @abstractmethod
