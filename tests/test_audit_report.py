@@ -286,3 +286,16 @@ def test_an_audit_without_with_says_how_to_write_it():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     report = ws.audit(model, data=(np.ones((8, 3)), np.ones((8, 1))), loss="mse")
     assert "with ws.audit(model, data=(x, y), loss=...) as report:" in str(report)
+
+
+@pytest.mark.parametrize("patience", [0.0, 1000.0])
+def test_a_report_that_takes_long_says_on_the_error_output_what_it_does(patience, monkeypatch, capsys):
+    monkeypatch.setattr("wholestep.audit.report.PATIENCE", patience)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((24, 5), "float32")
+    with ws.audit(model, (x, x[:, :1])) as report:
+        model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+    str(report)
+    told = "wholestep: judging 6 updates of the loop, which may take minutes.\n"
+    assert capsys.readouterr().err == told * (patience == 0)

@@ -1,15 +1,20 @@
-"""The errors a user can meet: one root, and a message of three parts."""
+"""The errors a user can meet: one root, and a message of three parts; warnings, and lines about long waits."""
 
 import itertools
 import sys
 import sysconfig
+import threading
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _OWN = str(Path(__file__).parent)
 _LIBRARIES = "<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_IS_WATCHED: ContextVar[bool] = ContextVar("whether a wait is told if it is long", default=False)
 _LONGEST, _MOST = 200, 6  # the most characters, and parts of a nest, that a message shows of a value
 
 
@@ -81,6 +86,34 @@ def warn(told: str) -> None:
     users = (i for i in outside if not files[i].startswith(_LIBRARIES))
     level = next(users, outside[0] if outside else 0)
     warnings.warn(told, UserWarning, stacklevel=level + 2)
+
+
+def tell(line: str) -> None:
+    """Print a line on the error output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told_if_long(
+    line: str, seconds: float, tell: Callable[[str], None] = tell, timer: Callable = threading.Timer
+) -> Iterator[None]:
+    """Inside, tell a line once if this takes longer, unless a context around this one tells its own.
+
+    Args:
+        timer: makes the thread that calls a function after a delay.
+    """
+    if _IS_WATCHED.get():
+        yield
+        return
+    token, running = _IS_WATCHED.set(True), timer(seconds, lambda: tell(line))
+    running.daemon = True
+    running.start()
+    try:
+        yield
+    finally:
+        running.cancel()
+        running.join()
+        _IS_WATCHED.reset(token)
 
 
 def shown(value: Any) -> str:

@@ -15,9 +15,10 @@ from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.pictures import pictures
 from wholestep.audit.rows import FEW_PASSES, NOTED
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, told_if_long
 from wholestep.reports.page import assert_drawable, can_draw, figure, part_of_page, write_page
 
+PATIENCE = 5.0  # seconds
 REFERENCE, WITH_FAULT = "reference", "reference with this fault"
 WITH_OTHERS, WITH_ALL = "reference with the other faults", "with this fault too"  # where a cause is one of several
 
@@ -127,7 +128,10 @@ class Report:
             if self._case is None:
                 must, attempt = "A report is read after its audit.", "read it after the `with`."
                 raise SpecificationError(message(must, "one inside its `with`", attempt))
-            self._verdict = self._case.judge()
+            num = self._case.log.num_updates
+            updates = many(num, "update") if num else "the updates"
+            with told_if_long(f"wholestep: judging {updates} of the loop, which may take minutes.", PATIENCE):
+                self._verdict = self._case.judge()
         return self._verdict
 
     def as_json(self) -> dict[str, Any]:

@@ -3,18 +3,18 @@
 import argparse
 import json
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from wholestep.errors import WholestepError, message
+from wholestep.errors import WholestepError, message, told_if_long
 from wholestep.reports.page import assert_drawable
 
 CLEAN, CAUSES, UNSEEN = 0, 1, 2  # the exit codes
-PATIENCE = 10.0  # seconds
+PATIENCE = 5.0  # seconds
+_JUDGING = "wholestep: the loop was seen; its updates are computed again and judged, which may take minutes."
 
 _ADD = """Add to {script} what the audit has to know, and run it as ever, or with `wholestep audit` once more:
 
@@ -80,21 +80,8 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
             return _say_unseen(own, [str(error)])
     if ran.scout is None:
         return _say_unseen(own, [ran.how or "any update: the script imports neither Keras nor PyTorch"])
-    with _said_if_long():
+    with told_if_long(_JUDGING, PATIENCE):
         return _of_torch(own, ran) if ran.scout.framework == "torch" else _conclude(own, ran)
-
-
-@contextmanager
-def _said_if_long() -> Iterator[None]:
-    """Inside, say once on the error output that updates are judged, if this takes longer than `PATIENCE`."""
-    told = "wholestep: the loop was seen; its updates are computed again and judged, which may take minutes."
-    timer = threading.Timer(PATIENCE, lambda: print(told, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _of_torch(own: argparse.Namespace, ran: Any) -> int:

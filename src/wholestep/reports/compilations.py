@@ -12,7 +12,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data import Batch
-from wholestep.errors import message, warn
+from wholestep.errors import message, tell, told_if_long, warn
 from wholestep.reports.report import Report
 
 _LONG = 2.0  # seconds
@@ -32,7 +32,7 @@ class Compilations:
     def __init__(
         self,
         timer: Callable = threading.Timer,
-        tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        tell: Callable[[str], None] = tell,
     ):
         self.is_quiet = False
         self.num_batches = 0
@@ -83,14 +83,10 @@ class Compilations:
         doing = f"compiling shape {number}{of} ({parts})"
         line = f"wholestep: {doing}, for more than {_LONG:g} seconds so far"
         self.show(doing)
-        timer = self._timer(_LONG, lambda: self._tell_below(line))
-        timer.daemon = True
-        timer.start()
         try:
-            yield
+            with told_if_long(line, _LONG, self._tell_below, self._timer):
+                yield
         finally:
-            timer.cancel()
-            timer.join()
             self.show("running the program")
 
     def _tell_below(self, line: str) -> None:
