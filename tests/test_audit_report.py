@@ -52,11 +52,9 @@ def right(tmp_path_factory):
 
 def test_the_text_has_the_numbers_three_times(wrong):
     (cause,) = wrong.causes
-    length, loss, *weights = cause.proof.lines
+    length, *weights = cause.proof.lines
     assert length.yours == pytest.approx(length.changed, rel=1e-5)
     assert length.yours != pytest.approx(length.reference, rel=1e-2)
-    assert np.isnan(loss.yours)
-    assert loss.reference > 0
     assert len(weights) == 3
     for line in weights:
         assert line.yours == pytest.approx(line.changed, rel=1e-5)

@@ -111,3 +111,26 @@ def test_the_line_that_is_shown_has_run(how, tmp_path):
         loop.train(model, X, Y, how)
     (cause,) = report.causes
     assert (cause.line.text, cause.name) == (LINES[how], NAMES.get(how, "never divided"))
+
+
+SWAPPED = {
+    "jax": ("stateless_apply(slots, grads, tv)", "stateless_apply(slots, grads[2:] + grads[:2], tv)"),
+    "tensorflow": ("zip(grads, model", "zip(grads[2:] + grads[:2], model"),
+}[keras.backend.backend()]
+
+
+def test_swapped_gradients_are_told_in_pairs(tmp_path):
+    path = tmp_path / "loop.py"
+    text = ON_JAX if keras.backend.backend() == "jax" else ON_TENSORFLOW
+    path.write_text(text.replace(*SWAPPED))
+    spec = importlib.util.spec_from_file_location("swapped", path)
+    loop = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loop)
+    layers = [keras.layers.Dense(3, name="one"), keras.layers.Dense(3, name="two")]
+    model = keras.Sequential([keras.Input((3,)), *layers], name="sequential")
+    with ws.audit(model, data=(X, X), loss="mse", optimizer=keras.optimizers.SGD(0.1)) as report:
+        loop.train(model, X, X, "mean")
+    (cause,) = report.causes
+    pairs = [("one", "two", "kernel"), ("one", "two", "bias"), ("two", "one", "kernel"), ("two", "one", "bias")]
+    told = [f"{a}/{c} is that of {b}/{c}" for a, b, c in pairs]
+    assert cause.explanation.replace("sequential/", "") == f"The gradient of {', that of '.join(told)}."

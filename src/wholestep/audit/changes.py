@@ -66,6 +66,9 @@ def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> tuple[list
         whose = "each variable" if len(some) == len(names) > 1 else ", ".join(some)
         numbers = ", ".join(dict.fromkeys(done[name].number for name in some))
         names_of = ("gradients swapped",) * (predicate == "is that of")
+        if names_of:  # each variable with its own
+            first, *pairs = [f"{name} is that of {done[name].number}" for name in some]
+            whose, predicate, numbers = ", that of ".join([first, *pairs]), "", ""
         errors.append(Error(f"the gradient of {whose}", predicate, names_of, numbers))
     cost = is_bare + 0.3 * (len(kinds) - 1) + sum(max(done[n].cost for n in some) for some in kinds.values())
     made = [np.concatenate([done[n].made[i] if n in done else of[i][n] for n in names]) for i in range(len(bases))]

@@ -334,7 +334,7 @@ HIDDEN = 0.05  # a step that is closer to another, relative to its length, hardl
 
 
 def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None = None) -> Proof:
-    """Return the three columns of an update: the gradient's length, the loss, and three weights after the step.
+    """Return the three columns of an update: the gradient's length, and three weights after the step.
 
     Args:
         reference: the reference with other faults.
@@ -342,7 +342,6 @@ def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None
     reference = e.reference if reference is None else reference
     columns = [e.handed, reference, np.full_like(e.handed, np.nan) if changed is None else changed]
     lines = [Number("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
-    lines.append(Number("loss of the update", np.nan, _loss(e), np.nan))
     where, named, step = f"update {e.update.number}", "gradient of {}", float("nan")
     chain = [e]  # the reference's slots hold its own gradients of the updates before; with other faults, theirs
     while chain[0].before is not None and reference is e.reference:
@@ -395,11 +394,3 @@ def _name(e: Evidence, i: int) -> str:
     owner, place = (int(replay.flat([*each])[e.mask][i]) for each in (owners, places))
     inside = ", ".join(map(str, np.unravel_index(place, replay.shapes[owner])))
     return f"{replay.names[owner]}[{inside}]"
-
-
-def _loss(e: Evidence) -> float:
-    values = np.sum([(t.values * (w != 0)).sum(axis=1) for t, w in zip(e.terms, e.weights, strict=True)], axis=0)
-    first = e.terms[0]
-    penalty = sum(t.penalty for t in e.terms) / len(e.terms)
-    with np.errstate(all="ignore"):
-        return float(np.sum(first.coefficients * values / np.where(first.divided, e.whole, 1.0))) + penalty
