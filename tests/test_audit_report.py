@@ -297,3 +297,17 @@ def test_a_report_that_takes_long_says_on_the_error_output_what_it_does(patience
     str(report)
     told = "wholestep: judging 6 updates of the loop, which may take minutes.\n"
     assert capsys.readouterr().err == told * (patience == 0)
+
+
+def test_all_numbers_of_a_proof_are_those_of_the_loop(tmp_path):
+    """Also where the optimizer's step cannot be made of the summed gradient, as of sparse ones on TensorFlow."""
+    random, labels = np.random.default_rng(0), np.arange(12, dtype="float32")
+    x = random.integers(0, 12, 48)
+    layers = [keras.layers.Embedding(12, 2), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((), dtype="int32"), *layers])
+    model.compile(keras.optimizers.Adam(0.01), lambda y, out: (y - ops.reshape(out, (1, -1))) ** 2)
+    with ws.audit(model, (x, labels[x][:, None]), loss="mse") as report:
+        model.fit(x, labels[x][:, None], batch_size=16, epochs=2, verbose=0)
+    (cause,) = report.causes
+    for line in cause.proof.lines:
+        assert line.yours == pytest.approx(line.changed, rel=1e-3), line

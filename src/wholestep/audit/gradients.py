@@ -349,14 +349,20 @@ def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None
     before, after = e.update.applied.params, e.update.applied.params_after
     meant = _weights([*((one, one.reference) for one in chain[:-1]), (e, reference)])
     wrong = _weights([(e, columns[2])])
-    if meant is not None:
-        own, should = ([b - a for a, b in zip(before, each, strict=True)] for each in (after, meant))
+    again = _weights([(e, e.handed)])  # Keras on TensorFlow squares sparse gradients before it adds up equal rows
+    if meant is not None and again is not None and distance(*_moves(before, after, again)) < HIDDEN:
+        own, should = _moves(before, after, meant)
         step = distance(own, should)
         if step >= HIDDEN:
             named, flat = "{} afterwards", e.meant.replay.flat
             columns = [columns[2] * np.nan if each is None else flat([*each])[e.mask] for each in (after, meant, wrong)]
     proof = of_values(where, lambda i: named.format(_name(e, i)), columns)
     return Proof(where, (*lines, *proof.lines), step, tuple(by_parameter(e, changed, reference)))
+
+
+def _moves(before: list[np.ndarray], *states: list[np.ndarray]) -> list[list[np.ndarray]]:
+    """Return how far weights have moved to each of several states."""
+    return [[b - a for a, b in zip(before, state, strict=True)] for state in states]
 
 
 def by_parameter(
