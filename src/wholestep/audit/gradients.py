@@ -334,11 +334,7 @@ HIDDEN = 0.05  # a step that is closer to another, relative to its length, hardl
 
 
 def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None = None) -> Proof:
-    """Return the three columns of an update: the gradient's length, and three weights after the step.
-
-    Args:
-        reference: the reference with other faults.
-    """
+    """Return the columns of an update, with another reference if given: the gradient's length, and three weights."""
     reference = e.reference if reference is None else reference
     columns = [e.handed, reference, np.full_like(e.handed, np.nan) if changed is None else changed]
     lines = [Number("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
@@ -350,9 +346,9 @@ def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None
     meant = _weights([*((one, one.reference) for one in chain[:-1]), (e, reference)])
     wrong = _weights([(e, columns[2])])
     again = _weights([(e, e.handed)])  # Keras on TensorFlow squares sparse gradients before it adds up equal rows
-    if meant is not None and again is not None and distance(*_moves(before, after, again)) < HIDDEN:
-        own, should = _moves(before, after, meant)
-        step = distance(own, should)
+    own = _moves(before, after)
+    if meant is not None and again is not None and distance(own, _moves(before, again)) < HIDDEN:
+        step = distance(own, _moves(before, meant))
         if step >= HIDDEN:
             named, flat = "{} afterwards", e.meant.replay.flat
             columns = [columns[2] * np.nan if each is None else flat([*each])[e.mask] for each in (after, meant, wrong)]
@@ -360,9 +356,8 @@ def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None
     return Proof(where, (*lines, *proof.lines), step, tuple(by_parameter(e, changed, reference)))
 
 
-def _moves(before: list[np.ndarray], *states: list[np.ndarray]) -> list[list[np.ndarray]]:
-    """Return how far weights have moved to each of several states."""
-    return [[b - a for a, b in zip(before, state, strict=True)] for state in states]
+def _moves(before: list[np.ndarray], after: list[np.ndarray]) -> list[np.ndarray]:
+    return [b - a for a, b in zip(before, after, strict=True)]
 
 
 def by_parameter(
