@@ -176,8 +176,8 @@ def test_the_page_counts_what_is_tested():
 def test_the_page_runs():
     names: dict = {}
     blocks = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "import torch" not in block]
-    frame, on_jax, called = blocks
-    for block in (frame, called):
+    frame, padded, on_jax, called = blocks
+    for block in (frame, padded, called):
         exec(compile(block, "audit.md", "exec"), names)
         assert not names.pop("report").has_seen
     if keras.backend.backend() == "jax":

@@ -191,7 +191,7 @@ def _found(
     """Return the case of a loss that is found from the gradients; None if none fits.
 
     Args:
-        unseen: what is not looked at for other reasons than the loss.
+        unseen: the notes that have other reasons than the loss.
     """
     model, log = watcher.module, watcher.log
     why = {told: log.unseen.pop(told) for told in [*log.unseen] if told not in unseen}
