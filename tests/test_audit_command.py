@@ -843,6 +843,20 @@ def test_an_error_inside_of_this_library_is_no_fault_of_the_script():
     assert own_fault(theirs.value) == ""
 
 
+def test_a_call_that_the_model_refuses_is_the_script_s():
+    class Picky(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.call = Picky().call  # which takes no `training`
+    with pytest.raises(TypeError) as raised, ws.audit(model, data=(np.ones((4, 2)), np.ones((4, 1))), loss="mse"):
+        model.call(np.ones((4, 2), "float32"), training=True)
+    assert raised.traceback[-1].path.name == "hooks.py"
+    assert own_fault(raised.value) == ""
+
+
+
 TAPED = "Received: a tf.GradientTape, which cannot record a model on the jax engine. Try: KERAS_BACKEND="
 
 

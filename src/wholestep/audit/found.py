@@ -33,10 +33,18 @@ def own_fault(error: BaseException) -> str:
     places = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
     places += [(file, int(number)) for file, number in re.findall(r'File "(.+?)", line (\d+)', str(error))]
     file, number = next((place for place in reversed(places) if not _is_called(place[0])), ("", 0))
-    if isinstance(error, WholestepError) or not file.startswith(_PACKAGE):
+    if isinstance(error, WholestepError) or not file.startswith(_PACKAGE) or _is_of_arguments(error):
         return ""
     told = f"{type(error).__name__}: {error}".splitlines()[0] + f", {Path(file).name}:{number}"
     return f"an error inside of wholestep, and no fault of the script ({told}): please report it"
+
+
+def _is_of_arguments(error: BaseException) -> bool:
+    """Whether a function of the user refuses its arguments, which this library only passes on."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    name = str(error).partition("()")[0]
+    own = [each for each in frame.f_locals.values() if callable(each) and getattr(each, "__qualname__", "") == name]
+    return isinstance(error, TypeError) and any(not each.__module__.startswith("wholestep") for each in own)
 
 
 def _is_called(file: str) -> bool:
