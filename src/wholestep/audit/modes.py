@@ -164,16 +164,16 @@ def _thrown_away(name: str, modes: Modes, steps: list, line: Line | None, chosen
         chosen: the values that are compared.
     """
     lost, shares = [], []
-    for number, mover, before, after in steps:
+    for number, mover, before, after in reversed(steps):
         every = before.called.buffers, after.called.buffers, modes.moved[mover.called.order]
         old, new, should = ([values[i] for i in chosen] for values in every)
         if all_same(old, should):
             continue
         if not all_same(old, new):
-            return
+            break
         lost.append(number)
         shares.append(float(np.mean(np.concatenate([np.ravel(a != b) for a, b in zip(new, should, strict=True)]))))
-    if lost:
+    if 2 * len(lost) > len(steps):  # the first may have been kept
         yield found(name, max(shares), line, sorted(set(lost)))
 
 

@@ -54,14 +54,16 @@ def left_out(
         return [f"{told} {_these([names[i] for i in chosen])}"] if chosen else []
 
     missing = [i for i in range(num) if not any(s.grads[i] is not None and np.any(s.grads[i]) for s in whole)]
+    shares = _shares(replay, objective, updates, before)
     bare = [i for i in missing if all(step.grads[i] is None for step in whole)]
+    if not steps:  # by hand: the gradient is the move
+        bare = [i for i in missing if shares[i] > FINE.differs]
     # In half precision a small gradient is zero.
-    zero = [i for i in missing if all(s.grads[i] is not None for s in whole) and not replay.is_half]
+    zero = [i for i in missing if all(s.grads[i] is not None for s in whole) and i not in bare and not replay.is_half]
     if len(missing) == num:
         yield from map(Likely, so(_FLAT, zero))
         return
     moving = _moving(replay, updates, before, is_known=len(whole) == len(steps) or not steps)
-    shares = _shares(replay, objective, updates, before)
     wrong = [i for i in missing if i not in moving and shares[i] > FINE.differs]
     handed = [i for i in wrong if i not in bare and not replay.is_half]
     yield from so(_ZEROS, handed)
@@ -76,7 +78,7 @@ def left_out(
     is_unheld = bool(replay.incomplete) and not {i for step in steps for i in step.built} & {*bare}
     if bare and 2 * len(still) >= num and not has_others:
         part = "Half" if 2 * len(still) == num else "Most"
-        got = f"{len(still)} of {num} variables get no gradient, {some(still)}"
+        got = f"{len(still)} of {num} variables {'get no gradient' if steps else 'never move'}, {some(still)}"
         if is_unheld:
             got = (
                 f"the optimizer does not hold {len(still)} of {num} variables, {some(still)}. {replay.incomplete[:-1]}"
