@@ -856,7 +856,6 @@ def test_a_call_that_the_model_refuses_is_the_script_s():
     assert own_fault(raised.value) == ""
 
 
-
 TAPED = "Received: a tf.GradientTape, which cannot record a model on the jax engine. Try: KERAS_BACKEND="
 
 

@@ -173,10 +173,10 @@ def test_the_line_of_a_penalty_that_each_device_adds_is_that_of_the_loss(monkeyp
     assert "sum(losses) / jax.lax.psum(1, axis)" in cause.fix
 
 
-def filled_up(model, valued, fill, num=84, size=32):
+def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
     """Train by sums over the devices; the last batch of a pass is filled up, and one device has nothing else.
 
-    Return the losses of the batches of each pass.
+    Return the losses of the batches of each pass. `is_summed_by_jax`: JAX adds up the gradients once more.
     """
     import jax
 
@@ -190,7 +190,7 @@ def filled_up(model, valued, fill, num=84, size=32):
 
         return added_up(jax.value_and_grad(loss)(params))
 
-    specs = {"in_specs": (spec(), *[spec("rows")] * 3), "out_specs": spec(), "check_vma": False}
+    specs = {"in_specs": (spec(), *[spec("rows")] * 3), "out_specs": spec(), "check_vma": is_summed_by_jax}
     taken = jax.shard_map(local, mesh=mesh, **specs)
 
     @jax.jit
@@ -243,6 +243,20 @@ def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(fault, fill):
     assert not any("replacement" in note for note in report.notes), str(report)
     assert not any(words in str(report) for words in ("on other inputs", "of microbatches", "own microbatch", "window"))
     assert fault or report.first_line.startswith("Nothing found in 6 updates: rows,")
+
+
+@pytest.mark.parametrize("num", [84, 64])  # 20 rows at the end, on four devices, or none
+def test_a_sum_over_devices_that_is_taken_twice_is_said(num):
+    def valued(losses, w, total, penalty):
+        return (losses * w).sum() / total(w.sum()) + penalty / NUM
+
+    model = built()
+    with ws.audit(model, data=(X[:num], Y[:num])) as report:
+        filled_up(model, valued, "zeros", num=num, is_summed_by_jax=True)
+    (cause,) = report.causes
+    assert cause.name == "summed over replicas"
+    assert "unless `check_vma=False`, a gradient by values that the devices share is their sum" in cause.fix
+    assert cause.explanation.startswith("The sum over the replicas is taken twice") == (num == 84), str(report)
 
 
 def test_each_of_two_causes_has_the_numbers_of_an_update_where_it_has_an_effect():

@@ -333,3 +333,34 @@ def table() -> str:
     solved += [f"| {c.name} | {c.fix} | {c.source} |" for c in CAUSES if not c.explanation]
     between = "Errors of the gradient are solved for. A report explains each by its numbers; these have a name:"
     return "\n".join([*listed, "", between, "", *solved])
+
+
+# ---- where each part of an update is a replica's ----
+
+_TOTAL = '`total = tf.distribute.get_replica_context().all_reduce("SUM", {})`'
+OF_ROWS = {
+    "tensorflow": f"divide by the rows of all replicas: {_TOTAL.format('tf.shape(labels)[0]')}, then "
+    "`tf.reduce_sum(losses) / tf.cast(total, losses.dtype)`.",
+    "jax": "divide by the rows of all replicas: `jnp.sum(losses) / jax.lax.psum(len(losses), axis)`, and add up the "
+    "gradients by `jax.lax.psum(gradients, axis)`.",
+}
+OF_WEIGHTS = {
+    "tensorflow": "divide by the sum of the weights (the mask) of all replicas: "
+    f"{_TOTAL.format('tf.reduce_sum(weights)')}, then `tf.reduce_sum(losses * weights) / total`, and not by "
+    "`num_replicas_in_sync`.",
+    "jax": "divide by the sum of the weights (the mask) of all replicas: `jnp.sum(losses * weights) / "
+    "jax.lax.psum(jnp.sum(weights), axis)`, and add up the gradients by `jax.lax.psum(gradients, axis)`.",
+}
+SUMMED = "summed over replicas"
+TWICE = "The sum over the replicas is taken twice: the gradient counts {} times."
+ADDED_UP_ONCE = {
+    "tensorflow": "add the gradients up once: `optimizer.apply_gradients` adds up what the replicas give.",
+    "jax": "add the gradients up once: under `jax.shard_map`, unless `check_vma=False`, a gradient by values that the "
+    "devices share is their sum already, and needs no `jax.lax.psum`.",
+}
+ON_REPLICAS = {  # explanations
+    SUMMED: "Each replica divides by its own {}, and the gradients are added up: replicas times too much.",
+    "mean of means": "Each replica divides by its own {}, and the means are averaged: rows of a replica with fewer of "
+    "them count more.",
+    "divided by the full batch": "",
+}

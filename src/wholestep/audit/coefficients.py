@@ -21,6 +21,7 @@ SPARE = 4  # numbers beyond the unknowns of a solution
 RAW = 8.0  # the cost of numbers that no words are found for
 SAME = 2 * SOLVED  # of factors of rows, and of norms to which gradients are clipped
 _REST = "microbatches of the last pass"
+_REPLICAS = "the number of replicas"
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _RIGHT = Reading(0, "", "right", np.zeros(0))
 _WHOSE = {"the update": "update by update", "each microbatch": "microbatch by microbatch", "rows": "row by row"}
@@ -349,8 +350,8 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
                 "last microbatch lost": [(1 - last) / (own * num), (1 - last) / whole],
             }
         if any(each.e.num_replicas > 1 for each in bases):
-            found["summed over replicas"] = [1 / counts["the weight of the own replica"]]
-            found["divided by the replicas twice"] = [1 / (whole * counts["the number of replicas"])]
+            found["summed over replicas"] = [1 / counts["the weight of the own replica"], counts[_REPLICAS] / whole]
+            found["divided by the replicas twice"] = [1 / (whole * counts[_REPLICAS])]
         if not all(each.sets[f"the {_REST}"].all() for each in bases):
             found["last window dropped"] = [rest / (weight * rest).sum(), rest / full]
         if basis.e.meant.replay.data[2] is not None:

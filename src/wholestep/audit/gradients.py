@@ -7,7 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from wholestep.audit.basis import NUM_SOLVED, derivatives, on_a_row
-from wholestep.audit.causes import ACCUMULATING
+from wholestep.audit.causes import (
+    ACCUMULATING,
+    ADDED_UP_ONCE,
+    OF_ROWS,
+    OF_WEIGHTS,
+    ON_REPLICAS,
+    SUMMED,
+    TWICE,
+)
 from wholestep.audit.changes import LONGER, POSITIVE, SQUARED, added, changed
 from wholestep.audit.coefficients import RAW
 from wholestep.audit.evidence import Evidence, Meant, narrowed
@@ -44,28 +52,6 @@ _UNLISTED = {  # by quantity, the name of an error that has none in the field, a
     "the loss": ("another loss", "take the loss that was meant, with its arguments."),
 }
 
-
-_TOTAL = '`total = tf.distribute.get_replica_context().all_reduce("SUM", {})`'
-_OF_ROWS = {
-    "tensorflow": f"divide by the rows of all replicas: {_TOTAL.format('tf.shape(labels)[0]')}, then "
-    "`tf.reduce_sum(losses) / tf.cast(total, losses.dtype)`.",
-    "jax": "divide by the rows of all replicas: `jnp.sum(losses) / jax.lax.psum(len(losses), axis)`, and add up the "
-    "gradients by `jax.lax.psum(gradients, axis)`.",
-}
-_OF_WEIGHTS = {
-    "tensorflow": "divide by the sum of the weights (the mask) of all replicas: "
-    f"{_TOTAL.format('tf.reduce_sum(weights)')}, then `tf.reduce_sum(losses * weights) / total`, and not by "
-    "`num_replicas_in_sync`.",
-    "jax": "divide by the sum of the weights (the mask) of all replicas: `jnp.sum(losses * weights) / "
-    "jax.lax.psum(jnp.sum(weights), axis)`, and add up the gradients by `jax.lax.psum(gradients, axis)`.",
-}
-_SUMMED = "summed over replicas"
-_ON_REPLICAS = {  # explanations where each part of an update is a replica's
-    _SUMMED: "Each replica divides by its own {}, and the gradients are added up: replicas times too much.",
-    "mean of means": "Each replica divides by its own {}, and the means are averaged: rows of a replica with fewer of "
-    "them count more.",
-    "divided by the full batch": "",
-}
 
 _TOGETHER = "The numbers are of all faults of the gradient together."
 _OF_A_MASK = (
@@ -260,7 +246,7 @@ def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]
         cause = found(first, without, line, numbers, more, with_change=best.apart, proof=proof, twins=tuple(twins))
         fix = cause.fix.partition(ACCUMULATING)[2] if _accumulates(last) else ""
         cause = replace(cause, explanation=sentence, is_beside=is_beside, fix=fix or cause.fix)
-        yield _on_replicas(cause, [e for e, *_ in differing]) if first in _ON_REPLICAS else cause
+        yield _on_replicas(cause, [e for e, *_ in differing]) if first in ON_REPLICAS else cause
 
 
 def _accumulates(e: Evidence) -> bool:
@@ -275,12 +261,24 @@ def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
         return cause
     is_weighed = len(np.unique(np.concatenate([w.ravel() for e in evidence for w in e.weights]))) > 1
     engine = evidence[-1].meant.replay.engine()
-    of_all = (_OF_WEIGHTS if is_weighed else _OF_ROWS).get(engine, cause.fix)
-    fix = cause.fix if cause.name == _SUMMED and engine != "jax" and not is_weighed else of_all
-    told = _ON_REPLICAS[cause.name].format("weights" if is_weighed else "rows")
+    of_all = (OF_WEIGHTS if is_weighed else OF_ROWS).get(engine, cause.fix)
+    fix, told = of_all, ON_REPLICAS[cause.name].format("weights" if is_weighed else "rows")
+    if cause.name == SUMMED and all(map(_is_added_up_twice, evidence)):
+        if any(map(_has_uneven_replicas, evidence)):
+            fix, told = ADDED_UP_ONCE.get(engine, of_all), TWICE.format(evidence[-1].num_replicas)
+        else:  # which is the same then
+            fix = f"{of_all} If it is divided so, {ADDED_UP_ONCE.get(engine, 'add the gradients up once.')}"
     detail = f"{cause.explanation} {cause.detail}".strip() if told else cause.detail
     line = evidence[-1].meant.replay.line_of_loss(updates[-1].pieces[-1].called) or cause.line
     return replace(cause, fix=fix, explanation=told or cause.explanation, detail=detail, line=line)
+
+
+def _is_added_up_twice(e: Evidence) -> bool:
+    return e.apart(e.num_replicas * e.reference) <= e.meant.replay.tolerance.fits
+
+
+def _has_uneven_replicas(e: Evidence) -> bool:
+    return len({float(weights.sum()) for weights in e.weights}) > 1
 
 
 def _located(differing: list[Evidence]) -> Found:
