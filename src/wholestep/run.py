@@ -233,8 +233,9 @@ class Run:
         if self.state is None and self.restored is not None:
             return self.restored  # nothing has been trained since
         if self.state is None or self.variables is None:
-            must = "A snapshot needs a run that has begun."
-            raise SpecificationError(message(must, "a trainer that has not trained", "take it after the first update."))
+            must, attempt = "A snapshot needs a run that has begun.", "take it after the first update of the trainer."
+            attempt += " After updates by other code, model.save(path)."
+            raise SpecificationError(message(must, "a trainer that has not trained", attempt))
         settle = self.settle()
         num_skipped = self.num_skipped if settle is None else settle()
         self._note_data()
