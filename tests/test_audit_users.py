@@ -140,6 +140,21 @@ def test_steps_that_reach_no_variable_are_said_first():
     assert report.first_line.startswith("No weight moves: gradients are taken of the same rows again")
 
 
+@pytest.mark.parametrize(
+    ("sign", "first"), [(-1, "Gradient changed. The gradient of "), (0.5, "Not judged: the optim")]
+)
+def test_a_step_by_hand_with_another_sign_for_some_variables_is_told(sign, first):
+    def move(variables, gradients):
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign(variable - 0.1 * (gradient if len(variable.shape) > 1 else sign * gradient))
+
+    model, x = network(), RNG.normal(size=(24, 5)).astype("float32")
+    with ws.audit(model, (x, x.sum(1)), loss="mse") as report:
+        train(model, square, (x, x.sum(1)), 8, move)
+    assert report.first_line.startswith(first), str(report)
+    assert ("/bias counts -1 times what it should" in str(report)) == (sign == -1)
+
+
 def test_variables_that_a_step_by_hand_never_moves_are_said_first():
     model, x = network(), RNG.normal(size=(24, 5)).astype("float32")
     with ws.audit(model, (x, x.sum(1)), loss="mse") as report:

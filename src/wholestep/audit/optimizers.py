@@ -10,6 +10,7 @@ import numpy as np
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Likely
 from wholestep.audit.measure import FINE, are_finite, distance
+from wholestep.audit.port import Port
 from wholestep.audit.ratios import arguments, least, written
 from wholestep.audit.windows import Rule, Update, Windows
 
@@ -78,6 +79,9 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         of_pass = tuple(seen.place[update.pieces[0].called.order][0] for update in updates)
         rule = solved(Moves(params, falls, grads, near, are_kernels > 0, of_pass))
     if rule is None:
+        rule = _by_parameter(replay, falls, grads, near)
+        is_plain = rule is not None
+    if rule is None:
         return _as_stated(meant.optimizer, schedule, seen, updates)
     rates = np.abs(rule.rates)
     found, meant_rates = [], rates.tolist()
@@ -91,6 +95,34 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own)
         found.append(replace(update, applied=applied))
     return replace(seen, updates=found, rule=rule._replace(rates=meant_rates))
+
+
+def _by_parameter(replay: Port, falls: list[np.ndarray], grads: list[np.ndarray], near: list[float]) -> Rule | None:
+    """Return the rule of plain steps with the rate of most weights, if that of some parameters has the other sign.
+
+    Fixed multiples of the same sign may be meant, as a smaller rate of the first layers is.
+    """
+    found = []
+    for fall, grad, least_apart in zip(falls, grads, near, strict=True):
+        pairs = [*zip(replay.parts(fall).values(), replay.parts(grad).values(), strict=True)]
+        sizes = np.array([float(np.vdot(part, part)) for _, part in pairs])
+        rates = np.array([float(np.vdot(*pair)) for pair in pairs]) / np.maximum(sizes, 1e-30)
+        length = float(np.linalg.norm(fall))
+        if any(distance(own, r * part, length) > least_apart for (own, part), r in zip(pairs, rates, strict=True)):
+            return None
+        found.append((rates, np.sqrt(sizes)))
+    rates, sizes = (np.array(each) for each in zip(*found, strict=True))
+    are_known = np.all(sizes > _TINY * sizes.max(axis=1, keepdims=True), axis=0)  # the others' are rounding
+    rates, nums = rates[:, are_known], np.array([part.size for part in replay.parts(falls[0]).values()])[are_known]
+    if len(falls) < _NUM_MOVED or not rates.all():
+        return None
+    times = rates[:, :, None] / rates[:, None]  # those of a parameter, as multiples of another's
+    are_fixed = np.ptp(times, axis=0) <= FINE.differs * np.abs(times).max(axis=0)
+    of_usual = nums @ (np.abs(times - 1).max(axis=0) <= FINE.differs)
+    usual = int(of_usual.argmax())
+    others = times[0, :, usual][np.abs(times[0, :, usual] - 1) > FINE.differs]
+    is_known = bool(are_fixed[:, usual].all() and np.all(others < 0)) and 2 * of_usual[usual] > nums.sum()
+    return Rule(rates[:, usual].tolist(), "") if is_known else None
 
 
 def _as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows:
