@@ -8,6 +8,7 @@ from audit_scripts import HEAD
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Called, Log
+from wholestep.audit.windows import Rows
 
 ENGINE = keras.backend.backend()
 RNG = np.random.default_rng(0)
@@ -346,6 +347,13 @@ def test_weights_that_are_a_mask_may_divide():
 def test_microbatches_in_buckets_are_judged_by_the_weights_of_a_mask():
     report = in_buckets(by_mask, parts=3)
     assert [cause.name for cause in report.causes] == ["mean of means"], str(report)
+
+
+def test_rows_that_begin_alike_are_not_equal():
+    rows = Rows(np.array([[7, 8, 0, 0], [1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 5, 6]]))
+    assert rows.find([np.array([[7, 8]])]).tolist() == [0]  # a narrow batch
+    assert rows.find([np.array([[1, 2, 3, 4], [1, 2, 5, 6]])]).tolist() == [1, 2]
+    assert [rows.twins(np.array([row])) for row in range(4)] == [False, False, True, True]
 
 
 def test_a_row_that_no_array_holds_is_no_padding():

@@ -248,7 +248,7 @@ def facts(cause: Found) -> Iterator[tuple[str, str]]:
     proof = cause.proof
     if proof is None or math.isnan(proof.step):
         return
-    if proof.step < HIDDEN < cause.without:
+    if proof.step < HIDDEN < cause.without / 2:  # the gradient of the update that is shown is off by more
         why = "the optimizer divides the gradient by its own size, which hides a factor on it"
         yield "effect on the weights", f"hardly any in {proof.where} ({proof.step:.2g} of the step's length): {why}"
     else:

@@ -42,7 +42,7 @@ class Rows:
         self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
         self.num = len(self.leaves[0])
         self._tables: dict[tuple, dict[bytes, list[int]]] = {}
-        self._equal: dict[int, list[int]] = {}  # by row its group, of groups of several
+        self._equal: dict[int, list[int]] = {}  # by row its group, of groups of several that were found
         self._uses = np.zeros(self.num, int)
 
     def find(self, inputs: list[np.ndarray]) -> np.ndarray:
@@ -57,6 +57,7 @@ class Rows:
             if equal := table.get(key):
                 found[row] = min(equal, key=self._uses.__getitem__)
                 self._uses[found[row]] += 1
+                self._equal = dict.fromkeys(equal if len(equal) > 1 else (), equal) | self._equal
         return found
 
     def twins(self, rows: np.ndarray) -> bool:
@@ -85,8 +86,7 @@ class Rows:
             for row, key in enumerate(keys(cast)):
                 is_cut = any(np.any(rest[row : row + 1]) for _, rest in narrow)
                 (cut if is_cut else table).setdefault(key, []).append(row)
-            self._tables[kinds] = table = cut | table
-            self._equal = {row: g for g in table.values() if len(g) > 1 for row in g} | self._equal
+            self._tables[kinds] = cut | table
         return self._tables[kinds]
 
 
