@@ -887,7 +887,8 @@ def test_rows_of_a_batch_that_is_as_wide_as_its_own_longest_row_are_found():
     rows = Rows(np.array([[1, 2, 0], [1, 2, 3], [4, 0, 0]]))
     assert rows.find([np.array([[4, 0], [1, 2]])]).tolist() == [2, 0]
     assert rows.find([np.array([[1, 2, 3], [1, 2, 0]])]).tolist() == [1, 0]
-    assert rows.find([np.array([[1], [4]])]).tolist() == [1, 2]  # cut, as where a decoder's last token is
+    assert rows.find([np.array([[1, 2]])]).tolist() == [1]  # without its last token, as a decoder's inputs are
+    assert rows.find([np.array([[1], [4]])]).tolist() == [0, 2]
     assert rows.equal(1) == [0, 1]
     assert rows.find([np.array([[5], [4]])]).tolist() == [-1, 2]
 

@@ -18,6 +18,7 @@ FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the lat
 UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
 UNSHUFFLED_SO_FAR = "So far the rows come in the order of the data: they are not shuffled."
 NOTED = tuple(BY_NAME[n].explanation for n in ("shuffle window", "same batches every pass", "drawn with replacement"))
+_FEW_TWINS = 0.1  # of the rows: few that stand for one another change no order
 EQUAL_ROWS = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
 FEW_PASSES = (
     "Less than two whole passes over the data were seen: their order is not judged. A script is seen for longer with "
@@ -46,7 +47,7 @@ def order(
     pieces = [piece for piece in windows.pieces if piece.is_known]
     if told := _alike(windows):
         return [told]
-    if not pieces or any(rows.twins(piece.rows) for piece in pieces):
+    if not pieces or rows.twins(np.concatenate([piece.rows for piece in pieces])) > _FEW_TWINS:
         return [EQUAL_ROWS] * bool(pieces)
     if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
         return [BY_NAME["drawn with replacement"].explanation]

@@ -60,9 +60,9 @@ class Rows:
                 self._equal = dict.fromkeys(equal if len(equal) > 1 else (), equal) | self._equal
         return found
 
-    def twins(self, rows: np.ndarray) -> bool:
-        """Whether other rows of the data have the same inputs as these."""
-        return any(row in self._equal for row in rows.tolist())
+    def twins(self, rows: np.ndarray) -> float:
+        """Return the share of these rows that have the inputs of other rows of the data."""
+        return float(np.mean([row in self._equal for row in rows.tolist()]))
 
     def equal(self, row: int) -> list[int]:
         """Return the rows of the data with the same inputs, this row among them."""
@@ -78,15 +78,16 @@ class Rows:
         if kinds not in self._tables:
             pairs = [*zip(self.leaves, kinds, strict=True)]
             narrow = [
-                (leaf[:, : w[0]], leaf[:, w[0] :]) if w and leaf.ndim > 1 else (leaf, leaf[:0])
+                (leaf[:, : w[0]], leaf[:, w[0] :]) if w and leaf.ndim > 1 else (leaf, leaf[:0].reshape(0, 1))
                 for leaf, (_, w) in pairs
             ]
             cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
-            table, cut = (dict[bytes, list[int]]() for _ in range(2))
+            whole, cut = (dict[bytes, list[int]]() for _ in range(2))
             for row, key in enumerate(keys(cast)):
-                is_cut = any(np.any(rest[row : row + 1]) for _, rest in narrow)
-                (cut if is_cut else table).setdefault(key, []).append(row)
-            self._tables[kinds] = cut | table
+                # A batch of inputs without their last token may cut that of its longest rows.
+                is_cut = any(np.any(rest[row : row + 1, 1:]) for _, rest in narrow)
+                (cut if is_cut else whole).setdefault(key, []).append(row)
+            self._tables[kinds] = cut | whole
         return self._tables[kinds]
 
 
