@@ -255,7 +255,7 @@ def test_a_sum_over_devices_that_is_taken_twice_is_said(num):
         filled_up(model, valued, "zeros", num=num, is_summed_by_jax=True)
     (cause,) = report.causes
     assert cause.name == "summed over replicas"
-    assert "unless `check_vma=False`, a gradient by values that the devices share is their sum" in cause.fix
+    assert "otherwise `jax.shard_map` adds up a gradient by values that the devices share" in cause.fix
     assert cause.explanation.startswith("The sum over the replicas is taken twice") == (num == 84), str(report)
 
 

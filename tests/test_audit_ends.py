@@ -59,7 +59,7 @@ def test_the_rate_of_updates_by_hand_is_told(tmp_path):
     ]
     report = audited(LOOPS["simple"], edited("simple", edits), tmp_path)
     assert report.causes == []
-    assert any("here 0.2 times the gradient first, 0.1 last" in note for note in report.notes)
+    assert any("here by 0.2 times the gradient first, by 0.1 times last" in note for note in report.notes)
 
 
 def test_inputs_that_are_scaled_are_a_note(tmp_path):

@@ -174,7 +174,7 @@ def test_the_loss_of_padded_tokens_is_supposed(edits, code, part, report_of):
 def test_gradients_by_an_optimizer_by_hand_are_judged(report_of):
     code, out = report_of(script("own adam"))
     assert (code, "loss: mean_squared_error, supposed" in out) == (0, True), out
-    assert "here 0.01 times the gradient in each (its mean with 0.9, over the root" in out
+    assert "here by 0.01 times the gradient (its mean with 0.9, over the root" in out
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="a script for JAX")
@@ -310,5 +310,5 @@ def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
                 w - rate * g for w, g in zip(weights, jax.grad(loss)(weights, x[start : start + 4]), strict=True)
             ]
     assert report.causes == []
-    assert "here 0.01 times the gradient in each." in report.notes[0]
+    assert "here by 0.01 times the gradient." in report.notes[0]
     assert report.notes[1] == "The weights are not finite from update 5 on, which is not judged."

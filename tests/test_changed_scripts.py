@@ -44,7 +44,7 @@ class OtherOwn(Own):
         return super().train_step(*given, **others)
 
 
-LIMIT = 7
+LIMIT, every = 7, 5
 
 
 class Noting(keras.callbacks.Callback):
@@ -53,7 +53,7 @@ class Noting(keras.callbacks.Callback):
         self.every = every
 
     def get_state(self):
-        return {"limit": LIMIT}
+        return {"limit": LIMIT, "every": self.every}
 
     def set_state(self, state):
         pass
@@ -251,6 +251,11 @@ def test_the_same_script_goes_on_without_a_word_of_changes(folder, capfd):
 def test_a_changed_global_number_is_not_called_code_alone(folder, capfd, monkeypatch):
     monkeypatch.setitem(globals(), "LIMIT", 8)
     assert "changed settings: Noting/code or globals " in outcome(folder, capfd, {})
+
+
+def test_a_global_number_with_the_name_of_an_attribute_is_not_read(folder, capfd, monkeypatch):
+    monkeypatch.setitem(globals(), "every", 6)
+    assert "code or globals" not in outcome(folder, capfd, {})
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -148,7 +148,8 @@ mean of row means | huggingface/transformers#34191
 divided by the weights
     -> divide by the number of rows, or mean it so: `reduction='mean_with_sample_weight'`, or an `Objective`.
 divided by the rows
-    -> divide by the sum of the weights: `reduction='mean_with_sample_weight'`.
+    -> divide by the sum of the weights, `sum(losses * weights) / sum(weights)`, as
+    `reduction='mean_with_sample_weight'` does.
 penalty forgotten | keras-team/keras#19891
     -> add `sum(model.losses)`, once per update. On JAX: take the model's losses,
     `outputs, ntv, losses = model.stateless_call(tv, ntv, x, return_losses=True)`, and add `sum(losses)`, once per
@@ -338,25 +339,28 @@ def table() -> str:
 # ---- where each part of an update is a replica's ----
 
 _TOTAL = '`total = tf.distribute.get_replica_context().all_reduce("SUM", {})`'
+_ADDED_UP_BY_JAX = (
+    "add the gradients up once: by `jax.lax.psum(gradients, axis)` under `jax.pmap` and `check_vma=False`; otherwise "
+    "`jax.shard_map` adds up a gradient by values that the devices share."
+)
 OF_ROWS = {
     "tensorflow": f"divide by the rows of all replicas: {_TOTAL.format('tf.shape(labels)[0]')}, then "
     "`tf.reduce_sum(losses) / tf.cast(total, losses.dtype)`.",
-    "jax": "divide by the rows of all replicas: `jnp.sum(losses) / jax.lax.psum(len(losses), axis)`, and add up the "
-    "gradients by `jax.lax.psum(gradients, axis)`.",
+    "jax": "divide by the rows of all replicas: `jnp.sum(losses) / jax.lax.psum(len(losses), axis)`, and "
+    f"{_ADDED_UP_BY_JAX}",
 }
 OF_WEIGHTS = {
     "tensorflow": "divide by the sum of the weights (the mask) of all replicas: "
     f"{_TOTAL.format('tf.reduce_sum(weights)')}, then `tf.reduce_sum(losses * weights) / total`, and not by "
     "`num_replicas_in_sync`.",
     "jax": "divide by the sum of the weights (the mask) of all replicas: `jnp.sum(losses * weights) / "
-    "jax.lax.psum(jnp.sum(weights), axis)`, and add up the gradients by `jax.lax.psum(gradients, axis)`.",
+    f"jax.lax.psum(jnp.sum(weights), axis)`, and {_ADDED_UP_BY_JAX}",
 }
 SUMMED = "summed over replicas"
 TWICE = "The sum over the replicas is taken twice: the gradient counts {} times."
 ADDED_UP_ONCE = {
     "tensorflow": "add the gradients up once: `optimizer.apply_gradients` adds up what the replicas give.",
-    "jax": "add the gradients up once: under `jax.shard_map`, unless `check_vma=False`, a gradient by values that the "
-    "devices share is their sum already, and needs no `jax.lax.psum`.",
+    "jax": _ADDED_UP_BY_JAX,
 }
 ON_REPLICAS = {  # explanations
     SUMMED: "Each replica divides by its own {}, and the gradients are added up: replicas times too much.",

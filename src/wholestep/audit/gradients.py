@@ -27,7 +27,10 @@ from wholestep.audit.measure import NUM_PLACES, distance
 from wholestep.audit.port import OneLoss
 from wholestep.audit.windows import PAD, Update
 
-_IN_THE_LOSS = "padding", "padded places", "mean of row", "divided by the weights", "divided by the rows"
+_IN_THE_LOSS = (
+    *("padding", "padded places", "mean of row", "mean of means"),
+    *("divided by the weights", "divided by the rows"),
+)
 _IN_THE_LOSS_OF_ONE = (  # of a microbatch that is the whole of an update, or of a replica
     *("never divided", "divided by the full batch", "divided by the replicas twice"),
     *("penalty forgotten", "penalty added twice", "penalty once per replica"),
@@ -267,7 +270,7 @@ def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
     if cause.name == SUMMED and all(map(_is_added_up_twice, evidence)):
         if any(map(_has_uneven_replicas, evidence)):
             fix, told = ADDED_UP_ONCE.get(engine, of_all), TWICE.format(evidence[-1].num_replicas)
-        else:  # which is the same then
+        elif engine != "jax":  # whose own fix says it
             fix = f"{of_all} If it is divided so, {ADDED_UP_ONCE.get(engine, 'add the gradients up once.')}"
     detail = f"{cause.explanation} {cause.detail}".strip() if told else cause.detail
     line = evidence[-1].meant.replay.line_of_loss(updates[-1].pieces[-1].called) or cause.line

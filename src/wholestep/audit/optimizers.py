@@ -368,8 +368,8 @@ def by_hand(seen: Windows, framework: str) -> list[str]:
         return []
     rates = [u.applied.learning_rate for u in seen.updates]
     least, most = min(rates), max(rates)
-    same = f"{most:.4g} times the gradient in each"
-    others = f"{rates[0]:.4g} times the gradient first, {rates[-1]:.4g} last"
+    same = f"by {most:.4g} times the gradient"
+    others = f"by {rates[0]:.4g} times the gradient first, by {rates[-1]:.4g} times last"
     told = same if most - least <= FINE.differs * most else others
     told = f", here {told}{seen.rule.told}" if seen.rule is not None and not seen.rule.is_stated else ""
     notes = [*seen.rule.notes] if seen.rule is not None else []

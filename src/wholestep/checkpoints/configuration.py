@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dis import get_instructions
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
@@ -293,7 +294,8 @@ def _code(value: Any, seen: set[int]) -> Any:
     cells = list[Any]()
     with suppress(ValueError):  # a cell is empty while its name is being defined
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-    names = [name for name in value.__code__.co_names if name in value.__globals__]
+    read = {each.argval for each in get_instructions(value.__code__) if each.opname == "LOAD_GLOBAL"}
+    names = [name for name in value.__code__.co_names if name in read & value.__globals__.keys()]
     others = [value.__globals__[name] for name in names]
     others = [each for each in others if getattr(each, "__module__", value.__module__) == value.__module__]
     return _code(value.__code__, seen), [_code(each, seen) for each in (*(value.__defaults__ or ()), *cells, *others)]
