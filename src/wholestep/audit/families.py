@@ -35,7 +35,7 @@ _OF_CLASSES = "classes", "shares", "two classes"
 class Function(Loss):
     """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does.
 
-    It may return (values, weights); the weights are then those of the rows of the data.
+    It may return (values, weights); the weights then replace the sample weights.
     """
 
     has_own_weights = False

@@ -50,7 +50,7 @@ def _shares(objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int
 
 
 def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.ndarray | None:
-    """Return the weights that a function returns beside its values, of all rows; None if it returns none.
+    """Return the weights of all rows that a function returns beside its values; None if it returns values alone.
 
     Raises:
         SpecificationError: they depend on the outputs.

@@ -98,7 +98,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
 
 
 def _by_parameter(replay: Port, falls: list[np.ndarray], grads: list[np.ndarray], near: list[float]) -> Rule | None:
-    """Return the rule of plain steps with the rate of most weights, if that of some parameters has the other sign.
+    """Return the rule of plain steps with the rate of most weights, if some parameters move by the opposite sign.
 
     Fixed multiples of the same sign may be meant, as a smaller rate of the first layers is.
     """
@@ -168,7 +168,7 @@ def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule
 def _counted(evidence: list[Evidence], rates: np.ndarray, *, is_finite: bool) -> tuple[list[float], list[str]]:
     """Return (the rates that are meant, a note), if rates are a number of the script times a count, and no such number.
 
-    A count is that of the rows, the microbatches or the replicas of an update. Of a rate that cannot be read in the
+    A count is the number of rows, microbatches or replicas of an update. Of a rate that cannot be read in the
     script, only a note is returned, if it has more digits than its share of a row.
     """
     counts = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T

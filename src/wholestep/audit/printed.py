@@ -57,7 +57,7 @@ class Losses:
 
 
 def _batches(cut: list[tuple[Evidence, int]]) -> list[list[tuple[Evidence, int]]]:
-    """Cut a pass over the data into its batches: those of all replicas are one."""
+    """Cut a pass over the data into its batches: the batches of all replicas are one."""
     keyed = groupby(cut, key=lambda one: (id(one[0]), 0 if one[0].num_replicas > 1 else one[1]))
     return [[*batch] for _, batch in keyed]
 

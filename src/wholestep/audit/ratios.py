@@ -114,7 +114,7 @@ def _fractions(
 
 
 def farthest_first(ratios: np.ndarray) -> np.ndarray:
-    """Return each number once, those that are farthest from 1 first; none if all are 1.
+    """Return each number once, the farthest from 1 first; nothing if all are 1.
 
     >>> farthest_first(np.array([1.0, 1.0, 0.5, 3.0, 0.5])).tolist()
     [3.0, 0.5, 1.0]
@@ -149,7 +149,7 @@ def arguments() -> Iterator[float]:
 
 @cache
 def written(file: str) -> list[tuple[float, Line | None]]:
-    """Return the numbers of a file: written or named, with their lines, and those that other expressions make."""
+    """Return the numbers of a file: written or named, with their lines, and the results of other expressions."""
     try:
         nodes = [*ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))]
     except (OSError, SyntaxError, ValueError):

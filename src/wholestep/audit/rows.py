@@ -223,7 +223,7 @@ def _passes(
 def _beginning(first: list[int], rows: Rows, labels: np.ndarray | None) -> Iterator[str]:
     """Yield a note on a pass, or the beginning of one, whose rows are not shuffled, or inside of a window.
 
-    If all rows up to the last that has come were shuffled, a row would be one of the window by a known chance.
+    If all rows up to the last one so far were shuffled, a row would be in the window with a known probability.
     """
     window = 1 + max(row - place for place, row in enumerate(first))
     left = 1 + max(first) - np.arange(len(first))  # rows that may come next

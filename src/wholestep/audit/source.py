@@ -190,7 +190,7 @@ def line_of_loss(called: Line | None, ran: Collection[Place] | None = None, *, i
 
 
 def line_of_step(taken: Line, ran: Collection[Place]) -> Line:
-    """Return the first line that uses gradients, from the one that takes them; this one where it cannot be read."""
+    """Return the first line that uses gradients; the line that takes them if the file cannot be read."""
     home = _innermost(parsed(taken.file) or ast.Module([], []), taken.number)
     around = [n for n in _own(home) if isinstance(n, ast.Assign) and n.lineno <= taken.number <= (n.end_lineno or 0)]
     if not around:
@@ -220,7 +220,7 @@ class _Executed:
         self._in_branches = {id(inner) for part in branches for inner in ast.walk(part)}
 
     def of(self, nodes: list[Node]) -> list[Node]:
-        """Return those of these nodes that have run; none if it is not known which branch did."""
+        """Return the nodes that have run; nothing if the branch is not known."""
         if self._ran is None:
             return nodes
         known = [node for node in nodes if any(_is_in(node, place) for place in self._ran)]

@@ -84,7 +84,7 @@ class Rows:
             cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
             whole, cut = (dict[bytes, list[int]]() for _ in range(2))
             for row, key in enumerate(keys(cast)):
-                # A batch of inputs without their last token may cut that of its longest rows.
+                # A batch of inputs without their last token may cut the last token of its longest rows.
                 is_cut = any(np.any(rest[row : row + 1, 1:]) for _, rest in narrow)
                 (cut if is_cut else whole).setdefault(key, []).append(row)
             self._tables[kinds] = cut | whole
@@ -310,7 +310,7 @@ def _found(called: list[Called], rows: Rows) -> list[Piece]:
 
 
 def _filled(window: list[Piece]) -> list[Piece]:
-    """Return the passes of an update, and mark those that only fill up its batch.
+    """Return the passes of an update, and mark passes that only fill up its batch.
 
     They do if the batch has known rows, and one unknown row, which is zeros or comes last.
     """

@@ -186,7 +186,7 @@ class EngineListener:
         return _places(tf.no_op())
 
     def stacks(self) -> Iterable[Iterable[tuple[str, int]]]:
-        """Return the stacks of the operations after the first output that is watched, without those of gradients."""
+        """Return the stacks of the operations after the first watched output, without gradients' operations."""
         watched = [] if tf.executing_eagerly() else self._watched_here()
         operations = tf.compat.v1.get_default_graph().get_operations() if watched else []
         after = dropwhile(lambda operation: operation is not getattr(watched[0][1], "op", None), operations)

@@ -341,7 +341,7 @@ def states_of(
 
 
 def together(steps: list[Applied], called: list[Called]) -> list[Applied]:
-    """Return the steps; those of several optimizers on different parameters, without a pass in between, are one."""
+    """Return the steps; steps of several optimizers on different parameters, without a pass in between, are one."""
     found: list[Applied] = []
     passes = [each.order for each in called]
     for step in steps:

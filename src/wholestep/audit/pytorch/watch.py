@@ -168,7 +168,7 @@ def _objective(
     by_pass: ByPass | None,
     why_unknown: str,
 ) -> tuple[tuple, Any]:
-    """Return (the data, the objective): the stated loss, the model's own, or the one that the loop calls."""
+    """Return (the data, the objective): the stated loss, the model's own, or the loop's."""
     if why_unknown:
         watcher.log.unseen[why_unknown] = None
         return data, LoopsOwn()
