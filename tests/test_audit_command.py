@@ -52,6 +52,11 @@ def test_a_right_script_is_clean_and_a_wrong_one_is_not(name, audit):
         assert (code, cause in out.lower()) == (1, True), out
 
 
+def test_the_order_of_rows_that_are_known_from_the_updates_alone_is_not_said(audit):
+    _, out, _ = audit(script("augmented"), "--updates", 6)
+    assert ("were given, 48 different rows" in out, "order of the data" in out) == (True, False), out
+
+
 def test_a_script_is_run_as_python_runs_it(audit, tmp_path):
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
     more = "import beside\nassert __name__ == '__main__' and __file__.endswith('train.py'), __file__\n"

@@ -610,3 +610,14 @@ def test_rows_that_depend_on_the_rows_beside_them_are_said_first(make, told, is_
             loss.backward()
             optimizer.step()
     assert report.first_line.startswith(told), report
+
+
+def test_the_order_of_rows_that_are_known_from_the_updates_alone_is_not_said():
+    x, model = torch.randn(48, 3), linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ws.audit.torch(model) as report:
+        for rows in torch.randperm(48).split(8):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x[rows]), x[rows].sum(1, keepdim=True)).backward()
+            optimizer.step()
+    assert ("the 48 rows that the model is given" in str(report), "order of the data" in str(report)) == (True, False)

@@ -23,7 +23,7 @@ from wholestep.audit.report import Report
 from wholestep.audit.rows import mixed
 from wholestep.audit.scout import Scout
 from wholestep.audit.script import Ran
-from wholestep.audit.searching import Meaning, UnknownError, labels_of
+from wholestep.audit.searching import UNKNOWN_ROWS, Meaning, UnknownError, labels_of
 from wholestep.audit.supposing import Supposed, inquire, observed, possible, stated, subjects, why_unknown
 from wholestep.audit.surroundings import Surroundings, is_gone_over_again
 from wholestep.audit.unsolved import by_frequency, explains, notes_on
@@ -248,7 +248,9 @@ def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:
         made.data, made.objective = weighed(made.model, made.data, made.objective)
     except SpecificationError as error:
         raise UnknownError(f"the data and the loss: {error}") from error
-    made.supposed, made.is_called, made.is_found = supposed.told, supposed.is_called, True
+    made.supposed, made.is_called = supposed.told, supposed.is_called
+    is_known = supposed.data[0] is meaning.data[0] and not any(UNKNOWN_ROWS in told for told in meaning.unseen)
+    made.origin = "found" if is_known else "as given"
     made.has_weights = supposed.has_weights
     made.by_pass = supposed.by_pass
     made.ended = ended

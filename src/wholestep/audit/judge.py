@@ -20,7 +20,7 @@ from wholestep.audit.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand, sta
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import choose, read, stays, without_void
-from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, altered, beside, classes, order
+from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, repeated
 from wholestep.audit.unsolved import beside_labels, elsewhere, mixed, noted, of_a_number, skipped
 from wholestep.audit.variables import ends, frozen, left_out, unmoved
@@ -150,7 +150,7 @@ class Case:
         has_weights: whether the supposed losses have the loss weights that the script holds.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         by_pass: the labels by pass, as of `Replay`; None if they belong to the rows.
-        is_found: whether the data were found among a script's names: it may hold out some of them.
+        origin: of the data: stated, found among a script's names, or taken as the model was given them.
         is_heard: whether the loss is recorded where the loop calls it; the loop may multiply it by a number.
         compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
     """
@@ -168,7 +168,7 @@ class Case:
     is_told: bool = False
     supposed: str = ""
     is_called: bool = False
-    is_found: bool = False
+    origin: Origin = "stated"
     is_heard: bool = False
     ended: Values | None = None
     is_late: bool = False
@@ -235,7 +235,7 @@ class Case:
         meant = Meant(replay, self.objective, modes, seen.place, scaled, optimizer)
         known = self._computable(verdict, seen, rows, twice, modes)
 
-        of_rows = partial(order, seen, rows, self.log, classes(self.data[1]), is_found=self.is_found)
+        of_rows = partial(order, seen, rows, self.log, classes(self.data[1]), origin=self.origin)
         following = follows(replay, seen.pieces)
         if not any(following):  # else the rows come in the order of their sequences, in each pass
             verdict.check("the order of the rows", of_rows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise, permutations
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from wholestep.audit.measure import ROUNDED, SOLVED
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, passes
 from wholestep.tree import Tree
 
+Origin = Literal["stated", "found", "as given"]
 NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in this many random orders
 MOSTLY = 0.7  # of the neighbouring batches; the others are at the ends of passes
 FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the latter of rows
@@ -36,13 +38,14 @@ _OF_FIT = (
 
 
 def order(
-    windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = None, *, is_found: bool = False
+    windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = None, *, origin: Origin = "stated"
 ) -> list[Finding]:
     """Return the findings on the order of the rows.
 
     Args:
         labels: by row the number of its class, if the data have classes.
-        is_found: whether the data were found by the audit: the loop may hold out some of their rows.
+        origin: of the data: found ones may hold rows that the loop holds out; the order of those that are taken as the
+            model was given them is the loop's own.
     """
     pieces = [piece for piece in windows.pieces if piece.is_known]
     if told := _alike(windows):
@@ -54,10 +57,12 @@ def order(
     for finding in (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):
         if finding is not None:
             return [finding]
-    findings = [*_passes(windows, rows, pieces, log.has_evaluated, is_found, labels)]
+    findings = [*_passes(windows, rows, pieces, log.has_evaluated, origin != "stated", labels)]
     few, of_order = _few_labels(windows, pieces, labels), (*NOTED[1:2], UNSHUFFLED, UNSHUFFLED_SO_FAR)
     if few is not None and any(each in of_order for each in findings):
         findings = [few if each in of_order else each for each in findings]
+    elif origin == "as given":
+        findings = [each for each in findings if each != UNSHUFFLED_SO_FAR]
     elif log.has_fitted:
         causes = [each for each in findings if isinstance(each, Found) and each.name == "same order every pass"]
         findings = [f"{each.explanation} {_OF_FIT}" if each in causes else each for each in findings]

@@ -20,8 +20,8 @@ from wholestep.data import class_weighted
 from wholestep.tree import Tree
 
 _LABELS = ("y", "label", "target", "count", "output")
-_UNKNOWN_ROWS = "whether all rows of the data are used: the data are not known"
-_FIRST_LABELS = f"{_UNKNOWN_ROWS}, and a row's label is the first that it was given"
+UNKNOWN_ROWS = "whether all rows of the data are used: the data are not known"
+_FIRST_LABELS = f"{UNKNOWN_ROWS}, and a row's label is the first that it was given"
 _MOST, _MOST_COLUMNS = 3, 8  # arrays that may be the labels; columns of an array that may each be an input
 _SECONDS, _ROWS = 30.0, 200_000  # the most for reading a dataset once more
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
@@ -254,7 +254,7 @@ class _Data:
         x, names = nested(self.meaning.watched, [n.value for n in chosen]), ", ".join(n.name for n in chosen)
         if not chosen:
             x, names = once(self.meaning.watched, self.kept)[0], "what the model was given"
-            self.meaning.unseen.append(_UNKNOWN_ROWS)
+            self.meaning.unseen.append(UNKNOWN_ROWS)
         num, self.meaning.has_labels = len(tree.leaves(x)[0]), False
         self.meaning.told.append(f"data: {names}, without labels, {num} rows")
         return x, np.zeros(num)

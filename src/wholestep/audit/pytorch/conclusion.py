@@ -258,7 +258,7 @@ def _report(ran: Any, seen: Seen, known: list[Source], *, is_one_of_several: boo
     why = _SEVERAL if has_others else "" if has_labels else _NO_LABELS
     how: dict[str, Any] = {"by_pass": by_pass, "why_unknown": why, "labels": data.beside}
     made: Case = close(report, seen.watcher, seen.calls, (data.x, data.y, None), seen.before, **how)
-    made.is_found = True
+    made.origin = data.origin
     made.ended = None if scout.limit.has_stopped or scout.loop.is_closed or ran.how else values(seen.model)
     report.taken.append(data.told)
     log.notes.update(dict.fromkeys(() if own else _apart(called, data)))

@@ -18,6 +18,7 @@ from wholestep.audit.log import Called, Log
 from wholestep.audit.port import ByPass
 from wholestep.audit.pytorch.losses import Function, Loss
 from wholestep.audit.pytorch.state import array, undrawn, unpacked
+from wholestep.audit.rows import Origin
 from wholestep.audit.source import is_of_user
 from wholestep.audit.windows import PAD, Rows
 from wholestep.errors import SpecificationError, message
@@ -121,7 +122,7 @@ def _shape_of(item: Any) -> str:
 class Data(NamedTuple):
     """The data of a loop: inputs, labels, the labels by pass where they belong to no row, and all in words.
 
-    `beside`: the arrays of as many rows that are no inputs, by name.
+    `beside`: the arrays of as many rows that are no inputs, by name; `origin`: as of a `Case`.
     """
 
     x: Tree
@@ -129,6 +130,7 @@ class Data(NamedTuple):
     by_pass: ByPass | None
     told: str
     beside: dict[str, np.ndarray] = {}
+    origin: Origin = "found"
 
     @property
     def has_labels(self) -> bool:
@@ -166,7 +168,7 @@ def as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
     told = f"data: the {len(kept)} rows that the model is given, and the labels that its loss is given"
     by_pass = by_pass_of(called, targets)
     y = np.zeros(len(kept)) if by_pass else np.zeros((len(kept), 0))
-    return Data(leaves[0] if num == 1 else tuple(leaves), y, by_pass, told)
+    return Data(leaves[0] if num == 1 else tuple(leaves), y, by_pass, told, origin="as given")
 
 
 _CARRIED = Likely(

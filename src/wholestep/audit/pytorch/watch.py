@@ -24,6 +24,7 @@ from wholestep.audit.pytorch.state import bare, trained, untouched, values
 from wholestep.audit.pytorch.supposing import Known, ModelsOwn, Supposed, notes, supposed
 from wholestep.audit.pytorch.words import CUT, OF_OTHERS, STEPLESS
 from wholestep.audit.report import Report
+from wholestep.audit.rows import Origin
 from wholestep.audit.steps import Schedule, scheduled
 from wholestep.audit.stop import COMMAND, Enough
 from wholestep.audit.windows import Piece, Rows
@@ -125,10 +126,11 @@ def close(
         labels: the arrays that may hold the labels of an unknown loss, by name; None for those of the data.
     """
     model, log = watcher.module, watcher.log
+    origin: Origin = "stated"
     if data is None or (loss is None and watcher.is_shared):  # some rows are another module's
         labels_of = {order: each.labels for order, each in watcher.own.items()} or calls.targets
         given = as_given(called_for(log), labels_of)
-        data, by_pass = (given.x, given.y, None), given.by_pass
+        data, by_pass, origin = (given.x, given.y, None), given.by_pass, given.origin
         why_unknown = why_unknown or ("" if given.has_labels else _NONE)
         report.taken.append(given.told)
     _try(model, data, log)
@@ -155,6 +157,7 @@ def close(
         case = _found(report, watcher, data[0], known, of_supposed, unseen) or case_of(objective)
     else:
         case = _divided(report, case_of(objective), case_of, loss)
+    case.origin = origin
     report.close(case)
     return case
 
