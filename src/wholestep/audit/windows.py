@@ -57,12 +57,13 @@ class Rows:
             if equal := table.get(key):
                 found[row] = min(equal, key=self._uses.__getitem__)
                 self._uses[found[row]] += 1
-                self._equal = dict.fromkeys(equal if len(equal) > 1 else (), equal) | self._equal
+                if len(equal) > 1 and int(found[row]) not in self._equal:
+                    self._equal |= {each: equal for each in equal if each not in self._equal}
         return found
 
     def twins(self, rows: np.ndarray) -> float:
         """Return the share of these rows that have the inputs of other rows of the data."""
-        return float(np.mean([row in self._equal for row in rows.tolist()]))
+        return sum(row in self._equal for row in rows.tolist()) / max(1, len(rows))
 
     def equal(self, row: int) -> list[int]:
         """Return the rows of the data with the same inputs, this row among them."""
