@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from audit_scripts import UPDATE, script
+from audit_scripts import HEAD, UPDATE, script
 from scripts import lean
 from shares import halves, later, share
 
@@ -55,6 +55,39 @@ def test_a_right_script_is_clean_and_a_wrong_one_is_not(name, audit):
 def test_the_order_of_rows_that_are_known_from_the_updates_alone_is_not_said(audit):
     _, out, _ = audit(script("augmented"), "--updates", 6)
     assert ("were given, 48 different rows" in out, "order of the data" in out) == (True, False), out
+
+
+BUCKETS = f"""{HEAD}{UPDATE}
+from keras import ops
+
+
+def smooth(labels, out):
+    return -ops.sum((0.9 * ops.one_hot(labels, 9) + 0.1 / 9) * ops.log_softmax(out), -1)
+
+
+def value(model, a, b):
+    out = model(a, training=True)
+    mask = ops.cast(b != 0, "float32")
+    return ops.sum(smooth(b, out) * mask) / ops.sum(mask)
+
+
+model = keras.Sequential([keras.Input((None,), dtype="int32"), layers.Embedding(9, 4), layers.Dense(9)])
+step = update(model, keras.optimizers.Adam(0.01), value)
+rows = [rng.integers(1, 9, size) for size in rng.permutation(np.repeat([3, 4, 5, 6], 12))]
+for epoch in range(2):
+    draw = np.random.default_rng(epoch)
+    for width in draw.permutation([4, 6]):
+        for part in np.split(draw.permutation([i for i, row in enumerate(rows) if 0 <= width - len(row) < 2]), 3):
+            a = np.stack([np.pad(rows[i], (0, width - len(rows[i]))) for i in part]).astype("int32")
+            step(a, 9 * (a > 0) - a)
+"""
+
+
+@pytest.mark.parametrize(("divisor", "told"), [("ops.sum(mask)", ""), ("len(b)", "counts 1 / the number of rows")])
+def test_a_loss_by_hand_is_found_in_batches_of_several_widths(divisor, told, audit):
+    _, out, _ = audit(BUCKETS.replace("/ ops.sum(mask)", f"/ {divisor}"))
+    assert ("mode, gradient, step" in out, "loss: smooth at the places" in out) == (True, True), out
+    assert (told in out, "Is that meant?" in out, "Error" in out) == (True, bool(told), False), out
 
 
 def test_a_script_is_run_as_python_runs_it(audit, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
-from wholestep.audit.derived import passes
+from wholestep.audit.derived import as_narrow, passes
 from wholestep.audit.families import name_of, usual
 from wholestep.audit.found import Likely, many, numbers_of, own_fault
 from wholestep.audit.judge import Case, Verdict
@@ -202,7 +202,8 @@ def _side_by_side(meaning: Meaning) -> Iterator[str]:
     at = next((i for i, row in enumerate(rows) if row != PAD), None)
     if called is None or at is None or not meaning.own or not meaning.has_labels or not hasattr(y, "shape"):
         return
-    label, out = np.asarray(y)[rows[at]][None], called.outputs[0][at : at + 1]
+    out = called.outputs[0][at : at + 1]
+    label = as_narrow(np.asarray(y)[rows[at]][None], out[..., 0])
     if (likely := next(usual(called.outputs, y), None)) is not None:
         both = meaning.own[0], likely
         own, other = (float(np.mean(np.asarray(keras.ops.convert_to_numpy(loss(label, out))))) for loss in both)

@@ -249,7 +249,7 @@ def as_wide(parts: list[np.ndarray]) -> list[np.ndarray]:
     return [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) for p in parts]
 
 
-def _as_wide(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+def as_narrow(values: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return values of the data's rows with as many places as a batch has, which is padded to its longest row."""
     is_wider = values.ndim > 1 < places.ndim and values.shape[1] > places.shape[1]
     return values[:, : places.shape[1]] if is_wider else values
@@ -277,7 +277,7 @@ def is_single(output: np.ndarray) -> bool:
 def differing(pairs: list[tuple[np.ndarray, np.ndarray]], y: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """Yield (row, the class of the loss, the label) where these are not the same; nothing if these are no labels."""
     for rows, classes in pairs:
-        own = _as_wide(np.asarray(y)[rows], classes)
+        own = as_narrow(np.asarray(y)[rows], classes)
         if own.ndim == classes.ndim + 1 and own.shape[-1] > 1:
             own = own.argmax(-1)
         if own.size != classes.size or own.dtype.kind not in "biuf":
@@ -313,7 +313,7 @@ def factors_of(
     """Return the factors of the rows or places of each pass by which this loss has the derivatives; None if none do."""
     factors, objective = [], port.objective(loss)
     for each in derived:
-        given = _as_wide(y[each.rows], each.output[..., 0])
+        given = as_narrow(y[each.rows], each.output[..., 0])
         try:
             made = by_logits(each.output, port.derivative(objective, each.output, given, None, change, is_once=True))
         except Exception:  # the loss does not take such labels
@@ -347,7 +347,7 @@ def are_even(factors: np.ndarray) -> bool:
 def are_weights(factors: list[np.ndarray], rows: list[np.ndarray], weights: Any) -> bool:
     """Whether the factors of each pass are proportional to these weights of the data's rows or places."""
     for own, chosen in zip(factors, rows, strict=True):
-        expected = _as_wide(np.asarray(weights, "float64")[chosen], own)
+        expected = as_narrow(np.asarray(weights, "float64")[chosen], own)
         if expected.size != own.size or not np.any(expected):
             return False
         expected, known = expected.reshape(own.shape), np.isfinite(own)

@@ -11,7 +11,7 @@ from keras import ops
 
 from wholestep import tree
 from wholestep.audit import chain as chains
-from wholestep.audit.derived import Derived, Solved, by_pass, passes, solved
+from wholestep.audit.derived import Derived, Solved, as_narrow, by_pass, passes, solved
 from wholestep.audit.families import Function, Loss, averaging, is_unreduced, mean_of, name_of, usual
 from wholestep.audit.found import Likely
 from wholestep.audit.log import Called
@@ -195,7 +195,8 @@ def _is_by_row(loss: Function, one: Derived, labels: dict[str, Any]) -> bool:
     """Whether a function of the script has a number for each row or place, of some of these labels."""
     for y in labels.values():
         with suppress(Exception):  # it does not take such labels
-            given = [ops.convert_to_tensor(each) for each in (np.asarray(y)[one.rows], one.output)]
+            own = as_narrow(np.asarray(y)[one.rows], one.output[..., 0])
+            given = [ops.convert_to_tensor(each) for each in (own, one.output)]
             return len(loss.whole(*given).shape) > 0
     return False
 
