@@ -90,6 +90,37 @@ def test_a_loss_by_hand_is_found_in_batches_of_several_widths(divisor, told, aud
     assert (told in out, "Is that meant?" in out, "Error" in out) == (True, bool(told), False), out
 
 
+OF_EQUAL_ROWS = f"""{HEAD}{UPDATE}
+x = rng.normal(size=(60, 5)).astype("float32")
+x[55:] = x[:5]
+count = rng.integers(1, 90, 60)
+logarithm, weight = np.log(count).astype("float32"), np.minimum(1, count / 50).astype("float32")
+model = network()
+model.compile("adam", "mse")
+
+
+def value(model, a, b):
+    y, w = b
+    return keras.ops.mean(w * (model(a, training=True) - y) ** 2)
+
+
+step = update(model, model.optimizer, value)
+for epoch in range(2):
+    for i, others in enumerate(rng.permutation(np.arange(5, 55)).reshape(5, 10)):
+        rows = [i, 59 - i, *others]
+        step(x[rows], (logarithm[rows], weight[rows]))
+"""
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_labels_and_weights_are_found_where_some_rows_have_equal_inputs(is_right, audit):
+    right = OF_EQUAL_ROWS.replace("y, w = b", "y, w = b[0][:, None], b[1][:, None]")
+    code, out, _ = audit(right if is_right else OF_EQUAL_ROWS)
+    first = "Nothing found in 10 updates" if is_right else "Broadcast."
+    assert (code, out.startswith(first)) == (int(not is_right), True), out
+    assert ("data: x, logarithm, 60 rows" in out, "by the weights weight" in out) == (True, True), out
+
+
 def test_a_script_is_run_as_python_runs_it(audit, tmp_path):
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
     more = "import beside\nassert __name__ == '__main__' and __file__.endswith('train.py'), __file__\n"

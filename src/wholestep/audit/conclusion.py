@@ -20,7 +20,7 @@ from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.meaning import weighed
 from wholestep.audit.replay import Replay, values
 from wholestep.audit.report import Report
-from wholestep.audit.rows import mixed
+from wholestep.audit.rows import EQUAL_ROWS, mixed
 from wholestep.audit.scout import Scout
 from wholestep.audit.script import Ran
 from wholestep.audit.searching import UNKNOWN_ROWS, Meaning, UnknownError, labels_of
@@ -141,7 +141,9 @@ def _judged(meaning: Meaning, around: Surroundings, ended: Values | None) -> tup
         except UnfitError as unfit:
             why = str(unfit)
             continue
-        if not known[-1][1].of_gradient:
+        verdict = known[-1][1]
+        is_open = EQUAL_ROWS in verdict.notes and not verdict.evidence  # other labels or weights may be meant
+        if not verdict.of_gradient and not is_open:
             meaning.told += ["the sums of this loss are divided by the rows or their weights"] * (len(known) > 1)
             return known[-1]
     if known and explains((best := min([*known[1:], *known[:1]], key=_num_errors))[1]):

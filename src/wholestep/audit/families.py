@@ -35,7 +35,7 @@ _OF_CLASSES = "classes", "shares", "two classes"
 class Function(Loss):
     """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does.
 
-    It may return (values, weights); the weights then replace the sample weights.
+    It may return (values, weights); the sample weights are multiplied by these weights.
     """
 
     has_own_weights = False
@@ -74,7 +74,13 @@ class Function(Loss):
     def pair(self, y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return (values, weights), None for no weights; nests of labels and outputs are passed unchanged."""
         found = self._called(y_true, y_pred)
-        return found if isinstance(found, tuple) else (found, None)
+        if not isinstance(found, tuple | list):
+            return found, None
+        shapes = [tuple(getattr(part, "shape", ())) for part in found]
+        if len(found) != 2 or not shapes[1] or not _fit(*shapes):
+            must = "A loss must return values, or (values, weights) of one shape."
+            raise SpecificationError(message(must, f"parts of the shapes {shapes}", "the values alone."))
+        return found[0], found[1]
 
     def _called(self, y_true: Tensor, y_pred: Tensor) -> Any:
         if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
@@ -84,6 +90,11 @@ class Function(Loss):
         elif len(y_true.shape) == len(y_pred.shape) + 1 and y_true.shape[-1] == 1:
             y_true = ops.squeeze(y_true, -1)
         return self._function(y_true, y_pred)
+
+
+def _fit(values: tuple[int, ...], weights: tuple[int, ...]) -> bool:
+    """Whether weights have the shape of values, or 1 in the place of some of its sizes."""
+    return len(values) == len(weights) and all(w in (v, 1) for v, w in zip(values, weights, strict=True))
 
 
 class Soft(Loss):

@@ -44,7 +44,7 @@ def _is_of_arguments(error: BaseException) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
     name = str(error).partition("()")[0]
     own = [each for each in frame.f_locals.values() if callable(each) and getattr(each, "__qualname__", "") == name]
-    return isinstance(error, TypeError) and any(not each.__module__.startswith("wholestep") for each in own)
+    return isinstance(error, TypeError) and any(not str(each.__module__).startswith("wholestep") for each in own)
 
 
 def _is_called(file: str) -> bool:

@@ -28,7 +28,8 @@ from wholestep.model import (
 from wholestep.tree import Tensor, Tree
 
 NUM_COUPLED = 4
-_AT_ONCE = 256  # rows whose own weights are computed at once
+_AT_ONCE = 1 << 22  # outputs of the rows whose own weights are computed at once
+_FEW = 8  # rows by which weights of their own are told
 
 
 def _shares(objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int, ...]) -> np.ndarray | None:
@@ -56,24 +57,23 @@ def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.nd
         SpecificationError: they depend on the outputs.
     """
 
-    def weights(level: float) -> np.ndarray | None:
-        parts = []
-        for start in range(0, len(labels), _AT_ONCE):
-            own = labels[start : start + _AT_ONCE]
-            values, found = loss.pair(own, np.full((len(own), *outputs[1:]), level, "float32"))
-            if found is None:
-                return None
-            parts.append(np.broadcast_to(keras.ops.convert_to_numpy(found), values.shape).astype("float32"))
-        return np.concatenate(parts)
+    def weights(own: Any, level: float) -> Any:
+        values, found = loss.pair(own, np.full((len(own), *outputs[1:]), level, "float32"))
+        return None if found is None else np.broadcast_to(keras.ops.convert_to_numpy(found), values.shape)
 
     try:
-        one = weights(0.3)
+        if (first := weights(labels[:_FEW], 0.3)) is None:
+            return None
+    except SpecificationError:
+        raise
     except Exception:  # a function of batches of one size
         return None
-    if one is not None and np.any(one != weights(0.6)):
+    if not np.array_equal(first, weights(labels[:_FEW], 0.6), equal_nan=True):
         must = "The weights that a loss returns must be those of the labels, whatever the outputs are."
         raise SpecificationError(message(must, loss.name, "the weights in its values, and values alone."))
-    return one
+    size = max(1, _AT_ONCE // max(1, int(np.prod(outputs[1:]))))
+    parts = [weights(labels[start : start + size], 0.3) for start in range(0, len(labels), size)]
+    return np.concatenate([np.asarray(part, "float32") for part in parts])
 
 
 def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
@@ -218,7 +218,7 @@ def weighed(
     shape = getattr(symbol, "shape", None) if hasattr(data[1], "shape") else None
     if shape is not None and (own := _own_weights(objective.loss, data[1], shape)) is not None:
         given = np.ones(1, "float32") if data[2] is None else np.asarray(data[2])
-        given = given.reshape(*given.shape, *[1] * (own.ndim - given.ndim))
+        given = given.reshape(given.shape[: own.ndim] + (1,) * (own.ndim - given.ndim))
         return (*data[:2], own * given), LossObjective(mean_of(objective.loss, by_weight=True))
     if data[2] is None and tree.num_rows(data[:2]) >= NUM_COUPLED:
         labels = tree.map_leaves(lambda leaf: leaf[:NUM_COUPLED], data[1])

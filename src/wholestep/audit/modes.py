@@ -163,17 +163,18 @@ def _thrown_away(name: str, modes: Modes, steps: list, line: Line | None, chosen
         steps: (the update, the pass that moves them last, the pass that began with the old ones, the next pass).
         chosen: the values that are compared.
     """
-    lost, shares = [], []
-    for number, mover, before, after in reversed(steps):
+    lost, shares, num_kept = [], [], 0
+    for i, (number, mover, before, after) in reversed([*enumerate(steps, 1)]):
         every = before.called.buffers, after.called.buffers, modes.moved[mover.called.order]
         old, new, should = ([values[i] for i in chosen] for values in every)
         if all_same(old, should):
             continue
         if not all_same(old, new):
+            num_kept = i
             break
         lost.append(number)
         shares.append(float(np.mean(np.concatenate([np.ravel(a != b) for a, b in zip(new, should, strict=True)]))))
-    if 2 * len(lost) > len(steps):  # the first may have been kept
+    if lost and num_kept <= 1:  # those of the first pass may be the ones that are assigned
         yield found(name, max(shares), line, sorted(set(lost)))
 
 

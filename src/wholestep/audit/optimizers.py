@@ -1,5 +1,6 @@
 """Optimizers by hand: which steps the weights make on the gradients that were meant, and at which rate."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
-from wholestep.audit.found import Likely
+from wholestep.audit.found import Likely, some
 from wholestep.audit.measure import FINE, are_finite, distance
 from wholestep.audit.port import Port
 from wholestep.audit.ratios import arguments, least, written
@@ -56,6 +57,12 @@ _SUMS = {  # of what a factor on the rate is the number: the words, and the caus
     "microbatches": ("the gradients of microbatches are added up: divide by their number", "summed over microbatches"),
     "replicas": ("the gradients of replicas are added up: divide by their number", "summed over replicas"),
 }
+_OF_ROWS = re.compile(r"\blen\(|shape|size")
+_LITERAL = re.compile(r"(?<![\w.])\d*\.?\d+(?:e-?\d+)?(?![\w.\[\]])")
+_AGAINST = (
+    "The steps move {} against the others, so that the loss grows by them: are `+` and `-` mixed up? (An adversary, or "
+    "a multiplier, moves so on purpose.)"
+)
 _FROZEN = (
     "Each update corrects its moments as the first one, with a rate of {:g}: the count of updates stands still. Add 1 "
     "to it in each."
@@ -78,10 +85,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
         of_pass = tuple(seen.place[update.pieces[0].called.order][0] for update in updates)
         rule = solved(Moves(params, falls, grads, near, are_kernels > 0, of_pass))
-    if rule is None:
-        rule = _by_parameter(replay, falls, grads, near)
-        is_plain = rule is not None
-    if rule is None:
+    if rule is None and (rule := _by_parameter(replay, falls, grads, near)) is None:
         return _as_stated(meant.optimizer, schedule, seen, updates)
     rates = np.abs(rule.rates)
     found, meant_rates = [], rates.tolist()
@@ -121,8 +125,11 @@ def _by_parameter(replay: Port, falls: list[np.ndarray], grads: list[np.ndarray]
     of_usual = nums @ (np.abs(times - 1).max(axis=0) <= FINE.differs)
     usual = int(of_usual.argmax())
     others = times[0, :, usual][np.abs(times[0, :, usual] - 1) > FINE.differs]
-    is_known = bool(are_fixed[:, usual].all() and np.all(others < 0)) and 2 * of_usual[usual] > nums.sum()
-    return Rule(rates[:, usual].tolist(), "") if is_known else None
+    if not (are_fixed[:, usual].all() and np.all(others < 0) and 2 * of_usual[usual] > nums.sum()):
+        return None
+    known = [name for name, is_known in zip(replay.names, are_known, strict=True) if is_known]
+    names = some([name for name, other in zip(known, times[0, :, usual], strict=True) if other < 0])
+    return Rule(rates[:, usual].tolist(), "", (Likely(_AGAINST.format(names)),))
 
 
 def _as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows:
@@ -166,17 +173,22 @@ def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule
 
 
 def _counted(evidence: list[Evidence], rates: np.ndarray, *, is_finite: bool) -> tuple[list[float], list[str]]:
-    """Return (the rates that are meant, a note), if rates are a number of the script times a count, and no such number.
+    """Return (the rates that are meant, a note), if rates are a rate of the script times a count, and no such number.
 
-    A count is the number of rows, microbatches or replicas of an update. Of a rate that cannot be read in the
-    script, only a note is returned, if it has more digits than its share of a row.
+    A count is the number of rows, microbatches or replicas of an update. A rate of the script has the name of a
+    rate, or stands in the line of the step. Of others only a note is returned, if they have fewer digits.
     """
     counts = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T
     lines = [piece.called.line for e in evidence for piece in e.update.pieces]
     numbers = [number for file in sorted({line.file for line in lines if line is not None}) for number in written(file)]
+    step = evidence[-1].meant.replay.line_of_step(evidence[-1].update)
+    is_scaled = step is not None and _OF_ROWS.search(step.text) is not None  # by the loop, on purpose
+    if step is not None:
+        numbers += [(float(number), step) for number in _LITERAL.findall(step.text)]
     most = float(rates.max())
     own = float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0)))
-    if _is_even(rates) and any(_is_near(most, each) for each in (own, *arguments(), *(n for n, _ in numbers))):
+    known = own, *arguments(), *(number for number, _ in numbers)
+    if is_scaled or (_is_even(rates) and any(_is_near(most, each) for each in known)):
         return [], []
     for (name, (told, cause)), num in zip(_SUMS.items(), counts, strict=True):
         if num.max() <= 1 or num.min() < 1 or not _is_even(rates / num):

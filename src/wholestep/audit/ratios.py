@@ -2,12 +2,13 @@
 
 import ast
 import operator
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ _ROUNDING = 1e-9
 MEANT = "what it should"
 _OPERATORS = {ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow}
 _DEEPEST = 3  # names that stand for others
+_MOST_VALUES = 100  # of one expression
+_OF_A_RATE = re.compile(r"(^|_)(lr|rate|step_size|eta|alpha)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -149,30 +152,32 @@ def arguments() -> Iterator[float]:
 
 @cache
 def written(file: str) -> list[tuple[float, Line | None]]:
-    """Return the numbers of a file: written or named, with their lines, and the results of other expressions."""
+    """Return the numbers of a file: those with the name of a rate with their lines, and all that it computes."""
     try:
         nodes = [*ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))]
     except (OSError, SyntaxError, ValueError):
         return []
     named: dict[str, list[ast.expr]] = {}
-    for name, node in (pair for each in nodes for pair in _named_in(each)):
+    for name, node in (pair for each in nodes for pair in _named_in(each) if pair[0]):
         named.setdefault(name, []).append(node)
 
     def values(node: ast.expr | None, depth: int) -> set[float]:
         if isinstance(node, ast.Constant):
-            return {float(node.value)} if isinstance(node.value, int | float) else set()
+            with suppress(OverflowError):
+                return {float(node.value)} if isinstance(node.value, int | float) else set()
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             found, pairs = set(), product(values(node.left, depth), values(node.right, depth))
-            for pair in pairs:
+            for pair in islice(pairs, _MOST_VALUES):
                 with suppress(ArithmeticError, TypeError, ValueError):
                     found.add(float(_OPERATORS[type(node.op)](*pair)))
             return found
         if isinstance(node, ast.UnaryOp):
             return values(node.operand, depth)
-        return {each for own in named.get(_name(node), []) * (depth > 0) for each in values(own, depth - 1)}
+        others = (each for own in named.get(_name(node), []) * (depth > 0) for each in values(own, depth - 1))
+        return {*islice(others, _MOST_VALUES)}
 
-    found = [(n.value, Line(file, n.lineno)) for n in nodes if isinstance(n, ast.Constant) and type(n.value) is float]
-    found += [(v, Line(file, n.lineno)) for own in named.values() for n in own for v in values(n, _DEEPEST)]
+    own = [node for name, nodes in named.items() if _OF_A_RATE.search(name) for node in nodes]
+    found = [(v, Line(file, n.lineno)) for n in own for v in values(n, _DEEPEST)]
     made = {value for n in nodes if isinstance(n, ast.expr) for value in values(n, _DEEPEST)}
     return [*found, *((value, None) for value in made)]
 

@@ -13,7 +13,7 @@ from wholestep.audit.evidence import AtOutputs, Evidence, Meant, narrowed
 from wholestep.audit.measure import FINE, all_same, in_part
 from wholestep.audit.optimizers import Schedule, rated
 from wholestep.audit.ratios import least
-from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, placed
+from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, placed
 from wholestep.tree import Tree
 
 NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
@@ -158,6 +158,25 @@ def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
     parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
     pairs = zip(pieces, parts, strict=True)
     return [replace(p, rows=np.where(part, PAD, p.rows), fills=True, copied=p.rows) for p, part in pairs]
+
+
+def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
+    """Return, by the number of the last update of each pass, which of its rows came before, if all passes end so.
+
+    The last update of such a pass completes the rows of the data, and is padded with rows of the same pass.
+    """
+    found: dict[int, np.ndarray] = {}
+    used = np.zeros(num_rows, bool)
+    for update in updates:
+        again = (update.rows != PAD) & used[update.rows]
+        used[update.rows[update.rows != PAD]] = True
+        is_whole = bool(used.all())
+        if bool(again.any()) != is_whole:
+            return {}
+        if is_whole:
+            found[update.number] = again
+            used[:] = False
+    return found
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:

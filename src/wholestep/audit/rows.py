@@ -10,7 +10,8 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Finding, Found, Likely, found, numbers_of, some
 from wholestep.audit.log import Log
 from wholestep.audit.measure import ROUNDED, SOLVED
-from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, doubled, passes
+from wholestep.audit.readings import doubled
+from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, passes
 from wholestep.tree import Tree
 
 Origin = Literal["stated", "found", "as given"]

@@ -180,7 +180,7 @@ class _Data:
             return y, name
         ((first, *_), others), table, rows = self.held, Rows(x), dict[int, np.ndarray]()
         for each in (label for labels in self.beside.values() for label in labels):
-            rows.setdefault(each.called.order, table.find(each.called.inputs))
+            rows.setdefault(each.called.order, table.find_clear(each.called.inputs))
         pairs = {name: [(rows[each.called.order], each.label) for each in own] for name, own in self.beside.items()}
         others = [n for n in others if any(agrees(n.value, own) for own in pairs.values() if own)] or others
         told = [np.unique(each.label) for each in self.labels]

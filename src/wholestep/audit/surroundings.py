@@ -3,6 +3,7 @@
 import ast
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from dis import get_instructions
@@ -26,6 +27,7 @@ _NUM_FRAMES, _NUM_BESIDE = 3, 8  # functions whose names hold a batch, and value
 _TRACING = "pjit.py", "polymorphic_function.py"  # files of JAX and TensorFlow in which a trace begins
 _DIFFERENTIATING = "value_and_grad_f"  # a function of JAX
 _MOST_OPCODES = 20_000  # that are looked at after a forward pass
+_MOST_PASSES = 3  # on a line, after which it is looked at what runs
 
 
 class Named(NamedTuple):
@@ -272,8 +274,9 @@ class Executed:
     def __init__(self) -> None:
         self.ran: set[Place] = set()
         self.takes: dict[Line, Line] = {}
-        self._is_own: dict[CodeType, bool] = {}
-        self._seen: set[tuple[CodeType, int]] = set()
+        self._is_own: dict[int, tuple[CodeType, bool]] = {}  # by identity: a code's hash goes over all of it
+        self._seen: set[tuple[int, int]] = set()
+        self._passes = Counter[Line]()
         self._left, self._is_over = 0, False
         self._last: Line | None = None
 
@@ -281,6 +284,10 @@ class Executed:
         """Note what runs in this thread from here on, after the forward pass on a line, unless a debugger does so."""
         other = getattr(sys.gettrace(), "__self__", None)
         if line is None or not (other is None or isinstance(other, Executed)):
+            return
+        self._passes[line] += 1
+        if self._passes[line] > _MOST_PASSES:
+            self._left = 0
             return
         if other is not None and other is not self:  # of another model in the same loop
             other.ran |= self.ran
@@ -308,9 +315,9 @@ class Executed:
             sys.settrace(None)
 
     def _is_of_user(self, code: CodeType) -> bool:
-        if code not in self._is_own:
-            self._is_own[code] = is_of_user(code.co_filename)
-        return self._is_own[code]
+        if id(code) not in self._is_own:
+            self._is_own[id(code)] = code, is_of_user(code.co_filename)
+        return self._is_own[id(code)][1]
 
     def _entered(self, frame: FrameType, event: str, given: Any) -> Any:
         if self._is_over or not self._is_of_user(frame.f_code):
@@ -322,7 +329,7 @@ class Executed:
         self._left -= 1
         if self._is_over or self._left < 0:
             sys.settrace(None)
-        elif event == "opcode" and (key := (frame.f_code, frame.f_lasti)) not in self._seen:
+        elif event == "opcode" and (key := (id(frame.f_code), frame.f_lasti)) not in self._seen:
             self._seen.add(key)
             number, _, column, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
             if number is not None and column is not None:

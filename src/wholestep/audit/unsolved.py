@@ -285,7 +285,8 @@ def _padded(evidence: list[Evidence]) -> Iterator[Likely]:
     lengths = np.concatenate([np.sum(~end, axis=1) for end in ends])
     has_ends = np.concatenate([end.any(axis=1) for end in ends])
     x, y, is_counted, is_end = (np.concatenate([np.ravel(e) for e in p]) for p in (*zip(*known, strict=True), ends))
-    are_ids = len(np.unique(x)) > 2 and np.array_equal(x == last, is_end) and len(np.unique(lengths)) > 1
+    # Another id may be a state that is not left, and rows of two lengths may end in a mark or not.
+    are_ids = last == 0 and np.array_equal(x == last, is_end) and len(np.unique(x)) > 2 < len(np.unique(lengths))
     if not are_ids or np.mean(has_ends) < _PADDED or len(np.unique(y[is_end])) > 1 or not np.any(y != y[is_end][0]):
         return
     if is_counted[is_end].all():

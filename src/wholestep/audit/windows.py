@@ -1,5 +1,6 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,10 +44,10 @@ class Rows:
         self.num = len(self.leaves[0])
         self._tables: dict[tuple, dict[bytes, list[int]]] = {}
         self._equal: dict[int, list[int]] = {}  # by row its group, of groups of several that were found
-        self._uses = np.zeros(self.num, int)
+        self._uses, self._passed = Counter[int](), set[int]()  # of equal rows, and other rows, in this pass
 
     def find(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Return the number of each row, `PAD` for inputs not in the data; of equal rows the least used one."""
+        """Return the number of each row, `PAD` for inputs not in the data; of equal rows a pass uses each once."""
         if len(inputs) != len(self.leaves) or not inputs[0].ndim:
             return np.array([], int)
         found = np.full(len(inputs[0]), PAD)
@@ -54,11 +55,23 @@ class Rows:
             return found
         table = self._table(tuple((leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
         for row, key in enumerate(keys(inputs)):
-            if equal := table.get(key):
+            if len(equal := table.get(key, [])) == 1:
+                found[row] = equal[0]
+                if equal[0] in self._passed:  # a new pass
+                    self._passed.clear()
+                    self._uses.clear()
+                self._passed.add(equal[0])
+            elif equal:
                 found[row] = min(equal, key=self._uses.__getitem__)
-                self._uses[found[row]] += 1
-                if len(equal) > 1 and int(found[row]) not in self._equal:
+                self._uses[int(found[row])] += 1
+                if int(found[row]) not in self._equal:
                     self._equal |= {each: equal for each in equal if each not in self._equal}
+        return found
+
+    def find_clear(self, inputs: list[np.ndarray]) -> np.ndarray:
+        """Return the number of each row, `PAD` too where other rows of the data have the same inputs."""
+        found = self.find(inputs)
+        found[[row in self._equal for row in found.tolist()]] = PAD
         return found
 
     def twins(self, rows: np.ndarray) -> float:
@@ -313,14 +326,16 @@ def _found(called: list[Called], rows: Rows) -> list[Piece]:
 def _filled(window: list[Piece]) -> list[Piece]:
     """Return the passes of an update, and mark passes that only fill up its batch.
 
-    They do if the batch has known rows, and one unknown row, which is zeros or comes last.
+    They do if the batch has known rows, and one unknown row, which is zeros or comes last, several times.
     """
     batch = sorted(window, key=lambda piece: piece.called.replica)
     are_others = [bool(np.all(piece.rows == PAD)) for piece in batch]
     if all(are_others) or not any(are_others) or len({tuple(x.shape[1:] for x in p.called.inputs) for p in batch}) > 1:
         return window
     inputs = [np.concatenate(leaves) for leaves in zip(*(piece.called.inputs for piece in batch), strict=True)]
-    if not Piece(replace(batch[0].called, inputs=inputs), np.concatenate([piece.rows for piece in batch])).is_known:
+    rows = np.concatenate([piece.rows for piece in batch])
+    is_single = np.count_nonzero(rows == PAD) == 1 and any(np.any(leaf[rows == PAD]) for leaf in inputs)
+    if is_single or not Piece(replace(batch[0].called, inputs=inputs), rows).is_known:
         return window
     return [replace(piece, fills=bool(np.all(piece.rows == PAD))) for piece in window]
 
@@ -359,25 +374,6 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
             window = []
         window.append(piece)
     return updates, window
-
-
-def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
-    """Return, by the number of the last update of each pass, which of its rows came before, if all passes end so.
-
-    The last update of such a pass completes the rows of the data, and is padded with rows of the same pass.
-    """
-    found: dict[int, np.ndarray] = {}
-    used = np.zeros(num_rows, bool)
-    for update in updates:
-        again = (update.rows != PAD) & used[update.rows]
-        used[update.rows[update.rows != PAD]] = True
-        is_whole = bool(used.all())
-        if bool(again.any()) != is_whole:
-            return {}
-        if is_whole:
-            found[update.number] = again
-            used[:] = False
-    return found
 
 
 def passes(pieces: list[_Part]) -> list[list[_Part]]:
