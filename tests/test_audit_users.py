@@ -199,6 +199,7 @@ def test_statistics_that_a_loop_by_hand_leaves_behind_are_named(is_by_hand):
         (0.05, square, [], ""),
         (0.6, square, [], ""),  # 12 rows times 0.05, but a number of the script
         (0.002, summed, [], "0.024 is 12 rows times 0.002: does the loop take the sum"),  # it has no name
+        (float("12e-2"), square, [], "0.12 is 12 rows times 0.01: does"),  # which others here have, and other numbers
     ],
 )
 def test_a_rate_that_is_a_number_of_the_script_times_the_rows_is_a_sum(rate, value, causes, words):
@@ -694,7 +695,26 @@ def test_a_loss_may_return_values_and_weights(is_masked, has_more, causes):
     assert ([each.name for each in report.causes], "gradient" in report.as_json()["judged"]) == (causes, True), report
 
 
-# ---- the order of the rows, in the first pass ----
+def test_a_state_that_is_never_left_is_no_padding():
+    states = np.where(np.arange(7) < LENGTHS[:, None], RNG.integers(0, 3, size=(40, 7)), 3)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Embedding(9, 4), keras.layers.Dense(6)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with ws.audit(model, (states[:, :-1], states[:, 1:])) as report:
+        model.fit(states[:, :-1], states[:, 1:], batch_size=8, epochs=2, verbose=0)
+    assert report.first_line.startswith("Nothing found in 10 updates"), str(report)
+
+
+# ---- the order of the rows ----
+
+
+def test_one_row_that_comes_twice_hides_no_order():
+    x, model = RNG.normal(size=(40, 5)).astype("float32"), network()
+    x[33] = x[5]
+    model.compile("sgd", "mse")
+    with ws.audit(model, (x, x[:, :1])) as report:
+        for start in [*range(0, 32, 8)] * 3:  # neither shuffled nor whole
+            model.train_on_batch(x[::-1][start : start + 8], x[::-1][start : start + 8, :1])
+    assert [cause.name for cause in report.causes] == ["rows never used", "same order every pass"], str(report)
 
 
 @pytest.mark.parametrize(

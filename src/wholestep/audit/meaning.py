@@ -51,7 +51,7 @@ def _shares(objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int
 
 
 def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.ndarray | None:
-    """Return the weights of all rows that a function returns beside its values; None if it returns values alone.
+    """Return the weights of all rows if a function returns (values, weights); else None.
 
     Raises:
         SpecificationError: they depend on the outputs.

@@ -152,7 +152,7 @@ def arguments() -> Iterator[float]:
 
 @cache
 def written(file: str) -> list[tuple[float, Line | None]]:
-    """Return the numbers of a file: those with the name of a rate with their lines, and all that it computes."""
+    """Return the numbers of a file: rates by their name, with their lines, and all results of its expressions."""
     try:
         nodes = [*ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))]
     except (OSError, SyntaxError, ValueError):

@@ -45,8 +45,8 @@ def order(
 
     Args:
         labels: by row the number of its class, if the data have classes.
-        origin: of the data: found ones may hold rows that the loop holds out; the order of those that are taken as the
-            model was given them is the loop's own.
+        origin: of the data. Found data may hold rows that the loop holds out; data as the model was given them have the
+            order of the loop.
     """
     pieces = [piece for piece in windows.pieces if piece.is_known]
     if told := _alike(windows):
