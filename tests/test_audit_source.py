@@ -43,6 +43,7 @@ def train(model, x, y, how):
             parts = [jax.grad(value)(tv, a[part], b[part]) for part in (slice(5), slice(5, 8))]
             return optimizer.stateless_apply(slots, [g + h for g, h in zip(*parts)], tv)
         loss, grads = jax.value_and_grad(value)(tv, a, b)
+        if how == "ascent": norm = sum((g * g).sum() for g in grads)
         if how == "ascent": return [w + 0.1 * g for w, g in zip(tv, grads)], slots
         return optimizer.stateless_apply(slots, grads, tv)
     tv, slots = ([v.value for v in each] for each in (model.trainable_variables, optimizer.variables))
@@ -63,6 +64,7 @@ def train(model, x, y, how):
             if how == "ascent": loss = tf.reduce_mean(values)
             if how == "minus": loss = -tf.reduce_mean(values)
         grads = tape.gradient(loss, model.trainable_variables)
+        if how == "ascent": norm = sum(tf.reduce_sum(g * g) for g in grads)
         if how == "ascent":
             for v, g in zip(model.trainable_variables, grads): v.assign_add(0.1 * g)
         else:

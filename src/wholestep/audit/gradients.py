@@ -233,7 +233,7 @@ def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]
         without = max(e.apart(rest) for e, _, rest in differing)
         numbers = sorted(e.update.number for e, *_ in differing)
         # The last update that shows it well: the slots of the first step are still empty.
-        last, made, rest = [each for each in differing if 2 * each[0].apart(each[2]) >= without][-1]
+        last, made, rest = ([each for each in differing if 2 * each[0].apart(each[2]) >= without] or differing)[-1]
         proof, is_beside = proved(last, made, rest), bool(best.rests)
         told, line = in_words(str(error), chosen), _line_of(error, last)
         sentence = f"{told[0].upper()}{told[1:]}."

@@ -113,7 +113,7 @@ def _same(rows: np.ndarray) -> int:
 def _uncounted(update: Update) -> int:
     """Return at how many rows at the end, but not at all, the derivative of the loop's loss by the output is 0."""
     taken = [(piece, piece.called.derivatives.get(0, [np.zeros(0)])[-1]) for piece in update.pieces]
-    if any(len(own) != len(piece.rows) for piece, own in taken):
+    if any(len(own) != len(piece.rows) or not len(own) for piece, own in taken):
         return 0
     counts = np.concatenate([np.any(np.reshape(own, (len(own), -1)), axis=1) for _, own in taken])
     return int(np.argmax(counts[::-1]))

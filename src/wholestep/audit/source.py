@@ -190,7 +190,10 @@ def line_of_loss(called: Line | None, ran: Collection[Place] | None = None, *, i
 
 
 def line_of_step(taken: Line, ran: Collection[Place]) -> Line:
-    """Return the first line that uses gradients; the line that takes them if the file cannot be read."""
+    """Return the line that uses gradients to change variables; the line that takes them if the file cannot be read.
+
+    It is the first that assigns names which the gradients are taken of, calls `assign`, or returns; else the first use.
+    """
     home = _innermost(parsed(taken.file) or ast.Module([], []), taken.number)
     around = [n for n in _own(home) if isinstance(n, ast.Assign) and n.lineno <= taken.number <= (n.end_lineno or 0)]
     if not around:
@@ -201,7 +204,16 @@ def line_of_step(taken: Line, ran: Collection[Place]) -> Line:
     later = [n for n in _own(home) if isinstance(n, ast.stmt) and n.lineno > (around[0].end_lineno or 0)]
     using = [node for node in later if any(isinstance(n, ast.Name) and n.id in names for n in _of_statement(node))]
     executed = _Executed(home, [place for place in ran if place[0] == taken.file]).of(using)
-    return Line(taken.file, min((node.lineno for node in executed), default=taken.number))
+    read = {node.id for node in ast.walk(around[0].value) if isinstance(node, ast.Name)}
+    steps = [node for node in executed if any(_changes(each, read) for each in ast.walk(node))]
+    return Line(taken.file, min((node.lineno for node in steps or executed), default=taken.number))
+
+
+def _changes(node: ast.AST, names: set[str]) -> bool:
+    """Whether a node assigns one of these names, calls `assign` or `apply` of something, or returns."""
+    is_stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names
+    is_called = isinstance(node, ast.Attribute) and node.attr.startswith(("assign", "apply"))
+    return is_stored or is_called or isinstance(node, ast.Return)
 
 
 def _of_statement(node: ast.stmt) -> Iterator[ast.AST]:

@@ -283,11 +283,12 @@ class Executed:
     def begin(self, line: Line | None) -> None:
         """Note what runs in this thread from here on, after the forward pass on a line, unless a debugger does so."""
         other = getattr(sys.gettrace(), "__self__", None)
-        if line is None or not (other is None or isinstance(other, Executed)):
+        if line is None:
             return
         self._passes[line] += 1
-        if self._passes[line] > _MOST_PASSES:
-            self._left = 0
+        is_debugged = sys.gettrace() is not None and not isinstance(other, Executed)
+        if is_debugged or self._passes[line] > _MOST_PASSES:
+            self._release()
             return
         if other is not None and other is not self:  # of another model in the same loop
             other.ran |= self.ran
@@ -299,7 +300,6 @@ class Executed:
                 if taking:
                     self.takes.setdefault(line, Line(frame.f_code.co_filename, frame.f_lineno))
                 taking, frame.f_trace, frame.f_trace_opcodes = False, self._traced, True
-                frame.f_trace_lines = False
         sys.settrace(self._entered)
 
     def take(self, line: Line | None, stacks: Iterable[Iterable[tuple[str, int]]]) -> None:
@@ -311,8 +311,16 @@ class Executed:
     def end(self) -> None:
         """Note nothing more."""
         self._is_over = True
-        if getattr(sys.gettrace(), "__self__", None) is self:
+        self._release()
+
+    def _release(self) -> None:
+        """Leave the frames that run to a debugger."""
+        if _is_of(sys.gettrace(), self):
             sys.settrace(None)
+        for frame in frames(sys._getframe(1)):
+            if self._is_of_user(frame.f_code):
+                frame.f_trace_opcodes = False
+                frame.f_trace = None if _is_of(frame.f_trace, self) else frame.f_trace
 
     def _is_of_user(self, code: CodeType) -> bool:
         if id(code) not in self._is_own:
@@ -322,19 +330,24 @@ class Executed:
     def _entered(self, frame: FrameType, event: str, given: Any) -> Any:
         if self._is_over or not self._is_of_user(frame.f_code):
             return None
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        frame.f_trace_opcodes = True
         return self._traced
 
     def _traced(self, frame: FrameType, event: str, given: Any) -> Any:
         self._left -= 1
         if self._is_over or self._left < 0:
-            sys.settrace(None)
-        elif event == "opcode" and (key := (id(frame.f_code), frame.f_lasti)) not in self._seen:
+            self._release()
+            return None
+        if event == "opcode" and (key := (id(frame.f_code), frame.f_lasti)) not in self._seen:
             self._seen.add(key)
             number, _, column, _ = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
             if number is not None and column is not None:
                 self.ran.add((frame.f_code.co_filename, number, column))
         return self._traced
+
+
+def _is_of(trace: Any, executed: Executed) -> bool:
+    return getattr(trace, "__self__", None) is executed
 
 
 def is_gone_over_again(file: str, name: str) -> bool:
