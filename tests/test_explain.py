@@ -116,3 +116,14 @@ def test_every_sentence_is_true(name, calls):
     assert ("Of the 50 rows of 'words'" in said) == (name == "table")
     assert "The data stay on the device" in said
     assert ("programs for updates of several shapes" in said) == (len(trainer.executor.planner.programs) > 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "told"), [(8, 3, "The last place is padding"), (10, 4, "The last 2 places are padding")]
+)
+def test_places_of_padding_are_counted(rows, size, told):
+    linear = keras.Sequential([keras.Input((4,)), L.Dense(2)])
+    linear.compile("sgd", "mse")
+    trainer = ws.Trainer(linear, microbatch_size=size)
+    trainer.fit(X[:rows], X[:rows, :2], batch_size=rows, verbose=0)
+    assert f"{told} of weight 0." in trainer.explain()

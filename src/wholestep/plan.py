@@ -388,7 +388,8 @@ def _spread(cut: Cut, engine: Engine) -> list[str]:
 
 def _padding(cut: Cut, pads_short: bool | None) -> str:
     extra = cut.places - cut.rows
-    lines = [f"The last {extra} places are padding of weight 0."] if extra else []
+    places = "place is" if extra == 1 else f"{extra} places are"
+    lines = [f"The last {places} padding of weight 0."] if extra else []
     if not cut.padded:
         return "".join(lines) or "No row is padding."
     shorter = {
