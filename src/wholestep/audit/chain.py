@@ -134,7 +134,7 @@ def divergence(one: Watched, two: Watched) -> Iterator[str]:
     """Yield, of an encoder and its decoder, how often the KL divergence counts; it is likely a fault if it is a mean.
 
     With z = mu + exp(v / 2) e, the reconstruction moves v by (z - mu) / 2 times the number by which it moves mu. The
-    rest of the derivatives is that of the divergence from a standard normal distribution, summed over its dimensions.
+    rest is the derivative of the divergence from a standard normal distribution, summed over its dimensions.
     """
     counts, sums, last = list[float](), list[float](), dict[int, Called]()
     for place, called in _in_order(one.log.called, two.log.called):

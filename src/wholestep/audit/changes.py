@@ -101,8 +101,8 @@ def _ways(handed: _Gradients, meant: _Gradients, others: dict[str, _Gradients]) 
 def in_sums(bases: list[Basis]) -> Iterator[tuple[list[Error], float, _Gradients]]:
     """Yield that sums of microbatches are shortened to one norm, in several updates.
 
-    The sum so far may be shortened whenever a microbatch is added. If the whole sum is, it is one of means: else there
-    is nothing but a clip, which may be meant.
+    The sum so far may be shortened whenever a microbatch is added. A shortened whole sum is a sum of means: else there
+    is only a clip, which may be meant.
     """
     lengths = [float(np.linalg.norm(basis.e.handed)) for basis in bases if len(basis.sizes) > 1]
     bound = max(lengths, default=0.0)

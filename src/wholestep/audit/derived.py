@@ -69,7 +69,7 @@ def passes(log: Log, rows: Rows, i: int) -> list[Derived]:
 
 
 def by_logits(output: np.ndarray, derivative: np.ndarray) -> np.ndarray:
-    """Return the derivative by the logits, from one by a softmax' probabilities or their logarithms, or unchanged.
+    """Return the derivative by the logits if outputs are a softmax' probabilities or their logarithms, else unchanged.
 
     Derivatives by probabilities are known up to a constant, if a loss took the logits.
     """

@@ -35,7 +35,7 @@ _COUNTED = {  # counts of a basis, in the words of a report
 class Explanation:
     """Errors that make the gradients; `made`: by update, None where the update before is not known.
 
-    `rests`: gradients without one of the errors, in the errors' order; empty if errors depend on each other.
+    `rests`: the gradient without each error, in the order of `errors`; empty if errors depend on each other.
     """
 
     errors: tuple[Error, ...]

@@ -120,7 +120,7 @@ class Loop:
         lines: the calls that lead to it, and its own line last; none for lines outside of all loops.
         watched: the models that are called in it, by their ids, in the order of their first calls.
         losses: the losses that are called, Keras' and the script's, by name and configuration.
-        beside: the script's other tensors by name, for example those that enter its loss.
+        beside: the script's other tensors by name, for example sample weights in its loss.
         fitted: the arguments of `fit`, by the id of the model: x, y, sample and class weights.
         is_beside_fit: whether its models are trained by `fit` elsewhere.
         is_closed: whether its records were closed before its end.
