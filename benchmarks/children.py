@@ -30,6 +30,7 @@ def measure(task: str, engine: str, **arguments: Any) -> Any:
     print(f"... {task} {engine} {what}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "benchmarks.child", task, json.dumps(arguments)]
     environment = os.environ | {"KERAS_BACKEND": engine, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed modules have their bytecode, so Keras' has
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{task} on {engine} failed.\n{done.stderr}")

@@ -14,7 +14,7 @@ from typing import Any
 
 _OWN = str(Path(__file__).parent)
 _LIBRARIES = "<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_IS_WATCHED: ContextVar[bool] = ContextVar("whether a wait is told if it is long", default=False)
+_NOTIFIES: ContextVar[bool] = ContextVar("whether a long wait is announced already", default=False)
 _LONGEST, _MOST = 200, 6  # the most characters, and parts of a nest, that a message shows of a value
 
 
@@ -94,18 +94,18 @@ def tell(line: str) -> None:
 
 
 @contextmanager
-def told_if_long(
+def notify_if_long(
     line: str, seconds: float, tell: Callable[[str], None] = tell, timer: Callable = threading.Timer
 ) -> Iterator[None]:
-    """Inside, tell a line once if this takes longer, unless a context around this one tells its own.
+    """Print a line once if the body takes longer, unless a context around this one has its own line.
 
     Args:
         timer: makes the thread that calls a function after a delay.
     """
-    if _IS_WATCHED.get():
+    if _NOTIFIES.get():
         yield
         return
-    token, running = _IS_WATCHED.set(True), timer(seconds, lambda: tell(line))
+    token, running = _NOTIFIES.set(True), timer(seconds, lambda: tell(line))
     running.daemon = True
     running.start()
     try:
@@ -113,7 +113,7 @@ def told_if_long(
     finally:
         running.cancel()
         running.join()
-        _IS_WATCHED.reset(token)
+        _NOTIFIES.reset(token)
 
 
 def shown(value: Any) -> str:

@@ -15,13 +15,14 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit import log as logs
+from wholestep.audit.executed import Executed
 from wholestep.audit.found import Likely
 from wholestep.audit.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
 from wholestep.audit.meaning import are_numbers, is_result, tensors
 from wholestep.audit.measure import places
 from wholestep.audit.replay import Replay, flags, is_outdated_in, untrained
 from wholestep.audit.source import is_in_fit, is_in_trainer, line_of_user
-from wholestep.audit.surroundings import Executed, tape_elsewhere
+from wholestep.audit.surroundings import tape_elsewhere
 from wholestep.engines import Listener
 from wholestep.errors import SpecificationError
 from wholestep.model import uncast, with_mask_of

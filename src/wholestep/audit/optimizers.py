@@ -10,9 +10,10 @@ import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Likely, some
+from wholestep.audit.literals import numbers_in, numbers_of_command
 from wholestep.audit.measure import FINE, are_finite, distance
 from wholestep.audit.port import Port
-from wholestep.audit.ratios import arguments, least, written
+from wholestep.audit.ratios import least
 from wholestep.audit.windows import Rule, Update, Windows
 
 Schedule = Callable[[int], float]  # the learning rate by update, from 0
@@ -180,14 +181,16 @@ def _counted(evidence: list[Evidence], rates: np.ndarray, *, is_finite: bool) ->
     """
     counts = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T
     lines = [piece.called.line for e in evidence for piece in e.update.pieces]
-    numbers = [number for file in sorted({line.file for line in lines if line is not None}) for number in written(file)]
+    numbers = [
+        number for file in sorted({line.file for line in lines if line is not None}) for number in numbers_in(file)
+    ]
     step = evidence[-1].meant.replay.line_of_step(evidence[-1].update)
     is_scaled = step is not None and _OF_ROWS.search(step.text) is not None  # by the loop, on purpose
     if step is not None:
         numbers += [(float(number), step) for number in _LITERAL.findall(step.text)]
     most = float(rates.max())
     own = float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0)))
-    known = own, *arguments(), *(number for number, _ in numbers)
+    known = own, *numbers_of_command(), *(number for number, _ in numbers)
     if is_scaled or (_is_even(rates) and any(_is_near(most, each) for each in known)):
         return [], []
     for (name, (told, cause)), num in zip(_SUMS.items(), counts, strict=True):

@@ -15,7 +15,7 @@ from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.pictures import pictures
 from wholestep.audit.rows import FEW_PASSES, NOTED
-from wholestep.errors import SpecificationError, message, told_if_long
+from wholestep.errors import SpecificationError, message, notify_if_long
 from wholestep.reports.page import assert_drawable, can_draw, figure, part_of_page, write_page
 
 PATIENCE = 5.0  # seconds
@@ -130,7 +130,7 @@ class Report:
                 raise SpecificationError(message(must, "one inside its `with`", attempt))
             num = self._case.log.num_updates
             updates = many(num, "update") if num else "the updates"
-            with told_if_long(f"wholestep: judging {updates} of the loop, which may take minutes.", PATIENCE):
+            with notify_if_long(f"wholestep: judging {updates} of the loop, which may take minutes.", PATIENCE):
                 self._verdict = self._case.judge()
         return self._verdict
 

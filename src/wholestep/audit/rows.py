@@ -24,8 +24,8 @@ NOTED = tuple(BY_NAME[n].explanation for n in ("shuffle window", "same batches e
 _FEW_TWINS = 0.1  # of the rows: few that stand for one another change no order
 EQUAL_ROWS = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
 FEW_PASSES = (
-    "Less than two whole passes over the data were seen: their order is not judged. A script is seen for longer with "
-    "`wholestep audit --updates N`."
+    "Less than two whole passes over the data were seen: whether each has another order is not judged. A script is "
+    "seen for longer with `wholestep audit --updates N`."
 )
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
 _NEARLY_ALL, _ALMOST_ALL, _SOME = 0.98, 0.9, 0.1

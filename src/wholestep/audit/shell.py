@@ -9,7 +9,7 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from wholestep.errors import WholestepError, message, told_if_long
+from wholestep.errors import WholestepError, message, notify_if_long
 from wholestep.reports.page import assert_drawable
 
 CLEAN, CAUSES, UNSEEN = 0, 1, 2  # the exit codes
@@ -80,7 +80,7 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
             return _say_unseen(own, [str(error)])
     if ran.scout is None:
         return _say_unseen(own, [ran.how or "any update: the script imports neither Keras nor PyTorch"])
-    with told_if_long(_JUDGING, PATIENCE):
+    with notify_if_long(_JUDGING, PATIENCE):
         return _of_torch(own, ran) if ran.scout.framework == "torch" else _conclude(own, ran)
 
 

@@ -182,7 +182,7 @@ def line_of_loss(called: Line | None, ran: Collection[Place] | None = None, *, i
     for function in [] if targets else _called(module, home, called.number):
         targets += _asked_of_tapes(function)
         home = function if targets else home
-    executed = _Executed(home, None if ran is None else [place for place in ran if place[0] == called.file])
+    executed = _PartsThatRan(home, None if ran is None else [place for place in ran if place[0] == called.file])
     targets = targets or executed.of([*_returned(home, called.number)])
     if not targets:
         return None
@@ -203,7 +203,7 @@ def line_of_step(taken: Line, ran: Collection[Place]) -> Line:
     names = {node.id for node in ast.walk(last) if isinstance(node, ast.Name)}
     later = [n for n in _own(home) if isinstance(n, ast.stmt) and n.lineno > (around[0].end_lineno or 0)]
     using = [node for node in later if any(isinstance(n, ast.Name) and n.id in names for n in _of_statement(node))]
-    executed = _Executed(home, [place for place in ran if place[0] == taken.file]).of(using)
+    executed = _PartsThatRan(home, [place for place in ran if place[0] == taken.file]).of(using)
     read = {node.id for node in ast.walk(around[0].value) if isinstance(node, ast.Name)}
     steps = [node for node in executed if any(_changes(each, read) for each in ast.walk(node))]
     return Line(taken.file, min((node.lineno for node in steps or executed), default=taken.number))
@@ -223,7 +223,7 @@ def _of_statement(node: ast.stmt) -> Iterator[ast.AST]:
             yield from ast.walk(part)
 
 
-class _Executed:
+class _PartsThatRan:
     """Which nodes of a function have run: all may have if no places are known (None)."""
 
     def __init__(self, function: Function, ran: Collection[Place] | None):

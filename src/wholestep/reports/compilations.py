@@ -12,7 +12,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.data import Batch
-from wholestep.errors import message, tell, told_if_long, warn
+from wholestep.errors import message, notify_if_long, tell, warn
 from wholestep.reports.report import Report
 
 _LONG = 2.0  # seconds
@@ -84,7 +84,7 @@ class Compilations:
         line = f"wholestep: {doing}, for more than {_LONG:g} seconds so far"
         self.show(doing)
         try:
-            with told_if_long(line, _LONG, self._tell_below, self._timer):
+            with notify_if_long(line, _LONG, self._tell_below, self._timer):
                 yield
         finally:
             self.show("running the program")
