@@ -745,3 +745,133 @@ def test_rows_that_are_shuffled_inside_of_a_window_are_said_in_the_first_pass(bu
     assert (told in notes, window in notes) == (True, buffer == 20), str(report)
     assert report.has_likely == (buffer == 20 and is_sorted), str(report)
     assert ("order of the data" in notes) == (buffer == 1), str(report)
+
+
+# ---- what a step leaves out, and what a loop leaves behind ----
+
+U = RNG.normal(size=(96, 5)).astype("float32")
+V = (3 * U[:, 0] - 2 * U[:, 1]).astype("float32")
+
+
+def with_constraint():
+    keras.utils.set_random_seed(0)
+    hidden = keras.layers.Dense(8, "tanh", kernel_constraint=keras.constraints.MaxNorm(0.5))
+    return keras.Sequential([keras.Input((5,)), hidden, keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("is_by_hand", [True, False])
+def test_a_constraint_that_no_step_applies_is_said_first(is_by_hand):
+    model, optimizer = with_constraint(), keras.optimizers.SGD(0.05)
+    optimizer.build(model.trainable_variables)
+    by_keras = lambda variables, gradients: optimizer.apply([*map(keras.ops.array, gradients)], variables)  # noqa: E731
+    with ws.audit(model, (U, V), loss="mse", optimizer=optimizer) as report:
+        train(model, square, (U, V), 12, descend(0.05) if is_by_hand else by_keras)
+    assert ("No step applies the constraint of" in report.first_line) == is_by_hand, str(report)
+    assert report.first_line.startswith("Nothing found") != is_by_hand
+
+
+@pytest.mark.parametrize("is_finalized", [False, True])
+def test_an_average_that_the_optimizer_keeps_and_the_model_never_gets_is_told(is_finalized):
+    model = network()
+    model.compile(optimizer := keras.optimizers.Adam(0.01, use_ema=True), "mse")
+    optimizer.build(model.trainable_variables)
+    move = lambda variables, gradients: optimizer.apply([*map(keras.ops.array, gradients)], variables)  # noqa: E731
+    with ws.audit(model, (U, V)) as report:
+        train(model, square, (U, V), 12, move)
+        if is_finalized:
+            optimizer.finalize_variable_values(model.trainable_variables)
+    assert any("`use_ema`" in note for note in report.notes) != is_finalized, report.notes
+    assert report.causes == [] and len(report.notes) == 1 - is_finalized
+
+
+def test_the_average_that_fit_puts_in_the_model_is_no_fault():
+    model = network()
+    model.compile(keras.optimizers.Adam(0.01, use_ema=True), "mse")
+    with ws.audit(model, (U, V)) as report:
+        model.fit(U, V, batch_size=12, epochs=2, verbose=0)
+    assert report.causes == [] and not any("average" in note for note in report.notes), str(report)
+
+
+def test_weights_that_are_rounded_between_updates_are_told():
+    model, optimizer = network(), keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def move(variables, gradients):
+        optimizer.apply([*map(keras.ops.array, gradients)], variables)
+        for variable in variables:
+            variable.assign(keras.ops.cast(keras.ops.cast(variable, "bfloat16"), "float32"))
+
+    with ws.audit(model, (U, V), loss="mse") as report:
+        train(model, square, (U, V), 12, move)
+    assert any("by no optimizer step: all are rounded to bfloat16." in note for note in report.notes), report.notes
+
+
+@pytest.mark.parametrize(
+    ("factor", "passes", "first"),
+    [
+        (0.9, 2, "The learning rate falls from 0.01 to 0.002059 in 16 updates, by the factor 0.9 in each"),
+        (lambda count: 1 / (1 + count**3), 4, "The learning rate falls from 0.01 to"),
+        (0.98, 2, "Nothing found in 16 updates"),
+    ],
+)
+def test_a_rate_that_falls_in_each_update_is_said_first(factor, passes, first):
+    model, optimizer = network(), keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    count = 0
+
+    def move(variables, gradients):
+        nonlocal count
+        optimizer.apply([*map(keras.ops.array, gradients)], variables)
+        count += 1
+        optimizer.learning_rate = 0.01 * (factor**count if isinstance(factor, float) else factor(count))
+
+    with ws.audit(model, (U, V), loss="mse") as report:
+        train(model, square, (U, V), 12, move, passes)
+    assert report.first_line.startswith(first), report.first_line
+
+
+@pytest.mark.parametrize("num", [304, 320])
+def test_gradients_that_wait_for_more_at_the_end_were_not_skipped(num):
+    model = network()
+    model.compile(keras.optimizers.Adam(0.01, gradient_accumulation_steps=4), "mse")
+    x = RNG.normal(size=(num, 5)).astype("float32")
+    with ws.audit(model, (x, x.sum(1))) as report:
+        model.fit(x, x.sum(1), batch_size=16, epochs=2, verbose=0)
+    assert not any("skipped" in note for note in report.notes), report.notes
+    waiting = "2 gradients at the end made no update: the optimizer waits for more of them."
+    assert (waiting in report.notes) == (num == 304)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="stateless steps")
+@pytest.mark.parametrize(("is_assigned", "is_reset"), [(True, False), (False, True), (False, False)])
+def test_stateless_steps_have_their_own_rate_and_state(is_assigned, is_reset):
+    import jax
+
+    model, optimizer = network(), keras.optimizers.Adam(0.01)
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    variables = model.trainable_variables, optimizer.variables
+    weights, first = ([v.value for v in group] for group in variables)
+
+    @jax.jit
+    def step(weights, slots, x, y):
+        def loss(weights):
+            return square(model.stateless_call(weights, [], x, training=True)[0], y)
+
+        return optimizer.stateless_apply(slots, jax.grad(loss)(weights), weights)
+
+    slots, rng = first, np.random.default_rng(1)
+    with ws.audit(model, (U, V)) as report:
+        for i in range(3):
+            if is_assigned:
+                optimizer.learning_rate = 0.01 * 0.5**i
+            slots = first if is_reset else slots
+            for rows in np.split(rng.permutation(96), 8):
+                weights, slots = step(weights, slots, U[rows], V[rows])
+        for variable, value in zip(model.trainable_variables, weights, strict=True):
+            variable.assign(value)
+    told = "`optimizer.learning_rate` is 0.0025 after the loop, and every update has 0.01"
+    assert report.first_line.startswith(told) == is_assigned, str(report)
+    assert report.first_line.startswith("Optimizer state thrown away.") == is_reset
+    if is_reset:
+        assert "It begins anew at update 9, 17." in report.causes[0].detail

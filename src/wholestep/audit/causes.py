@@ -151,7 +151,7 @@ divided by the rows
     -> divide by the sum of the weights, `sum(losses * weights) / sum(weights)`, as
     `reduction='mean_with_sample_weight'` does.
 penalty forgotten | keras-team/keras#19891
-    -> add `sum(model.losses)`, once per update. On JAX: take the model's losses,
+    -> add `sum(model.losses)`, read after the forward pass, once per update. On JAX: take the model's losses,
     `outputs, ntv, losses = model.stateless_call(tv, ntv, x, return_losses=True)`, and add `sum(losses)`, once per
     update.
 penalty once per microbatch | keras-team/keras#19891
@@ -224,9 +224,9 @@ optimizer re-created | keras-team/keras#13027
     The optimizer is made anew again and again: moments and the count of updates start at 0 each time.
     -> make the optimizer once, before the loop.
 optimizer state thrown away
-    Every update begins with the optimizer's first state: moments and the count of updates never move.
+    The optimizer's state goes back to the first one: moments and the count of updates begin anew.
     -> assign no earlier values to `optimizer.variables`. On JAX: carry what `stateless_apply` returns to the next
-    update: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
+    update, and to the next pass: `tv, ov = optimizer.stateless_apply(ov, grads, tv)`.
 steps of zeros
     The optimizer is called with gradients of zeros between two updates: its moments, count and weights move.
     -> call `apply` only where the sum is whole.

@@ -25,6 +25,7 @@ _REPLICAS = "the number of replicas"
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _RIGHT = Reading(0, "", "right", np.zeros(0))
 _WHOSE = {"the update": "update by update", "each microbatch": "microbatch by microbatch", "rows": "row by row"}
+_CUT = " (is the loss of some rows masked, or cut to a range?)"
 _BLOCK_OF = {"the penalty": "penalty", "the gradient handed over before": "before"}
 _BEFORE: tuple[Callable[[Evidence], np.ndarray], ...] = (
     lambda e: e.handed,
@@ -173,9 +174,11 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
     yield from _clipped(level, solved, series, penalties[0])
     num_levels = len(set(np.round(series.numbers / np.abs(series.numbers).max(), 2)))
     is_few = level.name != "rows" or num_levels <= max(2, len(series.numbers) // 10)
+    in_order = (series.numbers / series.meant)[: len(solved[0].blocks["rows"].numbers)]
     differing = farthest_first(series.numbers / series.meant)
     if not rows and is_few and len(differing) and level.form == BASE and level.name in _WHOSE:
-        told = f"{listed(differing)} times {MEANT}, {_WHOSE[level.name]}"
+        shown = in_order if level.name == "each microbatch" else differing
+        told = f"{listed(shown)} times {MEANT}, {_WHOSE[level.name]}{_CUT * (level.name == 'rows' and 0 in differing)}"
         raw = Reading(RAW + 0.5 * (level.name != "the update"), told, "number", series.numbers)
         yield _combined(level, solved, raw, penalties[0], _RIGHT)
 
@@ -244,12 +247,8 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
         numbers |= {"before": each.blocks["before"].numbers} if "before" in each.blocks else {}
         parts = {name: numbers[name] @ np.stack(block.vectors) for name, block in each.blocks.items()}
         made.append(whole := sum(parts.values(), each.fixed))
-        once = each.basis.e.penalty
-        should = {
-            "rows": each.basis.e.reference - (0 if level.is_inside else once),
-            "penalty": once,
-            "before": 0 * once,
-        }
+        once, reference = each.basis.e.penalty, each.basis.e.reference
+        should = {"rows": reference - (0 if level.is_inside else once), "penalty": once, "before": 0 * once}
         for rest, block in zip(rests, blocks, strict=False):
             rest.append(whole + (should[block] - parts[block] if block in parts else 0))
     return Said(errors, cost, made, rests)

@@ -22,8 +22,8 @@ from wholestep.audit.printed import printed
 from wholestep.audit.readings import choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, repeated
-from wholestep.audit.unsolved import beside_labels, elsewhere, mixed, noted, of_a_number, skipped
-from wholestep.audit.variables import ends, frozen, left_out, unmoved
+from wholestep.audit.unsolved import beside_labels, elsewhere, mixed, noted, of_a_number, skipped, without_update
+from wholestep.audit.variables import ends, frozen, left_out, unconstrained, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
 _STAGES = "rows", "mode", "gradient", "backward pass", "step", "state"
@@ -118,7 +118,7 @@ CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
 _STILL = "any update: no optimizer step was made, and no weight moved"
-_NO_PASS = "the updates: no forward pass of this model was seen before them (are its layers called one by one?)"
+_NO_PASS = "the updates: no forward pass of this model was seen before them (layers called one by one? `tf.gradients`?)"
 _MORE_THAN_OUTPUTS = (
     "the gradient: it is not that of the loop's loss by the model's outputs alone (a penalty on weights by hand? "
     "clipped by hand? another path to the weights?)"
@@ -264,7 +264,8 @@ class Case:
                 verdict.check("inputs and labels", beside_labels, verdict.evidence)
             verdict.check("variables without a gradient", self._left_out, replay, seen)
         schedule = self.schedule or (stated(self.optimizer, seen) if self.is_told else None)
-        verdict.check("the optimizer steps", of_steps, seen, steps, self.log.applied, schedule)
+        verdict.check("the optimizer steps", of_steps, seen, steps, self.log, schedule, self.optimizer)
+        verdict.check("the constraints", unconstrained, replay, seen.updates)
         if any(cause.name == "accumulated twice" for cause in verdict.causes):
             verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]
         verdict.add(moved)
@@ -273,7 +274,8 @@ class Case:
         if not verdict.check("second forward passes", second_passes, self.log, seen):
             verdict.check("evaluations", evaluations, replay, self.log, seen)
         if self.ended is not None:
-            at_end = verdict.look("the end", ends, replay, self.before, self.ended, seen)
+            ending = partial(ends, averages=bool(getattr(self.optimizer, "use_ema", False)))
+            at_end = verdict.look("the end", ending, replay, self.before, self.ended, seen)
             verdict.add(each for each in at_end if isinstance(each, Found) or not moved)
         if self.printed and not self.is_late:
             verdict.check("the printed loss", printed, verdict.evidence, self.printed, seen, len(twice))
@@ -293,9 +295,7 @@ class Case:
             told = f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
             yield Likely(f"The gradients of several batches are taken at the same weights, and applied in turn: {told}")
         yield from self.log.notes
-        if seen.num_skipped:
-            steps = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
-            yield f"{steps} skipped: the gradient was not finite at this loss scale."
+        yield from without_update(seen)
         if shapes := [shape for shape, _ in self.log.targets if any(num != 1 for num in shape)]:
             yield f"A gradient is taken of losses of shape {min(shapes, key=str)}: the engine adds them up."
 

@@ -300,10 +300,11 @@ class Log:
 
 @dataclass(frozen=True)
 class Step:
-    """Forward passes of all replicas, and the optimizer step after them: None at the end, or where it was skipped."""
+    """Forward passes of all replicas, and the step after them: None at the end, or where it was skipped, or waits."""
 
     called: list[Called]
     applied: Applied | None
+    is_complete: bool = True
 
 
 def steps(log: Log) -> list[Step]:
@@ -340,9 +341,7 @@ def _filled(events: list[Event]) -> list[Event]:
 
 def _cut(events: list[Event]) -> list[Step]:
     """Cut the events of a replica at optimizer steps; passes before another model's step are that step's."""
-    found: list[Step] = []
-    window: list[Called] = []
-    num_before = 0
+    found, window, num_before = list[Step](), list[Called](), 0
     for event in events:
         if isinstance(event, Called):
             window.append(event)
@@ -390,7 +389,7 @@ def _accumulated(found: list[Step]) -> list[Step]:
         else:
             made = made.emptied()
         merged.append(Step(called, made))
-    return [*merged, *(Step(each.called, None) for each in window)]
+    return [*merged, *(Step(each.called, None, is_complete=each.applied is None) for each in window)]
 
 
 def _summed(grads: list[list[np.ndarray | None]], divisor: int) -> list[np.ndarray | None]:

@@ -204,6 +204,10 @@ class Port(ABC):
         """Return the weight decay of an optimizer, if it has one."""
         return getattr(optimizer, "weight_decay", None)
 
+    def constrained(self, i: int, value: np.ndarray) -> np.ndarray | None:
+        """Return a value as the constraint of the i-th parameter makes it; None if it has no constraint."""
+        return None
+
     def are_forgotten(self, chosen: list[int]) -> bool:
         """Whether such variables are hardly left out by choice."""
         return False

@@ -98,6 +98,10 @@ class Replay(Port):
         beside = set[int]().union(*(home for home in homes if id(variables[i]) in home))
         return [j for j, v in enumerate(variables) if id(v) in beside]
 
+    def constrained(self, i: int, value: np.ndarray) -> np.ndarray | None:
+        constraint = self.model.trainable_variables[i].constraint
+        return None if constraint is None else np.array(ops.convert_to_numpy(constraint(ops.convert_to_tensor(value))))
+
     def frozen(self) -> list[int]:
         own = {id(v) for layer in self.model._flatten_layers() for v in layer._trainable_variables}
         return [i for i, v in enumerate(self._others) if id(v) in own]

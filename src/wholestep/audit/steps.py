@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from wholestep.audit.found import Finding, Likely, found, not_known, of_values, some
-from wholestep.audit.log import Applied
+from wholestep.audit.log import Applied, Log
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
 from wholestep.audit.optimizers import Schedule
 from wholestep.audit.ratios import least
@@ -16,6 +16,8 @@ from wholestep.audit.windows import PAD, Update, Windows, passes
 from wholestep.errors import SpecificationError, message
 
 INSIDE = "decay by microbatch", "weights moved inside a window"
+_HALVES = {"float16": 11, "bfloat16": 8}  # bits of a number
+_FEW, _HALF, _SMALL = 5, 0.5, 1e-3  # updates; what a rate may fall to in a pass by steps of one factor, and at all
 NUM_KEPT = 20_000  # weights that are compared, drawn once
 
 
@@ -45,13 +47,16 @@ def scheduled(learning_rate: Any) -> Schedule:
 
 
 def of_steps(
-    seen: Windows, updates: list[Update], calls: list[Applied], schedule: Schedule | None
+    seen: Windows, updates: list[Update], log: Log, schedule: Schedule | None, optimizer: Any = None
 ) -> Iterator[Finding]:
-    """Yield the findings on the optimizer steps, or on the rates of steps by hand; `calls`: of the optimizer, all."""
+    """Yield the findings on the steps of the optimizer, which is the one that is meant, or on rates by hand."""
     if not seen.is_by_hand:
         yield from apply(updates, schedule)
         yield from idle(seen)
-        yield from accumulated_twice(seen, calls)
+        yield from accumulated_twice(seen, log.applied)
+        if schedule is None:
+            yield from _falling(seen)
+            yield from _without_effect(updates, optimizer if log.is_stateless else None)
     elif seen.is_rated and schedule is not None:
         yield from rates(seen.updates, schedule, FINE.differs)
 
@@ -168,6 +173,33 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
     if len(of_pass) == len(updates) and farthest(used, at(of_pass)) <= fits:
         told += " It is that of the number of the pass over the data, and not of the update: does the schedule get it?"
     yield not_known("apply", told, without, line, shown)
+
+
+def _falling(seen: Windows) -> Iterator[Likely]:
+    """Yield a note on a learning rate that the loop makes smaller in each update by one factor, or that is 0 soon."""
+    used = np.array([update.applied.learning_rate for update in seen.updates])
+    if len(used) <= _FEW or not np.all(used > 0) or not np.all(np.diff(used) <= 0):
+        return
+    factors = used[1:] / used[:-1]
+    size = int(np.median([len(own) for own in passes([u for u in seen.updates if u.pieces])] or [len(used)]))
+    is_by_update = np.ptp(factors) <= FINE.differs and factors[0] ** size <= _HALF
+    if is_by_update or used[-1] <= _SMALL * used[0]:
+        told = f"The learning rate falls from {used[0]:.4g} to {used[-1]:.4g} in {len(used)} updates"
+        how = f", by the factor {factors[0]:.4g} in each: is that meant for each pass over the data?"
+        yield Likely(told + (how if is_by_update else ": is it decayed once per pass, and not per update?"))
+
+
+def _without_effect(updates: list[Update], optimizer: Any) -> Iterator[Likely]:
+    """Yield a note if the learning rate of an optimizer is assigned, and its stateless steps have another one."""
+    own, used = getattr(optimizer, "_learning_rate", None), {u.applied.learning_rate for u in updates}
+    if len(used) != 1 or {u.applied.optimizer for u in updates} != {id(optimizer)} or not hasattr(own, "assign"):
+        return
+    now, (rate,) = float(np.asarray(own)), used
+    if abs(now - rate) > FINE.differs * abs(rate):
+        told = (
+            f"`optimizer.learning_rate` is {now:.4g} after the loop, and every update has {rate:.4g}: stateless steps "
+        )
+        yield Likely(f"{told}take the rate from their own variables, `ov`. Put the new one there.")
 
 
 def anew_in_each_pass(seen: Windows) -> Iterator[str]:
@@ -328,6 +360,10 @@ def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str
     bound = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in new)
     if distance(np.clip(last, -bound, bound), wanted) <= ROUNDED:
         return f"all are cut to at most {bound:.6g}"
+    mantissas, exponents = np.frexp(last)
+    for kind, num_bits in _HALVES.items():
+        if np.array_equal(np.ldexp(np.round(np.ldexp(mantissas, num_bits)), exponents - num_bits), wanted):
+            return f"all are rounded to {kind}"
     steps = (vectors[:-1] - last).T  # weights of an average add up to 1
     if steps.shape[0] <= 2 * steps.shape[1]:
         return ""

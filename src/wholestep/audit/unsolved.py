@@ -19,7 +19,7 @@ from wholestep.audit.derived import (
     of_other_labels,
 )
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import Finding, Found, Likely, some
+from wholestep.audit.found import Finding, Found, Likely, many, some
 from wholestep.audit.measure import ENOUGH, SOLVED, distance
 from wholestep.audit.port import Port
 from wholestep.audit.usual import shares_of
@@ -349,3 +349,12 @@ def skipped(seen: Windows) -> Iterator[str]:
         yield Likely(
             f"The last {num} optimizer steps were skipped: at no loss scale was the gradient finite. Is the loss NaN?"
         )
+
+
+def without_update(seen: Windows) -> Iterator[str]:
+    """Yield the notes on gradients that were handed to the optimizer, and made no update."""
+    if seen.num_skipped:
+        steps = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
+        yield f"{steps} skipped: the gradient was not finite at this loss scale."
+    if seen.num_waiting:
+        yield f"{many(seen.num_waiting, 'gradient')} at the end made no update: the optimizer waits for more of them."

@@ -164,6 +164,23 @@ def _moving(replay: Port, updates: list[Update], before: list[np.ndarray], *, is
     return {i for i, value in enumerate(before) if not all(same(value, state[i]) for state in states)}
 
 
+def unconstrained(replay: Port, updates: list[Update]) -> Iterator[Likely]:
+    """Yield a note on weights that no step brings back to the constraint of their variable."""
+    states = [u.pieces[0].called.params for u in updates[1:] if u.pieces and u.pieces[0].called.is_whole]
+    names = []
+    for i, name in enumerate(replay.names):
+        for value in (state[i] for state in states[-NUM_MOVES:]):
+            if (once := replay.constrained(i, value)) is None:
+                break
+            twice = replay.constrained(i, once)
+            if twice is not None and distance([once], [value]) > FINE.differs > distance([twice], [once]):
+                names.append(name)
+                break
+    if names:
+        told = f"No step applies the constraint of {some(names)}: the weights leave it. Keras' optimizers apply it "
+        yield Likely(f"{told}after each step, as `v.assign(v.constraint(v))` does.")
+
+
 _PENALTIES = {
     "squares": lambda weights: float(np.sum(np.square(weights, dtype="float64"))),
     "sizes": lambda weights: float(np.sum(np.abs(weights), dtype="float64")),
@@ -192,13 +209,25 @@ def unmoved(evidence: list[Evidence]) -> Iterator[Likely]:
             return
 
 
+_NO_AVERAGE = (
+    "The optimizer keeps an average of the weights (`use_ema`), and the model does not have it after the loop, as it "
+    "has after `fit`. `optimizer.finalize_variable_values(model.trainable_variables)` puts it there; on JAX, once the "
+    "optimizer's variables have their last values."
+)
 _DECAYS = 1 - np.geomspace(1e-4, 0.9, 400)
 _FINER = 3  # times that the neighbourhood of the best decay is searched again
 NUM_KEPT = 300  # updates and microbatches whose weights may be averaged
 
 
-def ends(replay: Port, before: list[np.ndarray], now: Values, seen: Windows) -> Iterator[Finding]:
-    """Yield the findings on the values that the loop left in the model; `before`: the weights when it began."""
+def ends(
+    replay: Port, before: list[np.ndarray], now: Values, seen: Windows, *, averages: bool = False
+) -> Iterator[Finding]:
+    """Yield the findings on the values that the loop left in the model.
+
+    Args:
+        before: the weights when it began.
+        averages: whether the optimizer keeps an average of the weights.
+    """
     whole = [u for u in seen.updates if u.applied.is_whole and u.pieces and u.is_known]
     if not whole or not len(now.params) == len(before) == len(whole[0].pieces[0].called.params):
         return
@@ -210,8 +239,8 @@ def ends(replay: Port, before: list[np.ndarray], now: Values, seen: Windows) -> 
         if is_last_known:
             yield "The trained weights never come back to the model: after the loop it has those that it began with."
         return
-    if is_last_known and not all_same(now.params, last):
-        yield from _averaged(now.params, whole)
+    if is_last_known and averages == all_same(now.params, last):
+        yield from [_NO_AVERAGE] if averages else _averaged(now.params, whole)
     yield from lost_statistics(replay, now, whole)
 
 

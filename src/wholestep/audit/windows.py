@@ -203,6 +203,7 @@ class Windows:
         foreign: the number of such passes on inputs that are not rows of the data.
         seen: rows of forward passes without a gradient (an evaluation).
         num_skipped, num_skipped_at_end: optimizer steps whose gradients were not finite, in all and at the end.
+        num_waiting: gradients at the end that the optimizer accumulates, and that make no update.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
         rule: the optimizer of such updates, if they are steps of one on the gradients that were meant.
@@ -224,6 +225,7 @@ class Windows:
     stale: set[int] = field(default_factory=set)
     idle: dict[int, list[Update]] = field(default_factory=dict)
     num_skipped_at_end: int = 0
+    num_waiting: int = 0
 
     @property
     def is_rated(self) -> bool:
@@ -241,7 +243,7 @@ def windows(log: Log, rows: Rows) -> Windows:
     pieces: list[Piece] = []
     updates: list[Update] = []
     seen: set[int] = set()
-    foreign = num_skipped = in_turn = 0
+    foreign = num_skipped = in_turn = num_waiting = 0
     *made, last = steps(log)
     found = [_with_gradient(_found(step.called, rows), seen) for step in made]
     ways = [_of_trials(window, step.applied) for window, step in zip(found, made, strict=True)]
@@ -250,8 +252,10 @@ def windows(log: Log, rows: Rows) -> Windows:
         way = way or (usual if len(usual) == len(window) else [False] * len(window))
         trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
         window = _filled([piece for piece, is_trial in zip(window, way, strict=True) if not is_trial])
-        num_skipped += step.applied is None  # the gradients were not finite
-        in_turn = 0 if step.applied is not None else in_turn + 1
+        is_skipped = step.applied is None and step.is_complete  # the gradients were not finite
+        num_skipped += is_skipped
+        in_turn = in_turn + 1 if is_skipped else 0
+        num_waiting += not step.is_complete
         if step.applied is not None:
             updates.append(Update(len(updates) + 1, window, step.applied, trials))
         pieces += window
@@ -265,7 +269,10 @@ def windows(log: Log, rows: Rows) -> Windows:
     updates, stale = _one_by_one(updates)
     place, is_own = placed(pieces), is_by_hand and bool(updates)
     return Windows(
-        pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale, num_skipped_at_end=in_turn
+        *(pieces, updates, rest, foreign, seen, num_skipped, place, is_own),
+        stale=stale,
+        num_skipped_at_end=in_turn,
+        num_waiting=num_waiting,
     )
 
 
