@@ -123,6 +123,9 @@ LATER_TF = [
     ),
 ]
 LATER_JAX = [
+    of("replicas drift apart", "pmapped", ('        grads = jax.lax.pmean(grads, "replicas")\n', "")),
+    of("replicas drift apart", "pmapped", ('pmean(grads, "replicas")', 'pmean(grads[:2], "replicas") + grads[2:]')),
+    of("summed over replicas", "pmapped", ("pmean(grads,", "psum(grads,")),
     of("penalty added twice", "jitted", ("+ sum(own), ntv", "+ 2 * sum(own), ntv")),
     of(
         "state of one microbatch",

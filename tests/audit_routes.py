@@ -409,6 +409,31 @@ JAX_RATES = (
 """
 )
 
+JAX_PMAPPED = (
+    JAX_HEAD
+    + """
+    num = 2
+
+    def loss_at(tv, ntv, a, b):
+        output, ntv, own = model.stateless_call(tv, ntv, a, training=True, return_losses=True)
+        return jnp.mean((b[:, None] - output) ** 2) + sum(own), ntv
+
+    def step(tv, ntv, ov, a, b):
+        (_, ntv), grads = jax.value_and_grad(loss_at, has_aux=True)(tv, ntv, a, b)
+        grads = jax.lax.pmean(grads, "replicas")
+        tv, ov = optimizer.stateless_apply(ov, grads, tv)
+        return tv, ntv, ov
+
+    step = jax.pmap(step, axis_name="replicas", devices=jax.devices()[:num])
+    state = jax.tree.map(lambda value: jnp.stack([value] * num), (tv, ntv, ov))
+    for epoch in range(2):
+        order = np.random.default_rng(epoch).permutation(len(x))
+        for start in range(0, len(x), 10):
+            rows = order[start : start + 10].reshape(num, -1)
+            state = step(*state, x[rows], y[rows])
+"""
+)
+
 BOTH = {
     "fit": Loop(FIT, "norm"),
     "fit weighted": Loop(FIT_WEIGHTED, weights=True),
@@ -458,6 +483,7 @@ JAX_MORE = {
     "scaled": Loop(JAX_SCALED, "small scale"),
     "scale that moves": Loop(JAX_SCALED, "float16"),
     "epoch": Loop(JAX_EPOCH, "norm"),
+    "pmapped": Loop(JAX_PMAPPED, "deep"),
     "counted": Loop(JAX_COUNTED, "own"),
     "two inputs": Loop(JAX_INPUTS, "two inputs"),
     "words": Loop(JAX_SIMPLE, "words"),

@@ -875,3 +875,46 @@ def test_stateless_steps_have_their_own_rate_and_state(is_assigned, is_reset):
     assert report.first_line.startswith("Optimizer state thrown away.") == is_reset
     if is_reset:
         assert "It begins anew at update 9, 17." in report.causes[0].detail
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_rows_that_fill_up_a_batch_count_in_statistics(has_norm):
+    keras.utils.set_random_seed(0)
+    norms = [keras.layers.BatchNormalization()] * has_norm
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8), *norms, keras.layers.Dense(1)])
+    model.compile(optimizer := keras.optimizers.Adam(0.01), "mse")
+    optimizer.build(model.trainable_variables)
+
+    def value(out, y, w):
+        return keras.ops.sum(w * (out[:, 0] - y) ** 2) / keras.ops.sum(w)
+
+    rng = np.random.default_rng(1)
+    with ws.audit(model, (U, V)) as report:
+        for _ in range(2):
+            order = rng.permutation(96)
+            for start in range(0, 96, 20):
+                rows = order[start : start + 20]
+                x, y, w = (np.zeros((20, *part.shape[1:]), "float32") for part in (U, V, V))
+                x[: len(rows)], y[: len(rows)], w[: len(rows)] = U[rows], V[rows], 1
+                if ENGINE == "tensorflow":
+                    gradients = gradient_of(model, value)(x, y, w)
+                    optimizer.apply(gradients, model.trainable_variables)
+                else:
+                    step_with_statistics(model, optimizer, value, (x, y, w))
+    told = "The rows that fill up the batches of updates 5, 10 count in the statistics of the batch"
+    assert report.first_line.startswith(told if has_norm else "Nothing found in 10 updates"), str(report)
+
+
+def step_with_statistics(model, optimizer, value, batch):
+    """Make a step of JAX with the new moving statistics."""
+    import jax
+
+    def loss(weights, others, x, *rows):
+        outputs, others = model.stateless_call(weights, others, x, training=True)
+        return value(outputs, *rows), others
+
+    values = [[v.value for v in group] for group in (model.trainable_variables, model.non_trainable_variables)]
+    gradients, others = jax.grad(loss, has_aux=True)(*values, *batch)
+    optimizer.apply(gradients, model.trainable_variables)
+    for variable, new in zip(model.non_trainable_variables, others, strict=True):
+        variable.assign(new)

@@ -249,13 +249,13 @@ class Case:
         bare = [replace(u, pieces=[]) if u.number in seen.stale else u for u in steps]
         is_own = bool(bare) and all(u.applied.optimizer == id(self.optimizer) for u in bare)
         decay = replay.decay(self.optimizer) if is_own else None
-        of_all = partial(between, bare, decay, moves_weights=replay.moves_weights)
+        of_all = partial(between, bare, decay, replay.names, moves_weights=replay.moves_weights)
         moved = verdict.look("what moves between updates", of_all)
         inside = [each for each in moved if isinstance(each, Found) and each.name in INSIDE]
         moving = {number for cause in inside for number in cause.updates}
         moved = [each for each in moved if not (replay.moves_weights and each in inside)]  # SpectralNormalization does
         if moving:
-            verdict.unseen.append(f"the gradient of {many(len(moving), 'update')}: the weights move inside the window")
+            verdict.unseen.append(f"the gradient of {many(len(moving), 'update')}: the weights move in the window")
         like = [u for u in known if u.number not in moving]
         verdict.attempt("the gradients", self._judge_gradients, verdict, seen, meant, like)
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs

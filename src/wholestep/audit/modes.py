@@ -91,6 +91,7 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
     updates = [u for u in updates if u.is_known and all(modes.of(p) for p in u.pieces)]
     if not updates:
         return
+    yield from _statistics(replay, modes, updates)
     steps = [(b.number, a.pieces[-1], a.pieces[0], b.pieces[0]) for a, b in pairwise(updates) if b.follows(a)]
     line, last_line = (updates[0].pieces[i].called.line for i in (0, -1))
     num = len(replay.are_seeds) - replay.num_recurrent
@@ -108,6 +109,35 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
     yield from found_so_far
     if not found_so_far and all(len({p.called.replica for p in u.pieces}) == 1 for u in updates):
         yield from _otherwise(replay, modes, steps, [i for i in range(num) if not replay.are_seeds[i]])
+
+
+def _statistics(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[str]:
+    """Yield the notes on moving statistics that are those of padding too, or of one replica."""
+    num = len(replay.are_seeds) - replay.num_recurrent
+    chosen = [i for i in range(num) if not replay.are_seeds[i]]
+
+    def of(buffers: list[np.ndarray]) -> list[np.ndarray]:
+        return [buffers[i] for i in chosen]
+
+    def has_padding(piece: Piece) -> bool:
+        is_padding = piece.rows == PAD
+        moved = not all_same(of(piece.called.buffers), of(modes.moved[piece.called.order]))
+        return bool(is_padding.any() and not is_padding.all()) and moved
+
+    if padded := [u.number for u in updates if any(map(has_padding, u.pieces))]:
+        told = (
+            f"The rows that fill up the batches of updates {some(padded, 6)} count in the statistics of the batch, and "
+        )
+        yield Likely(f"{told}in the moving ones: BatchNormalization knows no padding, and no weight of a row.")
+    for update in updates if replay.engine() == "jax" else ():  # TensorFlow's variables have the mean of all replicas
+        states = {p.called.replica: of(p.called.buffers) for p in update.pieces[::-1]}
+        first, *others = states.values()
+        if any(distance(first, each) > replay.tolerance.differs for each in others):
+            told = (
+                "The moving statistics of each replica are those of its own rows, and the model keeps one replica's. "
+            )
+            yield f"{told}`jax.lax.pmean(statistics, axis)` makes them the same."
+            return
 
 
 def _otherwise(replay: Port, modes: Modes, steps: list, chosen: list[int]) -> Iterator[Finding]:

@@ -98,6 +98,8 @@ class Report:
         few = ", but not the order of the rows, which takes two whole passes" if FEW_PASSES in verdict.notes else few
         others = sum(not all(piece.is_known for piece in update.pieces) for update in verdict.seen.updates)
         rest = f" Not judged: {others} of {many(num, 'update')}, whose rows are not in `data`." if others else ""
+        asked = sum("?" in note for note in verdict.notes)
+        rest += f" {many(asked, 'note asks', 'notes ask')} whether something is meant." if asked else ""
         return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged{few}.{rest}"
 
     def printed(self, *, loss: object) -> None:

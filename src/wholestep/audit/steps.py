@@ -1,21 +1,21 @@
 """The stages of the optimizer step, and of the moves between two."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from wholestep.audit.found import Finding, Likely, found, not_known, of_values, some
+from wholestep.audit.found import Finding, Found, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied, Log
-from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
+from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
 from wholestep.audit.optimizers import Schedule
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD, Update, Windows, passes
 from wholestep.errors import SpecificationError, message
 
-INSIDE = "decay by microbatch", "weights moved inside a window"
+INSIDE = "decay by microbatch", "weights moved inside a window", "replicas drift apart"
 _HALVES = {"float16": 11, "bfloat16": 8}  # bits of a number
 _FEW, _HALF, _SMALL = 5, 0.5, 1e-3  # updates; what a rate may fall to in a pass by steps of one factor, and at all
 NUM_KEPT = 20_000  # weights that are compared, drawn once
@@ -257,17 +257,23 @@ def idle(seen: Windows) -> Iterator[Finding]:
         yield found("steps of zeros", len(steps) / (len(steps) + len(seen.idle)), steps[0].applied.line, moving)
 
 
-def between(updates: list[Update], decay: float | None, *, moves_weights: bool = False) -> Iterator[Finding]:
+def between(
+    updates: list[Update], decay: float | None, names: Sequence[str] = (), *, moves_weights: bool = False
+) -> Iterator[Finding]:
     """Yield the findings on weights that moved by no optimizer step.
 
     Args:
         decay: the optimizer's own.
+        names: of the weights.
         moves_weights: whether a pass of the model moves them, as SpectralNormalization does.
     """
     updates = [u for u in updates if u.applied.is_whole]
     lost: list[tuple] = []
     moved: list[tuple] = []
     outer = _outer(updates)
+    if drifts := [*_replicas_apart(updates, names)]:
+        yield from drifts
+        return
     for a, b in pairwise(updates):
         first = next(iter([*b.trials, *b.pieces]), None)
         new = in_part(first.called.params if first is not None and first.called.is_whole else b.applied.params)
@@ -292,6 +298,18 @@ def between(updates: list[Update], decay: float | None, *, moves_weights: bool =
         how = f"all by one factor, {shrunk[0]:.6g}" if shrunk[0] else written(updates, a, new)
         how = f": {how}" if how else ""
         yield f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?"
+
+
+def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Found]:
+    """Yield the finding on replicas that begin an update with weights of their own."""
+    firsts = [{p.called.replica: p for p in u.pieces[::-1] if p.called.is_whole} for u in updates]
+    states = [[in_part(piece.called.params) for piece in each.values()] for each in firsts]
+    apart = [max((distance(state, own[0]) for state in own), default=0.0) for own in states]
+    if max(apart, default=0.0) > FINE.differs:
+        last, i = states[int(np.argmax(apart))], int(np.argmax(apart))
+        differing = [k for k, value in enumerate(last[0]) if any(not same(value, state[k]) for state in last)]
+        detail = f"These are {some([names[k] for k in differing])}." if len(names) == len(last[0]) else ""
+        yield found(INSIDE[2], apart[i], updates[i].applied.line, [u.number for u in updates], detail)
 
 
 def _outer(updates: list[Update]) -> set[int]:

@@ -284,6 +284,9 @@ def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
     if applied is None or not applied.is_whole or not all(piece.called.is_whole for piece in window):
         return []
     states, begin = [in_part(piece.called.params) for piece in window], in_part(applied.params)
+    firsts = {piece.called.replica: state for piece, state in zip(window[::-1], states[::-1], strict=True)}
+    if any(distance(state, states[0]) > SOLVED for state in firsts.values()):  # replicas that are not kept the same
+        return []
     apart = [distance(state, begin) for state in states]
     are_trials = [each <= SOLVED * max(apart) for each in apart]
     return are_trials if are_trials and are_trials[0] and not are_trials[-1] else [False] * len(window)
