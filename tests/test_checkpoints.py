@@ -726,3 +726,32 @@ def test_a_restored_trainer_may_predict_first(metrics, is_built, predicts_before
     histories = [each.fit(X, X[:, 0], batch_size=5, verbose=0).history for each in (saved, restored)]
     assert histories[0] == histories[1]
     np.testing.assert_array_equal(restored.predict(X, verbose=0), saved.predict(X, verbose=0))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Marked(keras.Model):
+    """A model without a `build`: Keras marks it as built, and its layer has no variables yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.outer = keras.layers.Dense(1)
+
+    def call(self, x, training=False):
+        return self.outer(x)
+
+
+@pytest.mark.filterwarnings("ignore:`build\\(\\)` was called")
+def test_a_model_that_is_only_marked_as_built_resumes(tmp_path):
+    def run(folder, num):
+        keras.utils.set_random_seed(0)
+        model = Marked()
+        model.build((None, X.shape[1]))
+        model.compile("adam", "mse")
+        steps = ws.Trainer(model).steps(ws.Batches((X, Y), batch_size=10, seed=1), epochs=2, checkpoints=folder)
+        for _ in zip(range(num), steps, strict=False):
+            pass
+        return [np.asarray(v) for v in (*model.variables, *model.optimizer.variables)]
+
+    run(ws.Checkpoints(tmp_path / "a", every_steps=2), 5)
+    resumed = run(ws.Checkpoints(tmp_path / "a", every_steps=2), 100)
+    check_same_bits(run(ws.Checkpoints(tmp_path / "b"), 100), resumed)

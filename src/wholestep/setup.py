@@ -17,15 +17,7 @@ from wholestep.data import Batches, Data, class_weighted, classify, in_turn, ope
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.executor import Executor
-from wholestep.model import (
-    CompiledObjective,
-    Coupling,
-    Findings,
-    Objective,
-    compiled,
-    leave_rows_out,
-    open_columns,
-)
+from wholestep.model import CompiledObjective, Coupling, Findings, Objective, compiled, leave_rows_out, open_columns
 from wholestep.program import Options
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
@@ -247,17 +239,23 @@ class Setup:
     def _put_back(self, snapshot: Snapshot) -> None:
         """Assign a snapshot to the existing variables that are not assigned yet; see `Run.assigned`."""
         executor = self.executor if self._is_ready(trains=False) else None  # a prediction builds no metrics
-        optimizer = self._build_optimizer() if self.model.built else getattr(self.model, "optimizer", None)
+        is_built = self._is_built()
+        optimizer = self._build_optimizer() if is_built else getattr(self.model, "optimizer", None)
         if executor is not None and (self.steps.trains or (optimizer is not None and optimizer.built)):
             executor.put_back(self.run, snapshot)
             return
         assigned = self.run.assigned
-        if self.model.built:
+        if is_built:
             _put_all(snapshot, self._groups(), assigned)
             if executor is not None:  # an executor that only evaluates and predicts
                 self.run.has_resumed()
         slots = [(path, snapshot.arrays[f"slots/{i}"]) for i, path in enumerate(snapshot.facts["paths"]["slots"])]
         claimed(slots, [] if optimizer is None else optimizer.variables, assigned)  # such as the learning rate
+
+    def _is_built(self) -> bool:
+        """Whether the model has its variables. `build(shape)` marks a model as built whose layers may have none yet."""
+        has_all = self.executor is not None or all(layer.built for layer in compiled.layers(self.model))
+        return self.model.built and has_all
 
     def _groups(self) -> dict[str, list[keras.Variable]]:
         """Return the existing variables by group."""
@@ -272,7 +270,7 @@ class Setup:
         Raises:
             SpecificationError: the snapshot is another model's; nothing has been changed.
         """
-        if self.model.built:
+        if self._is_built():
             leaves_of(snapshot, self._groups())
 
     def check_weights(self, snapshot: Snapshot) -> None:
