@@ -919,3 +919,53 @@ def step_with_statistics(model, optimizer, value, batch):
     optimizer.apply(gradients, model.trainable_variables)
     for variable, new in zip(model.non_trainable_variables, others, strict=True):
         variable.assign(new)
+
+
+# ---- masks that a model makes ----
+
+LENGTHS = RNG.integers(2, 9, 64)
+MASK = (np.arange(8)[None] < LENGTHS[:, None]).astype("float32")
+TOKENS = (RNG.integers(1, 12, (64, 8)) * MASK).astype("int32")
+TAGS = ((TOKENS * 5 + 3) % 11 * MASK).astype("int32")
+LATER = (np.arange(8)[None] < LENGTHS[:, None] + 1).astype("float32")
+EARLIER = (np.arange(8)[None] < LENGTHS[:, None] - 1).astype("float32")
+
+
+def tagger():
+    keras.utils.set_random_seed(0)
+    embedding = keras.layers.Embedding(12, 6, mask_zero=True)
+    return keras.Sequential([keras.Input((8,), dtype="int32"), embedding, keras.layers.Dense(12)])
+
+
+def entropy(out, y, smoothing=0.0):
+    hot = keras.ops.one_hot(y, 12) * (1 - smoothing) + smoothing / 12
+    return -keras.ops.sum(hot * keras.ops.log_softmax(out), axis=-1)
+
+
+@pytest.mark.parametrize("has_weights", [True, False])
+@pytest.mark.parametrize(
+    ("mask", "smoothing", "name", "words"),
+    [
+        (MASK, 0.0, "", "Nothing found in 16 updates"),
+        (np.ones_like(MASK), 0.0, "mask ignored", "Mask ignored. The mask is left out."),
+        (MASK, 0.1, "other labels", "smoothed by 0.1 instead of 0"),
+        (LATER, 0.0, "not known", "places of weight 0, the first one after the end of each row."),
+        (EARLIER, 0.0, "not known", "places that have a weight, the last one of each row."),
+    ],
+)
+def test_the_loss_behind_a_mask_of_the_model_is_solved_for(mask, smoothing, name, words, has_weights):
+    model = tagger()
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="mean_with_sample_weight" if has_weights else "sum_over_batch_size"
+    )
+    model.compile(optimizer := keras.optimizers.SGD(0.1), loss)
+    optimizer.build(model.trainable_variables)
+
+    def value(out, y, w):
+        return keras.ops.sum(entropy(out, y, smoothing) * w) / keras.ops.sum(w)
+
+    move = lambda variables, gradients: optimizer.apply([*map(keras.ops.array, gradients)], variables)  # noqa: E731
+    with ws.audit(model, (TOKENS, TAGS, MASK) if has_weights else (TOKENS, TAGS)) as report:
+        train(model, value, (TOKENS, TAGS, mask), 8, move)
+    assert [cause.name for cause in report.causes] == [name] * bool(name), str(report)
+    assert words in report.first_line, report.first_line

@@ -1,6 +1,7 @@
 """The parts of the gradient of one update, counts and sets of rows for their coefficients, and solutions by row."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.evidence import AtOutputs, Evidence, narrowed
 from wholestep.audit.forms import BASE, Form
-from wholestep.audit.found import numbers_of
+from wholestep.audit.found import many, numbers_of
 from wholestep.audit.port import OneLoss
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD, Piece
@@ -236,6 +237,7 @@ NUM_FREE = 64  # rows whose factors are solved for
 NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
 NUM_PAIRS = 2_000_000  # numbers of the outputs' derivatives for all labels
 _NEAR = 1e-2
+_NOTHING = 1e-4  # of the largest derivative
 
 
 def factors_of_rows(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
@@ -258,24 +260,67 @@ def derivatives(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
-    """Return in words one row for a comparison by hand: its label and output, and the derivatives of both losses."""
+    """Return in words the row, or its place, where the derivatives of both losses differ most."""
     pieces = e.update.pieces
     if any(len(piece.called.outputs) != 1 for piece in pieces) or not hasattr(e.meant.replay.data[1], "shape"):
         return ""
     starts = np.cumsum([0, *(piece.called.outputs[0].size for piece in pieces)])
-    place = int(np.argmax(np.abs(solved - should)))
-    which = int(np.searchsorted(starts, place, "right")) - 1
+    most = int(np.argmax(np.abs(solved - should)))
+    which = int(np.searchsorted(starts, most, "right")) - 1
     piece, terms, out = pieces[which], e.terms[which], pieces[which].called.outputs[0]
-    width = out.size // len(out)
-    at = (place - int(starts[which])) // width
-    part = slice(int(starts[which]) + at * width, int(starts[which]) + (at + 1) * width)
-    label = e.meant.replay.batch(piece)[1][at]
+    at, *inner = map(int, np.unravel_index(most - int(starts[which]), out.shape))
+    label, output = e.meant.replay.batch(piece)[1][at], out[at]
+    had, meant = (each[starts[which] : starts[which + 1]].reshape(out.shape)[at] for each in (solved, should))
     values, weights = terms.values[:, at].sum(), terms.weights[:, at].sum()
-    loss = f"the loss that was meant is {values / weights:.4g}, " if weights else ""
+    loss, where = f"the loss that was meant is {values / weights:.4g}, " if weights else "", ""
+    if out.ndim == 3 and np.shape(label)[:1] == out.shape[1:2]:
+        label, output, had, meant = (each[inner[0]] for each in (label, output, had, meant))
+        loss, where = "", f"place {inner[0]} of "
     return (
-        f"On row {piece.rows[at]} of the data, label {numbers_of(label)}, output {numbers_of(out[at])}: {loss}with "
-        f"derivative {numbers_of(should[part])} by the output in this batch; the loop's has {numbers_of(solved[part])}."
+        f"At {where}row {piece.rows[at]} of the data, label {numbers_of(label)}, output "
+        f"{numbers_of(output)}: {loss}with derivative {numbers_of(meant)} by the output in this batch; the loop's has "
+        f"{numbers_of(had)}."
     )
+
+
+def places_of_mask(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
+    """Return in words which places the loop's loss counts without a weight, or leaves out; "" if it does neither."""
+    if not all(piece.called.outputs[0].ndim == 3 for piece in e.update.pieces) or e.meant.replay.data[2] is None:
+        return ""
+    counted = _Places("counts {} of weight 0", "the first one after the end of each row")
+    left_out = _Places("leaves out {} that {} a weight", "the last one of each row")
+    start = 0
+    for piece in e.update.pieces:
+        out, weights = piece.called.outputs[0], np.asarray(e.meant.replay.batch(piece)[2])
+        if weights.shape != out.shape[:2]:
+            return ""
+        had, meant = (np.abs(d[start : start + out.size]).reshape(*weights.shape, -1).max(-1) for d in (solved, should))
+        start += out.size
+        has, places = weights > 0, np.arange(weights.shape[1])
+        ends = np.max(np.where(has, places + 1, 0), axis=1, keepdims=True)
+        is_counted = had > _NOTHING * had.max()
+        counted.add(~has & is_counted, places == ends)
+        left_out.add(has & (meant > _NOTHING * meant.max()) & ~is_counted, places == ends - 1)
+    told = " and ".join(filter(None, map(str, (counted, left_out))))
+    return f" The loop's loss {told}." if told else ""
+
+
+@dataclass
+class _Places:
+    """Places of padded rows that all have something in common; `kind`: in words, places that may be all of them."""
+
+    told: str
+    kind: str
+    num: int = 0
+    are_of_kind: bool = True
+
+    def add(self, chosen: np.ndarray, of_kind: np.ndarray) -> None:
+        self.num += int(chosen.sum())
+        self.are_of_kind &= not np.any(chosen & ~of_kind)
+
+    def __str__(self) -> str:
+        told = self.told.format(many(self.num, "place"), "has" if self.num == 1 else "have")
+        return f"{told}{f', {self.kind}' * self.are_of_kind}" if self.num else ""
 
 
 def labels_of_others(e: Evidence) -> list[np.ndarray] | None:

@@ -96,7 +96,7 @@ def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
     if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(data[1])):
         yield from _along()
     if data[2] is not None and not has_own:
-        yield from _weights(meant.replay.num_rows)
+        yield from _weights(data[2], meant.replay.num_rows)
     if not isinstance(objective, OneLoss):
         return
     if meant.replay.is_masked:
@@ -138,7 +138,10 @@ def _along() -> Iterator[Form]:
             yield Form((told,), labels=lambda y, by=sign * steps: np.roll(y, by, axis=1) if np.ndim(y) > 1 else y)
 
 
-def _weights(num: int) -> Iterator[Form]:
+def _weights(weights: Any, num: int) -> Iterator[Form]:
+    is_mask = np.ndim(weights) > 1 and bool(np.isin(weights, (0, 1)).all())
+    quantity, ignored = ("the mask", "mask ignored") if is_mask else ("the sample weights", "weights ignored")
+
     def of_rows(change: Callable[[np.ndarray], np.ndarray]) -> Callable:
         return lambda e, piece, weights: change(weights[np.where(piece.rows == PAD, 0, piece.rows)])
 
@@ -146,7 +149,7 @@ def _weights(num: int) -> Iterator[Form]:
         return lambda e, piece, weights: weights[np.where(piece.rows == PAD, 0, rows(e, piece))]
 
     ways: dict[str, tuple[Callable, str]] = {
-        "are left out": (of_rows(np.ones_like), "weights ignored"),
+        f"{'is' if is_mask else 'are'} left out": (of_rows(np.ones_like), ignored),
         "are squared": (of_rows(np.square), "weights squared"),
         "are averaged over their batch": (of_rows(lambda own: 0 * own + own.mean()), "weights averaged apart"),
         "come under a root": (of_rows(lambda own: np.sqrt(np.abs(own))), ""),
@@ -154,7 +157,8 @@ def _weights(num: int) -> Iterator[Form]:
     }
     ways |= {f"are those {word}": (at(rows), "weights of other rows") for word, rows in _indices(num)}
     for predicate, (way, name) in ways.items():
-        yield Form((Error("the sample weights", predicate, (name,) if name else ()),), weights=way)
+        told = Error(quantity if name == ignored else "the sample weights", predicate, (name,) if name else ())
+        yield Form((told,), weights=way)
 
 
 def _losses(replay: Port, loss: Any, width: int, labels: Any) -> Iterator[Form]:
@@ -178,18 +182,18 @@ def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
         return
     if (plain := losses.unsmoothed(loss)) is not None:
         other, own, is_sparse = plain
-        num = evidence[0].update.pieces[0].called.outputs[0].shape[-1]
-        yield _smoothed(meant.replay.objective(other), own, num, is_sparse)
+        shape = evidence[0].update.pieces[0].called.outputs[0].shape
+        yield _smoothed(meant.replay.objective(other), own, shape, is_sparse)
     if losses.is_squared(loss):
         constant = [partial(np.full_like, fill_value=value) for value in (0, 1)]
         yield Mixture((BASE, *(Form((Error("labels", "constant"),), labels=labels) for labels in constant)), _scaled)
 
 
-def _smoothed(full: OneLoss, own: float, num: int, is_sparse: bool) -> Mixture:
-    eye = np.eye(num, dtype="float32")
+def _smoothed(full: OneLoss, own: float, shape: tuple[int, ...], is_sparse: bool) -> Mixture:
+    num, eye = shape[-1], np.eye(shape[-1], dtype="float32")
 
     def hot(labels: np.ndarray) -> np.ndarray:
-        return eye[np.reshape(labels, -1).astype(int)] if is_sparse else labels
+        return eye[np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int)] if is_sparse else labels
 
     def told(numbers: np.ndarray) -> Error | None:
         smoothing = float(numbers[1])

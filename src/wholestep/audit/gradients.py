@@ -6,16 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from wholestep.audit.basis import NUM_SOLVED, derivatives, on_a_row
-from wholestep.audit.causes import (
-    ACCUMULATING,
-    ADDED_UP_ONCE,
-    OF_ROWS,
-    OF_WEIGHTS,
-    ON_REPLICAS,
-    SUMMED,
-    TWICE,
-)
+from wholestep.audit.basis import NUM_SOLVED, derivatives, on_a_row, places_of_mask
+from wholestep.audit.causes import ACCUMULATING, ADDED_UP_ONCE, OF_ROWS, OF_WEIGHTS, ON_REPLICAS, SUMMED, TWICE
 from wholestep.audit.changes import LONGER, POSITIVE, SQUARED, added, changed
 from wholestep.audit.coefficients import RAW
 from wholestep.audit.evidence import Evidence, Meant, narrowed
@@ -287,21 +279,19 @@ def _has_uneven_replicas(e: Evidence) -> bool:
 
 def _located(differing: list[Evidence]) -> Found:
     """Return the place of a difference that no error explains: in the loss, or in some variables."""
-    e, detail = differing[0], ""
+    e, detail, places = differing[0], "", ""
     if (found := derivatives(e)) is not None:
         solved, should = found
         far = np.argsort(-np.abs(solved - should))[:3]
         shown = ", ".join(dict.fromkeys(f"{solved[i] + 0.0:.3g} instead of {should[i]:.3g}" for i in far))
-        told = (
-            "the model and the variables are right, so it is in the loss: its derivative by the outputs is "
-            f"{shown}, where they differ most"
-        )
-        detail = on_a_row(e, solved, should)
+        told = f"the model and the variables are right, so it is in the loss: its derivative by the outputs is {shown}"
+        told += ", where they differ most"
+        detail, places = on_a_row(e, solved, should), places_of_mask(e, solved, should)
     else:
         apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
         off = ", ".join(f"{name} ({far:.1g})" for name, far in apart.items() if far > differs)
         told = f"the variables that differ: {off}"
-    explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}."
+    explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}.{places}"
     numbers, proof = [each.update.number for each in differing], proved(differing[-1], None)
     without, line = max(each.without for each in differing), e.meant.replay.line_of_loss(e.update.pieces[-1].called)
     cause = not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)

@@ -184,14 +184,14 @@ class Case:
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
         rows = Rows(self.data[0])
-        replay = self.port(
-            self.model, self.data, is_observing=isinstance(self.objective, Observed), by_pass=self.by_pass
-        )
+        is_observing = isinstance(self.objective, Observed)
+        replay = self.port(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
         self._begin_late(len(replay.names))
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
         seen = windows(self.log, rows)
         verdict.seen = seen = replace(seen, updates=without_void(seen.updates))
         self._say_what_was_seen(verdict, seen, replay, rows)
+        self.objective = replay.unmasked(self.objective, seen.pieces)
         if len({len(each.params) for each in self._events()}) > 1:
             verdict.has_seen = False
             verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")

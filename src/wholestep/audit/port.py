@@ -224,6 +224,13 @@ class Port(ABC):
         """Return the line that makes the step of an update."""
         return update.applied.line
 
+    def unmasked(self, objective: Any, pieces: list[Piece]) -> Any:
+        """Return the objective without the mask that the model makes, which becomes the weights of `data`.
+
+        Forms of a loss are solved for by its derivative by outputs, without a mask. Another loss is left unchanged.
+        """
+        return objective
+
     @abstractmethod
     def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:
         """Return a loss as an objective, by the mask that the model makes or without."""

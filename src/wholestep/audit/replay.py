@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
 from wholestep.audit.meaning import LossObjective, Observed, is_masked, misfits, tensors
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.source import line_of_loss, line_of_step
-from wholestep.audit.windows import Piece, Update
+from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.engines import choose
 from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, read
 from wholestep.program import ProgramCache
@@ -84,6 +86,42 @@ class Replay(Port):
 
     def objective(self, loss: Any, *, is_masked: bool = True) -> LossObjective:
         return LossObjective(loss, is_masked=is_masked)
+
+    def unmasked(self, objective: Any, pieces: list[Piece]) -> Any:
+        loss: Any = getattr(objective, "loss", None)
+        labels, weight = self.data[1], self.data[2]
+        is_own = not isinstance(loss, families.Function) or loss.has_own_weights
+        reductions = ("mean_with_sample_weight", *("sum_over_batch_size", "mean") * (weight is None))
+        is_known = type(objective) is LossObjective and is_own and getattr(loss, "reduction", "") in reductions
+        if not (self.is_masked and is_known and self.by_pass is None and isinstance(labels, np.ndarray)):
+            return objective
+        known = [piece for piece in pieces if piece.is_known and piece.called.is_whole]
+        masks = [(piece.rows, mask) for piece in known if (mask := self._mask(piece)) is not None]
+        if masks:
+            made, used = np.zeros(labels.shape[:2], "float32"), np.zeros(len(labels), bool)
+            for rows, mask in masks:
+                if mask.ndim != 2 or made.ndim != 2 or mask.shape[1] > made.shape[1]:
+                    return objective
+                own = rows[rows != PAD]
+                made[own, : mask.shape[1]], used[own] = mask[rows != PAD], True
+            if weight is None:
+                loss = copy(loss)
+                loss.reduction, self.data = "mean_with_sample_weight", (self.data[0], labels, made)
+            elif (w := np.asarray(weight)).shape != made.shape or np.any(w[used] * (made[used] == 0)):
+                return objective
+        self.is_masked = False
+        return LossObjective(loss, is_masked=False)
+
+    def _mask(self, piece: Piece) -> np.ndarray | None:
+        """Return the mask of the output of a pass; None if it has none."""
+
+        def run(params: list, buffers: list, inputs: list) -> Tensor:
+            with self._scope(params, buffers):
+                mask = get_keras_mask(self.model(self._packed(inputs), training=False))
+            return ops.zeros(()) if mask is None else mask
+
+        found = np.asarray(self._program("mask", run)(piece.called.params, piece.called.buffers, piece.called.inputs))
+        return found if found.ndim else None
 
     def misfits(self, objective: OneLoss, outputs: list[np.ndarray]) -> list[str]:
         *_, last = self.model._flatten_layers()
