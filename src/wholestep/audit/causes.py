@@ -36,7 +36,7 @@ rows never used | tracel-ai/burn#5695
 same order every pass | pytorch/pytorch#31771
     The rows were shuffled once; every pass takes them in that same order.
     -> draw an order in every epoch, `default_rng(epoch).permutation(len(x))`, or `shuffle(len(x),
-    reshuffle_each_iteration=True)`.
+    reshuffle_each_iteration=True)`, after any `cache()`.
 same batches every pass | note
     Batches are shuffled, and not rows: the same rows meet in every pass.
     -> `.shuffle(len(x)).batch(size)`, in this order.

@@ -65,8 +65,8 @@ def allied(two: Watched, others: list[Watched]) -> Iterator[str]:
         if len(means) == 2 and min(map(abs, means)) >= _MOSTLY and means[0] * means[1] > 0:
             ours, theirs = two.model.name, one.model.name
             told = f"The steps of {theirs!r} move the outputs of {ours!r} on rows that the latter made the same way "
-            told += f"as the steps of {ours!r}: the loss has the same labels in both, as it seems. A "
-            yield Likely(f"{told}generator is trained with the labels of real rows.")
+            told += f"as the steps of {ours!r}: the loss has the same labels in both, as it seems. "
+            yield Likely(f"{told}Give the loss of {theirs!r} the labels of real rows.")
 
 
 def averages(slow: Watched, fast: Watched) -> Iterator[str]:

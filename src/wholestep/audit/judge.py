@@ -244,7 +244,7 @@ class Case:
         verdict.add(modes.findings())
         if modes.unlike:
             told = f"the outputs of updates {some(modes.unlike, 6)} are not those of the model in either mode: what "
-            verdict.unseen.append(f"{told}comes after them (draws outside of its seeds? code outside of the model?)")
+            verdict.unseen.append(f"{told}comes after them ({replay.maybe_unlike})")
         steps = [step for u in seen.updates for step in seen.idle.get(u.number, [u])]
         bare = [replace(u, pieces=[]) if u.number in seen.stale else u for u in steps]
         is_own = bool(bare) and all(u.applied.optimizer == id(self.optimizer) for u in bare)

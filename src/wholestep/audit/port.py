@@ -75,6 +75,7 @@ class Port(ABC):
         is_sparse: whether some gradients are of a few rows of a table.
         has_losses: whether layers of the model have losses, as its first `outputs` show.
         hears_scales: whether every scaling of a loss is recorded.
+        maybe_unlike: in words, why the outputs of a pass may not be computed again.
         most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None for all.
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
         mixes_rows: whether a layer is meant to compute with all rows of a batch, in inference too.
@@ -86,6 +87,7 @@ class Port(ABC):
     freezing: str
     outlined: str
     incomplete = ""
+    maybe_unlike = "draws outside of its seeds? code outside of the model?"
     losses: Any
     names_of_others: list[str]
     num_recurrent = 0

@@ -52,6 +52,8 @@ class Replay(Port):
         self.num_recurrent = len(self._others) - len(model.non_trainable_variables)
         self.are_seeds = ["seed" in name.split("/")[-1] for name in self.names_of_others]
         self.is_masked = is_masked(model)
+        if any(getattr(layer, "synchronized", False) for layer in layers):
+            self.maybe_unlike = f"BatchNormalization(synchronized=True) on replicas? {self.maybe_unlike}"
         self.is_sparse = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
         self._ops, self._traced = (engine := choose()).ops, engine.programs.traced
         self._programs: dict[Any, Any] = {}
