@@ -1,4 +1,4 @@
-"""The numbers that a script writes, and those of its command line."""
+"""The numbers that a script writes, and rates that are one of them times a count."""
 
 import ast
 import operator
@@ -10,12 +10,75 @@ from functools import cache
 from itertools import islice, product
 from pathlib import Path
 
+import numpy as np
+
+from wholestep.audit.evidence import Evidence
+from wholestep.audit.found import Likely
 from wholestep.audit.log import Line
+from wholestep.audit.measure import FINE
 
 _OPERATORS = {ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow}
 _DEEPEST = 3  # names that stand for others
 _MOST_VALUES = 100  # of one expression
 _OF_A_RATE = re.compile(r"(^|_)(lr|rate|step_size|eta|alpha)$", re.IGNORECASE)
+_SUMS = {  # of what a factor on the rate is the number: the words, and the causes that say the same
+    "rows": (
+        "the loss is a sum over the rows, where a mean is meant: divide it by the number of rows",
+        "never divided",
+    ),
+    "microbatches": ("the gradients of microbatches are added up: divide by their number", "summed over microbatches"),
+    "replicas": ("the gradients of replicas are added up: divide by their number", "summed over replicas"),
+}
+_OF_ROWS = re.compile(r"\blen\(|shape|size")
+_LITERAL = re.compile(r"(?<![\w.])\d*\.?\d+(?:e-?\d+)?(?![\w.\[\]])")
+
+
+def counted(evidence: list[Evidence], rates: np.ndarray, *, is_finite: bool) -> tuple[list[float], list[str]]:
+    """Return (the rates that are meant, a note), if rates are a rate of the script times a count, and no such number.
+
+    A count is the number of rows, microbatches or replicas of an update. A rate of the script has the name of a
+    rate, or stands in the line of the step. Of others only a note is returned, if they have fewer digits.
+    """
+    counts = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T
+    lines = [piece.called.line for e in evidence for piece in e.update.pieces]
+    numbers = [
+        number for file in sorted({line.file for line in lines if line is not None}) for number in numbers_in(file)
+    ]
+    step = evidence[-1].meant.replay.line_of_step(evidence[-1].update)
+    is_scaled = step is not None and _OF_ROWS.search(step.text) is not None  # by the loop, on purpose
+    if step is not None:
+        numbers += [(float(number), step) for number in _LITERAL.findall(step.text)]
+    most = float(rates.max())
+    own = float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0)))
+    known = own, *numbers_of_command(), *(number for number, _ in numbers)
+    if is_scaled or (is_even(rates) and any(_is_near(most, each) for each in known)):
+        return [], []
+    for (name, (told, cause)), num in zip(_SUMS.items(), counts, strict=True):
+        if num.max() <= 1 or num.min() < 1 or not is_even(rates / num):
+            continue
+        rate = float((rates / num)[0])
+        words = f"{most:.4g} is {num[rates.argmax()]:.0f} {name} times {rate:.4g}"
+        if (line := next((line for n, line in numbers if line is not None and _is_near(rate, n)), None)) is not None:
+            note = f"The rate {words}, a number of the script ({line}): {told}."
+            return (rates / num).tolist(), [Likely(note).of(cause)]
+        if name == "rows" and np.ptp(num) == 0 and _digits(rate) < _digits(most):
+            hint = f"{words}: does the loop take the sum of its rows' losses?"
+            return [], [hint if is_finite else Likely(f"The weights explode. {hint}")]
+    return [], []
+
+
+def _is_near(one: float, two: float) -> bool:
+    return abs(one - two) <= FINE.differs * abs(one)
+
+
+def is_even(numbers: np.ndarray, *others: float) -> bool:
+    """Whether all numbers are equal, up to rounding."""
+    return float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
+
+
+def _digits(rate: float) -> int:
+    """Return how many digits a rate has, up to rounding."""
+    return next(num for num in range(1, 8) if num == 7 or abs(rate - float(f"{rate:.{num}g}")) <= FINE.fits * abs(rate))
 
 
 def numbers_of_command() -> Iterator[float]:

@@ -105,6 +105,8 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
         for replica in {p.called.replica for p in u.pieces}
     ]
     inside = [(number, a, a, b) for number, pieces in by_replica for a, b in pairwise(pieces)]
+    if not thrown_away:
+        yield from _set_back(modes, steps, [i for i in range(num) if replay.are_seeds[i]])
     found_so_far = thrown_away or [*_thrown_away("state of one microbatch", modes, inside, last_line, [*range(num)])]
     yield from found_so_far
     if not found_so_far and all(len({p.called.replica for p in u.pieces}) == 1 for u in updates):
@@ -138,6 +140,24 @@ def _statistics(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[s
             )
             yield f"{told}`jax.lax.pmean(statistics, axis)` makes them the same."
             return
+
+
+def _set_back(modes: Modes, steps: list, chosen: list[int]) -> Iterator[Likely]:
+    """Yield a note on seeds of random draws that go back to the first ones, as where a pass begins anew."""
+    if not steps or not chosen:
+        return
+    first = steps[0][2].called.buffers
+    numbers = [
+        number + 1
+        for number, mover, _, after in steps
+        if all_same([after.called.buffers[i] for i in chosen], [first[i] for i in chosen])
+        and not all_same([modes.moved[mover.called.order][i] for i in chosen], [first[i] for i in chosen])
+    ]
+    if numbers:
+        told = (
+            f"The seeds of the random draws go back to the first ones at update {some(numbers, 6)}: the dropout masks "
+        )
+        yield Likely(f"{told}of the first updates come again. Carry the seeds from pass to pass, as the weights.")
 
 
 def _otherwise(replay: Port, modes: Modes, steps: list, chosen: list[int]) -> Iterator[Finding]:
@@ -238,7 +258,7 @@ def evaluations(replay: Port, log: Log, seen: Windows) -> Iterator[Finding]:
         return
     called, line, moves = first
     told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
-    told += "takes the batch's statistics, and moves its own. If it is an evaluation, "
+    told += "takes the batch's statistics, and moves its own. Are they estimated anew? If it is an evaluation, "
     trained = {key for piece in seen.pieces for key in keys(piece.called.inputs)}
     gaps = {sum(step.order < each.order for step in log.applied) for each in own}
     is_apart = len(gaps) <= len(log.applied) / 2 and trained.isdisjoint(keys(called.inputs))

@@ -1,16 +1,15 @@
 """Optimizers by hand: which steps the weights make on the gradients that were meant, and at which rate."""
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Likely, some
-from wholestep.audit.literals import numbers_in, numbers_of_command
+from wholestep.audit.literals import counted, is_even
 from wholestep.audit.measure import FINE, are_finite, distance
 from wholestep.audit.port import Port
 from wholestep.audit.ratios import least
@@ -50,24 +49,41 @@ _BY_PASS = Likely(
     "The moments are corrected by the number of the pass over the data in place of that of the update: count updates, "
     "`step += 1` in each, and correct by 1 - beta ** step."
 )
-_SUMS = {  # of what a factor on the rate is the number: the words, and the causes that say the same
-    "rows": (
-        "the loss is a sum over the rows, where a mean is meant: divide it by the number of rows",
-        "never divided",
-    ),
-    "microbatches": ("the gradients of microbatches are added up: divide by their number", "summed over microbatches"),
-    "replicas": ("the gradients of replicas are added up: divide by their number", "summed over replicas"),
-}
-_OF_ROWS = re.compile(r"\blen\(|shape|size")
-_LITERAL = re.compile(r"(?<![\w.])\d*\.?\d+(?:e-?\d+)?(?![\w.\[\]])")
 _AGAINST = (
     "The steps move {} against the others, so that the loss grows by them: are `+` and `-` mixed up? (An adversary, or "
     "a multiplier, moves so on purpose.)"
+)
+_ANEW = (
+    "The {} of the optimizer begins anew at update {}: make it once, before the loop, and "
+    "carry it on from pass to pass, as the weights."
+)
+_AS_PENALTY = (
+    "The decay of {:g} is added to the gradient, as a penalty is, and goes through its moments. The optimizer that was "
+    "meant takes it off the weights: `w -= rate * decay * w` beside the step."
 )
 _FROZEN = (
     "Each update corrects its moments as the first one, with a rate of {:g}: the count of updates stands still. Add 1 "
     "to it in each."
 )
+
+
+class Moves(NamedTuple):
+    """The updates as vectors: the weights before, the weights minus those after, and the meant gradients.
+
+    Attributes:
+        near: by update, the distance up to which a move is reproduced.
+        are_kernels: of each weight, whether it is in a parameter of more than one axis: often these alone decay.
+        passes: by update, the number of its pass over the data, from 0; empty if they are not known.
+        stated: both betas of the optimizer that was meant, and its epsilon; empty if it has none.
+    """
+
+    params: list[np.ndarray]
+    falls: list[np.ndarray]
+    grads: list[np.ndarray]
+    near: list[float]
+    are_kernels: np.ndarray
+    passes: tuple[int, ...] = ()
+    stated: Sequence[float] = ()
 
 
 def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule | None) -> Windows:
@@ -85,13 +101,15 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     if not is_plain:
         are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
         of_pass = tuple(seen.place[update.pieces[0].called.order][0] for update in updates)
-        rule = solved(Moves(params, falls, grads, near, are_kernels > 0, of_pass))
+        own = [float(np.asarray(getattr(meant.optimizer, name, 0.0))) for name in ("beta_1", "beta_2", "epsilon")]
+        moves = Moves(params, falls, grads, near, are_kernels > 0, of_pass, own if own[1] else [])
+        rule = solved(moves) or _with_penalty(moves, meant.optimizer)
     if rule is None and (rule := _by_parameter(replay, falls, grads, near)) is None:
         return _as_stated(meant.optimizer, schedule, seen, updates)
     rates = np.abs(rule.rates)
     found, meant_rates = [], rates.tolist()
     if not rule.is_adaptive:
-        own, note = _counted(evidence, rates, is_finite=_is_finite(seen)) if schedule is None else ([], [])
+        own, note = counted(evidence, rates, is_finite=_is_finite(seen)) if schedule is None else ([], [])
         meant_rates = own or _meant_rates(evidence, rates, schedule)
         rule = rule._replace(notes=(*rule.notes, *note))
     for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
@@ -100,6 +118,14 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own)
         found.append(replace(update, applied=applied))
     return replace(seen, updates=found, rule=rule._replace(rates=meant_rates))
+
+
+def _with_penalty(moves: Moves, optimizer: Any) -> Rule | None:
+    """Return the rule of steps that have the decay of the optimizer in the gradient; None if none have."""
+    decay = getattr(optimizer, "weight_decay", None) or 0.0
+    grads = [grad + decay * weights for grad, weights in zip(moves.grads, moves.params, strict=True)]
+    rule = solved(moves._replace(grads=grads)) if decay else None
+    return None if rule is None else rule._replace(notes=(*rule.notes, Likely(_AS_PENALTY.format(decay))))
 
 
 def _by_parameter(replay: Port, falls: list[np.ndarray], grads: list[np.ndarray], near: list[float]) -> Rule | None:
@@ -152,7 +178,7 @@ def _as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates
 def stated(optimizer: Any, seen: Windows) -> Schedule | None:
     """Return the constant rate of an optimizer that the user states, for a loop by hand with a constant rate."""
     rate = getattr(optimizer, "learning_rate", None)
-    is_constant = seen.is_by_hand and seen.rule is not None and _is_even(np.array(seen.rule.rates))
+    is_constant = seen.is_by_hand and seen.rule is not None and is_even(np.array(seen.rule.rates))
     return (lambda number: float(np.asarray(rate))) if is_constant and rate is not None else None
 
 
@@ -167,65 +193,10 @@ def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule
         meant = np.full(len(rates), float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0))))
         counts = counts if np.log10(most) % 1 else []  # a loop without this optimizer may have ten times its rate
     counts += [replicas] * bool(np.all(replicas > 1))
-    if np.all(meant > 0) and any(_is_even(rates / (meant * each), 1.0) for each in counts):
+    if np.all(meant > 0) and any(is_even(rates / (meant * each), 1.0) for each in counts):
         return meant.tolist()
-    is_of_rows = np.all(rows > 0) and _is_even(rates / rows) and not _is_even(rates)
+    is_of_rows = np.all(rows > 0) and is_even(rates / rows) and not is_even(rates)
     return (rates / (rows if rates.max() > 1 else shares) if is_of_rows else rates).tolist()
-
-
-def _counted(evidence: list[Evidence], rates: np.ndarray, *, is_finite: bool) -> tuple[list[float], list[str]]:
-    """Return (the rates that are meant, a note), if rates are a rate of the script times a count, and no such number.
-
-    A count is the number of rows, microbatches or replicas of an update. A rate of the script has the name of a
-    rate, or stands in the line of the step. Of others only a note is returned, if they have fewer digits.
-    """
-    counts = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T
-    lines = [piece.called.line for e in evidence for piece in e.update.pieces]
-    numbers = [
-        number for file in sorted({line.file for line in lines if line is not None}) for number in numbers_in(file)
-    ]
-    step = evidence[-1].meant.replay.line_of_step(evidence[-1].update)
-    is_scaled = step is not None and _OF_ROWS.search(step.text) is not None  # by the loop, on purpose
-    if step is not None:
-        numbers += [(float(number), step) for number in _LITERAL.findall(step.text)]
-    most = float(rates.max())
-    own = float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0)))
-    known = own, *numbers_of_command(), *(number for number, _ in numbers)
-    if is_scaled or (_is_even(rates) and any(_is_near(most, each) for each in known)):
-        return [], []
-    for (name, (told, cause)), num in zip(_SUMS.items(), counts, strict=True):
-        if num.max() <= 1 or num.min() < 1 or not _is_even(rates / num):
-            continue
-        rate = float((rates / num)[0])
-        words = f"{most:.4g} is {num[rates.argmax()]:.0f} {name} times {rate:.4g}"
-        if (line := next((line for n, line in numbers if line is not None and _is_near(rate, n)), None)) is not None:
-            note = f"The rate {words}, a number of the script ({line}): {told}."
-            return (rates / num).tolist(), [Likely(note).of(cause)]
-        if name == "rows" and np.ptp(num) == 0 and _digits(rate) < _digits(most):
-            hint = f"{words}: does the loop take the sum of its rows' losses?"
-            return [], [hint if is_finite else Likely(f"The weights explode. {hint}")]
-    return [], []
-
-
-def _is_near(one: float, two: float) -> bool:
-    return abs(one - two) <= FINE.differs * abs(one)
-
-
-class Moves(NamedTuple):
-    """The updates as vectors: the weights before, the weights minus those after, and the meant gradients.
-
-    Attributes:
-        near: by update, the distance up to which a move is reproduced.
-        are_kernels: of each weight, whether it is in a parameter of more than one axis: often these alone decay.
-        passes: by update, the number of its pass over the data, from 0; empty if they are not known.
-    """
-
-    params: list[np.ndarray]
-    falls: list[np.ndarray]
-    grads: list[np.ndarray]
-    near: list[float]
-    are_kernels: np.ndarray
-    passes: tuple[int, ...] = ()
 
 
 def solved(moves: Moves) -> Rule | None:
@@ -248,48 +219,61 @@ def _with_momentum(moves: Moves) -> Rule | None:
             if has_before:  # Nesterov's: of the gradient there is 1 + the momentum; Keras' does not scale by the rate
                 momenta = np.array([float(parts[1]) for parts, _ in numbers[2:]])
                 scaled = momenta * rates[1:-1] / rates[2:]
-                momentum = float((scaled if _is_even(scaled) and not _is_even(momenta) else momenta)[-1])
+                momentum = float((scaled if is_even(scaled) and not is_even(momenta) else momenta)[-1])
                 rates = [rate / (1 + momentum) for rate in rates]
-            last = float(numbers[-1][0][1]) if len(numbers) > 1 else 0.0
+            of_move = np.array([parts[1] for parts, _ in numbers[1:]])
+            last = float(np.median(of_move)) if len(of_move) else 0.0
+            is_lost = np.abs(of_move) <= FINE.differs
             told = f", and {last:.4g} times the move before" if abs(last) > FINE.differs else ""
-            return _decaying(Rule(rates, told), moves, [decay for _, decay in numbers])
+            is_anew = bool(told and is_lost.any() and is_even(of_move[~is_lost]))
+            notes = [Likely(_ANEW.format("momentum", some(np.flatnonzero(is_lost) + 2)))] * is_anew
+            return _decaying(Rule(rates, told, (*notes,)), moves, [decay for _, decay in numbers])
     return None
 
 
 def _with_moments(moves: Moves) -> Rule | None:
     """Return the rule of Adam, RMSprop or Adagrad: a mean of the gradients, divided by a root of their squares."""
-    for betas, epsilon, is_corrected in product(product(*_BETAS), _EPSILONS, (True, False)):
+    stated, of_passes = moves.stated, [t for t, (a, b) in enumerate(pairwise(moves.passes), 1) if a != b]
+    pairs = dict.fromkeys([*[(stated[0], stated[1])] * bool(stated), *product(*_BETAS)])
+    sizes = dict.fromkeys([*stated[2:], *_EPSILONS])
+    ways = [*product([[]], pairs, sizes, (True, False))]
+    ways += product([of_passes] * bool(of_passes), [*pairs][:1], [*sizes][:2], (True, False))
+    for begins, betas, epsilon, is_corrected in ways:
         numbers = []
-        for t, (first, second) in enumerate(_moments(moves.grads, *betas)):
+        counts = np.array([t - max(each for each in (0, *begins) if each <= t) for t in range(len(moves.falls))]) + 1
+        for t, (first, second) in enumerate(_moments(moves.grads, betas[0], betas[1], begins)):
             root = np.sqrt(second)
             are_known = root > _TINY * np.sqrt(np.mean(second))
-            size = epsilon * np.sqrt(1 - betas[1] ** (t + 1)) if is_corrected else epsilon
+            size = epsilon * np.sqrt(1 - betas[1] ** counts[t]) if is_corrected else epsilon
             found = _fitted(moves, t, [first / np.maximum(root + size, 1e-30)], are_known)
             if found is None:
                 break
             numbers.append(found)
         if len(numbers) == len(moves.falls):
-            rule = _named(np.array([float(parts[0]) for parts, _ in numbers]), *betas, np.array(moves.passes))
-            return _decaying(rule._replace(is_adaptive=True), moves, [decay for _, decay in numbers])
+            factors = np.array([float(parts[0]) for parts, _ in numbers])
+            rule = _named(factors, betas[0], betas[1], np.array(moves.passes), counts)
+            notes = [Likely(_ANEW.format("moments", some(each + 1 for each in begins)))] * bool(begins)
+            rule = rule._replace(is_adaptive=True, notes=(*rule.notes, *notes))
+            return _decaying(rule, moves, [decay for _, decay in numbers])
     return None
 
 
-def _named(factors: np.ndarray, first: float, second: float, passes: np.ndarray) -> Rule:
+def _named(factors: np.ndarray, first: float, second: float, passes: np.ndarray, counts: np.ndarray) -> Rule:
     """Return the rule of Adam: its rates are the factors of the moments by their corrections, the meant ones if even.
 
     A correction divides a moment by 1 - beta ** count: by its beta, none, the other moment's, or of the next count, or
     of the number of the pass.
     """
-    counts, squares = np.arange(1, len(factors) + 1), second if second < 1 else 0.0
+    squares = second if second < 1 else 0.0
 
     def rates(one: float, two: float, late: int = 0) -> np.ndarray:
         return factors * (1 - one ** (counts + late)) / np.sqrt(1 - two ** (counts + late))
 
     told = f" (its mean with {first:g}, over the root of its mean square with {second:g})"
     meant, has_both = rates(first, squares), 0 < first != squares > 0
-    if _is_even(meant) or not squares > 0:
-        return Rule((meant if _is_even(meant) or not _is_even(factors) else factors).tolist(), told)
-    if _is_even(factors):
+    if is_even(meant) or not squares > 0:
+        return Rule((meant if is_even(meant) or not is_even(factors) else factors).tolist(), told)
+    if is_even(factors):
         as_first = float(factors[0]) * (1 - first) / np.sqrt(1 - second)
         is_frozen = _is_round(as_first) and not _is_round(float(factors[0]))
         note = Likely(_FROZEN.format(float(f"{as_first:.2g}"))) if is_frozen else _UNCORRECTED
@@ -298,10 +282,10 @@ def _named(factors: np.ndarray, first: float, second: float, passes: np.ndarray)
         for late in (0, 1):
             counts_of_passes = passes + late
             found = factors * (1 - first**counts_of_passes) / np.sqrt(1 - squares**counts_of_passes)
-            if np.all(counts_of_passes > 0) and _is_even(found):
+            if np.all(counts_of_passes > 0) and is_even(found):
                 return Rule(found.tolist(), told, (_BY_PASS,))
     for one, two, late in product((first, 0.0, squares), (squares, 0.0, first), (0, 1)) if has_both else ():
-        if _is_even(found := rates(one, two, late)):
+        if is_even(found := rates(one, two, late)):
             used = ("mean", one, first), ("mean square", two, squares)
             wrong = [
                 f"the {name} is {f'divided by 1 - {beta:g} ** count' if beta else 'not corrected'}, and not divided "
@@ -314,22 +298,18 @@ def _named(factors: np.ndarray, first: float, second: float, passes: np.ndarray)
     return Rule(meant.tolist(), told)
 
 
-def _is_even(numbers: np.ndarray, *others: float) -> bool:
-    return float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
-
-
 def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
     """Return a rule with the share by which each update shrinks the weights beside its step, if it does."""
     for i, are_own in enumerate((moves.are_kernels, ~moves.are_kernels)):
         shares, rates = np.array([each[i] for each in decays]), np.array(rule.rates)
         lengths = shares * [np.linalg.norm(w[are_own]) for w in moves.params]
         bounds = [_SURE * near * np.linalg.norm(fall) for near, fall in zip(moves.near, moves.falls, strict=True)]
-        if not np.all(lengths > bounds) or not (_is_even(shares) or _is_even(shares / rates)):
+        if not np.all(lengths > bounds) or not (is_even(shares) or is_even(shares / rates)):
             continue
         by_rate = f"{shares[0] / rates[0]:.4g} times the rate"
-        size = f"{shares[0]:.4g}" if _is_even(rates) else by_rate
-        size += f", {by_rate}" * bool(_is_even(rates) and _is_round(float(shares[0] / rates[0])))
-        size = size if _is_even(shares / rates) else f"{shares[0]:.4g}, at any rate"
+        size = f"{shares[0]:.4g}" if is_even(rates) else by_rate
+        size += f", {by_rate}" * bool(is_even(rates) and _is_round(float(shares[0] / rates[0])))
+        size = size if is_even(shares / rates) else f"{shares[0]:.4g}, at any rate"
         told = f"{rule.told}, and shrinks the weights by {size}"
         note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
         is_likely = bool(shares.min() >= _MOST_DECAY and np.all(shares > rates))
@@ -337,19 +317,17 @@ def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
     return rule
 
 
-def _digits(rate: float) -> int:
-    """Return how many digits a rate has, up to rounding."""
-    return next(num for num in range(1, 8) if num == 7 or abs(rate - float(f"{rate:.{num}g}")) <= FINE.fits * abs(rate))
-
-
 def _is_round(rate: float) -> bool:
     """Whether a rate has no more than two digits, as those that people write."""
     return abs(rate - float(f"{rate:.2g}")) <= FINE.differs * abs(rate)
 
 
-def _moments(grads: list[np.ndarray], one: float, two: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _moments(
+    grads: list[np.ndarray], one: float, two: float, begins: Collection[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     first, second = np.zeros_like(grads[0]), np.zeros_like(grads[0])
-    for grad in grads:
+    for t, grad in enumerate(grads):
+        first, second = (first * 0, second * 0) if t in begins else (first, second)
         first = one * first + (1 - one) * grad
         second = two * second + (1 - two if two < 1 else 1.0) * np.square(grad)
         yield first, second
