@@ -25,7 +25,7 @@ _REPLICAS = "the number of replicas"
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _RIGHT = Reading(0, "", "right", np.zeros(0))
 _WHOSE = {"the update": "update by update", "each microbatch": "microbatch by microbatch", "rows": "row by row"}
-_ZERO = 1e-4  # of the largest factor: rounding
+_ZERO, _KNOWN = 1e-4, 0.05  # of the largest factor: rounding; of a factor: by how much it may be off, to be told
 _CUT = " (is the loss of some rows masked, or cut to a range?)"
 _BLOCK_OF = {"the penalty": "penalty", "the gradient handed over before": "before"}
 _BEFORE: tuple[Callable[[Evidence], np.ndarray], ...] = (
@@ -175,9 +175,10 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
     yield from _clipped(level, solved, series, penalties[0])
     num_levels = len(set(np.round(series.numbers / np.abs(series.numbers).max(), 2)))
     is_few = level.name != "rows" or num_levels <= max(2, len(series.numbers) // 10)
+    is_known = series.slack <= _KNOWN * np.abs(series.meant)  # a row that is learned has hardly any gradient
     ratios = series.numbers / series.meant
-    ratios = np.where(np.abs(ratios) < _ZERO * np.abs(ratios).max(), 0.0, ratios)
-    in_order, differing = ratios[: len(solved[0].blocks["rows"].numbers)], farthest_first(ratios)
+    ratios = np.where(np.abs(ratios) < _ZERO * np.abs(ratios[is_known]).max(initial=0.0), 0.0, ratios)
+    in_order, differing = ratios[: len(solved[0].blocks["rows"].numbers)], farthest_first(ratios[is_known])
     if not rows and is_few and len(differing) and level.form == BASE and level.name in _WHOSE:
         shown = in_order if level.name == "each microbatch" else differing
         told = f"{listed(shown)} times {MEANT}, {_WHOSE[level.name]}{_CUT * (level.name == 'rows' and 0 in differing)}"

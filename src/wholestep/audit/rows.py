@@ -64,7 +64,7 @@ def order(
         findings = [few if each in of_order else each for each in findings]
     elif origin == "as given":
         findings = [each for each in findings if each != UNSHUFFLED_SO_FAR]
-    elif log.has_fitted:
+    elif log.has_fitted and not hasattr(log.fitted[0], "element_spec"):  # a dataset of TensorFlow shuffles itself
         causes = [each for each in findings if isinstance(each, Found) and each.name == "same order every pass"]
         findings = [f"{each.explanation} {_OF_FIT}" if each in causes else each for each in findings]
     return [*findings, *_carried(windows)]

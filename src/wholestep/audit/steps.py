@@ -79,7 +79,8 @@ def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]
         still = [*run]
         is_end = still[-1] is known[-1] and still[0] is not known[0]
         steps = [update.applied for update in still]
-        if rate or len(still) < 3 - is_end or not all(all_same(step.params, step.params_after) for step in steps):
+        is_at_rest = is_end or all(all_same(step.params, step.params_after) for step in steps)  # else by momentum
+        if rate or len(still) < 3 - is_end or not is_at_rest:
             continue  # a warm-up begins with 0, for one update
         told = f"The learning rate is 0 in updates {still[0].number} to {still[-1].number}, which move no weight. Does "
         told += "its schedule divide whole numbers, or count passes over the data?"
