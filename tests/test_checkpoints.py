@@ -755,3 +755,15 @@ def test_a_model_that_is_only_marked_as_built_resumes(tmp_path):
     run(ws.Checkpoints(tmp_path / "a", every_steps=2), 5)
     resumed = run(ws.Checkpoints(tmp_path / "a", every_steps=2), 100)
     check_same_bits(run(ws.Checkpoints(tmp_path / "b"), 100), resumed)
+
+
+@pytest.mark.parametrize("size", ["auto", 3])
+def test_restore_says_what_has_changed_since(size, tmp_path, capsys):
+    whole = ws.Trainer(made())
+    whole.fit(X, Y, **HOW | {"epochs": 1})
+    whole.save(tmp_path)
+    capsys.readouterr()
+    ws.Trainer(made(), microbatch_size=size).restore(tmp_path)
+    told = capsys.readouterr().err
+    assert told.count("; changed environment: microbatch size 3 (auto before): from here not bit for bit") == (size == 3)
+    assert told.count("changed environment") == (size == 3)

@@ -8,11 +8,11 @@ from typing import Any, Never
 import keras
 
 from wholestep import arguments
-from wholestep.checkpoints import Checkpoints, read_one, save_once
+from wholestep.checkpoints import Checkpoints, changed_since, read_one, save_once
 from wholestep.checks import count, takes
 from wholestep.data import Batches, classify
 from wholestep.drive import run_evaluation, run_prediction
-from wholestep.errors import SpecificationError, message
+from wholestep.errors import SpecificationError, message, tell
 from wholestep.evaluation import EvalOptions
 from wholestep.executor import Executor
 from wholestep.fit import Epochs, Validation, Watching, fit
@@ -297,6 +297,8 @@ class Trainer(OnBatch):
     def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
         """Restore the run from a checkpoint: the model has its values, and the next `fit` or `steps` resumes there.
 
+        If the bits may not be those of the saved run, as on other devices, a line on the error output says why.
+
         Args:
             path: the folder of a checkpoint, or a folder of several: then the newest good one.
             only: "weights" restores the model's weights, moving statistics and seeds, and nothing else.
@@ -313,6 +315,8 @@ class Trainer(OnBatch):
             else:
                 self.run.restore(found.snapshot)
                 self.run.noted("", self.run.data.state)  # not compared: the user may have corrected the data
+                if line := changed_since(found, self.model, self._setup.options):
+                    tell(line)
 
     def explain(self) -> str:
         """Return a description of how updates run, as text. Complete after the first update."""

@@ -175,8 +175,9 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
     yield from _clipped(level, solved, series, penalties[0])
     num_levels = len(set(np.round(series.numbers / np.abs(series.numbers).max(), 2)))
     is_few = level.name != "rows" or num_levels <= max(2, len(series.numbers) // 10)
-    is_known = series.slack <= _KNOWN * np.abs(series.meant)  # a row that is learned has hardly any gradient
-    ratios = series.numbers / series.meant
+    has_part = series.meant != 0  # a row that is learned has hardly any gradient, and its factor is not known
+    is_known, ratios = has_part & (series.slack <= _KNOWN * np.abs(series.meant)), np.ones_like(series.meant)
+    np.divide(series.numbers, series.meant, out=ratios, where=has_part)
     ratios = np.where(np.abs(ratios) < _ZERO * np.abs(ratios[is_known]).max(initial=0.0), 0.0, ratios)
     in_order, differing = ratios[: len(solved[0].blocks["rows"].numbers)], farthest_first(ratios[is_known])
     if not rows and is_few and len(differing) and level.form == BASE and level.name in _WHOSE:

@@ -292,7 +292,9 @@ class Hooks:
             numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
             before = self._states(optimizer)
             listener.handed.clear()  # so that the optimizer's own clips are none of these
+            clipped = dict(listener.clipped)
             result = apply(optimizer, grads, given)
+            listener.clipped = clipped
             listener.handed.update((id(g), g) for g in grads if g is not None)
             groups = (held, *before, *self._states(optimizer), numbers)
             if self._can_record([leaf for group in groups for leaf in group]):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wholestep.checkpoints.data import check_goes_on, go_to, note
     from wholestep.checkpoints.pieces import Numbers, own_copy
     from wholestep.checkpoints.place import DataPlace, Keeps, Place
-    from wholestep.checkpoints.resume import read_one
+    from wholestep.checkpoints.resume import changed_since, read_one
     from wholestep.checkpoints.saver import Saver, Unsaved, save_once
     from wholestep.checkpoints.settings import Checkpoints
     from wholestep.checkpoints.snapshot import (
@@ -45,7 +45,7 @@ _NAMES = {
     "data": ("check_goes_on", "go_to", "note"),
     "pieces": ("Numbers", "own_copy"),
     "place": ("DataPlace", "Keeps", "Place"),
-    "resume": ("read_one",),
+    "resume": ("changed_since", "read_one"),
     "saver": ("Saver", "Unsaved", "save_once"),
     "settings": ("Checkpoints",),
     "snapshot": (

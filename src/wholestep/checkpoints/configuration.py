@@ -25,7 +25,6 @@ import xxhash
 from wholestep import tree
 from wholestep.checkpoints.snapshot import plain
 from wholestep.data import Batches, content_of, layout_of
-from wholestep.engines import Engine
 from wholestep.model import CompiledObjective, Objective, distinct, layers
 from wholestep.program import Options
 from wholestep.tree import Tree
@@ -156,15 +155,15 @@ def _shown(name: str) -> str:
     return f"{name} or globals" if name.split("/")[-1] == "code" else name  # the numbers that the code reads
 
 
-def environment(engine: Engine, options: Options) -> dict[str, Any]:
+def environment(num_replicas: int, num_processes: int, options: Options) -> dict[str, Any]:
     """Return what may change the numbers of a training besides its settings: versions, devices, options of updates."""
     return {
         **_versions("wholestep", "keras", "numpy", keras.backend.backend()),
         "engine": keras.backend.backend(),
         "machine": platform.machine(),
         "devices": ", ".join(sorted({device.split(":")[0] for device in keras.distribution.list_devices()})),
-        "replicas": engine.devices.num_replicas,
-        "processes": engine.processes.count,
+        "replicas": num_replicas,
+        "processes": num_processes,
         "microbatch size": options.microbatch_size,
         "memory limit": options.memory_limit,
         "XLA": options.jit_compile,

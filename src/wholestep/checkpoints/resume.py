@@ -13,7 +13,15 @@ import keras
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints.arrays import DTYPES
 from wholestep.checkpoints.common import CommonFolder, slowly
-from wholestep.checkpoints.configuration import Settings, changes, differences, rate_variable, rates_of, value_of
+from wholestep.checkpoints.configuration import (
+    Settings,
+    changes,
+    differences,
+    environment,
+    rate_variable,
+    rates_of,
+    value_of,
+)
 from wholestep.checkpoints.data import check_goes_on, unlike
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
@@ -22,8 +30,9 @@ from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
 from wholestep.checkpoints.store import AnyFolder, fetch, find
 from wholestep.data import Batches, content_of
-from wholestep.engines import connect
+from wholestep.engines import connect, num_replicas
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
+from wholestep.program import Options
 from wholestep.run import Run
 
 CheckSnapshot = Callable[[Snapshot], None]
@@ -257,6 +266,13 @@ class Start:
         anew = [name for name in self.asked.also or () if name not in kept]
         anew += [] if watch is None else watch.unknown
         return "; ".join([*told, f"starts anew: {', '.join(anew)}"] if anew else told)
+
+
+def changed_since(found: Found, model: keras.Model, options: Options) -> str:
+    """Return the line with the differences to the environment of a saved run; "" if there are none."""
+    here = environment(num_replicas(model, options.replicas), connect().count, options)
+    told = differences(found.manifest.rest.get("run") or {}, here)
+    return f"wholestep: restored {found.path}; changed environment: {told}" if told else ""
 
 
 def _unused(name: str, rate: float, now: float) -> str:

@@ -136,7 +136,7 @@ class Saver:
     def open(self, executor: Executor, watch: CallbackRunner | None = None, **arguments: Any) -> None:
         """Print where the run resumes, if it does, and the differences to the saved run's callbacks and arguments."""
         options, self._stood = executor.context.options, self._here
-        self._environment = environment(executor.engine, options)
+        self._environment = environment(*_sizes(executor), options)
         arguments = {"optimizer": executor.context.optimizer, "on_nonfinite": options.on_nonfinite, **arguments}
         self._settings = settings_of_run(executor.model, executor.objective, **arguments)
         self._may_validate = "validation_data" in arguments
@@ -331,7 +331,7 @@ def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None)
             raise CheckpointError(message(must, f"step {run.number}, which exists", attempt))
         common.lock()
         try:
-            here = {} if executor is None else environment(executor.engine, executor.context.options)
+            here = {} if executor is None else environment(*_sizes(executor), executor.context.options)
             common.write(Manifest(run.number, [], [], snapshot.facts, {"time": _now(), "run": here}), snapshot.arrays)
         finally:
             common.release()
@@ -355,3 +355,8 @@ def _direction(executor: Executor, keep_best: tuple[str, int] | tuple[str, int, 
         must = "keep_best must say whether less or more is better, where Keras does not know."
         raise SpecificationError(message(must, name, f'("{name}", 1, "max"), or "min".'))
     return "max" if ways and ways[0] == "up" else "min"
+
+
+def _sizes(executor: Executor) -> tuple[int, int]:
+    """Return (the number of replicas, the number of processes)."""
+    return executor.engine.devices.num_replicas, executor.engine.processes.count

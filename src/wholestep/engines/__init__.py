@@ -76,9 +76,9 @@ def scope(model: keras.Model) -> AbstractContextManager:
     return nullcontext() if strategy is None else strategy.scope()
 
 
-def num_replicas(model: keras.Model) -> int:
-    """Return the number of devices that share the rows of a batch, as set by the model and Keras alone."""
-    return _module("_devices").find_replicas(model, None).count
+def num_replicas(model: keras.Model, replicas: int | str | None = None) -> int:
+    """Return the number of devices that share the rows of a batch: as requested, or as set by the model and Keras."""
+    return int(_module("_devices").find_replicas(model, replicas).count)
 
 
 def makes_variables() -> bool:
