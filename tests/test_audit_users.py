@@ -670,7 +670,7 @@ def test_padding_that_counts_in_the_loss_is_said_first(name, is_one_hot):
 
 @pytest.mark.parametrize(
     ("is_masked", "has_more", "causes"),
-    [(True, False, []), (True, True, []), (False, False, ["weights ignored"])],
+    [(True, False, []), (True, True, []), (False, False, ["mask ignored"])],
 )
 def test_a_loss_may_return_values_and_weights(is_masked, has_more, causes):
     keras.utils.set_random_seed(0)
@@ -923,12 +923,12 @@ def step_with_statistics(model, optimizer, value, batch):
 
 # ---- masks that a model makes ----
 
-LENGTHS = RNG.integers(2, 9, 64)
-MASK = (np.arange(8)[None] < LENGTHS[:, None]).astype("float32")
-TOKENS = (RNG.integers(1, 12, (64, 8)) * MASK).astype("int32")
-TAGS = ((TOKENS * 5 + 3) % 11 * MASK).astype("int32")
-LATER = (np.arange(8)[None] < LENGTHS[:, None] + 1).astype("float32")
-EARLIER = (np.arange(8)[None] < LENGTHS[:, None] - 1).astype("float32")
+LENGTHS_OF_64 = RNG.integers(2, 9, 64)
+MASK_OF_64 = (np.arange(8)[None] < LENGTHS_OF_64[:, None]).astype("float32")
+TOKENS_OF_64 = (RNG.integers(1, 12, (64, 8)) * MASK_OF_64).astype("int32")
+TAGS_OF_64 = ((TOKENS_OF_64 * 5 + 3) % 11 * MASK_OF_64).astype("int32")
+LATER = (np.arange(8)[None] < LENGTHS_OF_64[:, None] + 1).astype("float32")
+EARLIER = (np.arange(8)[None] < LENGTHS_OF_64[:, None] - 1).astype("float32")
 
 
 def tagger():
@@ -946,9 +946,9 @@ def entropy(out, y, smoothing=0.0):
 @pytest.mark.parametrize(
     ("mask", "smoothing", "name", "words"),
     [
-        (MASK, 0.0, "", "Nothing found in 16 updates"),
-        (np.ones_like(MASK), 0.0, "mask ignored", "Mask ignored. The mask is left out."),
-        (MASK, 0.1, "other labels", "smoothed by 0.1 instead of 0"),
+        (MASK_OF_64, 0.0, "", "Nothing found in 16 updates"),
+        (np.ones_like(MASK_OF_64), 0.0, "mask ignored", "Mask ignored. The mask is left out."),
+        (MASK_OF_64, 0.1, "other labels", "smoothed by 0.1 instead of 0"),
         (LATER, 0.0, "not known", "places of weight 0, the first one after the end of each row."),
         (EARLIER, 0.0, "not known", "places that have a weight, the last one of each row."),
     ],
@@ -965,7 +965,62 @@ def test_the_loss_behind_a_mask_of_the_model_is_solved_for(mask, smoothing, name
         return keras.ops.sum(entropy(out, y, smoothing) * w) / keras.ops.sum(w)
 
     move = lambda variables, gradients: optimizer.apply([*map(keras.ops.array, gradients)], variables)  # noqa: E731
-    with ws.audit(model, (TOKENS, TAGS, MASK) if has_weights else (TOKENS, TAGS)) as report:
-        train(model, value, (TOKENS, TAGS, mask), 8, move)
+    with ws.audit(
+        model, (TOKENS_OF_64, TAGS_OF_64, MASK_OF_64) if has_weights else (TOKENS_OF_64, TAGS_OF_64)
+    ) as report:
+        train(model, value, (TOKENS_OF_64, TAGS_OF_64, mask), 8, move)
     assert [cause.name for cause in report.causes] == [name] * bool(name), str(report)
     assert words in report.first_line, report.first_line
+
+
+# ---- optimizers ----
+
+
+@pytest.mark.parametrize("fault", ["", "times 3", "of the other"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_two_optimizers_of_other_variables_make_one_update(is_first, fault):
+    model = network()
+    own = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.05)
+    parts = [layer.trainable_variables for layer in model.layers]
+    for optimizer, variables in zip(own, parts, strict=True):
+        optimizer.build(variables)
+
+    def move(variables, gradients):
+        head, body = gradients[2:], [3 * g for g in gradients[:2]] if fault == "times 3" else gradients[:2]
+        steps = [(own[0], body, parts[0]), (own[1], head, parts[1])]
+        for optimizer, grads, held in steps if is_first else steps[::-1]:
+            optimizer.apply([*map(keras.ops.array, grads)], held)
+
+    x = RNG.normal(size=(60, 5)).astype("float32")
+    loss = "mae" if fault == "of the other" else "mse"
+    with ws.audit(model, (x, x.sum(1)), loss=loss) as report:
+        train(model, square, (x, x.sum(1)), 12, move)
+    assert "10 updates" in str(report)
+    assert report.first_line.startswith("Nothing found in 10 updates:") != bool(fault), str(report)
+    assert ("counts 3 times what it should" in report.first_line) == (fault == "times 3")
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="clips of TensorFlow, in a function")
+@pytest.mark.parametrize("clips", [{"clipnorm": 0.5}, {"clipvalue": 0.01}, {"global_clipnorm": 0.5}])
+def test_the_clips_of_an_optimizer_are_not_those_of_the_loop(clips):
+    import tensorflow as tf
+
+    model = network()
+    model.compile(optimizer := keras.optimizers.Adam(0.01, **clips), "mse")
+    sums = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y[:, None]) ** 2)
+        for total, gradient in zip(sums, tape.gradient(loss, model.trainable_variables), strict=True):
+            total.assign(gradient)
+        optimizer.apply(list(sums), model.trainable_variables)
+
+    rng = np.random.default_rng(1)
+    with ws.audit(model, (U, V)) as report:
+        for _ in range(2):
+            for rows in np.split(rng.permutation(96), 8):
+                step(tf.constant(U[rows]), tf.constant(V[rows]))
+    assert report.first_line.startswith("Nothing found in 16 updates"), str(report)
+    assert report.notes == []

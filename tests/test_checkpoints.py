@@ -765,5 +765,7 @@ def test_restore_says_what_has_changed_since(size, tmp_path, capsys):
     capsys.readouterr()
     ws.Trainer(made(), microbatch_size=size).restore(tmp_path)
     told = capsys.readouterr().err
-    assert told.count("; changed environment: microbatch size 3 (auto before): from here not bit for bit") == (size == 3)
+    assert told.count("; changed environment: microbatch size 3 (auto before): from here not bit for bit") == (
+        size == 3
+    )
     assert told.count("changed environment") == (size == 3)

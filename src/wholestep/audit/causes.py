@@ -261,9 +261,9 @@ weights moved inside a window
     The weights move between the microbatches of one update, by no optimizer step.
     -> write to the weights (`assign`, `assign_add`) after the optimizer step.
 replicas drift apart
-    Each replica makes the step of its own gradient, and the replicas' weights become others.
-    -> sum up the gradients of all replicas before the step. On JAX: `gradients = jax.lax.psum(gradients, axis)`, or
-    `jax.lax.pmean` where each loss is the mean of its replica's rows.
+    Each replica steps by its own gradient, and their weights differ from then on.
+    -> sum up the gradients of all replicas before the step. On JAX: `grads = jax.lax.pmean(grads, axis)` where each
+    loss is the mean of its replica's rows, `jax.lax.psum` where it is divided by the rows of all.
 average by microbatch
     The moving average of the weights moves with every microbatch, and not once per update: it looks back over less.
     -> move the average where the optimizer makes its step.

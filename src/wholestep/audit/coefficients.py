@@ -175,13 +175,12 @@ def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
     yield from _clipped(level, solved, series, penalties[0])
     num_levels = len(set(np.round(series.numbers / np.abs(series.numbers).max(), 2)))
     is_few = level.name != "rows" or num_levels <= max(2, len(series.numbers) // 10)
-    has_part = series.meant != 0  # a row that is learned has hardly any gradient, and its factor is not known
-    is_known, ratios = has_part & (series.slack <= _KNOWN * np.abs(series.meant)), np.ones_like(series.meant)
-    np.divide(series.numbers, series.meant, out=ratios, where=has_part)
+    ratios = np.divide(series.numbers, series.meant, out=np.ones_like(series.meant), where=series.meant != 0)
+    is_known = (series.meant != 0) & (series.slack <= _KNOWN * np.abs(series.meant))  # others have hardly a gradient
     ratios = np.where(np.abs(ratios) < _ZERO * np.abs(ratios[is_known]).max(initial=0.0), 0.0, ratios)
     in_order, differing = ratios[: len(solved[0].blocks["rows"].numbers)], farthest_first(ratios[is_known])
     if not rows and is_few and len(differing) and level.form == BASE and level.name in _WHOSE:
-        shown = in_order if level.name == "each microbatch" else differing
+        shown = in_order if level.name == "each microbatch" and len(in_order) <= 4 else differing
         told = f"{listed(shown)} times {MEANT}, {_WHOSE[level.name]}{_CUT * (level.name == 'rows' and 0 in differing)}"
         raw = Reading(RAW + 0.5 * (level.name != "the update"), told, "number", series.numbers)
         yield _combined(level, solved, raw, penalties[0], _RIGHT)

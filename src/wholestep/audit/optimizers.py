@@ -234,7 +234,7 @@ def _with_momentum(moves: Moves) -> Rule | None:
 def _with_moments(moves: Moves) -> Rule | None:
     """Return the rule of Adam, RMSprop or Adagrad: a mean of the gradients, divided by a root of their squares."""
     stated, of_passes = moves.stated, [t for t, (a, b) in enumerate(pairwise(moves.passes), 1) if a != b]
-    pairs = dict.fromkeys([*[(stated[0], stated[1])] * bool(stated), *product(*_BETAS)])
+    pairs = dict.fromkeys([*([(stated[0], stated[1])] if stated else []), *product(*_BETAS)])
     sizes = dict.fromkeys([*stated[2:], *_EPSILONS])
     ways = [*product([[]], pairs, sizes, (True, False))]
     ways += product([of_passes] * bool(of_passes), [*pairs][:1], [*sizes][:2], (True, False))

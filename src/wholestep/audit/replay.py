@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.backend import get_keras_mask
 
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
@@ -18,7 +17,7 @@ from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.source import line_of_loss, line_of_step
 from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.engines import choose
-from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, read
+from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, mask_of, read
 from wholestep.program import ProgramCache
 from wholestep.tree import Tensor, Tree
 
@@ -119,7 +118,7 @@ class Replay(Port):
 
         def run(params: list, buffers: list, inputs: list) -> Tensor:
             with self._scope(params, buffers):
-                mask = get_keras_mask(self.model(self._packed(inputs), training=False))
+                mask = mask_of(self.model(self._packed(inputs), training=False))
             return ops.zeros(()) if mask is None else mask
 
         found = np.asarray(self._program("mask", run)(piece.called.params, piece.called.buffers, piece.called.inputs))

@@ -98,9 +98,9 @@ class Report:
         few = ", but not the order of the rows, which takes two whole passes" if FEW_PASSES in verdict.notes else few
         others = sum(not all(piece.is_known for piece in update.pieces) for update in verdict.seen.updates)
         rest = f" Not judged: {others} of {many(num, 'update')}, whose rows are not in `data`." if others else ""
-        asked = sum("?" in note for note in verdict.notes)
-        rest += f" {many(asked, 'note asks', 'notes ask')} whether something is meant." if asked else ""
-        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged{few}.{rest}"
+        num_asked = sum("?" in note for note in verdict.notes)
+        asked = f" {many(num_asked, 'note asks', 'notes ask')} whether something is meant." if num_asked else ""
+        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged{few}.{asked}{rest}"
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.log import Applied, Called, Log, steps
+from wholestep.audit.cuts import steps
+from wholestep.audit.log import Applied, Called, Log
 from wholestep.audit.measure import SOLVED, all_same, are_finite, distance, in_part
 from wholestep.tree import Tree
 
@@ -203,7 +204,7 @@ class Windows:
         foreign: the number of such passes on inputs that are not rows of the data.
         seen: rows of forward passes without a gradient (an evaluation).
         num_skipped, num_skipped_at_end: optimizer steps whose gradients were not finite, in all and at the end.
-        num_waiting: gradients at the end that the optimizer accumulates, and that make no update.
+        num_waiting: gradients at the end that make no update, as the optimizer accumulates them.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
         rule: the optimizer of such updates, if they are steps of one on the gradients that were meant.
@@ -245,10 +246,10 @@ def windows(log: Log, rows: Rows) -> Windows:
     seen: set[int] = set()
     foreign = num_skipped = in_turn = num_waiting = 0
     *made, last = steps(log)
-    found = [_with_gradient(_found(step.called, rows), seen) for step in made]
-    ways = [_of_trials(window, step.applied) for window, step in zip(found, made, strict=True)]
+    passes_of = [_with_gradient(_found(step.called, rows), seen) for step in made]
+    ways = [_of_trials(window, step.applied) for window, step in zip(passes_of, made, strict=True)]
     usual = next((way for way in ways if any(way)), [])  # also of updates whose numbers are not kept
-    for step, window, way in zip(made, found, ways, strict=True):
+    for step, window, way in zip(made, passes_of, ways, strict=True):
         way = way or (usual if len(usual) == len(window) else [False] * len(window))
         trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
         window = _filled([piece for piece, is_trial in zip(window, way, strict=True) if not is_trial])
@@ -268,12 +269,8 @@ def windows(log: Log, rows: Rows) -> Windows:
     pieces.sort(key=lambda piece: piece.called.order)
     updates, stale = _one_by_one(updates)
     place, is_own = placed(pieces), is_by_hand and bool(updates)
-    return Windows(
-        *(pieces, updates, rest, foreign, seen, num_skipped, place, is_own),
-        stale=stale,
-        num_skipped_at_end=in_turn,
-        num_waiting=num_waiting,
-    )
+    found = Windows(pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale)
+    return replace(found, num_skipped_at_end=in_turn, num_waiting=num_waiting)
 
 
 def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:

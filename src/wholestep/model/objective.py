@@ -231,6 +231,11 @@ class Objective(ABC):
         """Return the unreduced loss of the batch."""
 
 
+def mask_of(value: Tensor) -> Tensor | None:
+    """Return the mask that Keras keeps for a value; None if there is none."""
+    return get_keras_mask(value)
+
+
 def with_mask_of(value: Tensor, other: Tensor) -> Tensor:
     """Return a value with the mask that Keras keeps for another one."""
     if value is not other and (mask := get_keras_mask(other)) is not None:
