@@ -103,7 +103,7 @@ def _accumulated(found: list[Step]) -> list[Step]:
 
 
 def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
-    """Return the steps, with those of several optimizers as one, where each moves variables of its own.
+    """Return the steps, with those of several optimizers as one, where no two move the same variable.
 
     They follow each other without a forward pass, as an optimizer for an encoder and one for its head do.
     """
