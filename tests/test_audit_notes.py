@@ -7,7 +7,8 @@ from audit_scripts import script
 from shares import halves
 
 from wholestep.audit.chain import allied
-from wholestep.audit.log import Applied, Called, Log, Other, steps
+from wholestep.audit.cuts import steps
+from wholestep.audit.log import Applied, Called, Log, Other
 from wholestep.audit.modes import across
 from wholestep.audit.scout import Watched
 

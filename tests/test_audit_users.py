@@ -1024,3 +1024,30 @@ def test_the_clips_of_an_optimizer_are_not_those_of_the_loop(clips):
                 step(tf.constant(U[rows]), tf.constant(V[rows]))
     assert report.first_line.startswith("Nothing found in 16 updates"), str(report)
     assert report.notes == []
+
+
+def test_one_optimizer_that_is_called_for_each_part_counts_too_fast():
+    model = network()
+    model.compile(optimizer := keras.optimizers.Adam(0.01), "mse")
+    optimizer.build(model.trainable_variables)
+
+    def move(variables, gradients):
+        for part in (slice(0, 2), slice(2, 4)):
+            optimizer.apply([*map(keras.ops.array, gradients[part])], variables[part])
+
+    with ws.audit(model, (U, V)) as report:
+        train(model, square, (U, V), 12, move)
+    assert report.first_line.startswith("One optimizer is called several times in an update"), str(report)
+
+
+def test_a_clip_by_the_squared_norm_is_no_clip_that_is_forgotten():
+    model = network()
+
+    def move(variables, gradients):
+        factor = min(1.0, 1 / float(sum(np.sum(np.square(g)) for g in gradients)))
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign(variable - 0.05 * factor * gradient)
+
+    with ws.audit(model, (U, V), loss="mse", optimizer=keras.optimizers.SGD(0.05, global_clipnorm=1.0)) as report:
+        train(model, square, (U, V), 12, move)
+    assert [cause.name for cause in report.causes] == ["clipped otherwise"], str(report)

@@ -235,6 +235,7 @@ class Basis:
 
 NUM_FREE = 64  # rows whose factors are solved for
 NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
+_NUM_UNROLLED = 1000  # calls of a function that returns a single number, in one program
 NUM_PAIRS = 2_000_000  # numbers of the outputs' derivatives for all labels
 _NEAR = 1e-2
 _NOTHING = 1e-4  # of the largest derivative
@@ -323,6 +324,12 @@ class _Places:
         return f"{told}{f', {self.kind}' * self.are_of_kind}" if self.num else ""
 
 
+def are_too_many(objective: OneLoss, out: np.ndarray, num: int) -> bool:
+    """Whether the derivatives by an output with each of so many labels take too long."""
+    is_unrolled = getattr(getattr(objective, "loss", None), "is_unrolled", False)
+    return out.size * num > NUM_PAIRS or (is_unrolled and len(out) * num > _NUM_UNROLLED)
+
+
 def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
     """Return, by piece, rows whose labels make the gradient if each row may have any; None if none do."""
     replay, objective = e.meant.replay, e.meant.objective
@@ -333,7 +340,7 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
         return None
     labels = np.asarray(labels)
     _, first = np.unique(labels.reshape(len(labels), -1), axis=0, return_index=True)
-    if any(len(leaves) != 1 or leaves[0].size * len(first) > NUM_PAIRS for leaves in outputs):
+    if any(len(leaves) != 1 or are_too_many(objective, leaves[0], len(first)) for leaves in outputs):
         return None
     if (solved := derivatives(e)) is None:
         return None

@@ -13,7 +13,7 @@ from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, found
 from wholestep.audit.log import clips_of
-from wholestep.audit.measure import ROUNDED, SOLVED, distance, shortened
+from wholestep.audit.measure import FINE, ROUNDED, SOLVED, distance, shortened
 
 SQUARED = "clipped by the square of their norm"
 LONGER = "made longer, up to one norm, where they are shorter"
@@ -263,7 +263,9 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
     how, rest = ("", plain) if is_right else changed(everything)
     if not (is_right or how):  # something else than a clip
         return
-    is_bare = is_right and not any(any(e.update.applied.clips) for e in everything)
+    rates = [e.update.applied.learning_rate for e in everything if not e.update.applied.optimizer]  # of steps by hand
+    is_even = np.ptp(rates or [0.0]) <= FINE.differs * max(map(abs, rates), default=0.0)  # else something is cut
+    is_bare = is_right and is_even and not any(any(e.update.applied.clips) for e in everything)
     told = ", ".join(f"{name}={bound:.4g}" for name, bound in zip(_NAMES, bounds, strict=True) if bound)
     name, numbers = "clip forgotten" if is_bare else "clipped otherwise", [e.update.number for e in wrong]
     line, detail = wrong[0].update.applied.line, f"The optimizer that was meant has {told}."

@@ -39,6 +39,7 @@ class Function(Loss):
     """
 
     has_own_weights = False
+    is_unrolled = False  # whether it is called row by row, as it returns a single number
     is_coupled = False  # whether a row's loss depends on the rows beside it
 
     def __init__(self, function: Callable):
@@ -50,7 +51,7 @@ class Function(Loss):
         values = self.whole(y_true, y_pred)
         if len(values.shape):
             return values
-        num = tree.leaves(y_pred)[0].shape[0]
+        num, self.is_unrolled = tree.leaves(y_pred)[0].shape[0], True
 
         def row(i: int, nest: Tree) -> Any:
             return tree.map_leaves(lambda leaf: leaf[i : i + 1], nest)

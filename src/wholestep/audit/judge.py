@@ -295,7 +295,7 @@ class Case:
             told = f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
             yield Likely(f"The gradients of several batches are taken at the same weights, and applied in turn: {told}")
         yield from self.log.notes
-        yield from without_update(seen)
+        yield from without_update(seen, self.log)
         if shapes := [shape for shape, _ in self.log.targets if any(num != 1 for num in shape)]:
             yield f"A gradient is taken of losses of shape {min(shapes, key=str)}: the engine adds them up."
 

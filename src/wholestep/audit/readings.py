@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.basis import NUM_PAIRS, NUM_SOLVED
+from wholestep.audit.basis import NUM_SOLVED, are_too_many
 from wholestep.audit.evidence import AtOutputs, Evidence, Meant, narrowed
 from wholestep.audit.measure import FINE, all_same, in_part
 from wholestep.audit.optimizers import Schedule, rated
@@ -232,7 +232,7 @@ def _by_label(e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: boo
         return e.gradient(i, chosen, batch=batch)
 
     rows = sorted({row for own in options for row in own})
-    if not isinstance(e, AtOutputs) or out.size * len(rows) > NUM_PAIRS:
+    if not isinstance(e, AtOutputs) or are_too_many(e.meant.objective, out, len(rows)):
         return passed
     every = np.tile(rows, num)
     given = (y, every), (weights, every if has_weights else piece.rows.repeat(len(rows)))

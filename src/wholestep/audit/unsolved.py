@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from wholestep.audit.derived import (
 )
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.found import Finding, Found, Likely, many, some
+from wholestep.audit.log import Applied, Log
 from wholestep.audit.measure import ENOUGH, SOLVED, distance
 from wholestep.audit.port import Port
 from wholestep.audit.usual import shares_of
@@ -351,8 +352,24 @@ def skipped(seen: Windows) -> Iterator[str]:
         )
 
 
-def without_update(seen: Windows) -> Iterator[str]:
-    """Yield the notes on gradients that were handed to the optimizer, and made no update."""
+def _is_part(one: Applied, two: Applied) -> bool:
+    """Whether two calls of one optimizer in turn have gradients of other variables, and its count of both matters."""
+    pairs = [(a is not None, b is not None) for a, b in zip(one.grads, two.grads, strict=False)]
+    is_apart = not any(a and b for a, b in pairs) and all(map(any, zip(*pairs, strict=True)))
+    counts = "dam" in two.kind or one.learning_rate != two.learning_rate
+    return is_apart and counts and one.optimizer == two.optimizer and two.iterations == one.iterations + 1
+
+
+def without_update(seen: Windows, log: Log) -> Iterator[str]:
+    """Yield the notes on calls of the optimizer that make no update, or not a whole one."""
+    called, made = [each.order for each in log.called], [each for each in log.applied if each.is_whole]
+    in_turn = [(a, b) for a, b in pairwise(made) if not any(a.order < order < b.order for order in called)]
+    if 3 * sum(_is_part(a, b) for a, b in in_turn) > len(made):
+        told = (
+            "One optimizer is called several times in an update, for other variables each time: its count of updates, "
+        )
+        told += "by which it corrects moments and reads a schedule, grows too fast. Hand it all gradients in one call, "
+        yield Likely(f"{told}or give each part of the variables an optimizer.")
     if seen.num_skipped:
         steps = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
         yield f"{steps} skipped: the gradient was not finite at this loss scale."
