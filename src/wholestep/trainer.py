@@ -297,7 +297,7 @@ class Trainer(OnBatch):
     def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
         """Restore the run from a checkpoint: the model has its values, and the next `fit` or `steps` resumes there.
 
-        If the bits may not be those of the saved run, as on other devices, a line on the error output says why.
+        If bits may differ from the saved run, as on other devices, a line on the error output says why.
 
         Args:
             path: the folder of a checkpoint, or a folder of several: then the newest good one.

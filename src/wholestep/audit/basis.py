@@ -325,7 +325,7 @@ class _Places:
 
 
 def are_too_many(objective: OneLoss, out: np.ndarray, num: int) -> bool:
-    """Whether the derivatives by an output with each of so many labels take too long."""
+    """Whether it takes too long to compute the derivatives by an output with each of many labels."""
     is_unrolled = getattr(getattr(objective, "loss", None), "is_unrolled", False)
     return out.size * num > NUM_PAIRS or (is_unrolled and len(out) * num > _NUM_UNROLLED)
 

@@ -103,7 +103,7 @@ def _accumulated(found: list[Step]) -> list[Step]:
 
 
 def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
-    """Return the steps, with those of several optimizers as one, where no two move the same variable.
+    """Return the steps; consecutive steps of several optimizers, on different variables, become one.
 
     They follow each other without a forward pass, as an optimizer for an encoder and one for its head do.
     """
@@ -122,7 +122,7 @@ def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
 
 
 def _are_apart(one: Applied, two: Applied) -> bool:
-    """Whether the steps of two optimizers move other variables; if no numbers are kept, those that they hold tell."""
+    """Whether two optimizers move different variables. Without recorded numbers, their slots show which."""
     if one.optimizer == two.optimizer or one.is_whole != two.is_whole:
         return False
     if not one.is_whole:

@@ -1,4 +1,4 @@
-"""The numbers that a script writes, and rates that are one of them times a count."""
+"""The numbers in a script, and rates that are such a number times a count."""
 
 import ast
 import operator

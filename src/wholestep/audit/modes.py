@@ -114,7 +114,7 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
 
 
 def _statistics(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[str]:
-    """Yield the notes on moving statistics that are those of padding too, or of one replica."""
+    """Yield the notes on moving statistics that include padding, or come from one replica."""
     num = len(replay.are_seeds) - replay.num_recurrent
     chosen = [i for i in range(num) if not replay.are_seeds[i]]
 

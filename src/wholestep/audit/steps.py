@@ -49,7 +49,7 @@ def scheduled(learning_rate: Any) -> Schedule:
 def of_steps(
     seen: Windows, updates: list[Update], log: Log, schedule: Schedule | None, optimizer: Any = None
 ) -> Iterator[Finding]:
-    """Yield the findings on the steps of the optimizer, which is the one that is meant, or on rates by hand."""
+    """Yield the findings on the steps of the intended optimizer, or on rates by hand."""
     if not seen.is_by_hand:
         yield from apply(updates, schedule)
         yield from idle(seen)
@@ -302,7 +302,7 @@ def between(
 
 
 def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Found]:
-    """Yield the finding on replicas that begin an update with weights of their own."""
+    """Yield the finding on replicas whose weights differ at the beginning of an update."""
     firsts = [{p.called.replica: p for p in u.pieces[::-1] if p.called.is_whole} for u in updates]
     states = [[in_part(piece.called.params) for piece in each.values()] for each in firsts]
     apart = [max((distance(state, own[0]) for state in own), default=0.0) for own in states]
