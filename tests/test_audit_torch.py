@@ -444,6 +444,7 @@ NOT_OF_PYTORCH = {  # of masks, several outputs, sample weights, replicas, losse
     ),
     *("penalty once per replica", "penalty added twice", "penalty divided", "loss scale frozen in a trace"),
     *("clip forgotten", "clipped otherwise", "rate frozen in a trace", "printed: without penalty"),
+    "replicas drift apart",
     *("other loss weights", "loss weights ignored", "output left out", "padding trained on", "padding counted"),
 }
 
