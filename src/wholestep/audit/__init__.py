@@ -1,4 +1,16 @@
-"""The audit: run your loop, and read its faults. Calling the package calls `wholestep.audit.watch.audit`."""
+"""The audit: run your loop, and read its faults.
+
+    with ws.audit(model, data=(x, y), loss="mse") as report:
+        train()
+    print(report)
+
+Arguments of the call, which is `wholestep.audit.watch.audit`:
+    model: the Keras model that the loop trains.
+    data: (x, y) or (x, y, sample_weight), arrays with all rows of the training data.
+    loss: as in `compile`, or a function of labels and outputs that may return (values, weights); None for the compiled loss.
+    learning_rate: the intended rate, a number or a function of the update; None for the optimizer's.
+    optimizer: the intended optimizer, if the model is not compiled with it.
+"""
 
 import sys
 from collections.abc import Callable
