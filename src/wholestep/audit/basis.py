@@ -273,12 +273,12 @@ def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
     label, output = e.meant.replay.batch(piece)[1][at], out[at]
     had, meant = (each[starts[which] : starts[which + 1]].reshape(out.shape)[at] for each in (solved, should))
     values, weights = terms.values[:, at].sum(), terms.weights[:, at].sum()
-    loss, where = f"the loss that was meant is {values / weights:.4g}, " if weights else "", ""
+    loss, where = f"the loss that was meant is {values / weights:.4g}, " if weights else "", "On"
     if out.ndim == 3 and np.shape(label)[:1] == out.shape[1:2]:
         label, output, had, meant = (each[inner[0]] for each in (label, output, had, meant))
-        loss, where = "", f"place {inner[0]} of "
+        loss, where = "", f"At place {inner[0]} of"
     return (
-        f"At {where}row {piece.rows[at]} of the data, label {numbers_of(label)}, output "
+        f"{where} row {piece.rows[at]} of the data, label {numbers_of(label)}, output "
         f"{numbers_of(output)}: {loss}with derivative {numbers_of(meant)} by the output in this batch; the loop's has "
         f"{numbers_of(had)}."
     )
