@@ -831,6 +831,33 @@ def test_a_rate_that_falls_in_each_update_is_said_first(factor, passes, first):
     assert report.first_line.startswith(first), report.first_line
 
 
+SCHEDULES = {
+    "cosine": keras.optimizers.schedules.CosineDecay(0.01, 64),
+    "exponential": keras.optimizers.schedules.ExponentialDecay(0.05, 8, 0.3),
+    "square": keras.optimizers.schedules.PolynomialDecay(0.01, 64, 1e-6, power=2),
+}
+
+
+@pytest.mark.parametrize(("name", "is_by_hand"), [*((name, False) for name in SCHEDULES), ("cosine", True)])
+def test_a_schedule_that_ends_near_0_is_no_fault(name, is_by_hand):
+    """Each is the schedule of the loop's own optimizer, which the audit was not given."""
+    model, schedule, count = network(), SCHEDULES[name], 0
+    optimizer = keras.optimizers.Adam(0.01 if is_by_hand else schedule)
+    optimizer.build(model.trainable_variables)
+
+    def move(variables, gradients):
+        nonlocal count
+        if is_by_hand:
+            optimizer.learning_rate = float(schedule(count))
+        optimizer.apply([*map(keras.ops.array, gradients)], variables)
+        count += 1
+
+    with ws.audit(model, (U, V), loss="mse") as report:
+        train(model, square, (U, V), 12, move, passes=8)
+    assert report.first_line.startswith("Nothing found in 64 updates"), str(report)
+    assert report.notes == []
+
+
 @pytest.mark.parametrize("num", [304, 320])
 def test_gradients_that_wait_for_more_at_the_end_were_not_skipped(num):
     model = network()

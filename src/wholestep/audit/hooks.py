@@ -332,6 +332,7 @@ class Hooks:
         slots = {id(v) for v in optimizer._trainable_variables}
         built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
         accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
+        is_scheduled = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             held, params, slots, params_after, slots_after, (rate, count, calls) = _apart(numbers, groups)
@@ -340,7 +341,7 @@ class Hooks:
             states = states if self.log.wants_step(replica) else ([], [], [], [], [])
             counted = replica, accumulates, int(calls), clips, built
             applied = Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted)
-            self.log.add(replace(applied, lost=tuple(lost), kind=kind))
+            self.log.add(replace(applied, lost=tuple(lost), kind=kind, is_scheduled=is_scheduled))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 

@@ -81,6 +81,7 @@ class Applied:
         clips: the optimizer's bounds, of each gradient's norm, of the norm of all and of each number; 0 for none.
         built: the model's parameters that the optimizer has slots of, by index.
         lost: the parameters that were handed over with None for a gradient, by index.
+        is_scheduled: whether the optimizer reads its rate from a schedule.
         setting: all else that a port needs to make it again.
     """
 
@@ -101,6 +102,7 @@ class Applied:
     built: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     kind: str = ""
+    is_scheduled: bool = False
     setting: Any = field(default=None, compare=False)
 
     @property

@@ -127,18 +127,16 @@ def _statistics(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[s
         return bool(is_padding.any() and not is_padding.all()) and moved
 
     if padded := [u.number for u in updates if any(map(has_padding, u.pieces))]:
-        told = (
-            f"The rows that fill up the batches of updates {some(padded, 6)} count in the statistics of the batch, and "
-        )
-        yield Likely(f"{told}in the moving ones: BatchNormalization knows no padding, and no weight of a row.")
+        told = f"The rows that fill up the batches of updates {some(padded, 6)} count in the statistics of the batch, "
+        yield Likely(f"{told}and in the moving ones: BatchNormalization knows no padding, and no weight of a row.")
     for update in updates if replay.engine() == "jax" else ():  # TensorFlow's variables have the mean of all replicas
         states = {p.called.replica: of(p.called.buffers) for p in update.pieces[::-1]}
         first, *others = states.values()
         if any(distance(first, each) > replay.tolerance.differs for each in others):
             told = (
-                "The moving statistics of each replica are those of its own rows, and the model keeps one replica's. "
+                "The moving statistics of each replica are those of its own rows, and the model keeps one replica's: "
             )
-            yield f"{told}`jax.lax.pmean(statistics, axis)` makes them the same."
+            yield f"{told}make them the same, by `jax.lax.pmean(statistics, axis)`."
             return
 
 
@@ -154,10 +152,8 @@ def _set_back(modes: Modes, steps: list, chosen: list[int]) -> Iterator[Likely]:
         and not all_same([modes.moved[mover.called.order][i] for i in chosen], [first[i] for i in chosen])
     ]
     if numbers:
-        told = (
-            f"The seeds of the random draws go back to the first ones at update {some(numbers, 6)}: the dropout masks "
-        )
-        yield Likely(f"{told}of the first updates come again. Carry the seeds from pass to pass, as the weights.")
+        told = f"The seeds of the random draws go back to the first ones at update {some(numbers, 6)}: the dropout "
+        yield Likely(f"{told}masks of the first updates come again. Carry the seeds from pass to pass, as the weights.")
 
 
 def _otherwise(replay: Port, modes: Modes, steps: list, chosen: list[int]) -> Iterator[Finding]:

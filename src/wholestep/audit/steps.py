@@ -177,17 +177,18 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
 
 
 def _falling(seen: Windows) -> Iterator[Likely]:
-    """Yield a note on a learning rate that the loop makes smaller in each update by one factor, or that is 0 soon."""
+    """Yield a note on a rate that falls by one factor in each update, or that is near 0 in most, as in no cosine."""
     used = np.array([update.applied.learning_rate for update in seen.updates])
-    if len(used) <= _FEW or not np.all(used > 0) or not np.all(np.diff(used) <= 0):
+    is_scheduled = any(update.applied.is_scheduled for update in seen.updates)
+    if is_scheduled or len(used) <= _FEW or used.min() <= 0 or np.any(np.diff(used) > 0):
         return
     factors = used[1:] / used[:-1]
     size = int(np.median([len(own) for own in passes([u for u in seen.updates if u.pieces])] or [len(used)]))
     is_by_update = np.ptp(factors) <= FINE.differs and factors[0] ** size <= _HALF
-    if is_by_update or used[-1] <= _SMALL * used[0]:
+    if is_by_update or np.median(used) <= _SMALL * used[0]:
         told = f"The learning rate falls from {used[0]:.4g} to {used[-1]:.4g} in {len(used)} updates"
-        how = f", by the factor {factors[0]:.4g} in each: is that meant for each pass over the data?"
-        yield Likely(told + (how if is_by_update else ": is it decayed once per pass, and not per update?"))
+        how = f", by the factor {factors[0]:.4g} in each" if is_by_update else ""
+        yield Likely(f"{told}{how}: is that meant for each pass over the data?")
 
 
 def _without_effect(updates: list[Update], optimizer: Any) -> Iterator[Likely]:
@@ -197,10 +198,8 @@ def _without_effect(updates: list[Update], optimizer: Any) -> Iterator[Likely]:
         return
     now, (rate,) = float(np.asarray(own)), used
     if abs(now - rate) > FINE.differs * abs(rate):
-        told = (
-            f"`optimizer.learning_rate` is {now:.4g} after the loop, and every update has {rate:.4g}: stateless steps "
-        )
-        yield Likely(f"{told}take the rate from their own variables, `ov`. Put the new one there.")
+        told = f"`optimizer.learning_rate` is {now:.4g} after the loop, and every update has {rate:.4g}: "
+        yield Likely(f"{told}stateless steps take the rate from their own variables, `ov`. Put the new one there.")
 
 
 def anew_in_each_pass(seen: Windows) -> Iterator[str]:
@@ -307,9 +306,9 @@ def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Fou
     states = [[in_part(piece.called.params) for piece in each.values()] for each in firsts]
     apart = [max((distance(state, own[0]) for state in own), default=0.0) for own in states]
     if max(apart, default=0.0) > FINE.differs:
-        last, i = states[int(np.argmax(apart))], int(np.argmax(apart))
-        differing = [k for k, value in enumerate(last[0]) if any(not same(value, state[k]) for state in last)]
-        detail = f"These are {some([names[k] for k in differing])}." if len(names) == len(last[0]) else ""
+        i = int(np.argmax(apart))
+        differing = [k for k, own in enumerate(zip(*states[i], strict=True)) if any(not same(own[0], v) for v in own)]
+        detail = f"These are {some([names[k] for k in differing])}." if names else ""
         yield found(INSIDE[2], apart[i], updates[i].applied.line, [u.number for u in updates], detail)
 
 
