@@ -122,9 +122,10 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
 
 def _with_penalty(moves: Moves, optimizer: Any) -> Rule | None:
     """Return the rule of steps that have the decay of the optimizer in the gradient; None if none have."""
-    decay = getattr(optimizer, "weight_decay", None) or 0.0
+    if not (decay := getattr(optimizer, "weight_decay", None)):
+        return None
     grads = [grad + decay * weights for grad, weights in zip(moves.grads, moves.params, strict=True)]
-    rule = solved(moves._replace(grads=grads)) if decay else None
+    rule = solved(moves._replace(grads=grads))
     return None if rule is None else rule._replace(notes=(*rule.notes, Likely(_AS_PENALTY.format(decay))))
 
 
