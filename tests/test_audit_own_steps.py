@@ -287,9 +287,9 @@ def test_labels_that_are_mixed_otherwise_than_the_inputs_are_said(other, part):
     j = (i + 7) % 40
     inputs, labels = a * x[i] + (1 - a) * x[j], a * y[i] + (1 - a) * y[(j + other) % 40]
     given = [([inputs[k : k + 4]], labels[k : k + 4]) for k in (0, 4, 8)]
-    (note,) = mixed([x], y, given)
+    (note,) = mixed(x, y, given)
     assert (part in note, "in 10 of 12 rows" in note, isinstance(note, Likely)) == (True, True, bool(other)), note
-    assert not list(mixed([x], y, [([rng.normal(size=(4, 6))], labels[:4])]))
+    assert not list(mixed(x, y, [([rng.normal(size=(4, 6))], labels[:4])]))
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="the loop is JAX's")

@@ -4,51 +4,14 @@ import keras
 import numpy as np
 import pytest
 from audit_scripts import HEAD
+from audit_users import ENGINE, descend, gradient_of, train
 
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Called, Log
 from wholestep.audit.windows import Rows
 
-ENGINE = keras.backend.backend()
 RNG = np.random.default_rng(0)
-
-
-def gradient_of(model, value):
-    """Return the function that computes the gradients of `value(outputs, *rows)`, and the model's new statistics."""
-    if ENGINE == "tensorflow":
-        import tensorflow as tf
-
-        def with_tape(x, *rows):
-            with tf.GradientTape() as tape:
-                loss = value(model(x, training=True), *rows)
-            return [tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)]
-
-        return with_tape
-    import jax
-
-    def loss(params, x, *rows):
-        return value(model.stateless_call(params, model.non_trainable_variables, x, training=True)[0], *rows)
-
-    gradient = jax.grad(loss)
-    return lambda *rows: [*map(np.asarray, gradient([v.value for v in model.trainable_variables], *rows))]
-
-
-def train(model, value, data, size, move, passes=2):
-    """Train by `move(variables, gradients)`, on all rows of the data in a new order in each pass."""
-    gradient, rng = gradient_of(model, value), np.random.default_rng(1)
-    for _ in range(passes):
-        order = rng.permutation(len(data[0]))
-        for start in range(0, len(order), size):
-            move(model.trainable_variables, gradient(*(part[order[start : start + size]] for part in data)))
-
-
-def descend(rate):
-    def move(variables, gradients):
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign(variable - rate * gradient)
-
-    return move
 
 
 def square(out, y):
@@ -277,7 +240,7 @@ def first_of_all(own, kept=[]):  # noqa: B006
         (first_of_all, "Statistics thrown away"),
         (lambda own: own[::-1], "Are they assigned in another order?"),
         (lambda own: [0.9 * each for each in own], "moving_variance are these times 0.9. Is a decay"),
-        (lambda own: [0 * own[0], own[1]], "moving_mean. Does other code of the loop change them?"),
+        (lambda own: [0 * own[0], own[1]], "moving_mean. Does another pass of the model, or other code, change them?"),
     ],
 )
 def test_statistics_that_are_carried_otherwise_are_said(change, words):

@@ -3,6 +3,7 @@
 import numbers
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import ParamSpec, TypeGuard, TypeVar
 
 from wholestep.errors import SpecificationError, message, shown
@@ -46,9 +47,11 @@ def takes(must: str, attempt: str) -> Callable[[Callable[P, R]], Callable[P, R]]
             except TypeError as error:
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised by the method
                     raise
+                unknown = [name for name in kwargs if name not in signature(method).parameters]
+                first = f"{method.__name__} has no argument {unknown[0]!r}." if unknown else must
                 given = ", ".join([*(type(each).__name__ for each in args[1:]), *(f"{name}=..." for name in kwargs)])
                 called = method.__qualname__.removesuffix(".__init__")
-                raise TypeError(message(must, f"{called}({given})", attempt)) from error
+                raise TypeError(message(first, f"{called}({given})", attempt)) from error
 
         return call
 

@@ -1,4 +1,4 @@
-"""Changes of a gradient after it was summed: of single variables, and clips, which may be intended."""
+"""Changes of a gradient after it was summed: of single variables, and clips; and other numbers of the optimizer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,9 +11,10 @@ from wholestep.audit.basis import Basis
 from wholestep.audit.coefficients import SAME
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import Error
-from wholestep.audit.found import Finding, found
+from wholestep.audit.found import Finding, Likely, found
 from wholestep.audit.log import clips_of
 from wholestep.audit.measure import FINE, ROUNDED, SOLVED, distance, shortened
+from wholestep.audit.windows import Update
 
 SQUARED = "clipped by the square of their norm"
 LONGER = "made longer, up to one norm, where they are shorter"
@@ -270,6 +271,33 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
     name, numbers = "clip forgotten" if is_bare else "clipped otherwise", [e.update.number for e in wrong]
     line, detail = wrong[0].update.applied.line, f"The optimizer that was meant has {told}."
     yield found(name, max(apart), line, numbers, detail, with_change=rest)
+
+
+_BESIDE = "name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps", "jit_compile"  # judged elsewhere
+_BESIDE_TOO = *_NAMES, "use_ema", "ema_momentum", "ema_overwrite_frequency"
+
+
+def unlike(optimizer: Any, used: list[Any], updates: list[Update]) -> Iterator[Likely]:
+    """Yield a note if the loop's one optimizer is another than the meant one, or has other numbers."""
+    if len(used) != 1 or used[0] is optimizer or not updates:
+        return
+    meant, own = optimizer.get_config(), used[0].get_config()
+    kinds = [type(each).__name__ for each in (used[0], optimizer)]
+    keys = [key for key in meant if key in own and key not in (*_BESIDE, *_BESIDE_TOO)]
+    others = [key for key in keys if own[key] != meant[key]]
+    rates = {update.applied.learning_rate for update in updates}
+    rate = meant["learning_rate"]
+    if isinstance(rate, float) and len(rates) == 1 and abs(rate - max(rates)) > FINE.differs * rate:
+        others, own = [*others, "learning_rate"], own | {"learning_rate": max(rates)}
+    if kinds[0] != kinds[1] and not ({*kinds} == {"Adam", "AdamW"} and "weight_decay" not in others):
+        yield Likely(f"The optimizer of the loop is {kinds[0]}, and {kinds[1]} was meant.")
+    elif others:
+        told, those = (", ".join(f"{key}={_told(of[key])}" for key in others) for of in (own, meant))
+        yield Likely(f"The {kinds[0]} of the loop has {told}, and {those} was meant.")
+
+
+def _told(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, product
 from types import GeneratorType
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from wholestep import tree
 from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
 from wholestep.audit.derived import as_narrow, passes
 from wholestep.audit.families import name_of, usual
-from wholestep.audit.found import Likely, many, numbers_of, own_fault
+from wholestep.audit.found import Finding, Likely, many, numbers_of, own_fault
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import Log, Values
 from wholestep.audit.loops import Loop, Watched
@@ -99,10 +99,7 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", still, loop, watched)
     verdict.check("models that nothing moves", teachers, loop, watched, own)
-    if not verdict.has_seen and isinstance(made.data[1], np.ndarray):
-        calls = watched.log.called
-        given = [(g.called.inputs, g.label) for loss in loop.losses.values() for g in labels_of(calls, calls, loss)]
-        verdict.check("mixtures of rows", mixed, tree.leaves(made.data[0]), made.data[1], given)
+    verdict.check("mixtures of rows", _mixtures, scout, loop, watched, None if verdict.has_seen else made.data)
     if verdict.seen is not None:
         verdict.check("the metrics", _running, scout, watched.log, verdict.seen)
     if scout.is_cut_short and loop.lines and loop is [*scout.loops.values()][-1]:
@@ -115,6 +112,24 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     }
     report.unseen.extend(told for told, is_so in unseen.items() if is_so)
     return report
+
+
+def _mixtures(scout: Scout, loop: Loop, watched: Watched, data: tuple | None) -> Iterator[Finding]:
+    """Yield a note if the inputs are mixtures of two rows of the data, or else of an array of the script."""
+    calls = watched.log.called
+    given = [(g.called.inputs, g.label) for loss in loop.losses.values() for g in labels_of(calls, calls, loss)]
+    if not given or len(given[0][0]) != 1:
+        return
+    (first,), label = given[0]
+    arrays = [named.value for named in scout.around.arrays()] if data is None else [*tree.leaves(data[0]), data[1]]
+    sources = [a for a in arrays if a.shape[1:] == first.shape[1:] and len(a) > len(first)]
+    for x, y in product(sources, arrays):
+        is_class = y.shape[1:] == () and y.dtype.kind in "iu" and label.ndim == 2
+        own = np.eye(label.shape[1])[np.clip(y, 0, label.shape[1] - 1)] if is_class else y
+        fits = len(own) == len(x) and own is not x and own.shape[1:] == label.shape[1:] and own.dtype.kind in "iuf"
+        if fits and (found := [*mixed(x, own, given)]):
+            yield from found
+            return
 
 
 def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]:

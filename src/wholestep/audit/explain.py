@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
@@ -15,10 +15,12 @@ from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.forms import BASE, Error, Form, forms, mixtures
 from wholestep.audit.found import many
 from wholestep.audit.measure import SOLVED
+from wholestep.audit.outputs import Output, differing_outputs, named
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD
 
 _NAMED, _NAMED_TOO = 0.75, 0.25  # the cost that a name in the field saves
+_OTHER = "other loss weights"
 _SURE = 0.5  # the cost of one error with a name, beside which no other is looked for
 _COUNTED = {  # counts of a basis, in the words of a report
     "the weight of the own": "{} of its",
@@ -85,6 +87,31 @@ class Search:
         self._by_piece(BASE)
         for errors, cost, made in in_sums(self._of_weights):
             self._add(errors, cost, made, self._of_weights)
+        self._by_output()
+
+    def _by_output(self) -> None:
+        """Search in the losses of several outputs, each by its own derivative."""
+        outputs = differing_outputs(self.meant, [basis.e for basis in self.bases])
+        explained = [(one, self._of_output(one)) for one in outputs]
+        if not explained or any(best is None for _, best in explained):
+            return
+        found = [(one, best) for one, best in explained if best is not None]
+        errors = [named(in_words(e, one.evidence), one.name) for one, best in found for e in best.errors]
+        if len(found) > 1 == len({(error.predicate, error.number) for error in errors}):  # the same in each
+            errors = [named(found[0][1].errors[0], *(one.name for one, _ in found))]
+        pairs = zip(self.bases, zip(*(best.made for _, best in found), strict=True), strict=True)
+        made = [sum(each) - (len(each) - 1) * basis.e.handed for basis, each in pairs]  # each has the loop's others
+        rests = [one.without_error for one, best in found for _ in best.errors] if len(errors) > 1 else []
+        self._add(errors, max(best.cost for _, best in found), made, rests=rests)
+
+    def _of_output(self, output: Output) -> Explanation | None:
+        search = Search(output.meant, output.evidence, self._until)
+        for attempt, enough in search.stages():
+            attempt()
+            if any(each.cost <= enough for each in search.found) or search.is_over:
+                break
+        best = min(search.found, key=lambda each: each.cost, default=None)
+        return best if best is not None and best.cost < RAW else None
 
     def _of_forms(self) -> None:
         evidence = [basis.e for basis in self.bases]
@@ -182,7 +209,7 @@ class Search:
             numbers[:] = counted / meant
             if np.array_equal(counted, meant) or not np.any(counted):
                 return None
-            name = "loss weights ignored" if np.array_equal(counted, np.ones(num)) else "other loss weights"
+            name = "loss weights ignored" if np.array_equal(counted, np.ones(num)) else _OTHER
             name = "output left out" if np.any(counted == 0) else name
             these, those = (", ".join(f"{number:.4g}" for number in each) for each in (counted, meant))
             names = ", ".join(first.names[i] for i in used)
@@ -196,7 +223,7 @@ class Search:
         numbers = np.median([least(own, basis.e.handed - basis.e.penalty)[0] for own, basis in half], axis=0)
         if np.all(np.isfinite(numbers)) and (error := told(numbers)) is not None:
             made = [numbers @ np.stack(own) + basis.e.penalty for own, basis in zip(columns, self.bases, strict=True)]
-            self._add([error], 1.0 if error.causes else 0.5 * len(numbers), made)
+            self._add([error], 0.5 * len(numbers) if error.causes in ((), (_OTHER,)) else 1.0, made)
 
     def _assigned(self) -> None:
         rows: dict[int, np.ndarray] = {}
@@ -246,13 +273,14 @@ def _back(basis: Basis, steps: int) -> Evidence | None:
     return e if e is not None and len(e.handed) == len(basis.e.handed) else None
 
 
-def in_words(told: str, evidence: list[Evidence]) -> str:
+def in_words(error: Error, evidence: Sequence[Evidence]) -> Error:
     """Return an error with the weights and counts of its rows as their reader knows them."""
+    told = error.number
     pieces = [(piece, w) for e in evidence for piece, w in zip(e.update.pieces, e.weights, strict=True)]
     is_even = all(np.all(weights[:, piece.rows != PAD] == 1) for piece, weights in pieces)
     is_given = evidence[0].meant.replay.data[2] is not None
     number = "the number of rows" if is_even else f"the sum of the {'sample ' * is_given}weights"
-    if "counts" in told:
+    if "counts" in str(error):
         for old, new in _COUNTED.items():
             told = told.replace(old, new.format(number))
     sizes = {sum(e.update.sizes) - sum(e.pads) for e in evidence}
@@ -260,4 +288,4 @@ def in_words(told: str, evidence: list[Evidence]) -> str:
         (num,) = sizes
         rows = f"{num}, as the update has {many(num, 'row')}"
         told = told.replace(f" instead of 1 / {number} of the update", f" instead of 1 / {rows}")
-    return told
+    return replace(error, number=told)

@@ -103,7 +103,9 @@ def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
         told = Error("the mask", "is left out", ("mask ignored",))
         yield Form((told,), objective=meant.replay.objective(loss, is_masked=False), is_bare=True)
     elif _is_plain(meant, evidence):
-        yield from _losses(meant.replay, loss, evidence[0].update.pieces[0].called.outputs[0].shape[-1], data[1])
+        shape = evidence[0].update.pieces[0].called.outputs[0].shape
+        yield from _losses(meant.replay, loss, shape[-1], data[1])
+        yield from _classes(meant.replay, loss, shape)
 
 
 def _is_plain(meant: Meant, evidence: list[Evidence]) -> bool:
@@ -173,6 +175,21 @@ def _losses(replay: Port, loss: Any, width: int, labels: Any) -> Iterator[Form]:
     yield Form((told,), objective=objective(losses.swapped(loss)))
     for name, other in losses.others(loss, labels):
         yield Form((Error("the loss", f"is {name} instead of {loss.name}"),), objective=objective(other))
+
+
+def _classes(replay: Port, loss: Any, shape: tuple[int, ...]) -> Iterator[Form]:
+    """Yield the loss by classes that are counted from another number."""
+    if (plain := replay.losses.unsmoothed(loss)) is None or not plain[2]:
+        return
+    full, num = replay.objective(plain[0]), shape[-1]
+    for word, start, by in (("higher", 1, 1), ("lower", 0, -1)):
+        hot = np.eye(num + 2, num, k=by - 1, dtype="float32")  # no class beyond the last counts
+
+        def labels(labels: np.ndarray, hot: np.ndarray = hot) -> np.ndarray:
+            return hot[np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int) + 1]
+
+        told = Error("the labels", f"are one class {word}, as if the classes of the loss were counted from {start}")
+        yield Form((told,), full, labels=labels)
 
 
 def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:

@@ -16,6 +16,7 @@ from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, Found, Likely, Number, Proof, found, not_known, of_values, some
 from wholestep.audit.log import Line
 from wholestep.audit.measure import NUM_PLACES, distance
+from wholestep.audit.outputs import differing_outputs
 from wholestep.audit.port import OneLoss
 from wholestep.audit.windows import PAD, Update
 
@@ -227,7 +228,7 @@ def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]
         # The last update that shows it well: the slots of the first step are still empty.
         last, made, rest = ([each for each in differing if 2 * each[0].apart(each[2]) >= without] or differing)[-1]
         proof, is_beside = proved(last, made, rest), bool(best.rests)
-        told, line = in_words(str(error), chosen), _line_of(error, last)
+        told, line = str(in_words(error, chosen)), _line_of(error, last)
         sentence = f"{told[0].upper()}{told[1:]}."
         if not error.causes:
             name, fix = next(each for quantity, each in _UNLISTED.items() if error.quantity.startswith(quantity))
@@ -279,14 +280,17 @@ def _has_uneven_replicas(e: Evidence) -> bool:
 
 def _located(differing: list[Evidence]) -> Found:
     """Return the place of a difference that no error explains: in the loss, or in some variables."""
-    e, detail, places = differing[0], "", ""
-    if (found := derivatives(e)) is not None:
+    e, detail, places, where = differing[0], "", "", "the loss"
+    at = e
+    if len(outputs := differing_outputs(e.meant, [e])) == 1:
+        at, where = outputs[0].evidence[0], f"the loss of output {outputs[0].name}"
+    if (found := derivatives(at)) is not None:
         solved, should = found
         far = np.argsort(-np.abs(solved - should))[:3]
         shown = ", ".join(dict.fromkeys(f"{solved[i] + 0.0:.3g} instead of {should[i]:.3g}" for i in far))
-        told = f"the model and the variables are right, so it is in the loss: its derivative by the outputs is {shown}"
+        told = f"the model and the variables are right, so it is in {where}: its derivative by the outputs is {shown}"
         told += ", where they differ most"
-        detail, places = on_a_row(e, solved, should), places_of_mask(e, solved, should)
+        detail, places = on_a_row(at, solved, should), places_of_mask(at, solved, should)
     else:
         apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
         off = ", ".join(f"{name} ({far:.1g})" for name, far in apart.items() if far > differs)

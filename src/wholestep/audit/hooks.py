@@ -327,7 +327,7 @@ class Hooks:
         return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
 
     def _tell_apply(self, optimizer: Any, handed: tuple[list[int], list[int], int], groups: tuple[list, ...]) -> None:
-        line = line_of_user(self.listener.stack())
+        line, self.log.optimizers[id(optimizer)] = line_of_user(self.listener.stack()), optimizer
         (place, lost, num), kind = handed, type(optimizer).__name__
         slots = {id(v) for v in optimizer._trainable_variables}
         built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)

@@ -264,7 +264,7 @@ class Case:
                 verdict.check("inputs and labels", beside_labels, verdict.evidence)
             verdict.check("variables without a gradient", self._left_out, replay, seen)
         schedule = self.schedule or (stated(self.optimizer, seen) if self.is_told else None)
-        verdict.check("the optimizer steps", of_steps, seen, steps, self.log, schedule, self.optimizer)
+        verdict.check("the optimizer steps", of_steps, seen, steps, self.log, schedule, self.optimizer, self.is_told)
         verdict.check("the constraints", unconstrained, replay, seen.updates)
         if any(cause.name == "accumulated twice" for cause in verdict.causes):
             verdict.causes = [cause for cause in verdict.causes if cause.name != CARRIED]

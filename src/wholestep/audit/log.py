@@ -180,6 +180,7 @@ class Log:
         targets: shapes of the targets of gradients that are not scalars, with the line.
         is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
+        optimizers: those that made steps, by their identity.
         lines: by the name of a cause, the line that makes it, where it is not that of the step or the pass.
     """
 
@@ -202,6 +203,7 @@ class Log:
     is_stateless: bool = False
     is_by_name: bool = False
     flags: dict[int, Flags] = field(default_factory=dict)
+    optimizers: dict[int, Any] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0

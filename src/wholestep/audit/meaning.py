@@ -1,5 +1,7 @@
 """The loss that is meant, as an objective over (x, y[, sample_weight]), and the losses that it is mistaken for."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -161,12 +163,44 @@ class _AsCompiled(Objective):
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Any:
         """Return the terms of these losses."""
+        with self._compiled(model):
+            return self._objective(model, batch, training)
+
+    def calls(self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
+        """Return the losses, each with its output, labels and weights."""
+        with self._compiled(model):
+            return self._objective.calls(model, y, y_pred, weight)
+
+    @contextmanager
+    def _compiled(self, model: keras.Model) -> Iterator[None]:
         before = vars(model).get("_compile_loss")
         vars(model)["_compile_loss"] = self._loss
         try:
-            return self._objective(model, batch, training)
+            yield
         finally:
             vars(model)["_compile_loss"] = before
+
+
+def by_output(model: keras.Model, objective: Objective, data: tuple[Tree, Tree, Tree | None]) -> list[port.OfOutput]:
+    """Return the losses of several outputs; none if the objective is no sum of them, one for each."""
+    x, y, weight = data
+    if not isinstance(objective, CompiledObjective | _AsCompiled) or is_overridden(model, "compute_loss"):
+        return []
+    symbols = outputs(model, x)
+    leaves = [id(leaf) for leaf in tree.leaves(symbols)]
+    calls = objective.calls(model, y, symbols, weight)
+    at = [leaves.index(id(call.y_pred)) if id(call.y_pred) in leaves else -1 for call in calls]
+    is_given = all(
+        isinstance(leaf, np.ndarray) for call in calls for leaf in (call.y_true, call.weight) if leaf is not None
+    )
+    if len(leaves) < 2 or -1 in at or len({*at}) < len(at) or not is_given:
+        return []
+    return [
+        port.OfOutput(
+            i, call.name, LossObjective(averaging(call.loss)), float(call.coefficient), call.y_true, call.weight
+        )
+        for i, call in zip(at, calls, strict=True)
+    ]
 
 
 def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:

@@ -161,7 +161,7 @@ def _otherwise(replay: Port, modes: Modes, steps: list, chosen: list[int]) -> It
     every = [(modes.moved[mover.called.order], after.called.buffers) for _, mover, _, after in steps]
     names, (fits, differs) = replay.names_of_others, replay.tolerance
     wrong = [i for i in chosen if every and all(distance(made[i], new[i]) > differs for made, new in every)]
-    told = "The moving statistics with which an update begins are not those that the pass before it made:"
+    told = "The moving statistics with which an update begins are not those that the update before made:"
     for i in wrong:
         alike = [j for j in wrong if j != i and every[0][0][j].shape == every[0][1][i].shape]
         others = [j for j in alike if all(distance(made[j], new[i]) <= fits for made, new in every)]
@@ -178,7 +178,7 @@ def _otherwise(replay: Port, modes: Modes, steps: list, chosen: list[int]) -> It
         yield Likely(f"{told}to all variables? `model.trainable_variables` has the weights alone.")
         return
     if wrong:
-        yield f"{told} {some([names[i] for i in wrong])}. Does other code of the loop change them?"
+        yield f"{told} {some([names[i] for i in wrong])}. Does another pass of the model, or other code, change them?"
 
 
 def follows(replay: Port, pieces: list[Piece]) -> list[bool]:

@@ -5,6 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -34,6 +35,17 @@ class NoLoss:
 
 class Observed:
     """An objective that is the loop's own loss: its derivative by the outputs is in batches in place of labels."""
+
+
+class OfOutput(NamedTuple):
+    """The loss of one of several outputs, the `index`-th leaf; `weights` may be None."""
+
+    index: int
+    name: str
+    objective: OneLoss
+    coefficient: float
+    labels: np.ndarray
+    weights: np.ndarray | None
 
 
 class Terms(NamedTuple):
@@ -80,6 +92,7 @@ class Port(ABC):
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
         mixes_rows: whether a layer is meant to compute with all rows of a batch, in inference too.
         place: which of several derivatives by an output is taken.
+        output: the leaf of the output that its passes have, if it is of one of several.
     """
 
     framework: str
@@ -104,7 +117,7 @@ class Port(ABC):
         self, model: Any, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
     ):
         self.model, self.data, self.is_observing, self.by_pass = model, data, is_observing, by_pass
-        self.place = -1
+        self.place, self.output = -1, 0
         self.num_rows = len(tree.leaves(data[0])[0])
 
     def _measure(self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]) -> None:
@@ -232,6 +245,16 @@ class Port(ABC):
         Forms of a loss are solved for by its derivative by outputs, without a mask. Another loss is left unchanged.
         """
         return objective
+
+    def by_output(self, objective: Any) -> list[OfOutput]:
+        """Return the losses of several outputs; none if the objective is no sum of them."""
+        return []
+
+    def of(self, one: OfOutput, pieces: list[Piece]) -> tuple["Port", Any]:
+        """Return (the port, the objective) of one of several outputs: its passes have this output alone."""
+        found = copy(self)
+        found.data, found.output, found.has_losses = (self.data[0], one.labels, one.weights), one.index, False
+        return found, found.unmasked(one.objective, pieces)
 
     @abstractmethod
     def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:

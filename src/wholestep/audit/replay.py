@@ -12,8 +12,8 @@ from keras import ops
 
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
-from wholestep.audit.meaning import LossObjective, Observed, is_masked, misfits, tensors
-from wholestep.audit.port import ByPass, OneLoss, Port, Terms
+from wholestep.audit.meaning import LossObjective, Observed, by_output, is_masked, misfits, tensors
+from wholestep.audit.port import ByPass, OfOutput, OneLoss, Port, Terms
 from wholestep.audit.source import line_of_loss, line_of_step
 from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.engines import choose
@@ -21,7 +21,7 @@ from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, mask
 from wholestep.program import ProgramCache
 from wholestep.tree import Tensor, Tree
 
-_PULLED = Observed()
+_PULLED, _BY_WEIGHT = Observed(), "mean_with_sample_weight"
 _OF_LOSSES = ProgramCache(128)  # the derivatives of Keras' losses, for all replays: a search tries the same ones anew
 
 
@@ -91,8 +91,8 @@ class Replay(Port):
     def unmasked(self, objective: Any, pieces: list[Piece]) -> Any:
         loss: Any = getattr(objective, "loss", None)
         labels, weight = self.data[1], self.data[2]
-        is_own = not isinstance(loss, families.Function) or loss.has_own_weights
-        reductions = ("mean_with_sample_weight", *("sum_over_batch_size", "mean") * (weight is None))
+        is_own = not isinstance(loss, families.Function) or loss.has_own_weights or loss.reduction == _BY_WEIGHT
+        reductions = (_BY_WEIGHT, *("sum_over_batch_size", "mean") * (weight is None))
         is_known = type(objective) is LossObjective and is_own and getattr(loss, "reduction", "") in reductions
         if not (self.is_masked and is_known and self.by_pass is None and isinstance(labels, np.ndarray)):
             return objective
@@ -107,21 +107,26 @@ class Replay(Port):
                 made[own, : mask.shape[1]], used[own] = mask[rows != PAD], True
             if weight is None:
                 loss = copy(loss)
-                loss.reduction, self.data = "mean_with_sample_weight", (self.data[0], labels, made)
+                loss.reduction, self.data = _BY_WEIGHT, (self.data[0], labels, made)
             elif (w := np.asarray(weight)).shape != made.shape or np.any(w[used] * (made[used] == 0)):
                 return objective
         self.is_masked = False
         return LossObjective(loss, is_masked=False)
+
+    def by_output(self, objective: Any) -> list[OfOutput]:
+        return [] if self.is_observing or self.by_pass else by_output(self.model, objective, self.data)
 
     def _mask(self, piece: Piece) -> np.ndarray | None:
         """Return the mask of the output of a pass; None if it has none."""
 
         def run(params: list, buffers: list, inputs: list) -> Tensor:
             with self._scope(params, buffers):
-                mask = mask_of(self.model(self._packed(inputs), training=False))
+                mask = mask_of(tensors(self.model(self._packed(inputs), training=False))[self.output])
             return ops.zeros(()) if mask is None else mask
 
-        found = np.asarray(self._program("mask", run)(piece.called.params, piece.called.buffers, piece.called.inputs))
+        found = np.asarray(
+            self._program(("mask", self.output), run)(piece.called.params, piece.called.buffers, piece.called.inputs)
+        )
         return found if found.ndim else None
 
     def misfits(self, objective: OneLoss, outputs: list[np.ndarray]) -> list[str]:

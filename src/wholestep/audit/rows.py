@@ -10,7 +10,7 @@ from wholestep.audit.causes import BY_NAME
 from wholestep.audit.found import Finding, Found, Likely, found, numbers_of, some
 from wholestep.audit.log import Log
 from wholestep.audit.measure import ROUNDED, SOLVED
-from wholestep.audit.readings import doubled
+from wholestep.audit.readings import FEW_TWINS, doubled, in_order
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, passes
 from wholestep.tree import Tree
 
@@ -21,7 +21,6 @@ FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the lat
 UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not shuffled."
 UNSHUFFLED_SO_FAR = "So far the rows come in the order of the data: they are not shuffled."
 NOTED = tuple(BY_NAME[n].explanation for n in ("shuffle window", "same batches every pass", "drawn with replacement"))
-_FEW_TWINS = 0.1  # of the rows: few that stand for one another change no order
 EQUAL_ROWS = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
 FEW_PASSES = (
     "Less than two whole passes over the data were seen: whether each has another order is not judged. A script is "
@@ -29,6 +28,7 @@ FEW_PASSES = (
 )
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
 _NEARLY_ALL, _ALMOST_ALL, _SOME = 0.98, 0.9, 0.1
+_TWICE = "Each update makes several forward passes on the same rows. Is that meant, as for several draws of dropout?"
 _BY_CHANCE = 1e-6  # of the beginning of a pass whose rows are all shuffled
 _MOST_COLUMNS = 64  # of inputs, by one of which the rows may be sorted
 _MOST_ROWS, _LEAST_SHARE = 3000, 0.02  # of data whose pairs are tried, and of a row in a mixture
@@ -48,11 +48,14 @@ def order(
         origin: of the data. Found data may hold rows that the loop holds out; data as the model was given them have the
             order of the loop.
     """
-    pieces = [piece for piece in windows.pieces if piece.is_known]
     if told := _alike(windows):
         return [told]
-    if not pieces or rows.twins(np.concatenate([piece.rows for piece in pieces])) > _FEW_TWINS:
-        return [EQUAL_ROWS] * bool(pieces)
+    known = {piece.called.order: piece.rows for piece in windows.pieces if piece.is_known}
+    if not known or rows.twins(np.concatenate([*known.values()])) > FEW_TWINS:
+        return [EQUAL_ROWS] * bool(known)
+    windows = in_order(windows, rows, are_given=origin == "as given")
+    pieces = [piece for piece in windows.pieces if piece.called.order in known]
+    twice = [_TWICE] * (2 * len(pieces) <= len(known))
     if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
         return [BY_NAME["drawn with replacement"].explanation]
     for finding in (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):
@@ -67,7 +70,7 @@ def order(
     elif log.has_fitted and not hasattr(log.fitted[0], "element_spec"):  # a dataset of TensorFlow shuffles itself
         causes = [each for each in findings if isinstance(each, Found) and each.name == "same order every pass"]
         findings = [f"{each.explanation} {_OF_FIT}" if each in causes else each for each in findings]
-    return [*findings, *_carried(windows)]
+    return [*findings, *twice, *_carried(windows)]
 
 
 def classes(y: Tree) -> np.ndarray | None:
@@ -284,17 +287,15 @@ def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> Iterat
         yield f"The model's inputs are the rows of `data` times {scale:.5g}{more}. Is that meant?"
 
 
-def mixed(
-    leaves: list[np.ndarray], y: np.ndarray, given: list[tuple[list[np.ndarray], np.ndarray]]
-) -> Iterator[Finding]:
+def mixed(x: np.ndarray, y: np.ndarray, given: list[tuple[list[np.ndarray], np.ndarray]]) -> Iterator[Finding]:
     """Yield a note if the model gets mixtures of two rows: whether the loss gets the same mixtures of their labels.
 
     Args:
         given: the inputs of forward passes, and the labels that the loss got.
     """
-    if len(leaves) != 1 or len(y) > _MOST_ROWS or y.shape[1:] != (given[0][1].shape[1:] if given else None):
+    if len(y) > _MOST_ROWS or y.shape[1:] != (given[0][1].shape[1:] if given else None):
         return
-    x = leaves[0].reshape(len(y), -1).astype("float64")
+    x = x.reshape(len(y), -1).astype("float64")
     products = x @ x.T
     rows = [(v, own) for (v, *_), label in given[:NUM_LOOKED] for v, own in [*zip(v, label, strict=False)][:LEAST]]
     found = [(_mixture(x, products, v.reshape(-1).astype("float64")), own) for v, own in rows]
@@ -361,7 +362,11 @@ def beside(rows: Rows, pieces: list[Piece]) -> str:
         return ""
     data, got = (leaf.reshape(len(leaf), -1).astype("float64") for leaf in (rows.leaves[0], given[0]))
     near = int(np.argmin(np.linalg.norm(data - got[0], axis=1)))
-    return f": the model got {numbers_of(got[0])}, and row {near} of `data`, the nearest, is {numbers_of(data[near])}"
+    told = f": the model got {numbers_of(got[0])}, and row {near} of `data`, the nearest, is {numbers_of(data[near])}"
+    if numbers_of(got[0]) != numbers_of(data[near]):
+        return told
+    place = int(np.argmax(got[0] != data[near]))
+    return f"{told}, but for {got[0, place]:.8g} and {data[near, place]:.8g} at place {place} of the row"
 
 
 def _are_moved(rows: Rows, pieces: list[Piece]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from wholestep.audit.changes import unlike
 from wholestep.audit.found import Finding, Found, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied, Log
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
@@ -47,10 +48,11 @@ def scheduled(learning_rate: Any) -> Schedule:
 
 
 def of_steps(
-    seen: Windows, updates: list[Update], log: Log, schedule: Schedule | None, optimizer: Any = None
+    seen: Windows, updates: list[Update], log: Log, schedule: Schedule | None, optimizer: Any, is_told: bool
 ) -> Iterator[Finding]:
     """Yield the findings on the steps of the intended optimizer, or on rates by hand."""
     if not seen.is_by_hand:
+        yield from unlike(optimizer, [*log.optimizers.values()], updates) if is_told else ()
         yield from apply(updates, schedule)
         yield from idle(seen)
         yield from accumulated_twice(seen, log.applied)

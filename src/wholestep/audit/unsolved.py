@@ -337,10 +337,14 @@ def _outputs(replay: Port, piece: Piece, inputs: list[np.ndarray], *, order: int
 
 
 def elsewhere(seen: Windows) -> Iterator[Finding]:
-    """Yield a note on updates whose inputs are no rows of the data, if they are few."""
-    foreign = [u.number for u in seen.updates if u.pieces and not any(piece.is_known for piece in u.pieces)]
-    if 0 < 4 * len(foreign) <= len(seen.updates):
-        told = f"{len(foreign)} of {len(seen.updates)} updates are made on other rows than those of the data: updates "
+    """Yield a note on updates whose inputs are no rows of the data, if they are few.
+
+    Of passes without their outputs the rows may not be known, as the data may be those of the others.
+    """
+    whole = [u for u in seen.updates if u.pieces and all(piece.called.is_whole for piece in u.pieces)]
+    foreign = [u.number for u in whole if not any(piece.is_known for piece in u.pieces)]
+    if 0 < 4 * len(foreign) <= len(whole):
+        told = f"{len(foreign)} of {len(whole)} updates are made on other rows than those of the data: updates "
         yield Likely(f"{told}{some(foreign, 6)}. Does a validation, or another step beside the loop, train the model?")
 
 
@@ -370,6 +374,12 @@ def without_update(seen: Windows, log: Log) -> Iterator[str]:
         )
         told += "by which it corrects moments and reads a schedule, grows too fast. Hand it all gradients in one call, "
         yield Likely(f"{told}or give each part of the variables an optimizer.")
+    handed = [[g for g in u.applied.grads if g is not None] for u in seen.updates if u.applied.is_whole]
+    if len(handed) > 1 and all(handed) and not any(np.any(g) for grads in handed for g in grads):
+        told = (
+            f"The gradient is 0 in all {len(handed)} updates, for every variable: nothing is trained. Is the loss cut "
+        )
+        yield Likely(f"{told}off from the model, by a `stop_gradient`, `detach` or numpy?")
     if seen.num_skipped:
         steps = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
         yield f"{steps} skipped: the gradient was not finite at this loss scale."

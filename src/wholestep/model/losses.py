@@ -71,7 +71,7 @@ class CompiledObjective(Objective):
         if is_overridden(model, "compute_loss"):
             loss = model._compute_loss(x, y, y_pred, weight, training=training)
             return Reading({"": _own_loss(model, loss)}, {}, scores, is_complete=True)
-        calls = self._that_count(_calls(model, y, y_pred, weight), y, y_pred)
+        calls = self.calls(model, y, y_pred, weight)
         if training and not calls and not model.losses:
             must = "Training needs a loss."
             received = "a model that was compiled without a loss, and whose layers add none"
@@ -86,6 +86,10 @@ class CompiledObjective(Objective):
         names = distinct([f"{call.name}_loss" for call in calls]) if len(calls) > 1 else [""] * len(calls)
         terms = {name: unreduced(call) for name, call in zip(names, calls, strict=True)}
         return Reading(terms, {}, scores, label_ranges=ranges, divisors=divisors)
+
+    def calls(self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
+        """Return the losses that Keras minimises, each with its output, labels and weights."""
+        return self._that_count(_calls(model, y, y_pred, weight), y, y_pred)
 
     def _that_count(self, calls: list[LossCall], y: Tree, y_pred: Tree) -> list[LossCall]:
         """Return the losses that Keras minimises: only the first of several for one output and one leaf of labels."""
