@@ -9,7 +9,8 @@ from audit_users import ENGINE, descend, gradient_of, train
 import wholestep as ws
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.log import Called, Log
-from wholestep.audit.windows import Rows
+from wholestep.audit.rows import beside
+from wholestep.audit.windows import Piece, Rows
 
 RNG = np.random.default_rng(0)
 
@@ -1041,3 +1042,77 @@ def test_a_clip_by_the_squared_norm_is_no_clip_that_is_forgotten():
     with ws.audit(model, (U, V), loss="mse", optimizer=keras.optimizers.SGD(0.05, global_clipnorm=1.0)) as report:
         train(model, square, (U, V), 12, move)
     assert [cause.name for cause in report.causes] == ["clipped otherwise"], str(report)
+
+
+@pytest.mark.parametrize(
+    ("own", "meant", "words"),
+    [
+        (keras.optimizers.SGD, {}, "The optimizer of the loop is SGD, and Adam was meant."),
+        (keras.optimizers.Adam, {"beta_1": 0.1}, "The Adam of the loop has beta_1=0.1, and beta_1=0.9 was meant."),
+        (
+            keras.optimizers.Adam,
+            {"learning_rate": 0.1},
+            "The Adam of the loop has learning_rate=0.1, and learning_rate=0.01 was meant.",
+        ),
+        (keras.optimizers.AdamW, {}, "The AdamW of the loop has weight_decay=0.004, and weight_decay=None was meant."),
+        (keras.optimizers.Adam, {"name": "mine", "clipnorm": None}, "Nothing found in 16 updates"),
+    ],
+)
+def test_another_optimizer_than_the_stated_one_is_said(own, meant, words):
+    model, optimizer = network(), own(**({"learning_rate": 0.01} | meant))
+    optimizer.build(model.trainable_variables)
+
+    with ws.audit(model, (U, V), loss="mse", optimizer=keras.optimizers.Adam(0.01)) as report:
+        train(model, square, (U, V), 12, lambda variables, gradients: optimizer.apply(gradients, variables), 2)
+
+    assert report.first_line.startswith(words), str(report)
+
+
+def test_gradients_that_are_all_zero_are_said_without_a_loss():
+    model = network()
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+
+    with ws.audit(model, (U, V)) as report:
+        zero = [np.zeros(v.shape, "float32") for v in model.trainable_variables]
+        train(model, square, (U, V), 12, lambda variables, _: model.optimizer.apply(zero, variables))
+
+    assert report.has_likely
+    assert "The gradient is 0 in all 16 updates, for every variable: nothing is trained." in str(report)
+
+
+@pytest.mark.parametrize(
+    ("is_masked", "words"), [(True, "Nothing found in "), (False, "Mask ignored. The mask is left out.")]
+)
+def test_a_loss_with_its_own_weights_is_solved_for_behind_a_mask(is_masked, words):
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(1, 9, (48, 5)) * (np.arange(5) < draw.integers(2, 6, (48, 1)))
+    tokens[:, 0] = np.arange(48) % 8 + 1
+    following = np.concatenate([tokens[:, 1:], np.zeros((48, 1), int)], axis=1)
+    keras.utils.set_random_seed(0)
+    embedding = keras.layers.Embedding(9, 4, mask_zero=True)
+    model = keras.Sequential([keras.Input((None,), dtype="int32"), embedding, keras.layers.Dense(9)])
+    model.compile(keras.optimizers.Adam(0.01))
+
+    def meant(y, logits):
+        values = keras.ops.sparse_categorical_crossentropy(y, logits, from_logits=True)
+        return values, keras.ops.cast(keras.ops.not_equal(y, 0), "float32")
+
+    def value(logits, y):
+        values, weights = meant(y, logits)
+        weights = weights if is_masked else 0 * weights + 1
+        return keras.ops.sum(values * weights) / keras.ops.sum(weights)
+
+    with ws.audit(model, (tokens, following), loss=meant) as report:
+        train(model, value, (tokens, following), 8, lambda variables, grads: model.optimizer.apply(grads, variables))
+
+    assert report.first_line.startswith(words), str(report)
+
+
+def test_the_nearest_row_is_shown_where_it_differs():
+    rows = np.arange(60.0, dtype="float32").reshape(6, 10)
+    given = rows.copy()
+    given[:, 8] += 0.5
+
+    told = beside(Rows(rows), [Piece(Called(0, [given], [], [], [], None, None), np.full(6, -1))])
+
+    assert told.endswith("is (0, 1, 2, 3, ...), but for 8.5 and 8 at place 8 of the row")

@@ -289,7 +289,7 @@ def unlike(optimizer: Any, used: list[Any], updates: list[Update]) -> Iterator[L
     rate = meant["learning_rate"]
     if isinstance(rate, float) and len(rates) == 1 and abs(rate - max(rates)) > FINE.differs * rate:
         others, own = [*others, "learning_rate"], own | {"learning_rate": max(rates)}
-    if kinds[0] != kinds[1] and not ({*kinds} == {"Adam", "AdamW"} and "weight_decay" not in others):
+    if kinds[0] != kinds[1] and {*kinds} != {"Adam", "AdamW"}:  # which differ in their decay alone
         yield Likely(f"The optimizer of the loop is {kinds[0]}, and {kinds[1]} was meant.")
     elif others:
         told, those = (", ".join(f"{key}={_told(of[key])}" for key in others) for of in (own, meant))

@@ -139,7 +139,7 @@ def _leave_out(verdict: Verdict, meaning: Meaning, num_others: int) -> list[str]
         return []
     verdict.causes = [c for c in verdict.causes if c not in unknown]
     name = "the loss" if meaning.loss is None else name_of(meaning.loss)
-    if all(e.is_along for e in verdict.evidence):
+    if unknown[0].is_known or all(e.is_along for e in verdict.evidence):
         verdict.notes.append(f"The gradient is that of {name}, but: {unknown[0].explanation} Is that meant?")
         return []
     verdict.has_loss, verdict.unjudged = False, f"the gradient is not that of {name} alone"

@@ -187,13 +187,15 @@ def _changed(loss: Loss, **arguments: Any) -> Loss | None:
 
 
 def name_of(loss: object) -> str:
-    """Return the name of a loss: a name, a Keras loss, a function, or a partial function.
+    """Return the name of a loss: a name, a Keras loss, a function, a partial function, or several of them.
 
-    >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of("huber")
-    ('Huber', 'huber', 'huber')
+    >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of(["mse", "huber"])
+    ('Huber', 'huber', 'mse, huber')
     """
     if isinstance(loss, str):
         return loss
+    if isinstance(loss, dict | list | tuple):
+        return ", ".join(map(name_of, loss.values() if isinstance(loss, dict) else loss))
     function = getattr(loss, "func", loss)
     return getattr(function, "__name__", None) or type(loss).__name__
 

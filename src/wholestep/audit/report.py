@@ -100,7 +100,8 @@ class Report:
         rest = f" Not judged: {others} of {many(num, 'update')}, whose rows are not in `data`." if others else ""
         num_asked = sum("?" in note for note in verdict.notes)
         asked = f" {many(num_asked, 'note asks', 'notes ask')} whether something is meant." if num_asked else ""
-        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged} were judged{few}.{asked}{rest}"
+        judged += " was judged" if len(verdict.judged) == 1 else " were judged"
+        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged}{few}.{asked}{rest}"
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.

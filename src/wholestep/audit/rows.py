@@ -22,10 +22,7 @@ UNSHUFFLED = "Every pass takes the rows in the order of the data: they are not s
 UNSHUFFLED_SO_FAR = "So far the rows come in the order of the data: they are not shuffled."
 NOTED = tuple(BY_NAME[n].explanation for n in ("shuffle window", "same batches every pass", "drawn with replacement"))
 EQUAL_ROWS = "Rows of the data have equal inputs: which row was meant cannot be told, so their order is not judged."
-FEW_PASSES = (
-    "Less than two whole passes over the data were seen: whether each has another order is not judged. A script is "
-    "seen for longer with `wholestep audit --updates N`."
-)
+FEW_PASSES = "Less than two whole passes over the data were seen: whether each has another order is not judged."
 NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
 _NEARLY_ALL, _ALMOST_ALL, _SOME = 0.98, 0.9, 0.1
 _TWICE = "Each update makes several forward passes on the same rows. Is that meant, as for several draws of dropout?"

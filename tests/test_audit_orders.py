@@ -1,0 +1,92 @@
+"""The audit of the order of rows beside equal rows and second passes, and of inputs that are mixtures of two rows."""
+
+import keras
+import numpy as np
+import pytest
+from audit_scripts import HEAD, UPDATE
+from audit_users import train
+
+import wholestep as ws
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(96, 5)).astype("float32"), RNG.integers(0, 3, 96)
+TWINS = X.copy()
+TWINS[[7, 50, 60]] = X[[3, 12, 61]]
+
+
+def network(num, activation=None):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(num, activation)])
+
+
+def report_on(x, order):
+    """Return the report on four passes over the rows, in the order of each pass."""
+    model = network(3, "softmax")
+    model.compile("adam", "sparse_categorical_crossentropy")
+    with ws.audit(model, data=(x, Y)) as report:
+        for number in range(4):
+            for rows in np.split(order(number), 6):
+                model.train_on_batch(x[rows], Y[rows])
+    return report
+
+
+def test_equal_rows_with_other_labels_hide_no_order():
+    shuffled = report_on(TWINS, lambda number: np.random.default_rng(number).permutation(96))
+    once = report_on(TWINS, lambda number: np.random.default_rng(0).permutation(96))
+
+    assert shuffled.first_line.startswith("Nothing found in 24 updates"), str(shuffled)
+    assert "rows, mode, gradient" in shuffled.first_line and not shuffled.notes
+    assert [cause.name for cause in once.causes] == ["same order every pass"], str(once)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the second pass is a call of the model")
+def test_a_batch_that_an_update_has_twice_is_not_drawn_with_replacement():
+    model = network(1)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    labels = X.sum(1)
+
+    def twice(outputs, x, y):
+        return (square(outputs, y) + square(model(x, training=True), y)) / 2
+
+    def square(outputs, y):
+        return keras.ops.mean((outputs - y[:, None]) ** 2)
+
+    with ws.audit(model, data=(X, labels)) as report:
+        train(model, twice, (X, X, labels), 12, lambda variables, grads: model.optimizer.apply(grads, variables))
+
+    (note,) = report.notes
+    assert note.startswith("Each update makes several forward passes on the same rows.")
+
+
+MIXED = """
+x_train = rng.normal(size=(320, 5)).astype("float32")
+y_train = rng.integers(0, 3, 320)
+model, loss_fn = network(num=3), keras.losses.CategoricalCrossentropy(from_logits=True)
+step = update(model, keras.optimizers.Adam(0.01), lambda model, a, b: loss_fn(b, model(a, training=True)))
+for epoch in range(5):
+    order = rng.permutation(320)
+    for start in range(0, 320, 32):
+        rows = order[start : start + 32]
+        other = rows[rng.permutation(32)]
+        share = np.float32(rng.beta(0.8, 0.8))
+        one, two = np.eye(3, dtype="float32")[y_train[rows]], np.eye(3, dtype="float32")[y_train[other]]
+        step(share * x_train[rows] + (1 - share) * x_train[other], share * one + (1 - share) * two)
+"""
+OF_INPUTS = "The model gets mixtures of two rows of the data, in "
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "words"),
+    [
+        (("", ""), 0, "; the loss gets the same mixture of their labels in "),
+        (("share * one + (1 - share) * two", "(1 - share) * one + share * two"), 1, ", and the loss gets other labels"),
+        (("share * one + (1 - share) * two", "one"), 1, ", and the loss gets other labels"),
+    ],
+)
+def test_mixtures_of_rows_are_compared_with_their_labels_and_are_no_foreign_rows(edit, code, words, report_of):
+    got, out = report_of(HEAD + UPDATE + MIXED.replace(*edit), "--updates", "50")
+
+    assert got == code, out
+    assert out.startswith("Nothing found in 50 updates" if code == 0 else OF_INPUTS), out
+    assert OF_INPUTS in out and words in out
+    assert "are made on other rows" not in out
