@@ -144,3 +144,26 @@ def test_one_error_of_two_losses_is_one_cause():
 
     assert [cause.name for cause in report.causes] == ["never divided"]
     assert "Each row's gradient (outputs price, kind) counts" in str(report)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a tape gives several gradients of one pass")
+def test_losses_that_are_applied_in_turn_are_no_output_that_is_left_out():
+    import tensorflow as tf
+
+    model = model_of_three()
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    labels = {"price": PRICES, "kind": KINDS, "tags": TAGS}
+    with ws.audit(model, data=(TOKENS, labels)) as report:
+        for start in [*range(0, NUM, 8)] * 2:
+            rows = slice(start, start + 8)
+            with tf.GradientTape(persistent=True) as tape:
+                outputs = model(TOKENS[rows], training=True)
+                losses = [COUNTS[n] * RIGHT[n](outputs[n], labels[n][rows], TOKENS[rows]) for n in RIGHT]
+            for loss in losses:
+                grads = tape.gradient(loss, model.trainable_variables)
+                pairs = zip(grads, model.trainable_variables, strict=True)
+                optimizer.apply_gradients([(tf.convert_to_tensor(g), v) for g, v in pairs if g is not None])
+
+    assert not report.causes, str(report)
+    assert report.first_line.startswith("Each batch makes several steps of one optimizer, with another gradient each")

@@ -22,7 +22,7 @@ from wholestep.audit.printed import printed
 from wholestep.audit.readings import choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, classes, order
 from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, repeated
-from wholestep.audit.unsolved import beside_labels, elsewhere, mixed, noted, of_a_number, skipped, without_update
+from wholestep.audit.unsolved import TURNS, beside_labels, elsewhere, mixed, noted, of_a_number, skipped, without_update
 from wholestep.audit.variables import ends, frozen, left_out, unconstrained, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
@@ -114,14 +114,13 @@ class Verdict:
         return [cause for cause in self.causes if cause.stage == "gradient"]
 
 
-CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
+CARRIED, DROPPED, ALONE = "window carried over the epoch", "last window dropped", "output left out"
 LEAST = 3  # updates after the last change of what is trainable
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
 _STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (layers called one by one? `tf.gradients`?)"
 _MORE_THAN_OUTPUTS = (
-    "the gradient: it is not that of the loop's loss by the model's outputs alone (a penalty on weights by hand? "
-    "clipped by hand? another path to the weights?)"
+    "the gradient: it is not that of the loss by the model's outputs alone (a penalty or clip by hand?)"
 )
 # Errors of a supposed loss that are a matter of scale or padding: the author may have meant them.
 _MAY_BE_MEANT = (
@@ -330,6 +329,7 @@ class Case:
             if self.is_told and not has_causes and verdict.evidence:
                 verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)
         verdict.causes = [c for c in verdict.causes if c.name != CARRIED or _is_proven(c, verdict)]
+        verdict.causes = [c for c in verdict.causes if c.name != ALONE or TURNS not in verdict.notes]
 
     def _of_observed(self, verdict: Verdict, findings: list[Finding]) -> list[Finding]:
         """Return the findings on the gradient of a loss of which nothing but its derivative by the outputs is known."""

@@ -30,6 +30,10 @@ _UNLIKE, _ALIKE = 0.1, 0.02  # weights of classes that differ, and shares that d
 _FEW_CLASSES = 20
 _FEW_ROWS = 4  # of which two stay
 _PADDED = 0.25  # of the rows: fewer may end so by chance
+TURNS = Likely(
+    "Each batch makes several steps of one optimizer, with another gradient each: are its losses applied one after the "
+    "other? Add them up, and make one step, or give each an optimizer."
+)
 _HALVINGS = 15  # of the loss scale at which Keras begins: it is 1 then
 
 
@@ -364,6 +368,12 @@ def _is_part(one: Applied, two: Applied) -> bool:
     return is_apart and counts and one.optimizer == two.optimizer and two.iterations == one.iterations + 1
 
 
+def _is_other(one: Applied, two: Applied) -> bool:
+    """Whether two calls of one optimizer in turn have another gradient each, of the same variables."""
+    pairs = [(g, h) for g, h in zip(one.grads, two.grads, strict=False) if g is not None and h is not None]
+    return one.optimizer == two.optimizer and any(not np.array_equal(g, h) for g, h in pairs)
+
+
 def without_update(seen: Windows, log: Log) -> Iterator[str]:
     """Yield the notes on calls of the optimizer that make no update, or not a whole one."""
     called, made = [each.order for each in log.called], [each for each in log.applied if each.is_whole]
@@ -374,6 +384,8 @@ def without_update(seen: Windows, log: Log) -> Iterator[str]:
         )
         told += "by which it corrects moments and reads a schedule, grows too fast. Hand it all gradients in one call, "
         yield Likely(f"{told}or give each part of the variables an optimizer.")
+    if not seen.stale and 3 * sum(_is_other(a, b) for a, b in in_turn) > len(made):
+        yield TURNS
     handed = [[g for g in u.applied.grads if g is not None] for u in seen.updates if u.applied.is_whole]
     if len(handed) > 1 and all(handed) and not any(np.any(g) for grads in handed for g in grads):
         told = (
