@@ -1116,3 +1116,23 @@ def test_the_nearest_row_is_shown_where_it_differs():
     told = beside(Rows(rows), [Piece(Called(0, [given], [], [], [], None, None), np.full(6, -1))])
 
     assert told.endswith("is (0, 1, 2, 3, ...), but for 8.5 and 8 at place 8 of the row")
+
+
+def test_padded_places_by_which_a_step_by_hand_divides_are_known_by_the_stated_rate():
+    draw = np.random.default_rng(0)
+    mask = (np.arange(6) < draw.integers(1, 7, (48, 1))).astype("float32")
+    tokens = draw.integers(1, 9, (48, 6)) * mask.astype(int)
+    tags = tokens % 4
+    keras.utils.set_random_seed(0)
+    layers = keras.layers.Embedding(9, 4), keras.layers.Dense(4)
+    model = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
+    meant = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+
+    def over_all_places(logits, y, there):
+        return keras.ops.mean(keras.ops.sparse_categorical_crossentropy(y, logits, from_logits=True) * there)
+
+    stated = {"loss": meant, "optimizer": keras.optimizers.SGD(0.3)}
+    with ws.audit(model, (tokens, tags, mask), **stated) as report:
+        train(model, over_all_places, (tokens, tags, mask), 8, descend(0.3))
+
+    assert [cause.name for cause in report.causes] == ["padded places counted"], str(report)

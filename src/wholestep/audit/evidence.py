@@ -121,6 +121,12 @@ class Evidence:
         """The number of replicas of its pieces."""
         return len({piece.called.replica for piece in self.update.pieces})
 
+    @property
+    def num_places(self) -> int:
+        """The number of places of its outputs, padding included; 0 if rows have none."""
+        leaves = [leaf for piece in self.update.pieces for leaf in piece.called.outputs]
+        return sum(leaf.size // leaf.shape[-1] for leaf in leaves) if all(leaf.ndim > 2 for leaf in leaves) else 0
+
     @cached_property
     def penalty(self) -> np.ndarray:
         """The gradient of the model's own losses, once."""

@@ -194,6 +194,8 @@ def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule
         meant = np.full(len(rates), float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0))))
         counts = counts if np.log10(most) % 1 else []  # a loop without this optimizer may have ten times its rate
     counts += [replicas] * bool(np.all(replicas > 1))
+    places = np.array([e.num_places for e in evidence])
+    counts += [rows / places] if np.all(places > 0) else []
     if np.all(meant > 0) and any(is_even(rates / (meant * each), 1.0) for each in counts):
         return meant.tolist()
     is_of_rows = np.all(rows > 0) and is_even(rates / rows) and not is_even(rates)
