@@ -223,7 +223,8 @@ class Basis:
             return [terms.weights for terms in e.terms]
         if form.is_at_outputs and form.weights is None:
             return e.weights
-        objective = meant.objective if form.is_at_outputs or form.objective is None else form.objective
+        is_of_meant = form.objective is None or (form.is_at_outputs and form.labels is None)
+        objective = meant.objective if is_of_meant else form.objective
 
         def found() -> list[np.ndarray]:
             terms = [e.terms_of(p, objective, self._batch(form, p)).weights for p in e.update.pieces]

@@ -1,8 +1,10 @@
 """Changes of a gradient after it was summed: of single variables, and clips; and other numbers of the optimizer."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -273,27 +275,41 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
     yield found(name, max(apart), line, numbers, detail, with_change=rest)
 
 
-_BESIDE = "name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps", "jit_compile"  # judged elsewhere
-_BESIDE_TOO = *_NAMES, "use_ema", "ema_momentum", "ema_overwrite_frequency"
+_RATE = "learning_rate"
+_BESIDE = *_NAMES, "name", _RATE, "loss_scale_factor", "gradient_accumulation_steps"  # judged elsewhere
+_NO_STEP = "use_ema", "ema_momentum", "ema_overwrite_frequency"
 
 
 def unlike(optimizer: Any, used: list[Any], updates: list[Update]) -> Iterator[Likely]:
     """Yield a note if the loop's one optimizer is another than the meant one, or has other numbers."""
     if len(used) != 1 or used[0] is optimizer or not updates:
         return
-    meant, own = optimizer.get_config(), used[0].get_config()
+    meant, own = (_numbers(each) for each in (optimizer, used[0]))
     kinds = [type(each).__name__ for each in (used[0], optimizer)]
-    keys = [key for key in meant if key in own and key not in (*_BESIDE, *_BESIDE_TOO)]
-    others = [key for key in keys if own[key] != meant[key]]
-    rates = {update.applied.learning_rate for update in updates}
-    rate = meant["learning_rate"]
-    if isinstance(rate, float) and len(rates) == 1 and abs(rate - max(rates)) > FINE.differs * rate:
-        others, own = [*others, "learning_rate"], own | {"learning_rate": max(rates)}
+    others = [key for key in meant if key in own and own[key] != meant[key] and key != _RATE]
+    rates, rate = {update.applied.learning_rate for update in updates}, meant.get(_RATE)
+    if rate is not None and len(rates) == 1 and abs(rate - max(rates)) > FINE.differs * rate:
+        others, own[_RATE] = [*others, _RATE], max(rates)
     if kinds[0] != kinds[1] and {*kinds} != {"Adam", "AdamW"}:  # which differ in their decay alone
         yield Likely(f"The optimizer of the loop is {kinds[0]}, and {kinds[1]} was meant.")
     elif others:
         told, those = (", ".join(f"{key}={_told(of[key])}" for key in others) for of in (own, meant))
         yield Likely(f"The {kinds[0]} of the loop has {told}, and {those} was meant.")
+
+
+def _numbers(optimizer: Any) -> dict[str, Any]:
+    """Return the arguments of an optimizer that change a step; its variables may be deleted."""
+    names = [name for name in signature(type(optimizer)).parameters if name not in (*_BESIDE, *_NO_STEP)]
+    found = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
+    return found | {_RATE: rate_of(optimizer)}
+
+
+def rate_of(optimizer: Any) -> float | None:
+    """Return the present rate of an optimizer; None if it has a schedule, or if a step of JAX has taken it."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    with suppress(RuntimeError):
+        return None if rate is None or callable(rate) else float(np.asarray(rate))
+    return None
 
 
 def _told(value: Any) -> str:

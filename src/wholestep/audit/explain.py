@@ -137,7 +137,8 @@ class Search:
 
     def _of_two_forms(self) -> None:
         for one, two in combinations(self._forms * self._is_small, 2):
-            are_apart = one.errors[0].quantity != two.errors[0].quantity and not (one.is_of_pairs or two.is_of_pairs)
+            is_whole = one.is_of_pairs or two.is_of_pairs or (one.objective is not None and two.objective is not None)
+            are_apart = one.errors[0].quantity != two.errors[0].quantity and not is_whole
             if are_apart and not self.is_over:
                 self._whole(one.with_(two))
 

@@ -181,7 +181,7 @@ class _AsCompiled(Objective):
             vars(model)["_compile_loss"] = before
 
 
-def by_output(model: keras.Model, objective: Objective, data: tuple[Tree, Tree, Tree | None]) -> list[port.OfOutput]:
+def by_output(model: keras.Model, objective: Objective, data: tuple[Tree, ...]) -> list[port.OfOutput]:
     """Return the losses of several outputs; none if the objective is no sum of them, one for each."""
     x, y, weight = data
     if not isinstance(objective, CompiledObjective | _AsCompiled) or is_overridden(model, "compute_loss"):

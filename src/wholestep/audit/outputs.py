@@ -37,11 +37,11 @@ class AtOutput(AtOutputs):
     """An update as derivatives by one of several outputs; the others keep those of the loop."""
 
     def __init__(self, whole: "_Whole", meant: Meant, one: OfOutput):
-        pieces = [_alone(piece, one.index) for piece in whole.e.update.pieces]
+        pieces = [_alone(piece, one.place) for piece in whole.e.update.pieces]
         own = Evidence(meant, replace(whole.e.update, pieces=pieces))
         own.terms = [terms._replace(coefficients=one.coefficient * terms.coefficients) for terms in own.terms]
         super().__init__(own, whole.factors)
-        self.of, self._whole, self._index = whole.e, whole, one.index
+        self.of, self._whole, self._index = whole.e, whole, one.place
 
     def gradient_with(self, made: np.ndarray) -> np.ndarray:
         """Return the gradient of all outputs, with these derivatives by this one."""
@@ -104,7 +104,7 @@ def differing_outputs(meant: Meant, chosen: Sequence[Evidence]) -> list[Output]:
 
 
 def _of(meant: Meant, wholes: list[_Whole], pieces: list[Piece], one: OfOutput) -> Output | None:
-    replay, objective = meant.replay.of(one, [_alone(piece, one.index) for piece in pieces])
+    replay, objective = meant.replay.of(one, [_alone(piece, one.place) for piece in pieces])
     if replay.is_masked:
         return None
     own = Meant(replay, objective, meant.modes, meant.place, meant.scaled)

@@ -38,14 +38,14 @@ class Observed:
 
 
 class OfOutput(NamedTuple):
-    """The loss of one of several outputs, the `index`-th leaf; `weights` may be None."""
+    """The loss of one of several outputs, the `place`-th leaf; `weights` may be None."""
 
-    index: int
+    place: int
     name: str
     objective: OneLoss
     coefficient: float
-    labels: np.ndarray
-    weights: np.ndarray | None
+    labels: Tree
+    weights: Tree
 
 
 class Terms(NamedTuple):
@@ -253,7 +253,7 @@ class Port(ABC):
     def of(self, one: OfOutput, pieces: list[Piece]) -> tuple["Port", Any]:
         """Return (the port, the objective) of one of several outputs: its passes have this output alone."""
         found = copy(self)
-        found.data, found.output, found.has_losses = (self.data[0], one.labels, one.weights), one.index, False
+        found.data, found.output, found.has_losses = (self.data[0], one.labels, one.weights), one.place, False
         return found, found.unmasked(one.objective, pieces)
 
     @abstractmethod

@@ -217,8 +217,8 @@ def in_order(seen: Windows, rows: Rows, *, are_given: bool) -> Windows:
     updates = [
         replace(u, pieces=[new[p.called.order] for p in u.pieces if p.called.order in new]) for u in seen.updates
     ]
-    own = [*new.values()]
-    return replace(seen, updates=updates, pieces=own, place=placed(own), seen=seen.seen | {*often.tolist()})
+    pieces = [*new.values()]
+    return replace(seen, updates=updates, pieces=pieces, place=placed(pieces), seen=seen.seen | {*often.tolist()})
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:

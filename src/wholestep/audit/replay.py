@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from wholestep import tree
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
 from wholestep.audit.meaning import LossObjective, Observed, by_output, is_masked, misfits, tensors
@@ -121,7 +122,7 @@ class Replay(Port):
 
         def run(params: list, buffers: list, inputs: list) -> Tensor:
             with self._scope(params, buffers):
-                mask = mask_of(tensors(self.model(self._packed(inputs), training=False))[self.output])
+                mask = mask_of(tree.leaves(self.model(self._packed(inputs), training=False))[self.output])
             return ops.zeros(()) if mask is None else mask
 
         found = np.asarray(

@@ -295,6 +295,7 @@ def mixed(x: np.ndarray, y: np.ndarray, given: list[tuple[list[np.ndarray], np.n
     x = x.reshape(len(y), -1).astype("float64")
     products = x @ x.T
     rows = [(v, own) for (v, *_), label in given[:NUM_LOOKED] for v, own in [*zip(v, label, strict=False)][:LEAST]]
+    rows = [(v, own) for v, own in rows if v.size == x.shape[1] and own.shape == y.shape[1:]]
     found = [(_mixture(x, products, v.reshape(-1).astype("float64")), own) for v, own in rows]
     known = [(*each, own) for each, own in found if each is not None]
     others = [(i, j, a, own) for i, j, a, own in known if np.abs(a * y[i] + (1 - a) * y[j] - own).max() > SOLVED]

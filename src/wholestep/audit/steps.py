@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.audit.changes import unlike
+from wholestep.audit.changes import rate_of, unlike
 from wholestep.audit.found import Finding, Found, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied, Log
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
@@ -195,10 +195,10 @@ def _falling(seen: Windows) -> Iterator[Likely]:
 
 def _without_effect(updates: list[Update], optimizer: Any) -> Iterator[Likely]:
     """Yield a note if the learning rate of an optimizer is assigned, and its stateless steps have another one."""
-    own, used = getattr(optimizer, "_learning_rate", None), {u.applied.learning_rate for u in updates}
-    if len(used) != 1 or {u.applied.optimizer for u in updates} != {id(optimizer)} or not hasattr(own, "assign"):
+    now, used = rate_of(optimizer), {u.applied.learning_rate for u in updates}
+    if now is None or len(used) != 1 or {u.applied.optimizer for u in updates} != {id(optimizer)}:
         return
-    now, (rate,) = float(np.asarray(own)), used
+    (rate,) = used
     if abs(now - rate) > FINE.differs * abs(rate):
         told = f"`optimizer.learning_rate` is {now:.4g} after the loop, and every update has {rate:.4g}: "
         yield Likely(f"{told}stateless steps take the rate from their own variables, `ov`. Put the new one there.")
