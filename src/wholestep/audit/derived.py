@@ -130,7 +130,7 @@ def solved(
             for each in solved(port, places, {name: np.nan_to_num(y)[..., None]}, mask):
                 yield each._replace(loss=port.losses.by_place(each.loss))
     yield from _with_an_error(port, derived[:_MOST_PASSES], own)
-    if is_single(first.output) and len(first.rows) <= _MOST_ROWS:
+    if first.output.size == len(first.rows) <= _MOST_ROWS:
         for name, y in own.items():
             for loss in usual[name]:
                 yield from _of_pairs(port, derived[:_MOST_PASSES], loss, (name, y), beside)

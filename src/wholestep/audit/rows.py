@@ -54,7 +54,7 @@ def order(
     pieces = [piece for piece in windows.pieces if piece.called.order in known]
     twice = [_TWICE] * (2 * len(pieces) <= len(known))
     if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
-        return [BY_NAME["drawn with replacement"].explanation]
+        return [EQUAL_ROWS if origin == "as given" else BY_NAME["drawn with replacement"].explanation]
     for finding in (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):
         if finding is not None:
             return [finding]

@@ -237,10 +237,13 @@ class FrozenNumbers:
                     self._read.setdefault((id(home), name), read).values.add(home[name])
 
 
+_BRANCHES = "if_body", "else_body"  # of AutoGraph: it is not known which of them a trace goes through
+
+
 def _codes(code: CodeType) -> Iterator[CodeType]:
     yield code
     for inner in code.co_consts:
-        if isinstance(inner, CodeType):
+        if isinstance(inner, CodeType) and inner.co_name not in _BRANCHES:
             yield from _codes(inner)
 
 

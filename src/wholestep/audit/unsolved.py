@@ -371,7 +371,8 @@ def _is_part(one: Applied, two: Applied) -> bool:
 def _is_other(one: Applied, two: Applied) -> bool:
     """Whether two calls of one optimizer in turn have another gradient each, of the same variables."""
     pairs = [(g, h) for g, h in zip(one.grads, two.grads, strict=False) if g is not None and h is not None]
-    return one.optimizer == two.optimizer and any(not np.array_equal(g, h) for g, h in pairs)
+    is_one = one.optimizer == two.optimizer and one.replica == two.replica  # each replica makes the step
+    return is_one and any(not np.array_equal(g, h) for g, h in pairs)
 
 
 def without_update(seen: Windows, log: Log) -> Iterator[str]:
