@@ -254,7 +254,7 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
         return
     if not all(e.mask.all() for e in everything):
         return
-    pairs = [(_bounded(e, e.reference, bounds), _bounded(e, e.handed, e.update.applied.clips)) for e in everything]
+    pairs = [(bounded(e, e.reference, bounds), bounded(e, e.handed, e.update.applied.clips)) for e in everything]
     apart = [distance(meant, handed) for meant, handed in pairs]
     replay = everything[0].meant.replay
     differs = _SAME_SPARSE if replay.is_sparse else replay.tolerance.differs
@@ -316,7 +316,8 @@ def _told(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
+def bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
+    """Return a gradient as an optimizer with these bounds clips it."""
     of_each, of_all, of_numbers = bounds
     if of_each:
         parts = e.meant.replay.parts(gradient).values()

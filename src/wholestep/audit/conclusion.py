@@ -11,7 +11,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.chain import allied, divergence, has_generated, still, teachers
-from wholestep.audit.derived import as_narrow, passes
+from wholestep.audit.derived import APART, as_narrow, passes
 from wholestep.audit.families import name_of, usual
 from wholestep.audit.found import Finding, Likely, many, numbers_of, own_fault
 from wholestep.audit.judge import Case, Verdict
@@ -38,6 +38,7 @@ _ENDED = (
     "the rest of the script: it was ended when enough was seen, so nothing is known of the values that it writes back "
     "at its end; `--updates` lets it run longer"
 )
+_MOST_OTHERS = 0.02  # of the rows, whose labels may be redrawn
 _SLACK = 1  # batch: the script may be ended before its metrics get the last one, or while it computes the next
 
 
@@ -99,6 +100,7 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", still, loop, watched)
     verdict.check("models that nothing moves", teachers, loop, watched, own)
+    verdict.check("the labels of the rows", _come_apart, made, watched)
     verdict.check("mixtures of rows", _mixtures, scout, loop, watched, None if verdict.has_seen else made.data)
     if verdict.seen is not None:
         verdict.check("the metrics", _running, scout, watched.log, verdict.seen)
@@ -112,6 +114,19 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     }
     report.unseen.extend(told for told, is_so in unseen.items() if is_so)
     return report
+
+
+def _come_apart(made: Case, watched: Watched) -> Iterator[Likely]:
+    """Yield a note if the loss gets a row's class as another one in another pass."""
+    rows, of_row = Rows(made.data[0]), dict[int, set[int]]()
+    for called in watched.log.called:
+        label = np.asarray((made.by_pass or {}).get(called.order, (np.zeros(0),))[0])
+        is_class = label.dtype.kind in "iub" and label.size == len(label) == len(called.inputs[0])
+        for row, own in zip(rows.find_clear(called.inputs), label.reshape(-1), strict=False) if is_class else ():
+            of_row.setdefault(int(row), set()).add(int(own))
+    of_row.pop(PAD, None)
+    if _MOST_OTHERS * len(of_row) < (num := sum(len(own) > 1 for own in of_row.values())):
+        yield Likely(f"Of {len(of_row)} rows {num} get another label in another pass. {APART}")
 
 
 def _mixtures(scout: Scout, loop: Loop, watched: Watched, data: tuple | None) -> Iterator[Finding]:

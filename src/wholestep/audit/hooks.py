@@ -39,8 +39,9 @@ _THAWED = (
 )
 OUTDATED = Likely(
     "Layers were frozen or thawed after the model was compiled. Keras' `fit` trains what it did before, until "
-    "`compile` is called again. The audit ran it as if that had been done."
+    "`compile` is called again."
 )
+_AS_IF = "The audit ran `fit` as if `compile` had been called again."
 
 
 class Hooks:
@@ -157,11 +158,11 @@ class Hooks:
         @wraps(method)
         def heard(*arguments: Any, **others: Any) -> Any:
             held = vars(model)
-            if is_outdated and name == "fit":
+            if name == "fit" and (is_outdated or is_outdated_in(model)):
                 self.log.notes[OUTDATED] = None
-                if not {id(v) for v in model.trainable_variables} <= {
-                    id(v) for v in model.optimizer._trainable_variables
-                }:
+                trained = {id(v) for v in model.optimizer._trainable_variables}
+                self.log.notes |= {_AS_IF: None} if is_outdated else {}
+                if is_outdated and not {id(v) for v in model.trainable_variables} <= trained:
                     raise SpecificationError(_THAWED)
             if name == "fit":
                 self.log.has_fitted = True  # which the threads of replicas do not see

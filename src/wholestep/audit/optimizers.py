@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from wholestep.audit.changes import bounded
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Likely, some
 from wholestep.audit.literals import counted, is_even
+from wholestep.audit.log import clips_of
 from wholestep.audit.measure import FINE, are_finite, distance
 from wholestep.audit.port import Port
 from wholestep.audit.ratios import least
@@ -97,6 +99,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
     shares = [e.share for e in evidence]
     rule: Rule | None = Rule(shares, "")
+    clips = 0.0, 0.0, 0.0
     is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, shares, grads, near, strict=True))
     if not is_plain:
         are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
@@ -104,6 +107,9 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         own = [float(np.asarray(getattr(meant.optimizer, name, 0.0))) for name in ("beta_1", "beta_2", "epsilon")]
         moves = Moves(params, falls, grads, near, are_kernels > 0, of_pass, own if own[1] else [])
         rule = solved(moves) or _with_penalty(moves, meant.optimizer)
+        if rule is None and any(bounds := clips_of(meant.optimizer)):
+            clipped = [bounded(e, grad, bounds) for e, grad in zip(evidence, grads, strict=True)]
+            clips, rule = bounds, solved(moves._replace(grads=clipped))
     if rule is None and (rule := _by_parameter(replay, falls, grads, near)) is None:
         return _as_stated(meant.optimizer, schedule, seen, updates)
     rates = np.abs(rule.rates)
@@ -115,7 +121,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
         factor = rate / own if abs(rate) > FINE.differs * np.max(np.abs(rule.rates)) else 1.0
         handed = fall / own if is_plain else factor * grad  # of an ascent: of the other sign
-        applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own)
+        applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own, clips=clips)
         found.append(replace(update, applied=applied))
     return replace(seen, updates=found, rule=rule._replace(rates=meant_rates))
 

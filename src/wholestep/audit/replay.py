@@ -13,7 +13,7 @@ from keras import ops
 from wholestep import tree
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
-from wholestep.audit.meaning import LossObjective, Observed, by_output, is_masked, misfits, tensors
+from wholestep.audit.meaning import LossObjective, Observed, by_output, frozen_for, is_masked, misfits, tensors
 from wholestep.audit.port import ByPass, OfOutput, OneLoss, Port, Terms
 from wholestep.audit.source import line_of_loss, line_of_step
 from wholestep.audit.windows import PAD, Piece, Update
@@ -68,7 +68,7 @@ class Replay(Port):
     @contextmanager
     def as_then(model: keras.Model, log: Log) -> Iterator[None]:
         num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
-        then = log.flags.get(num, []) if num != len(model.trainable_variables) else []
+        then = (log.flags.get(num) or frozen_for(model)) if num != len(model.trainable_variables) else []
         now = flags(model) if then else []
         try:
             _set(then)
