@@ -1136,3 +1136,57 @@ def test_padded_places_by_which_a_step_by_hand_divides_are_known_by_the_stated_r
         train(model, over_all_places, (tokens, tags, mask), 8, descend(0.3))
 
     assert [cause.name for cause in report.causes] == ["padded places counted"], str(report)
+
+
+def by_lion(rate):
+    """Return the steps of an optimizer that is not solved for: of the signs of a mean of gradients."""
+    means = {}
+
+    def move(variables, gradients):
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            gradient = keras.ops.convert_to_numpy(gradient)
+            mean = means.get(i, 0 * gradient)
+            variable.assign(variable - rate * np.sign(0.9 * mean + 0.1 * gradient))
+            means[i] = 0.99 * mean + 0.01 * gradient
+
+    return move
+
+
+@pytest.mark.parametrize(
+    ("value", "causes", "words"),
+    [
+        (square, [], "Not judged: the optimizer step is your own."),
+        (lambda out, y: 12 * square(out, y), [], "Not judged: the optimizer step is your own."),
+        (lambda out, y: keras.ops.mean((out - y) ** 2), ["broadcast"], "Broadcast. Each output meets"),
+        (lambda out, y: square(out, keras.ops.roll(y, 1)), ["labels shifted"], "Labels shifted. The labels are those"),
+    ],
+)
+def test_the_loss_is_judged_behind_an_optimizer_that_is_not_known(value, causes, words):
+    model = network()
+
+    with ws.audit(model, (U, V), loss="mse") as report:
+        train(model, value, (U, V), 12, by_lion(0.003))
+
+    assert [cause.name for cause in report.causes] == causes, str(report)
+    assert report.first_line.startswith(words), str(report)
+
+
+def test_steps_by_hand_with_the_clip_of_the_stated_optimizer_are_judged():
+    model, means, squares = network(), {}, {}
+
+    def move(variables, gradients):
+        gradients = [keras.ops.convert_to_numpy(g) for g in gradients]
+        factor = min(1.0, 0.5 / np.sqrt(sum(np.sum(g**2) for g in gradients)))
+        number = len(means.setdefault("numbers", []))
+        means["numbers"].append(number)
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            means[i] = 0.9 * means.get(i, 0) + 0.1 * factor * gradient
+            squares[i] = 0.999 * squares.get(i, 0) + 0.001 * (factor * gradient) ** 2
+            ratio = np.sqrt(1 - 0.999 ** (number + 1)) / (1 - 0.9 ** (number + 1))
+            variable.assign(variable - 0.01 * ratio * means[i] / (np.sqrt(squares[i]) + 1e-7))
+
+    stated = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+    with ws.audit(model, (U, V), loss="mse", optimizer=stated) as report:
+        train(model, square, (U, V), 12, move)
+
+    assert report.first_line.startswith("Nothing found in 15 updates: rows, mode, gradient, step"), str(report)

@@ -310,7 +310,7 @@ class Case:
             verdict.unjudged = "the loss that is meant is not known"
         elif seen.is_by_hand and not seen.is_rated:
             verdict.unjudged, verdict.unseen = "the optimizer step is your own", [*verdict.unseen, OWN_STEP]
-        else:
+        if verdict.has_loss and (not verdict.unjudged or seen.is_of_loss):
             if meant.replay.is_observing:
                 choose(meant, like)
             findings, verdict.evidence = by_weights(meant, like) if like else ([], [])

@@ -180,7 +180,7 @@ class Log:
         targets: shapes of the targets of gradients that are not scalars, with the line.
         is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
-        optimizers: those that made steps, by their identity.
+        optimizers: the optimizers that made steps, by identity.
         lines: by the name of a cause, the line that makes it, where it is not that of the step or the pass.
     """
 

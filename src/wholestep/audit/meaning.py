@@ -305,7 +305,7 @@ def _makes_mask(layer: keras.layers.Layer) -> bool:
 
 def frozen_for(model: keras.Model) -> list[tuple[Any, bool]]:
     """Return the layers that the optimizer of `fit` does not train, as they were when it was built."""
-    trained = {id(v) for v in getattr(model.optimizer, "_trainable_variables", [])}
+    trained = {id(v) for v in getattr(getattr(model, "optimizer", None), "_trainable_variables", [])}
     own = [(layer, {id(v) for v in layer._trainable_variables}) for layer in model._flatten_layers()]
     return [(layer, False) for layer, variables in own if trained and variables and not variables & trained]
 

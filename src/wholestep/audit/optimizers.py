@@ -97,9 +97,8 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     lengths = [float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
     near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
-    shares = [e.share for e in evidence]
+    shares, clips = [e.share for e in evidence], (0.0, 0.0, 0.0)
     rule: Rule | None = Rule(shares, "")
-    clips = 0.0, 0.0, 0.0
     is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, shares, grads, near, strict=True))
     if not is_plain:
         are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
@@ -111,7 +110,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
             clipped = [bounded(e, grad, bounds) for e, grad in zip(evidence, grads, strict=True)]
             clips, rule = bounds, solved(moves._replace(grads=clipped))
     if rule is None and (rule := _by_parameter(replay, falls, grads, near)) is None:
-        return _as_stated(meant.optimizer, schedule, seen, updates)
+        return _as_stated(meant.optimizer, schedule, seen, updates) or _of_loss(seen, evidence)
     rates = np.abs(rule.rates)
     found, meant_rates = [], rates.tolist()
     if not rule.is_adaptive:
@@ -166,14 +165,29 @@ def _by_parameter(replay: Port, falls: list[np.ndarray], grads: list[np.ndarray]
     return Rule(rates[:, usual].tolist(), "", (Likely(_AGAINST.format(names)),))
 
 
-def _as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows:
-    """Return updates by hand with the gradients that steps of the stated SGD would have taken; unchanged for others."""
-    if type(optimizer).__name__ != "SGD" or optimizer.nesterov:
+def _of_loss(seen: Windows, evidence: list[Evidence]) -> Windows:
+    """Return updates by hand with the gradients of the loop's loss, if these are no multiples of the meant ones."""
+    if not all(e.is_plain and e.mask.all() and len(e.update.pieces) == 1 for e in evidence):
         return seen
+    pairs = [(e.taken()[0], e.reference - e.penalty) for e in evidence]
+    shares = [float(own @ meant) / max(float(meant @ meant), 1e-30) for own, meant in pairs]
+    differs = evidence[0].meant.replay.tolerance.differs
+    if all(distance(own, share * meant) <= differs for share, (own, meant) in zip(shares, pairs, strict=True)):
+        return seen
+    made = [e.meant.replay.parts(own + e.penalty) for e, (own, _) in zip(evidence, pairs, strict=True)]
+    steps = [replace(e.update.applied, grads=[*parts.values()]) for e, parts in zip(evidence, made, strict=True)]
+    updates = [replace(e.update, applied=step) for e, step in zip(evidence, steps, strict=True)]
+    return replace(seen, updates=updates, is_of_loss=True)
+
+
+def _as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows | None:
+    """Return updates by hand with the gradients that steps of the stated SGD would have taken; None for others."""
+    if type(optimizer).__name__ != "SGD" or optimizer.nesterov:
+        return None
     rates = [schedule(u.number - 1) if schedule else float(np.asarray(optimizer.learning_rate)) for u in updates]
     moves = [[fall for fall in update.applied.grads if fall is not None] for update in updates]
     if min(rates) <= 0 or any(len(own) < len(update.applied.grads) for own, update in zip(moves, updates, strict=True)):
-        return seen
+        return None
     found, before = [], [0 * fall for fall in moves[0]]
     for update, falls, rate in zip(updates, moves, rates, strict=True):
         grads = [(fall - optimizer.momentum * last) / rate for fall, last in zip(falls, before, strict=True)]

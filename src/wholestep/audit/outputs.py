@@ -34,7 +34,7 @@ def named(error: Error, *outputs: str) -> Error:
 
 
 class AtOutput(AtOutputs):
-    """An update as derivatives by one of several outputs; the others keep those of the loop."""
+    """An update as derivatives by one of several outputs; the other outputs keep the loop's derivatives."""
 
     def __init__(self, whole: "_Whole", meant: Meant, one: OfOutput):
         pieces = [_alone(piece, one.place) for piece in whole.e.update.pieces]
@@ -48,14 +48,14 @@ class AtOutput(AtOutputs):
         return self._whole.gradient(self._index, np.split(made, self._starts[1:-1]))
 
     def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the gradient of derivatives by this output beside the loop's by the others, and its distance."""
+        """Return the gradient from derivatives by this output and the loop's by all other outputs, and its distance."""
         if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
             return made, apart
         return self._whole.e.proven(self.gradient_with(made))
 
 
 class _Whole:
-    """An update whose gradient is that of the derivatives by all outputs, times `factors` of its pieces."""
+    """An update whose gradient comes from the derivatives by all outputs, times `factors` of its pieces."""
 
     def __init__(self, e: Evidence):
         self.e = e

@@ -92,7 +92,7 @@ class Port(ABC):
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
         mixes_rows: whether a layer is meant to compute with all rows of a batch, in inference too.
         place: which of several derivatives by an output is taken.
-        output: the leaf of the output that its passes have, if it is of one of several.
+        output: the leaf of the model's output to which its passes are cut, 0 for a single output.
     """
 
     framework: str

@@ -68,7 +68,7 @@ class Replay(Port):
     @contextmanager
     def as_then(model: keras.Model, log: Log) -> Iterator[None]:
         num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
-        then = (log.flags.get(num) or frozen_for(model)) if num != len(model.trainable_variables) else []
+        then = (log.flags.get(num) or frozen_for(model)) if num not in (0, len(model.trainable_variables)) else []
         now = flags(model) if then else []
         try:
             _set(then)

@@ -343,7 +343,7 @@ def _outputs(replay: Port, piece: Piece, inputs: list[np.ndarray], *, order: int
 def elsewhere(seen: Windows) -> Iterator[Finding]:
     """Yield a note on updates whose inputs are no rows of the data, if they are few.
 
-    Of passes without their outputs the rows may not be known, as the data may be those of the others.
+    Passes whose outputs were not kept are left out: data found in the loop hold the rows of kept passes alone.
     """
     whole = [u for u in seen.updates if u.pieces and all(piece.called.is_whole for piece in u.pieces)]
     foreign = [u.number for u in whole if not any(piece.is_known for piece in u.pieces)]

@@ -207,6 +207,7 @@ class Windows:
         num_waiting: gradients at the end that make no update, as the optimizer accumulates them.
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
+        is_of_loss: whether their gradients are derivatives of the loop's loss, as the optimizer is not known.
         rule: the optimizer of such updates, if they are steps of one on the gradients that were meant.
         settled: updates with rows of equal inputs that were identified by the gradient.
         stale: updates whose gradients were taken at the weights of an update before.
@@ -221,6 +222,7 @@ class Windows:
     num_skipped: int
     place: dict[int, tuple[int, int]]
     is_by_hand: bool = False
+    is_of_loss: bool = False
     rule: Rule | None = None
     settled: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
