@@ -89,3 +89,45 @@ def test_mixtures_of_rows_are_compared_with_their_labels_and_are_no_foreign_rows
     assert OF_INPUTS in out
     assert words in out
     assert "are made on other rows" not in out
+
+
+APART = """
+x_train = rng.normal(size=(96, 5)).astype("float32")
+y_train = rng.integers(0, 3, 96)
+model, loss_fn = network(num=3), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+step = update(model, keras.optimizers.Adam(0.01), lambda model, a, b: loss_fn(b, model(a, training=True)))
+for epoch in range(4):
+    order = rng.permutation(96)
+    xs, ys = x_train[order], y_train[OTHER]
+    for start in range(0, 96, 12):
+        step(xs[start : start + 12], ys[start : start + 12])
+"""
+
+
+@pytest.mark.parametrize(("other", "code"), [("order", 0), ("rng.permutation(96)", 1)])
+def test_labels_that_are_shuffled_apart_are_said_of_a_script(other, code, report_of):
+    got, out = report_of(HEAD + UPDATE + APART.replace("OTHER", other))
+
+    assert got == code, out
+    assert ("get another label in another pass" in out or "Labels of other rows" in out) == bool(code), out
+
+
+THAWED = """
+base = keras.Sequential([keras.Input((5,)), layers.Dense(6, "relu")], name="base")
+base.trainable = False
+model = keras.Sequential([keras.Input((5,)), base, layers.Dense(1)])
+x, y = rng.normal(size=(64, 5)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
+model.compile("adam", "mse")
+model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+base.trainable = True
+COMPILED
+model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+"""
+
+
+@pytest.mark.parametrize(("compiled", "code"), [('model.compile("adam", "mse")', 0), ("", 1)])
+def test_layers_that_are_thawed_after_compile_are_said_of_a_script(compiled, code, report_of):
+    got, out = report_of(HEAD + THAWED.replace("COMPILED", compiled))
+
+    assert got == code, out
+    assert ("Layers were frozen or thawed after the model was compiled." in out) == bool(code), out
