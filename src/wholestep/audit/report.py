@@ -100,7 +100,7 @@ class Report:
         rest = f" Not judged: {others} of {many(num, 'update')}, whose rows are not in `data`." if others else ""
         num_asked = sum("?" in note for note in verdict.notes)
         asked = f" {many(num_asked, 'note asks', 'notes ask')} whether something is meant." if num_asked else ""
-        judged += " was judged" if len(verdict.judged) == 1 else " were judged"
+        judged += " were judged" if len(verdict.judged) > 1 or judged == "rows" else " was judged"
         return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged}{few}.{asked}{rest}"
 
     def printed(self, *, loss: object) -> None:
