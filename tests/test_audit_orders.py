@@ -131,3 +131,13 @@ def test_layers_that_are_thawed_after_compile_are_said_of_a_script(compiled, cod
 
     assert got == code, out
     assert ("Layers were frozen or thawed after the model was compiled." in out) == bool(code), out
+
+
+def test_words_that_have_several_labels_in_a_pass_are_no_labels_that_come_apart(report_of):
+    text = APART.replace(
+        'rng.normal(size=(96, 5)).astype("float32")', 'np.repeat(rng.normal(size=(12, 5)).astype("float32"), 8, axis=0)'
+    )
+    got, out = report_of(HEAD + UPDATE + text.replace("OTHER", "order"))
+
+    assert "get another label in another pass" not in out
+    assert got in (0, 2), out

@@ -1,6 +1,7 @@
 """From a script that ran to the reports on it, with notes on the code around its updates."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby, product
 from types import GeneratorType
@@ -28,7 +29,7 @@ from wholestep.audit.supposing import Supposed, inquire, observed, possible, sta
 from wholestep.audit.surroundings import Surroundings, is_gone_over_again
 from wholestep.audit.unsolved import by_frequency, explains, notes_on
 from wholestep.audit.watch import case
-from wholestep.audit.windows import PAD, Rows, Windows
+from wholestep.audit.windows import PAD, Rows, Windows, keys
 from wholestep.errors import SpecificationError
 
 _SECONDS = 90  # of the search for a loss that is not known; the one that is tried then is tried to its end
@@ -118,13 +119,18 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
 
 def _come_apart(made: Case, watched: Watched) -> Iterator[Likely]:
     """Yield a note if the loss gets a row's class as another one in another pass."""
-    rows, of_row = Rows(made.data[0]), dict[int, set[int]]()
+    rows, of_row, counts = Rows(made.data[0]), dict[int, set[int]](), Counter[int]()
     for called in watched.log.called:
         label = np.asarray((made.by_pass or {}).get(called.order, (np.zeros(0),))[0])
         is_class = label.dtype.kind in "iub" and label.size == len(label) == len(called.inputs[0])
+        if is_class and len({*keys(called.inputs)}) < len(label):
+            return
         for row, own in zip(rows.find_clear(called.inputs), label.reshape(-1), strict=False) if is_class else ():
             of_row.setdefault(int(row), set()).add(int(own))
+            counts[int(row)] += int(row) != PAD
     of_row.pop(PAD, None)
+    if not of_row or max(counts.values()) > 1 + min(counts[row] for row in of_row):
+        return  # an input may have several labels in a pass, as a word and the words around it
     if _MOST_OTHERS * len(of_row) < (num := sum(len(own) > 1 for own in of_row.values())):
         yield Likely(f"Of {len(of_row)} rows {num} get another label in another pass. {APART}")
 

@@ -217,7 +217,8 @@ class _Data:
         beside += [joined(weights)] if len(weights) == len(self.labels) else []
         inputs = [each.called.inputs for each in self.labels]
         (x, first), (more, pairs) = (once(self.meaning.watched, inputs, other) for other in ((), beside))
-        if len(pairs) < 1.05 * len(first):  # equal by chance, as mixed images; else labels come apart from rows
+        # Equal by chance, as mixed images, or inputs of several labels, as words; else labels come apart from rows.
+        if len(pairs) < 1.05 * len(first) or any(len({*own}) < len(own) for own in map(keys, inputs)):
             x, first = more, pairs
         self.meaning.told.append(f"data: what the model and the loss were given, {len(first)} different rows")
         self.meaning.unseen.append(_FIRST_LABELS)
