@@ -280,7 +280,7 @@ _BESIDE = *_NAMES, "name", _RATE, "loss_scale_factor", "gradient_accumulation_st
 _NO_STEP = "use_ema", "ema_momentum", "ema_overwrite_frequency"
 
 
-def unlike(optimizer: Any, used: list[Any], updates: list[Update]) -> Iterator[Likely]:
+def unlike(optimizer: Any, used: list[Any], updates: list[Update]) -> Iterator[str]:
     """Yield a note if the loop's one optimizer is another than the meant one, or has other numbers."""
     if len(used) != 1 or used[0] is optimizer or not updates:
         return
@@ -294,7 +294,9 @@ def unlike(optimizer: Any, used: list[Any], updates: list[Update]) -> Iterator[L
         yield Likely(f"The optimizer of the loop is {kinds[0]}, and {kinds[1]} was meant.")
     elif others:
         told, those = (", ".join(f"{key}={_told(of[key])}" for key in others) for of in (own, meant))
-        yield Likely(f"The {kinds[0]} of the loop has {told}, and {those} was meant.")
+        differs = f"The {kinds[0]} of the loop has {told}, and {those} was meant."
+        may_be_by_hand = others == ["weight_decay"] and not own["weight_decay"]
+        yield f"{differs} Does the loop decay the weights itself?" if may_be_by_hand else Likely(differs)
 
 
 def _numbers(optimizer: Any) -> dict[str, Any]:
