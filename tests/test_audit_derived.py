@@ -311,8 +311,25 @@ def test_the_gradient_of_a_loss_without_a_known_form_is_judged_and_the_trials_wa
     assert code == 2, out
     assert "Not judged: the form of the loss is not known. Nothing found in " in out
     assert ": rows, mode, backward pass, step, state were judged." in out
-    assert "alone (a penalty" not in out
+    assert "(a penalty or clip" not in out
     assert [*(str(each) for each in heard if each.category is UserWarning), *caplog.messages] == []
+
+
+REGULAR = (
+    "model = network()",
+    ("model = network()\nmodel.trainable_variables[0].regularizer = keras.regularizers.L2(0.1)"),
+)
+
+
+@on("tensorflow")
+@pytest.mark.parametrize(("penalty", "code"), [("", 1), (" + sum(model.losses)", 2)])
+def test_a_penalty_of_the_model_that_is_forgotten_is_found_beside_a_loss_without_a_known_form(
+    penalty, code, report_of, monkeypatch
+):
+    monkeypatch.setattr(conclusion, "_SECONDS", 1)
+    got, out = report_of(script("by hand", UNCOMPILED, REGULAR, (OWN, CUBED + penalty)), "--updates", 6)
+    first = "Not judged: the form of the loss is not known. Nothing found" if penalty else "Penalty forgotten."
+    assert (got, f"\n{first}" in out) == (code, True), out
 
 
 HALVED = "share = 1.0\nfor epoch in range(2):\n    share /= 2\n"

@@ -48,8 +48,8 @@ class _Audit(ModuleType):
     ) -> AbstractContextManager:
         """Watch a plain training loop of PyTorch, and report its faults, by name and with proof.
 
-        Nothing of the training changes. Looked at are loops on the CPU, in one process, that call the module and an
-        optimizer of PyTorch; not several devices.
+        Nothing of the training changes. Looked at are loops on the CPU that call the module and an optimizer of
+        PyTorch, in one process or in several (`DistributedDataParallel`): each audits its loop, and process 0 judges.
 
         Args:
             model: the module that the loop trains, as it is called.

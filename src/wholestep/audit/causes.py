@@ -347,11 +347,16 @@ _ADDED_UP_BY_JAX = (
     "add the gradients up once: by `jax.lax.psum(gradients, axis)` under `jax.pmap` and `check_vma=False`; otherwise "
     "`jax.shard_map` adds up a gradient by values that the devices share."
 )
+_ON_PROCESSES = (
+    "divide by the {} of all processes: `dist.all_reduce(num)`, then `loss.sum() * dist.get_world_size() / num`, as "
+    "`DistributedDataParallel` averages the gradients; without the factor if you add them up yourself."
+)
 OF_ROWS = {
     "tensorflow": f"divide by the rows of all replicas: {_TOTAL.format('tf.shape(labels)[0]')}, then "
     "`tf.reduce_sum(losses) / tf.cast(total, losses.dtype)`.",
     "jax": "divide by the rows of all replicas: `jnp.sum(losses) / jax.lax.psum(len(losses), axis)`, and "
     f"{_ADDED_UP_BY_JAX}",
+    "torch": _ON_PROCESSES.format("rows"),
 }
 OF_WEIGHTS = {
     "tensorflow": "divide by the sum of the weights (the mask) of all replicas: "
@@ -359,12 +364,14 @@ OF_WEIGHTS = {
     "`num_replicas_in_sync`.",
     "jax": "divide by the sum of the weights (the mask) of all replicas: `jnp.sum(losses * weights) / "
     f"jax.lax.psum(jnp.sum(weights), axis)`, and {_ADDED_UP_BY_JAX}",
+    "torch": _ON_PROCESSES.format("tokens or weights"),
 }
 SUMMED = "summed over replicas"
 TWICE = "The sum over the replicas is taken twice: the gradient counts {} times."
 ADDED_UP_ONCE = {
     "tensorflow": "add the gradients up once: `optimizer.apply_gradients` adds up what the replicas give.",
     "jax": _ADDED_UP_BY_JAX,
+    "torch": "average the gradients: `p.grad /= dist.get_world_size()` after `dist.all_reduce(p.grad)`.",
 }
 ON_REPLICAS = {  # explanations
     SUMMED: "Each replica divides by its own {}, and the gradients are added up: replicas times too much.",

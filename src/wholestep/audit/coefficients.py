@@ -326,13 +326,13 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
     num, full = counts["the number of microbatches"], counts["the weight of a full batch"]
     usual = counts["the microbatches of a full window"]
     last, first, rest = (sets[f"the {n}"].astype(float) for n in ("last microbatch", "first microbatch", _REST))
-    weight = counts["the row's own weight"]
+    weight, lane = counts["the row's own weight"], counts["the weight of the own replica"] * counts[_REPLICAS]
     if is_of_last:
         whole = np.full_like(whole, (weight * rest).sum())
         num = np.full_like(num, rest[basis.starts].sum())
     with np.errstate(divide="ignore", invalid="ignore"):
         found = {
-            "mean of means": [1 / (own * num), *[1 / (own * np.minimum(num, usual))] * bool(np.ptp(own))],
+            "mean of means": [1 / (own * num), 1 / lane, *[1 / (own * np.minimum(num, usual))] * bool(np.ptp(own))],
             "padding counted": [1 / (whole + sum(basis.e.pads))],
             "divided by the full batch": [1 / full],
             "never divided": [np.ones_like(whole)],
@@ -352,7 +352,7 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
                 "last microbatch lost": [(1 - last) / (own * num), (1 - last) / whole],
             }
         if any(each.e.num_replicas > 1 for each in bases):
-            found["summed over replicas"] = [1 / counts["the weight of the own replica"], counts[_REPLICAS] / whole]
+            found["summed over replicas"] = [counts[_REPLICAS] / each for each in (lane, whole)]
             found["divided by the replicas twice"] = [1 / (whole * counts[_REPLICAS])]
         if not all(each.sets[f"the {_REST}"].all() for each in bases):
             found["last window dropped"] = [rest / (weight * rest).sum(), rest / full]

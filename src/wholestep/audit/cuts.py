@@ -26,7 +26,7 @@ def steps(log: Log) -> list[Step]:
     own = {event.replica for event in events if not isinstance(event, Called)} or {0}  # one outside is that of all
     lanes = [_cut([each for each in events if each.replica == replica or len(own) == 1]) for replica in own]
     by_step = [[lane[i] for lane in lanes if i < len(lane) - 1] for i in range(max(map(len, lanes)) - 1)]
-    merged = [_side_by_side(parts, adds_up=not log.is_stateless) for parts in by_step]
+    merged = [_side_by_side(parts, adds_up=not (log.is_stateless or log.is_shared)) for parts in by_step]
     rest = [called for lane in lanes for called in lane[-1].called]
     return [*_side_by_side_optimizers(_accumulated(merged)), Step(sorted(rest, key=lambda called: called.order), None)]
 

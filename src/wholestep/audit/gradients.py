@@ -254,14 +254,17 @@ def _accumulates(e: Evidence) -> bool:
 def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
     """Return a cause with the explanation, the fix and the line for updates whose parts are replicas'."""
     updates = [e.update for e in evidence]
-    if not all(1 < len(u.pieces) == len({piece.called.replica for piece in u.pieces}) for u in updates):
+    nums = [(len(u.pieces), e.num_replicas) for u, e in zip(updates, evidence, strict=True)]
+    if not all(1 < (num if "its replica" in cause.explanation else each) == num for each, num in nums):
         return cause
     is_weighed = len(np.unique(np.concatenate([w.ravel() for e in evidence for w in e.weights]))) > 1
     engine = evidence[-1].meant.replay.engine()
     of_all = (OF_WEIGHTS if is_weighed else OF_ROWS).get(engine, cause.fix)
     fix, told = of_all, ON_REPLICAS[cause.name].format("weights" if is_weighed else "rows")
     if cause.name == SUMMED and all(map(_is_added_up_twice, evidence)):
-        if any(map(_has_uneven_replicas, evidence)):
+        if engine == "torch":
+            fix = ADDED_UP_ONCE[engine]
+        elif any(map(_has_uneven_replicas, evidence)):
             fix, told = ADDED_UP_ONCE.get(engine, of_all), TWICE.format(evidence[-1].num_replicas)
         elif engine != "jax":  # whose own fix says it
             fix = f"{of_all} If it is divided so, {ADDED_UP_ONCE.get(engine, 'add the gradients up once.')}"

@@ -119,9 +119,7 @@ LEAST = 3  # updates after the last change of what is trainable
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
 _STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (layers called one by one? `tf.gradients`?)"
-_MORE_THAN_OUTPUTS = (
-    "the gradient: it is not that of the loss by the model's outputs alone (a penalty or clip by hand?)"
-)
+_OTHER = "the gradient: it is not that of a loss of the outputs and of the model's losses (a penalty or clip by hand?)"
 # Errors of a supposed loss that are a matter of scale or padding: the author may have meant them.
 _MAY_BE_MEANT = (
     *("never divided", "divided by the full batch", "divided twice", "mean of row means", "divided by the rows"),
@@ -131,6 +129,7 @@ _MAY_BE_MEANT = (
 _WITHOUT_A_FORM = (
     *("stale gradients", "gradients swapped", "ascent", "only the last microbatch", "only the first microbatch"),
     *("first microbatch lost", "last microbatch lost", "not reset", "momentum by hand", "clip before unscale"),
+    *("penalty forgotten", "penalty added twice", "penalty once per microbatch", "penalty once per replica"),
 )
 # The same of several outputs; one that is left out is a fault if the script calls its loss.
 _OF_HEADS = "loss weights ignored", "other loss weights"
@@ -339,7 +338,7 @@ class Case:
             return []
         known = [each for each in findings if isinstance(each, Found) and each.name in _WITHOUT_A_FORM]
         if not known:
-            verdict.unseen.append(_MORE_THAN_OUTPUTS)
+            verdict.unseen.append(_OTHER)
         return [*known]
 
     def _meant(self, finding: Finding, evidence: list[Evidence]) -> Finding:

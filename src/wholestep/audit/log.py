@@ -180,6 +180,7 @@ class Log:
         targets: shapes of the targets of gradients that are not scalars, with the line.
         is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
+        is_shared: whether each replica's step has the gradient of all, as a process of several has.
         optimizers: the optimizers that made steps, by identity.
         lines: by the name of a cause, the line that makes it, where it is not that of the step or the pass.
     """
@@ -201,6 +202,7 @@ class Log:
     fitted: tuple[Any, Any, Any] = (None, None, None)
     num_late: int = 0
     is_stateless: bool = False
+    is_shared: bool = False
     is_by_name: bool = False
     flags: dict[int, Flags] = field(default_factory=dict)
     optimizers: dict[int, Any] = field(default_factory=dict)

@@ -37,11 +37,12 @@ class Report:
         self._printed: list[float] = []
         self.taken: list[str] = []
         self.unreached = ""
+        self.elsewhere = ""  # in words, where the report is, if another process judges the loop
 
     @property
     def is_over(self) -> bool:
         """Whether the loop has ended, so that the report can be read."""
-        return self._case is not None
+        return self._case is not None or bool(self.elsewhere)
 
     @property
     def causes(self) -> list[Found]:
@@ -78,6 +79,8 @@ class Report:
     def first_line(self) -> str:
         """The report in a line: a cause; a note that is very likely the fault; or the stages that were judged."""
         verdict = self._judged()
+        if self.elsewhere:
+            return self.elsewhere
         if verdict.causes:
             cause = verdict.causes[0]
             name = cause.name if cause.is_known else f"not known, but in the stage: {cause.stage}"
@@ -128,6 +131,8 @@ class Report:
 
     def _judged(self) -> Verdict:
         if self._verdict is None:
+            if self.elsewhere:
+                return Verdict(unseen=[self.elsewhere])
             if self._case is None:
                 must, attempt = "A report is read after its audit.", "read it after the `with`."
                 raise SpecificationError(message(must, "one inside its `with`", attempt))
@@ -140,11 +145,10 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return the report as data: dicts, lists, strings, numbers and None, as docs/audit.md lists them."""
         verdict = self._judged()
-        assert self._case is not None
         lines = [cause.line and cause.line._asdict() | {"text": cause.line.text} for cause in verdict.causes]
         causes = [asdict(cause) | {"line": line} for cause, line in zip(verdict.causes, lines, strict=True)]
         facts = {name: getattr(verdict, name) for name in ("has_seen", "has_loss", "judged", "looked_at")}
-        facts |= {"engine": self._case.port.engine(), "first_line": self.first_line, "causes": causes}
+        facts |= {"engine": self._case and self._case.port.engine(), "first_line": self.first_line, "causes": causes}
         return _plain(facts | {"notes": verdict.notes, "unseen": verdict.unseen, "taken": self.taken})
 
     def html(self, path: str | os.PathLike[str]) -> None:
@@ -183,7 +187,7 @@ class Report:
 
     def __str__(self) -> str:
         if self._case is None:
-            return "The audit is not over: read its report after the `with`."
+            return self.elsewhere or "The audit is not over: read its report after the `with`."
         parts = [self.first_line]
         parts += [told(i, cause) for i, cause in enumerate(self.causes, start=1)]
         parts += ["\n".join([f"{title}:", *(f"  - {line}" for line in lines)]) for title, lines in self._lists()]
@@ -283,6 +287,8 @@ def _words(line: str) -> str:
 
 
 def write_html(reports: list[Report], path: str | os.PathLike[str]) -> None:
-    """Write reports with pictures to a file, as `Report.html`."""
+    """Write reports with pictures to a file, as `Report.html`; in the process that has them."""
     assert_drawable()
+    if any(report.elsewhere for report in reports):
+        return
     write_page(path, "Audit of a training loop", (report._html() for report in reports))

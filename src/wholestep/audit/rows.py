@@ -105,13 +105,16 @@ def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None
     return found("batches of few labels", few / len(pieces), None, windows.numbers, detail)
 
 
+_SPREAD = "`strategy.experimental_distribute_dataset(dataset)`, in PyTorch by a `DistributedSampler`"
+
+
 def _alike(windows: Windows) -> str:
     num = [len({piece.called.replica for piece in u.pieces}) for u in windows.updates]
     same = [len({piece.rows.tobytes() for piece in u.pieces}) == 1 < len(u.pieces) for u in windows.updates]
     if not num or min(num) < 2 or not all(same) or len(windows.updates) < 2:
         return ""
     told = f"Each of the {max(num)} replicas gets the same rows, so an update is of one replica's rows, computed "
-    return Likely(f"{told}{max(num)} times: give each its own, `strategy.experimental_distribute_dataset(dataset)`.")
+    return Likely(f"{told}{max(num)} times: give each its own, by {_SPREAD}.")
 
 
 def _carried(windows: Windows) -> list[Found]:

@@ -120,6 +120,9 @@ def _conclude(own: argparse.Namespace, ran: Any) -> int:
 def _say(own: argparse.Namespace, ran: Any, reports: list) -> int:
     from wholestep.audit.report import write_html
 
+    if any(report.elsewhere for report in reports):
+        print(reports[0], file=sys.stderr)
+        return CLEAN
     if own.json:
         told = [report.as_json() for report in reports]
         print(json.dumps(told[0] if len(told) == 1 else told, indent=1))

@@ -212,6 +212,11 @@ def conclude(ran: Any) -> list[Report]:
         if not over:
             raise WholestepError("the loop: the script's own audit has ended with an error")
         return over
+    for each in scout.watched:
+        if each.group and (elsewhere := each.group.gather(each.watcher, each.calls, has_failed=bool(ran.how))):
+            report = Report()
+            report.elsewhere = elsewhere
+            return [report]
     trained = [each for each in scout.watched if each.log.applied or _has_gradient(each)]
     scout.flow.share([each.watcher for each in trained])
     if not trained:

@@ -102,7 +102,9 @@ def swapped(loss: Any) -> Function:
 
 
 def others(loss: Any, labels: Any) -> Iterator[tuple[str, Loss]]:
-    """Yield (in words, loss) for the other losses that take such labels."""
+    """Yield (in words, loss) for the other losses that take such labels; a function of the user's has none."""
+    if isinstance(loss, Function):
+        return
     reduction = getattr(loss.given, "reduction", "mean")
     is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
     if getattr(loss.given, "weight", None) is not None:

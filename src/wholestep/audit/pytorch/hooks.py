@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from wholestep.audit.pytorch.state import (
     Setting,
     array,
     bare,
+    filled,
     grads_of,
     is_transformed,
     modes,
@@ -222,12 +223,7 @@ class Watcher:
         known = [i for i, leaf in enumerate(nest.leaves) if own is None or leaf is not own[1]]
         chosen = [known[i] for i in split([nest.leaves[i] for i in known], self.num_inputs or len(known), self.like)]
         rest = [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(nest.leaves)]
-        inputs, pack = [begun.leaves[i] for i in chosen], nest.packed
-
-        def packed(leaves: list) -> Any:
-            own = dict(zip(chosen, leaves, strict=True))
-            return pack([own.get(i, leaf) for i, leaf in enumerate(rest)])
-
+        inputs, packed = [begun.leaves[i] for i in chosen], partial(filled, nest.packed, chosen, rest)
         kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if begun.is_kept else ([], [], [])
         draws = not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch)
         nodes = [leaf.grad_fn for leaf in out.leaves]
@@ -381,6 +377,8 @@ def _recorded(call: Callable, live: list[Watcher]) -> Callable:
     @wraps(call)
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_transformed() or not live or live[0].running or not live[0].is_of(module):
+            return call(module, *args, **kwargs)
+        if isinstance(module, nn.parallel.DistributedDataParallel):  # it writes buffers, and then calls the module
             return call(module, *args, **kwargs)
         return live[0].run(call, module, args, kwargs)
 

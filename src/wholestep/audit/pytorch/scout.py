@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, multiprocessing, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
@@ -24,7 +24,8 @@ from wholestep.audit.loops import Loop, Watched
 from wholestep.audit.pytorch.calls import Calls, later
 from wholestep.audit.pytorch.flow import Flow
 from wholestep.audit.pytorch.hooks import Watcher
-from wholestep.audit.pytorch.state import bare, is_transformed, trained, unpacked, values
+from wholestep.audit.pytorch.processes import Group
+from wholestep.audit.pytorch.state import bare, is_transformed, replaced, trained, unpacked, values
 from wholestep.audit.source import is_of_user, line_here
 from wholestep.audit.stop import COMMAND, Enough, Limit
 
@@ -32,6 +33,10 @@ _MOST_MODULES = 4
 _LONGER = 10.0  # seconds that a script goes on when enough was seen: other modules may be trained later
 _FEW = 3  # forward passes of a module before which the script's arrays are looked for
 _FUNC = "a module that functions of `torch.func` call: their gradients are not watched"
+_SPAWNED = (
+    "the processes that `torch.multiprocessing.spawn` starts: put `with ws.audit.torch(model, ...) as report:` around "
+    "the loop in their function, or let `torchrun --nproc-per-node N -m wholestep audit SCRIPT` start them"
+)
 _CUDA = "a module on {}: the audit of PyTorch looks at modules on the CPU"
 
 
@@ -44,10 +49,11 @@ def _is_array(value: Any) -> bool:
 
 @dataclass
 class Seen(Watched):
-    """A module that the script trains, its record, and its losses, clips and schedulers."""
+    """A module that the script trains, its record, losses, clips, schedulers, and the processes that train it."""
 
     watcher: Any = None
     calls: Any = None
+    group: Group | None = None
 
 
 class Scout:
@@ -79,15 +85,16 @@ class Scout:
         self.elsewhere = ""
         self._here, self._hooks, self._num_called = threading.local(), ExitStack(), Counter[int]()
         self._until = math.inf
-        self._order = itertools.count()  # of all records
+        self._order: Iterator[int] | None = None  # of all records
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Watch all modules and loaders inside; afterwards PyTorch is as it was."""
         before = nn.Module.__call__, DataLoader.__iter__
+        spawn = replaced(multiprocessing, "spawn", self._spawning(multiprocessing.spawn))
         nn.Module.__call__, DataLoader.__iter__ = self._called(before[0]), self._iterating(before[1])
         try:
-            with self.flow.on(), later(), self._hooks:
+            with self.flow.on(), later(), spawn, self._hooks:
                 yield
         finally:
             nn.Module.__call__, DataLoader.__iter__ = before
@@ -131,7 +138,8 @@ class Scout:
             if is_main and self.loop.trained and self.loop.is_seen(self._least, is_exact=self._is_exact):
                 now = time.monotonic()
                 self._until = min(self._until, now + _LONGER)
-                if self._is_exact or now > self._until:
+                is_alone = all(each.group is None for each in self.watched)  # others end when this one does
+                if self._is_exact or (is_alone and now > self._until):
                     self.limit.is_asked.set()
                     raise Enough
         elif len(self.loop.watched) < _MOST_MODULES and self._can_watch(module):
@@ -142,6 +150,14 @@ class Scout:
         if id(module) in self.loop.watched and self._num_called[id(module)] < _FEW:
             self._num_called[id(module)] += 1
             self._look(sys._getframe(2))
+
+    def _spawning(self, spawn: Callable) -> Callable:
+        @wraps(spawn)
+        def spawning(*arguments: Any, **others: Any) -> Any:
+            self.elsewhere = _SPAWNED
+            return spawn(*arguments, **others)
+
+        return spawning
 
     def _can_watch(self, module: nn.Module) -> bool:
         values = [*module.parameters(), *module.buffers()]
@@ -154,9 +170,11 @@ class Scout:
     def _watch(self, module: nn.Module, num_inputs: int) -> None:
         log, before = Log(room(sum(p.numel() for _, p in trained(module)))), values(module).params
         log.begin(before)
+        group = Group.now()
+        self._order = self._order or (itertools.count() if group is None else group.orders())
         watcher = Watcher(module, log, num_inputs, order=self._order)
-        calls = Calls(watcher)
-        self.loop.watched[id(module)] = Seen(module, log, before, None, [log], watcher=watcher, calls=calls)
+        seen = Seen(module, log, before, None, [log], watcher=watcher, calls=(calls := Calls(watcher)), group=group)
+        self.loop.watched[id(module)] = seen
         self._hooks.enter_context(watcher.on())
         self._hooks.enter_context(calls.on())
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,40 +138,58 @@ def unpacked(nest: Any) -> Nest:
     """
     kind: Any = type(nest)  # and no tensor is kept
     if isinstance(nest, Tensor):
-        return Nest(lambda leaves: leaves[0], [nest])
+        return Nest(_first, [nest])
     if isinstance(nest, Mapping):
-        names, order = sorted(nest, key=str), [*nest]
+        names = sorted(nest, key=str)
         parts = unpacked([nest[name] for name in names])
-
-        def as_dict(leaves: list) -> Any:
-            found = dict(zip(names, parts.packed(leaves), strict=True))
-            ordered = {name: found[name] for name in order}
-            return ordered if kind is dict else kind(ordered)
-
-        return Nest(as_dict, parts.leaves)
+        return Nest(partial(_as_mapping, kind, names, [*nest], parts.packed), parts.leaves)
     if isinstance(nest, tuple | list):
         every = [unpacked(part) for part in nest]
-
-        def as_sequence(leaves: list) -> Any:
-            rest, found = list(leaves), []
-            for part in every:
-                found.append(part.packed(rest[: len(part.leaves)]))
-                rest = rest[len(part.leaves) :]
-            return kind(*found) if hasattr(kind, "_fields") else kind(found)
-
-        return Nest(as_sequence, [leaf for part in every for leaf in part.leaves])
+        packed = partial(_as_sequence, kind, [(part.packed, len(part.leaves)) for part in every])
+        return Nest(packed, [leaf for part in every for leaf in part.leaves])
     if is_dataclass(nest) and not isinstance(nest, type):
         names = [each.name for each in fields(nest)]
         parts = unpacked([getattr(nest, name) for name in names])
+        return Nest(partial(_as_object, kind, names, parts.packed), parts.leaves)
+    return Nest(partial(_constant, nest), [])
 
-        def as_object(leaves: list) -> Any:
-            new = object.__new__(kind)
-            for name, value in zip(names, parts.packed(leaves), strict=True):
-                object.__setattr__(new, name, value)
-            return new
 
-        return Nest(as_object, parts.leaves)
-    return Nest(lambda leaves: nest, [])
+# ---- the functions that put leaves in their places, which another process can be sent ----
+
+
+def _first(leaves: list) -> Any:
+    return leaves[0]
+
+
+def _constant(value: Any, leaves: list) -> Any:
+    return value
+
+
+def _as_mapping(kind: Any, names: list[str], order: list[str], packed: Callable[[list], Any], leaves: list) -> Any:
+    found = dict(zip(names, packed(leaves), strict=True))
+    ordered = {name: found[name] for name in order}
+    return ordered if kind is dict else kind(ordered)
+
+
+def _as_sequence(kind: Any, parts: list[tuple[Callable[[list], Any], int]], leaves: list) -> Any:
+    rest, found = list(leaves), []
+    for packed, num in parts:
+        found.append(packed(rest[:num]))
+        rest = rest[num:]
+    return kind(*found) if hasattr(kind, "_fields") else kind(found)
+
+
+def _as_object(kind: Any, names: list[str], packed: Callable[[list], Any], leaves: list) -> Any:
+    new = object.__new__(kind)
+    for name, value in zip(names, packed(leaves), strict=True):
+        object.__setattr__(new, name, value)
+    return new
+
+
+def filled(packed: Callable[[list], Any], chosen: list[int], rest: list, leaves: list) -> Any:
+    """Return a nest with leaves at the chosen places, and the rest at the others."""
+    own = dict(zip(chosen, leaves, strict=True))
+    return packed([own.get(i, leaf) for i, leaf in enumerate(rest)])
 
 
 def bare(module: nn.Module) -> nn.Module:

@@ -1,5 +1,6 @@
 """`ws.audit.torch`: a loop runs under PyTorch's hooks, and a report names its faults."""
 
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,6 +20,7 @@ from wholestep.audit.pytorch.data import as_given, called_for, rows_of, weighed
 from wholestep.audit.pytorch.flow import Flow
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.losses import Function, LoopsOwn, Loss, Objective, meant
+from wholestep.audit.pytorch.processes import Group
 from wholestep.audit.pytorch.replay import Replay
 from wholestep.audit.pytorch.state import bare, trained, untouched, values
 from wholestep.audit.pytorch.supposing import Known, ModelsOwn, Supposed, notes, supposed
@@ -78,7 +80,9 @@ def watched(
     if (command := COMMAND.get()) is not None:
         command.adopt(report, log)
     like = [] if given is None else [leaf.shape[1:] for leaf in tree.leaves(given[0])]
-    watcher = Watcher(model, log, len(like) or None, like=like)
+    group = Group.now()
+    order = itertools.count() if group is None else group.orders()
+    watcher = Watcher(model, log, len(like) or None, order, like=like)
     calls, flow = Calls(watcher), Flow()
     try:
         with watcher.on(), calls.on(), flow.on():
@@ -92,9 +96,15 @@ def watched(
         is_waiting = isinstance(error, KeyboardInterrupt)  # the user, for the prompt
         with suppress(Exception):  # else it would hide the loop's error
             flow.share([watcher])
-            close(report, watcher, calls, given, before, told, schedule, has_time=not is_waiting)
+            if group is not None and (elsewhere := group.gather(watcher, calls, has_failed=True)):
+                report.elsewhere = elsewhere
+            else:
+                close(report, watcher, calls, given, before, told, schedule, has_time=not is_waiting)
         raise
     flow.share([watcher])
+    if group is not None and (elsewhere := group.gather(watcher, calls)):
+        report.elsewhere = elsewhere
+        return
     close(report, watcher, calls, given, before, told, schedule).ended = values(model)
     with suppress(Exception):  # else it is raised where the report is read
         _ = report.causes  # before the module is changed
@@ -357,6 +367,13 @@ def _check(model: Any) -> None:
     if devices:
         must, attempt = "The audit of PyTorch looks at modules on the CPU.", "model.to('cpu')."
         raise SpecificationError(message(must, f"one on {', '.join(sorted(devices))}", attempt))
+    kinds = {type(part).__name__ for part in [*model.parameters(), *model.modules()]}
+    if kinds & {"DTensor", "FullyShardedDataParallel"}:
+        must, attempt = (
+            "Each process must have the whole model.",
+            "`DistributedDataParallel` for the time of the audit.",
+        )
+        raise SpecificationError(message(must, "one whose parameters are sharded", attempt))
     if not trained(model):
         must, attempt = "The model must have parameters to train.", "audit the module that the optimizer trains."
         raise SpecificationError(message(must, "none that requires a gradient", attempt))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from wholestep.audit.causes import ADDED_UP_ONCE, OF_ROWS, OF_WEIGHTS
 from wholestep.audit.found import Found, Likely
 
 BARE = Likely(
@@ -141,6 +142,15 @@ schedule frozen
     -> call `scheduler.step()` after each `optimizer.step()`, or once per epoch.
 schedule one ahead
     -> call `scheduler.step()` after `optimizer.step()`.
+summed over replicas
+    -> average the gradients: `p.grad /= dist.get_world_size()` after `dist.all_reduce(p.grad)`.
+divided by the replicas twice
+    -> divide once: `DistributedDataParallel` averages the gradients, and a loss that is divided by the rows of all
+    processes is multiplied by `dist.get_world_size()`.
+replicas drift apart
+    Each process steps by its own gradient, and their weights differ from then on.
+    -> call the `DistributedDataParallel` itself, not its `module`, and leave `no_sync()` before the last microbatch of
+    a window; by hand, `dist.all_reduce(p.grad)` before the step.
 update thrown away
     -> train the very parameters that the model has.
 decay by microbatch
@@ -173,9 +183,11 @@ def _parts() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 _BY_NAME = dict(_parts())
+_OF_PROCESSES = {fixes["torch"] for fixes in (OF_ROWS, OF_WEIGHTS, ADDED_UP_ONCE)}
 
 
 def said(cause: Found) -> Found:
     """Return a cause with its explanation and fix for PyTorch."""
     explanation, fix = _BY_NAME.get(cause.name, ("", cause.fix))
+    fix = cause.fix if cause.fix in _OF_PROCESSES else fix
     return replace(cause, explanation=explanation or cause.explanation, fix=fix)
