@@ -1,5 +1,8 @@
 """`wholestep audit` runs scripts of Transformers, Accelerate and Lightning that know nothing of it."""
 
+import json
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -101,3 +104,29 @@ def test_accelerate_and_lightning(library, text, old, audit):
     assert (code, "Nothing found in 30 updates" in out) == (0, True), out
     code, out, _ = audit(text.replace(old, old.replace("1", "4")))  # of eleven batches: the last three are a window
     assert (code, "Divided by a full window." in out) == (1, True), out
+
+
+LOCAL = '"average_tokens_across_devices": False, "report_to"'
+SINGLE = TRANSFORMERS.replace('"gradient_accumulation_steps": 3', '"gradient_accumulation_steps": 1')
+
+
+@pytest.mark.parametrize(
+    ("library", "text", "first"),
+    [
+        ("transformers", SINGLE, "Nothing found in 15 updates: rows, mode, gradient, step, state"),
+        ("transformers", SINGLE.replace('"report_to"', LOCAL), "Mean of means. Each replica"),
+        ("accelerate", ACCELERATE, "Rows twice in a pass."),  # 44 rows are no whole batches of both processes
+        (
+            "accelerate",
+            ACCELERATE.replace("44", "48"),
+            "Nothing found in 18 updates: rows, mode, gradient, step, state",
+        ),
+    ],
+)
+def test_two_processes(library, text, first, tmp_path):
+    pytest.importorskip(library)
+    (tmp_path / "train.py").write_text(text)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "wholestep", "audit", "--json", "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert json.loads(ran.stdout)["first_line"].startswith(first), ran.stdout

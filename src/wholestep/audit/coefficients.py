@@ -327,6 +327,7 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
     usual = counts["the microbatches of a full window"]
     last, first, rest = (sets[f"the {n}"].astype(float) for n in ("last microbatch", "first microbatch", _REST))
     weight, lane = counts["the row's own weight"], counts["the weight of the own replica"] * counts[_REPLICAS]
+    has_windows = bases[0].e.meant.usual > max(each.e.num_replicas for each in bases)
     if is_of_last:
         whole = np.full_like(whole, (weight * rest).sum())
         num = np.full_like(num, rest[basis.starts].sum())
@@ -334,14 +335,13 @@ def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> dict[str, list
         found = {
             "mean of means": [1 / (own * num), 1 / lane, *[1 / (own * np.minimum(num, usual))] * bool(np.ptp(own))],
             "padding counted": [1 / (whole + sum(basis.e.pads))],
+            **({"divided by a full window": [1 / (own * usual)]} if has_windows else {}),
             "divided by the full batch": [1 / full],
             "never divided": [np.ones_like(whole)],
             "mean of row means": [1 / (counts["the rows with a weight"] * weight)],
             "divided by the rows": [1 / counts["its rows"]],
             "ascent": [-1 / whole],
         }
-        if bases[0].e.meant.usual > max(each.e.num_replicas for each in bases):
-            found["divided by a full window"] = [1 / (own * usual)]
         if any(len(each.sizes) > each.e.num_replicas for each in bases):
             found |= {
                 "summed over microbatches": [1 / own],

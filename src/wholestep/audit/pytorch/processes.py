@@ -102,7 +102,7 @@ class Group:
         return ""
 
     def _has(self, name: str, patience: float) -> bool:
-        """Whether the store gets a value of this name in so many seconds."""
+        """Whether the store has a value of this name, or gets one within `patience` seconds."""
         until = time.monotonic() + patience
         while not (found := self.store.check([name])) and time.monotonic() < until:
             time.sleep(_OFTEN)
@@ -200,7 +200,7 @@ def _each(name: str, log: Log, records: list[_Record]) -> list[list]:
 
 
 def _cut(events: dict[str, list], num: int) -> None:
-    """Leave out all events after so many steps, which another process has no longer."""
+    """Leave out all events after the `num`-th step: another process has no more."""
     if len(steps := events["applied"]) > num:
         last = steps[num - 1].order if num else -1
         events |= {name: [event for event in events[name] if event.order <= last] for name in _NAMES}

@@ -45,7 +45,8 @@ shuffle window
 drawn with replacement
     -> `RandomSampler(dataset, replacement=False)`, which is `shuffle=True`.
 rows twice in a pass
-    -> take the last batch as short as it is; a `DistributedSampler` repeats rows unless `drop_last=True`.
+    -> take the last batch as short as it is; a `DistributedSampler` repeats rows unless `drop_last=True`,
+    Accelerate unless `even_batches=False` (a `DataLoaderConfiguration`).
 inference mode
     The gradient is taken in inference mode: dropout is off, and batch normalisation uses its running statistics.
     -> call `model.train()` at the beginning of each epoch: `model.eval()` stays in force after an evaluation.
