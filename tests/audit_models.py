@@ -254,6 +254,17 @@ TF = [
         "thawed",
         ("                variables, optimizer = model.trainable_variables,", "                optimizer ="),
     ),
+    of(
+        "smoothing not divided",
+        "smooth",
+        ("loss_fn(y[rows], model(x[rows], training=True))", "-tf.reduce_mean(tf.reduce_sum(given * logs, -1))"),
+        (
+            "                loss =",
+            "                given = y[rows] * (1 - 0.1) + 0.1\n"
+            "                logs = tf.nn.log_softmax(model(x[rows], training=True))\n"
+            "                loss =",
+        ),
+    ),
     of("smoothing twice", "smooth", ("loss_fn(y[rows],", "loss_fn(y[rows] * (1 - 0.1) + 0.1 / 3,")),
     of(
         "weights averaged apart",

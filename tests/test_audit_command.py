@@ -910,6 +910,11 @@ def test_an_error_inside_of_this_library_is_no_fault_of_the_script():
         divmod(1, 0)
     assert "windows.py" in own_fault(ours.value)
     assert own_fault(theirs.value) == ""
+    with pytest.raises(RuntimeError) as in_a_text:
+        raise RuntimeError(f'in user code:\n  File "{Rows.__init__.__code__.co_filename}", line 3, in f')
+    assert own_fault(in_a_text.value).startswith(
+        "an error where the audit listens (RuntimeError: in user code:, windows.py:3)"
+    )
 
 
 def test_a_call_that_the_model_refuses_is_the_script_s():

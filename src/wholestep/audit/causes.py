@@ -83,6 +83,9 @@ from_logits | tensorflow/tensorflow#35585
     -> `from_logits=True` if the last layer has no activation, False after a softmax or sigmoid.
 smoothing missing
     -> give the loop's loss the same `label_smoothing`.
+smoothing not divided
+    -> divide it by the number of classes, `y * (1 - 0.1) + 0.1 / num_classes`, or leave it to the loss's
+    `label_smoothing`.
 smoothing twice
     -> leave it to the loss's `label_smoothing`.
 mask ignored

@@ -213,7 +213,9 @@ def _smoothed(full: OneLoss, own: float, shape: tuple[int, ...], is_sparse: bool
         return eye[np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int)] if is_sparse else labels
 
     def told(numbers: np.ndarray) -> Error | None:
-        smoothing = float(numbers[1])
+        smoothing, whole = float(numbers[1]), 1 - float(numbers[0])
+        if num > 1 and abs(smoothing - num * whole) < SOLVED < whole < 1:
+            return Error("the labels", f"are smoothed by {whole:.3g} for each class", ("smoothing not divided",))
         smoothing = 0.0 if abs(smoothing) < SOLVED else smoothing
         if abs(numbers.sum() - 1) > 10 * SOLVED or not 0 <= smoothing < 1 or abs(smoothing - own) < SOLVED:
             return None

@@ -31,11 +31,13 @@ def own_fault(error: BaseException) -> str:
     The innermost function outside of numpy and Python's library decides; the text of an engine's error may name it.
     """
     places = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
-    places += [(file, int(number)) for file, number in re.findall(r'File "(.+?)", line (\d+)', str(error))]
-    file, number = next((place for place in reversed(places) if not _is_called(place[0])), ("", 0))
+    in_text = [(file, int(number)) for file, number in re.findall(r'File "(.+?)", line (\d+)', str(error))]
+    file, number = next((place for place in reversed(places + in_text) if not _is_called(place[0])), ("", 0))
     if isinstance(error, WholestepError) or not file.startswith(_PACKAGE) or _is_of_arguments(error):
         return ""
     told = f"{type(error).__name__}: {error}".splitlines()[0] + f", {Path(file).name}:{number}"
+    if in_text:  # which leaves out the engine's own functions
+        return f"an error where the audit listens ({told}): if the script runs without it, please report it"
     return f"an error inside of wholestep, and no fault of the script ({told}): please report it"
 
 

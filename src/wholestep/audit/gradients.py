@@ -38,8 +38,11 @@ _ASKED = {  # of changes that are hardly meant
     LONGER: "Is it `min(1, bound / norm)` that is meant?",
     POSITIVE: "So no weight can grow. Is `clip(-bound, bound)` meant?",
 }
+_COUNTED = (
+    "sum up what the rows give, and divide once by all weights; weights that you mean are the third part of `data`."
+)
 _UNLISTED = {  # by quantity, the name of an error that has none in the field, and the fix
-    "each row's gradient": ("rows counted otherwise", "sum up what the rows give, and divide once by all weights."),
+    "each row's gradient": ("rows counted otherwise", _COUNTED),
     "the penalty": ("penalty counted otherwise", "add the model's losses once per update."),
     "the gradient": ("gradient changed", "hand over the gradient as it is taken, each variable's in its place."),
     "the labels": ("other labels", "give the loss the labels of the rows that the model got, as the data have them."),
