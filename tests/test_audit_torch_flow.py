@@ -100,6 +100,21 @@ FAULTS = {  # edits that make the fault, and the words with which the report beg
         [("loss.backward", "(loss + 0.5 * shown).backward")],
         "`F.mse_loss` gets numbers that were cut off from the model",
     ),
+    "short": (
+        [
+            ("        scheduler.step()\n", ""),
+            ("    model.eval()\n", "    scheduler.step()\n    model.eval()\n"),
+            ("CosineAnnealingLR(optimizer, 36)", "OneCycleLR(optimizer, 1e-2, total_steps=24)"),
+        ],
+        "OneCycleLR makes 4 steps in 24 updates, and its total_steps is that of the updates (",
+    ),
+    "idle": (
+        [
+            ("scheduler = ", "other = torch.optim.SGD(model.head.parameters(), 0.1)\nscheduler = "),
+            ("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        other.zero_grad()\n"),
+        ],
+        "SGD sets the gradients of head.weight, head.bias to zero, and makes no step",
+    ),
     "drift": ([FROZEN], "The running statistics of `body.1` move, although all weights up to there are frozen"),
 }
 PROVEN = {  # with a known loss the numbers prove a fault: edits, the cause, and the words of the note that is left out

@@ -923,6 +923,52 @@ def test_stages_that_a_closure_of_several_gradients_hides_are_not_said_to_be_jud
     assert report.first_line.endswith("Nothing found in the other stages of 3 updates: rows were judged."), report
 
 
+def test_gradients_that_steps_by_hand_never_set_to_zero_are_said_first():
+    model = mlp(1)
+    with ws.audit.torch(model, (X, Y), nn.MSELoss()) as report:
+        for rows in batches(3):
+            functional.mse_loss(model(X[rows]), Y[rows]).backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+    assert report.first_line.startswith("Each step has the gradients of all updates before it, undiminished"), report
+
+
+def test_an_output_of_which_no_gradient_is_taken_is_named():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.one, self.two = nn.Linear(3, 6), nn.Linear(6, 1), nn.Linear(6, 4)
+
+        def forward(self, x):
+            h = torch.tanh(self.body(x))
+            return self.one(h), self.two(h)
+
+    def meant(outputs, y):
+        return cross_entropy(outputs[1], y, reduction="none") + outputs[0].square().sum(1)
+
+    model = Heads()
+    with ws.audit.torch(model, (X, KIND), meant) as report:
+        fit(model, lambda rows: cross_entropy(model(X[rows])[1], KIND[rows]))
+    assert report.first_line.endswith("; no gradient of the loop comes from output 1."), report
+
+
+def test_the_input_that_is_no_row_of_the_data_is_shown():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 1)
+
+        def forward(self, x, mask):
+            return self.inner(x * mask)
+
+    model, mask = Masked(), torch.arange(3).repeat(NUM, 1) < 2
+    with ws.audit.torch(model, ((X, mask), Y), nn.MSELoss()) as report:
+        fit(model, lambda rows: functional.mse_loss(model(X[rows], ~mask[rows]), Y[rows]))
+    shown = "the model got (0, 0, 1) as input 2, and row"
+    assert any(shown in each and "the nearest, is (1, 1, 0)" in each for each in report.unseen), report
+
+
 def test_a_thread_of_generated_code_imports_no_keras():
     code = (
         "import sys, threading; from wholestep.audit import source\n"

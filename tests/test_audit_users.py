@@ -1190,3 +1190,40 @@ def test_steps_by_hand_with_the_clip_of_the_stated_optimizer_are_judged():
         train(model, square, (U, V), 12, move)
 
     assert report.first_line.startswith("Nothing found in 15 updates: rows, mode, gradient, step"), str(report)
+
+
+def by_warm_up(rates, momentum=0.9):
+    """Return steps with momentum, whose rate is one of these in each update."""
+    moves, numbers = {}, iter(rates)
+
+    def move(variables, gradients):
+        rate = next(numbers)
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            moves[i] = momentum * moves.get(i, 0.0) - rate * keras.ops.convert_to_numpy(gradient)
+            variable.assign(variable + moves[i])
+
+    return move
+
+
+def warm(number):
+    return 0.002 * min(int(number), 5)
+
+
+def test_steps_by_hand_whose_rate_begins_at_0_are_judged_by_the_stated_schedule():
+    model = network()
+
+    with ws.audit(model, (U, V), loss="mse", learning_rate=warm) as report:
+        train(model, square, (U, V), 12, by_warm_up(map(warm, range(40))))
+
+    assert report.first_line.startswith("Nothing found in "), str(report)
+    assert report.is_judged, str(report)
+
+
+def test_a_penalty_that_steps_by_hand_forget_is_found():
+    model = network()
+    model.trainable_variables[0].regularizer = keras.regularizers.L2(0.1)
+
+    with ws.audit(model, (U, V), loss="mse", optimizer=keras.optimizers.SGD(0.01, momentum=0.9)) as report:
+        train(model, square, (U, V), 12, by_warm_up([0.01] * 40))
+
+    assert [cause.name for cause in report.causes] == ["penalty forgotten"], str(report)

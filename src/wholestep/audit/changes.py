@@ -14,9 +14,10 @@ from wholestep.audit.coefficients import SAME
 from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, Likely, found
+from wholestep.audit.literals import is_even
 from wholestep.audit.log import clips_of
 from wholestep.audit.measure import FINE, ROUNDED, SOLVED, distance, shortened
-from wholestep.audit.windows import Update
+from wholestep.audit.windows import Rule, Update, Windows
 
 SQUARED = "clipped by the square of their norm"
 LONGER = "made longer, up to one norm, where they are shorter"
@@ -24,11 +25,15 @@ POSITIVE = "clipped from below at 0"
 _OF_MEANS = (  # the factor of a row
     "1 / (the microbatches of a full window x the weight of the own microbatch) instead of 1 / the weight of the update"
 )
+ADDED_UP = Likely(
+    "Each step has the gradients of all updates before it, undiminished: is the gradient not set to zero after a step?"
+)
 _NAMES = "clipnorm", "global_clipnorm", "clipvalue"
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient
 _SAME_SPARSE = 0.3  # `tf.clip_by_global_norm` takes the norm of sparse gradients before equal rows are added up
 
 
+Schedule = Callable[[int], float]  # the learning rate by update, from 0
 _Gradients = list[np.ndarray]  # of one variable, by update
 
 
@@ -327,3 +332,26 @@ def bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float
     if of_all:
         return shortened(gradient, of_all)
     return np.clip(gradient, -of_numbers, of_numbers) if of_numbers else gradient
+
+
+def as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows | None:
+    """Return updates by hand with the gradients that steps of the stated SGD would have taken; None for others."""
+    if type(optimizer).__name__ != "SGD" or optimizer.nesterov:
+        return None
+    rates = [schedule(u.number - 1) if schedule else float(np.asarray(optimizer.learning_rate)) for u in updates]
+    moves = [[fall for fall in update.applied.grads if fall is not None] for update in updates]
+    if min(rates) <= 0 or any(len(own) < len(update.applied.grads) for own, update in zip(moves, updates, strict=True)):
+        return None
+    found, before = [], [0 * fall for fall in moves[0]]
+    for update, falls, rate in zip(updates, moves, rates, strict=True):
+        grads = [(fall - optimizer.momentum * last) / rate for fall, last in zip(falls, before, strict=True)]
+        found.append(replace(update, applied=replace(update.applied, grads=[*grads], learning_rate=rate)))
+        before = falls
+    return replace(seen, updates=found, rule=Rule(rates, "", is_stated=True))
+
+
+def stated(optimizer: Any, seen: Windows) -> Schedule | None:
+    """Return the constant rate of an optimizer that the user states, for a loop by hand with a constant rate."""
+    rate = getattr(optimizer, "learning_rate", None)
+    is_constant = seen.is_by_hand and seen.rule is not None and is_even(np.array(seen.rule.rates))
+    return (lambda number: float(np.asarray(rate))) if is_constant and rate is not None else None

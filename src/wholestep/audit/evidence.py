@@ -122,6 +122,14 @@ class Evidence:
         return len({piece.called.replica for piece in self.update.pieces})
 
     @property
+    def unused(self) -> str:
+        """In words, the outputs by which the loop takes no derivative, if it takes some by others; or "" for none."""
+        pieces = [piece.called for piece in self.update.pieces]
+        used = {i for called in pieces for i in called.derivatives}
+        left = [str(i + 1) for i in range(max(len(called.outputs) for called in pieces)) if i not in used]
+        return f"; no gradient of the loop comes from output {', '.join(left)}" if used and left else ""
+
+    @property
     def num_places(self) -> int:
         """The number of places of its outputs, padding included; 0 if rows have none."""
         leaves = [leaf for piece in self.update.pieces for leaf in piece.called.outputs]

@@ -300,7 +300,7 @@ def _located(differing: list[Evidence]) -> Found:
     else:
         apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
         off = ", ".join(f"{name} ({far:.1g})" for name, far in apart.items() if far > differs)
-        told = f"the variables that differ: {off}"
+        told = f"the variables that differ: {off}{e.unused}"
     explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}.{places}"
     numbers, proof = [each.update.number for each in differing], proved(differing[-1], None)
     without, line = max(each.without for each in differing), e.meant.replay.line_of_loss(e.update.pieces[-1].called)

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.changes import otherwise
+from wholestep.audit.changes import Schedule, otherwise, stated
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many, on_one_line, some
 from wholestep.audit.gradients import by_weights
 from wholestep.audit.log import Applied, Called, Log, Values
 from wholestep.audit.measure import all_same
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, rare, second_passes, state
-from wholestep.audit.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand, stated
+from wholestep.audit.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, classes, order
-from wholestep.audit.steps import INSIDE, Schedule, anew_in_each_pass, between, of_steps, repeated
+from wholestep.audit.steps import INSIDE, anew_in_each_pass, between, of_steps, repeated
 from wholestep.audit.unsolved import TURNS, beside_labels, elsewhere, mixed, noted, of_a_number, skipped, without_update
 from wholestep.audit.variables import ends, frozen, left_out, unconstrained, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, windows
@@ -186,7 +186,7 @@ class Case:
         replay = self.port(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
         self._begin_late(len(replay.names))
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
-        seen = windows(self.log, rows)
+        seen = windows(self.log, rows, self.schedule)
         verdict.seen = seen = replace(seen, updates=without_void(seen.updates))
         self._say_what_was_seen(verdict, seen, replay, rows)
         self.objective = replay.unmasked(self.objective, seen.pieces)

@@ -1,13 +1,13 @@
 """Optimizers by hand: which steps the weights make on the gradients that were meant, and at which rate."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.changes import bounded
+from wholestep.audit.changes import ADDED_UP, Schedule, as_stated, bounded
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Likely, some
 from wholestep.audit.literals import counted, is_even
@@ -17,7 +17,6 @@ from wholestep.audit.port import Port
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import Rule, Update, Windows
 
-Schedule = Callable[[int], float]  # the learning rate by update, from 0
 UNMOVED = Likely(
     "No weight moves: gradients are taken of the same rows again, and at the same weights. Write each step to the "
     "variables, `v.assign_sub(rate * g)`, or carry the new weights to the next step; `v = v - rate * g` does neither."
@@ -56,8 +55,7 @@ _AGAINST = (
     "a multiplier, moves so on purpose.)"
 )
 _ANEW = (
-    "The {} of the optimizer begins anew at update {}: make it once, before the loop, and "
-    "carry it on from pass to pass, as the weights."
+    "The {} of the optimizer begins anew at update {}: make it once, before the loop, and carry it on, as the weights."
 )
 _AS_PENALTY = (
     "The decay of {:g} is added to the gradient, as a penalty is, and goes through its moments. The optimizer that was "
@@ -105,12 +103,13 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         of_pass = tuple(seen.place[update.pieces[0].called.order][0] for update in updates)
         own = [float(np.asarray(getattr(meant.optimizer, name, 0.0))) for name in ("beta_1", "beta_2", "epsilon")]
         moves = Moves(params, falls, grads, near, are_kernels > 0, of_pass, own if own[1] else [])
-        rule = solved(moves) or _with_penalty(moves, meant.optimizer)
-        if rule is None and any(bounds := clips_of(meant.optimizer)):
-            clipped = [bounded(e, grad, bounds) for e, grad in zip(evidence, grads, strict=True)]
-            clips, rule = bounds, solved(moves._replace(grads=clipped))
+        rule, clips = _clipped(moves, evidence)
+        if rule is None and meant.has_penalty:  # which the loop may have forgotten
+            bare = [e.reference - e.penalty for e in evidence]
+            rule, clips = _clipped(moves._replace(grads=bare), evidence)
+            grads = grads if rule is None else bare
     if rule is None and (rule := _by_parameter(replay, falls, grads, near)) is None:
-        return _as_stated(meant.optimizer, schedule, seen, updates) or _of_loss(seen, evidence)
+        return as_stated(meant.optimizer, schedule, seen, updates) or _of_loss(seen, evidence)
     rates = np.abs(rule.rates)
     found, meant_rates = [], rates.tolist()
     if not rule.is_adaptive:
@@ -123,6 +122,16 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own, clips=clips)
         found.append(replace(update, applied=applied))
     return replace(seen, updates=found, rule=rule._replace(rates=meant_rates))
+
+
+def _clipped(moves: Moves, evidence: list[Evidence]) -> tuple[Rule | None, tuple[float, float, float]]:
+    """Return (the rule of all moves, the bounds of the stated optimizer if the gradients are clipped by them)."""
+    optimizer = evidence[0].meant.optimizer
+    rule, bounds = solved(moves) or _with_penalty(moves, optimizer), clips_of(optimizer)
+    if rule is not None or not any(bounds):
+        return rule, (0.0, 0.0, 0.0)
+    clipped = [bounded(e, grad, bounds) for e, grad in zip(evidence, moves.grads, strict=True)]
+    return solved(moves._replace(grads=clipped)), bounds
 
 
 def _with_penalty(moves: Moves, optimizer: Any) -> Rule | None:
@@ -180,29 +189,6 @@ def _of_loss(seen: Windows, evidence: list[Evidence]) -> Windows:
     return replace(seen, updates=updates, is_of_loss=True)
 
 
-def _as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows | None:
-    """Return updates by hand with the gradients that steps of the stated SGD would have taken; None for others."""
-    if type(optimizer).__name__ != "SGD" or optimizer.nesterov:
-        return None
-    rates = [schedule(u.number - 1) if schedule else float(np.asarray(optimizer.learning_rate)) for u in updates]
-    moves = [[fall for fall in update.applied.grads if fall is not None] for update in updates]
-    if min(rates) <= 0 or any(len(own) < len(update.applied.grads) for own, update in zip(moves, updates, strict=True)):
-        return None
-    found, before = [], [0 * fall for fall in moves[0]]
-    for update, falls, rate in zip(updates, moves, rates, strict=True):
-        grads = [(fall - optimizer.momentum * last) / rate for fall, last in zip(falls, before, strict=True)]
-        found.append(replace(update, applied=replace(update.applied, grads=[*grads], learning_rate=rate)))
-        before = falls
-    return replace(seen, updates=found, rule=Rule(rates, "", is_stated=True))
-
-
-def stated(optimizer: Any, seen: Windows) -> Schedule | None:
-    """Return the constant rate of an optimizer that the user states, for a loop by hand with a constant rate."""
-    rate = getattr(optimizer, "learning_rate", None)
-    is_constant = seen.is_by_hand and seen.rule is not None and is_even(np.array(seen.rule.rates))
-    return (lambda number: float(np.asarray(rate))) if is_constant and rate is not None else None
-
-
 def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule | None) -> list[float]:
     """Return the rates that are meant: the others have a factor that belongs to the gradient, as a sum of rows has."""
     rows, parts, replicas = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T
@@ -244,12 +230,14 @@ def _with_momentum(moves: Moves) -> Rule | None:
                 scaled = momenta * rates[1:-1] / rates[2:]
                 momentum = float((scaled if is_even(scaled) and not is_even(momenta) else momenta)[-1])
                 rates = [rate / (1 + momentum) for rate in rates]
-            of_move = np.array([parts[1] for parts, _ in numbers[1:]])
+            after = np.array([t for t in range(1, len(numbers)) if np.any(moves.falls[t - 1])], int)
+            of_move = np.array([numbers[t][0][1] for t in after])
             last = float(np.median(of_move)) if len(of_move) else 0.0
             is_lost = np.abs(of_move) <= FINE.differs
             told = f", and {last:.4g} times the move before" if abs(last) > FINE.differs else ""
-            is_anew = bool(told and is_lost.any() and is_even(of_move[~is_lost]))
-            notes = [Likely(_ANEW.format("momentum", some(np.flatnonzero(is_lost) + 2)))] * is_anew
+            notes = [ADDED_UP] * (abs(last - 1) <= FINE.differs)
+            if told and is_lost.any() and is_even(of_move[~is_lost]):
+                notes = [Likely(_ANEW.format("momentum", some(after[is_lost] + 1)))]
             return _decaying(Rule(rates, told, (*notes,)), moves, [decay for _, decay in numbers])
     return None
 
@@ -374,7 +362,7 @@ def _fitted(
     factors[are_there] = least(list(basis[are_there]), fall)[0]
     is_made = distance(fall, factors @ basis) <= moves.near[t]
     share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
-    has_share = may_lack or share > _SHARE * float(np.linalg.norm(fall))
+    has_share = may_lack or share >= _SHARE * float(np.linalg.norm(fall))
     return (factors[:-2], factors[-2:]) if is_made and has_share else None
 
 

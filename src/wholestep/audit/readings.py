@@ -10,9 +10,10 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.basis import NUM_SOLVED, are_too_many
+from wholestep.audit.changes import Schedule
 from wholestep.audit.evidence import AtOutputs, Evidence, Meant, narrowed
 from wholestep.audit.measure import FINE, all_same, in_part
-from wholestep.audit.optimizers import Schedule, rated
+from wholestep.audit.optimizers import rated
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, passes, placed
 from wholestep.tree import Tree

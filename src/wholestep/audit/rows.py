@@ -105,16 +105,14 @@ def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None
     return found("batches of few labels", few / len(pieces), None, windows.numbers, detail)
 
 
-_SPREAD = "`strategy.experimental_distribute_dataset(dataset)`, in PyTorch by a `DistributedSampler`"
-
-
 def _alike(windows: Windows) -> str:
     num = [len({piece.called.replica for piece in u.pieces}) for u in windows.updates]
     same = [len({piece.rows.tobytes() for piece in u.pieces}) == 1 < len(u.pieces) for u in windows.updates]
     if not num or min(num) < 2 or not all(same) or len(windows.updates) < 2:
         return ""
     told = f"Each of the {max(num)} replicas gets the same rows, so an update is of one replica's rows, computed "
-    return Likely(f"{told}{max(num)} times: give each its own, by {_SPREAD}.")
+    how = "`strategy.experimental_distribute_dataset(dataset)`, in PyTorch by a `DistributedSampler`"
+    return Likely(f"{told}{max(num)} times: give each its own, by {how}.")
 
 
 def _carried(windows: Windows) -> list[Found]:
@@ -357,17 +355,19 @@ def _share(rows: Rows, pieces: list[Piece]) -> float:
 
 
 def beside(rows: Rows, pieces: list[Piece]) -> str:
-    """Return in words one input row of the model, and the nearest row of the data."""
+    """Return in words a row that the model got, and the nearest one of the data, of the first input that differs."""
     given = next((piece.called.inputs for piece in pieces if piece.called.inputs), [])
     if not _are_shaped(rows.leaves, given):
         return ""
-    data, got = (leaf.reshape(len(leaf), -1).astype("float64") for leaf in (rows.leaves[0], given[0]))
-    near = int(np.argmin(np.linalg.norm(data - got[0], axis=1)))
-    told = f": the model got {numbers_of(got[0])}, and row {near} of `data`, the nearest, is {numbers_of(data[near])}"
-    if numbers_of(got[0]) != numbers_of(data[near]):
+    data, got = ([leaf.reshape(len(leaf), -1).astype("float64") for leaf in own] for own in (rows.leaves, given))
+    near = int(np.argmin(np.linalg.norm(data[0] - got[0][0], axis=1)))
+    i = next((i for i, leaf in enumerate(got) if np.any(leaf[0] != data[i][near])), 0)
+    one, two, of = got[i][0], data[i][near], f" as input {i + 1}" if i else ""
+    told = f": the model got {numbers_of(one)}{of}, and row {near} of `data`, the nearest, is {numbers_of(two)}"
+    if numbers_of(one) != numbers_of(two):
         return told
-    place = int(np.argmax(got[0] != data[near]))
-    return f"{told}, but for {got[0, place]:.8g} and {data[near, place]:.8g} at place {place} of the row"
+    place = int(np.argmax(one != two))
+    return f"{told}, but for {one[place]:.8g} and {two[place]:.8g} at place {place} of the row"
 
 
 def _are_moved(rows: Rows, pieces: list[Piece]) -> bool:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.audit.changes import rate_of, unlike
+from wholestep.audit.changes import Schedule, rate_of, unlike
 from wholestep.audit.found import Finding, Found, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied, Log
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
-from wholestep.audit.optimizers import Schedule
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD, Update, Windows, passes
 from wholestep.errors import SpecificationError, message

@@ -12,6 +12,7 @@ import numpy as np
 
 from wholestep import tree
 from wholestep.audit.causes import BY_NAME
+from wholestep.audit.changes import Schedule
 from wholestep.audit.found import Found, Likely, on_one_line, own_fault
 from wholestep.audit.hooks import Hooks, room
 from wholestep.audit.judge import Case
@@ -19,7 +20,7 @@ from wholestep.audit.log import Log
 from wholestep.audit.meaning import NoLoss, meant, weighed
 from wholestep.audit.replay import Replay, untrained, values
 from wholestep.audit.report import Report
-from wholestep.audit.steps import Schedule, scheduled
+from wholestep.audit.steps import scheduled
 from wholestep.audit.stop import COMMAND, Enough, Limit, over
 from wholestep.data import class_weighted
 from wholestep.engines import listener

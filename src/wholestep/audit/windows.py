@@ -241,8 +241,8 @@ class Windows:
         return [update.number for update in self.updates]
 
 
-def windows(log: Log, rows: Rows) -> Windows:
-    """Return the updates of a log."""
+def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
+    """Return the updates of a log; by the schedule that is meant, steps by hand at a rate of 0 are updates too."""
     pieces: list[Piece] = []
     updates: list[Update] = []
     seen: set[int] = set()
@@ -266,13 +266,14 @@ def windows(log: Log, rows: Rows) -> Windows:
     rest = [piece for piece in _with_gradient(_found(last.called, rows), seen) if piece.called.differentiated]
     is_by_hand = not updates
     if is_by_hand:
-        updates, rest = by_hand(rest)
+        updates, left = by_hand(rest)
+        are_alone = all(len(update.pieces) == 1 for update in updates[1:])  # else microbatches may wait for a move
+        updates, rest = by_hand(rest, schedule) if are_alone else (updates, left)
     pieces = [*pieces, *rest, *(p for u in updates if is_by_hand for p in u.pieces)]
     pieces.sort(key=lambda piece: piece.called.order)
     updates, stale = _one_by_one(updates)
-    place, is_own = placed(pieces), is_by_hand and bool(updates)
-    found = Windows(pieces, updates, rest, foreign, seen, num_skipped, place, is_own, stale=stale)
-    return replace(found, num_skipped_at_end=in_turn, num_waiting=num_waiting)
+    found = Windows(pieces, updates, rest, foreign, seen, num_skipped, placed(pieces), is_by_hand and bool(updates))
+    return replace(found, stale=stale, num_skipped_at_end=in_turn, num_waiting=num_waiting)
 
 
 def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
@@ -328,8 +329,7 @@ def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
 
 
 def _found(called: list[Called], rows: Rows) -> list[Piece]:
-    filled = [event for event in called if event.inputs and event.inputs[0].shape[:1] != (0,)]
-    return [Piece(event, rows.find(event.inputs)) for event in filled]
+    return [Piece(e, rows.find(e.inputs)) for e in called if e.inputs and e.inputs[0].shape[:1] != (0,)]
 
 
 def _filled(window: list[Piece]) -> list[Piece]:
@@ -364,7 +364,7 @@ def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
     return chosen
 
 
-def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
+def by_hand(pieces: list[Piece], schedule: Any = None) -> tuple[list[Update], list[Piece]]:
     """Return (updates, the passes after the last one) where the weights of the passes move by no optimizer of Keras.
 
     A gradient is the change of the weights, still multiplied by the unknown rate.
@@ -374,7 +374,8 @@ def by_hand(pieces: list[Piece]) -> tuple[list[Update], list[Piece]]:
     for i, piece in enumerate(pieces):
         if not (piece.called.is_whole and are_finite(piece.called.params)):
             return updates, [*window, *pieces[i:]]
-        if window and not all_same(window[-1].called.params, piece.called.params):
+        is_still = schedule is not None and schedule(len(updates)) == 0
+        if window and (is_still or not all_same(window[-1].called.params, piece.called.params)):
             first, last = window[0].called, window[-1].called
             after, moved = piece.called.params, list[np.ndarray | None]()
             moved += [a.astype("float64") - b for a, b in zip(first.params, after, strict=True)]

@@ -15,7 +15,7 @@ from torch.amp import GradScaler
 from torch.nn import functional
 from torch.optim.optimizer import Optimizer
 
-from wholestep.audit.found import Likely
+from wholestep.audit.found import Likely, some
 from wholestep.audit.log import Line, Scaled
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.ledger import MOST, SCALES, leads, roots_of
@@ -28,6 +28,7 @@ _CLIPPED_LATE = Likely(
     "The gradients are clipped after the optimizer step, and not used any more. Clip between `loss.backward()` and "
     "`optimizer.step()`."
 )
+_IDLE = "{} sets the gradients of {} to zero, and makes no step: is its `step()` missing?"
 _CLIPPED_EARLY = Likely(
     "The gradients are clipped when there are none, and then taken: nothing is clipped. Clip between `loss.backward()` "
     "and `optimizer.step()`."
@@ -57,6 +58,7 @@ class Calls:
         self.schedules = Schedules(watcher)
         self.is_whole, self.is_scaled = True, False
         self._depth = 0
+        self._cleared: dict[int, Optimizer] = {}
         self._lines: dict[str, Line] = {}  # the last one that clips, takes gradients, and so on
         self._plain: deque[tuple[Any, str]] = deque(maxlen=MOST)  # of losses of the outputs: the node, the reduction
         self._scaled: tuple[Any, Any] = (None, None)  # of the last loss that was scaled: its node, and the loss's
@@ -96,6 +98,15 @@ class Calls:
         self.log.lines.update({name: line for name, line in lines.items() if line is not None})
         if (fall := self.schedules.fall()) is not None:
             self.log.notes[fall] = None
+        self.log.notes.update(dict.fromkeys(self._idle()))
+
+    def _idle(self) -> Iterator[Likely]:
+        """Yield the note on an optimizer that is cleared again and again, and makes no step beside others' steps."""
+        for optimizer in self._cleared.values() if self.log.applied else ():
+            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if not self.watcher.num_steps(optimizer):
+                names = some([name for name, p in trained(self.watcher.module) if id(p) in own])
+                yield Likely(_IDLE.format(type(optimizer).__name__, names))
 
     def _note(self, what: str) -> None:
         """Keep the line of the user's that calls here."""
@@ -109,6 +120,7 @@ class Calls:
         def told(owner: Any, *arguments: Any, **others: Any) -> Any:
             if self.log.is_open and (self.watcher.is_of(owner) or self._is_own(owner)):
                 self._note("zero")
+                self._cleared |= {id(owner): owner} if isinstance(owner, Optimizer) else {}
                 if self.watcher.is_waiting:
                     self.watcher.drop(self._lines.get("zero"))
             return zero(owner, *arguments, **others)

@@ -9,20 +9,24 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, PolynomialLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, PolynomialLR, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
 
+from wholestep.audit.changes import Schedule
 from wholestep.audit.found import Likely, many
 from wholestep.audit.log import Line
 from wholestep.audit.pytorch.hooks import Watcher
 from wholestep.audit.pytorch.ledger import Finding
 from wholestep.audit.pytorch.state import rate_of
 from wholestep.audit.source import line_here
-from wholestep.audit.steps import Schedule
 
 _BEYOND = (
     "{} makes a step in each update, {} of them, and its {} is {} ({}): the learning rate {}. If that counts epochs, "
     "call `scheduler.step()` once per epoch."
+)
+_SHORT = (
+    "{} makes {} steps in {} updates, and its {} is that of the updates ({}): the learning rate goes through the "
+    "beginning of its course alone. Call `scheduler.step()` in each update."
 )
 _OTHER_WAY = (
     "ReduceLROnPlateau has cut the learning rate while the metric went from {:.4g} to {:.4g}, and never {} the first "
@@ -53,8 +57,9 @@ class Moves:
     line: str = ""
 
     def notes(self) -> Iterator[str]:
-        """Yield a note if the schedule goes far beyond its end, or has a metric that is to go the other way."""
+        """Yield a note if the schedule goes far beyond its end, or not near it, or has a metric to go the other way."""
         yield from self._beyond()
+        yield from map(Likely, self._short())
         if isinstance(self.scheduler, ReduceLROnPlateau) and any(fall > 0 for *_, fall in self.steps):
             yield from self._upside_down()
 
@@ -64,6 +69,12 @@ class Moves:
         if len(at) > 2 * end and len(at) >= max(at) - min(at):
             then = "rises and falls again and again" if name == "T_max" else "is 0 from there on"
             yield _BEYOND.format(type(self.scheduler).__name__, len(at), name, end, self.line, then)
+
+    def _short(self) -> Iterator[str]:
+        name = {CosineAnnealingLR: "T_max", PolynomialLR: "total_iters", OneCycleLR: "total_steps"}
+        end, at = getattr(self.scheduler, name.get(type(self.scheduler), ""), 0), {num for num, *_ in self.steps}
+        if len(at) > 1 and max(at) == end >= 2 * len(at):
+            yield _SHORT.format(type(self.scheduler).__name__, len(at), end, name[type(self.scheduler)], self.line)
 
     def _upside_down(self) -> Iterator[str]:
         metrics, is_min = np.array([metric for _, metric, _ in self.steps]), self.scheduler.mode == "min"

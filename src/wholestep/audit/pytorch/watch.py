@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from wholestep import tree
+from wholestep.audit.changes import Schedule
 from wholestep.audit.found import Likely, on_one_line
 from wholestep.audit.judge import Case
 from wholestep.audit.log import Called, Log, room
@@ -27,7 +28,7 @@ from wholestep.audit.pytorch.supposing import Known, ModelsOwn, Supposed, notes,
 from wholestep.audit.pytorch.words import CUT, OF_OTHERS, STEPLESS
 from wholestep.audit.report import Report
 from wholestep.audit.rows import Origin
-from wholestep.audit.steps import Schedule, scheduled
+from wholestep.audit.steps import scheduled
 from wholestep.audit.stop import COMMAND, Enough
 from wholestep.audit.windows import Piece, Rows
 from wholestep.errors import SpecificationError, message
