@@ -101,7 +101,7 @@ class Calls:
         self.log.notes.update(dict.fromkeys(self._idle()))
 
     def _idle(self) -> Iterator[Likely]:
-        """Yield the note on an optimizer that is cleared again and again, and makes no step beside others' steps."""
+        """Yield the note on an optimizer that is cleared in each update and makes no step, while others do."""
         for optimizer in self._cleared.values() if self.log.applied else ():
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if not self.watcher.num_steps(optimizer):

@@ -1,7 +1,7 @@
 """The record of a loop in several processes, as of `DistributedDataParallel`: each keeps its own, and process 0 judges.
 
-The records go through the store by which the processes have met, so that no collective operation of the loop's waits
-for one of the audit's.
+The records go through the store by which the processes have met: the audit makes no collective operation, which could
+meet one of the loop.
 """
 
 import itertools
@@ -74,7 +74,7 @@ class Group:
         return itertools.count(self.rank, self.num)
 
     def gather(self, watcher: Any, calls: Any, *, has_failed: bool = False) -> str:
-        """Add the records of all processes to that of process 0, which waits for them; return "" in this process.
+        """Add the records of all processes to the log of process 0, which waits for them; return "" in process 0.
 
         Args:
             has_failed: whether the loop of this process has ended with an error, and has no whole record.
@@ -138,7 +138,7 @@ class Group:
 
 @dataclass
 class _Record:
-    """What process 0 needs of another process: its events, and what belongs to its passes by their orders."""
+    """The record of another process for process 0: its events; labels and tensors by the order of their pass."""
 
     events: dict[str, list]
     notes: dict[str, None]
@@ -162,7 +162,7 @@ def _leave_out(log: Log, why: str) -> None:
 
 
 def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
-    """Add records to that of process 0, as those of replicas, unless the processes train different weights."""
+    """Add records to the log of process 0 as replicas' records, unless the processes train different weights."""
     log: Log = watcher.log
     passes = _each("called", log, records)
     begin: list[list[np.ndarray]] = [next((each.params for each in of if each.is_whole), []) for of in passes]
