@@ -315,3 +315,36 @@ def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever
     for call, replica in ((on_each, 0), (outside, 0), (on_each, 0), (on_each, 1), (outside, 0), (on_each, 1)):
         call(np.int32(replica))
     assert [each[1:] for each in sorted(told)] == [("pass", 0), ("pass", 1), ("step", 0)] * 2
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_replicas_that_draw_from_equal_seeds_are_a_note(has_own):
+    import jax
+    import jax.numpy as jnp
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.3), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.optimizer.build(model.trainable_variables)
+
+    def local(params, slots, seeds, x, y):
+        def loss(params):
+            own = [seed + has_own * jax.lax.axis_index("rows").astype(seed.dtype) for seed in seeds]
+            outputs, new = model.stateless_call(params, own, x, training=True)
+            return keras.ops.mean((outputs - y) ** 2), new
+
+        grads, new = jax.grad(loss, has_aux=True)(params)
+        params, slots = model.optimizer.stateless_apply(slots, jax.lax.pmean(grads, "rows"), params)
+        return params, slots, new if not has_own else [seed + jnp.array([0, 8], seed.dtype) for seed in seeds]
+
+    def train():
+        step = jax.pmap(local, axis_name="rows", devices=jax.devices()[:NUM])
+        held = *values(model), [v.value for v in model.non_trainable_variables]
+        held = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM), held)
+        for x, y in batches():
+            held = step(*held, x.reshape(NUM, -1, 6), y.reshape(NUM, -1, 1))
+
+    with ws.audit(model, data=(X, Y)) as report:
+        train()
+    assert report.is_judged, str(report)
+    noted = [note for note in report.notes if note.startswith("All replicas draw from the same seeds")]
+    assert len(noted) == (not has_own), str(report)

@@ -14,6 +14,10 @@ from wholestep.audit.port import Port
 from wholestep.audit.windows import PAD, Piece, Update, Windows, keys
 
 _FEW = 3  # evaluations whose mode is compared
+_SEEDED = (
+    "All replicas draw from the same seeds, so that the rows of each have the same dropout masks. Add "
+    "`jax.lax.axis_index(axis)` to the seeds that each replica is given."
+)
 
 
 @dataclass
@@ -92,6 +96,7 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
     if not updates:
         return
     yield from _statistics(replay, modes, updates)
+    yield from _seeds(replay, modes, updates)
     steps = [(b.number, a.pieces[-1], a.pieces[0], b.pieces[0]) for a, b in pairwise(updates) if b.follows(a)]
     line, last_line = (updates[0].pieces[i].called.line for i in (0, -1))
     num = len(replay.are_seeds) - replay.num_recurrent
@@ -111,6 +116,21 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
     yield from found_so_far
     if not found_so_far and all(len({p.called.replica for p in u.pieces}) == 1 for u in updates):
         yield from _otherwise(replay, modes, steps, [i for i in range(num) if not replay.are_seeds[i]])
+
+
+def _seeds(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[str]:
+    """Yield the note on replicas that draw from equal seeds; on TensorFlow a strategy keeps them equal."""
+    own = [i for i, is_seed in enumerate(replay.are_seeds) if is_seed]
+
+    def of(values: list[np.ndarray]) -> list[np.ndarray]:
+        return [values[i] for i in own]
+
+    by_replica = [{p.called.replica: p.called for p in u.pieces[::-1]} for u in updates]
+    states = [[of(called.buffers) for called in each.values()] for each in by_replica]
+    are_same = all(len(each) > 1 and all(all_same(each[0], other) for other in each) for each in states)
+    first = updates[0].pieces[0].called
+    if are_same and replay.engine() == "jax" and not all_same(of(first.buffers), of(modes.moved[first.order])):
+        yield _SEEDED
 
 
 def _statistics(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[str]:
