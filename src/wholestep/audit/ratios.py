@@ -9,6 +9,7 @@ _MULTIPLES = {1.0: "", -1.0: "minus ", 2.0: "twice ", 0.5: "half of "}
 _MOST_COUNTS = 3  # in one fraction
 _ROUNDING = 1e-9
 MEANT = "what it should"
+_WHOLE, _SAME = range(10, 5000), 1e-5  # numbers n of which 1 / n is written; a larger one may be close by chance
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,20 @@ def readings(
     middle = float(np.median(ratio))
     near = min((1, 2, 3, 4, 5, 10, -1, 0.5), key=lambda number: abs(middle - number))
     is_near = abs(middle - near) <= max(loose, 1e-4 * abs(near))
-    told = f"{near if is_near else middle:.4g}" + (f" times {MEANT}" if base is right else "")
+    told = _written(near if is_near else middle) + (f" times {MEANT}" if base is right else "")
     key = f"{float(near)}:" if is_near else "number"
     return sorted([Reading(1, told, key, middle * base), *found[:2]], key=lambda reading: reading.cost)
+
+
+def _written(number: float) -> str:
+    """Return a number, or the fraction 1 / n that it is.
+
+    >>> _written(0.25), _written(1 / 384), _written(0.0123)
+    ('0.25', '1 / 384', '0.0123')
+    """
+    whole = round(1 / number) if number else 0
+    is_fraction = whole in _WHOLE and abs(whole * number - 1) <= _SAME
+    return f"1 / {whole}" if is_fraction else f"{number:.4g}"
 
 
 def _fractions(
@@ -97,7 +109,7 @@ def _fractions(
         fraction = (" x ".join(top) or "1" * bool(low)) + (f" / {below}" if low else "")
         multiple = f"{number:.4g} x " if near is None else _MULTIPLES[near]
         key = "number" if near is None else f"{near}:{fraction}"
-        text = f"{multiple}{fraction}" if fraction else f"{number:.4g}"
+        text = f"{multiple}{fraction}" if fraction else _written(number)
         found.append(Reading(max(cost, 0.5), text, key, number * shape))
     return found
 
