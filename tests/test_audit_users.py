@@ -1227,3 +1227,28 @@ def test_a_penalty_that_steps_by_hand_forget_is_found():
         train(model, square, (U, V), 12, by_warm_up([0.01] * 40))
 
     assert [cause.name for cause in report.causes] == ["penalty forgotten"], str(report)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="the weights are held outside of the model")
+def test_gradients_at_an_average_of_the_weights_are_said_first():
+    import jax
+
+    model = network()
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.optimizer.build(model.trainable_variables)
+
+    def loss(weights, x, y):
+        return square(model.stateless_call(weights, [], x, training=True)[0], y)
+
+    def train_at_average():
+        weights, slots = ([v.value for v in group] for group in (model.trainable_variables, model.optimizer.variables))
+        average, rng = weights, np.random.default_rng(0)
+        for rows in [part for _ in range(2) for part in np.split(rng.permutation(len(U)), 8)]:
+            weights, slots = model.optimizer.stateless_apply(slots, jax.grad(loss)(average, U[rows], V[rows]), weights)
+            average = [0.9 * a + 0.1 * w for a, w in zip(average, weights, strict=True)]
+
+    with ws.audit(model, (U, V)) as report:
+        train_at_average()
+    assert report.first_line.startswith("The gradients of updates 2, 3, 4, 5, 6, 7, ... are taken at other weights"), (
+        report
+    )

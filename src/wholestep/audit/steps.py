@@ -342,11 +342,11 @@ def _inside(updates: list[Update], decay: float | None, moves_weights: bool) -> 
                 detail = f"By hand with the factor {shares[0]:.6g}; the optimizer's weight_decay is {decay:.6g}."
                 yield found("decayed twice", apart, first.applied.line, numbers, detail)
             return
-        begun = [in_part(update.applied.params) for update in updates]
-        if all(len(u.pieces) == 1 and any(all_same(one, each) for each in begun) for u, one, _ in moved):
-            told = (
-                f"The gradients of updates {some(numbers, 6)} are taken at weights with which an earlier update began."
-            )
+        if all(len(u.pieces) == 1 for u, *_ in moved) and not moves_weights:
+            begun = [in_part(update.applied.params) for update in updates]
+            are_earlier = all(any(all_same(one, each) for each in begun) for _, one, _ in moved)
+            at = "weights with which an earlier update began" if are_earlier else "other weights than the step moves"
+            told = f"The gradients of updates {some(numbers, 6)} are taken at {at}."
             yield Likely(f"{told} Take them at the weights that the update before has made.")
             return
         yield found(INSIDE[0] if all(shares) else INSIDE[1], apart, line, numbers)
