@@ -112,6 +112,8 @@ FAULTS = {  # edits that make the fault, and the words with which the report beg
         [
             ("scheduler = ", "other = torch.optim.SGD(model.head.parameters(), 0.1)\nscheduler = "),
             ("        optimizer.zero_grad()\n", "        optimizer.zero_grad()\n        other.zero_grad()\n"),
+            ("if p.ndim < 2", "if p.ndim < 2 and p is not model.head.bias"),
+            ("if p.ndim > 1", "if p.ndim > 1 and p is not model.head.weight"),
         ],
         "SGD sets the gradients of head.weight, head.bias to zero, and makes no step",
     ),

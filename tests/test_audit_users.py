@@ -1252,3 +1252,37 @@ def test_gradients_at_an_average_of_the_weights_are_said_first():
     assert report.first_line.startswith("The gradients of updates 2, 3, 4, 5, 6, 7, ... are taken at other weights"), (
         report
     )
+
+
+def by_adam(rate, decay):
+    """Return the steps of AdamW."""
+    means, squares, count = {}, {}, [0]
+
+    def move(variables, gradients):
+        count[0] += 1
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            gradient = keras.ops.convert_to_numpy(gradient)
+            means[i] = 0.9 * means.get(i, 0.0) + 0.1 * gradient
+            squares[i] = 0.999 * squares.get(i, 0.0) + 0.001 * gradient**2
+            mean, square_of = means[i] / (1 - 0.9 ** count[0]), squares[i] / (1 - 0.999 ** count[0])
+            variable.assign(variable * (1 - rate * decay) - rate * mean / (np.sqrt(square_of) + 1e-7))
+
+    return move
+
+
+@pytest.mark.parametrize(
+    ("own", "meant", "words"),
+    [
+        (0.5, 0.5, "Nothing found in "),
+        (0.0, 0.5, "The weights do not decay, and weight_decay=0.5 was meant."),
+        (0.5, 0.0, "The weights decay by 0.5 times the rate, and weight_decay=0 was meant."),
+        (0.5, 1.5, "The weights decay by 0.5 times the rate, and weight_decay=1.5 was meant."),
+    ],
+)
+def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(own, meant, words):
+    model, optimizer = network(), keras.optimizers.AdamW(0.01, weight_decay=meant)
+
+    with ws.audit(model, (U, V), loss="mse", optimizer=optimizer) as report:
+        train(model, square, (U, V), 12, by_adam(0.01, own))
+
+    assert report.first_line.startswith(words), str(report)

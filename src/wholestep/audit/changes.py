@@ -350,6 +350,14 @@ def as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates:
     return replace(seen, updates=found, rule=Rule(rates, "", is_stated=True))
 
 
+def decays_otherwise(optimizer: Any, rule: Rule) -> Iterator[Likely]:
+    """Yield a note if steps by hand decay the weights otherwise than the optimizer that is stated."""
+    meant, (own, least) = float(getattr(optimizer, "weight_decay", None) or 0.0), rule.decay
+    if abs(own - meant) > max(least, FINE.differs * abs(meant)):
+        decays = f"decay by {own:.4g} times the rate" if own else "do not decay"
+        yield Likely(f"The weights {decays}, and weight_decay={meant:.4g} was meant.")
+
+
 def stated(optimizer: Any, seen: Windows) -> Schedule | None:
     """Return the constant rate of an optimizer that the user states, for a loop by hand with a constant rate."""
     rate = getattr(optimizer, "learning_rate", None)

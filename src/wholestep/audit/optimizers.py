@@ -85,6 +85,11 @@ class Moves(NamedTuple):
     passes: tuple[int, ...] = ()
     stated: Sequence[float] = ()
 
+    def at(self, places: np.ndarray) -> "Moves":
+        """Return the moves at some places, for what does not go from one to the next."""
+        params, falls, near = ([each[i] for i in places] for each in (self.params, self.falls, self.near))
+        return self._replace(params=params, falls=falls, near=near)
+
 
 def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule | None) -> Windows:
     """Return updates by hand with their rates, if all are steps of one optimizer on the gradients that were meant."""
@@ -238,7 +243,8 @@ def _with_momentum(moves: Moves) -> Rule | None:
             notes = [ADDED_UP] * (abs(last - 1) <= FINE.differs)
             if told and is_lost.any() and is_even(of_move[~is_lost]):
                 notes = [Likely(_ANEW.format("momentum", some(after[is_lost] + 1)))]
-            return _decaying(Rule(rates, told, (*notes,)), moves, [decay for _, decay in numbers])
+            rule = _decaying(Rule(rates, told, (*notes,)), moves, [decay for _, decay in numbers])
+            return rule._replace(decay=Rule([], "").decay) if told else rule  # the move before has its decay in it
     return None
 
 
@@ -311,11 +317,15 @@ def _named(factors: np.ndarray, first: float, second: float, passes: np.ndarray,
 
 def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
     """Return a rule with the share by which each update shrinks the weights beside its step, if it does."""
+    moving = np.flatnonzero(rule.rates)
+    rates, moves = np.array(rule.rates)[moving], moves.at(moving)
     for i, are_own in enumerate((moves.are_kernels, ~moves.are_kernels)):
-        shares, rates = np.array([each[i] for each in decays]), np.array(rule.rates)
-        lengths = shares * [np.linalg.norm(w[are_own]) for w in moves.params]
+        shares = np.array([decays[t][i] for t in moving])
+        sizes = np.array([np.linalg.norm(w[are_own]) for w in moves.params])
         bounds = [_SURE * near * np.linalg.norm(fall) for near, fall in zip(moves.near, moves.falls, strict=True)]
-        if not np.all(lengths > bounds) or not (is_even(shares) or is_even(shares / rates)):
+        if not i and np.all(sizes):
+            rule = rule._replace(decay=(0.0, float(np.min(bounds / (np.abs(rates) * sizes), initial=np.inf))))
+        if not np.all(shares * sizes > bounds) or not (is_even(shares) or is_even(shares / rates)):
             continue
         by_rate = f"{shares[0] / rates[0]:.4g} times the rate"
         size = f"{shares[0]:.4g}" if is_even(rates) else by_rate
@@ -324,7 +334,8 @@ def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
         told = f"{rule.told}, and shrinks the weights by {size}"
         note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
         is_likely = bool(shares.min() >= _MOST_DECAY and np.all(shares > rates))
-        return rule._replace(told=told, notes=(*rule.notes, *[Likely(note)] * is_likely))
+        found = float(np.median(shares / rates)), rule.decay[1]
+        return rule._replace(told=told, notes=(*rule.notes, *[Likely(note)] * is_likely), decay=found)
     return rule
 
 

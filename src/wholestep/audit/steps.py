@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.audit.changes import Schedule, rate_of, unlike
+from wholestep.audit.changes import Schedule, decays_otherwise, rate_of, unlike
 from wholestep.audit.found import Finding, Found, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied, Log
 from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
@@ -58,8 +58,9 @@ def of_steps(
         if schedule is None:
             yield from _falling(seen)
             yield from _without_effect(updates, optimizer if log.is_stateless else None)
-    elif seen.is_rated and schedule is not None:
-        yield from rates(seen.updates, schedule, FINE.differs)
+    elif seen.is_rated and seen.rule is not None:
+        yield from rates(seen.updates, schedule, FINE.differs) if schedule is not None else ()
+        yield from decays_otherwise(optimizer, seen.rule) if is_told else ()
 
 
 def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:

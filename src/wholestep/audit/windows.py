@@ -16,13 +16,14 @@ PAD = -1
 
 
 class Rule(NamedTuple):
-    """An optimizer that was solved for, or the stated one; `is_adaptive`: a factor of the gradient moves nothing."""
+    """An optimizer that was solved for or stated; `decay`: of the weights at a rate of 1, and the least that shows."""
 
     rates: list[float]
     told: str
     notes: tuple[str, ...] = ()
     is_stated: bool = False
-    is_adaptive: bool = False
+    is_adaptive: bool = False  # a factor of the gradient moves nothing
+    decay: tuple[float, float] = (0.0, float("inf"))
 
 
 def keys(leaves: list[np.ndarray]) -> list[bytes]:
@@ -256,8 +257,7 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
         trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
         window = _filled([piece for piece, is_trial in zip(window, way, strict=True) if not is_trial])
         is_skipped = step.applied is None and step.is_complete  # the gradients were not finite
-        num_skipped += is_skipped
-        in_turn = in_turn + 1 if is_skipped else 0
+        num_skipped, in_turn = num_skipped + is_skipped, in_turn + 1 if is_skipped else 0
         num_waiting += not step.is_complete
         if step.applied is not None:
             updates.append(Update(len(updates) + 1, window, step.applied, trials))

@@ -102,9 +102,10 @@ class Calls:
 
     def _idle(self) -> Iterator[Likely]:
         """Yield the note on an optimizer that is cleared in each update and makes no step, while others do."""
+        moved = {id(p) for each in self.watcher.optimizers for group in each.param_groups for p in group["params"]}
         for optimizer in self._cleared.values() if self.log.applied else ():
             own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if not self.watcher.num_steps(optimizer):
+            if not self.watcher.num_steps(optimizer) and own.isdisjoint(moved):  # it is not around one that does
                 names = some([name for name, p in trained(self.watcher.module) if id(p) in own])
                 yield Likely(_IDLE.format(type(optimizer).__name__, names))
 
