@@ -912,6 +912,8 @@ def test_an_error_inside_of_this_library_is_no_fault_of_the_script():
     assert own_fault(theirs.value) == ""
     with pytest.raises(RuntimeError) as in_a_text:
         raise RuntimeError(f'in user code:\n  File "{Rows.__init__.__code__.co_filename}", line 3, in f')
+    ours.value.add_note("For simplicity, JAX has removed its internal frames from the traceback of this exception.")
+    assert own_fault(ours.value).startswith("an error where the audit listens (")
     assert own_fault(in_a_text.value).startswith(
         "an error where the audit listens (RuntimeError: in user code:, windows.py:3)"
     )

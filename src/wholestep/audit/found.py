@@ -36,7 +36,8 @@ def own_fault(error: BaseException) -> str:
     if isinstance(error, WholestepError) or not file.startswith(_PACKAGE) or _is_of_arguments(error):
         return ""
     told = f"{type(error).__name__}: {error}".splitlines()[0] + f", {Path(file).name}:{number}"
-    if in_text:  # which leaves out the engine's own functions
+    is_cut = any("removed its internal frames" in note for note in getattr(error, "__notes__", ()))  # by JAX
+    if in_text or is_cut:  # the engine's own functions are left out
         return f"an error where the audit listens ({told}): if the script runs without it, please report it"
     return f"an error inside of wholestep, and no fault of the script ({told}): please report it"
 
