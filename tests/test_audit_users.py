@@ -1286,3 +1286,36 @@ def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(own, mean
         train(model, square, (U, V), 12, by_adam(0.01, own))
 
     assert report.first_line.startswith(words), str(report)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="a jitted pass does not show that no gradient is taken")
+@pytest.mark.parametrize("is_training", [True, False])
+def test_evaluations_in_a_jitted_function_that_move_statistics_are_said_first(is_training):
+    import jax
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+
+    def value(weights, others, x, y, training=True):
+        outputs, others = model.stateless_call(weights, others, x, training=training)
+        return square(outputs, y), others
+
+    @jax.jit
+    def step(weights, others, x, y):
+        gradients, others = jax.grad(value, has_aux=True)(weights, others, x, y)
+        return [w - 0.05 * g for w, g in zip(weights, gradients, strict=True)], others
+
+    evaluate = jax.jit(lambda weights, others, x, y: value(weights, others, x, y, is_training))
+
+    def train_and_evaluate():
+        weights, others = ([v.value for v in of] for of in (model.trainable_variables, model.non_trainable_variables))
+        rng = np.random.default_rng(0)
+        for _ in range(3):
+            for rows in np.split(rng.permutation(72), 6):
+                weights, others = step(weights, others, U[rows], V[rows])
+            _, others = evaluate(weights, others, U[72:], V[72:])
+
+    with ws.audit(model, (U[:72], V[:72]), loss="mse") as report:
+        train_and_evaluate()
+    words = "A forward pass without a gradient ran in training mode" if is_training else "Nothing found in "
+    assert report.first_line.startswith(words), str(report)

@@ -270,16 +270,22 @@ def evaluations(replay: Port, log: Log, seen: Windows) -> Iterator[Finding]:
     """
     used = {piece.called.order for piece in seen.pieces}
     own = [called for called in log.called if called.differentiated is False and called.order not in used]
+    is_known = bool(own) or not any(called.derivatives for called in log.called)
+    if not is_known:  # beside passes with the derivative of a loss those without one are evaluations
+        own = [c for c in log.called if c.is_whole and not c.derivatives and c.order not in used]
     if (first := in_training(replay, own)) is None:
         return
     called, line, moves = first
     told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
     told += "takes the batch's statistics, and moves its own. Are they estimated anew? If it is an evaluation, "
     trained = {key for piece in seen.pieces for key in keys(piece.called.inputs)}
-    gaps = {sum(step.order < each.order for step in log.applied) for each in own}
-    is_apart = len(gaps) <= len(log.applied) / 2 and trained.isdisjoint(keys(called.inputs))
-    kind = Likely if moves and is_apart else str
-    yield kind(f"{told}{replay.evaluating}.{line}")
+    steps = [update.applied.order for update in seen.updates]
+    gaps = {sum(order < each.order for order in steps) for each in own}
+    is_apart = len(gaps) <= len(steps) / 2 and trained.isdisjoint(keys(called.inputs))
+    if moves and is_apart:
+        yield Likely(f"{told}{replay.evaluating}.{line}")
+    elif is_known:
+        yield f"{told}{replay.evaluating}.{line}"
 
 
 def in_training(replay: Port, calls: list[Called]) -> tuple[Called, str, bool] | None:
