@@ -90,12 +90,12 @@ class Group:
             self.store.set("asked", _NO)
             _leave_out(watcher.log, _LOST.format(self.num, 0, _FAILED))
             return ""
-        self.store.set("asked", _YES)
         records = []
         for rank in range(1, self.num):
             try:
+                self.store.set("asked", _YES)
                 records.append(self._received(rank))
-            except Exception as error:
+            except Exception as error:  # the store may be gone, too: no error of the audit's ends the loop
                 _leave_out(watcher.log, _LOST.format(self.num, rank, error))
                 return ""
         _join(watcher, calls, records)
