@@ -384,6 +384,54 @@ def test_a_step_that_tells_nothing_trains_as_in_keras():
     check_close(fitted[0], fitted[-1])
 
 
+@pytest.mark.skipif(customs.JAX, reason="a step on JAX has no variables but Keras'")
+def test_variables_of_tensorflow_are_saved_and_restored(tmp_path):
+    import tensorflow as tf
+
+    class Adding(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            self.held["num"].assign_add(1)
+            self.held["sum"][0].assign_add(tape.gradient(loss, self.trainable_variables)[0])
+            self.noise.normal((2,))
+            is_third = tf.cast(self.held["num"] % 3 == 0, "float32")
+            self.optimizer.apply([is_third * self.held["sum"][0]], self.trainable_variables)
+            self.held["sum"][0].assign((1 - is_third) * self.held["sum"][0])
+            return {"loss": loss}
+
+    def made():
+        keras.utils.set_random_seed(1)
+        image = keras.Input((X.shape[1],))
+        model = Adding(image, keras.layers.Dense(1, use_bias=False)(image))
+        model.held = {"num": tf.Variable(0), "sum": [tf.Variable(tf.zeros((X.shape[1], 1)))]}
+        model.noise = tf.random.Generator.from_seed(1)
+        model.compile("sgd", "mse")
+        return model
+
+    def numbers(model):
+        own = [model.held["num"], *model.held["sum"], model.noise.state]
+        return [*map(keras.ops.convert_to_numpy, [*own, *model.trainable_variables])]
+
+    whole, first, second = made(), made(), made()
+    batches = ws.Batches((X[:16], X[:16, :1]), batch_size=2)
+    for _ in ws.Trainer(whole).steps(batches, epochs=1):
+        pass
+    trainer = ws.Trainer(first)
+    for step in trainer.steps(ws.Batches((X[:16], X[:16, :1]), batch_size=2), epochs=1):
+        if step.number == 4:
+            break
+    trainer.save(tmp_path / "saved")
+    resumed = ws.Trainer(second)
+    resumed.restore(tmp_path / "saved")
+    check_equal(numbers(second), numbers(first))
+    assert int(second.held["num"]) == 4
+    for _ in resumed.steps(ws.Batches((X[:16], X[:16, :1]), batch_size=2), epochs=1):
+        pass
+    check_equal(numbers(second), numbers(whole))
+
+
 class Resetting(keras.Model):
     """Resets its metrics in a way of its own."""
 

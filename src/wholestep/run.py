@@ -53,6 +53,7 @@ class Run:
         also: other state that is saved with the run, by name.
         settle: a weak reference to the function that returns the number of skipped updates, or raises a NonFiniteError.
         arrive: a weak reference to the function that assigns a restored snapshot, as far as the model is built.
+        own: a weak reference to the function that returns the engine's own variables of the model, by path.
         restored: the snapshot from which the next call resumes.
         assigned: by id, the variables that have received their values from it, and may have been changed since.
 
@@ -89,6 +90,7 @@ class Run:
     also: dict[str, Keeps] = field(default_factory=dict)
     settle: Callable[[], Callable[[], int] | None] = lambda: None
     arrive: Callable[[], Callable[[], None] | None] = lambda: None
+    own: Callable[[], Callable[[], dict[str, Any]] | None] = lambda: None
     restored: Snapshot | None = None
     assigned: WeakValueDictionary[int, keras.Variable] = field(default_factory=WeakValueDictionary)
     _batches: Batches | None = None
@@ -145,9 +147,14 @@ class Run:
 
     # ---- further changes of a run: no other module assigns to its attributes ----
 
-    def connect(self, settle: Callable[[], Any], arrive: Callable[[], Any]) -> None:
-        """Set the two weak references `settle` and `arrive`."""
-        self.settle, self.arrive = settle, arrive
+    def connect(self, settle: Callable[[], Any], arrive: Callable[[], Any], own: Callable[[], Any]) -> None:
+        """Set the weak references `settle`, `arrive` and `own`."""
+        self.settle, self.arrive, self.own = settle, arrive, own
+
+    def own_variables(self) -> dict[str, Any]:
+        """Return the engine's own variables of the model, by path: no part of the state, but of a snapshot."""
+        own = self.own()
+        return {} if own is None else own()
 
     def set_state(self, state: State, variables: Variables | None = None, *, begins: int | None = None) -> None:
         """Set the values that the next update spends and, if given, their variables and how that update begins."""
@@ -218,7 +225,8 @@ class Run:
         """Return a snapshot of the training. Waits for the device.
 
         Arrays are the parameters ("params/0", ...), the optimizer's variables ("slots/..."), moving statistics, seeds
-        and other variables of the model ("buffers/..."), the metrics, and the sums of the epoch. The rest is JSON. A
+        and other variables of the model ("buffers/..."), the metrics, the sums of the epoch, and the `tf.Variable`s in
+        attributes of the model and its objective. The rest is JSON. A
         snapshot may be taken between calls, between two steps, after a failure, and in any hook of a callback. In the
         hooks of a batch, later callbacks of the list have not received the batch yet: a callback that takes snapshots
         there must be the last.
@@ -252,6 +260,7 @@ class Run:
             "findings": self.findings.as_json(),
             "also": {name: held.get_state() for name, held in self.also.items()},
             "paths": {k: [v.path for v in held] for k, held in groups.items()},
+            "own": {path: keras.ops.convert_to_numpy(held) for path, held in self.own_variables().items()},
         }
         return Snapshot(arrays, taken_apart(facts, FACTS, arrays))
 

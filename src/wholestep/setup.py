@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
-from wholestep import arguments
+from wholestep import arguments, checkpoints
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import Assigned, Checkpoints, Saver, Snapshot, Unsaved, claimed, leaves_of, put
 from wholestep.context import Builder, Context, Prepare, preparation
@@ -79,7 +79,7 @@ class Setup:
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
-        run.connect(weakref.WeakMethod(self._count_exactly), weakref.WeakMethod(self._arrive))
+        run.connect(*map(weakref.WeakMethod, (self._count_exactly, self._arrive, self._own_variables)))
         arguments.check_optimizer(None if self.steps.trains else getattr(model, "optimizer", None))
 
     # ---- batches ----
@@ -243,14 +243,18 @@ class Setup:
         optimizer = self._build_optimizer() if is_built else getattr(self.model, "optimizer", None)
         if executor is not None and (self.steps.trains or (optimizer is not None and optimizer.built)):
             executor.put_back(self.run, snapshot)
-            return
-        assigned = self.run.assigned
-        if is_built:
-            _put_all(snapshot, self._groups(), assigned)
-            if executor is not None:  # an executor that only evaluates and predicts
-                self.run.has_resumed()
-        slots = [(path, snapshot.arrays[f"slots/{i}"]) for i, path in enumerate(snapshot.facts["paths"]["slots"])]
-        claimed(slots, [] if optimizer is None else optimizer.variables, assigned)  # such as the learning rate
+        else:
+            if is_built:
+                _put_all(snapshot, self._groups(), self.run.assigned)
+                if executor is not None:  # an executor that only evaluates and predicts
+                    self.run.has_resumed()
+            slots = [(path, snapshot.arrays[f"slots/{i}"]) for i, path in enumerate(snapshot.facts["paths"]["slots"])]
+            variables = [] if optimizer is None else optimizer.variables
+            claimed(slots, variables, self.run.assigned)  # such as the learning rate
+        checkpoints.put_own(snapshot, self._own_variables(), self.run.assigned)
+
+    def _own_variables(self) -> dict[str, Any]:
+        return checkpoints.own_variables(self.model, self.objective)
 
     def _is_built(self) -> bool:
         """Whether the model has its variables. `build(shape)` marks a model as built whose layers may have none yet."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         starts_anew,
         state_of,
     )
-    from wholestep.checkpoints.configuration import batch_facts, code_facts, data_facts, value_facts
+    from wholestep.checkpoints.configuration import batch_facts, code_facts, data_facts, own_variables, value_facts
     from wholestep.checkpoints.data import check_goes_on, go_to, note
     from wholestep.checkpoints.pieces import Numbers, own_copy
     from wholestep.checkpoints.place import DataPlace, Keeps, Place
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         claimed,
         leaves_of,
         put,
+        put_own,
         put_together,
         renamed,
         taken_apart,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "callbacks": ("differing", "go_on_with_file", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
-    "configuration": ("batch_facts", "code_facts", "data_facts", "value_facts"),
+    "configuration": ("batch_facts", "code_facts", "data_facts", "own_variables", "value_facts"),
     "data": ("check_goes_on", "go_to", "note"),
     "pieces": ("Numbers", "own_copy"),
     "place": ("DataPlace", "Keeps", "Place"),
@@ -49,8 +50,8 @@ _NAMES = {
     "saver": ("Saver", "Unsaved", "save_once"),
     "settings": ("Checkpoints",),
     "snapshot": (
-        *("FACTS", "GROUPS", "Assigned", "RunFacts", "Snapshot", "claimed", "leaves_of", "put", "put_together"),
-        *("renamed", "taken_apart"),
+        *("FACTS", "GROUPS", "Assigned", "RunFacts", "Snapshot", "claimed", "leaves_of", "put", "put_own"),
+        *("put_together", "renamed", "taken_apart"),
     ),
     "weights": ("load_weights",),
 }

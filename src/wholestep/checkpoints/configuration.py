@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import xxhash
 
-from wholestep import tree
+from wholestep import engines, tree
 from wholestep.checkpoints.snapshot import plain
 from wholestep.data import Batches, content_of, layout_of
 from wholestep.model import CompiledObjective, Objective, distinct, layers
@@ -113,6 +113,13 @@ def model_settings(model: keras.Model) -> Settings:
     for name, part in zip(distinct([plain(part.name) for part in parts]), parts, strict=True):
         found |= {name: type(part).__name__, **{f"{name}/{k}": v for k, v in settings_of(part).items()}}
     return found | {"connections of layers": _digest(f"{[type(part) for part in parts]} {[*map(_wires, graphs)]}")}
+
+
+def own_variables(model: keras.Model, objective: Objective | None) -> dict[str, Any]:
+    """Return the engine's own variables in attributes of the layers and the objective, by path."""
+    known = layers(model)
+    named = dict(zip(distinct([plain(layer.name) for layer in known]), known, strict=True))
+    return engines.own_variables(named | {"objective": objective})
 
 
 def _wires(graph: list[keras.Operation]) -> list[Any]:

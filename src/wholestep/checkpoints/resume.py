@@ -265,6 +265,7 @@ class Start:
         told += [f"changed settings: {', '.join(changed)}"] if changed else []
         anew = [name for name in self.asked.also or () if name not in kept]
         anew += [] if watch is None else watch.unknown
+        anew += [path for path in self.run.own_variables() if path not in (found.snapshot.facts.get("own") or {})]
         return "; ".join([*told, f"starts anew: {', '.join(anew)}"] if anew else told)
 
 

@@ -246,6 +246,18 @@ def put(kept: list[Numbers], variables: list[keras.Variable], assigned: Assigned
             assigned[id(variable)] = variable
 
 
+def put_own(snapshot: Snapshot, variables: Mapping[str, Any], assigned: MutableMapping[int, Any]) -> None:
+    """Assign the values of the engine's own variables, by path, that are not `assigned` yet."""
+    kept = put_together(snapshot.facts.get("own") or {}, snapshot.arrays)
+    for path, variable in variables.items():
+        if path in kept and id(variable) not in assigned:
+            if tuple(variable.shape) != np.shape(kept[path]):
+                must, received = f"{path} must have the saved shape.", f"{tuple(variable.shape)} here"
+                raise SpecificationError(message(must, received, f"{np.shape(kept[path])}."))
+            variable.assign(kept[path])
+            assigned[id(variable)] = variable
+
+
 def claimed(
     left: list[tuple[str, Numbers]], variables: list[keras.Variable], assigned: Assigned
 ) -> list[tuple[str, Numbers]]:

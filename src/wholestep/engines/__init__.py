@@ -1,6 +1,6 @@
 """The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`. Other packages import here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import ModuleType
@@ -94,6 +94,11 @@ def as_function(step: Callable) -> Callable:
 def make_variables(function: Callable, batch: Tree) -> None:
     """Create the variables of a custom step, `as_function`, for such a batch. Nothing is computed."""
     _module("_variables").make_variables(function, batch)
+
+
+def own_variables(owners: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine's own variables in the attributes of objects, by paths that begin with the objects' names."""
+    return _module("_variables").own_variables(owners) if makes_variables() else {}
 
 
 def held_dtype(dtype: str) -> str:

@@ -1,6 +1,6 @@
 """State on TensorFlow: programs, the optimizer and custom steps read and write Keras variables in place."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,25 @@ from wholestep.engines.protocol import Found, Note
 from wholestep.engines.tensorflow_devices import TensorflowReplicas, specs_of, tensor_of
 from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
+
+
+def own_variables(owners: Mapping[str, Any]) -> dict[str, tf.Variable]:
+    """Return the variables of TensorFlow, not of Keras, in the attributes of objects, also in lists and dicts."""
+    found = {
+        path: held for name, owner in owners.items() for path, held in _inside(name, getattr(owner, "__dict__", {}))
+    }
+    first = {id(held): path for path, held in reversed(found.items())}
+    return {path: held for path, held in found.items() if first[id(held)] == path}
+
+
+def _inside(path: str, value: Any) -> Iterator[tuple[str, tf.Variable]]:
+    if isinstance(value, tf.Variable):
+        yield path, value
+    elif isinstance(value, tf.random.Generator):
+        yield f"{path}/state", value.state
+    elif isinstance(value, Mapping | list | tuple):
+        for name, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _inside(f"{path}/{name}", each)
 
 
 class TensorflowVariables:
