@@ -36,6 +36,39 @@ def test_equal_rows_with_other_labels_hide_no_order():
     assert [cause.name for cause in once.causes] == ["same order every pass"], str(once)
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"), [("whole", ""), ("same", "same order every pass"), ("drawn", "with replacem")]
+)
+def test_batches_across_the_ends_of_passes_are_not_drawn_with_replacement(kind, told):
+    draw = {
+        "whole": lambda: RNG.permutation(96),
+        "same": lambda: np.random.default_rng(0).permutation(96),
+        "drawn": lambda: RNG.integers(0, 96, 96),
+    }[kind]
+    rows = np.concatenate([draw() for _ in range(5)])
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3, "softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    with ws.audit(model, data=(X, Y)) as report:
+        for start in range(0, 480 - 20, 20):
+            model.train_on_batch(X[rows[start : start + 20]], Y[rows[start : start + 20]])
+    assert [cause.name for cause in report.causes] == [told] * (kind == "same"), str(report)
+    assert ("with replacement" in str(report)) == (kind == "drawn")
+    assert report.first_line.endswith("with a note on the rows.") == (kind == "drawn")
+
+
+def test_a_mask_that_is_inverted_on_its_way_to_the_model_is_said_first():
+    mask = np.arange(5) < RNG.integers(1, 6, (96, 1))
+    x, m = keras.Input((5,)), keras.Input((5,))
+    model = keras.Model([x, m], keras.layers.Dense(1)(x * m))
+    model.compile("adam", "mse")
+    with ws.audit(model, data=((X, mask.astype("float32")), Y)) as report:
+        for rows in np.split(np.concatenate([RNG.permutation(96) for _ in range(3)]), 18):
+            model.train_on_batch((X[rows], 1 - mask[rows].astype("float32")), Y[rows])
+    assert report.first_line.startswith("Input 2 of the model is inverted: it is 1 where that of `data` is 0"), str(
+        report
+    )
+
+
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the second pass is a call of the model")
 def test_a_batch_that_an_update_has_twice_is_not_drawn_with_replacement():
     keras.utils.set_random_seed(0)

@@ -114,6 +114,18 @@ def test_an_optimizer_by_hand_is_solved_for(kind, told, note):
     assert solved(moves._replace(grads=list(rng.normal(size=(6, 90))))) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "near", "own", "is_known"),
+    [("decay by rate", 1e-4, 0.05, True), ("decay by rate", 0.1, 0.0, False), ("adam", 0.1, 0.0, True)],
+)
+def test_a_decay_that_does_not_show_in_each_update_is_neither_found_nor_excluded(kind, near, own, is_known):
+    rng = np.random.default_rng(0)
+    grads, params = (list(rng.normal(size=(6, 90))) for _ in range(2))
+    rule = solved(Moves(params, list(fall(kind, grads, params)), grads, [1e-4] * 5 + [near], KERNELS))
+    assert rule.decay[0] == pytest.approx(own, rel=1e-3)
+    assert np.isfinite(rule.decay[1]) == is_known
+
+
 WARM, FALLING = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
 
 

@@ -20,6 +20,7 @@ ADD = "total = [t + g for t, g in zip(total, grads)]"
 WEIGHTED = (
     ("sample_weight=w[rows]", "sample_weight={}") if IS_TF else ("x[rows], y[rows], w[rows])", "x[rows], y[rows], {})")
 )
+SHORTER = "(g * ops.minimum(1.0, 2 / sum(ops.sum(each**2) for each in grads) ** 0.5) for g in grads)"
 BEFORE = ("    printed = []", "    printed, held = [], [[0 * v for v in model.trainable_variables]] * 2")
 
 
@@ -67,6 +68,11 @@ CASES = {
         "accumulated",
         [(ADD, f"{ADD} if part is not parts[1] else total")],
         "not at all for microbatch 2",
+    ),
+    "each sum clipped": (
+        "accumulated",
+        [(ADD, ADD.replace(", grads)", f", {SHORTER})"))],
+        "The gradient of each microbatch is clipped to the norm 2",
     ),
     "one layer halved": (
         "deep",

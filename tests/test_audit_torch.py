@@ -272,6 +272,36 @@ def test_a_sum_is_meant_to_be_divided_by_the_rows(divisor):
     assert report.is_judged
 
 
+BY_CLASS = torch.tensor([0.4, 1.5, 2.5])
+WEIGHTED = {  # the weight of each row by (outputs, labels), whether they are divided by their sum, the sentence
+    "other order": (lambda out, y: BY_CLASS.flip(0)[y], False, "2.5 for label 0, 1.5 for label 1, 0.4 for label 2"),
+    "their sum": (lambda out, y: BY_CLASS.flip(0)[y], True, "(should: 0.4, 1.5, 2.5), divided by the sum of these."),
+    "predictions": (lambda out, y: BY_CLASS[out.argmax(1)], False, "1.5 for predicted class 1, 2.5 for predicted clas"),
+    "right": (lambda out, y: BY_CLASS[y], True, ""),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_weights_by_class_are_solved_for(kind):
+    weigh, is_divided, sentence = WEIGHTED[kind]
+
+    def loss(out, y):
+        losses, weights = nn.functional.cross_entropy(out, y, reduction="none"), weigh(out, y)
+        return (losses * weights).sum() / (weights.sum() if is_divided else len(y))
+
+    torch.manual_seed(0)
+    x, y = torch.randn(120, 6), torch.randint(0, 3, (120,))
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with ws.audit.torch(model, data=(x, y, BY_CLASS[y]), loss=nn.CrossEntropyLoss()) as report:
+        for rows in [*torch.randperm(120).split(20), *torch.randperm(120).split(20)]:
+            optimizer.zero_grad()
+            loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    assert [cause.name for cause in report.causes] == ["rows counted otherwise"] * bool(sentence)
+    assert sentence in report.first_line
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_outputs_with_rows_on_another_axis_or_a_loss_that_fails_are_said(fails):
     class Turned(nn.Linear):

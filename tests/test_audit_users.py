@@ -1274,6 +1274,8 @@ def by_adam(rate, decay):
     ("own", "meant", "words"),
     [
         (0.5, 0.5, "Nothing found in "),
+        (0.01, 0.01, "Nothing found in "),
+        (0.003, 0.003, "Nothing found in "),
         (0.0, 0.5, "The weights do not decay, and weight_decay=0.5 was meant."),
         (0.5, 0.0, "The weights decay by 0.5 times the rate, and weight_decay=0 was meant."),
         (0.5, 1.5, "The weights decay by 0.5 times the rate, and weight_decay=1.5 was meant."),
@@ -1286,6 +1288,19 @@ def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(own, mean
         train(model, square, (U, V), 12, by_adam(0.01, own))
 
     assert report.first_line.startswith(words), str(report)
+
+
+@pytest.mark.parametrize("others", [{"sample_weight": np.linspace(0.5, 1.5, len(U))}, {}])
+def test_a_fit_with_other_weights_of_rows_ends_the_audit(others):
+    model = network()
+    model.compile("sgd", "mse")
+    weights = np.ones(len(U))
+    with ws.audit(model, (U, V)) as report:
+        model.fit(U, V, batch_size=8, sample_weight=weights, verbose=0)
+        weights += others.get("sample_weight", 0)  # in place
+        model.fit(U, V, batch_size=8, sample_weight=weights, verbose=0)
+    assert (not report.causes, report.is_judged) == (True, True), str(report)
+    assert ("`fit` is called again, with other weights of rows" in str(report)) == bool(others)
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="a jitted pass does not show that no gradient is taken")

@@ -11,6 +11,7 @@ from wholestep import tree
 from wholestep.audit.evidence import AtOutputs, Evidence, narrowed
 from wholestep.audit.forms import BASE, Form
 from wholestep.audit.found import many, numbers_of
+from wholestep.audit.measure import classes
 from wholestep.audit.port import OneLoss
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD, Piece
@@ -105,6 +106,18 @@ class Basis:
         found |= {"the first row of each batch": place == 0, "the last row of each batch": place == last}
         found |= {"the first half of each batch": place < (last + 1) // 2}
         return found | {f"each {m}. row, from row {i + 1} on": place % m == i for m in (2, 3, 4) for i in range(m)}
+
+    @cached_property
+    def kinds(self) -> dict[str, np.ndarray]:
+        """The label and the predicted class of each row, if a row has one."""
+        rows, labels = self.e.update.rows, self.e.meant.replay.data[1]
+        outs = [piece.called.outputs[0] for piece in self.e.update.pieces if len(piece.called.outputs) == 1]
+        found = {}
+        if hasattr(labels, "shape"):
+            found["label"] = classes(np.asarray(labels)[np.where(rows == PAD, 0, rows)])
+        if len(outs) == len(self.sizes) and all(out.ndim == 2 and out.shape[1] > 1 for out in outs):
+            found["predicted class"] = np.concatenate([np.argmax(out, axis=1) for out in outs])
+        return {name: kind for name, kind in found.items() if kind is not None and len(kind) == sum(self.sizes)}
 
     @cached_property
     def shapes(self) -> dict[str, np.ndarray]:

@@ -29,6 +29,7 @@ ADDED_UP = Likely(
     "Each step has the gradients of all updates before it, undiminished: is the gradient not set to zero after a step?"
 )
 _NAMES = "clipnorm", "global_clipnorm", "clipvalue"
+_MOST_STILL = 3  # times the passes of an update, that may follow the last step without one
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient
 _SAME_SPARSE = 0.3  # `tf.clip_by_global_norm` takes the norm of sparse gradients before equal rows are added up
 
@@ -356,6 +357,16 @@ def decays_otherwise(optimizer: Any, rule: Rule) -> Iterator[Likely]:
     if abs(own - meant) > max(least, FINE.differs * abs(meant)):
         decays = f"decay by {own:.4g} times the rate" if own else "do not decay"
         yield Likely(f"The weights {decays}, and weight_decay={meant:.4g} was meant.")
+
+
+def stopped(seen: Windows) -> Iterator[Likely]:
+    """Yield a note if the loop goes on taking gradients after its last step by hand."""
+    num, most = len(seen.rest), max((len(update.pieces) for update in seen.updates), default=1)
+    if seen.is_by_hand and num > _MOST_STILL * most and 4 * num >= len(seen.pieces):
+        yield Likely(
+            f"No weight moves after update {len(seen.updates)}, though {num} further gradients are taken: does the "
+            "learning rate fall to 0? A schedule counts the steps of its optimizer, and not passes over the data."
+        )
 
 
 def stated(optimizer: Any, seen: Windows) -> Schedule | None:

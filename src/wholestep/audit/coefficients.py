@@ -15,13 +15,11 @@ from wholestep.audit.evidence import Evidence
 from wholestep.audit.forms import BASE, Error, Form
 from wholestep.audit.found import listed
 from wholestep.audit.measure import SOLVED
-from wholestep.audit.ratios import MEANT, Reading, farthest_first, least, readings
+from wholestep.audit.ratios import MEANT, Reading, by_kind, farthest_first, least, readings
 
-SPARE = 4  # numbers beyond the unknowns of a solution
-RAW = 8.0  # the cost of numbers that no words are found for
+SPARE, RAW = 4, 8.0  # numbers beyond the unknowns of a solution; the cost of numbers without words
 SAME = 2 * SOLVED  # of factors of rows, and of norms to which gradients are clipped
-_REST = "microbatches of the last pass"
-_REPLICAS = "the number of replicas"
+_REST, _REPLICAS = "microbatches of the last pass", "the number of replicas"
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
 _RIGHT = Reading(0, "", "right", np.zeros(0))
 _WHOSE = {"the update": "update by update", "each microbatch": "microbatch by microbatch", "rows": "row by row"}
@@ -135,6 +133,7 @@ class _Series(NamedTuple):
     meant: np.ndarray
     counts: dict[str, np.ndarray]
     sets: dict[str, np.ndarray]
+    kinds: dict[str, np.ndarray]
 
     def read(self, *, is_plain: bool) -> list[Reading]:
         """Return these numbers in words."""
@@ -142,18 +141,19 @@ class _Series(NamedTuple):
 
     def of(self, some: np.ndarray) -> "_Series":
         """Return some of them."""
-        counts, sets = ({name: column[some] for name, column in each.items()} for each in (self.counts, self.sets))
-        return _Series(self.numbers[some], self.slack[some], self.meant[some], counts, sets)
+        numbers, columns = self[:3], [{name: own[some] for name, own in each.items()} for each in self[3:]]
+        return _Series(*(own[some] for own in numbers), *columns)
 
 
 def _series(solved: list[_Solved], quantity: str) -> _Series:
     own = [(each.basis, each.blocks[quantity]) for each in solved if quantity in each.blocks]
 
-    def joined(of: Callable[[Basis], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return {n: np.concatenate([of(basis)[n][block.at] for basis, block in own]) for n in of(own[0][0])}
+    def joined(name: str) -> dict[str, np.ndarray]:
+        every = [{n: column[block.at] for n, column in getattr(basis, name).items()} for basis, block in own]
+        return {n: np.concatenate([each[n] for each in every]) for n in every[0] if all(n in each for each in every)}
 
     numbers, slack, meant = (np.concatenate([block[i] for _, block in own]) for i in (3, 4, 2))
-    return _Series(numbers, slack, meant, joined(lambda basis: basis.counts), joined(lambda basis: basis.sets))
+    return _Series(numbers, slack, meant, *map(joined, ("counts", "sets", "kinds")))
 
 
 def _said(level: Level, solved: list[_Solved]) -> Iterator[Said]:
@@ -201,7 +201,8 @@ def _of_rows(level: Level, series: _Series) -> list[Reading]:
                 both[some], both[~some] = a.values, b.values
                 told = f"{a.text} for {name}, {b.text} for the others"
                 found.append(Reading(1 + 0.5 * (a.cost + b.cost), told, f"{a.key} | {b.key}", both))
-    return sorted(found, key=lambda reading: reading.cost)
+    by_row = by_kind(*series[:2], series.counts, series.kinds) if level.name == "rows" and level.form == BASE else []
+    return sorted(found or by_row, key=lambda reading: reading.cost)
 
 
 def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Reading, before: Reading) -> Said:
@@ -235,7 +236,8 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
         cost -= penalty.cost
     elif not penalty.is_right:
         names = _names_of_penalty([each.basis for each in solved if "penalty" in each.blocks], penalty.values)
-        errors.append(Error("the penalty", f"counts {penalty.text} instead of once", names))
+        told = penalty.text.replace(f"{MEANT} /", "1 /")
+        errors.append(Error("the penalty", f"counts {told} instead of once", names))
     if not before.is_right:
         is_sum = before.key.startswith("1.0:")
         errors = errors if is_sum else [*level.form.errors]  # of a moving average its own rows' number is a part
@@ -273,13 +275,13 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
     if level.name not in ("the update", "each microbatch") or (is_plain and level.form == BASE and penalty.is_right):
         return
     blocks = [(each.basis, each.blocks["rows"]) for each in solved]
-    share = np.ones(len(series.numbers))
-    if not is_plain:
-        share = series.counts["the weight of the own microbatch"] / series.counts["the weight of the update"]
-    norms = np.array([np.linalg.norm(vector) for _, block in blocks for vector in block.vectors]) * series.meant / share
+    whole = series.counts["the weight of the update"]
+    share = 1 if is_plain else series.counts["the weight of the own microbatch"] / whole
+    parts = np.array([np.linalg.norm(vector) for _, block in blocks for vector in block.vectors]) * series.meant
     even = np.concatenate([np.full(len(b.vectors), basis.unit / len(b.vectors)) for basis, b in blocks]) / share
-    for base in (series.meant, even):  # of a sum by rows, or of a mean of the pieces' means
-        ratios = series.numbers / base
+    # A mean, in a sum by rows or a mean of the pieces' means; a part of the update's gradient; a sum, divided at last.
+    for base, by in ((series.meant, share), (even, share), (series.meant, 1), (series.meant, 1 / whole)):
+        ratios, norms = series.numbers / base, parts / by
         is_cut = ratios < 1 - SOLVED
         if is_cut.sum() < 2 or np.any(ratios > 1 + SOLVED) or np.any(ratios <= 0):
             continue
@@ -373,10 +375,8 @@ def _names_of_scale(bases: list[Basis], factors: np.ndarray) -> tuple[str, ...]:
     is_scaled = meant.is_scaled or (meant.replay.is_half and not meant.replay.hears_scales)
     if not is_scaled or middle <= 0:
         return ()
-    if middle >= _LEAST_SCALE:
-        return ("loss scale left in",)
-    if middle <= 1 / _LEAST_SCALE:
-        return ("loss not scaled",)
+    if not 1 / _LEAST_SCALE < middle < _LEAST_SCALE:
+        return ("loss scale left in" if middle > 1 else "loss not scaled",)
     power = np.log2(middle)
     return ("loss scale frozen in a trace",) * bool(meant.is_scaled and abs(power - np.round(power)) < 0.05)
 

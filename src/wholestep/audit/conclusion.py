@@ -77,6 +77,7 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     scout, meaning, report = ran.scout, inquire(loop, watched), Report()
     *_, last = (each for each in scout.loops.values() if id(watched.model) in each.watched or each is loop)
     has_ended = last is loop and not (loop.is_closed or scout.limit.has_stopped or ran.how)
+    has_ended = has_ended and not watched.log.is_cut
     made, verdict = _judged(meaning, scout.around, values(watched.model) if has_ended else None)
     own = {id(layer) for layer in watched.model._flatten_layers()}
     others = [each for each in loop.watched.values() if id(each.model) not in own and each.log.applied]

@@ -165,10 +165,8 @@ class Hooks:
                 if is_outdated and not {id(v) for v in model.trainable_variables} <= trained:
                     raise SpecificationError(_THAWED)
             if name == "fit":
-                self.log.has_fitted = True  # which the threads of replicas do not see
                 given = {"x": arguments[0] if arguments else None} | others
-                fitted = given["x"], given.get("class_weight"), given.get("sample_weight")
-                self.log.fitted = fitted if self.log.fitted[1] is self.log.fitted[2] is None else self.log.fitted
+                self.log.fit(given["x"], given.get("class_weight"), given.get("sample_weight"))
             compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and model.jit_compile else _GONE
             if compiled is _GONE:
                 return method(*arguments, **others)

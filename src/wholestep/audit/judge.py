@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from wholestep import tree
-from wholestep.audit.changes import Schedule, otherwise, stated
+from wholestep.audit.changes import Schedule, otherwise, stated, stopped
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Finding, Found, Likely, many, on_one_line, some
 from wholestep.audit.gradients import by_weights
 from wholestep.audit.log import Applied, Called, Log, Values
-from wholestep.audit.measure import all_same
+from wholestep.audit.measure import all_same, classes
 from wholestep.audit.modes import Modes, across, carried, constant, evaluations, follows, rare, second_passes, state
 from wholestep.audit.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.printed import printed
 from wholestep.audit.readings import choose, read, stays, without_void
-from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, classes, order
+from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, order
 from wholestep.audit.steps import INSIDE, anew_in_each_pass, between, of_steps, repeated
 from wholestep.audit.unsolved import TURNS, beside_labels, elsewhere, mixed, noted, of_a_number, skipped, without_update
 from wholestep.audit.variables import ends, frozen, left_out, unconstrained, unmoved
@@ -227,7 +227,7 @@ class Case:
         verdict.broken |= modes.unlooked(seen.updates)
         meant = Meant(replay, self.objective, modes, seen.place, scaled, self.optimizer)
         verdict.seen = seen = read(meant, seen, rows, self.data, self.schedule)
-        verdict.notes += by_hand(seen, replay.framework)
+        verdict.notes += [*by_hand(seen, replay.framework), *stopped(seen)]
         verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, scaled, optimizer)

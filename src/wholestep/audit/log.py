@@ -2,6 +2,7 @@
 
 import linecache
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -174,8 +175,8 @@ class Log:
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
         flags: by the number of parameters of a forward pass, the layers that were set to be trained.
-        is_cut: whether it was ended as the inputs of the loop took too much memory.
-        fitted: `x`, `class_weight` and `sample_weight` of the model's `fit`.
+        is_cut: whether it ends before the loop, for a reason in `unseen`.
+        fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
         num_late: forward passes between the end of the log and the end of the script.
         targets: shapes of the targets of gradients that are not scalars, with the line.
         is_by_name: whether the model was called with a dict of inputs.
@@ -261,14 +262,28 @@ class Log:
             self._num_bytes += 0 if event.is_whole else sum(leaf.nbytes for leaf in event.inputs)
             self.called.append(event)
             if self._num_bytes > _MOST_BYTES:
-                self.is_open, self.is_cut = False, True
-                self.unseen[f"the rest of the loop: {_MOST_BYTES >> 20} MB of its inputs were kept"] = None
+                self.cut(f"{_MOST_BYTES >> 20} MB of its inputs were kept")
         else:
             for values in (event.params, event.params_after):
                 values[:] = self._once("params of steps", values)
             for values in (event.slots, event.slots_after):
                 values[:] = self._once("slots", values)
             self.applied.append(event)
+
+    def cut(self, why: str, order: int | None = None) -> None:
+        """Keep nothing more, and no event from this place on."""
+        self.is_open, self.is_cut = False, True
+        self.unseen[f"the rest of the loop: {why}"] = None
+        for name in _EVENTS if order is not None else ():
+            setattr(self, name, [event for event in getattr(self, name) if event.order < order])
+
+    def fit(self, x: Any, by_class: Any, weight: Any) -> None:
+        """Note the arguments of `fit`; end where a later one has other weights of rows."""
+        self.has_fitted = True  # which the threads of replicas do not see
+        if not self.called:
+            self.fitted = x, deepcopy(by_class), deepcopy(weight)
+        elif not all(map(np.array_equal, (by_class, weight), self.fitted[1:])):
+            self.cut("`fit` is called again, with other weights of rows")
 
     def differentiate(self, replica: int, i: int, output: np.ndarray, derivative: np.ndarray) -> None:
         """Keep the derivative of a loss by the i-th output of the last forward pass that had this output."""

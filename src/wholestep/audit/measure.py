@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wholestep.tree import Tree
+
 NUM_PLACES = 20_000  # of a larger parameter, gradient or slot this many entries are compared, drawn once
 SOLVED, ROUNDED = 1e-3, 1e-5  # relative distances of numbers that are solved for, and of values up to rounding
 ENOUGH = 16  # numbers: all of fewer logits may lie between 0 and 1
@@ -166,3 +168,19 @@ def shortened(vector: np.ndarray, bound: float) -> np.ndarray:
     """Return a vector, clipped to a norm."""
     size = float(np.linalg.norm(vector))
     return vector * (bound / size) if size > bound else vector
+
+
+def classes(y: Tree) -> np.ndarray | None:
+    """Return the number of each row's class; None if the labels are not classes.
+
+    >>> classes(np.array([[0, 1], [1, 0]])).tolist()
+    [1, 0]
+    """
+    if not hasattr(y, "shape"):
+        return None
+    values = np.asarray(y)
+    is_one_hot = values.ndim == 2 and values.shape[1] > 1 and set(np.unique(values)) == {0, 1}
+    if is_one_hot and np.all(values.sum(axis=1) == 1):
+        return np.argmax(values, axis=1)
+    is_column = values.size == len(values)
+    return values.reshape(-1) if is_column and np.array_equal(values, np.round(values)) else None

@@ -39,8 +39,7 @@ _UNCORRECTED = (
     "The moments are corrected in no update, or in each as in the first: does the count of updates move? Is that meant?"
 )
 
-_NUM_MOVED = 3  # moves in which the gradient has a part; later its rate may be 0
-_SURE = 3  # times the distance up to which moves are reproduced
+_NUM_MOVED, _SURE = 3, 3  # moves with a part of the gradient, before a rate of 0; times the distance of moves that fit
 _MOST_DECAY = 0.0099  # of the weights in an update, and more than the rate: no decay times a rate is that large
 _SHRUNK = (
     "Each update shrinks the weights by the share {:.3g}, so that they forget all but the last {:.0f} updates. A decay "
@@ -55,7 +54,7 @@ _AGAINST = (
     "a multiplier, moves so on purpose.)"
 )
 _ANEW = (
-    "The {} of the optimizer begins anew at update {}: make it once, before the loop, and carry it on, as the weights."
+    "The optimizer's {} begin anew at update {}: make its state once, before the loop, and carry it on, as the weights."
 )
 _AS_PENALTY = (
     "The decay of {:g} is added to the gradient, as a penalty is, and goes through its moments. The optimizer that was "
@@ -109,10 +108,11 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         own = [float(np.asarray(getattr(meant.optimizer, name, 0.0))) for name in ("beta_1", "beta_2", "epsilon")]
         moves = Moves(params, falls, grads, near, are_kernels > 0, of_pass, own if own[1] else [])
         rule, clips = _clipped(moves, evidence)
-        if rule is None and meant.has_penalty:  # which the loop may have forgotten
-            bare = [e.reference - e.penalty for e in evidence]
-            rule, clips = _clipped(moves._replace(grads=bare), evidence)
-            grads = grads if rule is None else bare
+        for part in (0.0, 1.0) if rule is None and meant.has_penalty else ():  # it is forgotten, or divided by the rows
+            others = [e.reference - e.penalty + part * e.penalty / max(e.whole[0], 1) for e in evidence]
+            if (solved_by := _clipped(moves._replace(grads=others), evidence))[0] is not None:
+                (rule, clips), grads = solved_by, others
+                break
     if rule is None and (rule := _by_parameter(replay, falls, grads, near)) is None:
         return as_stated(meant.optimizer, schedule, seen, updates) or _of_loss(seen, evidence)
     rates = np.abs(rule.rates)
@@ -242,7 +242,7 @@ def _with_momentum(moves: Moves) -> Rule | None:
             told = f", and {last:.4g} times the move before" if abs(last) > FINE.differs else ""
             notes = [ADDED_UP] * (abs(last - 1) <= FINE.differs)
             if told and is_lost.any() and is_even(of_move[~is_lost]):
-                notes = [Likely(_ANEW.format("momentum", some(after[is_lost] + 1)))]
+                notes = [Likely(_ANEW.format("velocities", some(after[is_lost] + 1)))]
             rule = _decaying(Rule(rates, told, (*notes,)), moves, [decay for _, decay in numbers])
             return rule._replace(decay=Rule([], "").decay) if told else rule  # the move before has its decay in it
     return None
@@ -317,14 +317,15 @@ def _named(factors: np.ndarray, first: float, second: float, passes: np.ndarray,
 
 def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
     """Return a rule with the share by which each update shrinks the weights beside its step, if it does."""
-    moving = np.flatnonzero(rule.rates)
+    if not len(moving := np.flatnonzero(rule.rates)):
+        return rule
     rates, moves = np.array(rule.rates)[moving], moves.at(moving)
     for i, are_own in enumerate((moves.are_kernels, ~moves.are_kernels)):
         shares = np.array([decays[t][i] for t in moving])
         sizes = np.array([np.linalg.norm(w[are_own]) for w in moves.params])
         bounds = [_SURE * near * np.linalg.norm(fall) for near, fall in zip(moves.near, moves.falls, strict=True)]
-        if not i and np.all(sizes):
-            rule = rule._replace(decay=(0.0, float(np.min(bounds / (np.abs(rates) * sizes), initial=np.inf))))
+        if not i and np.all(sizes) and np.all(np.abs(shares) * sizes <= bounds):
+            rule = rule._replace(decay=(0.0, float(np.median(bounds / (np.abs(rates) * sizes)))))
         if not np.all(shares * sizes > bounds) or not (is_even(shares) or is_even(shares / rates)):
             continue
         by_rate = f"{shares[0] / rates[0]:.4g} times the rate"
@@ -334,7 +335,7 @@ def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
         told = f"{rule.told}, and shrinks the weights by {size}"
         note = _SHRUNK.format(float(shares[0]), 1 / float(shares[0]), float(shares[0] * rates[0]))
         is_likely = bool(shares.min() >= _MOST_DECAY and np.all(shares > rates))
-        found = float(np.median(shares / rates)), rule.decay[1]
+        found = float(np.median(shares / rates)), float(np.median(np.array(bounds) / (np.abs(rates) * sizes)))
         return rule._replace(told=told, notes=(*rule.notes, *[Likely(note)] * is_likely), decay=found)
     return rule
 

@@ -7,9 +7,11 @@ import numpy as np
 
 _MULTIPLES = {1.0: "", -1.0: "minus ", 2.0: "twice ", 0.5: "half of "}
 _MOST_COUNTS = 3  # in one fraction
-_ROUNDING = 1e-9
+_ROUNDING, _ROUGHLY, _TINY = 1e-9, 1e-3, 1e-30
 MEANT = "what it should"
 _WHOLE, _SAME = range(10, 5000), 1e-5  # numbers n of which 1 / n is written; a larger one may be close by chance
+_MOST_KINDS, _LEAST_ROWS = 10, 4  # of rows: numbers that may be solved for, and numbers that each must stand for
+_OWN_SUM, _UPDATE, _WEIGHT = "the sum of these", "the number of the update", "the row's own weight"
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,56 @@ def _fractions(
         text = f"{multiple}{fraction}" if fraction else _written(number)
         found.append(Reading(max(cost, 0.5), text, key, number * shape))
     return found
+
+
+def by_kind(
+    values: np.ndarray, slack: np.ndarray, counts: dict[str, np.ndarray], kinds: dict[str, np.ndarray]
+) -> list[Reading]:
+    """Return what these factors of rows, each with its weight, may be if all rows of a kind should have one weight.
+
+    Args:
+        values, slack, counts: as in `readings`.
+        kinds: the kind of each row, by name, such as its label.
+    """
+    found, own_weights = list[Reading](), counts[_WEIGHT]
+    if not np.all(own_weights):
+        return []
+    values, slack = values * own_weights, slack * np.abs(own_weights)
+    for name, kind in kinds.items():
+        single, at, nums = np.unique(kind, return_inverse=True, return_counts=True)
+        if not 1 < len(single) <= min(_MOST_KINDS, len(values) // _LEAST_ROWS):
+            continue
+        some = [at == i for i in range(len(single))]
+        should = [np.unique(own_weights[own].round(6)) for own in some]
+        divisors = {below: counts[below] for below in ("its rows", "the weight of the update")}
+        if (own := _own_sum(values, counts, kind == single[nums.argmax()])) is not None:
+            divisors[_OWN_SUM] = own
+        for below, divisor in {"": np.ones_like(values), **divisors}.items():
+            scaled, loose = values * divisor, slack * np.abs(divisor)
+            weights = np.array([np.median(scaled[own]) for own in some])
+            if np.ptp(weights) <= _SAME or np.any(np.abs(scaled - weights[at]) > loose + _SAME * np.abs(weights[at])):
+                continue
+            is_known = all(len(each) == 1 for each in should)
+            if below == _OWN_SUM:  # the scale is free
+                scale = np.max(should) / weights.max() if is_known else 1 / weights.max()
+                weights, divisor = weights * scale, divisor * scale
+            told = ", ".join(f"{w:.4g} for {name} {k:g}" for w, k in zip(weights, single, strict=True))
+            told += f" (should: {', '.join(f'{each[0]:.4g}' for each in should)})" * is_known
+            told += f", divided by {below}" * bool(below)
+            size = abs(np.log(max(np.abs(weights).max(), _TINY) / own_weights.max()))  # of several divisors
+            cost = 2 + 0.25 * len(single) + 0.5 * bool(below) + min(1.0, size)
+            found.append(Reading(cost, told, f"by {name}", weights[at] / divisor / own_weights))
+    return sorted(found, key=lambda reading: reading.cost)
+
+
+def _own_sum(values: np.ndarray, counts: dict[str, np.ndarray], is_usual: np.ndarray) -> np.ndarray | None:
+    """Return the sum of the weights of each update, up to a factor; None if the numbers are not divided by it."""
+    sums, updates = np.zeros_like(values), counts[_UPDATE]
+    for own in (updates == each for each in np.unique(updates)):
+        if not np.any(own & is_usual) or abs(values[own].sum() - 1) > _ROUGHLY:
+            return None
+        sums[own] = 1 / np.median(values[own & is_usual])
+    return sums
 
 
 def farthest_first(ratios: np.ndarray) -> np.ndarray:

@@ -12,7 +12,6 @@ from wholestep.audit.log import Log
 from wholestep.audit.measure import ROUNDED, SOLVED
 from wholestep.audit.readings import FEW_TWINS, doubled, in_order
 from wholestep.audit.windows import PAD, Piece, Rows, Update, Windows, passes
-from wholestep.tree import Tree
 
 Origin = Literal["stated", "found", "as given"]
 NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in this many random orders
@@ -53,12 +52,13 @@ def order(
     windows = in_order(windows, rows, are_given=origin == "as given")
     pieces = [piece for piece in windows.pieces if piece.called.order in known]
     twice = [_TWICE] * (2 * len(pieces) <= len(known))
-    if any(len(set(own)) < len(own) for own in (piece.rows[piece.rows != PAD].tolist() for piece in pieces)):
+    stream = _whole_stream(pieces)
+    if not stream and any(len({*own}) < len(own) for own in (p.rows[p.rows != PAD].tolist() for p in pieces)):
         return [EQUAL_ROWS if origin == "as given" else BY_NAME["drawn with replacement"].explanation]
-    for finding in (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):
+    for finding in () if stream else (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):
         if finding is not None:
             return [finding]
-    findings = [*_passes(windows, rows, pieces, log.has_evaluated, origin != "stated", labels)]
+    findings = [*_passes(windows, rows, pieces, stream, log, origin, labels)]
     few, of_order = _few_labels(windows, pieces, labels), (*NOTED[1:2], UNSHUFFLED, UNSHUFFLED_SO_FAR)
     if few is not None and any(each in of_order for each in findings):
         findings = [few if each in of_order else each for each in findings]
@@ -68,22 +68,6 @@ def order(
         causes = [each for each in findings if isinstance(each, Found) and each.name == "same order every pass"]
         findings = [f"{each.explanation} {_OF_FIT}" if each in causes else each for each in findings]
     return [*findings, *twice, *_carried(windows)]
-
-
-def classes(y: Tree) -> np.ndarray | None:
-    """Return the number of each row's class; None if the labels are not classes.
-
-    >>> classes(np.array([[0, 1], [1, 0]])).tolist()
-    [1, 0]
-    """
-    if not hasattr(y, "shape"):
-        return None
-    values = np.asarray(y)
-    is_one_hot = values.ndim == 2 and values.shape[1] > 1 and set(np.unique(values)) == {0, 1}
-    if is_one_hot and np.all(values.sum(axis=1) == 1):
-        return np.argmax(values, axis=1)
-    is_column = values.size == len(values)
-    return values.reshape(-1) if is_column and np.array_equal(values, np.round(values)) else None
 
 
 def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None) -> Found | None:
@@ -179,9 +163,9 @@ def _shared(one: np.ndarray, two: np.ndarray) -> int:
 
 
 def _passes(
-    windows: Windows, rows: Rows, pieces: list[Piece], has_evaluated: bool, is_found: bool, labels: np.ndarray | None
+    windows: Windows, rows: Rows, pieces: list[Piece], stream: list, log: Log, origin: Origin, labels: np.ndarray | None
 ) -> Iterator[Finding]:
-    lists = [[row for piece in cut for row in piece.rows.tolist() if row != PAD] for cut in passes(pieces)]
+    lists = stream or [[row for piece in cut for row in piece.rows.tolist() if row != PAD] for cut in passes(pieces)]
     whole = lists if len(lists[-1]) == len(lists[0]) else lists[:-1]
     if _is_drawn(lists[:-1], rows.num):
         yield BY_NAME["drawn with replacement"].explanation
@@ -204,9 +188,9 @@ def _passes(
             told = f"Never used unchanged: {detail} {windows.foreign} forward passes had inputs that are no rows of "
             yield f"{told}`data`: are rows changed on the way to the model (augmented, normalised)?"
         elif (
-            has_evaluated  # or it will be, after the audit: more than a batch of last rows is no remainder
+            log.has_evaluated  # or it will be, after the audit: more than a batch of last rows is no remainder
             or (are_last and len(unused) > size)
-            or (is_found and (len(unused) >= size or (are_last and first != sorted(first))))
+            or (origin != "stated" and (len(unused) >= size or (are_last and first != sorted(first))))
         ):
             yield f"Held out, or forgotten? Never used: {detail}"
         else:
@@ -222,9 +206,18 @@ def _passes(
         detail = f"The passes begin with the rows {some(first)}."
         yield found("same order every pass", 1.0, None, windows.numbers, detail)
     cut = [sorted(tuple(sorted(p.rows.tolist())) for p in each) for each in passes(pieces)][: len(whole)]
-    is_mixed = not is_one_order and len(cut[0]) > 1 and max(map(len, cut[0])) > 1
+    is_mixed = not (stream or is_one_order) and len(cut[0]) > 1 and max(map(len, cut[0])) > 1
     if is_mixed and all(each == cut[0] for each in cut):
         yield BY_NAME["same batches every pass"].explanation
+
+
+def _whole_stream(pieces: list[Piece]) -> list[list[int]]:
+    """Return whole passes, one after the other, that are cut into batches across their ends; [] if they are not."""
+    rows = [row for piece in pieces for row in piece.rows.tolist() if row != PAD]
+    num = len(set(rows))
+    lists = [rows[start : start + num] for start in range(0, len(rows), num)] if num else []
+    are_across = len(lists) > 1 and num not in np.cumsum([np.count_nonzero(piece.rows != PAD) for piece in pieces])
+    return lists if are_across and all(len({*each}) == len(each) for each in lists) else []
 
 
 def _beginning(first: list[int], rows: Rows, labels: np.ndarray | None) -> Iterator[str]:
@@ -271,7 +264,8 @@ def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> Iterat
         return
     for name, detail, leaves in _ways(rows.leaves, labels, looked[0]):
         if _share(Rows(leaves), looked) >= _ALMOST_ALL:
-            yield found(name, 1.0, looked[0].called.line, range(1, len(pieces) + 1), detail)
+            every = range(1, len(pieces) + 1)
+            yield found(name, 1.0, looked[0].called.line, every, detail) if name else Likely(detail)
             return
     if (share := _share(rows, looked)) > _SOME:
         told = f"Of the rows that the model gets {share:.0%} are rows of `data`, and the others are none: "
@@ -320,16 +314,14 @@ def _mixture(x: np.ndarray, products: np.ndarray, v: np.ndarray) -> tuple[int, i
     rest = v @ v - 2 * own + sizes - along**2 / apart
     i, j = divmod(int(np.argmin(np.where(apart > ROUNDED * v @ v, rest, np.inf))), len(x))
     a = float(along[i, j] / apart[i, j])
-    is_mixture = _LEAST_SHARE < a < 1 - _LEAST_SHARE and np.linalg.norm(
-        a * x[i] + (1 - a) * x[j] - v
-    ) <= SOLVED * np.sqrt(v @ v)
-    return (i, j, a) if is_mixture else None
+    left = float(np.linalg.norm(a * x[i] + (1 - a) * x[j] - v))
+    return (i, j, a) if _LEAST_SHARE < a < 1 - _LEAST_SHARE and left <= SOLVED * np.sqrt(v @ v) else None
 
 
 def _ways(
     leaves: list[np.ndarray], labels: list[np.ndarray], piece: Piece
 ) -> Iterator[tuple[str, str, list[np.ndarray]]]:
-    """Yield (the cause, its detail, the data as the model would have received them)."""
+    """Yield (the cause, or "" if it has no name, its detail, the data as the model would have received them)."""
     num = range(len(leaves))
     for order in permutations(num) if 1 < len(leaves) <= MOST_LEAVES else ():
         moved = [(i, j) for i, j in enumerate(order) if i != j]
@@ -337,6 +329,9 @@ def _ways(
             told = ", ".join(f"input {i + 1} gets what is meant for input {j + 1}" for i, j in moved)
             yield "inputs swapped", f"{told[0].upper()}{told[1:]}.", [leaves[j] for j in order]
     for i in num:
+        if set(np.unique(leaves[i])) == {0, 1}:
+            told = f"Input {i + 1} of the model is inverted: it is 1 where that of `data` is 0, and 0 where it is 1."
+            yield "", told, [1 - leaf if j == i else leaf for j, leaf in enumerate(leaves)]
         for label in labels:
             if label.shape[1:] == piece.called.inputs[i].shape[1:] and label.ndim > 1:
                 detail = f"Input {i + 1} of {len(leaves)} gets the labels of its rows."

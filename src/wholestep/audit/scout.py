@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from functools import partial, wraps
 from inspect import signature
 from itertools import islice
@@ -240,8 +241,9 @@ class Scout:
             if self._depth() == 0 and fit.__name__ == "fit":
                 loop = self._at(*place_of_loop(begins_fit=True))
                 given = dict(zip(("x", "y"), arguments, strict=False)) | others
-                loop.fitted.setdefault(id(model), tuple(given.get(name) for name in _GIVEN))
-                self.in_loop(model, loop)
+                x, y, weight, by_class = (given.get(name) for name in _GIVEN)
+                loop.fitted.setdefault(id(model), (x, y, deepcopy(weight), deepcopy(by_class)))
+                self.in_loop(model, loop).log.fit(x, by_class, weight)
             if self._depth() == 0 and id(model) not in self._hooked:
                 self._meet(model)
                 return getattr(model, fit.__name__)(*arguments, **others)  # which the hooks have on the instance now

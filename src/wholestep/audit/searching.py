@@ -14,7 +14,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.audit.log import Called
 from wholestep.audit.loops import Asked, Loop, Watched, outputs_beside
-from wholestep.audit.surroundings import Named, is_stream
+from wholestep.audit.surroundings import Named, columns, cut, is_stream
 from wholestep.audit.windows import PAD, Rows, agrees, assembled, keys, packed
 from wholestep.data import class_weighted
 from wholestep.tree import Tree
@@ -22,7 +22,7 @@ from wholestep.tree import Tree
 _LABELS = ("y", "label", "target", "count", "output")
 UNKNOWN_ROWS = "whether all rows of the data are used: the data are not known"
 _FIRST_LABELS = f"{UNKNOWN_ROWS}, and a row's label is the first that it was given"
-_MOST, _MOST_COLUMNS = 3, 8  # arrays that may be the labels; columns of an array that may each be an input
+_MOST = 3  # arrays that may be the labels
 _SECONDS, _ROWS = 30.0, 200_000  # the most for reading a dataset once more
 _NO_LABELS = ("weight", "mask", "index", "indices", "order", "perm", "ids", "rows")
 
@@ -172,6 +172,10 @@ class _Data:
         for named in self.held[1]:
             if agrees(named.value, pairs):
                 return named.value, named.name
+        if what == "weight" and (known := _first_changed(pairs)) < len(pairs):
+            orders = [each.called.order for each in self.labels if each.weight is not None]
+            self.meaning.watched.log.cut("from there on rows have other weights than before", orders[known])
+            pairs = pairs[:known]
         return assembled(len(x[0]), pairs, fill), f"the {what}s that the loss was given"
 
     def _labels(self, x: list[np.ndarray]) -> tuple[np.ndarray, str]:
@@ -276,6 +280,16 @@ def nested(watched: Watched, x: list[np.ndarray]) -> Tree:
     return x[0] if len(x) == 1 else x
 
 
+def _first_changed(pairs: list[tuple[np.ndarray, Any]]) -> int:
+    """Return the number of passes before the first in which a row has another value than before."""
+    known: dict[int, Any] = {}
+    for i, (rows, values) in enumerate(pairs):
+        seen = [(row, value) for row, value in zip(rows.tolist(), values.tolist(), strict=True) if row != PAD]
+        if any(known.setdefault(row, value) != value for row, value in seen):
+            return i
+    return len(pairs)
+
+
 def _are_weights(values: np.ndarray) -> bool:
     return values.size == len(values) and values.dtype.kind == "f" and bool(values.min() >= 0 < values.max())
 
@@ -299,22 +313,6 @@ def holding(arrays: list[Named], inputs: list[list[np.ndarray]]) -> list[Named] 
         return None
     share, _, best = max(found, key=lambda each: each[:2])
     return best if share > 0.5 else None
-
-
-def cut(arrays: list[Named], shape: tuple[int, ...]) -> list[Named]:
-    """Return the arrays without their last place and without their first, where that leaves the shape of the inputs.
-
-    A model of the next token gets a sequence without its last place, and its loss the same without the first.
-    """
-    longer = [a for a in arrays if a.value.ndim == len(shape) > 1 and a.value.shape[1] == shape[1] + 1]
-    parts = {"[:, :-1]": np.s_[:, :-1], "[:, 1:]": np.s_[:, 1:]}
-    return [Named(a.home, a.name + name, a.value[part]) for a in longer for name, part in parts.items()]
-
-
-def columns(arrays: list[Named]) -> list[Named]:
-    """Return the columns of arrays of a few, each of which may be an input."""
-    few = [a for a in arrays if a.value.ndim == 2 and 1 < a.value.shape[1] <= _MOST_COLUMNS]
-    return [Named(a.home, f"{a.name}[:, {i}]", a.value[:, i]) for a in few for i in range(a.value.shape[1])]
 
 
 def _has_row(array: np.ndarray, row: np.ndarray) -> bool:

@@ -22,6 +22,7 @@ from wholestep.errors import message
 _NO_CODE = (lambda: None).__code__
 _NUM_INSIDE = 64  # the most values of a container or an object, two levels deep
 _NUM_FRAMES, _NUM_BESIDE = 3, 8  # functions whose names hold a batch, and values of it
+_MOST_COLUMNS = 8  # of an array, each of which may be an input
 _TRACING = "pjit.py", "polymorphic_function.py"  # files of JAX and TensorFlow in which a trace begins
 
 
@@ -156,6 +157,22 @@ def tape_elsewhere(model: keras.Model) -> str:
 def _has_rows(value: Any) -> bool:
     shape = getattr(value, "shape", None)
     return (hasattr(value, "__array__") and isinstance(shape, tuple | list)) or type(value).__name__ == "EagerTensor"
+
+
+def cut(arrays: list[Named], shape: tuple[int, ...]) -> list[Named]:
+    """Return the arrays without their last place and without their first, where that leaves the shape of the inputs.
+
+    A model of the next token gets a sequence without its last place, and its loss the same without the first.
+    """
+    longer = [a for a in arrays if a.value.ndim == len(shape) > 1 and a.value.shape[1] == shape[1] + 1]
+    parts = {"[:, :-1]": np.s_[:, :-1], "[:, 1:]": np.s_[:, 1:]}
+    return [Named(a.home, a.name + name, a.value[part]) for a in longer for name, part in parts.items()]
+
+
+def columns(arrays: list[Named]) -> list[Named]:
+    """Return the columns of arrays of a few, each of which may be an input."""
+    few = [a for a in arrays if a.value.ndim == 2 and 1 < a.value.shape[1] <= _MOST_COLUMNS]
+    return [Named(a.home, f"{a.name}[:, {i}]", a.value[:, i]) for a in few for i in range(a.value.shape[1])]
 
 
 def is_stream(value: Any) -> bool:
