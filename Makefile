@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test slow lint suite torch trainers remote large keras-own matrix release bench docs clean
+.PHONY: train test slow lint suite torch trainers trainers-before remote large keras-own matrix release bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -35,6 +35,13 @@ torch: $(VENV)-torch/installed
 # The audit of scripts of Transformers, Accelerate and Lightning, with models made on the spot.
 trainers: $(VENV)-trainers/installed
 	KERAS_BACKEND=jax $(VENV)-trainers/bin/pytest tests/test_audit_torch_trainers.py
+
+# The same with versions of Transformers whose faults are known, each in an environment of its own.
+BEFORE ?= 4.45.2 4.46.0
+trainers-before: $(BEFORE:%=$(VENV)-transformers-%/installed)
+	for version in $(BEFORE); do \
+		KERAS_BACKEND=jax $(VENV)-transformers-$$version/bin/pytest tests/test_audit_torch_trainers.py -k versions || exit 1; \
+	done
 
 # Checkpoints in a local server of S3's protocol.
 remote: $(VENV)-remote/installed
@@ -106,6 +113,12 @@ $(VENV)-trainers/installed: pyproject.toml constraints.txt
 	$(VENV)-trainers/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,torch,trainers]'
 	touch $@
 
+$(VENV)-transformers-%/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-transformers-$*
+	$(VENV)-transformers-$*/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,torch]' \
+		transformers==$* 'accelerate>=1,<2'
+	touch $@
+
 $(VENV)-remote/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-remote
 	$(VENV)-remote/bin/pip install --quiet --editable '.[jax,dev,stores]'  # s3fs fits few versions of its dependencies
@@ -127,4 +140,4 @@ $(VENV)/installed-docs: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf build $(VENV) $(VENV)-keras $(VENV)-release $(VENV)-remote $(VENV)-torch $(VENV)-trainers
+	rm -rf build $(VENV) $(VENV)-keras $(VENV)-release $(VENV)-remote $(VENV)-torch $(VENV)-trainers* $(VENV)-transformers-*
