@@ -302,6 +302,43 @@ def test_weights_by_class_are_solved_for(kind):
     assert sentence in report.first_line
 
 
+def test_a_microbatch_that_is_added_after_the_step_is_not_in_the_loss():
+    torch.manual_seed(0)
+    x, y = torch.randn(72, 4), torch.randn(72, 1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer, held = torch.optim.SGD(model.parameters(), 0.05), [torch.zeros_like(p) for p in model.parameters()]
+    with ws.audit.torch(model, data=(x, y), loss=nn.MSELoss()) as report:
+        for i, rows in enumerate([*torch.randperm(72).split(6), *torch.randperm(72).split(6)], 1):
+            gradients = torch.autograd.grad(nn.functional.mse_loss(model(x[rows]), y[rows]), [*model.parameters()])
+            if i % 3 == 0:
+                for p, sum_of in zip(model.parameters(), held, strict=True):
+                    p.grad = sum_of / 3
+                optimizer.step()
+                held = [torch.zeros_like(p) for p in model.parameters()]
+            held = [a + b for a, b in zip(held, gradients, strict=True)]
+    assert "forward pass 3 of its 3 has no part in it" in report.first_line, str(report)
+    (cause,) = report.causes
+    assert "optimizer.step()" in str(cause.line)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_labels_that_are_inverted_are_said(is_right):
+    def contrastive(out, same):
+        return same * out**2 + (1 - same) * (2 - out).clamp(min=0) ** 2
+
+    torch.manual_seed(0)
+    x, same = torch.randn(80, 6), torch.randint(0, 2, (80,)).float()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Softplus(), nn.Flatten(0))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with ws.audit.torch(model, data=(x, same), loss=contrastive) as report:
+        for rows in [*torch.randperm(80).split(16), *torch.randperm(80).split(16)]:
+            optimizer.zero_grad()
+            contrastive(model(x[rows]), same[rows] if is_right else 1 - same[rows]).mean().backward()
+            optimizer.step()
+    assert ("The labels are inverted, 1 - label." in report.first_line) == (not is_right), str(report)
+    assert bool(report.causes) != is_right
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_outputs_with_rows_on_another_axis_or_a_loss_that_fails_are_said(fails):
     class Turned(nn.Linear):

@@ -131,6 +131,10 @@ class Basis:
             found |= {f"only {name}": own.astype(float), f"all but {name}": (~own).astype(float)}
         return found
 
+    def worded(self, told: str) -> str:
+        """Return a sentence about microbatches, of replicas where each is that of a replica."""
+        return told.replace("microbatch", "replica") if 1 < len(self.sizes) == self.e.num_replicas else told
+
     def cut(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut numbers of all rows into pieces."""
         return np.split(values, self.starts[1:])

@@ -221,11 +221,11 @@ def _combined(level: Level, solved: list[_Solved], rows: Reading, penalty: Readi
         if not names and (names := _names_of_rows(bases, counted, is_of_last=True)):
             before_it = [Error("the microbatches of the pass before", "are left out", ("last window dropped",))]
         ratios = np.concatenate([own / basis.unit for own, basis in zip(of_rows, bases, strict=True)])
-        if not names and level.name == "the update":
-            names = _names_of_scale(bases, ratios)
+        names = names or (_names_of_scale(bases, ratios) if level.name == "the update" else ())
         is_full = rows.is_right or rows.key == "none" or MEANT in rows.text or " for " in rows.text
         right = "" if is_full else f" instead of {'1 / the weight of the update' if bases[0].is_divided else '1'}"
-        told = ", ".join(part for part in ("" if rows.is_right else rows.text + right, level.words) if part)
+        told = "" if rows.is_right else rows.text + right
+        told = bases[0].worded(", ".join(each for each in (told, level.words) if each))
         if errors and not names:  # a number of the form
             errors[-1] = replace(errors[-1], number=f"{errors[-1].number} and counts {told}".strip())
         else:

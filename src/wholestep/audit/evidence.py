@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from wholestep.audit.found import some
 from wholestep.audit.log import Scaled
 from wholestep.audit.measure import distance
 from wholestep.audit.modes import Modes
@@ -16,7 +17,7 @@ from wholestep.audit.windows import PAD, Piece, Update
 from wholestep.tree import Tree
 
 NUM_DRAWN = 4  # rows whose gradients represent those of all rows in an estimate of their size
-_NEARLY = 1e-3
+_NEARLY, _NOTHING = 1e-3, 1e-4  # of the largest derivative, the latter
 _MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
 
 
@@ -339,3 +340,17 @@ def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
             return None
         found.append(AtOutputs(e, factors))
     return found
+
+
+def in_the_loss(e: Evidence, solved: np.ndarray, should: np.ndarray, where: str) -> tuple[str, bool]:
+    """Return (how derivatives by the outputs differ, in words; whether the loss does, and no forward pass is lost)."""
+    ends = np.cumsum([piece.called.outputs[0].size for piece in e.update.pieces])
+    pairs = zip(np.split(solved, ends[:-1]), np.split(should, ends[:-1]), strict=True)
+    empty = [i for i, (own, meant) in enumerate(pairs, 1) if np.abs(own).max() <= _NOTHING * np.abs(meant).max()]
+    if 0 < len(empty) < len(ends) and len(solved) == ends[-1]:
+        passes = f"forward pass {some(empty)} of its {len(ends)}"
+        return f"{passes} has no part in it, as if it were added after the step, or never", False
+    far = np.argsort(-np.abs(solved - should))[:3]
+    shown = ", ".join(dict.fromkeys(f"{solved[i] + 0.0:.3g} instead of {should[i]:.3g}" for i in far))
+    told = "the model and the variables are right, so it is in"
+    return f"{told} {where}: its derivative by the outputs is {shown}, where they differ most", True

@@ -93,6 +93,9 @@ def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
     for word, rows in _indices(meant.replay.num_rows):
         names = ("labels of other rows",) if word.endswith("order of the data") else ("labels shifted",)
         yield Form((Error("the labels", f"are those {word}", names),), rows=rows)
+    single = np.asarray(data[1]) if hasattr(data[1], "shape") else np.zeros(0)
+    if single.ndim < 3 and set(np.unique(single)) == {0, 1}:
+        yield Form((Error("the labels", "are inverted, 1 - label"),), labels=lambda y: 1 - y)
     if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(data[1])):
         yield from _along()
     if data[2] is not None and not has_own:

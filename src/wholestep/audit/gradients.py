@@ -10,7 +10,7 @@ from wholestep.audit.basis import NUM_SOLVED, derivatives, on_a_row, places_of_m
 from wholestep.audit.causes import ACCUMULATING, ADDED_UP_ONCE, OF_ROWS, OF_WEIGHTS, ON_REPLICAS, SUMMED, TWICE
 from wholestep.audit.changes import LONGER, POSITIVE, SQUARED, added, changed
 from wholestep.audit.coefficients import RAW
-from wholestep.audit.evidence import Evidence, Meant, narrowed
+from wholestep.audit.evidence import Evidence, Meant, in_the_loss, narrowed
 from wholestep.audit.explain import Explanation, Search, in_words
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, Found, Likely, Number, Proof, found, not_known, of_values, some
@@ -286,16 +286,13 @@ def _has_uneven_replicas(e: Evidence) -> bool:
 
 def _located(differing: list[Evidence]) -> Found:
     """Return the place of a difference that no error explains: in the loss, or in some variables."""
-    e, detail, places, where = differing[0], "", "", "the loss"
+    e, detail, places, where, is_of_loss = differing[0], "", "", "the loss", True
     at = e
     if len(outputs := differing_outputs(e.meant, [e])) == 1:
         at, where = outputs[0].evidence[0], f"the loss of output {outputs[0].name}"
     if (found := derivatives(at)) is not None:
         solved, should = found
-        far = np.argsort(-np.abs(solved - should))[:3]
-        shown = ", ".join(dict.fromkeys(f"{solved[i] + 0.0:.3g} instead of {should[i]:.3g}" for i in far))
-        told = f"the model and the variables are right, so it is in {where}: its derivative by the outputs is {shown}"
-        told += ", where they differ most"
+        told, is_of_loss = in_the_loss(at, solved, should, where)
         detail, places = on_a_row(at, solved, should), places_of_mask(at, solved, should)
     else:
         apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
@@ -303,7 +300,8 @@ def _located(differing: list[Evidence]) -> Found:
         told = f"the variables that differ: {off}{e.unused}"
     explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}.{places}"
     numbers, proof = [each.update.number for each in differing], proved(differing[-1], None)
-    without, line = max(each.without for each in differing), e.meant.replay.line_of_loss(e.update.pieces[-1].called)
+    line = e.meant.replay.line_of_loss(e.update.pieces[-1].called) if is_of_loss else None
+    without = max(each.without for each in differing)
     cause = not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)
     return replace(cause, detail=detail)
 
