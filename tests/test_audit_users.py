@@ -1290,6 +1290,25 @@ def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(own, mean
     assert report.first_line.startswith(words), str(report)
 
 
+@pytest.mark.parametrize(
+    ("weight", "labels", "cause"),
+    [(0.3, V, ""), (1.0, V, "loss weights ignored"), (0.3, V[::-1].copy(), "labels of other rows")],
+)
+def test_losses_of_several_outputs_are_solved_for_under_an_optimizer_by_hand(weight, labels, cause):
+    keras.utils.set_random_seed(0)
+    x = keras.Input((5,))
+    inner = keras.layers.Dense(8, "tanh")(x)
+    model = keras.Model(x, [keras.layers.Dense(1, name=name)(inner) for name in "ab"])
+
+    def value(outputs, one, two):
+        return square(outputs[0], one) + weight * square(outputs[1], two)
+
+    model.compile(keras.optimizers.Adam(0.01), ["mse", "mse"], loss_weights=[1.0, 0.3])
+    with ws.audit(model, (U, [V[:, None], V[:, None]])) as report:
+        train(model, value, (U, V, labels), 12, by_adam(0.01, 0.0))
+    assert [each.name for each in report.causes] == [cause] * bool(cause), str(report)
+
+
 @pytest.mark.parametrize("others", [{"sample_weight": np.linspace(0.5, 1.5, len(U))}, {}])
 def test_a_fit_with_other_weights_of_rows_ends_the_audit(others):
     model = network()

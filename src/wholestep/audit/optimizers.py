@@ -13,6 +13,7 @@ from wholestep.audit.found import Likely, some
 from wholestep.audit.literals import counted, is_even
 from wholestep.audit.log import clips_of
 from wholestep.audit.measure import FINE, are_finite, distance
+from wholestep.audit.outputs import taken
 from wholestep.audit.port import Port
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import Rule, Update, Windows
@@ -29,11 +30,10 @@ OWN_STEP = (
     "the gradients: the weights do not move by a rate times the gradient that was meant (another gradient? momentum? "
     "another optimizer?), and which it is cannot be told"
 )
-_ROUNDING = 4e-7  # of a move, for a unit of the weights
+_ROUNDING, _SHARE = 4e-7, 0.01  # of a move: for a unit of the weights; by less it is made without the gradient
 NUM_SPARE = 8  # numbers of a move beyond those that are solved for: no chance fits them
 _BETAS = (0.9, 0.5, 0.0, 0.8, 0.95), (0.999, 0.99, 0.9, 0.95, 0.98, 1.0)  # of both moments; 1 adds the squares up
 _EPSILONS = 1e-8, 1e-7, 0.0, 1e-6, 1e-5, 1e-3
-_SHARE = 0.01  # of a move: else it is made without the gradient
 _TINY = 1e-3  # a gradient that is so much smaller than most is known with few digits, and its step with none
 _UNCORRECTED = (
     "The moments are corrected in no update, or in each as in the first: does the count of updates move? Is that meant?"
@@ -181,9 +181,9 @@ def _by_parameter(replay: Port, falls: list[np.ndarray], grads: list[np.ndarray]
 
 def _of_loss(seen: Windows, evidence: list[Evidence]) -> Windows:
     """Return updates by hand with the gradients of the loop's loss, if these are no multiples of the meant ones."""
-    if not all(e.is_plain and e.mask.all() and len(e.update.pieces) == 1 for e in evidence):
+    pairs = [(taken(e), e.reference - e.penalty) for e in evidence]
+    if not all(len(own) for own, _ in pairs):
         return seen
-    pairs = [(e.taken()[0], e.reference - e.penalty) for e in evidence]
     shares = [float(own @ meant) / max(float(meant @ meant), 1e-30) for own, meant in pairs]
     differs = evidence[0].meant.replay.tolerance.differs
     if all(distance(own, share * meant) <= differs for share, (own, meant) in zip(shares, pairs, strict=True)):

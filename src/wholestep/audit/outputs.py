@@ -77,6 +77,21 @@ class _Whole:
         return e.meant.replay.pulled(piece, derivatives, training=e.meant.modes.of(piece))[e.mask]
 
 
+def taken(e: Evidence) -> np.ndarray:
+    """Return the gradient that the loop's derivatives by all outputs give, of one forward pass; empty if not known."""
+    if len(e.update.pieces) != 1 or not e.mask.all():
+        return np.zeros(0)
+    if e.is_plain:
+        return e.taken()[0]
+    (piece,), replay = e.update.pieces, e.meant.replay
+    if e.meant.is_masked or not replay.by_output(e.meant.objective) or len(piece.called.derivatives) < 2:
+        return np.zeros(0)
+    if {*piece.called.derivatives} != {*range(len(piece.called.outputs))}:
+        return np.zeros(0)
+    derivatives = [_taken(piece, i) for i in range(len(piece.called.outputs))]
+    return replay.pulled(piece, derivatives, training=e.meant.modes.of(piece))
+
+
 def _taken(piece: Piece, i: int) -> np.ndarray:
     found = piece.called.derivatives.get(i)
     return np.asarray(found[-1] if found else np.zeros_like(piece.called.outputs[i]), "float64")
