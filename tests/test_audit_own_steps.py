@@ -114,6 +114,16 @@ def test_an_optimizer_by_hand_is_solved_for(kind, told, note):
     assert solved(moves._replace(grads=list(rng.normal(size=(6, 90))))) is None
 
 
+def test_a_decay_of_the_wrong_sign_is_said():
+    rng = np.random.default_rng(0)
+    grads, params = (list(rng.normal(size=(6, 90))) for _ in range(2))
+    falls = [fall - 0.01 * p * KERNELS for fall, p in zip(fall("adam", grads, params), params, strict=True)]
+    rule = solved(Moves(params, falls, grads, [1e-4] * 6, KERNELS))
+    (note,) = rule.notes
+    assert isinstance(note, Likely)
+    assert note.startswith("Each update makes the weights grow by the share 0.01, beside its step.")
+
+
 @pytest.mark.parametrize(
     ("kind", "near", "own", "is_known"),
     [("decay by rate", 1e-4, 0.05, True), ("decay by rate", 0.1, 0.0, False), ("adam", 0.1, 0.0, True)],
@@ -323,4 +333,4 @@ def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
             ]
     assert report.causes == []
     assert "here by 0.01 times the gradient." in report.notes[0]
-    assert report.notes[1] == "The weights are not finite from update 5 on, which is not judged."
+    assert report.notes[1] == "Weights are not finite from update 5 on: not judged."

@@ -72,7 +72,7 @@ CASES = {
     "each sum clipped": (
         "accumulated",
         [(ADD, ADD.replace(", grads)", f", {SHORTER})"))],
-        "The gradient of each microbatch is clipped to the norm 2",
+        "The gradient of each microbatch is clipped to the norm",
     ),
     "one layer halved": (
         "deep",

@@ -302,6 +302,27 @@ def test_weights_by_class_are_solved_for(kind):
     assert sentence in report.first_line
 
 
+def test_sums_of_microbatches_that_are_clipped_are_found_in_updates_of_any_size():
+    torch.manual_seed(0)
+    x, y = torch.randn(44, 4), torch.randn(44, 1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with ws.audit.torch(model, data=(x, y), loss=nn.MSELoss()) as report:
+        for batch in [part for _ in range(4) for part in torch.randperm(44).split(20)]:  # the last one has four rows
+            held = [torch.zeros_like(p) for p in model.parameters()]
+            for rows in batch.split(5):
+                loss = ((model(x[rows]) - y[rows]) ** 2).sum()
+                gradients = torch.autograd.grad(loss, [*model.parameters()])
+                share = min(1.0, 3 / float(sum((g**2).sum() for g in gradients)) ** 0.5)
+                held = [a + share * g for a, g in zip(held, gradients, strict=True)]
+            for p, sum_of in zip(model.parameters(), held, strict=True):
+                p.grad = sum_of / len(batch)
+            optimizer.step()
+    assert report.first_line.startswith(
+        "Clip per microbatch. The gradient of each microbatch is clipped to the norm 3."
+    )
+
+
 def test_a_microbatch_that_is_added_after_the_step_is_not_in_the_loss():
     torch.manual_seed(0)
     x, y = torch.randn(72, 4), torch.randn(72, 1)

@@ -330,6 +330,27 @@ def test_a_row_that_is_not_finite_is_named():
     assert (caught.value.update, caught.value.rows) == (1, (17, 40))
 
 
+@on("tensorflow")
+@pytest.mark.slow
+def test_a_last_batch_of_one_row_is_planned_by_the_batches_before_it():
+    x, y = numbers()
+
+    def trained(replicas, *, stops=False):
+        trainer = ws.Trainer(make(replicas, couples=True), replicas=replicas, seed=1)
+        for step in trainer.steps(ws.Batches((x[:33], y[:33]), batch_size=16, seed=1), epochs=2):
+            if stops and step.number == 2:
+                break
+        return trainer
+
+    whole, shared = trained(None), trained(2)
+    stopped, resumed = trained(2, stops=True), ws.Trainer(make(2, couples=True), replicas=2, seed=1)
+    resumed.run.restore(stopped.run.snapshot())  # its first batch has one row
+    for _ in resumed.steps(ws.Batches((x[:33], y[:33]), batch_size=16, seed=1), epochs=2):
+        pass
+    assert_close(snapshot(whole.model), snapshot(shared.model), 1e-5)
+    assert differing(snapshot(shared.model), snapshot(resumed.model)) == []
+
+
 @on("jax")
 @pytest.mark.slow
 def test_batches_of_another_size_every_step():

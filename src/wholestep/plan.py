@@ -17,8 +17,7 @@ from wholestep.program import MOST_UPDATES, Program, ProgramCache, Wanted, compi
 from wholestep.state import State
 from wholestep.update import Update
 
-_MOST_ROW_NUMBERS = 1 << 20
-_MOST_KINDS_LOOPED = 4
+_MOST_ROW_NUMBERS, _MOST_KINDS_LOOPED = 1 << 20, 4
 
 
 class Sample(NamedTuple):
@@ -267,7 +266,8 @@ class Planner:
         coupling = self.probe(sample)
         if coupling.cut_is_possible and not coupling.cut_is_exact:
             with inference(self.engine.replicas.coupling_layers):
-                coupling = self._probe(sample)
+                coupling = self.findings.apart or self._probe(sample)
+            self.findings.apart = coupling if sample.batch.num_rows > 1 else self.findings.apart
         why = "" if coupling.cut_is_exact else coupling.why()
         if not why and not self.metrics_are_additive(sample):
             why = "a metric's state is not a sum over rows"

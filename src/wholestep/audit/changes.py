@@ -28,6 +28,10 @@ _OF_MEANS = (  # the factor of a row
 ADDED_UP = Likely(
     "Each step has the gradients of all updates before it, undiminished: is the gradient not set to zero after a step?"
 )
+GROWN = (
+    "Each update makes the weights grow by the share {:.3g}, beside its step. A decay takes that off them: is its sign "
+    "wrong, as after a scaling by minus the rate?"
+)
 _NAMES = "clipnorm", "global_clipnorm", "clipvalue"
 _MOST_STILL = 3  # times the passes of an update, that may follow the last step without one
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wholestep.audit.changes import ADDED_UP, Schedule, as_stated, bounded
+from wholestep.audit.changes import ADDED_UP, GROWN, Schedule, as_stated, bounded
 from wholestep.audit.evidence import Evidence, Meant
 from wholestep.audit.found import Likely, some
 from wholestep.audit.literals import counted, is_even
@@ -326,8 +326,10 @@ def _decaying(rule: Rule, moves: Moves, decays: list[np.ndarray]) -> Rule:
         bounds = [_SURE * near * np.linalg.norm(fall) for near, fall in zip(moves.near, moves.falls, strict=True)]
         if not i and np.all(sizes) and np.all(np.abs(shares) * sizes <= bounds):
             rule = rule._replace(decay=(0.0, float(np.median(bounds / (np.abs(rates) * sizes)))))
-        if not np.all(shares * sizes > bounds) or not (is_even(shares) or is_even(shares / rates)):
+        if not np.all(np.abs(shares) * sizes > bounds) or not (is_even(shares) or is_even(shares / rates)):
             continue
+        if shares[0] < 0:
+            return rule._replace(notes=(*rule.notes, Likely(GROWN.format(-shares[0]))))
         by_rate = f"{shares[0] / rates[0]:.4g} times the rate"
         size = f"{shares[0]:.4g}" if is_even(rates) else by_rate
         size += f", {by_rate}" * bool(is_even(rates) and _is_round(float(shares[0] / rates[0])))
@@ -384,14 +386,12 @@ def by_hand(seen: Windows, framework: str) -> list[str]:
         return []
     rates = [u.applied.learning_rate for u in seen.updates]
     least, most = min(rates), max(rates)
-    same = f"by {most:.4g} times the gradient"
     others = f"by {rates[0]:.4g} times the gradient first, by {rates[-1]:.4g} times last"
-    told = same if most - least <= FINE.differs * most else others
+    told = f"by {most:.4g} times the gradient" if most - least <= FINE.differs * most else others
     told = f", here {told}{seen.rule.told}" if seen.rule is not None and not seen.rule.is_stated else ""
     notes = [*seen.rule.notes] if seen.rule is not None else []
     if not _is_finite(seen):
-        at = seen.updates[-1].number + 1
-        notes.append(Likely(f"The weights are not finite from update {at} on, which is not judged."))
+        notes.append(Likely(f"Weights are not finite from update {seen.updates[-1].number + 1} on: not judged."))
     return [f"The weights are moved by no optimizer of {framework}: an update is any move of them{told}.", *notes]
 
 

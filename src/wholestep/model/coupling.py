@@ -104,6 +104,7 @@ class Findings:
 
     Args:
         coupling: the coupling of the rows; None if it is not measured yet.
+        apart: the coupling where layers with statistics of all replicas only apply them; None if not measured yet.
         pads: whether every metric ignores rows of weight 0; None if it is not measured yet.
         adds: whether the states of the metrics are sums over rows; None if it is not measured yet.
         limit: the bytes that a program may use in addition to its arguments, unless the user sets them.
@@ -114,6 +115,7 @@ class Findings:
     """
 
     coupling: Coupling | None = None
+    apart: Coupling | None = None
     pads: bool | None = None
     adds: bool | None = None
     limit: int | None = None
