@@ -1309,6 +1309,20 @@ def test_losses_of_several_outputs_are_solved_for_under_an_optimizer_by_hand(wei
     assert [each.name for each in report.causes] == [cause] * bool(cause), str(report)
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_divisor_is_solved_for_under_an_optimizer_by_hand(is_right):
+    model, weights = network(), np.linspace(0.2, 2, len(U)).astype("float32")
+
+    def value(outputs, labels, own):
+        total = keras.ops.sum(own[:, None] * (outputs - labels[:, None]) ** 2)
+        return total / (len(labels) if is_right else keras.ops.sum(own))
+
+    with ws.audit(model, (U, V, weights), loss="mse", optimizer=keras.optimizers.Adam(0.01)) as report:
+        train(model, value, (U, V, weights), 12, by_adam(0.01, 0.0))
+    assert [each.name for each in report.causes] == ["divided by the weights"] * (not is_right), str(report)
+    assert report.is_judged
+
+
 @pytest.mark.parametrize("others", [{"sample_weight": np.linspace(0.5, 1.5, len(U))}, {}])
 def test_a_fit_with_other_weights_of_rows_ends_the_audit(others):
     model = network()

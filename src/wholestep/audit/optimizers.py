@@ -13,7 +13,7 @@ from wholestep.audit.found import Likely, some
 from wholestep.audit.literals import counted, is_even
 from wholestep.audit.log import clips_of
 from wholestep.audit.measure import FINE, are_finite, distance
-from wholestep.audit.outputs import taken
+from wholestep.audit.outputs import other_gradients, taken
 from wholestep.audit.port import Port
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import Rule, Update, Windows
@@ -108,8 +108,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
         own = [float(np.asarray(getattr(meant.optimizer, name, 0.0))) for name in ("beta_1", "beta_2", "epsilon")]
         moves = Moves(params, falls, grads, near, are_kernels > 0, of_pass, own if own[1] else [])
         rule, clips = _clipped(moves, evidence)
-        for part in (0.0, 1.0) if rule is None and meant.has_penalty else ():  # it is forgotten, or divided by the rows
-            others = [e.reference - e.penalty + part * e.penalty / max(e.whole[0], 1) for e in evidence]
+        for others in other_gradients(evidence) if rule is None else ():
             if (solved_by := _clipped(moves._replace(grads=others), evidence))[0] is not None:
                 (rule, clips), grads = solved_by, others
                 break

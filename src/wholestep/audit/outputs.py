@@ -1,6 +1,6 @@
 """The losses of several outputs: each is compared at its own output, to find an error in the loss that has it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -90,6 +90,19 @@ def taken(e: Evidence) -> np.ndarray:
         return np.zeros(0)
     derivatives = [_taken(piece, i) for i in range(len(piece.called.outputs))]
     return replay.pulled(piece, derivatives, training=e.meant.modes.of(piece))
+
+
+def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
+    """Yield gradients on which an optimizer may have made its steps in place of the meant ones, one for each update.
+
+    The penalty is forgotten, or divided by the rows; or they are of the loop's own loss.
+    """
+    if evidence[0].meant.has_penalty:
+        yield [e.reference - e.penalty for e in evidence]
+        yield [e.reference - e.penalty + e.penalty / max(e.whole[0], 1) for e in evidence]
+    own = [taken(e) for e in evidence]
+    if all(len(each) for each in own):
+        yield [each + e.penalty for each, e in zip(own, evidence, strict=True)]
 
 
 def _taken(piece: Piece, i: int) -> np.ndarray:
