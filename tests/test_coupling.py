@@ -237,3 +237,14 @@ def test_a_stateful_layer_runs_whole_and_says_why_a_microbatch_has_no_effect():
     assert "The batch cannot be cut into microbatches: a stateful layer" in trainer.explain()
     for one, other in zip(values(whole), values(cut), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_penalty_of_activities_behind_dropout_is_a_mean_over_rows():
+    keras.utils.set_random_seed(1)
+    penalised = keras.layers.Dense(6, "relu", activity_regularizer=keras.regularizers.L2(0.01))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.3), penalised, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    trainer, x = ws.Trainer(model, microbatch_size=3), np.random.default_rng(0).normal(size=(8, 4))
+    trainer.update((x, x[:, :1]))
+    assert trainer.executor.planner.findings.coupling.extra == "mean"
+    assert "3 microbatches" in trainer.explain()

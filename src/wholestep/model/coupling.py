@@ -340,12 +340,13 @@ def _compute_dtype(model: keras.Model) -> str:
     return "float64" if dtypes == {"float64"} else "float32"
 
 
-def _extra(run: Callable[[Tree], Rows], batch: Tree, size: int, whole: Rows) -> str:
+def _extra(run: Callable[..., Rows], batch: Tree, size: int, whole: Rows) -> str:
     half = size // 2
     value = float(whole.extra)
     if size != 2 * half or value == 0 or not np.isfinite(value):
         return "whole"
-    parts = float(run(_rows(batch, np.arange(half))).extra) + float(run(_rows(batch, np.arange(half, size))).extra)
+    later = run(_rows(batch, np.arange(half, size)), half)  # with the same draws as in the whole
+    parts = float(run(_rows(batch, np.arange(half))).extra) + float(later.extra)
     if np.isclose(value, parts, rtol=1e-4):
         return "sum"
     return "mean" if np.isclose(value, parts / 2, rtol=1e-4) else "whole"
