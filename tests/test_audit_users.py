@@ -1329,6 +1329,8 @@ def test_a_fit_with_other_weights_of_rows_ends_the_audit(others):
     model.compile("sgd", "mse")
     weights = np.ones(len(U))
     with ws.audit(model, (U, V)) as report:
+        model.predict(U, verbose=0)
+        model(U[:2])
         model.fit(U, V, batch_size=8, sample_weight=weights, verbose=0)
         weights += others.get("sample_weight", 0)  # in place
         model.fit(U, V, batch_size=8, sample_weight=weights, verbose=0)

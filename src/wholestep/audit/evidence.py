@@ -345,8 +345,8 @@ def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
 def in_the_loss(e: Evidence, solved: np.ndarray, should: np.ndarray, where: str) -> tuple[str, bool]:
     """Return (how derivatives by the outputs differ, in words; whether the loss does, and no forward pass is lost)."""
     ends = np.cumsum([piece.called.outputs[0].size for piece in e.update.pieces])
-    pairs = zip(np.split(solved, ends[:-1]), np.split(should, ends[:-1]), strict=True)
-    empty = [i for i, (own, meant) in enumerate(pairs, 1) if np.abs(own).max() <= _NOTHING * np.abs(meant).max()]
+    pairs = zip(np.split(np.abs(solved), ends[:-1]), np.split(np.abs(should), ends[:-1]), strict=True)
+    empty = [i for i, (own, meant) in enumerate(pairs, 1) if own.max(initial=0) <= _NOTHING * meant.max(initial=0)]
     if 0 < len(empty) < len(ends) and len(solved) == ends[-1]:
         passes = f"forward pass {some(empty)} of its {len(ends)}"
         return f"{passes} has no part in it, as if it were added after the step, or never", False

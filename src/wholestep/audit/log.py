@@ -279,9 +279,9 @@ class Log:
 
     def fit(self, x: Any, by_class: Any, weight: Any) -> None:
         """Note the arguments of `fit`; end where a later one has other weights of rows."""
-        self.has_fitted = True  # which the threads of replicas do not see
-        if not self.called:
+        if not self.has_fitted:
             self.fitted = x, deepcopy(by_class), deepcopy(weight)
+            self.has_fitted = True  # which the threads of replicas do not see
         elif not all(map(np.array_equal, (by_class, weight), self.fitted[1:])):
             self.cut("`fit` is called again, with other weights of rows")
 
