@@ -226,6 +226,29 @@ NAMED = [
 ]
 
 
+COMPILED = (
+    "OF_AGE, OF_KIND =",
+    """ce = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.Adam(0.01), ["mse", ce], loss_weights=[0.2, 1.0])
+OF_AGE, OF_KIND =""",
+)
+
+
+@pytest.mark.parametrize("by", [[], BY_KERAS])
+@pytest.mark.parametrize(
+    ("weights", "code", "first"),
+    [
+        ("0.2, 1.0", 0, "Nothing found"),
+        ("1.0, 0.2", 1, "Other loss weights. The losses of dense_1_loss, dense_2_loss count 1, 0.2, and not 0.2, 1."),
+    ],
+)
+def test_compiled_losses_of_several_outputs_are_meant_where_the_labels_are_found(by, weights, code, first, report_of):
+    edits = COMPILED, ("OF_AGE, OF_KIND = 1.0, 1.0", f"OF_AGE, OF_KIND = {weights}")
+    got, out = report_of(script("heads", *edits, *by))
+    assert (got, first in out.splitlines()[0]) == (code, True), out
+    assert "mse, SparseCategoricalCrossentropy, as the model is compiled, of age and kind as labels, supposed" in out
+
+
 @pytest.mark.parametrize(
     ("edits", "code", "part"),
     [

@@ -288,7 +288,7 @@ def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:
         made.data, made.objective = weighed(made.model, made.data, made.objective)
     except SpecificationError as error:
         raise UnknownError(f"the data and the loss: {error}") from error
-    made.supposed, made.is_called = supposed.told, supposed.is_called
+    made.supposed, made.is_called = supposed.told * (supposed.loss is not None), supposed.is_called
     is_known = supposed.data[0] is meaning.data[0] and not any(UNKNOWN_ROWS in told for told in meaning.unseen)
     made.origin = "found" if is_known else "as given"
     made.has_weights = supposed.has_weights

@@ -114,6 +114,7 @@ class _Data:
     ):
         self.loop, self.meaning, self.labels, self.beside = loop, meaning, labels, beside
         given = [called for called in calls if called.inputs and called.inputs[0].ndim]
+        self.has_several = any(len(called.outputs) > 1 for called in calls)  # outputs, each with its labels
         self.inputs, self.kept = [c.inputs for c in given], [c.inputs for c in given if c.is_whole]
 
     def fitted(self) -> tuple | None:
@@ -193,12 +194,12 @@ class _Data:
         home = [n for n in home if not any(word in n.name.lower() for word in _NO_LABELS)]
         called = [n for n in home if any(word in n.name.lower() for word in _LABELS)]
         found = different(called if len(different(home)) > 1 else home)
-        if self.meaning.is_supposed and home:
+        if (self.meaning.is_supposed or self.has_several) and home:
             found = different([*called, *home])[:_MOST]
             self.meaning.labels = {n.name: n.value for n in found}
         if len(found) == 1 or self.meaning.labels:
             return found[0].value, " or ".join(n.name for n in found)
-        names = f"({', '.join(n.name for n in found) or 'none'})"
+        names = f"({', '.join(n.name for n in found or different(home)) or 'none'})"
         which = f"the labels: the rows are those of {first.name}, and of the arrays beside it of the same length "
         raise UnknownError(f"{which}{names} it is not known which holds the labels")
 

@@ -145,6 +145,9 @@ def possible(meaning: Meaning, around: Surroundings) -> Iterator[Supposed]:
     called = [each for each in meaning.watched.log.called if each.outputs]
     outputs = called[0].outputs if called else []
     labels = meaning.labels or ({"": y} if meaning.has_labels else {})
+    if len(tree.leaves(y)) > 1:
+        leaves = {name: np.asarray(leaf) for name, leaf in tree.named_leaves(y, "labels")}
+        meaning.beside = leaves | meaning.beside
     if (meaning.is_supposed or not meaning.called) and _reconstructs(tree.leaves(x), called):
         labels["the inputs"] = tree.leaves(x)[0]
     if len(outputs) > 1:
@@ -245,6 +248,8 @@ def _of_heads(meaning: Meaning, outputs: list[np.ndarray], around: Surroundings)
         likely = [(f"{loss.name} of {of} as labels", y, loss) for of, y in labels for loss in usual([out], y)]
         heads.append([each for each in own if each[2].reduction != "mean_with_sample_weight"] or likely)
     like = symbols(meaning.watched.model, meaning.data[0])
+    if not meaning.is_supposed and meaning.loss is None:
+        yield from _as_compiled(meaning, [[y for _, y, _ in head] for head in heads], like)
     given = list(around.loss_weights(sorted(like) if isinstance(like, dict) else [], len(outputs)))
     for chosen, (named, weights) in islice(product(product(*heads), [*given, ("", None)]), _MOST_HEADS):
         if len({id(y) for _, y, _ in chosen}) == len(chosen):
@@ -253,6 +258,16 @@ def _of_heads(meaning: Meaning, outputs: list[np.ndarray], around: Surroundings)
             loss = packed(every, like) if weights is None else WithWeights(packed(every, like), packed(weights, like))
             is_called = {type(loss) for loss in every} <= called
             yield Supposed(data, loss, told, is_called=is_called, has_weights=bool(named))
+
+
+def _as_compiled(meaning: Meaning, heads: list[list[Any]], like: Tree) -> Iterator[Supposed]:
+    """Yield the compiled losses of several outputs, with their loss weights, on possible labels of each output."""
+    of = {id(y): name for name, y in meaning.beside.items()}
+    for labels in islice(product(*heads), _MOST_HEADS):
+        if len({*map(id, labels)}) == len(labels) and all(id(y) in of for y in labels):
+            names = " and ".join(of[id(y)] for y in labels)
+            told = f"{name_of(meaning.watched.model.loss)}, as the model is compiled, of {names} as labels"
+            yield Supposed((meaning.data[0], packed([*labels], like)), None, told)
 
 
 def observed(meaning: Meaning) -> Supposed:
