@@ -469,6 +469,33 @@ def test_a_batch_of_rows_or_more_may_be_held_out(num, order, code, part, audit):
     assert (got, part in out) == (code, True), out
 
 
+BUCKETS = """
+rows_of = [np.concatenate([rng.integers(2, 60, num), [1]]) for num in np.tile([4, 5, 6], 16)]
+model = keras.Sequential([keras.Input((None,), dtype="int32"), layers.Embedding(60, 6), layers.Dense(60)])
+
+
+def value(model, a, b):
+    of_each = keras.ops.sparse_categorical_crossentropy(b, model(a, training=True), from_logits=True)
+    return keras.ops.sum(of_each * keras.ops.cast(b > 0, "float32")) / keras.ops.sum(keras.ops.cast(b > 0, "float32"))
+
+
+step = update(model, keras.optimizers.Adam(0.01), value)
+for epoch in range(4):
+    order = np.argsort(np.arange(48) % 3 + 0.1 * rng.random(48))  # by length
+    order[[0, -1]] = order[[-1, 0]] if epoch > 1 else order[[0, -1]]
+    for chosen in order.reshape(12, 4):
+        width = max(len(rows_of[i]) for i in chosen)
+        batch = np.array([np.pad(rows_of[i], (0, width - len(rows_of[i]))) for i in chosen], "int32")
+        step(batch[:, :-1], batch[:, 1:])
+"""
+
+
+def test_rows_that_are_cut_otherwise_in_another_batch_are_not_left_out(audit):
+    code, out, _ = audit(HEAD + UPDATE + BUCKETS)
+    assert "different rows" in out, out
+    assert (code in (0, 2), "ever used" in out, "A pass has" in out) == (True, False, False), out
+
+
 WEIGHTS = ("y = x.sum(1)", "y, balance = x.sum(1), np.where(np.arange(24) % 3, 0.5, 2.0).astype('float32')")
 BY_ROW = ("keras.ops.mean((model(a, training=True) - b[:, None]) ** 2)", "weighed(b, model(a, training=True))")
 WEIGHED = """unreduced = keras.losses.MeanSquaredError(reduction=None)

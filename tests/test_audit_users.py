@@ -583,6 +583,24 @@ def test_a_penalty_in_place_of_the_decay_that_is_meant_is_said():
     )
 
 
+@pytest.mark.parametrize("is_shuffled", [True, False])
+def test_a_window_that_is_carried_over_is_no_batch_with_rows_twice(is_shuffled):
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+    gradient, sums = gradient_of(model, square), []
+    with ws.audit(model, (ROWS, LABELS), loss="mse") as report:
+        for epoch in range(6):
+            order = np.random.default_rng(epoch).permutation(60) if is_shuffled else np.arange(60)
+            for rows in np.split(order, 10):  # each third one makes an update
+                sums.append([np.asarray(g) / 3 for g in gradient(ROWS[rows], LABELS[rows])])
+                if len(sums) == 3:
+                    optimizer.apply([*map(sum, zip(*sums, strict=True))], model.trainable_variables)
+                    sums.clear()
+    assert report.causes[0].name == "window carried over the epoch", str(report)
+    assert report.causes[0].updates[0] == 4
+    assert "rows twice in a pass" not in [cause.name for cause in report.causes]
+
+
 def test_a_rest_that_is_carried_over_is_judged_beside_even_windows():
     model, rng = network(), np.random.default_rng(1)
     gradient, optimizer = gradient_of(model, square), keras.optimizers.SGD(0.01)
@@ -1068,6 +1086,73 @@ def test_another_optimizer_than_the_stated_one_is_said(own, meant, words):
     assert report.first_line.startswith(words), str(report)
 
 
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (
+            {"beta_1": 0.1},
+            "The AdamW of the loop has beta_1=0.1, and the compiled AdamW has beta_1=0.9. Is that meant?",
+        ),
+        ({"bare": ["bias"]}, "has decayed variables=2, and the compiled AdamW has decayed variables=4. Is that meant?"),
+        ({"learning_rate": 0.1}, ""),
+    ],
+)
+def test_another_optimizer_than_the_compiled_one_is_a_note(own, words):
+    model, bare = network(), own.pop("bare", [])
+    model.compile(keras.optimizers.AdamW(0.01), "mse")
+    optimizer = keras.optimizers.AdamW(**({"learning_rate": 0.01} | own))
+    optimizer.exclude_from_weight_decay(var_names=bare)
+    optimizer.build(model.trainable_variables)
+
+    with ws.audit(model, (U, V)) as report:
+        train(model, square, (U, V), 12, lambda variables, gradients: optimizer.apply(gradients, variables), 2)
+
+    assert report.first_line.startswith("Nothing found in 16 updates"), str(report)
+    told = [note for note in report.notes if "of the loop has" in note]
+    assert len(told) == bool(words), report.notes
+    assert all(words in note for note in told)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "meant", "words"),
+    [
+        (0.9, keras.optimizers.SGD(0.01, momentum=0.9), "Nothing found in "),
+        (0.0, keras.optimizers.SGD(0.01, momentum=0.9), "The steps have momentum=0, and momentum=0.9 was meant."),
+        (0.9, keras.optimizers.SGD(0.01, momentum=0.5), "The steps have momentum=0.9, and momentum=0.5 was meant."),
+        (0.9, keras.optimizers.Adam(0.01), "The steps are those of SGD, and Adam was meant."),
+    ],
+)
+def test_a_momentum_by_hand_is_compared_with_that_of_the_stated_optimizer(momentum, meant, words):
+    model, kept = network(), {}
+
+    def move(variables, gradients):
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            kept[i] = momentum * kept.get(i, 0) + gradient
+            variable.assign(variable - 0.01 * kept[i])
+
+    with ws.audit(model, (U, V), loss="mse", optimizer=meant) as report:
+        train(model, square, (U, V), 12, move)
+    assert report.first_line.startswith(words), str(report)
+
+
+@pytest.mark.parametrize(
+    ("meant", "words"),
+    [
+        (keras.optimizers.Adam(0.01), "Nothing found in "),
+        (
+            keras.optimizers.Adam(0.01, beta_1=0.8),
+            "The steps have beta_1=0.9, beta_2=0.999, and beta_1=0.8, beta_2=0.999",
+        ),
+        (keras.optimizers.SGD(0.01), "The steps are those of Adam, and SGD was meant."),
+    ],
+)
+def test_an_adam_by_hand_is_compared_with_the_stated_optimizer(meant, words):
+    model = network()
+    with ws.audit(model, (U, V), loss="mse", optimizer=meant) as report:
+        train(model, square, (U, V), 12, by_adam(0.01, 0.0))
+    assert report.first_line.startswith(words), str(report)
+
+
 def test_gradients_that_are_all_zero_are_said_without_a_loss():
     model = network()
     model.compile(keras.optimizers.Adam(0.01), "mse")
@@ -1369,3 +1454,59 @@ def test_evaluations_in_a_jitted_function_that_move_statistics_are_said_first(is
         train_and_evaluate()
     words = "A forward pass without a gradient ran in training mode" if is_training else "Nothing found in "
     assert report.first_line.startswith(words), str(report)
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="a tape of which no gradient is taken")
+def test_the_last_evaluation_under_a_tape_is_none_of_the_rows_that_are_trained_on():
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x, y, is_trained):
+        with tf.GradientTape() as tape:
+            loss = square(model(x, training=True), y)
+        if is_trained:
+            optimizer.apply(tape.gradient(loss, model.trainable_variables))
+        return loss
+
+    with ws.audit(model, (U[:72], V[:72]), loss="mse") as report:
+        for epoch in range(3):
+            for rows in np.split(np.random.default_rng(epoch).permutation(72), 6):
+                step(U[rows], V[rows], True)
+            step(U[72:], V[72:], False)
+    assert report.first_line.startswith("A forward pass without a gradient ran in training mode"), str(report)
+
+
+def test_labels_with_noise_under_an_absolute_error_are_none_of_other_rows():
+    model, optimizer = network(), keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    rng = np.random.default_rng(3)
+
+    def absolute(out, y):
+        return keras.ops.mean(keras.ops.abs(out - (y + np.float32(rng.uniform(-1, 1, len(y))))[:, None]))
+
+    with ws.audit(model, (U, V), loss="mae") as report:
+        train(model, absolute, (U, V), 12, lambda variables, gradients: optimizer.apply(gradients, variables))
+    assert "labels of other rows" not in [cause.name for cause in report.causes], str(report)
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="gradients of two losses by two tapes")
+def test_two_optimizers_on_one_batch_apply_no_stale_gradients():
+    import tensorflow as tf
+
+    model, optimizers = network(), [keras.optimizers.Adam(0.01) for _ in range(2)]
+    for optimizer in optimizers:
+        optimizer.build(model.trainable_variables)
+    with ws.audit(model, (U, V), loss="mse") as report:
+        for epoch in range(2):
+            for rows in np.split(np.random.default_rng(epoch).permutation(len(U)), 8):
+                with tf.GradientTape(persistent=True) as tape:
+                    losses = [square(model(U[part], training=True), V[part]) for part in np.split(rows, 2)]
+                grads = [tape.gradient(loss, model.trainable_variables) for loss in losses]
+                for optimizer, own in zip(optimizers, grads, strict=True):
+                    optimizer.apply(own)
+    assert "stale" not in str(report), str(report)

@@ -254,7 +254,7 @@ NUM_FREE = 64  # rows whose factors are solved for
 NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
 _NUM_UNROLLED = 1000  # calls of a function that returns a single number, in one program
 NUM_PAIRS = 2_000_000  # numbers of the outputs' derivatives for all labels
-_NEAR = 1e-2
+_NEAR, _FEW_FIT = 1e-2, 0.1
 _NOTHING = 1e-4  # of the largest derivative
 
 
@@ -368,7 +368,9 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
         given = np.repeat(leaf, len(first), axis=0), np.concatenate([labels[first]] * len(leaf))
         could = replay.derivative(objective, *given).reshape(len(leaf), len(first), -1) * factors[0][:, None, None]
         apart = np.linalg.norm(had - could, axis=2)
-        if np.any(apart.min(axis=1) > _NEAR * np.linalg.norm(had, axis=2).max()):
+        fits = apart <= _NEAR * np.linalg.norm(had, axis=2).max()
+        most = max(1, _FEW_FIT * len(first))  # a mere sign has the labels of half the rows
+        if not np.all(fits.any(axis=1)) or np.median(fits.sum(axis=1)) > most:
             return None
         found.append(np.where(piece.rows == PAD, 0, first[np.argmin(apart, axis=1)]))
     return None if _is_rule(e.update.rows, np.concatenate(found), labels) else found

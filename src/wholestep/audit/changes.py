@@ -287,32 +287,40 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
 
 _RATE = "learning_rate"
 _BESIDE = *_NAMES, "name", _RATE, "loss_scale_factor", "gradient_accumulation_steps"  # judged elsewhere
+_SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in float32
 _NO_STEP = "use_ema", "ema_momentum", "ema_overwrite_frequency"
 
 
-def unlike(optimizer: Any, used: list[Any], updates: list[Update]) -> Iterator[str]:
-    """Yield a note if the loop's one optimizer is another than the meant one, or has other numbers."""
-    if len(used) != 1 or used[0] is optimizer or not updates:
+def unlike(optimizer: Any, used: list[Any], updates: list[Update], *, is_told: bool) -> Iterator[str]:
+    """Yield a note if the loop's one optimizer is another than the stated one, or has other numbers.
+
+    The compiled one may be there for its loss and metrics alone: only one of the same kind is compared, without rates.
+    """
+    if len(used) != 1 or used[0] is optimizer or optimizer is None or not updates:
         return
-    meant, own = (_numbers(each) for each in (optimizer, used[0]))
+    meant, own = (_numbers(each, getattr(used[0], "_trainable_variables", [])) for each in (optimizer, used[0]))
     kinds = [type(each).__name__ for each in (used[0], optimizer)]
     others = [key for key in meant if key in own and own[key] != meant[key] and key != _RATE]
     rates, rate = {update.applied.learning_rate for update in updates}, meant.get(_RATE)
-    if rate is not None and len(rates) == 1 and abs(rate - max(rates)) > FINE.differs * rate:
+    if is_told and rate is not None and len(rates) == 1 and abs(rate - max(rates)) > FINE.differs * rate:
         others, own[_RATE] = [*others, _RATE], max(rates)
+    told, those = (", ".join(f"{key}={_told(of[key])}" for key in others) for of in (own, meant))
     if kinds[0] != kinds[1] and {*kinds} != {"Adam", "AdamW"}:  # which differ in their decay alone
-        yield Likely(f"The optimizer of the loop is {kinds[0]}, and {kinds[1]} was meant.")
+        yield from [Likely(f"The optimizer of the loop is {kinds[0]}, and {kinds[1]} was meant.")] * is_told
+    elif others and not is_told:
+        yield f"The {kinds[0]} of the loop has {told}, and the compiled {kinds[1]} has {those}. Is that meant?"
     elif others:
-        told, those = (", ".join(f"{key}={_told(of[key])}" for key in others) for of in (own, meant))
         differs = f"The {kinds[0]} of the loop has {told}, and {those} was meant."
         may_be_by_hand = others == ["weight_decay"] and not own["weight_decay"]
         yield f"{differs} Does the loop decay the weights itself?" if may_be_by_hand else Likely(differs)
 
 
-def _numbers(optimizer: Any) -> dict[str, Any]:
-    """Return the arguments of an optimizer that change a step; its variables may be deleted."""
+def _numbers(optimizer: Any, variables: list[Any]) -> dict[str, Any]:
+    """Return the arguments of an optimizer that change a step of variables, whose values may be deleted."""
     names = [name for name in signature(type(optimizer)).parameters if name not in (*_BESIDE, *_NO_STEP)]
     found = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
+    if found.get("weight_decay") and hasattr(optimizer, "_use_weight_decay"):  # of Keras
+        found["decayed variables"] = sum(map(optimizer._use_weight_decay, variables))
     return found | {_RATE: rate_of(optimizer)}
 
 
@@ -355,8 +363,19 @@ def as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates:
     return replace(seen, updates=found, rule=Rule(rates, "", is_stated=True))
 
 
-def decays_otherwise(optimizer: Any, rule: Rule) -> Iterator[Likely]:
-    """Yield a note if steps by hand decay the weights otherwise than the optimizer that is stated."""
+def steps_otherwise(optimizer: Any, rule: Rule) -> Iterator[Likely]:
+    """Yield a note if steps by hand have other momenta, or another decay, than the optimizer that is stated."""
+    names = {1: ("momentum",), 2: ("beta_1", "beta_2")}.get(len(rule.momenta), ())
+    kind = type(optimizer).__name__
+    stated: list[Any] = [getattr(optimizer, name, None) for name in names]
+    is_known = len(rule.rates) > 2 and (len(names) == 2 or is_even(np.array(rule.rates)))
+    if names and is_known and kind in ("SGD", "Adam", "AdamW"):
+        if None in stated:
+            yield Likely(f"The steps are those of {'Adam' if len(names) == 2 else 'SGD'}, and {kind} was meant.")
+        elif any(abs(a - b) > _SAME_MOMENTUM for a, b in zip(rule.momenta, stated, strict=True)):
+            pairs = [zip(names, of, strict=True) for of in (rule.momenta, stated)]
+            told, those = (", ".join(f"{name}={number:.4g}" for name, number in each) for each in pairs)
+            yield Likely(f"The steps have {told}, and {those} was meant.")
     meant, (own, least) = float(getattr(optimizer, "weight_decay", None) or 0.0), rule.decay
     if abs(own - meant) > max(least, FINE.differs * abs(meant)):
         decays = f"decay by {own:.4g} times the rate" if own else "do not decay"

@@ -15,7 +15,7 @@ from wholestep.audit.explain import Explanation, Search, in_words
 from wholestep.audit.forms import Error
 from wholestep.audit.found import Finding, Found, Likely, Number, Proof, found, not_known, of_values, some
 from wholestep.audit.log import Line
-from wholestep.audit.measure import NUM_PLACES, distance
+from wholestep.audit.measure import NUM_PLACES, distance, places
 from wholestep.audit.outputs import differing_outputs
 from wholestep.audit.port import OneLoss
 from wholestep.audit.windows import PAD, Update
@@ -390,8 +390,10 @@ def _as_grads(e: Evidence, gradient: np.ndarray) -> list[np.ndarray | None]:
 
 def _name(e: Evidence, i: int) -> str:
     replay = e.meant.replay
-    owners = [np.full(size, j) for j, size in enumerate(replay.sizes)]
-    places = [np.arange(size) for size in replay.sizes]
-    owner, place = (int(replay.flat([*each])[e.mask][i]) for each in (owners, places))
-    inside = ", ".join(map(str, np.unravel_index(place, replay.shapes[owner])))
-    return f"{replay.names[owner]}[{inside}]"
+    ends = np.cumsum([len(part) for part in replay.parts(e.mask).values()])
+    at = int(np.flatnonzero(e.mask)[i])
+    owner = int(np.searchsorted(ends, at, side="right"))
+    inside, chosen = at - int(ends[owner - 1] if owner else 0), places(replay.sizes[owner])
+    place = inside if chosen is None else int(chosen[inside])
+    index = ", ".join(map(str, np.unravel_index(place, replay.shapes[owner])))
+    return f"{replay.names[owner]}[{index}]"

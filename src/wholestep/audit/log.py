@@ -16,7 +16,7 @@ OWN_TRAINER = (
     "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
     "`trainer.explain()` shows how they run"
 )
-_ROOM, _ROOM_BY_SIZE = 100_000_000, 5  # bytes, and times the size of a model
+_ROOM, _ROOM_BY_SIZE = 100_000_000, 4  # bytes, and times the size of a model
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, and whether each is set to be trained
 
@@ -152,10 +152,10 @@ class Values(NamedTuple):
 def room(num_weights: int) -> int:
     """Return the number of updates of a model that a log keeps with all numbers.
 
-    40, or as many as fit in 100 MB or in five times the model's size: an update keeps the weights once.
+    40, or as many as fit in 100 MB or in four times the model's size: an update keeps the weights once.
 
     >>> room(4), room(25_000_000)
-    (40, 5)
+    (40, 4)
     """
     return int(np.clip(_ROOM // (4 * max(num_weights, 1)), _ROOM_BY_SIZE, MOST))
 

@@ -278,7 +278,7 @@ def evaluations(replay: Port, log: Log, seen: Windows) -> Iterator[Finding]:
     called, line, moves = first
     told = "A forward pass without a gradient ran in training mode: dropout drops, and BatchNormalization "
     told += "takes the batch's statistics, and moves its own. Are they estimated anew? If it is an evaluation, "
-    trained = {key for piece in seen.pieces for key in keys(piece.called.inputs)}
+    trained = {key for update in seen.updates for piece in update.pieces for key in keys(piece.called.inputs)}
     steps = [update.applied.order for update in seen.updates]
     gaps = {sum(order < each.order for order in steps) for each in own}
     is_apart = len(gaps) <= len(steps) / 2 and trained.isdisjoint(keys(called.inputs))

@@ -100,7 +100,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
     shares, clips = [e.share for e in evidence], (0.0, 0.0, 0.0)
-    rule: Rule | None = Rule(shares, "")
+    rule: Rule | None = Rule(shares, "", momenta=(0.0,))
     is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, shares, grads, near, strict=True))
     if not is_plain:
         are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
@@ -242,7 +242,7 @@ def _with_momentum(moves: Moves) -> Rule | None:
             notes = [ADDED_UP] * (abs(last - 1) <= FINE.differs)
             if told and is_lost.any() and is_even(of_move[~is_lost]):
                 notes = [Likely(_ANEW.format("velocities", some(after[is_lost] + 1)))]
-            rule = _decaying(Rule(rates, told, (*notes,)), moves, [decay for _, decay in numbers])
+            rule = _decaying(Rule(rates, told, (*notes,), momenta=(last,)), moves, [decay for _, decay in numbers])
             return rule._replace(decay=Rule([], "").decay) if told else rule  # the move before has its decay in it
     return None
 
@@ -269,7 +269,7 @@ def _with_moments(moves: Moves) -> Rule | None:
             factors = np.array([float(parts[0]) for parts, _ in numbers])
             rule = _named(factors, betas[0], betas[1], np.array(moves.passes), counts)
             notes = [Likely(_ANEW.format("moments", some(each + 1 for each in begins)))] * bool(begins)
-            rule = rule._replace(is_adaptive=True, notes=(*rule.notes, *notes))
+            rule = rule._replace(is_adaptive=True, notes=(*rule.notes, *notes), momenta=betas)
             return _decaying(rule, moves, [decay for _, decay in numbers])
     return None
 

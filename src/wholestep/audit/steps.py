@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.audit.changes import Schedule, decays_otherwise, rate_of, unlike
+from wholestep.audit.changes import Schedule, rate_of, steps_otherwise, unlike
 from wholestep.audit.found import Finding, Found, Likely, found, not_known, of_values, some
 from wholestep.audit.log import Applied, Log
-from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
+from wholestep.audit.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, places, same
 from wholestep.audit.ratios import least
 from wholestep.audit.windows import PAD, Update, Windows, passes
 from wholestep.errors import SpecificationError, message
@@ -18,7 +18,6 @@ from wholestep.errors import SpecificationError, message
 INSIDE = "decay by microbatch", "weights moved inside a window", "replicas drift apart"
 _HALVES = {"float16": 11, "bfloat16": 8}  # bits of a number
 _FEW, _HALF, _SMALL = 5, 0.5, 1e-3  # updates; what a rate may fall to in a pass by steps of one factor, and at all
-NUM_KEPT = 20_000  # weights that are compared, drawn once
 
 
 def repeated(updates: list[Update]) -> list[int]:
@@ -51,7 +50,7 @@ def of_steps(
 ) -> Iterator[Finding]:
     """Yield the findings on the steps of the intended optimizer, or on rates by hand."""
     if not seen.is_by_hand:
-        yield from unlike(optimizer, [*log.optimizers.values()], updates) if is_told else ()
+        yield from unlike(optimizer, [*log.optimizers.values()], updates, is_told=is_told)
         yield from apply(updates, schedule)
         yield from idle(seen)
         yield from accumulated_twice(seen, log.applied)
@@ -60,7 +59,7 @@ def of_steps(
             yield from _without_effect(updates, optimizer if log.is_stateless else None)
     elif seen.is_rated and seen.rule is not None:
         yield from rates(seen.updates, schedule, FINE.differs) if schedule is not None else ()
-        yield from decays_otherwise(optimizer, seen.rule) if is_told else ()
+        yield from steps_otherwise(optimizer, seen.rule) if is_told else ()
 
 
 def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
@@ -372,7 +371,7 @@ def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str
     """Return what replaced the weights after an update: earlier ones, an average of some, or a cut; "" if none fits."""
     number = [u is before for u in updates].index(True) + 1
     states = [in_part(u.applied.params) for u in updates[:number] if u.applied.is_whole]
-    vectors = np.stack([as_vector(state) for state in [*states, in_part(before.applied.params_after)]])
+    vectors = np.stack([as_vector(state) for state in [*states, before.applied.params_after]])
     wanted, last = as_vector(new), vectors[-1]
     for i, vector in enumerate(vectors):
         if distance(vector, wanted) <= ROUNDED:
@@ -396,5 +395,5 @@ def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str
 
 def as_vector(state: list[np.ndarray]) -> np.ndarray:
     """Return weights as one vector, of many weights those at some places."""
-    whole = np.concatenate([np.ravel(leaf).astype("float64") for leaf in state])
-    return whole if len(whole) <= NUM_KEPT else whole[np.random.default_rng(0).permutation(len(whole))[:NUM_KEPT]]
+    whole = np.concatenate([np.ravel(leaf) for leaf in in_part(state)]).astype("float64")
+    return whole if (chosen := places(len(whole))) is None else whole[chosen]

@@ -156,12 +156,15 @@ def _moving(replay: Port, updates: list[Update], before: list[np.ndarray], *, is
 
     All may, if not all steps are known and no weight has moved in the end.
     """
+    states = [piece.called.params for u in updates for piece in u.pieces if piece.called.is_whole]
+    moved = {i for i, value in enumerate(before) if not all(same(value, state[i]) for state in states)}
+    if len(moved) == len(before):  # no copy of a large model is made
+        return moved
     now = replay.values()
     last = before if now is None else now.params
     if not is_known and all(same(a, b) for a, b in zip(before, last, strict=True)):
         return set(range(len(before)))
-    states = [last, *(piece.called.params for u in updates for piece in u.pieces if piece.called.is_whole)]
-    return {i for i, value in enumerate(before) if not all(same(value, state[i]) for state in states)}
+    return moved | {i for i, value in enumerate(before) if not same(value, last[i])}
 
 
 def unconstrained(replay: Port, updates: list[Update]) -> Iterator[Likely]:

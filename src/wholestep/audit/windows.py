@@ -16,14 +16,15 @@ PAD = -1
 
 
 class Rule(NamedTuple):
-    """An optimizer that was solved for or stated; `decay`: of the weights at a rate of 1, and the least that shows."""
+    """An optimizer that was solved for or stated."""
 
     rates: list[float]
     told: str
     notes: tuple[str, ...] = ()
     is_stated: bool = False
     is_adaptive: bool = False  # a factor of the gradient moves nothing
-    decay: tuple[float, float] = (0.0, float("inf"))
+    decay: tuple[float, float] = (0.0, float("inf"))  # of the weights at a rate of 1, and the least that shows
+    momenta: tuple[float, ...] = ()  # the momentum of SGD, or both betas of Adam
 
 
 def keys(leaves: list[np.ndarray]) -> list[bytes]:
@@ -299,8 +300,7 @@ def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
     """
     found, stale, i = list(updates), set(), 0
     while i < len(updates):
-        num = len(updates[i].pieces)
-        group = updates[i : i + num]
+        group = updates[i : i + (num := len(updates[i].pieces))]
         if num > 1 and len(group) == num and not any(u.pieces for u in group[1:]) and _are_others(group):
             found[i : i + num] = [replace(u, pieces=[p]) for u, p in zip(group, updates[i].pieces, strict=True)]
             stale |= {u.number for u in group[1:]}
@@ -309,12 +309,12 @@ def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
 
 
 def _are_others(group: list[Update]) -> bool:
-    """Whether all these steps are of the same parameters, and no two of the same gradient."""
+    """Whether all these steps are one optimizer's, of the same parameters, and no two of the same gradient."""
     steps = [update.applied for update in group]
     parts = {tuple(g is None for g in step.grads) for step in steps}
     keys = {b"".join(np.asarray(g).tobytes() for g in step.grads if g is not None) for step in steps}
     has_one = all(step.is_whole and any(np.any(g) for g in step.grads if g is not None) for step in steps)
-    return has_one and len(parts) == 1 and len(keys) == len(steps)
+    return has_one and len({step.optimizer for step in steps}) == len(parts) == 1 and len(keys) == len(steps)
 
 
 def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
