@@ -1510,3 +1510,26 @@ def test_two_optimizers_on_one_batch_apply_no_stale_gradients():
                 for optimizer, own in zip(optimizers, grads, strict=True):
                     optimizer.apply(own)
     assert "stale" not in str(report), str(report)
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(1 / 3, True), (0.7, False), (1.0, False)])
+def test_a_printed_loss_that_is_a_share_of_the_mean_is_said(factor, is_told):
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+    gradient, numbers = gradient_of(model, square), []
+    with ws.audit(model, (ROWS, LABELS), loss="mse") as report:
+        for epoch in range(2):
+            losses = []
+            for rows in np.split(np.random.default_rng(epoch).permutation(60), 5):
+                sums = [0.0] * 4
+                for part in np.split(rows, 3):
+                    losses.append(float(square(model.predict_on_batch(ROWS[part]), LABELS[part])))
+                    sums = [
+                        a + np.asarray(g) / 3 for a, g in zip(sums, gradient(ROWS[part], LABELS[part]), strict=True)
+                    ]
+                optimizer.apply([*map(keras.ops.array, sums)], model.trainable_variables)
+            numbers.append(factor * np.mean(losses))
+    report.printed(loss=numbers)
+    told = "The printed loss is 0.3333 times the mean of the rows, or of the batches. An update has 3 forward passes"
+    assert report.first_line.startswith(told) == is_told, str(report)
+    assert report.causes == []

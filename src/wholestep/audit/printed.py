@@ -8,7 +8,7 @@ import numpy as np
 
 from wholestep.audit.causes import BY_NAME
 from wholestep.audit.evidence import Evidence
-from wholestep.audit.found import Finding, found, of_values
+from wholestep.audit.found import Finding, Likely, found, of_values
 from wholestep.audit.measure import FINE, farthest
 from wholestep.audit.windows import PAD, Windows, passes
 
@@ -105,6 +105,13 @@ def printed(evidence: list[Evidence], numbers: list[float], seen: Windows, num_l
                 proof = of_values("the printed loss", lambda i: f"of pass {num_passes - num + 1 + i}", columns)
                 updates = [e.update.number for e in evidence]
                 yield found(name, min(right), None, updates, with_change=apart, proof=proof)
+                return
+    shares = [each[-num:] for losses in both for each in (losses.means, list(map(mean, losses.alone)))]
+    for count, of in ((evidence[0].num_replicas, "replicas"), (len(evidence[0].update.pieces), "forward passes")):
+        for factor in (1 / count, count) if count > 1 else ():
+            if min(farthest(numbers, [factor * n for n in each]) for each in shares) <= fits:
+                told = f"The printed loss is {factor:.4g} times the mean of the rows, or of the batches. An update has "
+                yield Likely(f"{told}{count} {of}: are their losses added up, or divided, once too often?")
                 return
     told = ", ".join(f"{n:.6g}" for n in both[0].means[-num:])
     yield f"The printed loss has no known cause; the mean over all rows, as they were trained on, is {told}."
