@@ -294,7 +294,7 @@ _NO_STEP = "use_ema", "ema_momentum", "ema_overwrite_frequency"
 def unlike(optimizer: Any, used: list[Any], updates: list[Update], *, is_told: bool) -> Iterator[str]:
     """Yield a note if the loop's one optimizer is another than the stated one, or has other numbers.
 
-    The compiled one may be there for its loss and metrics alone: only one of the same kind is compared, without rates.
+    A model may be compiled for its loss and metrics alone: a compiled optimizer of the same kind is compared, no rates.
     """
     if len(used) != 1 or used[0] is optimizer or optimizer is None or not updates:
         return

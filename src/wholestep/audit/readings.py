@@ -168,7 +168,7 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
     """Return, by the number of the last update of each pass, which of its rows came before, if all passes end so.
 
     The last update of such a pass completes the rows of the data, and is padded with rows of the same pass. If the
-    microbatches give each row once in every pass, an update may have those of two passes.
+    microbatches give each row once in every pass, no pass is padded.
     """
     cuts = passes([piece for update in updates for piece in update.pieces])[:-1]
     if cuts and all(sum(np.count_nonzero(piece.rows != PAD) for piece in cut) == num_rows for cut in cuts):
