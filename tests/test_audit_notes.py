@@ -127,6 +127,13 @@ def test_labels_below_zero_are_no_probabilities(labels, code, report_of):
     assert (got, "gets labels below 0" in out) == (code, bool(code)), out
 
 
+@pytest.mark.parametrize(("first", "is_told"), halves([(1, True), (0, False)]))
+def test_labels_that_one_hot_has_left_empty_are_a_note(first, is_told, report_of):
+    labels = f"np.eye(3)[np.clip(np.arange(24) % 3 - {first}, 0, 2)] * (np.arange(24) % 3 >= {first})[:, None]"
+    code, out = report_of(LOSSES.replace("LABELS", labels).replace("KLDivergence", "CategoricalCrossentropy"))
+    assert (code, "CategoricalCrossentropy gets labels that are all 0 in" in out) == (0, is_told), out
+
+
 @pytest.mark.own
 def test_outputs_that_add_up_over_the_rows_are_named():
     rows = np.random.default_rng(0).dirichlet(np.ones(8), size=4).astype("float32")

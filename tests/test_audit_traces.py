@@ -248,14 +248,42 @@ def test_a_loop_on_more_rows_than_the_data_is_told_so(tmp_path):
 
 
 @ONLY_TENSORFLOW
-def test_what_xla_compiles_runs_as_ever_and_is_said_not_to_be_seen(tmp_path):
-    text = RIGHT["function"].text.replace("@tf.function", "@tf.function(jit_compile=True)")
-    model = network()
+@pytest.mark.parametrize(
+    ("edit", "causes"), [(("(b", "(b"), []), (("training=True", "training=False"), ["inference mode"])]
+)
+def test_a_function_that_xla_compiles_is_audited_without(edit, causes, tmp_path):
+    import tensorflow as tf
+
+    call = type(tf.function(lambda: None)).__call__
+    text = RIGHT["function"].text.replace("@tf.function", "@tf.function(jit_compile=True)").replace(*edit)
+    model = network(layers.Dropout(0.4))
     model.optimizer.build(model.trainable_variables)
     with ws.audit(model, data=(X, Y)) as report:
         trainer(text, tmp_path)(model, X, Y, None)
+    assert ([cause.name for cause in report.causes], report.has_seen) == (causes, True), str(report)
+    assert any("() is compiled by XLA; here it ran without" in note for note in report.notes)
+    assert type(tf.function(lambda: None)).__call__ is call
+
+
+@ONLY_TENSORFLOW
+def test_a_function_that_xla_compiled_before_is_not_seen():
+    import tensorflow as tf
+
+    model = network()
+    model.optimizer.build(model.trainable_variables)
+
+    @tf.function(jit_compile=True)
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((model(a, training=True)[:, 0] - b) ** 2)
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables))
+        return loss
+
+    step(X[:8], Y[:8])
+    with ws.audit(model, data=(X, Y)) as report:
+        step(X[:8], Y[:8])
     assert (report.causes, report.has_seen) == ([], False)
-    assert any("jit_compile=True" in told for told in report.unseen)
+    assert step._jit_compile
 
 
 @ONLY_TENSORFLOW

@@ -297,8 +297,8 @@ def _clipped(level: Level, solved: list[_Solved], series: _Series, penalty: Read
             told = f"{errors[-1].number} and the gradient is clipped to the norm {bound:.4g}".strip()
             errors[-1] = replace(errors[-1], number=told)
         else:
-            told = "is clipped to the norm"
-            errors.append(Error(f"the gradient of {level.name}", told, ("clip per microbatch",), f"{bound:.4g}"))
+            of = f"the gradient of {blocks[0][0].worded(level.name)}"
+            errors.append(Error(of, "is clipped to the norm", ("clip per microbatch",), f"{bound:.4g}"))
         yield Said(errors, cost + 1.2, made, [])
         return
 

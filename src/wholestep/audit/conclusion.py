@@ -260,12 +260,20 @@ def _through(verdict: Verdict) -> Iterator[str]:
 
 
 def _of_labels(loop: Loop) -> Iterator[str]:
-    """Yield notes of losses of probabilities that get labels below 0."""
+    """Yield notes of losses of probabilities that get labels below 0, or of some rows nothing but zeros."""
     for asked in loop.losses.values():
         name = name_of(asked.loss)
-        is_of_shares = name.lower().replace("_", "") in ("kldivergence", "categoricalcrossentropy")
-        if is_of_shares and any(np.any(y < 0) for _, y, _ in asked.calls):
+        if name.lower().replace("_", "") not in ("kldivergence", "categoricalcrossentropy"):
+            continue
+        rows = [np.any(y, axis=1) for _, y, weight in asked.calls if y.ndim == 2 and weight is None]
+        empty = [not row for own in rows for row in own[: 1 + max(np.flatnonzero(own), default=-1)]]  # no padding
+        if any(np.any(y < 0) for _, y, _ in asked.calls):
             yield Likely(f"{name} gets labels below 0: it takes probabilities for both. Is a softmax missing?")
+        elif any(empty):
+            told = (
+                f"{name} gets labels that are all 0 in {np.mean(empty):.0%} of its rows: these have no loss. Is that "
+            )
+            yield f"{told}meant? `one_hot` gives zeros for classes outside of its range, which begins with 0."
 
 
 def _of_loss(meaning: Meaning) -> Iterator[str]:

@@ -41,6 +41,7 @@ OUTDATED = Likely(
     "Layers were frozen or thawed after the model was compiled. Keras' `fit` trains what it did before, until "
     "`compile` is called again."
 )
+_WITHOUT_XLA = "{}() is compiled by XLA; here it ran without, the same but for rounding."
 _AS_IF = "The audit ran `fit` as if `compile` had been called again."
 
 
@@ -81,6 +82,7 @@ class Hooks:
         for name in sorted(self.listener.clipped_late):
             told = f"`tf.{name}` gets the gradients after the optimizer has taken them: the clipped ones are not used."
             self.log.notes[Likely(f"{told} Clip before the step.")] = None
+        self.log.notes |= {_WITHOUT_XLA.format(name): None for name in sorted(self.listener.without_xla)}
         self.listener.settle()
         self.log.close()
 
@@ -170,7 +172,7 @@ class Hooks:
             compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and model.jit_compile else _GONE
             if compiled is _GONE:
                 return method(*arguments, **others)
-            self.log.notes[f"{name}() is compiled by XLA; here it ran without, the same but for rounding."] = None
+            self.log.notes[_WITHOUT_XLA.format(name)] = None
             held["_jit_compile"] = False
             try:
                 return method(*arguments, **others)

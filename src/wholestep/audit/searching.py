@@ -75,7 +75,9 @@ class Labels(NamedTuple):
 
 def search(loop: Loop, meaning: Meaning, calls: list[Called], labels: list[Labels]) -> tuple:
     """Return (x, y) or (x, y, sample_weight), and note in the meaning how they were found, or raise `UnknownError`."""
-    unknown = UnknownError("the data: no array or dataset of the script holds the rows that the model was given")
+    why = "; ".join(meaning.watched.log.unseen) if not calls else ""
+    why = why or "no array or dataset of the script holds the rows that the model was given"
+    unknown = UnknownError(f"the data: {why}")
     beside = {name: list(labels_of(calls, meaning.watched.log.called, each)) for name, each in loop.beside.items()}
     named = {name: {each.called.order: each.label for each in own} for name, own in beside.items()}
     meaning.by_pass = named | dict(outputs_beside(loop, meaning.watched.log))

@@ -29,7 +29,7 @@ class EngineListener:
         self._are_several = False  # devices that a program of the loop runs on
         self.clipped: dict[int, tuple[Tensor, str]] = {}
         self.handed: dict[int, Tensor] = {}
-        self.clipped_late: set[str] = set()
+        self.clipped_late, self.without_xla = set[str](), set[str]()
 
     @contextmanager
     def listening(self, told: Asked) -> Iterator[None]:

@@ -300,12 +300,14 @@ class Listener(Protocol):
             the function's name; empty where the engine has none.
         handed: the gradients of the last optimizer step, by their ids, as a hook on the step keeps them.
         clipped_late: the engine's clips that got gradients after an optimizer had taken them.
+        without_xla: the names of functions that XLA compiles otherwise; while it listens it does not.
     """
 
     is_deaf_to_xla: bool
     clipped: dict[int, tuple[Tensor, str]]
     handed: dict[int, Tensor]
     clipped_late: set[str]
+    without_xla: set[str]
 
     def listening(self, told: Asked) -> AbstractContextManager:
         """Return a context that calls `told` for each gradient that is taken, if it is visible."""

@@ -22,6 +22,7 @@ _CLIPS = "clip_by_global_norm", "clip_by_norm", "clip_by_value"
 _ACTIVATIONS = "Softmax", "Sigmoid"
 _OF_GRADIENTS = "gradient_tape"  # how the names of their operations begin
 _MOST_WATCHED = 64  # values that wait for their gradients
+_FUNCTION = type(tf.function(lambda: None))
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
 
 
@@ -34,7 +35,7 @@ class EngineListener:
         self._num_open = 0
         self.clipped: dict[int, tuple[Tensor, str]] = {}
         self.handed: dict[int, Tensor] = {}
-        self.clipped_late: set[str] = set()
+        self.clipped_late, self.without_xla = set[str](), set[str]()
         self._here = threading.local()  # of a replica
 
     @cached_property
@@ -77,12 +78,27 @@ class EngineListener:
             return found
 
         clips = {name: getattr(tf, name) for name in _CLIPS}
+        call, without = _FUNCTION.__call__, list[Any]()
+
+        def called(function: Any, *arguments: object, **others: object) -> Any:
+            name, module = getattr(function.python_function, "__name__", ""), function.python_function.__module__ or ""
+            is_own = module.split(".")[0] in ("keras", "wholestep")
+            if function._jit_compile and not is_own and not function.experimental_get_tracing_count():
+                function._jit_compile = False
+                without.append(function)
+                self.without_xla.add(name)
+            return call(function, *arguments, **others)
+
         try:
+            _FUNCTION.__call__ = called
             tape.__enter__, tape.__exit__, tape.gradient = counted, uncounted, self.unhooked(asked)
             for name, clip in clips.items():
                 setattr(tf, name, self._clipping(name, clip))
             yield
         finally:
+            _FUNCTION.__call__ = call
+            for function in without:
+                function._jit_compile = True
             tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
             for name, clip in clips.items():
                 setattr(tf, name, clip)
