@@ -469,7 +469,7 @@ def test_a_batch_of_rows_or_more_may_be_held_out(num, order, code, part, audit):
     assert (got, part in out) == (code, True), out
 
 
-BUCKETS = """
+WIDTHS = """
 rows_of = [np.concatenate([rng.integers(2, 60, num), [1]]) for num in np.tile([4, 5, 6], 16)]
 model = keras.Sequential([keras.Input((None,), dtype="int32"), layers.Embedding(60, 6), layers.Dense(60)])
 
@@ -491,7 +491,7 @@ for epoch in range(4):
 
 
 def test_rows_that_are_cut_otherwise_in_another_batch_are_not_left_out(audit):
-    code, out, _ = audit(HEAD + UPDATE + BUCKETS)
+    code, out, _ = audit(HEAD + UPDATE + WIDTHS)
     assert "different rows" in out, out
     assert (code in (0, 2), "ever used" in out, "A pass has" in out) == (True, False, False), out
 

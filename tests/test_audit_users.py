@@ -1114,23 +1114,42 @@ def test_another_optimizer_than_the_compiled_one_is_a_note(own, words):
 
 
 @pytest.mark.parametrize(
-    ("momentum", "meant", "words"),
+    ("momentum", "falls", "meant", "words"),
     [
-        (0.9, keras.optimizers.SGD(0.01, momentum=0.9), "Nothing found in "),
-        (0.0, keras.optimizers.SGD(0.01, momentum=0.9), "The steps have momentum=0, and momentum=0.9 was meant."),
-        (0.9, keras.optimizers.SGD(0.01, momentum=0.5), "The steps have momentum=0.9, and momentum=0.5 was meant."),
-        (0.9, keras.optimizers.Adam(0.01), "The steps are those of SGD, and Adam was meant."),
+        (0.9, False, keras.optimizers.SGD(0.01, momentum=0.9), "Nothing found in "),
+        (0.9, True, keras.optimizers.SGD(0.01, momentum=0.9), "Nothing found in "),
+        (
+            0.9,
+            True,
+            keras.optimizers.SGD(0.01, momentum=0.5),
+            "The steps have momentum=0.9, and momentum=0.5 was meant.",
+        ),
+        (
+            0.0,
+            False,
+            keras.optimizers.SGD(0.01, momentum=0.9),
+            "The steps have momentum=0, and momentum=0.9 was meant.",
+        ),
+        (
+            0.9,
+            False,
+            keras.optimizers.SGD(0.01, momentum=0.5),
+            "The steps have momentum=0.9, and momentum=0.5 was meant.",
+        ),
+        (0.9, False, keras.optimizers.Adam(0.01), "The steps are those of SGD, and Adam was meant."),
     ],
 )
-def test_a_momentum_by_hand_is_compared_with_that_of_the_stated_optimizer(momentum, meant, words):
-    model, kept = network(), {}
+def test_a_momentum_by_hand_is_compared_with_that_of_the_stated_optimizer(momentum, falls, meant, words):
+    model, kept, rates = network(), {}, iter(np.geomspace(0.01, 0.002 if falls else 0.01, 16))
 
     def move(variables, gradients):
+        rate = next(rates)
         for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
             kept[i] = momentum * kept.get(i, 0) + gradient
-            variable.assign(variable - 0.01 * kept[i])
+            variable.assign(variable - rate * kept[i])
 
-    with ws.audit(model, (U, V), loss="mse", optimizer=meant) as report:
+    how = {"learning_rate": lambda number: np.geomspace(0.01, 0.002, 16)[number]} if falls else {}
+    with ws.audit(model, (U, V), loss="mse", optimizer=meant, **how) as report:
         train(model, square, (U, V), 12, move)
     assert report.first_line.startswith(words), str(report)
 
@@ -1533,3 +1552,45 @@ def test_a_printed_loss_that_is_a_share_of_the_mean_is_said(factor, is_told):
     told = "The printed loss is 0.3333 times the mean of the rows, or of the batches. An update has 3 forward passes"
     assert report.first_line.startswith(told) == is_told, str(report)
     assert report.causes == []
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_labels_of_the_batch_before_are_those_of_other_rows(num_classes):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(num_classes)])
+    optimizer, before = keras.optimizers.Adam(0.01), []
+    optimizer.build(model.trainable_variables)
+    labels = np.argmax(U[:, :num_classes], 1)
+
+    def with_those_before(out, y):
+        before.append(y)
+        own = before[-2:][0]  # the first batch has its own
+        return keras.ops.mean(keras.ops.sparse_categorical_crossentropy(own, out, from_logits=True))
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with ws.audit(model, (U, labels), loss=loss) as report:
+        train(model, with_those_before, (U, labels), 12, lambda variables, grads: optimizer.apply(grads, variables))
+    assert [cause.name for cause in report.causes] == ["labels of other rows"], str(report)
+
+
+@pytest.mark.parametrize(
+    ("weight", "is_of_all", "causes"),
+    [(0.0, False, []), (0.0, True, ["padding counted"]), (1.0, False, ["rows twice in a pass"])],
+)
+def test_rows_without_weight_that_fill_up_the_last_batch_hide_no_other_fault(weight, is_of_all, causes):
+    model, optimizer, num = network(), keras.optimizers.SGD(0.01), 90
+    optimizer.build(model.trainable_variables)
+
+    def value(out, y, w):
+        return keras.ops.sum(w * (out[:, 0] - y) ** 2) / (20 if is_of_all else keras.ops.sum(w))
+
+    gradient = gradient_of(model, value)
+    with ws.audit(model, (U[:num], V[:num]), loss="mse") as report:
+        for epoch in range(2):
+            order = np.random.default_rng(epoch).permutation(num)
+            for start in range(0, num, 20):
+                rows, weights = np.resize(order[start : start + 20], 20), np.ones(20, "float32")
+                if start + 20 > num:
+                    rows[num - start :], weights[num - start :] = order[: start + 20 - num], weight
+                optimizer.apply([*map(keras.ops.array, gradient(U[rows], V[rows], weights))], model.trainable_variables)
+    assert [cause.name for cause in report.causes] == causes, str(report)

@@ -1,5 +1,6 @@
 """An engine that is not there is told in our words, before Keras is asked."""
 
+import subprocess
 import sys
 
 import keras
@@ -94,3 +95,11 @@ def test_the_doctor_refuses_a_backend_without_an_engine(fresh, capsys):
     fresh.setenv("KERAS_BACKEND", "torch")
     assert cli.main(["doctor"]) == 1
     assert "must be jax or tensorflow. Received: torch." in capsys.readouterr().err
+
+
+def test_a_reader_that_ends_early_ends_the_command_without_a_traceback():
+    command = [sys.executable, "-m", "wholestep", "doctor"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        told = process.stderr.read()
+    assert (process.returncode, "Traceback" in told) == (141, False), told

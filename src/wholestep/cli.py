@@ -12,6 +12,7 @@ from wholestep.checkpoints import shell
 from wholestep.errors import PeerError, SpecificationError, message
 from wholestep.processes import launch
 
+_UNREAD = 141  # the exit code of shells for it
 _DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 
@@ -22,7 +23,13 @@ def main(argv: list[str] | None = None) -> int:
     if "command" not in arguments:
         parser.print_help()
         return 0
-    return arguments.command(arguments)
+    try:
+        code = arguments.command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -377,11 +377,12 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
 
 
 def _is_rule(rows: np.ndarray, others: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether one class always has the label of one other: then classes are renamed, and no rows mixed."""
+    """Whether classes always have the label of one other: then classes are renamed, and no rows mixed."""
     told: dict[bytes, set[bytes]] = {}
     for row, other in zip(rows, others, strict=True):
         told.setdefault(labels[row].tobytes(), set()).add(labels[other].tobytes())
-    return len(told) <= len(rows) // 2 and all(len(each) == 1 for each in told.values())
+    is_one = len(told) <= len(rows) // 2 and all(len(each) == 1 for each in told.values())
+    return is_one and any(own not in each for own, each in told.items())
 
 
 def _unpadded(piece: Piece) -> int:

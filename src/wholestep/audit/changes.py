@@ -368,8 +368,7 @@ def steps_otherwise(optimizer: Any, rule: Rule) -> Iterator[Likely]:
     names = {1: ("momentum",), 2: ("beta_1", "beta_2")}.get(len(rule.momenta), ())
     kind = type(optimizer).__name__
     stated: list[Any] = [getattr(optimizer, name, None) for name in names]
-    is_known = len(rule.rates) > 2 and (len(names) == 2 or is_even(np.array(rule.rates)))
-    if names and is_known and kind in ("SGD", "Adam", "AdamW"):
+    if names and len(rule.rates) > 2 and kind in ("SGD", "Adam", "AdamW"):
         if None in stated:
             yield Likely(f"The steps are those of {'Adam' if len(names) == 2 else 'SGD'}, and {kind} was meant.")
         elif any(abs(a - b) > _SAME_MOMENTUM for a, b in zip(rule.momenta, stated, strict=True)):

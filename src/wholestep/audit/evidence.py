@@ -239,7 +239,7 @@ class Evidence:
 
     def taken(self) -> list[np.ndarray]:
         """Return the gradients that the derivatives of the loop's loss by the pieces' outputs give."""
-        return [self.pulled(i, _taken(piece)) for i, piece in enumerate(self.update.pieces)]
+        return [self.pulled(i, taken_at(piece)) for i, piece in enumerate(self.update.pieces)]
 
     @cached_property
     def _derived(self) -> list[np.ndarray]:
@@ -296,7 +296,7 @@ class AtOutputs(Evidence):
         self.of, self.before, self.scale, self.is_by_outputs = of, None, 0.0, True
         self._starts = np.cumsum([0, *(p.called.outputs[0].size for p in self.update.pieces)])
         self.mask = np.ones(int(self._starts[-1]), bool)
-        own = (factor * _taken(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
+        own = (factor * taken_at(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
         self.handed = np.concatenate([np.ravel(each) for each in own])
         self.norm = float(np.linalg.norm(self.handed))
 
@@ -324,8 +324,10 @@ class AtOutputs(Evidence):
         return self.of.proven(sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty))
 
 
-def _taken(piece: Piece) -> np.ndarray:
-    return np.asarray(piece.called.derivatives[0][-1], "float64")
+def taken_at(piece: Piece, i: int = 0) -> np.ndarray:
+    """Return the derivative of the loop's loss by the i-th output of a pass; zeros if none was taken."""
+    found = piece.called.derivatives.get(i)
+    return np.asarray(found[-1] if found else np.zeros_like(piece.called.outputs[i]), "float64")
 
 
 def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:

@@ -73,7 +73,7 @@ def _is_near(one: float, two: float) -> bool:
 
 def is_even(numbers: np.ndarray, *others: float) -> bool:
     """Whether all numbers are equal, up to rounding."""
-    return float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
+    return not len(numbers) or float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
 
 
 def _digits(rate: float) -> int:

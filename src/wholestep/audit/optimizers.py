@@ -38,7 +38,6 @@ _TINY = 1e-3  # a gradient that is so much smaller than most is known with few d
 _UNCORRECTED = (
     "The moments are corrected in no update, or in each as in the first: does the count of updates move? Is that meant?"
 )
-
 _NUM_MOVED, _SURE = 3, 3  # moves with a part of the gradient, before a rate of 0; times the distance of moves that fit
 _MOST_DECAY = 0.0099  # of the weights in an update, and more than the rate: no decay times a rate is that large
 _SHRUNK = (
@@ -100,7 +99,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
     shares, clips = [e.share for e in evidence], (0.0, 0.0, 0.0)
-    rule: Rule | None = Rule(shares, "", momenta=(0.0,))
+    rule: Rule | None = Rule(shares, "", momenta=(0.0,) * is_even(np.array(shares)))
     is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, shares, grads, near, strict=True))
     if not is_plain:
         are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
@@ -236,13 +235,17 @@ def _with_momentum(moves: Moves) -> Rule | None:
                 rates = [rate / (1 + momentum) for rate in rates]
             after = np.array([t for t in range(1, len(numbers)) if np.any(moves.falls[t - 1])], int)
             of_move = np.array([numbers[t][0][1] for t in after])
+            scaled = of_move * [rates[t - 1] / (rates[t] or 1.0) for t in after]  # of a velocity, by its rate
+            is_scaled = len(after) and is_even(scaled) and not (is_even(of_move) and _is_round(of_move[0]))
+            of_move = scaled if is_scaled else of_move
             last = float(np.median(of_move)) if len(of_move) else 0.0
             is_lost = np.abs(of_move) <= FINE.differs
             told = f", and {last:.4g} times the move before" if abs(last) > FINE.differs else ""
             notes = [ADDED_UP] * (abs(last - 1) <= FINE.differs)
             if told and is_lost.any() and is_even(of_move[~is_lost]):
                 notes = [Likely(_ANEW.format("velocities", some(after[is_lost] + 1)))]
-            rule = _decaying(Rule(rates, told, (*notes,), momenta=(last,)), moves, [decay for _, decay in numbers])
+            steady = (last,) * is_even(of_move[~is_lost])
+            rule = _decaying(Rule(rates, told, (*notes,), momenta=steady), moves, [decay for _, decay in numbers])
             return rule._replace(decay=Rule([], "").decay) if told else rule  # the move before has its decay in it
     return None
 
@@ -373,10 +376,9 @@ def _fitted(
         return None
     factors = np.zeros(len(basis))
     factors[are_there] = least(list(basis[are_there]), fall)[0]
-    is_made = distance(fall, factors @ basis) <= moves.near[t]
     share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
     has_share = may_lack or share >= _SHARE * float(np.linalg.norm(fall))
-    return (factors[:-2], factors[-2:]) if is_made and has_share else None
+    return (factors[:-2], factors[-2:]) if has_share and distance(fall, factors @ basis) <= moves.near[t] else None
 
 
 def by_hand(seen: Windows, framework: str) -> list[str]:
@@ -384,9 +386,8 @@ def by_hand(seen: Windows, framework: str) -> list[str]:
     if not seen.is_by_hand:
         return []
     rates = [u.applied.learning_rate for u in seen.updates]
-    least, most = min(rates), max(rates)
     others = f"by {rates[0]:.4g} times the gradient first, by {rates[-1]:.4g} times last"
-    told = f"by {most:.4g} times the gradient" if most - least <= FINE.differs * most else others
+    told = f"by {max(rates):.4g} times the gradient" if np.ptp(rates) <= FINE.differs * max(rates) else others
     told = f", here {told}{seen.rule.told}" if seen.rule is not None and not seen.rule.is_stated else ""
     notes = [*seen.rule.notes] if seen.rule is not None else []
     if not _is_finite(seen):

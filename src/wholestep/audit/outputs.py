@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from wholestep.audit.evidence import AtOutputs, Evidence, Meant
+from wholestep.audit.evidence import AtOutputs, Evidence, Meant, taken_at
 from wholestep.audit.forms import Error
 from wholestep.audit.port import OfOutput
 from wholestep.audit.ratios import least
@@ -59,7 +59,7 @@ class _Whole:
 
     def __init__(self, e: Evidence):
         self.e = e
-        self._taken = [[_taken(piece, i) for i in range(len(piece.called.outputs))] for piece in e.update.pieces]
+        self._taken = [[taken_at(piece, i) for i in range(len(piece.called.outputs))] for piece in e.update.pieces]
         parts = [self._pulled(i, taken) for i, taken in enumerate(self._taken)]
         self.factors = least(parts, e.handed - e.penalty)[0]
         self.fits = e.apart(self.factors @ np.stack(parts) + e.penalty) <= e.meant.replay.tolerance.fits
@@ -88,7 +88,7 @@ def taken(e: Evidence) -> np.ndarray:
         return np.zeros(0)
     if {*piece.called.derivatives} != {*range(len(piece.called.outputs))}:
         return np.zeros(0)
-    derivatives = [_taken(piece, i) for i in range(len(piece.called.outputs))]
+    derivatives = [taken_at(piece, i) for i in range(len(piece.called.outputs))]
     return replay.pulled(piece, derivatives, training=e.meant.modes.of(piece))
 
 
@@ -105,13 +105,8 @@ def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
         yield [each + e.penalty for each, e in zip(own, evidence, strict=True)]
 
 
-def _taken(piece: Piece, i: int) -> np.ndarray:
-    found = piece.called.derivatives.get(i)
-    return np.asarray(found[-1] if found else np.zeros_like(piece.called.outputs[i]), "float64")
-
-
 def _alone(piece: Piece, i: int) -> Piece:
-    called = replace(piece.called, outputs=[piece.called.outputs[i]], derivatives={0: [_taken(piece, i)]})
+    called = replace(piece.called, outputs=[piece.called.outputs[i]], derivatives={0: [taken_at(piece, i)]})
     return replace(piece, called=called)
 
 

@@ -101,7 +101,8 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
     is_suspect = same < len(rows) and (same > 1 or repeated > 0 or int(last) in often)
     if last == PAD or not is_suspect or Evidence(meant, update).without <= differs:
         return update
-    if 0 < (num := _uncounted(update)) <= max(same, repeated):
+    late = again.get(update.number, np.zeros(len(rows), bool))[::-1]
+    if 0 < (num := _uncounted(update)) <= max(same, repeated, int(np.argmin([*late, False]))):
         return _cut(update, num)
     for num in dict.fromkeys([same, same - 1, repeated]):
         if 0 < num < len(rows) and Evidence(meant, changed := _cut(update, num)).without <= fits:
