@@ -80,9 +80,9 @@ def unlike_keras(model: keras.Model, optimizer: Optimizer | None) -> str:
         return ""
     names = ", ".join(each.name for each in tables)
     return (
-        "The losses differ a little from those of keras.Model.fit on TensorFlow, and there is nothing to do: before "
-        f"{type(inner).__name__} squares or clips gradients, those of equal rows of {names} are summed, as in "
-        "keras.Model.fit on JAX; on TensorFlow that sums them afterwards."
+        "The losses differ from those of keras.Model.fit on TensorFlow, most for small tables, and there is "
+        f"nothing to do: before {type(inner).__name__} squares or clips gradients, those of equal rows of {names} are "
+        "summed, as in keras.Model.fit on JAX; on TensorFlow that sums them afterwards."
     )
 
 
