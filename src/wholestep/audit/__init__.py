@@ -9,7 +9,7 @@ Arguments of the call, which is `wholestep.audit.watch.audit`:
     data: (x, y) or (x, y, sample_weight), arrays with all rows of the training data.
     loss: as in `compile`, or a function that may return (values, weights); None for the compiled loss.
     learning_rate: the intended rate, a number or a function of the update; None for the optimizer's.
-    optimizer: the intended optimizer, if the model is not compiled with it.
+    optimizer: the intended optimizer, which a compiled one may not be.
 """
 
 import sys

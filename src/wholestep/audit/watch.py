@@ -78,8 +78,8 @@ class Audit:
                 one for each output, or an `Objective` over such batches; None for the compiled loss.
             learning_rate: the rate that is meant: a number, or a function (or Keras schedule) of the number of the
                 update, from 0; None for the schedule of the optimizer, if it has one.
-            optimizer: the optimizer that is meant, if the model is not compiled with it. If the loop applies another
-                one, both are compared; its schedule, if it has one, is the learning rate that is meant.
+            optimizer: the optimizer that is meant. If the loop applies another one, both are compared; its schedule, if
+                it has one, is the learning rate that is meant. None: the compiled one, compared in a note alone.
 
         Yields:
             A `Report`, complete after the `with`: print it, or read its `causes`.
