@@ -1061,3 +1061,26 @@ def test_a_long_audit_says_on_the_error_output_that_it_goes_on(audit, monkeypatc
     code, report, said = audit(COLUMNS)
     assert code == 0, report
     assert ("are computed again and judged, which may take minutes" in said) == (patience == 0)
+
+
+DRAW = "rng.normal(size=5).astype('float32')"
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    halves(
+        [
+            (DRAW, "`rng.normal` in "),
+            ("np.float32(np.random.normal())", "`np.random.normal` in "),
+            ("keras.random.normal((5,))", ""),
+            ("np.zeros(5, 'float32')", ""),
+        ]
+    ),
+)
+def test_numbers_that_a_trace_draws_are_said_first(draw, told, audit):
+    traced = {
+        "tensorflow": ("    def step(a, b):", f"    @tf.function\n    def step(a, b):\n        a = a + {draw}"),
+        "jax": ("    def value_at(values, a, b):", f"    def value_at(values, a, b):\n        a = a + {draw}"),
+    }
+    _, out, _ = audit(script("by hand", UNCOMPILED, traced[ENGINE]))
+    assert ("is drawn once, when the function is traced" in out, told in out) == (bool(told), True), out

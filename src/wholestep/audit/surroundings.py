@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
@@ -220,10 +221,11 @@ class _Read:
 
 
 class FrozenNumbers:
-    """Collects the numbers that functions of the script read while they are traced."""
+    """Collects the numbers that functions of the script read, or draw by numpy, while they are traced."""
 
     def __init__(self) -> None:
         self._read: dict[tuple[int, str], _Read] = {}
+        self._drawn: dict[tuple[str, str], None] = {}  # the calls, each with its function
 
     def look(self) -> None:
         """Look at the functions of the script that are being traced, if some are."""
@@ -234,7 +236,12 @@ class FrozenNumbers:
                 self._take(each)
 
     def findings(self) -> Iterator[str]:
-        """Yield a note for each number that has another value by now than in the traced function."""
+        """Yield a note for each number that was drawn, or has another value by now than in the traced function."""
+        for call, function in self._drawn:
+            told = (
+                f"`{call}` in `{function}` is drawn once, when the function is traced: each call has the same numbers. "
+            )
+            yield Likely(f"{told}Draw them by `keras.random`, `tf.random` or `jax.random`, or before the call.")
         for (_, name), read in self._read.items():
             now = read.home.get(name)
             if len(read.values) == 1 and _is_number(now) and now not in read.values:
@@ -244,14 +251,37 @@ class FrozenNumbers:
                 yield Likely(told)
 
     def _take(self, frame: FrameType) -> None:
+        function = frame.f_code.co_name.removeprefix("tf__")
+        self._drawn |= dict.fromkeys((call, function) for call in _draws(frame))
         codes = [*_codes(frame.f_code)]
         names = {name for code in codes for name in code.co_names} - {name for code in codes for name in _stored(code)}
         owners = [frame.f_globals, *(vars(v) for v in frame.f_locals.values() if _is_of_script(v))]
         for home in owners:
             for name in names & home.keys():
                 if _is_number(home[name]):
-                    read = _Read(home, frame.f_code.co_name.removeprefix("tf__"))
+                    read = _Read(home, function)
                     self._read.setdefault((id(home), name), read).values.add(home[name])
+
+
+_DRAWS = {name for name in dir(np.random.RandomState) if name[0].islower()} | {"integers", "random"}
+_NO_DRAWS = {"seed", "get_state", "set_state"}
+_GENERATORS = np.random.Generator, np.random.RandomState
+
+
+def _draws(frame: FrameType) -> Iterator[str]:
+    """Yield the calls of random numbers of numpy or Python in the code of a frame, without its inner functions."""
+    steps = [(each.opname, each.argval) for each in get_instructions(frame.f_code) if "CALL" not in each.opname]
+    scope = frame.f_globals | frame.f_locals
+    for i, (_, name) in enumerate(steps):
+        value, path = scope.get(name) if isinstance(name, str) else None, name
+        for kind, attribute in steps[i + 1 : i + 4]:
+            if kind not in ("LOAD_ATTR", "LOAD_METHOD"):
+                break
+            is_drawn = value is np.random or value is random or isinstance(value, _GENERATORS)
+            path = f"{path}.{attribute}"
+            if is_drawn and attribute in _DRAWS - _NO_DRAWS:
+                yield path
+            value = vars(value).get(attribute) if hasattr(value, "__dict__") else None
 
 
 _BRANCHES = "if_body", "else_body"  # of AutoGraph: it is not known which of them a trace goes through
