@@ -1594,3 +1594,49 @@ def test_rows_without_weight_that_fill_up_the_last_batch_hide_no_other_fault(wei
                     rows[num - start :], weights[num - start :] = order[: start + 20 - num], weight
                 optimizer.apply([*map(keras.ops.array, gradient(U[rows], V[rows], weights))], model.trainable_variables)
     assert [cause.name for cause in report.causes] == causes, str(report)
+
+
+def test_noise_that_a_trace_draws_is_said_first():
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+    weights = model.trainable_variables
+    if ENGINE == "tensorflow":
+        import tensorflow as tf
+
+        @tf.function
+        def gradient(x, y):
+            x = x + np.random.normal(size=(12, 5)).astype("float32")
+            with tf.GradientTape() as tape:
+                loss = square(model(x, training=True), y)
+            return tape.gradient(loss, weights)
+    else:
+        import jax
+
+        @jax.jit
+        @jax.grad
+        def value(weights, x, y):
+            x = x + np.random.normal(size=(12, 5)).astype("float32")
+            return square(model.stateless_call(weights, [], x, training=True)[0], y)
+
+        def gradient(x, y):
+            return value([v.value for v in weights], x, y)
+
+    with ws.audit(model, (U, V), loss="mse") as report:
+        for rows in np.split(np.random.default_rng(0).permutation(96), 8):
+            optimizer.apply([*map(keras.ops.array, gradient(U[rows], V[rows]))], weights)
+    assert report.first_line.startswith("`np.random.normal` in "), str(report)
+
+
+@pytest.mark.skipif(ENGINE != "tensorflow", reason="JAX has numbers of 64 bits only if it is set so at its beginning")
+@pytest.mark.parametrize("causes", [[], ["broadcast"]])
+def test_loops_in_float64_are_judged(causes, request):
+    request.addfinalizer(lambda: keras.config.set_floatx("float32"))
+    keras.config.set_floatx("float64")
+    model, optimizer = network(), keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    x, y = U.astype("float64"), V.astype("float64")
+    value = (lambda out, y: keras.ops.mean((out - y) ** 2)) if causes else square
+    with ws.audit(model, (x, y), loss="mse") as report:
+        train(model, value, (x, y), 12, lambda variables, gradients: optimizer.apply(gradients, variables))
+    assert [cause.name for cause in report.causes] == causes, str(report)
+    assert "gradient" in report.as_json()["judged"]

@@ -99,7 +99,6 @@ def _report(ran: Ran, loop: Loop, watched: Watched) -> Report:
     verdict.check("the labels of the losses", _of_labels, loop)
     verdict.check("the passes of an update", _through, verdict)
     verdict.check("models against each other", allied, watched, others)
-    verdict.check("numbers of traced functions", scout.frozen.findings)
     verdict.check("other models", still, loop, watched)
     verdict.check("models that nothing moves", teachers, loop, watched, own)
     verdict.check("the labels of the rows", _come_apart, made, watched)

@@ -22,7 +22,7 @@ from wholestep.audit.meaning import are_numbers, is_result, tensors
 from wholestep.audit.measure import places
 from wholestep.audit.replay import Replay, flags, is_outdated_in, untrained
 from wholestep.audit.source import is_in_fit, is_in_trainer, line_of_user
-from wholestep.audit.surroundings import tape_elsewhere
+from wholestep.audit.surroundings import FrozenNumbers, tape_elsewhere
 from wholestep.engines import Listener
 from wholestep.errors import SpecificationError
 from wholestep.model import uncast, with_mask_of
@@ -55,6 +55,7 @@ class Hooks:
 
     def __init__(self, model: keras.Model, listener: Listener, log: Log, *, has_twins: bool = False):
         self.model, self.listener, self.log, self.has_twins, self.executed = model, listener, log, has_twins, Executed()
+        self._frozen = FrozenNumbers()
         self._hooked: dict[int, Callable[[], None]] = {}
         self._num_muted: Counter[int] = Counter()  # by thread
         self._optimizers: list = []  # kept, so that no two have one id
@@ -82,7 +83,8 @@ class Hooks:
         for name in sorted(self.listener.clipped_late):
             told = f"`tf.{name}` gets the gradients after the optimizer has taken them: the clipped ones are not used."
             self.log.notes[Likely(f"{told} Clip before the step.")] = None
-        self.log.notes |= {_WITHOUT_XLA.format(name): None for name in sorted(self.listener.without_xla)}
+        of_traces = *map(_WITHOUT_XLA.format, sorted(self.listener.without_xla)), *self._frozen.findings()
+        self.log.notes |= dict.fromkeys(of_traces)
         self.listener.settle()
         self.log.close()
 
@@ -207,6 +209,7 @@ class Hooks:
             inputs = tree.leaves(given)
             if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
                 return call(*arguments, **others)
+            self._frozen.look()
             self.log.has_fitted |= is_in_fit()
             self.log.is_by_name |= isinstance(given, dict)
             params = self._values(self.model.trainable_variables)
@@ -360,11 +363,8 @@ def _in_part(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
-    rest, parts = list(values), []
-    for group in groups:
-        parts.append(rest[: len(group)])
-        rest = rest[len(group) :]
-    return parts
+    rest = iter(values)
+    return [list(itertools.islice(rest, len(group))) for group in groups]
 
 
 @contextmanager

@@ -327,7 +327,7 @@ class Observed(port.Observed, Objective):
         outputs = tensors(model(batch[0], training=training))
         num = batch[1][0].shape[0]  # that of the outputs is not known behind a layer of text
         parts = [ops.reshape(ops.cast(o, "float32") * d, (num, -1)) for o, d in zip(outputs, batch[1], strict=True)]
-        return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,))))
+        return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,), "float32")))
 
 
 def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> list[str]:

@@ -264,7 +264,7 @@ class Replay(Port):
         if change is None:
             return np.asarray(loss(given, labels, weights)[0][0], "float64")
         pulled = self._program(("change", id(change)), partial(_by_change, self._ops, change))
-        _, changed = pulled(given, ops.zeros(given[0].shape))
+        _, changed = pulled(given, ops.zeros(given[0].shape, "float32"))
         return np.asarray(pulled(given, loss([changed], labels, weights)[0][0])[0][0], "float64")
 
     def _by_loss(self, objective: Any, num: int, *, is_once: bool) -> Callable:
@@ -299,7 +299,7 @@ class Replay(Port):
 
     def _penalty(self, outcome: Reading) -> Tensor:
         losses = [] if outcome.is_complete else self.model.losses  # which a custom `compute_loss` has added
-        return sum((ops.sum(loss) for loss in losses), ops.zeros(()))
+        return sum((ops.cast(ops.sum(loss), "float32") for loss in losses), ops.zeros((), "float32"))
 
     def _scope(self, params: list, buffers: list) -> keras.StatelessScope:
         held = [*zip(self.model.trainable_variables, params, strict=True)]

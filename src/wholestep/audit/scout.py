@@ -31,7 +31,7 @@ from wholestep.audit.source import (
     place_of_loop,
 )
 from wholestep.audit.stop import Limit
-from wholestep.audit.surroundings import FrozenNumbers, Surroundings, names_of_user, of_batch, tape_elsewhere
+from wholestep.audit.surroundings import Surroundings, names_of_user, of_batch, tape_elsewhere
 from wholestep.engines import listener
 from wholestep.tree import Tree
 
@@ -81,7 +81,7 @@ class Scout:
         self.resets = set[int]()
         self.num_warm_up = 0
         self.outdated: dict[int, Use] = {}
-        self.around, self.frozen = Surroundings(), FrozenNumbers()
+        self.around = Surroundings()
         self._here = threading.local()
         self._over: Loop | None = None
         self._hooks = ExitStack()
@@ -181,7 +181,6 @@ class Scout:
             if leaves and not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
                 is_new = id(layer) not in self._hooked
                 self._meet(layer, inputs)
-                self.frozen.look()
                 if is_new and call.__name__ == "call":
                     return layer.call(*arguments, **others)  # which the hooks have on the instance now
             self._here.depth = depth + 1
