@@ -1073,6 +1073,8 @@ DRAW = "rng.normal(size=5).astype('float32')"
             (DRAW, "`rng.normal` in "),
             ("np.float32(np.random.normal())", "`np.random.normal` in "),
             ("keras.random.normal((5,))", ""),
+            ("(rng.normal(size=5).astype('float32') if len(a.shape) > 5 else 0)", ""),
+            ("random.gauss(0.0, 1.0)", "`random.gauss` in "),
             ("np.zeros(5, 'float32')", ""),
         ]
     ),
@@ -1082,5 +1084,5 @@ def test_numbers_that_a_trace_draws_are_said_first(draw, told, audit):
         "tensorflow": ("    def step(a, b):", f"    @tf.function\n    def step(a, b):\n        a = a + {draw}"),
         "jax": ("    def value_at(values, a, b):", f"    def value_at(values, a, b):\n        a = a + {draw}"),
     }
-    _, out, _ = audit(script("by hand", UNCOMPILED, traced[ENGINE]))
+    _, out, _ = audit(script("by hand", UNCOMPILED, traced[ENGINE], ("import sys\n", "import random\nimport sys\n")))
     assert ("is drawn once, when the function is traced" in out, told in out) == (bool(told), True), out

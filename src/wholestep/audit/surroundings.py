@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from dis import get_instructions
-from itertools import islice
+from itertools import islice, takewhile
 from traceback import walk_tb
 from types import CodeType, FrameType, GeneratorType, ModuleType, TracebackType
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ _NO_CODE = (lambda: None).__code__
 _NUM_INSIDE = 64  # the most values of a container or an object, two levels deep
 _NUM_FRAMES, _NUM_BESIDE = 3, 8  # functions whose names hold a batch, and values of it
 _MOST_COLUMNS = 8  # of an array, each of which may be an input
+_LOADS = "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF"
 _TRACING = "pjit.py", "polymorphic_function.py"  # files of JAX and TensorFlow in which a trace begins
 
 
@@ -263,25 +264,29 @@ class FrozenNumbers:
                     self._read.setdefault((id(home), name), read).values.add(home[name])
 
 
-_DRAWS = {name for name in dir(np.random.RandomState) if name[0].islower()} | {"integers", "random"}
-_NO_DRAWS = {"seed", "get_state", "set_state"}
-_GENERATORS = np.random.Generator, np.random.RandomState
+_GENERATORS = np.random.Generator, np.random.RandomState, random.Random
+_NO_DRAWS = {"seed", "get_state", "set_state", "getstate", "setstate", "bit_generator", "spawn"}
+_DRAWS = {name for kind in _GENERATORS for name in dir(kind) if name[0].islower()} - _NO_DRAWS
 
 
 def _draws(frame: FrameType) -> Iterator[str]:
-    """Yield the calls of random numbers of numpy or Python in the code of a frame, without its inner functions."""
-    steps = [(each.opname, each.argval) for each in get_instructions(frame.f_code) if "CALL" not in each.opname]
+    """Yield the calls of random numbers of numpy or Python in the code of a frame.
+
+    Those of its inner functions and conditional ones are left out: whether they run is not known.
+    """
+    steps = [each for each in get_instructions(frame.f_code) if "CALL" not in each.opname]
+    over = [(each.offset, each.argval) for each in steps if "JUMP" in each.opname]
     scope = frame.f_globals | frame.f_locals
-    for i, (_, name) in enumerate(steps):
-        value, path = scope.get(name) if isinstance(name, str) else None, name
-        for kind, attribute in steps[i + 1 : i + 4]:
-            if kind not in ("LOAD_ATTR", "LOAD_METHOD"):
-                break
+    for i, first in enumerate(steps):
+        if first.opname not in _LOADS or any(begin < first.offset < end for begin, end in over):
+            continue
+        value, path = scope.get(first.argval), first.argval
+        for step in takewhile(lambda each: each.opname in ("LOAD_ATTR", "LOAD_METHOD"), steps[i + 1 : i + 4]):
+            path = f"{path}.{step.argval}"
             is_drawn = value is np.random or value is random or isinstance(value, _GENERATORS)
-            path = f"{path}.{attribute}"
-            if is_drawn and attribute in _DRAWS - _NO_DRAWS:
+            if is_drawn and step.argval in _DRAWS:
                 yield path
-            value = vars(value).get(attribute) if hasattr(value, "__dict__") else None
+            value = vars(value).get(step.argval) if hasattr(value, "__dict__") else None
 
 
 _BRANCHES = "if_body", "else_body"  # of AutoGraph: it is not known which of them a trace goes through
