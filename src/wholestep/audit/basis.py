@@ -132,7 +132,7 @@ class Basis:
         return found
 
     def worded(self, told: str) -> str:
-        """Return a sentence about microbatches, of replicas where each is that of a replica."""
+        """Return a sentence about microbatches; it names replicas if each microbatch is a replica's."""
         return told.replace("microbatch", "replica") if 1 < len(self.sizes) == self.e.num_replicas else told
 
     def cut(self, values: np.ndarray) -> list[np.ndarray]:

@@ -269,10 +269,8 @@ def _of_labels(loop: Loop) -> Iterator[str]:
         if any(np.any(y < 0) for _, y, _ in asked.calls):
             yield Likely(f"{name} gets labels below 0: it takes probabilities for both. Is a softmax missing?")
         elif any(empty):
-            told = (
-                f"{name} gets labels that are all 0 in {np.mean(empty):.0%} of its rows: these have no loss. Is that "
-            )
-            yield f"{told}meant? `one_hot` gives zeros for classes outside of its range, which begins with 0."
+            told = f"{name} gets labels that are all 0 in {np.mean(empty):.0%} of its rows: these have no loss. Is that"
+            yield f"{told} meant? `one_hot` gives zeros for classes outside of its range, which begins with 0."
 
 
 def _of_loss(meaning: Meaning) -> Iterator[str]:
@@ -295,7 +293,8 @@ def _case(meaning: Meaning, supposed: Supposed, ended: Values | None) -> Case:
         made.data, made.objective = weighed(made.model, made.data, made.objective)
     except SpecificationError as error:
         raise UnknownError(f"the data and the loss: {error}") from error
-    made.supposed, made.is_called = supposed.told * (supposed.loss is not None), supposed.is_called
+    is_compiled = supposed.loss is None  # then its faults are no matter of what is supposed
+    made.supposed, made.is_called = "" if is_compiled else supposed.told, supposed.is_called
     is_known = supposed.data[0] is meaning.data[0] and not any(UNKNOWN_ROWS in told for told in meaning.unseen)
     made.origin = "found" if is_known else "as given"
     made.has_weights = supposed.has_weights

@@ -94,7 +94,7 @@ def solved(
 
     Args:
         labels: the arrays that may hold the labels, by name, a row for each row of the data.
-        beside: all arrays with a row for each row of the data, such as weights and masks.
+        beside: other arrays with as many rows, such as weights and masks.
         losses: functions of the script that may be a part of its loss.
     """
     own = {name: y for name, y in labels.items() if hasattr(y, "shape")}

@@ -41,7 +41,7 @@ class Verdict:
         looked_at: the updates that were seen, in words.
         has_loss: whether the loss that is meant is known, or can be supposed.
         unjudged: why no gradient was judged, in words; "" if some were.
-        has_backward: whether the gradients are those of the loop's loss, whose form is not known.
+        has_backward: whether the gradients follow from the loop's loss, of unknown form.
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
         failed: the error in which a stage has ended.
@@ -131,7 +131,7 @@ _WITHOUT_A_FORM = (
     *("first microbatch lost", "last microbatch lost", "not reset", "momentum by hand", "clip before unscale"),
     *("penalty forgotten", "penalty added twice", "penalty once per microbatch", "penalty once per replica"),
 )
-# The same of several outputs; one that is left out is a fault if the script calls its loss.
+# The same for several outputs; an output that is left out is a fault if the script calls its loss.
 _OF_HEADS = "loss weights ignored", "other loss weights"
 
 

@@ -81,12 +81,12 @@ class EngineListener:
         call, without = _FUNCTION.__call__, list[Any]()
 
         def called(function: Any, *arguments: object, **others: object) -> Any:
-            name, module = getattr(function.python_function, "__name__", ""), function.python_function.__module__ or ""
-            is_own = module.split(".")[0] in ("keras", "wholestep")
-            if function._jit_compile and not is_own and not function.experimental_get_tracing_count():
-                function._jit_compile = False
-                without.append(function)
-                self.without_xla.add(name)
+            if function._jit_compile and not function.experimental_get_tracing_count():
+                module = function.python_function.__module__ or ""
+                if module.split(".")[0] not in ("keras", "wholestep"):  # theirs are compiled as ever
+                    function._jit_compile = False
+                    without.append(function)
+                    self.without_xla.add(getattr(function.python_function, "__name__", ""))
             return call(function, *arguments, **others)
 
         try:
