@@ -233,7 +233,7 @@ def test_the_type_checker_is_strict_with_modules_that_exist():
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_hold_one_idea(path):
-    assert len(path.read_text().splitlines()) <= 400
+    assert len(path.read_text().splitlines()) <= 500
 
 
 def test_public_names_are_frozen():
