@@ -36,7 +36,12 @@ def check_compiled(model: keras.Model, objective: Objective | None) -> None:
 
 
 def options(
-    microbatch_size: object, memory_limit: object, on_nonfinite: object, replicas: object, jit_compile: object
+    microbatch_size: object,
+    memory_limit: object,
+    on_nonfinite: object,
+    replicas: object,
+    jit_compile: object,
+    dense_gradients: object,
 ) -> Options:
     """Return the settings of a trainer.
 
@@ -52,10 +57,13 @@ def options(
     if not isinstance(on_nonfinite, str) or on_nonfinite not in ("raise", "skip"):
         must = 'on_nonfinite must be "raise" or "skip".'
         raise SpecificationError(message(must, shown(on_nonfinite), "leave it out to raise."))
+    if not isinstance(dense_gradients, bool):
+        must, attempt = "dense_gradients must be True or False.", "leave it out for the gradients of keras.Model.fit."
+        raise SpecificationError(message(must, shown(dense_gradients), attempt))
     size = _count_or("auto", "microbatch_size", microbatch_size, "leave it out for the fastest.")
     num = None if replicas is None else _count_or("all", "replicas", replicas, "leave it out for one device.")
     limit = None if memory_limit is None else int(min(memory_limit, sys.maxsize))
-    return Options(size, limit, on_nonfinite, num, jit_compile)
+    return Options(size, limit, on_nonfinite, num, jit_compile, dense_gradients)
 
 
 def _count_or(word: str, name: str, value: object, attempt: str) -> int | str:

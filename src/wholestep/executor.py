@@ -1,6 +1,5 @@
 """The executor: compiles the programs of one model, objective and optimizer, and keeps the run up to date."""
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,7 +27,7 @@ from wholestep.context import Context
 from wholestep.custom import CustomUpdate, undone
 from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
 from wholestep.dispatcher import Dispatcher
-from wholestep.embeddings.rows import unlike_keras
+from wholestep.embeddings.rows import explain_gradients
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation import CheckKind, EvalOptions, Evaluation, Pass, PassRun
 from wholestep.model import (
@@ -81,7 +80,9 @@ class Executor:
         update: Update = (
             CustomUpdate(engine, forward, steps, stops=stops)
             if steps.trains
-            else ObjectiveUpdate(engine, forward, context.optimizer, stops=stops)
+            else ObjectiveUpdate(
+                engine, forward, context.optimizer, stops=stops, dense_gradients=options.dense_gradients
+            )
         )
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
         self.evaluation = Evaluation(engine.evaluation or engine, evaluating, steps)
@@ -89,14 +90,14 @@ class Executor:
         self.compilations.is_quiet = self.evaluation.compilations.is_quiet = engine.processes.index > 0
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
-        self.unlike_keras = "" if steps.trains else unlike_keras(model, context.optimizer)
+        optimizer = None if steps.trains else context.optimizer
+        self.form_of_gradients = explain_gradients(model, optimizer, are_dense=options.dense_gradients)
         self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
         self._checks_batches = isinstance(objective, CompiledObjective) and not steps.trains
         self._unclaimed: list[tuple[str, Numbers]] = []  # values of a snapshot for variables that are not known yet
         self._row_tables = ProgramCache()
         self._single = SingleBatches(engine.devices, self._row_tables)
         self._single_evaluated = SingleBatches(self.evaluation.engine.devices, self.evaluation.row_tables)
-        self._has_noted = False
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
         self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
@@ -106,12 +107,6 @@ class Executor:
     def variables(self) -> Variables:
         """The Keras variables of the state."""
         return self.context.variables
-
-    def note_differences(self) -> None:
-        """Print once how the updates differ from Keras', unless notices are off."""
-        if self.unlike_keras and not self.compilations.is_quiet and not self._has_noted:
-            self._has_noted = True
-            print(f"wholestep: {self.unlike_keras}", file=sys.stderr, flush=True)
 
     @contextmanager
     def notices(self, verbose: int | str) -> Iterator[None]:

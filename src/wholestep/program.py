@@ -29,6 +29,7 @@ class Options(NamedTuple):
     on_nonfinite: str
     replicas: int | str | None = None
     jit_compile: bool | str = "auto"
+    dense_gradients: bool = False
 
 
 @dataclass(frozen=True)

@@ -369,8 +369,6 @@ class Setup:
         history: bool = False,
     ) -> CallbackRunner:
         """Return the runner of these callbacks, for `steps` batches an epoch."""
-        if history and verbose:
-            executor.note_differences()
         return CallbackRunner(
             self.model,
             callbacks,

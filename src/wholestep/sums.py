@@ -3,16 +3,18 @@
 No mean of means is taken.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import keras
 import numpy as np
 from keras import ops
 
+from wholestep import slices
 from wholestep.cut import Cut
 from wholestep.engines import Engine
 from wholestep.model import NOTHING_KNOWN, Forward, Outcome, TraceFacts, loss_trackers, own_results
+from wholestep.slices import Gradient, LookupSize, Slices
 from wholestep.state import Values
 from wholestep.tree import Tensor, Tree
 
@@ -20,13 +22,14 @@ Added = TypeVar("Added")
 Carried = TypeVar("Carried")
 Alike = TypeVar("Alike")
 
+LookupSizes = Mapping[int, Sequence[LookupSize]]  # by the index of each parameter whose gradient is `Slices`
 Piece = tuple[Tensor, Tensor, Tensor]  # the rows of a microbatch, the place of its first row, its number
 
 
 class Sums(NamedTuple):
     """The sums over the rows of an update; the sums of replicas add up."""
 
-    grads: list[Tensor]
+    grads: list[Gradient]
     terms: dict[str, tuple[Tensor, Tensor]]
     extra: Tensor
 
@@ -61,10 +64,14 @@ def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
         start, done = start + num * size, done + num
 
 
-def nothing(facts: TraceFacts, values: Values) -> Totals:
+def nothing(facts: TraceFacts, values: Values, lookups: LookupSizes) -> Totals:
     """Return the totals of no microbatch."""
     params, buffers, metrics, _ = values
-    grads = [ops.zeros(p.shape, _accumulator(p.dtype)) for p in params]
+    grads: list[Gradient] = []
+    for i, param in enumerate(params):
+        dtype = _accumulator(param.dtype)
+        is_dense = i not in lookups
+        grads.append(ops.zeros(param.shape, dtype) if is_dense else slices.zeros(lookups[i], param.shape[1:], dtype))
     zero = ops.zeros((), keras.config.floatx())
     after = After(
         [ops.zeros_like(buffers[i]) for i in facts.moved], [ops.zeros_like(params[i]) for i in facts.assigned]
@@ -77,22 +84,38 @@ def no_weights(facts: TraceFacts) -> Weights:
     return Folded((), {k: ops.zeros((), keras.config.floatx()) for k, fact in facts.terms.items() if fact.is_mean}, ())
 
 
+def add_gradients(total: list[Gradient], new: list[Gradient], lookups: LookupSizes, first: Tensor) -> list[Gradient]:
+    """Return the sums of gradients after one microbatch, whose first row has this place in the update."""
+    added: list[Gradient] = []
+    for i, (old, grad) in enumerate(zip(total, new, strict=True)):
+        if isinstance(old, Slices) and isinstance(grad, Slices):
+            added.append(slices.add(lookups[i], old, grad, first))
+        else:
+            added.append(old + ops.cast(grad, old.dtype))
+    return added
+
+
 def add(
-    floats: dict[int, bool], total: Totals, grads: list[Tensor], outcome: Outcome, buffers: list[Tensor], share: Tensor
+    floats: dict[int, bool],
+    total: Totals,
+    grads: list[Gradient],
+    outcome: Outcome,
+    buffers: list[Tensor],
+    share: Tensor,
 ) -> Totals:
     """Return the totals after one microbatch, whose rows are this share of the update's.
 
     Args:
+        grads: the sums of gradients after it.
         floats: the places of the moved buffers, each with whether it is floating. Others, such as frozen weights, have
             no total: it would be another copy of them.
     """
     sums, after = total.sums, total.alike
-    added = [old + ops.cast(new, old.dtype) for old, new in zip(sums.grads, grads, strict=True)]
     terms = {k: (sums.terms[k][0] + v, sums.terms[k][1] + w) for k, (v, w) in outcome.sums.items()}
     moves = _buffer_moves(floats, after.buffers, outcome.buffers, buffers, share)
     pairs = zip(after.assigned, outcome.assigned, strict=True)
     assigned = [old + ops.cast(share, old.dtype) * new for old, new in pairs]
-    return Folded(Sums(added, terms, sums.extra + outcome.extra), outcome.metrics, After(moves, assigned))
+    return Folded(Sums(grads, terms, sums.extra + outcome.extra), outcome.metrics, After(moves, assigned))
 
 
 def weights_of_rows(engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:

@@ -47,6 +47,9 @@ class Trainer(OnBatch):
         jit_compile: on TensorFlow, whether XLA compiles the updates. "auto" follows `model.compile`, or else tries XLA
             where several updates go in one dispatch; `explain()` names the result. (Without a GPU, `model.compile`
             turns "auto" into False, so a False there has no effect: pass it here.)
+        dense_gradients: on TensorFlow, whether the gradients of equal rows of an embedding are summed before the
+            optimizer gets them, as on JAX. False hands it the gradient of each lookup, as `keras.Model.fit` does there:
+            an optimizer that squares or clips gradients makes other steps. On JAX, all gradients are dense.
 
     Raises:
         SpecificationError: an argument has no valid value.
@@ -78,10 +81,11 @@ class Trainer(OnBatch):
         on_nonfinite: str = "raise",
         replicas: int | str | None = None,
         jit_compile: bool | str = "auto",
+        dense_gradients: bool = False,
     ):
         check_process()
         arguments.check_model(model, objective)
-        options = arguments.options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile)
+        options = arguments.options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile, dense_gradients)
         self.model = model
         self.run = Run()
         self._setup = Setup(model, objective, optimizer, metrics, seed, options, self.run)
@@ -327,7 +331,7 @@ class Trainer(OnBatch):
                 return "No update has run yet: the plan is made from the first batch."
             held = executor.variables
             sharded = executor.engine.variables.sharded([*held.params, *held.buffers])  # frozen weights are buffers
-            return explain(executor.planner, sharded, executor.where_data_are, executor.unlike_keras)
+            return explain(executor.planner, sharded, executor.where_data_are, executor.form_of_gradients)
 
     @property
     def num_skipped(self) -> int:

@@ -21,16 +21,19 @@ from wholestep.engines import Engine
 from wholestep.model import Forward, Outcome
 from wholestep.program import begun, several
 from wholestep.reports.report import APPLIED, NOTHING_TOLD, OWN_LOSS, ReportLayout
+from wholestep.slices import Gradient, LookupSize, Slices
 from wholestep.state import State, Values
 from wholestep.sums import (
     After,
     EpochSums,
     Folded,
+    LookupSizes,
     Piece,
     Sums,
     Totals,
     Weights,
     add,
+    add_gradients,
     extra_share,
     first_logs,
     moved,
@@ -46,6 +49,7 @@ from wholestep.tree import Tensor, Tree
 WholeUpdate = Callable[[State, list[Tensor], Tree, Tensor, Tensor], tuple[State, Tensor]]
 Total = TypeVar("Total", bound=Folded[Any, Any, Any])
 Microbatch = Callable[[Tree, "SumInputs", Total, Piece], Total]
+GradientOf = Callable[["SumInputs", Tree, Tensor, Tensor], tuple[list[Gradient], Outcome]]
 
 
 class Update(ABC):
@@ -118,7 +122,11 @@ class SumInputs(NamedTuple):
 
 
 class ObjectiveUpdate(Update):
-    """An update by the gradient of an objective, computed in any cut, and the model's optimizer."""
+    """An update by the gradient of an objective, computed in any cut, and the model's optimizer.
+
+    Args:
+        dense_gradients: whether all gradients are dense; else those of tables are by lookups, if the engine has these.
+    """
 
     def __init__(
         self,
@@ -128,9 +136,11 @@ class ObjectiveUpdate(Update):
         layout: ReportLayout = NOTHING_TOLD,
         *,
         stops: bool,
+        dense_gradients: bool,
     ):
         super().__init__(engine, forward, layout, optimizer, stops=stops)
         self._optimizer: Optimizer = optimizer
+        self._dense_gradients = dense_gradients
         # A dynamic loss scale stops non-finite gradients itself.
         self._guards_gradients = not isinstance(optimizer, LossScaleOptimizer)
         self._scales = not self._guards_gradients or getattr(optimizer, "loss_scale_factor", None) is not None
@@ -159,13 +169,15 @@ class ObjectiveUpdate(Update):
         forward = self.forward.learned(trace, partial(trace, times=2))
         if layouts[-1] == self.layout and forward.knows_as(self.forward):
             return self
-        return ObjectiveUpdate(self.engine, forward, self._optimizer, layouts[-1], stops=self.stops)
+        how = {"stops": self.stops, "dense_gradients": self._dense_gradients}
+        return ObjectiveUpdate(self.engine, forward, self._optimizer, layouts[-1], **how)
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
         """Return the function (state, captured, data, rows, count) -> (state, report): one whole update."""
         engine, forward, look_up = self.engine, self.forward, self.row_planner.look_up(cut, row_plan)
         gradient = self._gradient(cut, row_plan)
         apart = {table.param for table in row_plan.tables}
+        found: list[LookupSizes] = []  # by the first call: an eager update is called again
 
         def weigh(data: Tree, inputs: SumInputs, total: Weights, piece: Piece) -> Weights:
             batch, row_weights, first = self._microbatch(cut, data, inputs, *piece[:2])
@@ -185,7 +197,10 @@ class ObjectiveUpdate(Update):
             scratch, touched, places = row_plan.deduplicate(state.scratch, look_up(inputs.values, data, rows))
             params = self.row_planner.in_hand(params, touched)
             inputs = inputs._replace(values=inputs.values._replace(params=params), places=places, weights=weights)
-            total = self._fold(cut, gradient, nothing(forward.facts, inputs.values), data, inputs, syncs=True)
+            if not found:
+                found.append(self._lookup_sizes(cut, gradient, data, inputs))
+            begin, adding = nothing(forward.facts, inputs.values, found[0]), self._adding(cut, gradient, found[0])
+            total = self._fold(cut, adding, begin, data, inputs, syncs=True)
             buffers = self._buffers(cut, state.buffers, total.alike.buffers)
             grads, penalty = self._regularise(params, total.sums.grads, scale, captured)
             loss = self.epoch_sums.loss(total.sums.terms, total.sums.extra + penalty)
@@ -248,12 +263,11 @@ class ObjectiveUpdate(Update):
         row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
         return self.engine.replicas.batch(data, rows), row_weights, first + self.engine.replicas.part(rows)[1]
 
-    def _gradient(self, cut: Cut, row_plan: RowPlan) -> Microbatch[Totals]:
-        """Return the function that adds a microbatch's share of the gradient, and its addition to every sum."""
-        sums, is_whole = self._sums_with(row_plan), cut.num_microbatches == 1
-        floats = {i: self.forward.variables.floats[i] for i in self.forward.facts.moved}
+    def _gradient(self, cut: Cut, row_plan: RowPlan) -> GradientOf:
+        """Return the function of a microbatch's share of the gradient, and its addition to every sum."""
+        sums = self._sums_with(row_plan)
 
-        def gradient(inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor) -> tuple[list[Tensor], Outcome]:
+        def gradient(inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor) -> tuple[list[Gradient], Outcome]:
             batch, row_weights, own_first = self._microbatch(cut, data, inputs, rows, first)
             num_rows = tree.num_rows(batch)
 
@@ -264,15 +278,44 @@ class ObjectiveUpdate(Update):
                 return loss * ops.cast(inputs.scale, extra.dtype), outcome._replace(extra=extra)
 
             with self.forward.backwards(num_rows, own_first):
-                return self.engine.ops.differentiate(share, inputs.values.params)
+                slices = not self._dense_gradients
+                return self.engine.ops.differentiate(share, inputs.values.params, slices=slices)
 
-        traced = self.engine.programs.traced(gradient)
+        return self.engine.programs.traced(gradient)
+
+    def _lookup_sizes(self, cut: Cut, gradient: GradientOf, data: Tree, inputs: SumInputs) -> LookupSizes:
+        """Return the sizes of lookups that are added up; empty where one microbatch has the gradient of the update."""
+        is_cut = cut.num_microbatches > 1 or cut.split
+        if not is_cut or self._dense_gradients or not self.engine.ops.has_slices:
+            return {}
+
+        def lookups(num_rows: int) -> dict[int, list[int | None]]:
+            first = ops.zeros((), "int32")
+            grads, _ = self.engine.programs.shapes(gradient, inputs, data, inputs.rows[:num_rows], first)
+            return {i: [v.shape[0] for v in grad.values] for i, grad in enumerate(grads) if isinstance(grad, Slices)}
+
+        num_few = max(1, cut.sections[0][1] // self.engine.devices.num_replicas)
+        few = lookups(num_few)
+        full = lookups(cut.places) if few else {}
+        sizes = {}
+        for i, reads in few.items():
+            path, pairs = self.forward.variables.params[i].path, zip(reads, full[i], strict=True)
+            sizes[i] = [LookupSize.of(path, (num_few, part), (cut.places, all_)) for part, all_ in pairs]
+        return sizes
+
+    def _adding(self, cut: Cut, gradient: GradientOf, lookups: LookupSizes) -> Microbatch[Totals]:
+        """Return the function that adds a microbatch's gradient and sums to the totals."""
+        is_whole = cut.num_microbatches == 1
+        floats = {i: self.forward.variables.floats[i] for i in self.forward.facts.moved}
 
         def microbatch(data: Tree, inputs: SumInputs, total: Totals, piece: Piece) -> Totals:
             rows, first, number = piece
             values, places = inputs.values, [section(p, number, cut) for p in inputs.places]
             own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
-            grads, outcome = traced(own, data, rows, first)
+            grads, outcome = gradient(own, data, rows, first)
+            if lookups or not is_whole:
+                own_first = first + self.engine.replicas.part(rows)[1]
+                grads = add_gradients(total.sums.grads, grads, lookups, own_first)
             if is_whole:
                 after = After(outcome.buffers, outcome.assigned)
                 return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
@@ -293,9 +336,9 @@ class ObjectiveUpdate(Update):
         return buffers
 
     def _regularise(
-        self, params: list[Tensor], grads: list[Tensor], scale: Tensor, captured: list[Tensor]
-    ) -> tuple[list[Tensor], Tensor]:
-        """Add the model's weight regularisation, once."""
+        self, params: list[Tensor], grads: list[Gradient], scale: Tensor, captured: list[Tensor]
+    ) -> tuple[list[Gradient], Tensor]:
+        """Add the model's weight regularisation, once; the gradient of a regularised table is dense."""
         if not self.forward.has_penalty:
             return grads, ops.zeros((), keras.config.floatx())
 
@@ -304,11 +347,18 @@ class ObjectiveUpdate(Update):
             return penalty * ops.cast(scale, penalty.dtype), penalty
 
         more, penalty = self.engine.ops.differentiate(scaled, params)
-        return [g + ops.cast(m, g.dtype) for g, m in zip(grads, more, strict=True)], penalty
+        regularised = []
+        for i, (grad, slope) in enumerate(zip(grads, more, strict=True)):
+            if isinstance(grad, Slices) and self.forward.variables.params[i].regularizer is not None:
+                grad = grad.dense(slope.shape[0])
+            regularised.append(grad if isinstance(grad, Slices) else grad + ops.cast(slope, grad.dtype))
+        return regularised, penalty
 
-    def _is_good(self, state: State, loss: Tensor, grads: list[Tensor], buffers: list[Tensor]) -> Tensor:
+    def _is_good(self, state: State, loss: Tensor, grads: list[Gradient], buffers: list[Tensor]) -> Tensor:
         good = ops.isfinite(loss) & (state.stopped == 0)
-        values = [*(grads if self._guards_gradients else []), *moved_where_finite(self.forward, state.buffers, buffers)]
+        values = moved_where_finite(self.forward, state.buffers, buffers)
+        if self._guards_gradients:
+            values = [*keras.tree.flatten([g.values if isinstance(g, Slices) else g for g in grads]), *values]
         return good & self.engine.ops.is_finite(values)
 
 

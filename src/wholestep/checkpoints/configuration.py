@@ -174,6 +174,7 @@ def environment(num_replicas: int, num_processes: int, options: Options) -> dict
         "microbatch size": options.microbatch_size,
         "memory limit": options.memory_limit,
         "XLA": options.jit_compile,
+        "dense gradients": options.dense_gradients,
         "float policy": f"{keras.config.dtype_policy().name}, {keras.config.floatx()}",
         "script": Path(sys.argv[0]).name,
     }

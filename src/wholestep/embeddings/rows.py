@@ -2,7 +2,7 @@
 
 If an optimizer does not change rows without a gradient, the update of a full table is the update of the looked-up rows.
 So these rows are gathered, updated as a small parameter by Keras' optimizer, and scattered back. Equal rows share a
-slot, so that their gradients are summed first. The cost of an update does not grow with the table.
+slot, so that their gradients are summed. The cost of an update does not grow with the table.
 
 Reads private attributes of `keras.layers.Embedding` and of the optimizers in `_ROW_BY_ROW`.
 """
@@ -64,26 +64,36 @@ def _with_slots(table: EmbeddingTable, optimizer: Optimizer, variables: Variable
     return replace(table, slots=tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept)))
 
 
-def unlike_keras(model: keras.Model, optimizer: Optimizer | None) -> str:
-    """Return how the updates of embedding tables differ from `keras.Model.fit`; "" if they do not.
+def explain_gradients(model: keras.Model, optimizer: Optimizer | None, *, are_dense: bool) -> str:
+    """Return in which form the optimizer gets the gradients of embedding tables; "" where all forms give one update.
 
-    On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup before it sums the gradients of equal rows.
-    On JAX, in a dense layer and here, the gradients of equal rows are summed first.
+    On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup, then sums those of equal rows; on JAX, and
+    in a dense layer of one-hot rows, it sums them first.
     """
+    if optimizer is None or keras.backend.backend() != "tensorflow" or _is_linear(optimizer):
+        return ""
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    names = [layer.name for layer in layers if layer.trainable]
+    if not names:
+        return ""
+    inner = type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
+    if are_dense:
+        return (
+            f"The gradients of equal rows of {_some(names)} are summed before {inner} squares or clips them "
+            "(dense_gradients=True), as in keras.Model.fit on JAX. On TensorFlow it sums them afterwards, and has "
+            "other losses, most for small tables."
+        )
+    return (
+        f"{inner} squares or clips the gradient of each lookup in {_some(names)} before those of equal rows are "
+        "summed, as in keras.Model.fit on TensorFlow. With dense_gradients=True they are summed first, as on JAX."
+    )
+
+
+def _is_linear(optimizer: Optimizer) -> bool:
+    """Whether the optimizer neither squares nor clips gradients."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = any(getattr(each, name, None) for each in (inner, optimizer) for name in _CLIPS)
-    is_linear = type(inner) in (keras.optimizers.SGD, keras.optimizers.Lion) and not clips
-    if keras.backend.backend() != "tensorflow" or optimizer is None or is_linear:
-        return ""
-    tables = [each for each in model._flatten_layers() if isinstance(each, keras.layers.Embedding) and each.trainable]
-    if not tables:
-        return ""
-    names = ", ".join(each.name for each in tables)
-    return (
-        "The losses differ from those of keras.Model.fit on TensorFlow, most for small tables, and there is "
-        f"nothing to do: before {type(inner).__name__} squares or clips gradients, those of equal rows of {names} are "
-        "summed, as in keras.Model.fit on JAX; on TensorFlow that sums them afterwards."
-    )
+    return type(inner) in (keras.optimizers.SGD, keras.optimizers.Lion) and not clips
 
 
 def _why_whole(layer: keras.layers.Embedding, optimizer: Optimizer) -> str:

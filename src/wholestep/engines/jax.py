@@ -154,10 +154,13 @@ class JaxTraces:
 class JaxOperations:
     """The part `ops` of the engine on JAX."""
 
+    has_slices = False
     gather = staticmethod(gather)
 
-    def differentiate(self, function: Callable[[list], tuple[Tensor, Found]], params: list) -> tuple[list, Found]:
-        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
+    def differentiate(
+        self, function: Callable[[list], tuple[Tensor, Found]], params: list, *, slices: bool = False
+    ) -> tuple[list, Found]:
+        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary), all dense."""
         return jax.grad(function, has_aux=True)(params)
 
     def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:

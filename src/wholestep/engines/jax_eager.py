@@ -35,11 +35,14 @@ class EagerJaxOperations:
     """
 
     def __init__(self, ops: Operations):
+        self.has_slices = ops.has_slices
         self._differentiate = ops.differentiate
         self.gather, self.lookup, self.is_finite = ops.gather, ops.lookup, ops.is_finite
 
-    def differentiate(self, function: Callable[[list], tuple[Tensor, Found]], params: list) -> tuple[list, Found]:
-        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
+    def differentiate(
+        self, function: Callable[[list], tuple[Tensor, Found]], params: list, *, slices: bool = False
+    ) -> tuple[list, Found]:
+        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary), all dense."""
         with readable():
             return self._differentiate(function, params)
 

@@ -191,10 +191,18 @@ class Traces(Protocol):
 
 
 class Operations(Protocol):
-    """Operations inside a program."""
+    """Operations inside a program.
 
-    def differentiate(self, function: Callable[[list], tuple[Tensor, Found]], params: list) -> tuple[list, Found]:
-        """Return dense gradients of params -> (scalar, auxiliary), zero for unused params, and the auxiliary."""
+    Attributes:
+        has_slices: true if a gradient may be `Slices`, as `keras.Model.fit` hands it to the optimizer on this engine.
+    """
+
+    has_slices: bool
+
+    def differentiate(
+        self, function: Callable[[list], tuple[Tensor, Found]], params: list, *, slices: bool = False
+    ) -> tuple[list, Found]:
+        """Return gradients of params -> (scalar, auxiliary), zero if unused, dense or `slices`; and the auxiliary."""
 
     def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:
         """Fold (carry, piece) -> carry over the pieces, (num, ...), in order."""

@@ -20,6 +20,7 @@ from wholestep.engines.tensorflow_variables import (
 )
 from wholestep.errors import warn
 from wholestep.processes import SingleProcess
+from wholestep.slices import Slices
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
 
@@ -158,18 +159,26 @@ class TensorflowTraces:
 class TensorflowOperations:
     """The part `ops` of the engine on TensorFlow."""
 
+    has_slices = True
     gather = staticmethod(gather)
 
     def __init__(self, replicas: TensorflowReplicas):
         self._unrolls = bool(replicas.coupling_layers)  # no communication from inside a loop
 
-    def differentiate(self, function: Callable[[list], tuple[Tensor, Found]], params: list) -> tuple[list, Found]:
-        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary)."""
+    def differentiate(
+        self, function: Callable[[list], tuple[Tensor, Found]], params: list, *, slices: bool = False
+    ) -> tuple[list, Found]:
+        """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary).
+
+        With `slices`, the gradient of a parameter whose rows are only looked up is one of lookups. If it is used in
+        another way too, TensorFlow makes it dense.
+        """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(params)
             value, auxiliary = function(params)
         grads = tape.gradient(value, params, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [_dense(g, p) for g, p in zip(grads, params, strict=True)], auxiliary
+        as_found = _slices if slices else _dense
+        return [as_found(g, p) for g, p in zip(grads, params, strict=True)], auxiliary
 
     def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:
         """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
@@ -224,6 +233,24 @@ def _dense(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor:
     if isinstance(grad, tf.IndexedSlices):
         return tf.math.unsorted_segment_sum(grad.values, grad.indices, param.shape[0])
     return tf.convert_to_tensor(grad)
+
+
+def _slices(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor | Slices:
+    """Return a gradient by lookups as `Slices`; any other unchanged.
+
+    TensorFlow concatenates those of several lookups. In a graph they are taken before it, so that the lookups of a cut
+    batch have the order of the full batch; eagerly all count as one lookup, and sums may differ by rounding.
+    """
+    if not isinstance(grad, tf.IndexedSlices):
+        return _dense(grad, param)
+    parts = [_before_concatenation(part) for part in (grad.values, grad.indices)]
+    return Slices(*parts) if len(parts[0]) == len(parts[1]) else Slices((grad.values,), (grad.indices,))
+
+
+def _before_concatenation(value: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    if tf.is_symbolic_tensor(value) and value.op.type == "ConcatV2":
+        return tuple(value.op.inputs)[:-1]
+    return (value,)
 
 
 # ---- the choice of XLA, and the call of programs ----

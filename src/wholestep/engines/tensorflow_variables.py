@@ -11,6 +11,7 @@ from keras.optimizers import Optimizer
 from wholestep import tree
 from wholestep.engines.protocol import Found, Note
 from wholestep.engines.tensorflow_devices import TensorflowReplicas, specs_of, tensor_of
+from wholestep.slices import Gradient, Slices
 from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
 
@@ -144,10 +145,11 @@ class TensorflowOptimizer:
             params = self._variables.bound.params
             for i, value in assigned.items():
                 params[i].value.assign(value, read_value=False)
+            given = _for_keras(grads, params)
             if self._replicas.is_split:
-                self._replicas.apply(self.optimizer, grads, params)
+                self._replicas.apply(self.optimizer, given, params)
             else:
-                self.optimizer.apply(grads, params)
+                self.optimizer.apply(given, params)
             return new
 
         return tf.cond(ok, update, lambda: state)
@@ -175,11 +177,29 @@ class TensorflowOptimizer:
         for whole, few, rows, _ in moves:
             few.assign(tf.gather(whole, rows))
         # Not a branch, which would copy the rows: with zero gradients such an optimizer changes nothing.
-        twin.apply([tf.where(ok, g, tf.zeros_like(g)) for g in grads], twin._trainable_variables)
+        where_good = [_where(ok, grad) for grad in grads]
+        twin.apply(_for_keras(where_good, twin._trainable_variables), twin._trainable_variables)
         twin.iterations.value.assign_sub(tf.cast(~ok, twin.iterations.dtype))
         for whole, few, rows, row_slots in moves:
             whole.scatter_update(tf.IndexedSlices(tf.gather(few, row_slots), rows))
         return tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state)
+
+
+def _for_keras(grads: list, params: list) -> list:
+    """Return gradients as `keras.Model.fit` hands them to an optimizer: those by lookups as `tf.IndexedSlices`."""
+    return [_indexed(g, p) if isinstance(g, Slices) else g for g, p in zip(grads, params, strict=True)]
+
+
+def _indexed(grad: Slices, param: keras.Variable) -> tf.IndexedSlices:
+    values, indices = tf.concat(grad.values, 0), tf.concat(grad.indices, 0)
+    return tf.IndexedSlices(values, indices, tf.constant(tuple(param.shape), tf.int64))
+
+
+def _where(ok: tf.Tensor, grad: Gradient) -> Gradient:
+    """Return a gradient where `ok`, else zero."""
+    values = grad.values if isinstance(grad, Slices) else grad
+    values = tf.nest.map_structure(lambda value: tf.where(ok, value, tf.zeros_like(value)), values)
+    return grad._replace(values=values) if isinstance(grad, Slices) else values
 
 
 class TensorflowSteps:
