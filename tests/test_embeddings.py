@@ -75,26 +75,12 @@ def test_no_bit_differs_between_rows_and_whole_tables(optimizer, size, monkeypat
 
 
 def test_several_updates_are_those_of_keras():
-    # Keras' Adagrad on TensorFlow squares the gradients of equal rows before it sums them.
-    optimizer = "sgd" if ENGINE == "tensorflow" else "adagrad"
-    ours, _ = updated(optimizer, 5, updates=3)
-    model = build(optimizer)
+    ours, _ = updated("adagrad", 5, updates=3)
+    model = build("adagrad")
     how = {"sample_weight": WEIGHT, "batch_size": ROWS, "epochs": 3, "shuffle": False, "verbose": 0}
     model.fit([FOCAL, CONTEXT], Y, **how)
     for name, value in snapshot(model).items():
         np.testing.assert_allclose(ours[name], value, rtol=2e-6, atol=1e-6, err_msg=name)
-
-
-def test_gradients_of_equal_rows_are_summed_before_they_are_squared():
-    model = keras.Sequential([keras.Input((), dtype="int32"), L.Embedding(20, 1, embeddings_initializer="zeros")])
-    model.compile(keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0), "mse")
-    trainer = ws.Trainer(model)
-    trainer.update((np.array([3, 3, 3, 5], "int32"), -np.ones((4, 1), "float32")))
-    assert "the 4 looked up" in trainer.explain()
-    accumulator = keras.ops.convert_to_numpy(model.optimizer.variables[2])[:, 0]
-    assert accumulator[3] == (3 * 2 / 4) ** 2
-    assert accumulator[5] == (2 / 4) ** 2
-    assert np.count_nonzero(accumulator) == 2
 
 
 def test_rows_are_updated_after_an_evaluation_whose_optimizer_has_no_slots_yet(monkeypatch):
@@ -465,35 +451,3 @@ def test_an_update_that_is_not_finite_leaves_every_bit(optimizer):
     assert differing(before, snapshot(model)) == []
     assert trainer.update(((FOCAL, CONTEXT), Y, WEIGHT))["loss"] > 0
     assert len(differing(before, snapshot(model))) > 4
-
-
-@on("tensorflow")
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="on JAX Keras sums first")
-@pytest.mark.slow
-def test_keras_on_tensorflow_trains_embeddings_otherwise_and_fit_says_so(capsys):
-    """If Keras' part fails, Keras sums first: then the note, and its lines in README and docs/differences.md, go."""
-    x, y = np.array([[3], [3], [3], [5]], "int32"), -np.ones((4, 1), "float32")
-
-    def trained(layer, x, by_keras=False, verbose=0):
-        model = keras.Sequential([keras.Input(x.shape[1:], dtype=x.dtype), layer, L.Flatten()])
-        model.compile(keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0), "mse")
-        trainer = ws.Trainer(model)
-        (model if by_keras else trainer).fit(x, y, verbose=verbose, shuffle=False)
-        return model.optimizer.variables[2].numpy()[[3, 5], 0].tolist(), trainer
-
-    table, one_hot = (lambda: L.Embedding(20, 1, embeddings_initializer="zeros")), np.eye(20, dtype="float32")[x[:, 0]]
-    dense = L.Dense(1, use_bias=False, kernel_initializer="zeros")
-    summed_first, summed_last = [(3 * 2 / 4) ** 2, (2 / 4) ** 2], [3 * (2 / 4) ** 2, (2 / 4) ** 2]
-    assert trained(table(), x, by_keras=True)[0] == summed_last
-    assert trained(dense, one_hot, by_keras=True)[0] == summed_first
-    capsys.readouterr()
-    found, trainer = trained(table(), x)
-    assert found == summed_first
-    assert capsys.readouterr().err == ""
-    note = "The losses differ from those of keras.Model.fit on TensorFlow, most for small tables, and there is "
-    note += "nothing to do: before Adagrad squares or clips gradients, those of equal rows of "
-    note += trainer.model.layers[0].name
-    note += " are summed, as in keras.Model.fit on JAX; on TensorFlow that sums them afterwards."
-    assert note in trainer.explain()
-    trained(table(), x, verbose=2)
-    assert capsys.readouterr().err.count("nothing to do") == 1

@@ -23,6 +23,7 @@ from wholestep import engines, tree
 from wholestep.embeddings.rows import for_rows
 from wholestep.engines.protocol import PARTS, Listener, Watch
 from wholestep.errors import BatchError, SpecificationError
+from wholestep.slices import Slices
 from wholestep.state import EmbeddingTable, State, TableRows, Variables
 
 JAX = keras.backend.backend() == "jax"
@@ -879,6 +880,21 @@ def holds_tracing_anew(case):
 
 
 # ---- ops ----
+
+
+def holds_has_slices(case):
+    def program(table, rows):
+        grads, _ = case.engine.ops.differentiate(
+            lambda params: (ops.sum(ops.take(params[0], rows, axis=0) ** 2), ()), [table], slices=True
+        )
+        is_slices.append(isinstance(grads[0], Slices))
+        return grads[0].dense(len(DATA)) if is_slices[-1] else grads[0]
+
+    is_slices = []
+    table = np.zeros_like(DATA)
+    np.add.at(table, ROWS, 2 * DATA[ROWS])
+    equal(case.run(program, case.data, case.rows), table)
+    assert set(is_slices) == {case.engine.ops.has_slices}
 
 
 def holds_differentiate(case):

@@ -21,7 +21,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"checks", "reports.page"},
     {"backend", "safety", "tree", "cut", "processes.protocol", "processes.__init__", "checkpoints.pieces"},
     {"processes"},
-    {"state"},
+    {"state", "slices"},
     {"engines"},
     {"data", "embeddings"},
     {"model"},

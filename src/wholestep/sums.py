@@ -88,7 +88,8 @@ def add_gradients(total: list[Gradient], new: list[Gradient], lookups: LookupSiz
     """Return the sums of gradients after one microbatch, whose first row has this place in the update."""
     added: list[Gradient] = []
     for i, (old, grad) in enumerate(zip(total, new, strict=True)):
-        if isinstance(old, Slices) and isinstance(grad, Slices):
+        if isinstance(old, Slices):
+            assert isinstance(grad, Slices), "the shapes that were asked for are those of the gradient"
             added.append(slices.add(lookups[i], old, grad, first))
         else:
             added.append(old + ops.cast(grad, old.dtype))

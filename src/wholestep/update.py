@@ -175,7 +175,7 @@ class ObjectiveUpdate(Update):
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
         """Return the function (state, captured, data, rows, count) -> (state, report): one whole update."""
         engine, forward, look_up = self.engine, self.forward, self.row_planner.look_up(cut, row_plan)
-        gradient = self._gradient(cut, row_plan)
+        gradient, microbatch = self._gradient(cut, row_plan)
         apart = {table.param for table in row_plan.tables}
         found: list[LookupSizes] = []  # by the first call: an eager update is called again
 
@@ -199,8 +199,8 @@ class ObjectiveUpdate(Update):
             inputs = inputs._replace(values=inputs.values._replace(params=params), places=places, weights=weights)
             if not found:
                 found.append(self._lookup_sizes(cut, gradient, data, inputs))
-            begin, adding = nothing(forward.facts, inputs.values, found[0]), self._adding(cut, gradient, found[0])
-            total = self._fold(cut, adding, begin, data, inputs, syncs=True)
+            begin = nothing(forward.facts, inputs.values, found[0])
+            total = self._fold(cut, partial(microbatch, found[0]), begin, data, inputs, syncs=True)
             buffers = self._buffers(cut, state.buffers, total.alike.buffers)
             grads, penalty = self._regularise(params, total.sums.grads, scale, captured)
             loss = self.epoch_sums.loss(total.sums.terms, total.sums.extra + penalty)
@@ -263,8 +263,8 @@ class ObjectiveUpdate(Update):
         row_weights = weights_of_rows(self.engine, cut, rows.shape[0], first, inputs.num_rows)
         return self.engine.replicas.batch(data, rows), row_weights, first + self.engine.replicas.part(rows)[1]
 
-    def _gradient(self, cut: Cut, row_plan: RowPlan) -> GradientOf:
-        """Return the function of a microbatch's share of the gradient, and its addition to every sum."""
+    def _gradient(self, cut: Cut, row_plan: RowPlan) -> tuple[GradientOf, Callable[..., Totals]]:
+        """Return the function of a microbatch's gradient and sums, and the one that adds them to the totals."""
         sums = self._sums_with(row_plan)
 
         def gradient(inputs: SumInputs, data: Tree, rows: Tensor, first: Tensor) -> tuple[list[Gradient], Outcome]:
@@ -281,7 +281,25 @@ class ObjectiveUpdate(Update):
                 slices = not self._dense_gradients
                 return self.engine.ops.differentiate(share, inputs.values.params, slices=slices)
 
-        return self.engine.programs.traced(gradient)
+        traced = self.engine.programs.traced(gradient)
+        is_whole = cut.num_microbatches == 1
+        floats = {i: self.forward.variables.floats[i] for i in self.forward.facts.moved}
+
+        def microbatch(lookups: LookupSizes, data: Tree, inputs: SumInputs, total: Totals, piece: Piece) -> Totals:
+            rows, first, number = piece
+            values, places = inputs.values, [section(p, number, cut) for p in inputs.places]
+            own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
+            grads, outcome = traced(own, data, rows, first)
+            if lookups or not is_whole:
+                own_first = first + self.engine.replicas.part(rows)[1]
+                grads = add_gradients(total.sums.grads, grads, lookups, own_first)
+            if is_whole:
+                after = After(outcome.buffers, outcome.assigned)
+                return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
+            share = row_share(cut, rows.shape[0], first, inputs.num_rows)
+            return add(floats, total, grads, outcome, values.buffers, share)
+
+        return traced, microbatch
 
     def _lookup_sizes(self, cut: Cut, gradient: GradientOf, data: Tree, inputs: SumInputs) -> LookupSizes:
         """Return the sizes of lookups that are added up; empty where one microbatch has the gradient of the update."""
@@ -302,27 +320,6 @@ class ObjectiveUpdate(Update):
             path, pairs = self.forward.variables.params[i].path, zip(reads, full[i], strict=True)
             sizes[i] = [LookupSize.of(path, (num_few, part), (cut.places, all_)) for part, all_ in pairs]
         return sizes
-
-    def _adding(self, cut: Cut, gradient: GradientOf, lookups: LookupSizes) -> Microbatch[Totals]:
-        """Return the function that adds a microbatch's gradient and sums to the totals."""
-        is_whole = cut.num_microbatches == 1
-        floats = {i: self.forward.variables.floats[i] for i in self.forward.facts.moved}
-
-        def microbatch(data: Tree, inputs: SumInputs, total: Totals, piece: Piece) -> Totals:
-            rows, first, number = piece
-            values, places = inputs.values, [section(p, number, cut) for p in inputs.places]
-            own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
-            grads, outcome = gradient(own, data, rows, first)
-            if lookups or not is_whole:
-                own_first = first + self.engine.replicas.part(rows)[1]
-                grads = add_gradients(total.sums.grads, grads, lookups, own_first)
-            if is_whole:
-                after = After(outcome.buffers, outcome.assigned)
-                return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
-            share = row_share(cut, rows.shape[0], first, inputs.num_rows)
-            return add(floats, total, grads, outcome, values.buffers, share)
-
-        return microbatch
 
     # ---- the rest of whole_update, once for the full batch ----
 
