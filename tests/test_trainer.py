@@ -180,6 +180,35 @@ def test_a_given_optimizer_for_other_variables_asks_for_a_new_trainer():
         trainer.update((X, Y))
 
 
+def test_a_frozen_model_that_trains_is_a_warning_and_thawing_it_trains_it():
+    """The generative adversarial networks of Keras 2: what was trainable at `compile` does not count in Keras 3."""
+    layers = keras.layers
+    critic = keras.Sequential([keras.Input((3,)), layers.Dense(1, "sigmoid")], name="critic")
+    critic.compile("sgd", "binary_crossentropy")
+    critic.trainable = False
+    noise = keras.Input((2,))
+    both = keras.Model(noise, critic(layers.Dense(3)(noise)))
+    both.compile("sgd", "binary_crossentropy")
+    x, y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
+    before = critic.get_weights()
+    trainer = ws.Trainer(critic)
+    with pytest.warns(UserWarning, match=r"none of the 2 variables of 'critic' is trainable now.*'critic'"):
+        trainer.train_on_batch(x, y)
+    trainer.update((x, y))  # any further warning is an error
+    trainer.fit(x, y, verbose=0)
+    for kernel, was in zip(critic.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(kernel, was)
+
+    critic.trainable = True
+    critic.compile("sgd", "binary_crossentropy")  # its optimizer knew no variable
+    ws.Trainer(critic).train_on_batch(x, y)
+    trained = critic.get_weights()
+    assert np.any(trained[0] != before[0])
+    critic.trainable = False
+    ws.Trainer(both).train_on_batch(x[:, :2], 1 - y)
+    np.testing.assert_array_equal(critic.get_weights()[0], trained[0])
+
+
 @on("jax")
 def test_layers_frozen_after_compile_are_refused_until_compiled_again():
     made = model()

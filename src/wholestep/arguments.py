@@ -97,6 +97,19 @@ def check_trainable(model: keras.Model, optimizer: Optimizer | None, *, is_given
         raise SpecificationError(message(must, received, f"{again} after changing `trainable`."))
 
 
+def warn_if_frozen(model: keras.Model) -> None:
+    """Warn of a model without a trainable variable, which no update changes."""
+    if model.trainable_variables:
+        return
+    frozen = [layer.name for layer in [model, *model._flatten_layers(include_self=False)] if not layer.trainable]
+    where = f"trainable=False on {frozen[0]!r}" if frozen else "the model has no weights"
+    warn(
+        f"Nothing trains: none of the {len(model.variables)} variables of {model.name!r} is trainable now ({where}). "
+        "What counts is `trainable` when the model trains, not when it was compiled: set it to True before this model "
+        "trains, and to False again before a model that shares its layers does."
+    )
+
+
 def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:
     """Wrap the optimizer in a dynamic loss scale where `compile` would."""
     if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -223,6 +223,7 @@ class Setup:
             optimizer = getattr(self.model, "optimizer", None)
             arguments.check_optimizer(optimizer)
             arguments.check_trainable(self.model, optimizer, is_given=self._optimizer is not None)
+            arguments.warn_if_frozen(self.model)
 
     def _build_optimizer(self) -> keras.optimizers.Optimizer | None:
         """Create the variables of the model's optimizer, unless a custom step may create them; return the optimizer."""
