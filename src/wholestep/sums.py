@@ -112,11 +112,16 @@ def add(
             no total: it would be another copy of them.
     """
     sums, after = total.sums, total.alike
-    terms = {k: (sums.terms[k][0] + v, sums.terms[k][1] + w) for k, (v, w) in outcome.sums.items()}
+    terms = {k: (plus(sums.terms[k][0], v), plus(sums.terms[k][1], w)) for k, (v, w) in outcome.sums.items()}
     moves = _buffer_moves(floats, after.buffers, outcome.buffers, buffers, share)
     pairs = zip(after.assigned, outcome.assigned, strict=True)
     assigned = [old + ops.cast(share, old.dtype) * new for old, new in pairs]
     return Folded(Sums(grads, terms, sums.extra + outcome.extra), outcome.metrics, After(moves, assigned))
+
+
+def plus(total: Tensor, value: Tensor) -> Tensor:
+    """Return a total with a value added, in the total's dtype: an objective may compute in a wider one."""
+    return total + ops.cast(value, total.dtype)
 
 
 def weights_of_rows(engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
@@ -222,7 +227,8 @@ class EpochSums:
         rows = ops.cast(count, keras.config.floatx())
         pairs = [sums[k] if fact.is_mean else (rows * sums[k][0], rows) for k, fact in self.terms.items()]
         pairs.append((rows * once, rows))
-        return accumulate(epoch, ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)]))
+        values = ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)])
+        return accumulate(epoch, ops.cast(values, epoch[0].dtype))
 
     def logs(
         self, epoch: tuple[Tensor, Tensor], metrics: list[Tensor], captured: Sequence[Tensor] = ()

@@ -40,6 +40,7 @@ from wholestep.sums import (
     no_weights,
     nothing,
     pieces_of,
+    plus,
     row_share,
     section,
     weights_of_rows,
@@ -182,7 +183,7 @@ class ObjectiveUpdate(Update):
         def weigh(data: Tree, inputs: SumInputs, total: Weights, piece: Piece) -> Weights:
             batch, row_weights, first = self._microbatch(cut, data, inputs, *piece[:2])
             sums = self._sums(inputs.values, batch, row_weights, (), first).sums
-            return total._replace(carried={k: weight + sums[k][1] for k, weight in total.carried.items()})
+            return total._replace(carried={k: plus(weight, sums[k][1]) for k, weight in total.carried.items()})
 
         def whole_update(
             state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor

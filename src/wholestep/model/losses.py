@@ -162,7 +162,8 @@ def unreduced(call: LossCall) -> Term:
     if len(getattr(values, "shape", ())) == 0:  # a Python number, of an output that does not count
         return Whole(ops.cast(loss(call.y_true, call.y_pred, call.weight), dtype), call.coefficient)
     mask = _both(get_keras_mask(call.y_pred), get_keras_mask(values))
-    return _reduce(ops.cast(values, dtype), _checked(_fit(call.weight, values), values), _fit(mask, values), call)
+    values = ops.cast(values, dtype)
+    return _reduce(values, _checked(_fit(call.weight, values), values), _fit(mask, values), call)
 
 
 def _reduce(values: Tensor, weight: Tensor | None, mask: Tensor | None, call: LossCall) -> Term:
