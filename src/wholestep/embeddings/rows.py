@@ -10,6 +10,7 @@ Reads private attributes of `keras.layers.Embedding` and of the optimizers in `_
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -24,8 +25,43 @@ from wholestep.state import EmbeddingTable, State, TableRows, Values, Variables
 from wholestep.sums import Piece, pieces_of
 from wholestep.tree import Tensor, Tree
 
-# Optimizers that do not change a row with a gradient of zero, and their attributes with an entry per row.
-_ROW_BY_ROW: dict[type, tuple[str, ...]] = {keras.optimizers.SGD: (), keras.optimizers.Adagrad: ("_accumulators",)}
+
+class _Adagrad(keras.optimizers.Adagrad):
+    """Keras' Adagrad, with an update by lookups that XLA compiles.
+
+    Keras divides lookups by a table in two ways, as it may hold zeros, of which XLA compiles one.
+    """
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Tensor) -> None:
+        """Add the squares of the gradient to the accumulator, and make the step."""
+        if not hasattr(gradient, "indices"):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        gradient = ops.cast(gradient, variable.dtype)
+        accumulator = self._accumulators[self._get_variable_index(variable)]
+        self.assign_add(accumulator, ops.square(gradient))
+        roots = ops.sqrt(ops.add(accumulator, self.epsilon))
+        scaled = ops.multiply(ops.cast(learning_rate, variable.dtype), gradient)
+        steps = ops.divide(scaled.values, ops.take(roots, scaled.indices, axis=0))
+        self.assign_sub(variable, type(gradient)(steps, scaled.indices, scaled.dense_shape))
+
+
+class _RowByRow(NamedTuple):
+    """An optimizer that does not change a row with a gradient of zero.
+
+    Args:
+        of_rows: the class that updates the looked-up rows.
+        slots: its attributes with an entry for each row.
+    """
+
+    of_rows: type
+    slots: tuple[str, ...]
+
+
+_ROW_BY_ROW = {
+    keras.optimizers.SGD: _RowByRow(keras.optimizers.SGD, ()),
+    keras.optimizers.Adagrad: _RowByRow(_Adagrad, ("_accumulators",)),
+}
 _SHARE = 2  # a table needs this many rows for each lookup of an update
 
 
@@ -60,7 +96,7 @@ def find(
 
 def _with_slots(table: EmbeddingTable, optimizer: Optimizer, variables: Variables) -> EmbeddingTable:
     """Return the table with its optimizer's variables, which exist once training begins."""
-    kept = [getattr(optimizer, name)[table.param] for name in _ROW_BY_ROW[type(optimizer)]]
+    kept = [getattr(optimizer, name)[table.param] for name in _ROW_BY_ROW[type(optimizer)].slots]
     return replace(table, slots=tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept)))
 
 
@@ -203,9 +239,10 @@ def for_rows(optimizer: Optimizer, tables: list[EmbeddingTable], sizes: list[int
         return [instead.get(id(variable), variable) for variable in known]
 
     # Not `copy.copy`: Keras would pickle the optimizer with its variables.
-    twin = object.__new__(type(optimizer))
+    known_kind = _ROW_BY_ROW[type(optimizer)]
+    twin: Any = object.__new__(known_kind.of_rows)
     vars(twin).update(vars(optimizer))
-    kept = {name: replaced(getattr(optimizer, name)) for name in _ROW_BY_ROW[type(optimizer)]}
+    kept = {name: replaced(getattr(optimizer, name)) for name in known_kind.slots}
     known = replaced(optimizer._trainable_variables)
     vars(twin).update(kept, _variables=replaced(optimizer._variables), _trainable_variables=known)
     vars(twin)["_trainable_variables_indices"] = {twin._var_key(v): i for i, v in enumerate(known)}
