@@ -154,6 +154,32 @@ def test_each_optimizer_takes_the_steps_of_keras(optimizer):
         np.testing.assert_allclose(losses("an embedding", optimizer, *cut), expected, rtol=1e-5, err_msg=str(cut))
 
 
+@pytest.mark.large
+def test_vectors_of_words_train_as_in_keras():
+    """Pairs of words by Zipf's law, where a few words are in most pairs."""
+    num_words, num_pairs = 200, 26_388
+    share_of_word = 1 / np.arange(1, num_words + 1)
+    draw = np.random.default_rng(0)
+    pairs = draw.choice(num_words, (2, num_pairs), p=share_of_word / share_of_word.sum()).astype("int32")
+    counts = draw.normal(size=(num_pairs, 1)).astype("float32")
+
+    def model(replicas=None):
+        keras.utils.set_random_seed(3)
+        with spread_over(replicas):
+            words, contexts = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
+            vectors, biases = keras.layers.Embedding(num_words, 100), keras.layers.Embedding(num_words, 1)
+            product = keras.layers.Dot(1)([vectors(words), vectors(contexts)])
+            made = keras.Model([words, contexts], keras.layers.Add()([product, biases(words), biases(contexts)]))
+            made.compile(keras.optimizers.Adam(0.01), "mse")
+        return made
+
+    how = {"batch_size": 512, "epochs": 5, "shuffle": False, "verbose": 0}
+    expected = model().fit([*pairs], counts, **how).history["loss"]
+    for replicas, size in ((None, "auto"), (None, 100), (2, "auto"), (2, 100)):
+        trainer = ws.Trainer(model(replicas), replicas=replicas, microbatch_size=size)
+        np.testing.assert_allclose(trainer.fit([*pairs], counts, **how).history["loss"], expected, rtol=1e-5)
+
+
 @on("tensorflow")
 def test_dense_gradients_are_those_of_jax_and_others_than_those_of_keras_on_tensorflow():
     """If Keras' part fails, Keras sums the gradients of equal rows first; then the option and its lines in docs go.
