@@ -252,9 +252,10 @@ def test_the_example_shards_the_kernels_that_it_names():
     wanted = {f"attention_{i}/{part}/kernel" for i in range(2) for part in ("query", "key", "value")}
     found = {v.path for v in model.weights if not v.value.sharding.is_fully_replicated}
     assert found == wanted | {"wide_0/kernel", "wide_1/kernel"}
-    told = "kernels of queries, keys, values and wide layers"
-    assert told in finetune_model.sharded.__doc__
-    assert told in " ".join((ROOT / "docs" / "finetune.md").read_text().split())
+    for path in ("docs/finetune.md", "examples/finetune.py", "examples/finetune_model.py"):
+        told = " ".join((ROOT / path).read_text().split())
+        assert re.search("[Ss]hards? the kernels of queries, keys, values and wide layers", told)
+        assert len(re.findall("[Ss]hards? the kernels", told)) == 1
 
 
 # ---- recipes ----
