@@ -61,6 +61,10 @@ def test_a_mask_that_is_a_tensor_is_not_warned_of(call):
     CALLS[call](ws.Trainer(attending(by_value, use_causal_mask=True)))
 
 
+def decorated(function):
+    return lambda *given, **named: function(*given, **named)
+
+
 class Masked(L.Layer):
     def call(self, x, pair_mask=None):
         return x
@@ -145,6 +149,20 @@ def test_no_application_of_keras_is_warned_of(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert [values_for_tensors(kind(weights=None)) for kind in kinds[:1]] in ([], [[]])
+
+
+class Traced(L.Layer):
+    """A layer whose `call` is compiled, and hides its arguments."""
+
+    call = decorated(lambda self, x, pair_mask=None: x)
+
+
+@pytest.mark.own
+def test_a_layer_that_hides_its_arguments_stops_no_training():
+    x = keras.Input((4,))
+    model = keras.Model(x, L.Dense(1)(Traced()(x, pair_mask=False)))
+    model.compile("sgd", "mse")
+    ws.Trainer(model).update((np.ones((2, 4)), np.ones((2, 1))))
 
 
 def test_many_values_are_counted():

@@ -48,7 +48,9 @@ def _calls(layer: keras.Layer) -> Iterator[_Node]:
 
 def _given(node: _Node) -> Iterator[tuple[inspect.Parameter, Any]]:
     """Return the named parameters of a call and their values."""
-    signature = inspect.signature(node.operation.call)
+    operation = node.operation
+    is_layer = isinstance(operation, keras.Layer)
+    signature = operation._call_signature if is_layer else inspect.signature(operation.call)
     bound = signature.bind_partial(*node.arguments.args, **node.arguments.kwargs)
     for name, value in bound.arguments.items():
         yield signature.parameters[name], value
