@@ -1,4 +1,4 @@
-"""What pages and examples claim of their models: change what must not matter, and list what moved."""
+"""Claims of pages and examples about their models: change inputs that must not matter, list the weights that moved."""
 
 import re
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_the_loss_of_packed_rows_is_that_of_the_rows_alone(pair):
 
 
 def test_the_prompt_does_not_count():
-    """The weights are those of the tokens that are predicted, not of those that predict."""
+    """A weight counts for the token to predict, not for the token before it."""
     for make in (of_the_page, of_the_example):
         *_, weight = outputs(make(), packed())
         assert weight == COUNTS.sum()
