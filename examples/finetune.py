@@ -4,7 +4,7 @@ The number of answer tokens in the whole update. Packed rows hold different numb
 means, which other tools take under gradient accumulation, weighs the tokens unequally. The whole way:
 
 1. Pretrain a small Transformer on the documentation of Python (`pydoc_data`), character by character.
-2. Load the weights of its backbone into a new model in bfloat16, and add LoRA to attention and dense layers.
+2. Load the weights of its backbone into a new model in bfloat16, and add LoRA to queries, values and dense layers.
 3. Teach it to write the first line of a docstring after the signature of a function. Short rows share a row; tokens
    weigh 1 in the docstring and 0 elsewhere; microbatches are as large as the memory limit permits (JAX).
 4. Stop in mid-epoch, resume in a new model, and count the bits that differ from a run without a stop.
@@ -14,7 +14,7 @@ means, which other tools take under gradient accumulation, weighs the tokens une
     KERAS_BACKEND=jax python examples/finetune.py [--quick] [--shards 2] [--preset NAME]
 
 Allow 5 minutes on 2 CPU cores; with --quick, one, for a model that has learned little more than spelling. `--shards`
-shards the kernels over devices (JAX). `--preset` fine-tunes a causal model of keras-hub instead (finetune_preset.py).
+shards the kernels of queries, keys, values and wide layers (JAX). `--preset` fine-tunes a model of keras-hub instead.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main(argv=None):
     """Go the whole way; return the measurements by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer updates, on fewer functions")
-    parser.add_argument("--shards", type=int, default=1, help="the number of devices that share each kernel (JAX)")
+    parser.add_argument("--shards", type=int, default=1, help="the number of devices that share these kernels (JAX)")
     parser.add_argument("--preset", help="a preset of keras-hub, or the folder of one")
     arguments = parser.parse_args(argv)
     devices.split_cpu(arguments.shards)

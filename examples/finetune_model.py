@@ -1,4 +1,4 @@
-"""A small Transformer for packed rows, its loss, and where its kernels lie: for finetune.py."""
+"""A small Transformer for packed rows, its loss, and which of its kernels are sharded: for finetune.py."""
 
 import keras
 from finetune_data import LENGTH, VOCABULARY
@@ -13,7 +13,7 @@ def new_backbone():
     """Return the model {tokens, positions, segment_ids: (rows, length)} -> (rows, length, WIDTH)."""
     inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("tokens", "positions", "segment_ids")}
     segments = inputs["segment_ids"]
-    mask = segments[:, :, None] == segments[:, None, :]  # no sequence sees another one of its row
+    mask = ops.equal(segments[:, :, None], segments[:, None, :])  # no sequence sees another one of its row
     x = layers.Embedding(VOCABULARY, WIDTH, name="token_embedding")(inputs["tokens"])
     x = x + layers.Embedding(LENGTH, WIDTH, name="position_embedding")(inputs["positions"])
     for i in range(NUM_LAYERS):
@@ -27,11 +27,12 @@ def new_backbone():
 
 
 def add_lora(backbone, rank):
-    """Freeze a backbone, except for LoRA weights and biases of its attention and dense layers."""
+    """Freeze a backbone, except for the LoRA weights and the biases of its queries, values and dense layers."""
     for layer in backbone.layers:
-        is_attention = isinstance(layer, layers.MultiHeadAttention)
-        layer.trainable = is_attention or isinstance(layer, layers.Dense)  # before enable_lora, which freezes kernels
-        for part in [layer.query_dense, layer.value_dense] if is_attention else [layer] * layer.trainable:
+        layer.trainable = False  # and all its parts: an attention layer has four
+        is_attention, is_dense = isinstance(layer, layers.MultiHeadAttention), isinstance(layer, layers.Dense)
+        for part in [layer.query_dense, layer.value_dense] if is_attention else [layer] * is_dense:
+            part.trainable = True  # before enable_lora, which freezes the kernel
             part.enable_lora(rank)
 
 
@@ -47,7 +48,7 @@ class Answers(ws.Objective):
 
 
 def sharded(num):
-    """Return a distribution that shards the kernels over `num` devices."""
+    """Return a distribution that shards the kernels of queries, keys, values and wide layers over `num` devices."""
     mesh = keras.distribution.DeviceMesh((1, num), ["batch", "model"], keras.distribution.list_devices()[:num])
     places = keras.distribution.LayoutMap(mesh)
     places[".*(query|key|value)/kernel"], places[".*wide_./kernel"] = (None, "model", None), (None, "model")

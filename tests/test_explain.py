@@ -127,3 +127,38 @@ def test_places_of_padding_are_counted(rows, size, told):
     trainer = ws.Trainer(linear, microbatch_size=size)
     trainer.fit(X[:rows], X[:rows, :2], batch_size=rows, verbose=0)
     assert f"{told} of weight 0." in trainer.explain()
+
+
+def frozen(layer):
+    layer.trainable = False
+    return layer
+
+
+def with_lora(layer):
+    layer.build((None, 4))
+    layer.enable_lora(1)
+    return layer
+
+
+TRAINED = {  # the layers before Dense(2), and the weights that train
+    "a layer": (lambda: [frozen(L.Dense(3))], "Trains 8 of 23 weights, in 2 of 4 variables."),
+    "statistics": (lambda: [frozen(L.BatchNormalization())], "Trains 10 of 18 weights, in 2 of 4 variables."),
+    "lora": (lambda: [with_lora(L.Dense(3))], "Trains 18 of 30 weights, in 5 of 6 variables."),
+    "many": (lambda: [frozen(L.Dense(400))], "Trains 802 of 2,802 weights, in 2 of 4 variables."),
+    "statistics that no layer trains": (lambda: [L.BatchNormalization()], None),
+    "a draw": (lambda: [L.Dropout(0.5)], None),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_weights_that_train_are_counted_where_others_are_frozen(name):
+    make, told = TRAINED[name]
+    trainer = model(*make())
+    before = {v.path: v.numpy() for v in trainer.model.weights}
+    trainer.fit(X, np.ones((ROWS, 2), "float32"), batch_size=BATCH, epochs=2, verbose=0)
+    said = [line for line in trainer.explain().split("\n") if line.startswith("Trains ")]
+    assert said == ([told] if told else [])
+    moved = [v for v in trainer.model.weights if np.any(v.numpy() != before[v.path]) and "moving" not in v.path]
+    if told:
+        assert f"in {len(moved)} of" in told
+        assert f"Trains {sum(v.numpy().size for v in moved)} of" in told

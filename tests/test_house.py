@@ -69,7 +69,7 @@ FLOORS_OF_DATA = [  # the same inside of the package, where one module may use a
 ]
 FLOORS_OF_MODEL = [
     {"compiled", "objective"},
-    {"distributions"},
+    {"distributions", "graph"},
     {"draws", "losses"},
     {"misfit", "trace"},
     {"forward"},
@@ -210,6 +210,7 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
     *("wholestep.engines.jax_variables", "wholestep.engines.tensorflow", "wholestep.engines.tensorflow_listener"),
     *("wholestep.engines.tensorflow_variables", "wholestep.processes.store", "wholestep.processes.watchdog"),
     *("wholestep.checkpoints.callbacks", "wholestep.data.workers", "wholestep.data.packing", "wholestep.dispatcher"),
+    "wholestep.model.graph",
 }
 
 

@@ -12,9 +12,11 @@ from wholestep.checkpoints import Checkpoints
 from wholestep.checks import count, is_count, is_number
 from wholestep.data import Batches, Data, as_rows, holds_numbers, refuse_lists, text_as_arrays, without_none
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
-from wholestep.model import Objective
+from wholestep.model import Objective, values_for_tensors
 from wholestep.program import Options
 from wholestep.tree import Tree
+
+_MOST_NAMED = 3
 
 
 def check_model(model: object, objective: object) -> None:
@@ -108,6 +110,18 @@ def warn_if_frozen(model: keras.Model) -> None:
         "What counts is `trainable` when the model trains, not when it was compiled: set it to True before this model "
         "trains, and to False again before a model that shares its layers does."
     )
+
+
+def warn_of_values(model: keras.Model) -> None:
+    """Warn of a functional model that was built with a Python value in place of a mask."""
+    found = values_for_tensors(model)
+    if not found:
+        return
+    must = "A mask in a functional model must be a tensor: a Python value is the same for all positions."
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    received = ", ".join(found[:_MOST_NAMED]) + more
+    attempt = "keras.ops.equal(a, b) in place of a == b, which compares identity on a keras.Input."
+    warn(message(must, received, attempt))
 
 
 def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:

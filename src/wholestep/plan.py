@@ -1,6 +1,8 @@
 """The plan of an update: microbatches, padding, updates per dispatch. It changes only rounding, unless it warns."""
 
+import math
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +14,16 @@ from wholestep.data import Batch, Batches, most_in_a_dispatch, stack, stage
 from wholestep.embeddings.rows import describe
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
-from wholestep.model import Coupling, Findings, Forward, inference, metrics_are_additive, metrics_ignore_padding, probe
+from wholestep.model import (
+    Coupling,
+    Findings,
+    Forward,
+    inference,
+    layers,
+    metrics_are_additive,
+    metrics_ignore_padding,
+    probe,
+)
 from wholestep.program import MOST_UPDATES, Program, ProgramCache, Wanted, compiled
 from wholestep.state import State
 from wholestep.update import Update
@@ -334,6 +345,7 @@ def explain(planner: Planner, sharded: list[str], data: str, form_of_gradients: 
         else f"Each update is a separate dispatch ({keras.backend.backend()}).",
     ]
     lines += [program.how] if program.how else []
+    lines += _trained(program.forward)
     if sharded:
         lines.append(f"Sharded, never gathered for the update: {', '.join(sharded)}.")
     if program.memory is not None:
@@ -350,6 +362,21 @@ def explain(planner: Planner, sharded: list[str], data: str, form_of_gradients: 
             "guaranteed for it. Its losses and the weights are checked afterwards."
         )
     return "\n".join([*lines, *drawn, *([form_of_gradients] if form_of_gradients else [])])
+
+
+def _trained(forward: Forward) -> list[str]:
+    """Return a line about the weights that train, if others are frozen; statistics do not count."""
+    trained, could_train = forward.variables.params, dict[int, keras.Variable]()
+    for layer in layers(forward.model):
+        could_train |= {id(v): v for v in layer._trainable_variables}
+    if len(trained) >= len(could_train):
+        return []
+    weights = f"{_num_weights(trained):,} of {_num_weights(could_train.values()):,} weights"
+    return [f"Trains {weights}, in {len(trained)} of {len(could_train)} variables."]
+
+
+def _num_weights(variables: Iterable[keras.Variable]) -> int:
+    return sum(math.prod(v.shape) for v in variables)
 
 
 def _drawn(coupling: Coupling | None, forward: Forward) -> list[str]:

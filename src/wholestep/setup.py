@@ -208,6 +208,7 @@ class Setup:
         executor.context.note()
         if trains and not self._is_ready(trains=True):
             self._check_optimizer()
+            arguments.warn_of_values(self.model)
         self._ready.add((trains, predicts, are_whole))
         is_elsewhere = self.run.variables is not executor.variables and not self.run.is_under_way
         if restored is not None and is_elsewhere:

@@ -18,6 +18,7 @@ from wholestep.model.compiled import (
 )
 from wholestep.model.coupling import Coupling, Findings, inference, metrics_are_additive, metrics_ignore_padding, probe
 from wholestep.model.forward import Forward, Outcome
+from wholestep.model.graph import values_for_tensors
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced
 from wholestep.model.misfit import check_labels_are_numbers, check_parts, explained, named
 from wholestep.model.objective import (
@@ -76,6 +77,7 @@ __all__ = [
     "uncast",
     "unpack",
     "unreduced",
+    "values_for_tensors",
     "with_mask_of",
     "without_labels",
 ]
