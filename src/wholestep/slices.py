@@ -36,19 +36,20 @@ class LookupSize(NamedTuple):
     """The number of rows of a table that a lookup reads in an update.
 
     Args:
-        total: for the full batch.
+        total: for the full batch; None if it depends on values, as for ragged rows.
         per_row: for each row of the batch; 0 if all share them, as those of a table of positions.
     """
 
-    total: int
-    per_row: int
+    total: int | None
+    per_row: int = 0
 
     @classmethod
     def of(cls, path: str, few: tuple[int, int | None], full: tuple[int, int | None]) -> Self:
         """Return the size by the numbers (rows of the batch, rows read) of a part of a batch, and of all of it.
 
         Raises:
-            SpecificationError: the number of rows read is neither constant nor proportional to the rows of the batch.
+            SpecificationError: the number of rows read is known, and neither constant nor proportional to the rows of
+                the batch.
 
         >>> LookupSize.of("words", (2, 6), (8, 24))
         LookupSize(total=24, per_row=3)
@@ -56,12 +57,14 @@ class LookupSize(NamedTuple):
         LookupSize(total=5, per_row=0)
         """
         (few_rows, few_reads), (rows, reads) = few, full
-        if few_reads is not None and few_reads == reads:
-            return cls(reads, 0)
-        if few_reads is not None and reads is not None and few_reads * rows == reads * few_rows:
+        if few_reads is None or reads is None:
+            return cls(None)
+        if few_reads == reads:
+            return cls(reads)
+        if few_reads * rows == reads * few_rows:
             return cls(reads, reads // rows)
         must = f"To cut a batch, each row must look up equally many rows of {path!r}, or all rows the same."
-        found = " and ".join(f"{num or 'an unknown number'} for {size} rows" for size, num in (few, full))
+        found = f"{few_reads} for {few_rows} rows and {reads} for {rows} rows"
         attempt = (
             "dense_gradients=True, which sums the gradients of equal rows of a table before the optimizer gets them, "
             "as on JAX; or full batches on one device."
@@ -71,6 +74,8 @@ class LookupSize(NamedTuple):
     def add(self, total: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], first: Tensor) -> tuple[Tensor, Tensor]:
         """Add the (values, indices) of a part of the batch, whose first row has this place in it."""
         values, indices = ops.cast(new[0], total[0].dtype), ops.cast(new[1], "int32")
+        if self.total is None:
+            return ops.concatenate([total[0], values]), ops.concatenate([total[1], indices])
         if not self.per_row:
             once = ops.where(ops.equal(first, 0), indices, ops.zeros_like(indices))
             return total[0] + values, total[1] + once
@@ -79,10 +84,15 @@ class LookupSize(NamedTuple):
         return ops.slice_update(total[0], starts, values), ops.slice_update(total[1], [start], indices)
 
 
-def zeros(sizes: Sequence[LookupSize], row_shape: tuple[int, ...], dtype: str) -> Slices:
-    """Return the gradient of no lookup, with the place of all lookups of an update."""
-    values = tuple(ops.zeros((size.total, *row_shape), dtype) for size in sizes)
-    return Slices(values, tuple(ops.zeros((size.total,), "int32") for size in sizes))
+def zeros(sizes: Sequence[LookupSize], row_shape: tuple[int, ...], dtype: str, none: Tensor) -> Slices:
+    """Return the gradient of no lookup, with room for all lookups of an update whose number is known.
+
+    Args:
+        none: 0, as a value of the program: an array of so many rows may grow in a loop.
+    """
+    totals = [none if size.total is None else size.total for size in sizes]
+    values = tuple(ops.zeros((total, *row_shape), dtype) for total in totals)
+    return Slices(values, tuple(ops.zeros((total,), "int32") for total in totals))
 
 
 def add(sizes: Sequence[LookupSize], total: Slices, new: Slices, first: Tensor) -> Slices:

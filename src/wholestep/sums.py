@@ -64,14 +64,16 @@ def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
         start, done = start + num * size, done + num
 
 
-def nothing(facts: TraceFacts, values: Values, lookups: LookupSizes) -> Totals:
-    """Return the totals of no microbatch."""
+def nothing(facts: TraceFacts, values: Values, lookups: LookupSizes, num_rows: Tensor) -> Totals:
+    """Return the totals of no microbatch, for an update of `num_rows` rows."""
     params, buffers, metrics, _ = values
     grads: list[Gradient] = []
     for i, param in enumerate(params):
         dtype = _accumulator(param.dtype)
-        is_dense = i not in lookups
-        grads.append(ops.zeros(param.shape, dtype) if is_dense else slices.zeros(lookups[i], param.shape[1:], dtype))
+        if i in lookups:
+            grads.append(slices.zeros(lookups[i], param.shape[1:], dtype, 0 * num_rows))
+        else:
+            grads.append(ops.zeros(param.shape, dtype))
     zero = ops.zeros((), keras.config.floatx())
     after = After(
         [ops.zeros_like(buffers[i]) for i in facts.moved], [ops.zeros_like(params[i]) for i in facts.assigned]

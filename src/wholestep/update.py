@@ -18,6 +18,7 @@ from wholestep import tree
 from wholestep.cut import Cut
 from wholestep.embeddings.rows import RowPlan, RowPlanner
 from wholestep.engines import Engine
+from wholestep.errors import SpecificationError, message
 from wholestep.model import Forward, Outcome
 from wholestep.program import begun, several
 from wholestep.reports.report import APPLIED, NOTHING_TOLD, OWN_LOSS, ReportLayout
@@ -200,7 +201,7 @@ class ObjectiveUpdate(Update):
             inputs = inputs._replace(values=inputs.values._replace(params=params), places=places, weights=weights)
             if not found:
                 found.append(self._lookup_sizes(cut, gradient, data, inputs))
-            begin = nothing(forward.facts, inputs.values, found[0])
+            begin = nothing(forward.facts, inputs.values, found[0], count)
             total = self._fold(cut, partial(microbatch, found[0]), begin, data, inputs, syncs=True)
             buffers = self._buffers(cut, state.buffers, total.alike.buffers)
             grads, penalty = self._regularise(params, total.sums.grads, scale, captured)
@@ -320,6 +321,10 @@ class ObjectiveUpdate(Update):
         for i, reads in few.items():
             path, pairs = self.forward.variables.params[i].path, zip(reads, full[i], strict=True)
             sizes[i] = [LookupSize.of(path, (num_few, part), (cut.places, all_)) for part, all_ in pairs]
+            if cut.split and LookupSize(None) in sizes[i]:
+                must = f"On several replicas, the number of rows that are looked up in {path!r} must be known."
+                attempt = "rows that are padded to one length, dense_gradients=True, or one device."
+                raise SpecificationError(message(must, "a number that depends on values", attempt))
         return sizes
 
     # ---- the rest of whole_update, once for the full batch ----
