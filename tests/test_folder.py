@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -378,6 +379,47 @@ def test_a_full_disk_is_found_before_anything_is_written(folder, monkeypatch):
     with pytest.raises(ws.CheckpointError, match="100 bytes free"):
         folder.write(2, {"a": np.zeros(10_000)}, {})
     assert folder.steps() == [1]
+
+
+def syncs_no_folders(number, fsync=os.fsync):
+    """Return an fsync that fails for folders, as on some FUSE and SMB mounts."""
+
+    def fails(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(file)
+
+    return fails
+
+
+@pytest.mark.parametrize("number", [22, 95, 9, 13], ids=["EINVAL", "ENOTSUP", "EBADF", "EACCES"])
+def test_a_file_system_that_cannot_sync_folders_warns_once(number, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", syncs_no_folders(number))
+    folder = Folder(tmp_path / "a" / "b")
+    with pytest.warns(UserWarning, match=f"{folder.folder} cannot sync folders .{os.strerror(number)}") as warned:
+        folder.lock().release()
+        for step in (1, 2):
+            folder.write(step, some(), {})
+        folder.set_aside(1, "damage")
+    assert (len(warned), Folder(folder.folder).verify(2).step) == (1, 2)
+    with pytest.warns(UserWarning, match="cannot sync folders"):  # another folder
+        Folder(tmp_path / "c").lock().release()
+
+
+def test_a_file_system_that_reports_no_free_bytes_warns_once_and_a_full_one_fails(folder, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0}))
+    with pytest.warns(UserWarning, match=f"{folder.folder} reports 0 free bytes.*without looking for room") as warned:
+        for step in (1, 2):
+            folder.write(step, some(), {})
+    assert (len(warned), folder.verify(2).step) == (1, 2)
+
+    def fails(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", fails)
+    with pytest.raises(ws.CheckpointError, match="step 3 .*No space left"):
+        folder.write(3, some(), {})
+    assert sorted(os.listdir(folder.folder)) == ["step-00000001", "step-00000002"]
 
 
 # ---- whoever else is there ----

@@ -171,7 +171,7 @@ class Folder:
                 file, held = carrier.write(new / f"{share[0]:05d}-of-{share[1]:05d}-{i:02d}.safetensors", several)
                 files.append(file)
                 leaves.extend(held)
-            sync_folder(new)
+            sync_folder(new, self.folder)
         return files, leaves
 
     def commit(self, token: str, manifest: Manifest, *, replaces: bool) -> Path:
@@ -189,11 +189,11 @@ class Folder:
                     raise FileExistsError(errno.EEXIST, f"{path.name} exists already")
                 carrier.check_leaves(manifest.files, manifest.leaves)
                 manifests.write(new, manifest)
-                sync_folder(new)
+                sync_folder(new, self.folder)
                 if is_there:
                     os.rename(path, replaced)  # the next `clear` restores it, or removes it
                 os.rename(new, path)
-                sync_folder(self.folder)
+                sync_folder(self.folder, self.folder)
         except CheckpointError:
             with suppress(CheckpointError):  # the next `clear` tries again
                 self._put_back()
@@ -307,7 +307,7 @@ class Folder:
             os.rename(self.path(step), bad)
             with suppress(FileExistsError), created(bad / "why.json") as file:
                 disk.write_all(file, json.dumps({"step": step, "why": why}).encode())
-            sync_folder(self.folder)
+            sync_folder(self.folder, self.folder)
         return bad
 
 
