@@ -279,9 +279,12 @@ class Folder:
         manifest = self.manifest(step)
         check(manifest)
         path, arrays, pieces = self.path(step), dict[str, Numbers](), dict[str, list[Piece]]()
+        in_file: dict[str, list[Leaf]] = {file.name: [] for file in manifest.files}
+        for leaf in manifest.leaves:
+            in_file[leaf.file].append(leaf)
         with self._reading(step):
             for i, file in enumerate(manifest.files):
-                leaves = [leaf for leaf in manifest.leaves if leaf.file == file.name]
+                leaves = in_file[file.name]
                 if all(leaf.begin is None for leaf in leaves):
                     arrays |= carrier.read(path, file, leaves)
                     continue
@@ -290,8 +293,9 @@ class Folder:
                 for j, (leaf, piece) in enumerate(carrier.open_pieces(path, file, leaves)):
                     is_own = (i + j) % share[1] == share[0]  # so that a later checkpoint has each piece once
                     pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
+        whole = manifest.arrays
         for name, found in pieces.items():
-            shape, dtype = manifest.arrays[name]
+            shape, dtype = whole[name]
             arrays[name] = Pieces(shape, carrier.DTYPES[dtype], found)
         return manifest, arrays
 

@@ -202,7 +202,7 @@ def first_of_periods(steps: Iterable[int], period: int) -> set[int]:
 
 def _seconds(manifest: Manifest) -> float:
     """Return the time at which a checkpoint was written; 0 if it is unknown."""
-    with suppress(KeyError, TypeError, ValueError):
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
         return datetime.strptime(manifest.rest["time"], TIME).timestamp()
     return 0.0
 
@@ -218,9 +218,12 @@ def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
     if not isinstance(told, dict) or (name is not None and told.get("name") != name):
         return None
     number, mode = told.get("number"), told.get("mode")
-    if not isinstance(number, int | float) or mode not in ("min", "max"):
+    is_named = isinstance(told.get("name"), str)
+    if not is_named or not isinstance(number, int | float) or mode not in ("min", "max"):
         return None
-    return Value(float(number), mode)
+    with suppress(OverflowError):
+        return Value(float(number), mode)
+    return None
 
 
 def values_of(folder: AnyFolder, name: str) -> dict[int, Value]:

@@ -15,7 +15,7 @@ from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import finite, rendered
 from wholestep.checkpoints.settings import RULES, Checkpoints, to_remove, value_in, values_of
 from wholestep.checkpoints.store import AnyFolder, copy, find
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
+from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, printable, tell
 
 Told = tuple[Any, bool, list[str]]  # a description as JSON, whether all is good, and the lines
 
@@ -73,15 +73,16 @@ def _run(arguments: argparse.Namespace, call: Callable[..., Any]) -> int:
             raise CheckpointError(message("The path must hold a checkpoint.", received, attempt))
         told, is_good, lines = call(arguments, folder, steps)
     except (CheckpointError, SpecificationError) as error:
-        print(error, file=sys.stderr)
+        tell(str(error))
         return 1
-    _say(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(lines))
+    _say(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(map(printable, lines)))
     return 0 if is_good else 1
 
 
 def _say(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:  # closed by a reader such as `head`; the flush at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
