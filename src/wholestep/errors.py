@@ -72,6 +72,10 @@ class DamagedError(CheckpointError):
         super().__init__(printable(said))
 
 
+class GoneError(DamagedError):
+    """A checkpoint that was there exists no more: a writer has removed it."""
+
+
 def message(must: str, received: object, attempt: str) -> str:
     """Return the message of an error: the expectation, the received value, the advice.
 

@@ -209,8 +209,13 @@ def read_into(file: int, content: Any, offset: int | None = None) -> None:
 def read_all(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes."""
     with opened(path, most=most) as file:
-        content = bytearray(os.fstat(file).st_size)
-        read_into(file, content)
+        return content_of(file)
+
+
+def content_of(file: int) -> bytes:
+    """Return the content of a file that has just been opened."""
+    content = bytearray(os.fstat(file).st_size)
+    read_into(file, content)
     return bytes(content)
 
 

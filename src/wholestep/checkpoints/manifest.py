@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import xxhash
 
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
-from wholestep.checkpoints.files import created, read_all, write_all
+from wholestep.checkpoints.files import created, write_all
 from wholestep.errors import CheckpointError, DamagedError, message
 
 FORMATS = (1, 2)  # in the second, arrays may be in pieces
@@ -74,11 +74,6 @@ def rendered(manifest: Manifest) -> bytes:
     }
     line = json.dumps(said, separators=(",", ":"), allow_nan=False).encode()
     return line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n"
-
-
-def read(folder: Path) -> Manifest:
-    """Return the manifest of a folder, without reading arrays."""
-    return parse(read_all(folder / NAME, MOST_BYTES), folder)
 
 
 def parse(content: bytes, folder: object) -> Manifest:

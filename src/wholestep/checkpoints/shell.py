@@ -15,7 +15,15 @@ from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import finite, rendered
 from wholestep.checkpoints.settings import RULES, Checkpoints, to_remove, value_in, values_of
 from wholestep.checkpoints.store import AnyFolder, copy, find
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, printable, tell
+from wholestep.errors import (
+    CheckpointError,
+    DamagedError,
+    GoneError,
+    SpecificationError,
+    message,
+    printable,
+    tell,
+)
 
 Told = tuple[Any, bool, list[str]]  # a description as JSON, whether all is good, and the lines
 
@@ -94,9 +102,10 @@ def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifie
         one: dict[str, Any] = {"name": os.path.basename(folder.path(step)), "step": step}
         try:
             manifest = folder.verify(step) if verifies else folder.manifest(step)
+        except GoneError:
+            continue
         except CheckpointError as error:
-            if step in folder.steps():  # a writer may have removed it meanwhile
-                told.append(one | {"bad": str(error)})
+            told.append(one | {"bad": str(error)})
             continue
         value = value_in(manifest)
         facts = {"time": manifest.rest.get("time"), "bytes": manifest.nbytes, "arrays": len(manifest.arrays)}

@@ -10,7 +10,6 @@ No lock holds across machines: the object `lock` names the last run that began, 
 """
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,9 +20,9 @@ from typing import Any, TypeGuard, TypeVar
 
 from wholestep.checkpoints import manifest as manifests
 from wholestep.checkpoints.arrays import FileFacts, checked
-from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate, verified
+from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate, settled, verified
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
+from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message, tell
 
 T = TypeVar("T")
 _STEP = re.compile(rf"step-({NUMBER})(?:-([1-9][0-9]*))?")
@@ -40,7 +39,7 @@ class Store:
     Attributes:
         folder: its address.
         name: its address without a password.
-        seen: its newest step at the last `pull`.
+        newest: its newest step at the last `pull`.
 
     Raises:
         SpecificationError: the address names no folder, or the packages for its kind are missing.
@@ -53,7 +52,7 @@ class Store:
         self.name = _PASSWORD.sub("", self.folder)
         self._owner = ""
         self._found: dict[int, dict[int, bool]] = {}  # the latest `_versions`, until this process changes them
-        self.seen: list[int] = []
+        self.newest: list[int] = []
         self._manifests: dict[str, Manifest] = {}  # by address: a published manifest never changes
         try:
             from fsspec.core import url_to_fs
@@ -83,13 +82,25 @@ class Store:
 
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, without reading its arrays."""
-        if (path := self.path(step)) not in self._manifests:
-            most = {"start": 0, "end": manifests.MOST_BYTES}
-            found = manifests.parse(self._ask(f"{path}/{manifests.NAME}", self._files.cat_file, **most), path)
-            if found.step != step:
-                raise DamagedError(f"The manifest of {path} must name its step. It names {found.step}.")
+        path = self.path(step)
+        if path not in self._manifests:
+            found = self.using(step, lambda manifest: manifest)
+            path = self.path(step)  # of another version, if a writer has replaced the checkpoint
             self._manifests[path] = found
         return self._manifests[path]
+
+    def using(self, step: int, use: Callable[[Manifest], T]) -> T:
+        """Return the result of a reader of a checkpoint, which gets its manifest; see `settled`."""
+        return settled(self, step, use)
+
+    def seen(self, step: int) -> tuple[object, bytes]:
+        """Return what tells a checkpoint of a step from another one: its address, and the content of its manifest."""
+        path, most = self.path(step), {"start": 0, "end": manifests.MOST_BYTES}
+        return path, self._ask(f"{path}/{manifests.NAME}", self._files.cat_file, **most)
+
+    def has(self, step: int) -> bool:
+        """Whether there is a complete checkpoint of a step now."""
+        return step in self.steps()
 
     def chunks(self, step: int) -> Chunks:
         """Return the function that yields the verified content of a file of a checkpoint."""
@@ -105,7 +116,7 @@ class Store:
 
     def verify(self, step: int) -> Manifest:
         """Read and verify all of a checkpoint, and return its manifest."""
-        return verified(self.manifest(step), self.chunks(step))
+        return self.using(step, lambda manifest: verified(manifest, self.chunks(step)))
 
     def _key(self, path: str) -> str:
         return self._root + path.removeprefix(self.folder)
@@ -243,7 +254,7 @@ def find(path: Location) -> tuple[AnyFolder, int | None]:
 
 def copy(source: AnyFolder, step: int, target: AnyFolder) -> None:
     """Copy a checkpoint, and verify every byte on both sides."""
-    target.put(source.manifest(step), source.chunks(step))
+    source.using(step, lambda manifest: target.put(manifest, source.chunks(step)))
 
 
 def push(folder: Folder, step: int, store: Store) -> None:
@@ -255,16 +266,26 @@ def push(folder: Folder, step: int, store: Store) -> None:
         raise CheckpointError(f"{error} The checkpoint is complete in {folder.path(step)}; {way}") from error
 
 
-def fetch(store: Store, steps: list[int], folder: Folder) -> int | None:
-    """Copy the first good checkpoint of these steps to a folder, and return its step; None if none is good."""
-    for step in steps:
-        path = store.path(step)
-        try:
-            copy(store, step, folder)
-        except DamagedError as error:
-            _say(f"{path} is damaged, and is not used: {error}")
-        else:
-            return step
+def fetch(store: Store, steps: Callable[[], list[int]], folder: Folder) -> int | None:
+    """Copy the first good checkpoint of the steps to a folder, and return its step; None if none is good.
+
+    Args:
+        steps: returns the steps that are there now. A writer may remove some after writing others.
+    """
+    tried: list[int] = []
+    damaged: set[int] = set()
+    while (left := [step for step in steps() if step not in damaged]) != tried:
+        tried = left
+        for step in left:
+            path = store.path(step)
+            try:
+                copy(store, step, folder)
+                return step
+            except GoneError:
+                break
+            except DamagedError as error:
+                damaged.add(step)
+                tell(f"wholestep: {path} is damaged, and is not used: {error}")
     return None
 
 
@@ -277,12 +298,16 @@ def pull(folder: Folder, store: Store) -> None:
     here, there = _newest_good(folder), store.steps()
     if here is not None:
         _check_own(folder.manifest(here), folder, store, is_empty=not there)
-    newer, store.seen = [step for step in there if here is None or step > here], there[:1]
+    store.newest = there[:1]
+
+    def newer() -> list[int]:
+        return [step for step in store.steps() if here is None or step > here]
+
     if (step := fetch(store, newer, folder)) is not None:
-        _say(f"copied {store.path(step)} to {folder.path(step)}")
-    elif newer and here is None:
+        tell(f"wholestep: copied {store.path(step)} to {folder.path(step)}")
+    elif there and here is None:
         must = f"At least one checkpoint in {store.folder} must be good."
-        raise CheckpointError(message(must, f"steps {newer}, all damaged", "another address."))
+        raise CheckpointError(message(must, f"steps {there}, all damaged", "another address."))
 
 
 def _check_own(manifest: Manifest, folder: Folder, store: Store, *, is_empty: bool) -> None:
@@ -299,9 +324,9 @@ def _check_own(manifest: Manifest, folder: Folder, store: Store, *, is_empty: bo
 def publish(folder: Folder, store: Store, owner: str) -> None:
     """Claim a store after `pull`, and copy the newest checkpoint of the folder to it if it is missing there."""
     store.claim(owner)
-    if (there := store.steps()[:1]) != store.seen:
+    if (there := store.steps()[:1]) != store.newest:
         must = f"No other run may write to {store.folder} while this one begins."
-        raise CheckpointError(message(must, f"step {there}, which was {store.seen} before", "again."))
+        raise CheckpointError(message(must, f"step {there}, which was {store.newest} before", "again."))
     for step in folder.steps()[:1]:
         if not _is_held(store, folder.manifest(step)):
             push(folder, step, store)
@@ -312,7 +337,7 @@ def _newest_good(folder: Folder) -> int | None:
         try:
             folder.verify(step)
         except DamagedError as error:
-            _say(f"set aside: {folder.set_aside(step, str(error))}")
+            tell(f"wholestep: set aside: {folder.set_aside(step, str(error))}")
         else:
             return step
     return None
@@ -322,7 +347,3 @@ def _is_held(store: Store, manifest: Manifest) -> bool:
     with suppress(DamagedError):
         return manifests.rendered(store.manifest(manifest.step)) == manifests.rendered(manifest)
     return False
-
-
-def _say(line: str) -> None:
-    print(f"wholestep: {line}", file=sys.stderr, flush=True)
