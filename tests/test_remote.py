@@ -243,8 +243,8 @@ def test_the_local_folder_of_another_run_is_refused(url, tmp_path):
 
 
 def test_a_password_is_not_in_a_checkpoint():
-    assert store.Store("memory://me:secret@host/a").name == "memory://host/a"
-    assert store.Store("memory://container@account/a/").name == "memory://container@account/a"
+    assert store.Store("memory://me:secret@host/a").folder == "memory://host/a"
+    assert store.Store("memory://container@account/a/").folder == "memory://container@account/a"
 
 
 def test_no_run_begins_while_another_publishes(url, tmp_path):

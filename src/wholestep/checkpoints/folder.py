@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import files as disk
 from wholestep.checkpoints import manifest as manifests
+from wholestep.checkpoints.address import Address
 from wholestep.checkpoints.arrays import FileFacts, Leaf
 from wholestep.checkpoints.files import Lock, created, on_disk, sync_folder
 from wholestep.checkpoints.manifest import Manifest
@@ -43,7 +44,7 @@ _BAD = re.compile(rf"bad-{NUMBER}-[1-9][0-9]*")
 _REPLACED = re.compile(rf"\.replaced-{NUMBER}")
 _LITTER = re.compile(r"\.(?:new|old)-[0-9a-f]{12}(?:-[0-9]+)?")
 _FILE = re.compile(r"manifest\.json|why\.json|[0-9]+-of-[0-9]+-[0-9]+\.safetensors")
-_STORE = re.compile(r"[\w+.-]+://|(?:gs|s3|hdfs|abfss?|https?):/")  # a Path drops one of two slashes
+_STORE = re.compile(r"[\w+.-]+:/")  # a Path drops one of two slashes
 _ROOM = 1 << 16  # bytes besides the arrays
 _PAUSES = (0.01,) * 10  # seconds until another look at a checkpoint that is being replaced
 _MOST_READS = 10  # of a checkpoint that is replaced again and again
@@ -80,7 +81,7 @@ class Folder:
         if not is_path or _STORE.match(path):
             must = "A run writes to a file system, which can rename folders and lock files."
             attempt = 'a local or a network folder, or a string for a remote address: "s3://bucket/runs/a".'
-            raise SpecificationError(message(must, path if is_path else repr(folder), attempt))
+            raise SpecificationError(message(must, Address(path) if is_path else repr(folder), attempt))
         with on_disk(f"{path} must be in a working directory that exists."):
             self.folder = Path(path).absolute()
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wholestep.checkpoints.address import as_location
 from wholestep.checkpoints.files import read_all
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import finite, rendered
@@ -43,9 +44,9 @@ def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
     }.items():
         own = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
         single = "" if name == "prune" else ", or a single checkpoint in it"
-        own.add_argument("path", help=f"a folder of checkpoints{single}; or s3://bucket/runs/a")
+        own.add_argument("path", type=as_location, help=f"a folder of checkpoints{single}; or s3://bucket/runs/a")
         if name == "copy":
-            own.add_argument("target", help="the folder, or address, to copy to")
+            own.add_argument("target", type=as_location, help="the folder, or address, to copy to")
         if name == "prune":
             _add_rules(own)
         own.add_argument("--json", action="store_true", help="print JSON")
