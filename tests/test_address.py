@@ -2,9 +2,8 @@
 
 import copy
 import dataclasses
-import json
-import os
 import pickle
+import socket
 import traceback
 import warnings
 from functools import partial
@@ -141,6 +140,31 @@ class Texts:
         return found
 
 
+class Interrupts(Tells):
+    """Ctrl-C in the first epoch."""
+
+    def __init__(self):
+        super().__init__(0.5)
+
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
+def raises(error):
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+def attempted(call):
+    """Let a call of a store fail with an error of ours, or succeed."""
+    try:
+        return call()
+    except ws.WholestepError as error:
+        return traceback.format_exception(error)
+
+
 @pytest.mark.parametrize(("given", "secrets"), [("s3cret-pw", ["s3cret"]), ("s3cr%40t", ["s3cr%40t", "s3cr@t"])])
 def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch, capfd):
     def at(name):
@@ -214,26 +238,151 @@ def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch
     assert not any(secret.encode() in content for secret in (*secrets, TOKEN) for content in written)
 
 
-class Interrupts(Tells):
-    """Ctrl-C in the first epoch."""
+# ---- a store that does not answer ----
+
+
+URL = "guarded://me:pass@host/runs"
+
+
+def test_a_refused_connection_is_tried_again_and_an_error_in_the_end(guarded):
+    Guarded.refused = 2
+    assert store.Store(URL).steps() == []
+    Guarded.refused = 3
+    match = r"guarded://host/runs must be accessible\. Received: ConnectionRefusedError: .*\(3 tries in 0 s\)\. Try"
+    with pytest.raises(ws.CheckpointError, match=match):
+        store.Store(URL)
+    assert Guarded.refused == 0
+
+
+def test_a_server_that_is_not_there_is_an_error_of_ours(guarded, capsys):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = "ftp://me:pass@{}:{}/runs".format(*closed.getsockname())
+        assert cli.main(["checkpoint", "ls", url]) == 1
+        assert "must be accessible. Received: ConnectionRefusedError" in capsys.readouterr().err
+        trainer = ws.Trainer(small())
+        for call in (partial(trainer.restore, url), partial(trainer.fit, X, Y, **HOW, checkpoints=url)):
+            with pytest.raises(ws.CheckpointError, match=r"ConnectionRefusedError.*\(3 tries in"):
+                call()
+
+
+def test_a_connection_that_has_ended_is_made_anew(guarded, tmp_path):
+    """Also where fsspec says that objects do not exist: nothing is taken for missing, or for an unfinished upload."""
+    folder, kept = pushed(URL, tmp_path, 1)
+    folder.write(2, {"a": np.ones(3)}, {})
+    calls = {
+        "steps": kept.steps,
+        "verify": lambda: kept.verify(1).step,
+        "claim": lambda: kept.claim("me"),
+        "push": lambda: store.push(folder, 2, kept),
+        "remove": lambda: kept.remove(1),
+        "the end": kept.steps,
+    }
+    found = {}
+    for name, call in calls.items():
+        Guarded.connections.clear()
+        found[name] = call(), store.Store(URL).steps()
+    assert found == {
+        "steps": ([1], [1]),
+        "verify": (1, [1]),
+        "claim": (None, [1]),
+        "push": (None, [2, 1]),
+        "remove": (None, [2]),
+        "the end": ([2], [2]),
+    }
+
+
+class Clock:
+    """The clock of a process in which nothing takes time except for calls of a store."""
 
     def __init__(self):
-        super().__init__(0.5)
+        self.now = 0.0
 
-    def on_train_batch_end(self, batch, logs=None):
-        raise KeyboardInterrupt
+    def monotonic(self):
+        return self.now
 
-
-def raises(error):
-    def call(*_, **__):
-        raise error
-
-    return call
+    def sleep(self, seconds):
+        self.now += seconds
 
 
-def attempted(call):
-    """Let a call of a store fail with an error of ours, or succeed."""
-    try:
-        return call()
-    except ws.WholestepError as error:
-        return traceback.format_exception(error)
+@pytest.fixture
+def clock(guarded, monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("wholestep.checkpoints.store.time", made)
+    monkeypatch.setattr("wholestep.checkpoints.store._PAUSES", (1.0, 4.0))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tries", "most"), [(0, 3, 5), (10, 3, 35), (18, 3, 59), (20, 2, 41), (29, 2, 59), (43, 1, 43)]
+)
+def test_a_store_that_is_silent_is_tried_for_a_minute(seconds, tries, most, clock, monkeypatch):
+    """Its package may have tried several times before an error comes."""
+    kept = store.Store(URL)
+
+    def ls(*_, **__):
+        clock.now += seconds
+        raise OSError(16, "Service Unavailable")
+
+    monkeypatch.setattr(Guarded, "ls", ls)
+    words = "1 try" if tries == 1 else f"{tries} tries"
+    with pytest.raises(ws.CheckpointError, match=rf"OSError: .*Service Unavailable \({words} in {most} s\)"):
+        kept.steps()
+    assert clock.now == most <= 60
+
+
+class Slow:
+    """A file whose parts take these seconds to write; after a negative number of them, the connection breaks."""
+
+    def __init__(self, file, clock, seconds):
+        self.file, self.clock, self.seconds = file, clock, seconds
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.__exit__(*error)
+
+    def write(self, content):
+        seconds = self.seconds.pop(0) if self.seconds else 0
+        self.clock.now += abs(seconds)
+        if seconds < 0:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        return self.file.write(content)
+
+
+@pytest.mark.parametrize(("seconds", "tries"), [([600, 600], 1), ([600, -20], 2), ([600, -20, 300, -20], 3)])
+def test_a_long_upload_that_breaks_is_tried_again(seconds, tries, clock, tmp_path, monkeypatch):
+    """The minute is one without an answer: a part that was written is an answer."""
+    kept, opens = slow_store(clock, seconds, monkeypatch)
+    store.push(filled_with_parts(tmp_path), 1, kept)
+    assert (kept.verify(1).step, len(opens)) == (1, tries)
+
+
+def test_an_upload_that_breaks_after_a_long_silence_is_an_error(clock, tmp_path, monkeypatch):
+    kept, _ = slow_store(clock, [600, -40], monkeypatch)
+    match = r"could not be copied to guarded://host/runs\. .*reset by peer \(1 try in 640 s\).*complete in"
+    with pytest.raises(ws.CheckpointError, match=match):
+        store.push(filled_with_parts(tmp_path), 1, kept)
+
+
+def filled_with_parts(tmp_path):
+    """Return a local folder with a checkpoint that is written in three parts."""
+    folder = filled(tmp_path / "local")
+    folder.write(1, {"a": np.arange(1 << 20)}, {})
+    return folder
+
+
+def slow_store(clock, seconds, monkeypatch):
+    """Return a store whose parts take these seconds, and a list that grows by one with each file of arrays."""
+    real, opens = Guarded.open, []
+
+    def opened(self, path, mode="rb", **how):
+        file = real(self, path, mode, **how)
+        if "w" not in mode or not path.endswith("safetensors"):
+            return file
+        opens.append(path)
+        return Slow(file, clock, seconds)
+
+    monkeypatch.setattr(Guarded, "open", opened)
+    return store.Store(URL), opens
