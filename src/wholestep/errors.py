@@ -127,7 +127,7 @@ def notify_if_long(
 
 
 def printable(text: str) -> str:
-    r"""Return a text that may quote a file as one line that a terminal shows as it is: without controls and surrogates.
+    r"""Return a text, which may quote a file, as one line without control characters and surrogates.
 
     >>> print(printable("a\nb\x1b[2J\udc80\u202e é"))
     a\nb\x1b[2J\udc80\u202e é

@@ -16,7 +16,9 @@ _HIDDEN = "***"
 
 
 class Address(str):
-    """The address of a store. As text it has no password and no value of a query; only `raw` has them, for fsspec.
+    """The address of a store, as a text without its password and the values of its query.
+
+    Only `raw` has them: pass it to fsspec alone.
 
     >>> address = Address("ftp://me:pass@host/runs/a?token=0123456789")
     >>> address, address / "step-00000001"
@@ -66,15 +68,15 @@ class Address(str):
         return text
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """Return an error, to be shown as the cause of another one; None if its traceback has credentials."""
+        """Return an error, as the cause of another one; None if its traceback has credentials."""
         text = "".join(traceback.format_exception(error))
         return error if self.without_secrets(text) == text else None
 
     def _secrets(self) -> list[str]:
         whole = [match[3] for match in _PASSWORD.finditer(self.raw)]
-        passwords = [part for each in whole for part in (each, *re.split("[/?#@]", each))]  # wrongly parsed
+        split = [part for each in whole for part in re.split("[/?#@]", each)]  # as parsers do
         values = [match[2] for match in _VALUE.finditer(self.raw)]
-        found = [*passwords, *(value for value in values if len(value) >= _SHORTEST)]
+        found = [*whole, *split, *(value for value in values if len(value) >= _SHORTEST)]
         return sorted(filter(None, {*found, *map(unquote, found)}), key=len, reverse=True)
 
 

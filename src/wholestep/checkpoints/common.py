@@ -274,8 +274,8 @@ class CommonFolder:
         def commit() -> None:
             self._check_held()
             files, leaves = (list(chain(*each)) for each in zip(*map(parts, told), strict=True))
-            rest = manifest.rest if self.store is None else manifest.rest | {STORE: str(self.store.folder)}
-            whole = replace(manifest, files=files, leaves=leaves, rest=rest)
+            store = {} if self.store is None else {STORE: str(self.store.folder)}
+            whole = replace(manifest, files=files, leaves=leaves, rest=manifest.rest | store)
             if known != {name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)}:
                 raise CheckpointError(f"All arrays must be in the checkpoint of step {manifest.step}. They are not.")
             folder.commit(token, whole, replaces=replaces)

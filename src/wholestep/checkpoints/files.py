@@ -19,7 +19,7 @@ from typing import Any
 from wholestep.errors import CheckpointError, DamagedError, message, warn
 
 _CHUNK = 1 << 24
-_CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES}
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES}
 
 
 @contextlib.contextmanager
@@ -137,13 +137,13 @@ def write_all(file: int, content: Any) -> None:
 def sync_folder(path: Path, checkpoints: Path) -> None:
     """Sync a folder, so that creations, renames and removals in it survive a power loss.
 
-    If the file system cannot sync folders, a warning says so, once for each folder of `checkpoints`.
+    If the file system cannot sync folders, a warning says so once for each folder of checkpoints.
     """
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     except OSError as error:
-        if error.errno not in _CANNOT_SYNC:
+        if error.errno not in _NO_SYNC:
             raise
         lacks = f"cannot sync folders ({error.strerror})"
         effect = "Checkpoints are complete, but the newest may be lost if the power fails."
@@ -156,7 +156,7 @@ _warned: set[tuple[Path, str]] = set()
 
 
 def _warn_once(checkpoints: Path, lacks: str, effect: str) -> None:
-    """Warn, once for each folder, of what the file system of checkpoints lacks."""
+    """Warn once for each folder that the file system of checkpoints lacks something."""
     if (checkpoints, lacks) not in _warned:
         _warned.add((checkpoints, lacks))
         warn(f"The file system of {checkpoints} {lacks}. {effect}")
@@ -222,11 +222,12 @@ def content_of(file: int) -> bytes:
 def check_room(folder: Path, nbytes: int) -> None:
     """Refuse to write more bytes than the disk has room for.
 
-    Some file systems always report 0: a warning says so, and a disk that is full fails at the first write.
+    Some file systems always report 0: a warning says so, and a full disk fails at the first write.
     """
     free = shutil.disk_usage(folder).free
     if free == 0:
-        _warn_once(folder, "reports 0 free bytes", "Checkpoints are written without looking for room.")
+        effect = "Checkpoints are written without looking for room."
+        _warn_once(folder, "reports 0 free bytes", effect)
     elif nbytes > free:
         must = f"A checkpoint of {nbytes} bytes needs as much room in {folder}."
         raise CheckpointError(message(must, f"{free} bytes free", "remove something, or keep fewer checkpoints."))

@@ -81,7 +81,8 @@ class Folder:
         if not is_path or _STORE.match(path):
             must = "A run writes to a file system, which can rename folders and lock files."
             attempt = 'a local or a network folder, or a string for a remote address: "s3://bucket/runs/a".'
-            raise SpecificationError(message(must, Address(path) if is_path else repr(folder), attempt))
+            received = Address(path) if is_path else repr(folder)
+            raise SpecificationError(message(must, received, attempt))
         with on_disk(f"{path} must be in a working directory that exists."):
             self.folder = Path(path).absolute()
 
@@ -91,7 +92,8 @@ class Folder:
             steps = {_step_of(path) for path in self._entries(_STEP)}
             if {_step_of(path) for path in self._entries(_REPLACED)} <= steps:
                 break
-            time.sleep(pause)  # a writer is between the two renames of `commit`, or was killed there
+            # A writer is between the two renames of `commit`, or was killed there.
+            time.sleep(pause)
         return sorted(steps, reverse=True)
 
     def path(self, step: int) -> Path:
@@ -274,7 +276,7 @@ class Folder:
         return settled(self, step, use)
 
     def seen(self, step: int) -> tuple[object, bytes]:
-        """Return what tells a checkpoint of a step from another one: the file of its manifest, and its content."""
+        """Return the identity of the checkpoint of a step: its manifest's file, and the content."""
         path = self.path(step) / manifests.NAME
         with self._reading(step), disk.opened(path, most=manifests.MOST_BYTES) as file:
             return os.fstat(file).st_ino, disk.content_of(file)
@@ -359,7 +361,7 @@ class Kept(Protocol):
         """Return the path or address of the checkpoint of a step."""
 
     def seen(self, step: int) -> tuple[object, bytes]:
-        """Return what tells a checkpoint of a step from another one, and the content of its manifest."""
+        """Return the identity of the checkpoint of a step, and the content of its manifest."""
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of a step now."""
@@ -368,8 +370,8 @@ class Kept(Protocol):
 def settled(kept: Kept, step: int, use: Callable[[Manifest], T]) -> T:
     """Return the result of a reader of a checkpoint, which gets its manifest.
 
-    A writer may replace or remove the checkpoint between its manifest and its arrays. So it is damaged only if it is
-    still the same checkpoint; if another one is there, the reader is called again.
+    A writer may replace or remove the checkpoint between its manifest and its arrays. So it is
+    damaged only if it is still the same checkpoint; for another one, the reader is called again.
 
     Raises:
         GoneError: the checkpoint was removed.
@@ -381,11 +383,13 @@ def settled(kept: Kept, step: int, use: Callable[[Manifest], T]) -> T:
             before = kept.seen(step)
             manifest = manifests.parse(before[1], kept.path(step))
             if manifest.step != step:
-                raise DamagedError(f"The manifest of {kept.path(step)} must name its step. It names {manifest.step}.")
+                must = f"The manifest of {kept.path(step)} must name its step."
+                raise DamagedError(f"{must} It names {manifest.step}.")
             return use(manifest)
         except DamagedError as error:
             if not kept.has(step):
-                raise GoneError(f"{kept.path(step)} must exist. It was removed meanwhile.") from error
+                must = f"{kept.path(step)} must exist."
+                raise GoneError(f"{must} It was removed meanwhile.") from error
             if attempt + 1 == _MOST_READS or before == _seen_now(kept, step):
                 raise
     raise AssertionError

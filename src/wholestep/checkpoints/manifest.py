@@ -202,14 +202,14 @@ def _reader(kind: Any) -> Reader:
     if is_dataclass(kind):
         return _reader_of_record(kind)
     if origin is dict:
-        value = _reader(of[1])
-        return _expecting(kind, (dict,), lambda said: {key: value(part) for key, part in said.items()})
+        return _expecting(kind, (dict,), _reader_of_values(_reader(of[1])))
     if origin is list:
         part = _reader(of[0])
         return _expecting(kind, (list,), lambda said: [part(each) for each in said])
     if origin is tuple:
         return _expecting(kind, (list,), _reader_of_parts(of))
-    return _expecting(kind, (int, float) if kind is float else (kind,), lambda said: said)
+    types = (int, float) if kind is float else (kind,)
+    return _expecting(kind, types, lambda said: said)
 
 
 def _expecting(kind: Any, types: tuple[type, ...], read: Reader) -> Reader:
@@ -221,6 +221,10 @@ def _expecting(kind: Any, types: tuple[type, ...], read: Reader) -> Reader:
         return read(said)
 
     return checked
+
+
+def _reader_of_values(read: Reader) -> Reader:
+    return lambda said: {key: read(value) for key, value in said.items()}
 
 
 def _reader_of_record(kind: Any) -> Reader:

@@ -158,7 +158,8 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
 def _lacking(source: AnyFolder) -> str:
     """Return the reason that no checkpoint was found."""
     parent, name = source.folder.parent, source.folder.name
-    if name.startswith("step-") and not str(parent).endswith(":/") and (steps := find(parent)[0].steps()):
+    is_step = name.startswith("step-") and not str(parent).endswith(":/")
+    if is_step and (steps := find(parent)[0].steps()):
         return f"no {name} in {parent}, which has the steps {', '.join(map(str, steps))}"
     if isinstance(source, Folder) and not source.folder.exists():
         return f"no such folder: {source.folder}"

@@ -34,7 +34,8 @@ class Checkpoints:
     Args:
         folder: a local or network folder, made if it is missing. One run at a time writes to it. A relative path is
             resolved in the current working directory at once. Or a remote address, such as "s3://bucket/runs/a": each
-            checkpoint is written to `local`, and then copied there and verified. As text it has no password.
+            checkpoint is written to `local`, and then copied there and verified. Its text shows no
+            password.
         local: the local folder of a run with a remote address; None for a temporary folder, removed at the end.
         every_steps: save when the number of updates is a multiple of this.
         every_seconds: save when this many seconds have passed since the last checkpoint; None for never.
@@ -83,7 +84,8 @@ class Checkpoints:
         if not isinstance(self.folder, str | os.PathLike):
             raise SpecificationError(message("folder must be a path.", shown(self.folder), '"runs/a".'))
         is_store = is_remote(self.folder)
-        object.__setattr__(self, "folder", as_location(self.folder) if is_store else Folder(self.folder).folder)
+        folder = as_location(self.folder) if is_store else Folder(self.folder).folder
+        object.__setattr__(self, "folder", folder)
         if self.local is not None:
             if not is_store:
                 must = "local is the local folder of checkpoints with a remote address."

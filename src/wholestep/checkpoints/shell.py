@@ -44,7 +44,8 @@ def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
     }.items():
         own = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
         single = "" if name == "prune" else ", or a single checkpoint in it"
-        own.add_argument("path", type=as_location, help=f"a folder of checkpoints{single}; or s3://bucket/runs/a")
+        text = f"a folder of checkpoints{single}; or s3://bucket/runs/a"
+        own.add_argument("path", type=as_location, help=text)
         if name == "copy":
             own.add_argument("target", type=as_location, help="the folder, or address, to copy to")
         if name == "prune":

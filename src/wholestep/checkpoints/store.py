@@ -56,7 +56,8 @@ class Store:
     def __init__(self, url: str):
         self.folder = Address(url).stripped()
         if not self.folder.partition("://")[2].strip("/"):
-            raise SpecificationError(message("An address must name a folder.", Address(url), "s3://bucket/runs/a."))
+            must = "An address must name a folder."
+            raise SpecificationError(message(must, Address(url), "s3://bucket/runs/a."))
         self._owner = ""
         self._found: dict[int, dict[int, bool]] = {}  # the latest `_versions`, until this process changes them
         self.newest: list[int] = []
@@ -69,7 +70,7 @@ class Store:
         self._again(f"{self.folder} must be accessible.", lambda: None)
 
     def _connect(self) -> None:
-        """Make the file system anew; some connect at once, and do not connect again when the connection has ended."""
+        """Make the file system anew; some connect at once, and not again if the connection ends."""
         how = {"skip_instance_cache": True} if self._num_connections else {}
         self._num_connections += 1
         try:
@@ -112,7 +113,7 @@ class Store:
         return settled(self, step, use)
 
     def seen(self, step: int) -> tuple[object, bytes]:
-        """Return what tells a checkpoint of a step from another one: its address, and the content of its manifest."""
+        """Return the identity of the checkpoint of a step: its address, and its manifest's content."""
         path, most = self.path(step), {"start": 0, "end": manifests.MOST_BYTES}
         return path, self._ask(path / manifests.NAME, "cat_file", **most)
 
@@ -139,7 +140,7 @@ class Store:
         return self._root + path.removeprefix(self.folder)
 
     def _ask(self, path: Address, verb: str, **how: Any) -> Any:
-        """Return the result of a call of the file system by its name; a DamagedError if the object is missing."""
+        """Return the result of a call of the file system; a DamagedError if the object is missing."""
 
         def call() -> Any:
             self._files.invalidate_cache()
@@ -151,8 +152,8 @@ class Store:
             if not self._is_fresh and not self._files.async_impl:
                 try:
                     return call()
-                except FileNotFoundError:  # fsspec's FTP raises it also where the connection has ended
-                    self._connect()
+                except FileNotFoundError:
+                    self._connect()  # fsspec's FTP says so, too, if the connection has ended
             try:
                 return call()
             except FileNotFoundError as error:
@@ -227,13 +228,13 @@ class Store:
         self._remove(step, list(others))
 
     def _make_folder(self, key: str) -> None:
-        """Make a folder, unless this is an object store, which has none; fsspec's object stores are asynchronous."""
+        """Make a folder, except in object stores: they have none, and are asynchronous in fsspec."""
         if not self._files.async_impl:
             self._files.makedirs(key, exist_ok=True)
 
     def _check_owner(self, why: str) -> None:
-        found = self._ask(self.folder / "lock", "cat_file").decode(errors="replace") if self._owner else ""
-        if found != self._owner:
+        found = self._ask(self.folder / "lock", "cat_file") if self._owner else b""
+        if (found := found.decode(errors="replace")) != self._owner:
             received = f"another run that writes there, which began later: {found}"
             raise CheckpointError(message(f"{why} One run at a time may write there.", received, "another address."))
 
@@ -252,10 +253,13 @@ class Store:
                 self._ask(path, "rm", recursive=True)
 
     def _again(self, must: str, call: Callable[[], T]) -> T:
-        """Return the result of a call, which is tried again with a new connection; a CheckpointError in the end.
+        """Return the result of a call; after an error, try it again with a new connection.
 
-        It is not tried again if the store would then have been silent for longer than `_PATIENCE`: the packages of
-        stores try several times themselves.
+        It is not tried again if the store would have been silent for longer than `_PATIENCE` then:
+        the packages of stores try several times themselves.
+
+        Raises:
+            CheckpointError: no try succeeded.
         """
         begun = self._heard = time.monotonic()
         num = 0
@@ -316,7 +320,7 @@ def push(folder: Folder, step: int, store: Store) -> None:
 
 
 def fetch(store: Store, steps: Callable[[], list[int]], folder: Folder) -> int | None:
-    """Copy the first good checkpoint of the steps to a folder, and return its step; None if none is good.
+    """Copy the first good checkpoint to a folder, and return its step; None if none is good.
 
     Args:
         steps: returns the steps that are there now. A writer may remove some after writing others.
@@ -375,7 +379,8 @@ def publish(folder: Folder, store: Store, owner: str) -> None:
     store.claim(owner)
     if (there := store.steps()[:1]) != store.newest:
         must = f"No other run may write to {store.folder} while this one begins."
-        raise CheckpointError(message(must, f"step {there}, which was {store.newest} before", "again."))
+        received = f"step {there}, which was {store.newest} before"
+        raise CheckpointError(message(must, received, "again."))
     for step in folder.steps()[:1]:
         if not _is_held(store, folder.manifest(step)):
             push(folder, step, store)
