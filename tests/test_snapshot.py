@@ -701,6 +701,11 @@ def test_facts_that_no_run_has_written_are_damage_and_names_of_a_later_release_a
     wrong += [{"place": 3}, {"place": facts["place"] | {"done": "1"}}, {"data": {"position": [1]}}, {"paths": {}}]
     wrong += [{"layout": [["loss"]]}, {"findings": {"sizes": [1]}}, {"also": {"seen": {"array": "nowhere"}}}]
     wrong += [{"paths": facts["paths"] | {"params": []}}, {"also": {"seen": nested(2000)}}]
+    saved = {"stops": False, "told": [["CSVLogger", {"log": {"file": "a", "size": 1, "end": ""}}]], "settings": [{}]}
+    assert RunFacts.of(replace(taken, facts=facts | {"also": {"callbacks": saved}})).also["callbacks"] == saved
+    others = [{"stops": 1}, {"told": None}, {"told": [["A"]]}, {"told": [["A", 3]]}, {"settings": [{}, {}]}]
+    others += [{"told": [["A", {"log": 3}]]}, {"told": [["A", {"log": {"file": "a"}}]]}, {"settings": [3]}]
+    wrong += [{"also": {"callbacks": saved | other}} for other in others] + [{"also": {"callbacks": None}}]
     for change in wrong:
         with pytest.raises(DamagedError, match="The manifest lacks facts of a run"):
             RunFacts.of(replace(taken, facts=facts | change))

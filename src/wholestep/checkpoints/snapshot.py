@@ -33,6 +33,31 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class _File:
+    """What is known of the file of a CSVLogger."""
+
+    file: str
+    size: int
+    end: str
+
+
+@dataclass(frozen=True)
+class _Callbacks:
+    """The state of the callbacks of `fit`."""
+
+    stops: bool
+    told: list[tuple[str, dict[str, Any]]]
+    settings: list[dict[str, Any]] | None = None  # an earlier release did not save them
+
+    def check(self) -> None:
+        """Raise a TypeError or a ValueError for state that no callbacks have."""
+        if self.settings and len(self.settings) != len(self.told):
+            raise ValueError(f"settings of {len(self.settings)} callbacks of {len(self.told)}")
+        for _, state in self.told:
+            parsed(_File | None, state.get("log"))
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """The JSON of a snapshot, with its types; see `wholestep.run.Run`."""
 
@@ -56,6 +81,8 @@ class RunFacts:
                 held = {name for name in snapshot.arrays if name.startswith(f"{group}/")}
                 if held != {f"{group}/{i}" for i in range(len(facts.paths[group]))}:
                     raise ValueError(f"{len(held)} arrays of {group}, and {len(facts.paths[group])} paths")
+            if "callbacks" in facts.also:
+                parsed(_Callbacks, facts.also["callbacks"]).check()
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedError(f"The manifest lacks facts of a run ({error!r}).") from error
         return facts
