@@ -34,7 +34,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _File:
-    """What is known of the file of a CSVLogger."""
+    """The file of a CSVLogger: its name, its size, and the last bytes."""
 
     file: str
     size: int
