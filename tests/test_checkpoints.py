@@ -551,7 +551,10 @@ def test_a_stream_whose_state_is_known_after_a_batch_alone_trains_and_resumes(tm
 
 
 def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path):
+    own = []
+    own.append(own)
     wrong = [
+        ({"seen": own}, r"at most 100 levels of dicts and lists.*Remembers.get_state\(\)/seen/0/0"),
         ({"seen": {3: 1}}, r"must be strings.*\[3\] in Remembers.get_state\(\)/seen"),
         ({"seen": {1, 2}}, r"numbers, strings and arrays.*set as Remembers.get_state\(\)/seen"),
         ({"seen": np.array(["word"])}, r"Remembers.get_state\(\)/seen must be of numbers that a file can hold"),

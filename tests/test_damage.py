@@ -1,9 +1,12 @@
 """What is read is what was written, or an error: a manifest changed at random, a writer beside, again and again."""
 
 import json
+import os
 import random
 import sys
 import threading
+import time
+from functools import partial
 
 import keras
 import numpy as np
@@ -14,10 +17,13 @@ from test_folder import equal, newest_in, some
 from test_pieces import NUMBERS, cut
 
 import wholestep as ws
+from wholestep import cli
 from wholestep.checkpoints import arrays as carrier
+from wholestep.checkpoints import store
 from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.resume import newest, read_one
+from wholestep.errors import DamagedError
 from wholestep.processes import SingleProcess
 
 
@@ -127,6 +133,170 @@ def test_whoever_reads_beside_a_writer_sees_whole_checkpoints(folder, times):
     assert errors == []
     assert seen == sorted(seen)
     assert len(set(seen)) > 1
+
+
+# ---- a writer that replaces or removes what is being read ----
+
+
+def numbers(value):
+    return {f"params/{i}": np.full(500, value, "float32") for i in range(3)}
+
+
+def once(monkeypatch, owner, name, act, *, after=False):
+    """Let something happen once, before or after the first call of a function."""
+    real, left = getattr(owner, name), [act]
+
+    def called(*arguments, **options):
+        if left and not after:
+            left.pop()()
+        result = real(*arguments, **options)
+        if left:
+            left.pop()()
+        return result
+
+    monkeypatch.setattr(owner, name, called)
+
+
+def read_arrays(folder, tmp_path):
+    manifest, arrays = folder.read(1)
+    return manifest.facts["value"], arrays
+
+
+def verify_all(folder, tmp_path):
+    return folder.verify(1).facts["value"], None
+
+
+def copy_one(folder, tmp_path):
+    target = Folder(tmp_path / "target")
+    target.lock().release()
+    store.copy(folder, 1, target)
+    return read_arrays(target, tmp_path)
+
+
+def copy_by_command(folder, tmp_path):
+    assert cli.main(["checkpoint", "copy", str(folder.folder), str(tmp_path / "target")]) == 0
+    return read_arrays(Folder(tmp_path / "target"), tmp_path)
+
+
+def verify_by_command(folder, tmp_path):
+    assert cli.main(["checkpoint", "verify", str(folder.folder)]) == 0
+    return verify_all(folder, tmp_path)
+
+
+def restore_newest(folder, tmp_path):
+    found = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
+    assert found.aside == []
+    return found.snapshot.facts["value"], found.snapshot.arrays
+
+
+READERS = [read_arrays, verify_all, copy_one, copy_by_command, verify_by_command, restore_newest]
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(reader, folder, tmp_path, monkeypatch):
+    """After its manifest was read, and before its arrays."""
+    folder.write(1, numbers(1), {"value": 1})
+
+    def replace():
+        folder.write(1, numbers(2), {"value": 2}, replaces=True)
+
+    once(monkeypatch, carrier, "opened", replace)
+    value, arrays = reader(folder, tmp_path)
+    assert value == 2
+    if arrays is not None:
+        equal(arrays, numbers(2))
+
+
+def test_a_checkpoint_that_is_replaced_at_every_read_is_an_error_in_the_end(folder, monkeypatch):
+    folder.write(1, numbers(0), {"value": 0})
+    real, values, is_writer = carrier.opened, [0], []
+
+    def opened(*arguments, **options):
+        if not is_writer:
+            is_writer.append(1)
+            values.append(values[-1] + 1)
+            folder.write(1, numbers(values[-1]), {"value": values[-1]}, replaces=True)
+            is_writer.clear()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(carrier, "opened", opened)
+    with pytest.raises(DamagedError, match="must have the digest"):
+        folder.read(1)
+    assert len(values) == 11
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
+def test_a_checkpoint_is_there_between_the_two_renames_of_its_replacement(reader, folder, tmp_path, monkeypatch):
+    folder.write(1, numbers(1), {"value": 1})
+    real, in_gap, is_looking = os.rename, threading.Event(), threading.Event()
+
+    def rename(old, new):
+        if str(old).endswith("step-00000001"):
+            real(old, new)
+            in_gap.set()
+            assert is_looking.wait(10)
+        else:
+            real(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    once(monkeypatch, time, "sleep", is_looking.set)
+    replace = partial(folder.write, 1, numbers(2), {"value": 2}, replaces=True)
+    writer = threading.Thread(target=replace)
+    writer.start()
+    assert in_gap.wait(10)
+    value, _ = reader(folder, tmp_path)
+    writer.join()
+    assert value == 2
+
+
+def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(folder, monkeypatch):
+    for step in (1, 2):
+        folder.write(step, numbers(step), {"value": step})
+
+    def go_on():
+        folder.write(3, numbers(3), {"value": 3})
+        folder.remove(2)
+
+    once(monkeypatch, carrier, "opened", go_on)
+    found = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
+    assert (found.manifest.step, found.aside) == (3, [])  # not the older 1, which is good
+    equal(found.snapshot.arrays, numbers(3))
+
+
+def test_a_listed_checkpoint_that_is_removed_is_not_told_as_bad(folder, monkeypatch, capsys):
+    for step in (1, 2):
+        folder.write(step, numbers(step), {})
+    once(monkeypatch, carrier, "opened", lambda: folder.remove(2))
+    assert cli.main(["checkpoint", "verify", str(folder.folder)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("times", [40, *later([2000])])
+def test_whoever_reads_beside_a_writer_that_replaces_sees_whole_checkpoints(folder, times):
+    seen, errors, is_over = [], [], threading.Event()
+
+    def read():
+        while not is_over.is_set():
+            try:
+                value, arrays = restore_newest(folder, None)
+                equal(arrays, numbers(value))
+                seen.append(value)
+            except BaseException as error:
+                errors.append(error)
+
+    folder.write(1, numbers(0), {"value": 0})
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    value = 0
+    while (value < times or len(seen) < times) and not errors:
+        value += 1
+        folder.write(1, numbers(value), {"value": value}, replaces=True)
+    is_over.set()
+    for reader in readers:
+        reader.join()
+    assert errors == []
+    assert len({*seen}) > 1
 
 
 EVENTS, RUNS = (

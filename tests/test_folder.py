@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from test_pieces import NUMBERS, cut
 
 import wholestep as ws
 from wholestep.checkpoints import arrays as carrier
@@ -205,6 +207,10 @@ def test_every_damage_is_found_and_the_next_older_is_taken(folder, damage, times
     assert folder.bad() == []
 
 
+def nested(levels):
+    return json.loads("[" * levels + "]" * levels)
+
+
 def hostile(said):
     leaf, file = dict(said["leaves"][0]), dict(said["files"][0])
     return {
@@ -237,9 +243,16 @@ def hostile(said):
         "no leaves": {"leaves": {}},
         "a leaf that is a list": {"leaves": [[1, 2]]},
         "facts that are a list": {"facts": []},
+        "facts of many levels": {"facts": {"also": nested(600)}},
         "another step": {"step": 7},
         "a step of a word": {"step": "1"},
         "no step": {"step": None},
+        "a run of a word": {"run": "jax"},
+        "content of numbers": {"content": {"rows": 8}},
+        "settings that are a list": {"settings": [1]},
+        "rates of words": {"rates": {"optimizer": "0.1"}},
+        "a store that is a dict": {"store": {"url": "s3://a"}},
+        "an entry of many levels": {"news": nested(600)},
     }
 
 
@@ -268,6 +281,17 @@ def test_what_no_writer_says_is_refused_before_room_is_made(folder):
         path.write_bytes(line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n")
         with pytest.raises(ws.CheckpointError):
             pytest.fail(f"{line[:40]!r}: {folder.read(1)}")
+
+
+def test_the_full_shapes_of_pieces_are_found_once(folder, monkeypatch):
+    """Not once for each array: 4,000 arrays in pieces took 8 seconds."""
+    kept = {f"params/{i}": cut(NUMBERS, [2], []) for i in range(20)}
+    folder.write(1, kept, {})
+    whole, calls = Manifest.arrays.fget, []
+    monkeypatch.setattr(Manifest, "arrays", property(lambda manifest: calls.append(1) or whole(manifest)))
+    arrays = folder.read(1)[1]
+    assert {name: array[...].tobytes() for name, array in arrays.items()} == dict.fromkeys(kept, NUMBERS.tobytes())
+    assert len(calls) == 1
 
 
 def test_arrays_that_are_not_wanted_are_refused_before_they_are_read(folder, monkeypatch):
@@ -378,6 +402,48 @@ def test_a_full_disk_is_found_before_anything_is_written(folder, monkeypatch):
     with pytest.raises(ws.CheckpointError, match="100 bytes free"):
         folder.write(2, {"a": np.zeros(10_000)}, {})
     assert folder.steps() == [1]
+
+
+def syncs_no_folders(number, fsync=os.fsync):
+    """Return an fsync that fails for folders, as on some FUSE and SMB mounts."""
+
+    def fails(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(file)
+
+    return fails
+
+
+@pytest.mark.parametrize("number", [22, 95, 9, 13], ids=["EINVAL", "ENOTSUP", "EBADF", "EACCES"])
+def test_a_file_system_that_cannot_sync_folders_warns_once(number, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", syncs_no_folders(number))
+    folder = Folder(tmp_path / "a" / "b")
+    with pytest.warns(UserWarning, match=f"{folder.folder} cannot sync folders .{os.strerror(number)}") as warned:
+        folder.lock()
+    assert len(warned) == 1
+    for step in (1, 2):
+        folder.write(step, some(), {})  # a second warning would be an error
+    folder.set_aside(1, "damage")
+    assert Folder(folder.folder).verify(2).step == 2
+    with pytest.warns(UserWarning, match="cannot sync folders"):  # another folder
+        Folder(tmp_path / "c").lock().release()
+
+
+def test_a_file_system_that_reports_no_free_bytes_warns_once_and_a_full_one_fails(folder, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0}))
+    with pytest.warns(UserWarning, match=f"{folder.folder} reports 0 free bytes.*without looking for room"):
+        folder.write(1, some(), {})
+    folder.write(2, some(), {})  # a second warning would be an error
+    assert folder.verify(2).step == 2
+
+    def fails(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", fails)
+    with pytest.raises(ws.CheckpointError, match=r"step 3 .*No space left"):
+        folder.write(3, some(), {})
+    assert sorted(os.listdir(folder.folder)) == ["step-00000001", "step-00000002"]
 
 
 # ---- whoever else is there ----

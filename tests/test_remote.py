@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from small import count_calls
 from test_checkpoints import BATCHES, HOW, LAST, Tells
+from test_damage import once
 from test_snapshot import X, Y, check_same_bits, leaves, small
 from threads import played
 
@@ -242,8 +243,8 @@ def test_the_local_folder_of_another_run_is_refused(url, tmp_path):
 
 
 def test_a_password_is_not_in_a_checkpoint():
-    assert store.Store("memory://me:secret@host/a").name == "memory://host/a"
-    assert store.Store("memory://container@account/a/").name == "memory://container@account/a"
+    assert store.Store("memory://me:secret@host/a").folder == "memory://host/a"
+    assert store.Store("memory://container@account/a/").folder == "memory://container@account/a"
 
 
 def test_no_run_begins_while_another_publishes(url, tmp_path):
@@ -440,6 +441,44 @@ def test_a_damaged_checkpoint_is_not_used_and_is_written_again(name, change, url
         overwrite(url, f"step-0000000{step}{'-2' * (step - 1)}/manifest.json", flip)
     with pytest.raises(ws.CheckpointError, match=r"must be good\. Received: steps \[2, 1\], all damaged"):
         equalize(filled(tmp_path / "third"), store.Store(url))
+
+
+@pytest.mark.parametrize("verb", ["verify", "copy", "fetch"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(verb, memory, tmp_path, monkeypatch, capsys):
+    folder, writer = pushed(memory, tmp_path, 1)
+    before = folder.manifest(1)
+
+    def replace():
+        folder.write(1, arrays(2), {"step": "new"}, replaces=True)
+        store.push(folder, 1, writer)
+
+    other, reader = filled(tmp_path / "other"), store.Store(memory)
+    once(monkeypatch, Memory, "info", replace)  # after the manifest was read, before the arrays
+    if verb == "verify":
+        found = reader.verify(1)
+    elif verb == "copy":
+        store.copy(reader, 1, other)
+        found = other.verify(1)
+    else:
+        assert store.fetch(reader, reader.steps, other) == 1
+        found = other.verify(1)
+    assert found == folder.manifest(1) != before
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(memory, tmp_path, monkeypatch, capsys):
+    folder, writer = pushed(memory, tmp_path, 1, 2)
+
+    def go_on():
+        folder.write(3, arrays(3), {})
+        store.push(folder, 3, writer)
+        writer.remove(2)
+
+    other, reader = filled(tmp_path / "other"), store.Store(memory)
+    once(monkeypatch, Memory, "info", go_on)
+    store.pull(other, reader)
+    assert other.steps() == [3]  # not the older 1, which is good
+    assert "damaged" not in capsys.readouterr().err
 
 
 def test_the_manifest_of_another_step_is_damage(url, tmp_path):

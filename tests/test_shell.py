@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import xxhash
 
 from wholestep import cli
 from wholestep.checkpoints.folder import Folder
@@ -87,6 +88,46 @@ def test_that_none_was_written_yet_is_told(tmp_path, capsys):
         code, _, err = run(capsys, command, tmp_path)
         assert code == 1
         assert f"Received: {tmp_path}, in which none was written yet. Try: again after the first" in err
+
+
+STRANGE = "\x1b[2J\r\nstep-00000099  good\u202e\x00\ud800"
+AS_TEXT = r"\x1b[2J\r\nstep-00000099  good\u202e\x00\ud800"
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "show"])
+def test_strings_of_a_manifest_are_shown_as_one_line_of_plain_text(command, folder, capsys):
+    watched = {"name": STRANGE, "number": 10**400, "mode": "min"}
+    rest = {"time": STRANGE, STRANGE: {STRANGE: STRANGE}, "watched": watched}
+    folder.write(20, {STRANGE: np.ones(3)}, {STRANGE: STRANGE}, rest)
+    folder.write(30, {"a": np.ones(3)}, {}, {"watched": watched | {"number": 0.5}})
+    for step in (20, 30):
+        code, out, err = run(capsys, command, folder.path(step))
+        assert (code, err, "step-00000099" in out) == (0, "", True)
+        assert AS_TEXT in out or command == "show"  # which shows values as JSON
+        assert all(line.isprintable() and not line.startswith("step-00000099") for line in out.splitlines())
+        code, out, err = run(capsys, command, folder.path(step), "--json")
+        assert (code, err, out.isascii(), json.loads(out)) == (0, "", True, json.loads(out))
+    folder.set_aside(30, STRANGE)
+    code, out, _ = run(capsys, "ls", folder.folder)
+    assert (code, out.splitlines()[-1]) == (1, f"bad-00000030-1  BAD: {AS_TEXT}")
+
+
+def test_a_terminal_that_lacks_a_letter_is_no_error(folder):
+    folder.write(20, {"a": np.ones(3)}, {}, {"time": "é"})
+    asked = [sys.executable, "-m", "wholestep", "checkpoint", "ls", str(folder.path(20))]
+    done = subprocess.run(asked, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr, rb"\xe9" in done.stdout) == (0, b"", True)
+
+
+def test_errors_that_quote_a_checkpoint_are_one_line_of_plain_text(folder, capsys):
+    path = folder.path(10) / "manifest.json"
+    said = json.loads(path.read_bytes().splitlines()[0])
+    line = json.dumps(said | {"leaves": [said["leaves"][0] | {"name": STRANGE, "dtype": "O"}]}).encode()
+    path.write_bytes(line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n")
+    code, out, _ = run(capsys, "ls", folder.path(10))
+    assert (code, len(out.splitlines()), AS_TEXT in out) == (1, 1, True)
+    code, _, err = run(capsys, "show", folder.path(10))
+    assert (code, len(err.splitlines()), AS_TEXT in err) == (1, 1, True)
 
 
 def test_the_help_says_the_names_of_the_commands(capsys):

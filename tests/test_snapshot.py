@@ -4,6 +4,7 @@ import enum
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -661,6 +662,34 @@ def test_what_would_come_back_as_something_else_is_refused(wrong):
         taken_apart({"held": wrong}, "it", {})
 
 
+def nested(levels):
+    held = 1
+    for _ in range(levels):
+        held = [held]
+    return held
+
+
+class Endless(Sequence):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, at):
+        return self
+
+
+def test_a_state_that_holds_itself_is_refused_with_its_path():
+    own = {"seen": 1}
+    own["own"] = own
+    listed = []
+    listed.append(listed)
+    for wrong, path in [(own, "it/own/own/own"), ([own], "it/0/own/own"), (listed, "it/0/0"), (Endless(), "it/0/0")]:
+        with pytest.raises(ws.SpecificationError, match=f"at most 100 levels of dicts and lists.*more at {path}"):
+            taken_apart(wrong, "it", {})
+    with pytest.raises(ws.SpecificationError, match="at most 100 levels"):
+        taken_apart(nested(600), "it", {})
+    assert put_together(taken_apart(nested(100), "it", {}), {}) == nested(100)
+
+
 def test_facts_that_no_run_has_written_are_damage_and_names_of_a_later_release_are_none():
     trainer = ws.Trainer(small())
     next(trainer.steps(ws.Batches((X, Y), SIZE)))
@@ -671,7 +700,12 @@ def test_facts_that_no_run_has_written_are_damage_and_names_of_a_later_release_a
     wrong = [{"number": word} for word in ("1", None, True, 1.5, [1])]
     wrong += [{"place": 3}, {"place": facts["place"] | {"done": "1"}}, {"data": {"position": [1]}}, {"paths": {}}]
     wrong += [{"layout": [["loss"]]}, {"findings": {"sizes": [1]}}, {"also": {"seen": {"array": "nowhere"}}}]
-    wrong += [{"paths": facts["paths"] | {"params": []}}]
+    wrong += [{"paths": facts["paths"] | {"params": []}}, {"also": {"seen": nested(2000)}}]
+    saved = {"stops": False, "told": [["CSVLogger", {"log": {"file": "a", "size": 1, "end": ""}}]], "settings": [{}]}
+    assert RunFacts.of(replace(taken, facts=facts | {"also": {"callbacks": saved}})).also["callbacks"] == saved
+    others = [{"stops": 1}, {"told": None}, {"told": [["A"]]}, {"told": [["A", 3]]}, {"settings": [{}, {}]}]
+    others += [{"told": [["A", {"log": 3}]]}, {"told": [["A", {"log": {"file": "a"}}]]}, {"settings": [3]}]
+    wrong += [{"also": {"callbacks": saved | other}} for other in others] + [{"also": {"callbacks": None}}]
     for change in wrong:
         with pytest.raises(DamagedError, match="The manifest lacks facts of a run"):
             RunFacts.of(replace(taken, facts=facts | change))

@@ -63,7 +63,17 @@ class CheckpointError(WholestepError, RuntimeError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint's content differs from the one written. After any other error, a checkpoint may be good."""
+    """A checkpoint's content differs from the one written. After any other error, a checkpoint may be good.
+
+    Its message may quote the checkpoint, and is printable.
+    """
+
+    def __init__(self, said: str):
+        super().__init__(printable(said))
+
+
+class GoneError(DamagedError):
+    """A checkpoint that was there exists no more: a writer has removed it."""
 
 
 def message(must: str, received: object, attempt: str) -> str:
@@ -89,8 +99,8 @@ def warn(told: str) -> None:
 
 
 def tell(line: str) -> None:
-    """Print a line on the error output."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a single line on the error output; see `printable`."""
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -114,6 +124,17 @@ def notify_if_long(
         running.cancel()
         running.join()
         _NOTIFIES.reset(token)
+
+
+def printable(text: str) -> str:
+    r"""Return a text, which may quote a file, as one line without control characters and surrogates.
+
+    >>> print(printable("a\nb\x1b[2J\udc80\u202e é"))
+    a\nb\x1b[2J\udc80\u202e é
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def shown(value: Any) -> str:

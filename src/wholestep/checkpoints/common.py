@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from wholestep import errors
+from wholestep.checkpoints.address import Location, as_location, is_remote
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_dtype
 from wholestep.checkpoints.files import Lock, on_disk
 from wholestep.checkpoints.folder import Arrays, Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
 from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
-from wholestep.checkpoints.store import STORE, AnyFolder, Location, Store, is_remote, publish, pull, push
+from wholestep.checkpoints.store import STORE, AnyFolder, Store, publish, pull, push
 from wholestep.checkpoints.writer import Room
 from wholestep.errors import CheckpointError, SpecificationError, WholestepError, message
 from wholestep.processes import Exchange, Processes
@@ -160,6 +161,7 @@ class CommonFolder:
     @classmethod
     def of(cls, path: Location, processes: Processes, local: Location | None = None) -> "CommonFolder":
         """Return the folder of a path; for the address of a store, a local folder with copies in the store."""
+        path = as_location(path)
         if not is_remote(path):
             return cls(Folder(path), processes)
         if local is None and processes.count > 1:
@@ -272,8 +274,8 @@ class CommonFolder:
         def commit() -> None:
             self._check_held()
             files, leaves = (list(chain(*each)) for each in zip(*map(parts, told), strict=True))
-            rest = manifest.rest if self.store is None else manifest.rest | {STORE: self.store.name}
-            whole = replace(manifest, files=files, leaves=leaves, rest=rest)
+            store = {} if self.store is None else {STORE: str(self.store.folder)}
+            whole = replace(manifest, files=files, leaves=leaves, rest=manifest.rest | store)
             if known != {name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)}:
                 raise CheckpointError(f"All arrays must be in the checkpoint of step {manifest.step}. They are not.")
             folder.commit(token, whole, replaces=replaces)

@@ -33,6 +33,7 @@ Settings = dict[str, Any]
 
 _MOST_WORDS, _MOST_BYTES = 60, 1 << 16  # of a string, and of all settings in a manifest
 _MOST_CHANGES = 8  # in one line
+_MOST_LEVELS = 20  # of a setting
 _NESTED = (
     *(keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer, keras.regularizers.Regularizer),
     *(keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule),
@@ -80,7 +81,7 @@ def flat(path: str, value: Any) -> Settings:
         return {path: type(value).__name__, **{f"{path}/{k}": v for k, v in settings_of(value).items()}}
     if isinstance(value, list | tuple) and not all(isinstance(each, bool | int | float | str) for each in value):
         value = dict(enumerate(value))
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and path.count("/") < _MOST_LEVELS:  # it may hold itself
         return {k: v for key, each in value.items() for k, v in flat(f"{path}/{key}", each).items()}
     return {path: _word(value)}
 

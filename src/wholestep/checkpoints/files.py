@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wholestep.errors import CheckpointError, DamagedError, message
+from wholestep.errors import CheckpointError, DamagedError, message, warn
 
 _CHUNK = 1 << 24
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES}
 
 
 @contextlib.contextmanager
@@ -117,7 +118,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and its missing parents, all synced to survive a power loss."""
     for missing in reversed([each for each in (path, *path.parents) if not os.path.isdir(each)]):
         missing.mkdir(exist_ok=True)
-        sync_folder(missing.parent)
+        sync_folder(missing.parent, path)
 
 
 def close(file: int) -> None:
@@ -133,13 +134,32 @@ def write_all(file: int, content: Any) -> None:
         view = view[os.write(file, view[:_CHUNK]) :]
 
 
-def sync_folder(path: Path) -> None:
-    """Sync a folder, so that creations, renames and removals in it survive a power loss."""
+def sync_folder(path: Path, checkpoints: Path) -> None:
+    """Sync a folder, so that creations, renames and removals in it survive a power loss.
+
+    If the file system cannot sync folders, a warning says so once for each folder of checkpoints.
+    """
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+        lacks = f"cannot sync folders ({error.strerror})"
+        effect = "Checkpoints are complete, but the newest may be lost if the power fails."
+        _warn_once(checkpoints, lacks, effect)
     finally:
         os.close(folder)
+
+
+_warned: set[tuple[Path, str]] = set()
+
+
+def _warn_once(checkpoints: Path, lacks: str, effect: str) -> None:
+    """Warn once for each folder that the file system of checkpoints lacks something."""
+    if (checkpoints, lacks) not in _warned:
+        _warned.add((checkpoints, lacks))
+        warn(f"The file system of {checkpoints} {lacks}. {effect}")
 
 
 def open_regular(path: Path, nbytes: int | None = None, most: int | None = None) -> int:
@@ -189,14 +209,25 @@ def read_into(file: int, content: Any, offset: int | None = None) -> None:
 def read_all(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes."""
     with opened(path, most=most) as file:
-        content = bytearray(os.fstat(file).st_size)
-        read_into(file, content)
+        return content_of(file)
+
+
+def content_of(file: int) -> bytes:
+    """Return the content of a file that has just been opened."""
+    content = bytearray(os.fstat(file).st_size)
+    read_into(file, content)
     return bytes(content)
 
 
 def check_room(folder: Path, nbytes: int) -> None:
-    """Refuse to write more bytes than the disk has room for."""
+    """Refuse to write more bytes than the disk has room for.
+
+    Some file systems always report 0: a warning says so, and a full disk fails at the first write.
+    """
     free = shutil.disk_usage(folder).free
-    if nbytes > free:
+    if free == 0:
+        effect = "Checkpoints are written without looking for room."
+        _warn_once(folder, "reports 0 free bytes", effect)
+    elif nbytes > free:
         must = f"A checkpoint of {nbytes} bytes needs as much room in {folder}."
         raise CheckpointError(message(must, f"{free} bytes free", "remove something, or keep fewer checkpoints."))

@@ -15,21 +15,23 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import files as disk
 from wholestep.checkpoints import manifest as manifests
+from wholestep.checkpoints.address import Address
 from wholestep.checkpoints.arrays import FileFacts, Leaf
 from wholestep.checkpoints.files import Lock, created, on_disk, sync_folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, Piece, Pieces
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
+from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message
 
 Arrays = Mapping[str, Numbers]
 Facts = Mapping[str, Any]
@@ -42,8 +44,12 @@ _BAD = re.compile(rf"bad-{NUMBER}-[1-9][0-9]*")
 _REPLACED = re.compile(rf"\.replaced-{NUMBER}")
 _LITTER = re.compile(r"\.(?:new|old)-[0-9a-f]{12}(?:-[0-9]+)?")
 _FILE = re.compile(r"manifest\.json|why\.json|[0-9]+-of-[0-9]+-[0-9]+\.safetensors")
-_STORE = re.compile(r"[\w+.-]+://|(?:gs|s3|hdfs|abfss?|https?):/")  # a Path drops one of two slashes
+_STORE = re.compile(r"[\w+.-]+:/")  # a Path drops one of two slashes
 _ROOM = 1 << 16  # bytes besides the arrays
+_PAUSES = (0.01,) * 10  # seconds until another look at a checkpoint that is being replaced
+_MOST_READS = 10  # of a checkpoint that is replaced again and again
+
+T = TypeVar("T")
 
 
 class Folder:
@@ -75,13 +81,20 @@ class Folder:
         if not is_path or _STORE.match(path):
             must = "A run writes to a file system, which can rename folders and lock files."
             attempt = 'a local or a network folder, or a string for a remote address: "s3://bucket/runs/a".'
-            raise SpecificationError(message(must, path if is_path else repr(folder), attempt))
+            received = Address(path) if is_path else repr(folder)
+            raise SpecificationError(message(must, received, attempt))
         with on_disk(f"{path} must be in a working directory that exists."):
             self.folder = Path(path).absolute()
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints, newest first, without reading their manifests."""
-        return sorted((_step_of(path) for path in self._entries(_STEP)), reverse=True)
+        for pause in (*_PAUSES, 0):
+            steps = {_step_of(path) for path in self._entries(_STEP)}
+            if {_step_of(path) for path in self._entries(_REPLACED)} <= steps:
+                break
+            # A writer is between the two renames of `commit`, or was killed there.
+            time.sleep(pause)
+        return sorted(steps, reverse=True)
 
     def path(self, step: int) -> Path:
         """Return the path of the checkpoint of a step; it may not exist."""
@@ -171,7 +184,7 @@ class Folder:
                 file, held = carrier.write(new / f"{share[0]:05d}-of-{share[1]:05d}-{i:02d}.safetensors", several)
                 files.append(file)
                 leaves.extend(held)
-            sync_folder(new)
+            sync_folder(new, self.folder)
         return files, leaves
 
     def commit(self, token: str, manifest: Manifest, *, replaces: bool) -> Path:
@@ -181,7 +194,7 @@ class Folder:
             replaces: whether it may replace a checkpoint of this step.
         """
         new, step = self._new(token), manifest.step
-        path, replaced = self.path(step), self.folder / f".replaced-{step:08d}"
+        path, replaced = self.path(step), self._replaced(step)
         try:
             with self._writing(step, manifest.nbytes):
                 is_there = os.path.lexists(path)
@@ -189,11 +202,11 @@ class Folder:
                     raise FileExistsError(errno.EEXIST, f"{path.name} exists already")
                 carrier.check_leaves(manifest.files, manifest.leaves)
                 manifests.write(new, manifest)
-                sync_folder(new)
+                sync_folder(new, self.folder)
                 if is_there:
                     os.rename(path, replaced)  # the next `clear` restores it, or removes it
                 os.rename(new, path)
-                sync_folder(self.folder)
+                sync_folder(self.folder, self.folder)
         except CheckpointError:
             with suppress(CheckpointError):  # the next `clear` tries again
                 self._put_back()
@@ -212,6 +225,9 @@ class Folder:
 
     def _new(self, token: str) -> Path:
         return self.folder / f".new-{token}"
+
+    def _replaced(self, step: int) -> Path:
+        return self.folder / f".replaced-{step:08d}"
 
     def _writing(self, step: int, nbytes: int) -> AbstractContextManager[None]:
         must = f"The checkpoint of step {step} ({nbytes} bytes) could not be written to {self.folder}."
@@ -249,15 +265,31 @@ class Folder:
 
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, without reading its arrays."""
-        with self._reading(step):
-            manifest = manifests.read(self.path(step))
-        if manifest.step != step:
-            raise DamagedError(f"The manifest of {self.path(step).name} must name its step. It names {manifest.step}.")
-        return manifest
+        return self.using(step, lambda manifest: manifest)
 
     def verify(self, step: int) -> Manifest:
         """Read and verify all of a checkpoint, and return its manifest."""
-        return verified(self.manifest(step), self.chunks(step))
+        return self.using(step, lambda manifest: verified(manifest, self.chunks(step)))
+
+    def using(self, step: int, use: Callable[[Manifest], T]) -> T:
+        """Return the result of a reader of a checkpoint, which gets its manifest; see `settled`."""
+        return settled(self, step, use)
+
+    def seen(self, step: int) -> tuple[object, bytes]:
+        """Return the identity of the checkpoint of a step: its manifest's file, and the content."""
+        path = self.path(step) / manifests.NAME
+        with self._reading(step), disk.opened(path, most=manifests.MOST_BYTES) as file:
+            return os.fstat(file).st_ino, disk.content_of(file)
+
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of a step, also while a writer replaces it."""
+        for pause in _PAUSES:
+            if os.path.lexists(self.path(step)):
+                return True
+            if not os.path.lexists(self._replaced(step)):
+                break
+            time.sleep(pause)
+        return os.path.lexists(self.path(step))
 
     def chunks(self, step: int) -> Chunks:
         """Return the function that yields the verified content of a file of a checkpoint."""
@@ -276,12 +308,22 @@ class Folder:
         Args:
             check: raises an error for unsuitable arrays, before memory is allocated for them.
         """
-        manifest = self.manifest(step)
-        check(manifest)
+
+        def use(manifest: Manifest) -> tuple[Manifest, dict[str, Numbers]]:
+            check(manifest)
+            return manifest, self._arrays(manifest, share)
+
+        return self.using(step, use)
+
+    def _arrays(self, manifest: Manifest, share: tuple[int, int]) -> dict[str, Numbers]:
+        step = manifest.step
         path, arrays, pieces = self.path(step), dict[str, Numbers](), dict[str, list[Piece]]()
+        in_file: dict[str, list[Leaf]] = {file.name: [] for file in manifest.files}
+        for leaf in manifest.leaves:
+            in_file[leaf.file].append(leaf)
         with self._reading(step):
             for i, file in enumerate(manifest.files):
-                leaves = [leaf for leaf in manifest.leaves if leaf.file == file.name]
+                leaves = in_file[file.name]
                 if all(leaf.begin is None for leaf in leaves):
                     arrays |= carrier.read(path, file, leaves)
                     continue
@@ -290,10 +332,11 @@ class Folder:
                 for j, (leaf, piece) in enumerate(carrier.open_pieces(path, file, leaves)):
                     is_own = (i + j) % share[1] == share[0]  # so that a later checkpoint has each piece once
                     pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
+        whole = manifest.arrays
         for name, found in pieces.items():
-            shape, dtype = manifest.arrays[name]
+            shape, dtype = whole[name]
             arrays[name] = Pieces(shape, carrier.DTYPES[dtype], found)
-        return manifest, arrays
+        return arrays
 
     def _reading(self, step: int) -> AbstractContextManager[None]:
         return on_disk(f"The checkpoint of step {step} must be readable: {self.path(step)}.")
@@ -307,8 +350,56 @@ class Folder:
             os.rename(self.path(step), bad)
             with suppress(FileExistsError), created(bad / "why.json") as file:
                 disk.write_all(file, json.dumps({"step": step, "why": why}).encode())
-            sync_folder(self.folder)
+            sync_folder(self.folder, self.folder)
         return bad
+
+
+class Kept(Protocol):
+    """Checkpoints that another process may replace or remove; see `Folder`."""
+
+    def path(self, step: int) -> object:
+        """Return the path or address of the checkpoint of a step."""
+
+    def seen(self, step: int) -> tuple[object, bytes]:
+        """Return the identity of the checkpoint of a step, and the content of its manifest."""
+
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of a step now."""
+
+
+def settled(kept: Kept, step: int, use: Callable[[Manifest], T]) -> T:
+    """Return the result of a reader of a checkpoint, which gets its manifest.
+
+    A writer may replace or remove the checkpoint between its manifest and its arrays. So it is
+    damaged only if it is still the same checkpoint; for another one, the reader is called again.
+
+    Raises:
+        GoneError: the checkpoint was removed.
+        DamagedError: it is damaged.
+    """
+    for attempt in range(_MOST_READS):
+        before = None
+        try:
+            before = kept.seen(step)
+            manifest = manifests.parse(before[1], kept.path(step))
+            if manifest.step != step:
+                must = f"The manifest of {kept.path(step)} must name its step."
+                raise DamagedError(f"{must} It names {manifest.step}.")
+            return use(manifest)
+        except DamagedError as error:
+            if not kept.has(step):
+                must = f"{kept.path(step)} must exist."
+                raise GoneError(f"{must} It was removed meanwhile.") from error
+            if attempt + 1 == _MOST_READS or before == _seen_now(kept, step):
+                raise
+    raise AssertionError
+
+
+def _seen_now(kept: Kept, step: int) -> tuple[object, bytes] | None:
+    try:
+        return kept.seen(step)
+    except DamagedError:
+        return None
 
 
 def verified(manifest: Manifest, chunks: Chunks) -> Manifest:

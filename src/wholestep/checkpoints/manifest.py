@@ -6,8 +6,8 @@ A checkpoint whose manifest is missing or damaged is damaged. Unknown entries of
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -16,16 +16,23 @@ from typing import Any, get_args, get_origin, get_type_hints
 import xxhash
 
 from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
-from wholestep.checkpoints.files import created, read_all, write_all
+from wholestep.checkpoints.files import created, write_all
 from wholestep.errors import CheckpointError, DamagedError, message
 
 FORMATS = (1, 2)  # in the second, arrays may be in pieces
 NAME = "manifest.json"
 MOST_BYTES = 64 << 20
 _MOST_INTEGER = 1 << 62
+_MOST_LEVELS = 200  # of dicts and lists in one another
 _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_hints = cache(get_type_hints)
+_RESUMED: dict[str, Any] = {  # entries besides the known ones that a resumed run reads
+    "store": str | None,
+    "run": dict[str, Any] | None,
+    "content": dict[str, str] | None,
+    "settings": dict[str, Any] | None,
+    "rates": dict[str, float] | None,
+}
 
 
 @dataclass(frozen=True)
@@ -58,20 +65,15 @@ def write(folder: Path, manifest: Manifest) -> None:
 def rendered(manifest: Manifest) -> bytes:
     """Return the content of the file of a manifest."""
     said = {
-        **manifest.rest,
+        **finite(manifest.rest),
         "format": FORMATS[any(leaf.begin is not None for leaf in manifest.leaves)],
         "step": manifest.step,
         "files": [as_said(file) for file in manifest.files],
         "leaves": [as_said(leaf) for leaf in manifest.leaves],
-        "facts": manifest.facts,
+        "facts": finite(manifest.facts),
     }
-    line = json.dumps(finite(said), separators=(",", ":"), allow_nan=False).encode()
+    line = json.dumps(said, separators=(",", ":"), allow_nan=False).encode()
     return line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n"
-
-
-def read(folder: Path) -> Manifest:
-    """Return the manifest of a folder, without reading arrays."""
-    return parse(read_all(folder / NAME, MOST_BYTES), folder)
 
 
 def parse(content: bytes, folder: object) -> Manifest:
@@ -84,6 +86,8 @@ def parse(content: bytes, folder: object) -> Manifest:
         files, leaves = parts(said)
         known = ("format", "step", "files", "leaves", "facts")
         rest = infinite({key: value for key, value in said.items() if key not in known})
+        for key, kind in _RESUMED.items():
+            parsed(kind, rest.get(key))
         step, facts = _counted(said["step"]), parsed(dict[str, Any], infinite(said["facts"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(f"{NAME} lacks an entry of a manifest, or has a wrong one ({error!r}).") from error
@@ -93,7 +97,7 @@ def parse(content: bytes, folder: object) -> Manifest:
 
 def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
     """Return the manifest entry of a file, or of an array in a file, as JSON."""
-    said = {key: value for key, value in asdict(part).items() if value is not None}
+    said = {key: value for key, value in vars(part).items() if value is not None}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
 
 
@@ -158,13 +162,18 @@ def finite(value: Any) -> Any:
     return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def infinite(value: Any) -> Any:
-    """Undo `finite`."""
+def infinite(value: Any, level: int = 0) -> Any:
+    """Undo `finite`; a ValueError for dicts and lists in too many others."""
+    if level > _MOST_LEVELS:
+        raise ValueError(f"more than {_MOST_LEVELS} levels of dicts and lists")
     if isinstance(value, dict):
         if value.keys() == {"float"} and value["float"] in ("nan", "inf", "-inf"):
             return float(value["float"])
-        return {key: infinite(part) for key, part in value.items()}
-    return [infinite(part) for part in value] if isinstance(value, list) else value
+        return {key: infinite(part, level + 1) for key, part in value.items()}
+    return [infinite(part, level + 1) for part in value] if isinstance(value, list) else value
+
+
+Reader = Callable[[Any], Any]  # returns JSON as a value of a type
 
 
 def parsed(kind: Any, said: Any) -> Any:
@@ -178,19 +187,59 @@ def parsed(kind: Any, said: Any) -> Any:
     Raises:
         TypeError: it has another type.
     """
-    origin, of, is_record = get_origin(kind), get_args(kind), is_dataclass(kind)
-    if kind is Any or (origin is UnionType and said is None):
-        return said
+    return _reader(kind)(said)
+
+
+@cache
+def _reader(kind: Any) -> Reader:
+    """Return the reader of a type; a manifest may have 100,000 arrays."""
+    origin, of = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return lambda said: said
     if origin is UnionType:  # of a type and None
-        return parsed(of[0], said)
-    json: Any = dict if is_record else list if origin is tuple else origin or kind
-    if type(said) is not json:
-        raise TypeError(f"{getattr(kind, '__name__', kind)} expected, not {str(said)[:40]!r}")
-    if is_record:
-        return kind(**{name: parsed(of, said[name]) for name, of in _hints(kind).items() if name in said})
+        read = _reader(of[0])
+        return lambda said: None if said is None else read(said)
+    if is_dataclass(kind):
+        return _reader_of_record(kind)
     if origin is dict:
-        return {key: parsed(of[1], value) for key, value in said.items()}
-    if origin is None:
-        return said
-    kinds = [of[0]] * len(said) if origin is list or of[-1] is ... else of
-    return origin(parsed(kind, value) for kind, value in zip(kinds, said, strict=True))
+        return _expecting(kind, (dict,), _reader_of_values(_reader(of[1])))
+    if origin is list:
+        part = _reader(of[0])
+        return _expecting(kind, (list,), lambda said: [part(each) for each in said])
+    if origin is tuple:
+        return _expecting(kind, (list,), _reader_of_parts(of))
+    types = (int, float) if kind is float else (kind,)
+    return _expecting(kind, types, lambda said: said)
+
+
+def _expecting(kind: Any, types: tuple[type, ...], read: Reader) -> Reader:
+    """Return a reader that refuses JSON of other types."""
+
+    def checked(said: Any) -> Any:
+        if type(said) not in types:
+            raise TypeError(f"{getattr(kind, '__name__', kind)} expected, not {str(said)[:40]!r}")
+        return read(said)
+
+    return checked
+
+
+def _reader_of_values(read: Reader) -> Reader:
+    return lambda said: {key: read(value) for key, value in said.items()}
+
+
+def _reader_of_record(kind: Any) -> Reader:
+    readers = {name: _reader(of) for name, of in get_type_hints(kind).items()}
+
+    def record(said: Any) -> Any:
+        return kind(**{name: read(said[name]) for name, read in readers.items() if name in said})
+
+    return _expecting(kind, (dict,), record)
+
+
+def _reader_of_parts(kinds: tuple[Any, ...]) -> Reader:
+    """Return the reader of a tuple's parts."""
+    if kinds[-1] is ...:
+        read = _reader(kinds[0])
+        return lambda said: tuple(read(part) for part in said)
+    readers = [_reader(of) for of in kinds]
+    return lambda said: tuple(read(part) for read, part in zip(readers, said, strict=True))

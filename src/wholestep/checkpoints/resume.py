@@ -31,7 +31,7 @@ from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
 from wholestep.checkpoints.store import AnyFolder, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect, num_replicas
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
+from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message, shown
 from wholestep.program import Options
 from wholestep.run import Run
 
@@ -82,25 +82,28 @@ def newest(
         except DamagedError as error:
             if step is not None:
                 raise CheckpointError(f"{path} must be good. {error}") from error
-            return None, str(error) if os.path.lexists(path) else _GONE  # a writer may have removed it meanwhile
+            return None, _GONE if isinstance(error, GoneError) else str(error)
         return Found(manifest, Snapshot(arrays, manifest.facts), path, aside), ""
 
     def set_aside(one: int, why: str) -> str:
         return (folder.set_aside(one, why) if sets_aside else folder.path(one)).name
 
     tried: list[int] = []
-    # A writer may have removed all listed checkpoints after writing others.
+    damaged: set[int] = set()
+    # A writer may have removed listed checkpoints after writing others.
     while (steps := together.first(folder.steps, what) if step is None else [step]) != tried:
         tried = steps
-        for one in steps:
+        for one in (each for each in steps if each not in damaged):
             found, why = together.all(partial(attempt, one), what)
             whys = [words for words in together.exchange.all_gather(why, what) if words]
             if not whys:
                 return found
-            if _GONE not in whys:
-                name = together.first(partial(set_aside, one, whys[0]), what)
-                aside.append(f"{name} ({whys[0].rstrip('.')})")
-        if aside:
+            if _GONE in whys:
+                break
+            damaged.add(one)
+            name = together.first(partial(set_aside, one, whys[0]), what)
+            aside.append(f"{name} ({whys[0].rstrip('.')})")
+        if aside and damaged.issuperset(steps):
             must = f"At least one checkpoint in {folder.folder} must be good."
             try_next = "copy a good one there; or begin anew in another folder."
             raise CheckpointError(message(must, "; ".join(aside), try_next))
@@ -143,7 +146,7 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
                 must = "Several processes restore from a folder that all hosts see."
                 way = f"wholestep checkpoint copy {source.folder} FOLDER, and restore(FOLDER)."
                 raise SpecificationError(message(must, source.folder, way))
-            steps = source.steps() if step is None else [step]
+            steps = source.steps if step is None else lambda: [step]
             folder = Folder(temporary)
             found = None if fetch(source, steps, folder) is None else read(folder)
     if found is None:
@@ -154,8 +157,9 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
 
 def _lacking(source: AnyFolder) -> str:
     """Return the reason that no checkpoint was found."""
-    parent, _, name = str(source.folder).rpartition("/")
-    if name.startswith("step-") and not parent.endswith(":/") and (steps := find(parent)[0].steps()):
+    parent, name = source.folder.parent, source.folder.name
+    is_step = name.startswith("step-") and not str(parent).endswith(":/")
+    if is_step and (steps := find(parent)[0].steps()):
         return f"no {name} in {parent}, which has the steps {', '.join(map(str, steps))}"
     if isinstance(source, Folder) and not source.folder.exists():
         return f"no such folder: {source.folder}"

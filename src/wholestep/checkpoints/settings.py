@@ -9,10 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wholestep.checkpoints.address import Location, as_location, is_remote
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.place import Keeps
-from wholestep.checkpoints.store import AnyFolder, Location, find, is_remote
+from wholestep.checkpoints.store import AnyFolder, find
 from wholestep.checks import count, is_count, is_number
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
 
@@ -33,7 +34,8 @@ class Checkpoints:
     Args:
         folder: a local or network folder, made if it is missing. One run at a time writes to it. A relative path is
             resolved in the current working directory at once. Or a remote address, such as "s3://bucket/runs/a": each
-            checkpoint is written to `local`, and then copied there and verified.
+            checkpoint is written to `local`, and then copied there and verified. Its text shows no
+            password.
         local: the local folder of a run with a remote address; None for a temporary folder, removed at the end.
         every_steps: save when the number of updates is a multiple of this.
         every_seconds: save when this many seconds have passed since the last checkpoint; None for never.
@@ -81,10 +83,11 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
             raise SpecificationError(message("folder must be a path.", shown(self.folder), '"runs/a".'))
-        if not is_remote(self.folder):
-            object.__setattr__(self, "folder", Folder(self.folder).folder)
+        is_store = is_remote(self.folder)
+        folder = as_location(self.folder) if is_store else Folder(self.folder).folder
+        object.__setattr__(self, "folder", folder)
         if self.local is not None:
-            if not is_remote(self.folder):
+            if not is_store:
                 must = "local is the local folder of checkpoints with a remote address."
                 raise SpecificationError(message(must, f"the folder {self.folder}", "leave it out."))
             object.__setattr__(self, "local", Folder(self.local).folder)
@@ -202,7 +205,7 @@ def first_of_periods(steps: Iterable[int], period: int) -> set[int]:
 
 def _seconds(manifest: Manifest) -> float:
     """Return the time at which a checkpoint was written; 0 if it is unknown."""
-    with suppress(KeyError, TypeError, ValueError):
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
         return datetime.strptime(manifest.rest["time"], TIME).timestamp()
     return 0.0
 
@@ -218,9 +221,12 @@ def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
     if not isinstance(told, dict) or (name is not None and told.get("name") != name):
         return None
     number, mode = told.get("number"), told.get("mode")
-    if not isinstance(number, int | float) or mode not in ("min", "max"):
+    is_named = isinstance(told.get("name"), str)
+    if not is_named or not isinstance(number, int | float) or mode not in ("min", "max"):
         return None
-    return Value(float(number), mode)
+    with suppress(OverflowError):
+        return Value(float(number), mode)
+    return None
 
 
 def values_of(folder: AnyFolder, name: str) -> dict[int, Value]:

@@ -10,12 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wholestep.checkpoints.address import as_location
 from wholestep.checkpoints.files import read_all
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import finite, rendered
 from wholestep.checkpoints.settings import RULES, Checkpoints, to_remove, value_in, values_of
 from wholestep.checkpoints.store import AnyFolder, copy, find
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
+from wholestep.errors import (
+    CheckpointError,
+    DamagedError,
+    GoneError,
+    SpecificationError,
+    message,
+    printable,
+    tell,
+)
 
 Told = tuple[Any, bool, list[str]]  # a description as JSON, whether all is good, and the lines
 
@@ -35,9 +44,10 @@ def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
     }.items():
         own = kinds.add_parser(name, help=text, description=f"{text.capitalize()}.")
         single = "" if name == "prune" else ", or a single checkpoint in it"
-        own.add_argument("path", help=f"a folder of checkpoints{single}; or s3://bucket/runs/a")
+        text = f"a folder of checkpoints{single}; or s3://bucket/runs/a"
+        own.add_argument("path", type=as_location, help=text)
         if name == "copy":
-            own.add_argument("target", help="the folder, or address, to copy to")
+            own.add_argument("target", type=as_location, help="the folder, or address, to copy to")
         if name == "prune":
             _add_rules(own)
         own.add_argument("--json", action="store_true", help="print JSON")
@@ -73,15 +83,16 @@ def _run(arguments: argparse.Namespace, call: Callable[..., Any]) -> int:
             raise CheckpointError(message("The path must hold a checkpoint.", received, attempt))
         told, is_good, lines = call(arguments, folder, steps)
     except (CheckpointError, SpecificationError) as error:
-        print(error, file=sys.stderr)
+        tell(str(error))
         return 1
-    _say(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(lines))
+    _say(json.dumps(finite(told), indent=1) if arguments.json else "\n".join(map(printable, lines)))
     return 0 if is_good else 1
 
 
 def _say(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:  # closed by a reader such as `head`; the flush at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -93,9 +104,10 @@ def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifie
         one: dict[str, Any] = {"name": os.path.basename(folder.path(step)), "step": step}
         try:
             manifest = folder.verify(step) if verifies else folder.manifest(step)
+        except GoneError:
+            continue
         except CheckpointError as error:
-            if step in folder.steps():  # a writer may have removed it meanwhile
-                told.append(one | {"bad": str(error)})
+            told.append(one | {"bad": str(error)})
             continue
         value = value_in(manifest)
         facts = {"time": manifest.rest.get("time"), "bytes": manifest.nbytes, "arrays": len(manifest.arrays)}

@@ -20,6 +20,7 @@ FACTS = "facts"  # the prefix of arrays that the JSON refers to
 GROUPS = ("params", "slots", "buffers", "metrics")
 _ARRAY, _BYTES = "array", "bytes"  # {"array": name} in the JSON represents an array, {"bytes": name} bytes
 _PLAIN = (type(None), bool, int, float, str, np.float64, np.str_)  # JSON keeps these, but not their subclasses
+_MOST_LEVELS = 100  # of dicts and lists in a state; a manifest has further ones around it
 _RESERVED = ({_ARRAY}, {_BYTES}, {"float"})  # the last is a number that is not finite, in a manifest
 
 
@@ -29,6 +30,31 @@ class Snapshot:
 
     arrays: dict[str, Numbers]  # by name, such as "params/0"; `Pieces` for an array that is sharded over processes
     facts: dict[str, Any]  # JSON, in which floats may be NaN or infinite
+
+
+@dataclass(frozen=True)
+class _File:
+    """The file of a CSVLogger: its name, its size, and the last bytes."""
+
+    file: str
+    size: int
+    end: str
+
+
+@dataclass(frozen=True)
+class _Callbacks:
+    """The state of the callbacks of `fit`."""
+
+    stops: bool
+    told: list[tuple[str, dict[str, Any]]]
+    settings: list[dict[str, Any]] | None = None  # an earlier release did not save them
+
+    def check(self) -> None:
+        """Raise a TypeError or a ValueError for state that no callbacks have."""
+        if self.settings and len(self.settings) != len(self.told):
+            raise ValueError(f"settings of {len(self.settings)} callbacks of {len(self.told)}")
+        for _, state in self.told:
+            parsed(_File | None, state.get("log"))
 
 
 @dataclass(frozen=True)
@@ -55,12 +81,14 @@ class RunFacts:
                 held = {name for name in snapshot.arrays if name.startswith(f"{group}/")}
                 if held != {f"{group}/{i}" for i in range(len(facts.paths[group]))}:
                     raise ValueError(f"{len(held)} arrays of {group}, and {len(facts.paths[group])} paths")
-        except (KeyError, TypeError, ValueError) as error:
+            if "callbacks" in facts.also:
+                parsed(_Callbacks, facts.also["callbacks"]).check()
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedError(f"The manifest lacks facts of a run ({error!r}).") from error
         return facts
 
 
-def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
+def taken_apart(value: Any, name: str, arrays: dict[str, Numbers], level: int = 0) -> Any:
     """Return nested numbers, strings and arrays as JSON; the arrays are added to `arrays` by name.
 
     >>> arrays = {}
@@ -73,11 +101,15 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers]) -> Any:
         return value
     if isinstance(value, bytes):
         return {_BYTES: _put_in(arrays, name, np.frombuffer(value, np.uint8))}
+    if level > _MOST_LEVELS:
+        must = f"A state may have at most {_MOST_LEVELS} levels of dicts and lists."
+        attempt = "leave out what holds itself, and what holds the object above it."
+        raise SpecificationError(message(must, f"more at {name[:_MOST_LEVELS]}...", attempt))
     if isinstance(value, Mapping):
         _check_keys(value, name)
-        return {key: taken_apart(each, f"{name}/{key}", arrays) for key, each in value.items()}
+        return {key: taken_apart(each, f"{name}/{key}", arrays, level + 1) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytearray | memoryview):
-        return [taken_apart(each, f"{name}/{i}", arrays) for i, each in enumerate(value)]
+        return [taken_apart(each, f"{name}/{i}", arrays, level + 1) for i, each in enumerate(value)]
     is_other = isinstance(value, int | float | str | bytearray | memoryview | np.ma.MaskedArray)
     array = np.array(None if is_other else value)
     if array.dtype == object:

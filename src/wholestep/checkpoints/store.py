@@ -10,28 +10,35 @@ No lock holds across machines: the object `lock` names the last run that began, 
 """
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from os import PathLike
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from wholestep.checkpoints import manifest as manifests
+from wholestep.checkpoints.address import Address, Location, is_remote
 from wholestep.checkpoints.arrays import FileFacts, checked
-from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate, verified
+from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate, settled, verified
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message
+from wholestep.errors import (
+    CheckpointError,
+    DamagedError,
+    GoneError,
+    SpecificationError,
+    WholestepError,
+    message,
+    tell,
+)
 
 T = TypeVar("T")
 _STEP = re.compile(rf"step-({NUMBER})(?:-([1-9][0-9]*))?")
 STORE = "store"  # an entry of a manifest: the name of the store of the run that wrote it
-_PASSWORD = re.compile(r"(?<=://)[^/@]*:[^/@]*@")
 _CHUNK = 1 << 24
 _ATTEMPT = "look at that address, its credentials and the network; the other checkpoints there are unchanged."
-_PAUSES = 1.0, 4.0  # seconds before the second and the third attempt
+_PAUSES = 1.0, 4.0  # seconds before the second and the third try
+_PATIENCE = 60.0  # seconds without an answer, after which an operation is not tried again
 
 
 class Store:
@@ -39,32 +46,43 @@ class Store:
 
     Attributes:
         folder: its address.
-        name: its address without a password.
-        seen: its newest step at the last `pull`.
+        newest: its newest step at the last `pull`.
 
     Raises:
         SpecificationError: the address names no folder, or the packages for its kind are missing.
+        CheckpointError: there is no connection.
     """
 
     def __init__(self, url: str):
-        if not url.partition("://")[2].strip("/"):
-            raise SpecificationError(message("An address must name a folder.", url, "s3://bucket/runs/a."))
-        self.folder = url.rstrip("/")
-        self.name = _PASSWORD.sub("", self.folder)
+        self.folder = Address(url).stripped()
+        if not self.folder.partition("://")[2].strip("/"):
+            must = "An address must name a folder."
+            raise SpecificationError(message(must, Address(url), "s3://bucket/runs/a."))
         self._owner = ""
         self._found: dict[int, dict[int, bool]] = {}  # the latest `_versions`, until this process changes them
-        self.seen: list[int] = []
+        self.newest: list[int] = []
         self._manifests: dict[str, Manifest] = {}  # by address: a published manifest never changes
+        self._files: Any = None  # the file system of fsspec; None until it is connected
+        self._root = ""
+        self._num_connections = 0
+        self._is_fresh = True  # whether the connection has not answered yet
+        self._heard = 0.0  # the time of the store's last answer
+        self._again(f"{self.folder} must be accessible.", lambda: None)
+
+    def _connect(self) -> None:
+        """Make the file system anew; some connect at once, and not again if the connection ends."""
+        how = {"skip_instance_cache": True} if self._num_connections else {}
+        self._num_connections += 1
         try:
             from fsspec.core import url_to_fs
 
-            how = {"auto_mkdir": True} if url.startswith(("file:", "local:")) else {}
-            self._files, root = url_to_fs(self.folder, **how)
+            self._files, root = url_to_fs(self.folder.raw, **how)
         except (ImportError, ValueError) as error:
-            must = f"{url} needs fsspec, and its package for this kind of address."
+            must = f"{self.folder} needs fsspec, and its package for this kind of address."
             attempt = "pip install 'wholestep[remote]', with s3fs for s3://, gcsfs for gs:// or adlfs for az://."
-            raise SpecificationError(message(must, str(error), attempt)) from error
-        self._root = root.rstrip("/")
+            received, cause = self.folder.without_secrets(str(error)), self.folder.cause(error)
+            raise SpecificationError(message(must, received, attempt)) from cause
+        self._root, self._is_fresh = root.rstrip("/"), True
 
     # ---- reading ----
 
@@ -72,10 +90,10 @@ class Store:
         """Return the steps of the complete checkpoints, newest first."""
         return sorted((step for step, versions in self._versions().items() if any(versions.values())), reverse=True)
 
-    def path(self, step: int) -> str:
+    def path(self, step: int) -> Address:
         """Return the address of the checkpoint of a step; it may not exist."""
         versions = (self._found if step in self._found else self._versions()).get(step, {})
-        return f"{self.folder}/{_name(step, max((v for v in versions if versions[v]), default=1))}"
+        return self.folder / _name(step, max((v for v in versions if versions[v]), default=1))
 
     def bad(self) -> list[Path]:
         """Return no checkpoints: damaged ones are not renamed."""
@@ -83,68 +101,93 @@ class Store:
 
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, without reading its arrays."""
-        if (path := self.path(step)) not in self._manifests:
-            most = {"start": 0, "end": manifests.MOST_BYTES}
-            found = manifests.parse(self._ask(f"{path}/{manifests.NAME}", self._files.cat_file, **most), path)
-            if found.step != step:
-                raise DamagedError(f"The manifest of {path} must name its step. It names {found.step}.")
+        path = self.path(step)
+        if path not in self._manifests:
+            found = self.using(step, lambda manifest: manifest)
+            path = self.path(step)  # of another version, if a writer has replaced the checkpoint
             self._manifests[path] = found
         return self._manifests[path]
+
+    def using(self, step: int, use: Callable[[Manifest], T]) -> T:
+        """Return the result of a reader of a checkpoint, which gets its manifest; see `settled`."""
+        return settled(self, step, use)
+
+    def seen(self, step: int) -> tuple[object, bytes]:
+        """Return the identity of the checkpoint of a step: its address, and its manifest's content."""
+        path, most = self.path(step), {"start": 0, "end": manifests.MOST_BYTES}
+        return path, self._ask(path / manifests.NAME, "cat_file", **most)
+
+    def has(self, step: int) -> bool:
+        """Whether there is a complete checkpoint of a step now."""
+        return step in self.steps()
 
     def chunks(self, step: int) -> Chunks:
         """Return the function that yields the verified content of a file of a checkpoint."""
         return partial(self._chunks, self.path(step))
 
-    def _chunks(self, path: str, file: FileFacts) -> Iterator[bytes]:
-        path = f"{path}/{file.name}"
-        self._files.invalidate_cache()
-        if (size := self._ask(path, self._files.info)["size"]) != file.nbytes:
+    def _chunks(self, path: Address, file: FileFacts) -> Iterator[bytes]:
+        path = path / file.name
+        if (size := self._ask(path, "info")["size"]) != file.nbytes:
             raise DamagedError(f"{file.name} must have {file.nbytes} bytes. It has {size}.")
         bounds = ({"start": begin, "end": min(begin + _CHUNK, size)} for begin in range(0, size, _CHUNK))
-        yield from checked((self._ask(path, self._files.cat_file, **each) for each in bounds), file)
+        yield from checked((self._ask(path, "cat_file", **each) for each in bounds), file)
 
     def verify(self, step: int) -> Manifest:
         """Read and verify all of a checkpoint, and return its manifest."""
-        return verified(self.manifest(step), self.chunks(step))
+        return self.using(step, lambda manifest: verified(manifest, self.chunks(step)))
 
-    def _key(self, path: str) -> str:
+    def _key(self, path: Address) -> str:
         return self._root + path.removeprefix(self.folder)
 
-    def _ask(self, path: str, call: Callable[..., Any], **how: Any) -> Any:
+    def _ask(self, path: Address, verb: str, **how: Any) -> Any:
         """Return the result of a call of the file system; a DamagedError if the object is missing."""
 
+        def call() -> Any:
+            self._files.invalidate_cache()
+            answer = getattr(self._files, verb)(self._key(path), **how)
+            self._is_fresh = False
+            return answer
+
         def ask() -> Any:
+            if not self._is_fresh and not self._files.async_impl:
+                try:
+                    return call()
+                except FileNotFoundError:
+                    self._connect()  # fsspec's FTP says so, too, if the connection has ended
             try:
-                return call(self._key(path), **how)
+                return call()
             except FileNotFoundError as error:
-                raise DamagedError(f"{path} must exist.") from error
+                raise DamagedError(f"{path} must exist.") from path.cause(error)
 
         return self._again(f"{path} must be accessible.", ask)
 
     def _versions(self) -> dict[int, dict[int, bool]]:
         """Return the versions of each step, and whether each is complete; a complete one is not listed again."""
-        self._files.invalidate_cache()
         found: dict[int, dict[int, bool]] = {}
         for match in filter(None, map(_STEP.fullmatch, self._listed(self.folder))):
             step, version = int(match[1]), int(match[2] or 1)
             is_known = self._found.get(step, {}).get(version, False)
-            is_complete = is_known or manifests.NAME in self._listed(f"{self.folder}/{match[0]}")
+            is_complete = is_known or manifests.NAME in self._listed(self.folder / match[0])
             found.setdefault(step, {})[version] = is_complete
         self._found = found
         return found
 
-    def _listed(self, path: str) -> list[str]:
+    def _listed(self, path: Address) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
         with suppress(DamagedError):
-            return [key.rstrip("/").rpartition("/")[2] for key in self._ask(path, self._files.ls, detail=False)]
+            return [key.rstrip("/").rpartition("/")[2] for key in self._ask(path, "ls", detail=False)]
         return []
 
     # ---- writing ----
 
     def claim(self, owner: str) -> None:
         """Become the run that writes here: any other stops. Remove the remains of interrupted uploads."""
-        must = f"{self.folder} must be writable."
-        self._again(must, lambda: self._files.pipe_file(f"{self._root}/lock", owner.encode()))
+
+        def write() -> None:
+            self._make_folder(self._root)
+            self._files.pipe_file(f"{self._root}/lock", owner.encode())
+
+        self._again(f"{self.folder} must be writable.", write)
         self._owner = owner
         for step, versions in tuple(self._versions().items()):
             self._remove(step, [version for version, is_complete in versions.items() if not is_complete])
@@ -158,13 +201,15 @@ class Store:
         step, why = manifest.step, f"The checkpoint of step {manifest.step} could not be copied to {self.folder}."
         self._check_owner(why)
         others = self._versions().get(step, {})
-        path = f"{self.folder}/{_name(step, max(others, default=0) + 1)}"
+        path = self.folder / _name(step, max(others, default=0) + 1)
         key, content = self._key(path), manifests.rendered(manifest)
 
         def write(file: FileFacts) -> None:
+            self._make_folder(key)
             with self._files.open(f"{key}/{file.name}", "wb") as out:
                 for chunk in chunks(file):
                     out.write(chunk)
+                    self._heard = time.monotonic()
             try:
                 for _ in self._chunks(path, file):
                     pass
@@ -182,9 +227,14 @@ class Store:
         self._again(why, publish)
         self._remove(step, list(others))
 
+    def _make_folder(self, key: str) -> None:
+        """Make a folder, except in object stores: they have none, and are asynchronous in fsspec."""
+        if not self._files.async_impl:
+            self._files.makedirs(key, exist_ok=True)
+
     def _check_owner(self, why: str) -> None:
-        found = self._ask(f"{self.folder}/lock", self._files.cat_file).decode() if self._owner else ""
-        if found != self._owner:
+        found = self._ask(self.folder / "lock", "cat_file") if self._owner else b""
+        if (found := found.decode(errors="replace")) != self._owner:
             received = f"another run that writes there, which began later: {found}"
             raise CheckpointError(message(f"{why} One run at a time may write there.", received, "another address."))
 
@@ -194,26 +244,46 @@ class Store:
 
     def _remove(self, step: int, versions: list[int]) -> None:
         for version in sorted(versions):
-            path = f"{self.folder}/{_name(step, version)}"
+            path = self.folder / _name(step, version)
             self._manifests.pop(path, None)
             self._found.pop(step, None)
-            for name in (f"/{manifests.NAME}", ""):
-                self._files.invalidate_cache()
-                with suppress(DamagedError):  # it is gone
-                    self._ask(path + name, self._files.rm, recursive=name == "")
+            with suppress(DamagedError):  # it is gone
+                self._ask(path / manifests.NAME, "rm")
+            with suppress(DamagedError):
+                self._ask(path, "rm", recursive=True)
 
     def _again(self, must: str, call: Callable[[], T]) -> T:
-        """Return the result of a call, which is repeated after an error; a CheckpointError in the end."""
-        for pause in (*_PAUSES, None):
+        """Return the result of a call; after an error, try it again with a new connection.
+
+        It is not tried again if the store would have been silent for longer than `_PATIENCE` then:
+        the packages of stores try several times themselves.
+
+        Raises:
+            CheckpointError: no try succeeded.
+        """
+        begun = self._heard = time.monotonic()
+        num = 0
+        while True:
+            num += 1
+            tried = time.monotonic()
             try:
+                if self._files is None:
+                    self._connect()
                 return call()
-            except DamagedError:  # of the source
+            except WholestepError:  # of the source; or it has been tried again already
                 raise
             except Exception as error:  # each kind of store raises its own errors
-                if pause is None:
-                    raise CheckpointError(message(must, f"{type(error).__name__}: {error}", _ATTEMPT)) from error
-                time.sleep(pause)
-        raise AssertionError
+                failure: Exception = error
+            self._files = None
+            now = time.monotonic()
+            silent, last = now - self._heard, now - max(tried, self._heard)
+            if num > len(_PAUSES) or silent + _PAUSES[num - 1] + last > _PATIENCE:
+                break
+            time.sleep(_PAUSES[num - 1])
+        words = self.folder.without_secrets(f"{type(failure).__name__}: {failure}")
+        tries = "1 try" if num == 1 else f"{num} tries"
+        received = f"{words} ({tries} in {now - begun:.0f} s)"
+        raise CheckpointError(message(must, received, _ATTEMPT)) from self.folder.cause(failure)
 
 
 def _name(step: int, version: int) -> str:
@@ -221,29 +291,23 @@ def _name(step: int, version: int) -> str:
 
 
 AnyFolder = Folder | Store
-Location = str | PathLike[str]
-
-
-def is_remote(path: object) -> TypeGuard[str]:
-    """Whether this is the address of a store, such as s3://bucket/runs/a."""
-    return isinstance(path, str) and "://" in path
 
 
 def find(path: Location) -> tuple[AnyFolder, int | None]:
     """Return the folder or store of a path, and the step, if the path is a checkpoint; see `locate`."""
     if not is_remote(path):
         return locate(path)
-    parent, _, name = path.rstrip("/").rpartition("/")
-    if match := _STEP.fullmatch(name):
-        store, step = Store(parent), int(match[1])
-        if step in store.steps() and store.path(step) == f"{store.folder}/{name}":
+    address = Address(path).stripped()
+    if match := _STEP.fullmatch(address.name):
+        store, step = Store(address.parent), int(match[1])
+        if step in store.steps() and store.path(step) == address:
             return store, step
-    return Store(path), None
+    return Store(address), None
 
 
 def copy(source: AnyFolder, step: int, target: AnyFolder) -> None:
     """Copy a checkpoint, and verify every byte on both sides."""
-    target.put(source.manifest(step), source.chunks(step))
+    source.using(step, lambda manifest: target.put(manifest, source.chunks(step)))
 
 
 def push(folder: Folder, step: int, store: Store) -> None:
@@ -255,16 +319,26 @@ def push(folder: Folder, step: int, store: Store) -> None:
         raise CheckpointError(f"{error} The checkpoint is complete in {folder.path(step)}; {way}") from error
 
 
-def fetch(store: Store, steps: list[int], folder: Folder) -> int | None:
-    """Copy the first good checkpoint of these steps to a folder, and return its step; None if none is good."""
-    for step in steps:
-        path = store.path(step)
-        try:
-            copy(store, step, folder)
-        except DamagedError as error:
-            _say(f"{path} is damaged, and is not used: {error}")
-        else:
-            return step
+def fetch(store: Store, steps: Callable[[], list[int]], folder: Folder) -> int | None:
+    """Copy the first good checkpoint to a folder, and return its step; None if none is good.
+
+    Args:
+        steps: returns the steps that are there now. A writer may remove some after writing others.
+    """
+    tried: list[int] = []
+    damaged: set[int] = set()
+    while (left := [step for step in steps() if step not in damaged]) != tried:
+        tried = left
+        for step in left:
+            path = store.path(step)
+            try:
+                copy(store, step, folder)
+                return step
+            except GoneError:
+                break
+            except DamagedError as error:
+                damaged.add(step)
+                tell(f"wholestep: {path} is damaged, and is not used: {error}")
     return None
 
 
@@ -277,18 +351,22 @@ def pull(folder: Folder, store: Store) -> None:
     here, there = _newest_good(folder), store.steps()
     if here is not None:
         _check_own(folder.manifest(here), folder, store, is_empty=not there)
-    newer, store.seen = [step for step in there if here is None or step > here], there[:1]
+    store.newest = there[:1]
+
+    def newer() -> list[int]:
+        return [step for step in store.steps() if here is None or step > here]
+
     if (step := fetch(store, newer, folder)) is not None:
-        _say(f"copied {store.path(step)} to {folder.path(step)}")
-    elif newer and here is None:
+        tell(f"wholestep: copied {store.path(step)} to {folder.path(step)}")
+    elif there and here is None:
         must = f"At least one checkpoint in {store.folder} must be good."
-        raise CheckpointError(message(must, f"steps {newer}, all damaged", "another address."))
+        raise CheckpointError(message(must, f"steps {there}, all damaged", "another address."))
 
 
 def _check_own(manifest: Manifest, folder: Folder, store: Store, *, is_empty: bool) -> None:
     """Refuse the local checkpoint of a run that writes elsewhere; an empty store takes one of a run without a store."""
-    writer = manifest.rest.get(STORE)
-    if writer == store.name or (is_empty and writer is None) or _is_held(store, manifest):
+    writer = Address(manifest.rest[STORE]) if manifest.rest.get(STORE) else None
+    if writer == store.folder or (is_empty and writer is None) or _is_held(store, manifest):
         return
     must = f"The local folder {folder.folder} must be of the run in {store.folder}."
     received = f"its step {manifest.step}, of a run in {writer or 'that folder alone'}"
@@ -299,9 +377,10 @@ def _check_own(manifest: Manifest, folder: Folder, store: Store, *, is_empty: bo
 def publish(folder: Folder, store: Store, owner: str) -> None:
     """Claim a store after `pull`, and copy the newest checkpoint of the folder to it if it is missing there."""
     store.claim(owner)
-    if (there := store.steps()[:1]) != store.seen:
+    if (there := store.steps()[:1]) != store.newest:
         must = f"No other run may write to {store.folder} while this one begins."
-        raise CheckpointError(message(must, f"step {there}, which was {store.seen} before", "again."))
+        received = f"step {there}, which was {store.newest} before"
+        raise CheckpointError(message(must, received, "again."))
     for step in folder.steps()[:1]:
         if not _is_held(store, folder.manifest(step)):
             push(folder, step, store)
@@ -312,7 +391,7 @@ def _newest_good(folder: Folder) -> int | None:
         try:
             folder.verify(step)
         except DamagedError as error:
-            _say(f"set aside: {folder.set_aside(step, str(error))}")
+            tell(f"wholestep: set aside: {folder.set_aside(step, str(error))}")
         else:
             return step
     return None
@@ -322,7 +401,3 @@ def _is_held(store: Store, manifest: Manifest) -> bool:
     with suppress(DamagedError):
         return manifests.rendered(store.manifest(manifest.step)) == manifests.rendered(manifest)
     return False
-
-
-def _say(line: str) -> None:
-    print(f"wholestep: {line}", file=sys.stderr, flush=True)

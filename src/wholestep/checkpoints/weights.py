@@ -14,6 +14,7 @@ import keras
 import ml_dtypes
 import numpy as np
 
+from wholestep.checkpoints.address import as_location
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.resume import read_one
 from wholestep.checkpoints.snapshot import Snapshot, plain, put
@@ -89,6 +90,7 @@ def load_weights(
       head/bias: (2,) in the file, (5,) here
     unused in the file: 0
     """
+    path = as_location(path)
     _check(model, path, rename, skip_mismatch)
     here = model.weights
 
