@@ -106,7 +106,7 @@ def _run_epochs(
     model.stop_training = False
     executor.refresh(run)
     if resumed is not None:
-        watch.go_on_with_files(resumed)
+        watch.go_on_from(run, resumed)
     watch.callbacks.on_train_begin()
     saver.check(watch.keeping)
     begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or first

@@ -201,9 +201,9 @@ class Run:
         """Record the logs of an epoch, after its updates and its validation."""
         self.place.logs = logs
 
-    def end_hook(self) -> None:
-        """Count a callback whose epoch-end hook is about to be called."""
-        self.place.told += 1
+    def note_received(self, num: int) -> None:
+        """Record the number of callbacks that have received the epoch's end, or are about to."""
+        self.place.told = num
 
     def end_call(self) -> None:
         """Set the position to between calls, with nothing to resume."""

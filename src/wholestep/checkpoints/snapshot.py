@@ -17,6 +17,7 @@ from wholestep.errors import DamagedError, SpecificationError, message
 from wholestep.model import Findings
 
 FACTS = "facts"  # the prefix of arrays that the JSON refers to
+LOG, COLUMNS = "log", "keys"  # of a callback's state: the file that it writes, and the names of its numbers
 GROUPS = ("params", "slots", "buffers", "metrics")
 _ARRAY, _BYTES = "array", "bytes"  # {"array": name} in the JSON represents an array, {"bytes": name} bytes
 _PLAIN = (type(None), bool, int, float, str, np.float64, np.str_)  # JSON keeps these, but not their subclasses
@@ -199,6 +200,8 @@ def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
         for kind, state in seen:
             if kind == "History" and "history" in state:
                 state["history"] = called(state["history"])
+            if columns := state.get(LOG, {}).get(COLUMNS):
+                state[LOG] = {**state[LOG], COLUMNS: [_name(column, names) for column in columns]}
         told["also"] = {**also, "callbacks": {**also["callbacks"], "told": seen}}
     return replace(snapshot, facts=facts | told)
 
