@@ -118,7 +118,8 @@ class CallbackRunner:
         self.shown = next((c for c in known.callbacks if isinstance(c, keras.callbacks.ProgbarLogger)), None)
         self.bar = self.shown if isinstance(self.shown, ProgbarLogger) else None
         self.made = made(known.callbacks)
-        self._received: list[keras.callbacks.Callback] = []  # the end of the current epoch, in this order
+        # The callbacks that have received the end of the current epoch, in this order.
+        self._received: list[keras.callbacks.Callback] = []
         self.each = getattr(model, "steps_per_execution", 1) or 1
         self._train, self.test, self.predict = (
             Hooks(known, self.each, hooks) for hooks in (_TRAIN_HOOKS, _TEST_HOOKS, _PREDICT_HOOKS)
@@ -195,14 +196,17 @@ class CallbackRunner:
         run.note_received(len(self._received))
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the callbacks: Keras' callbacks by their attributes, others by their `get_state()`.
+        """Return the state of Keras' callbacks by attributes, of others by their `get_state()`.
 
-        Callbacks that have received the end of the current epoch come first; `Place.told` is their number.
+        Callbacks that have received the end of the current epoch come first; `Place.told` is their
+        number.
         """
-        settings = {id(c): each for c, (_, each) in zip(self.callbacks.callbacks, self.made, strict=True)}
+        settings_of_all = [settings for _, settings in self.made]
+        by_id = dict(zip(map(id, self.callbacks.callbacks), settings_of_all, strict=True))
         ordered = [*self._received, *self._waiting]
         told = [(type(callback).__name__, state_of(callback)) for callback in ordered]
-        return {"stops": self.stops, "told": told, "settings": [settings[id(callback)] for callback in ordered]}
+        settings = [by_id[id(callback)] for callback in ordered]
+        return {"stops": self.stops, "told": told, "settings": settings}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state of each callback; see `paired`."""
@@ -213,10 +217,10 @@ class CallbackRunner:
                 put_back(callback, state["told"][places[id(callback)]][1])
 
     def go_on_from(self, run: Run, snapshot: Snapshot) -> None:
-        """Resume from a snapshot, before the callbacks receive the beginning: files, and the end of an epoch.
+        """Resume files and the delivery of an epoch's end, before `on_train_begin`.
 
-        An epoch is over when all callbacks of the saved run have received its end; new callbacks then begin with the
-        next one.
+        An epoch is over when all callbacks of the saved run have received its end; new callbacks
+        then begin with the next epoch.
         """
         state = put_together(snapshot.facts["also"].get("callbacks"), snapshot.arrays)
         places = {} if state is None else self._places(state)
@@ -231,8 +235,9 @@ class CallbackRunner:
 
     def _places(self, state: dict[str, Any]) -> dict[int, int]:
         """Return the index of each callback's saved state, by the id of the callback."""
-        found = zip(self.callbacks.callbacks, paired(saved_in(state, self.made), self.made), strict=True)
-        return {id(callback): i for callback, i in found if i is not None}
+        indexes = paired(saved_in(state, self.made), self.made)
+        pairs = zip(self.callbacks.callbacks, indexes, strict=True)
+        return {id(callback): i for callback, i in pairs if i is not None}
 
     def changes(self, state: dict[str, Any] | None) -> list[str]:
         """Return the differences between the callbacks and a saved state, as text."""

@@ -334,11 +334,11 @@ class Run:
             if not are_given:
                 batches.seek(self.epochs)
             elif snapshot is not None and layout_of(batches) == self.data.layout:
-                check_goes_on(self.place, self.data, self.place.call, batches)
+                check_goes_on(self.place, self.data, self.place.call, batches, snapshot.source)
                 go_to(self.data, batches)
             self.restored, self.place, self.data = None, Place(call), DataPlace()
             return None
-        check_goes_on(self.place, self.data, call, batches)
+        check_goes_on(self.place, self.data, call, batches, snapshot.source)
         go_to(self.data, batches)
         return snapshot
 

@@ -123,7 +123,7 @@ def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
         vars(callback)["_save_checkpoint"] = partial(_save_once, callback)
     log = state.get(LOG, {})
     if isinstance(callback, keras.callbacks.CSVLogger) and log.get("file") == callback.filename:
-        callback.keys = log.get(COLUMNS)  # the columns of the file, also where logs have other names now
+        callback.keys = log.get(COLUMNS)  # its columns stay, also where logs have other names now
 
 
 def go_on_with_file(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
