@@ -27,6 +27,7 @@ from wholestep.checkpoints.configuration import (
 from wholestep.checkpoints.data import check_content, check_goes_on
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
+from wholestep.checkpoints.paths import reading, runs_inside
 from wholestep.checkpoints.pieces import Numbers, hollow
 from wholestep.checkpoints.place import other_run, way_out
 from wholestep.checkpoints.settings import Checkpoints
@@ -168,7 +169,9 @@ def read_one(
             found = None if fetch(source, steps, folder) is None else read(folder)
     if found is None:
         must = "The path must be a good checkpoint, or a folder with one."
-        raise CheckpointError(message(must, _lacking(source), "the folder that was passed to fit."))
+        usual = _lacking(source), "the folder that was passed to fit."
+        received, attempt = reading(source.folder) or usual
+        raise CheckpointError(message(must, received, attempt))
     return found
 
 
@@ -261,6 +264,14 @@ class Start:
     def _given(self) -> dict[str, float]:
         """The learning rates that the script of the saved run set."""
         return {} if self.found is None else self.found.manifest.rest.get("rates") or {}
+
+    def told_of_others(self) -> str:
+        """Return the line of a new run that names other runs in subfolders; "" if there are none."""
+        folder = self.asked.folder
+        is_new = self.found is None and self.run.restored is None and self.asked.resume
+        inside = runs_inside(folder) if is_new else []
+        others = ", ".join(inside)
+        return f"wholestep: begins anew in {folder}; other runs are in {others}" if inside else ""
 
     def told(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
         """Return the line with the checkpoint from which the run resumes, and the differences to the saved run."""

@@ -141,7 +141,7 @@ class Saver:
         self._mode = _direction(executor, self._asked.keep_best)
         if self._start.found is None:
             self._saved = self._run.number
-            line = span.told_if_complete(self._run)
+            line = span.told_if_complete(self._run) or self._start.told_of_others()
         else:
             script = Script(self._environment, self._settings, self._run.own_variables())
             line = self._start.told(script, watch, span)
