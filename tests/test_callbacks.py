@@ -143,6 +143,18 @@ def test_who_needs_the_state():
     assert not watch(keras.callbacks.LambdaCallback(on_epoch_end=print)).needs_state
 
 
+@pytest.mark.parametrize(("each", "freq", "names"), [(3, 6, ["1-6", "2-6"]), (3, 7, ["2-3"]), (1, 6, ["2-2"])])
+def test_a_short_last_execution_counts_as_a_full_one_as_in_keras(each, freq, names, tmp_path):
+    """Four batches in an epoch, in executions of three, count as six."""
+    for run in (lambda made: made, ws.Trainer):
+        folder, made = tmp_path / run.__name__, model()
+        folder.mkdir()
+        made.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=each)
+        path, how = folder / "{epoch}-{batch}.weights.h5", {"save_weights_only": True, "save_freq": freq}
+        run(made).fit(X, Y, callbacks=[keras.callbacks.ModelCheckpoint(path, **how)], **HOW | {"epochs": 2})
+        assert sorted(path.name for path in folder.iterdir()) == [f"{name}.weights.h5" for name in names]
+
+
 class SetRate(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         self.model.optimizer.learning_rate = 0.01 * (batch + 1)

@@ -1,5 +1,6 @@
 """A script that was changed between two runs: the run goes on and one line names the change, or it is refused."""
 
+import re
 import shutil
 
 import keras
@@ -113,10 +114,8 @@ def network(
 SGD = {"learning_rate": 0.01, "momentum": 0.5}
 
 
-def run(
-    folder, *, optimizer=None, compiled=None, trainer=None, fitting=None, checkpoints=None, network=network, **model
-):
-    """Run a script to the end of its epoch; the keyword arguments change it."""
+def script(*, optimizer=None, compiled=None, trainer=None, network=network, **model):
+    """Return the trainer of a script before its first call; the keyword arguments change it."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     made = network(**model)
@@ -126,9 +125,14 @@ def run(
         else keras.optimizers.SGD(**SGD | (optimizer or {}))
     )
     made.compile(optimizer, **{"loss": "mse", "metrics": ["mae"], **(compiled or {})})
+    return ws.Trainer(made, **(trainer or {}))
+
+
+def run(folder, *, fitting=None, checkpoints=None, **changed):
+    """Run a script to the end of its epoch; the keyword arguments change it."""
+    made_by = script(**changed)
     callbacks = [stop(), stop("val_loss"), Noting(), RATES(lambda epoch, rate: rate)]
     how = {"x": X, "y": Y, "batch_size": 4, "epochs": 1, "validation_data": VALIDATION, "callbacks": callbacks}
-    made_by = ws.Trainer(made, **(trainer or {}))
     c = ws.Checkpoints(folder, **(checkpoints or {}))
     made_by.fit(**how | (fitting or {}), verbose=0, checkpoints=c)
     return made_by
@@ -148,16 +152,16 @@ CHANGES = {
     "clipvalue": ({"optimizer": {"clipvalue": 1.0}}, "optimizer/clipvalue 1.0"),
     "global clipnorm": ({"optimizer": {"global_clipnorm": 1.0}}, "optimizer/global_clipnorm 1.0"),
     "weight decay": ({"optimizer": {"weight_decay": 0.1}}, "optimizer/weight_decay 0.1"),
-    "moving average": ({"optimizer": {"use_ema": True}}, REFUSED + "same model and optimizer"),
+    "moving average": ({"optimizer": {"use_ema": True}}, REFUSED + "optimizer's variables are"),
     "accumulation": ({"optimizer": {"gradient_accumulation_steps": 2}}, REFUSED),
-    "no momentum": ({"optimizer": {"momentum": 0.0}}, REFUSED + "same model and optimizer"),
+    "no momentum": ({"optimizer": {"momentum": 0.0}}, REFUSED + "optimizer's variables are"),
     "optimizer": ({"optimizer": keras.optimizers.Adam(0.01)}, REFUSED + "Received: Adam (saved: SGD)"),
-    "schedule": ({"optimizer": {"learning_rate": SCHEDULE(0.01, 9, 0.5)}}, REFUSED + "same model and optimizer"),
+    "schedule": ({"optimizer": {"learning_rate": SCHEDULE(0.01, 9, 0.5)}}, REFUSED + "optimizer's variables are"),
     "loss": ({"compiled": {"loss": "mae"}}, "loss mae (saved: mse)"),
     "loss class": ({"compiled": {"loss": keras.losses.Huber(2.0)}}, "loss Huber (saved: mse)"),
     "loss weights": ({"compiled": {"loss_weights": [2.0]}}, "loss_weights [2.0] (saved: none)"),
-    "metrics": ({"compiled": {"metrics": ["mape"]}}, REFUSED + "same model and optimizer"),
-    "weighted metrics": ({"compiled": {"weighted_metrics": ["mape"]}}, REFUSED + "same model and optimizer"),
+    "metrics": ({"compiled": {"metrics": ["mape"]}}, REFUSED + "metrics are"),
+    "weighted metrics": ({"compiled": {"weighted_metrics": ["mape"]}}, REFUSED + "metrics are"),
     "activation": ({"hidden": {"activation": "tanh"}}, "dense/activation tanh (saved: relu)"),
     "L2": ({"hidden": {"kernel_regularizer": keras.regularizers.L2(0.1)}}, "dense/kernel_regularizer/l2 0.1 (saved"),
     "L1": ({"hidden": {"kernel_regularizer": "l1"}}, "dense/kernel_regularizer L1 (saved: L2)"),
@@ -165,9 +169,9 @@ CHANGES = {
     "constraint": ({"hidden": {"kernel_constraint": "max_norm"}}, "dense/kernel_constraint MaxNorm (saved: none)"),
     "penalty of outputs": ({"hidden": {"activity_regularizer": "l2"}}, "dense/activity_regularizer L2 (saved: none)"),
     "dtype of a layer": ({"hidden": {"dtype": "mixed_bfloat16"}}, "dense/dtype mixed_bfloat16 (saved: float32)"),
-    "no bias": ({"hidden": {"use_bias": False}}, REFUSED + "same model and optimizer"),
-    "units": ({"units": 5}, REFUSED + "same model and optimizer"),
-    "frozen": ({"trainable": False}, REFUSED + "same model and optimizer"),
+    "no bias": ({"hidden": {"use_bias": False}}, REFUSED + "model's weights are"),
+    "units": ({"units": 5}, REFUSED + "model's weights are"),
+    "frozen": ({"trainable": False}, REFUSED + "model's weights are"),
     "momentum of statistics": ({"norm": {"momentum": 0.5}}, "batch_normalization/momentum 0.5 (saved: 0.99)"),
     "epsilon": ({"norm": {"epsilon": 0.1}}, "batch_normalization/epsilon 0.1 (saved: 0.001)"),
     "dropout": ({"rate": 0.7}, "dropout/rate 0.7 (saved: 0.2)"),
@@ -186,7 +190,7 @@ CHANGES = {
     "sample weight": ({"fitting": {"sample_weight": Y[:, 0] ** 2}}, REFUSED),
     "batch size": ({"fitting": {"batch_size": 6}}, REFUSED),
     "shuffle": ({"fitting": {"shuffle": False}}, REFUSED),
-    "data": ({"fitting": {"x": X + 1}}, REFUSED + "same data"),
+    "data": ({"fitting": {"x": X + 1}}, REFUSED + "its data are not"),
     "labels": ({"fitting": {"y": Y + 1}}, REFUSED),
     "seed": ({"trainer": {"seed": 1}}, REFUSED),
     "skips": ({"trainer": {"on_nonfinite": "skip"}}, "on_nonfinite skip (saved: raise)"),
@@ -197,7 +201,7 @@ CHANGES = {
     "no callback": (watched(*CALLBACKS[:1]), "no Noting (saved: Noting)"),
     "new callback": (watched(*CALLBACKS, keras.callbacks.TerminateOnNaN()), "TerminateOnNaN (saved: none)"),
     "setting of a callback": (watched(*CALLBACKS[:2], Noting(4)), "Noting/every 4 (saved: 3)"),
-    "objective": ({"trainer": {"objective": MyObjective()}}, REFUSED + "same model and optimizer"),
+    "objective": ({"trainer": {"objective": MyObjective()}}, REFUSED + "metrics are"),
     "plateau": (watched(*CALLBACKS, keras.callbacks.ReduceLROnPlateau()), "ReduceLROnPlateau (saved: none)"),
     "scheduler": (watched(*CALLBACKS, RATES(lambda epoch, rate: 2 * rate)), "LearningRateScheduler/schedule <lambda>"),
 }  # fmt: skip
@@ -265,6 +269,101 @@ def test_a_change_is_named(name, folder, capfd):
     said = outcome(folder, capfd, changed)
     assert said.startswith(REFUSED) == expected.startswith(REFUSED), said
     assert expected.removeprefix(REFUSED) in said
+
+
+def restored(folder, capfd, changed, *, fits=False):
+    """Return the line that `restore` prints in a changed script, or its error, or that of the next `fit`."""
+    trainer = script(**changed)
+    capfd.readouterr()
+    try:
+        trainer.restore(folder)
+        line = capfd.readouterr().err
+        if fits:
+            trainer.fit(X, Y, 4, epochs=2, verbose=0)
+    except (ws.SpecificationError, ws.CheckpointError) as error:
+        return REFUSED + str(error)
+    return line
+
+
+def differences(line):
+    """Return what a line says besides the checkpoint."""
+    return line if line.startswith(REFUSED) else line.strip().partition("; ")[2]
+
+
+OF_MODEL = {name: changed for name, (changed, _) in CHANGES.items() if "fitting" not in changed} | {
+    "accumulation": {"optimizer": {"clipnorm": 2.0, "weight_decay": 0.1}},  # with it, no trainer is made
+    "same": {},
+    "name of a layer": {"hidden": {"name": "first"}},
+    "penalty of a bias": {"end": {"bias_regularizer": "l2"}},
+    "loss's name": {"compiled": {"loss": keras.losses.MeanSquaredError()}},
+    "class of an optimizer": {"optimizer": keras.optimizers.Lion(0.01)},
+    "loss scale": {"optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(**SGD))},
+}
+
+
+if keras.backend.backend() == "jax":  # TensorFlow adds no penalty of float16 to a loss of float32
+    OF_MODEL |= {"half precision": {"hidden": {"dtype": "float16"}}}
+
+
+@pytest.mark.parametrize("name", OF_MODEL)
+@pytest.mark.slow
+def test_restore_says_of_a_changed_model_what_fit_says(name, folder, capfd):
+    said = differences(outcome(folder, capfd, OF_MODEL[name]))
+    is_refused = said.startswith(REFUSED)
+    assert differences(restored(folder, capfd, OF_MODEL[name], fits=is_refused)) == said
+    assert bool(said) == (name != "same")
+
+
+def test_restore_names_a_changed_precision_and_a_learning_rate_that_is_not_used(folder, capfd):
+    said = restored(folder, capfd, {"hidden": {"dtype": "float16"}, "optimizer": {"learning_rate": 0.001}})
+    assert said.startswith(f"wholestep: restored {folder}/step-00000003; ")
+    assert UNUSED in said
+    assert "changed settings: dense/dtype float16 (saved: float32)" in said
+
+
+def test_restore_of_a_checkpoint_that_was_saved_by_hand_says_the_same(tmp_path, capfd):
+    trainer = script()
+    trainer.fit(X, Y, 4, verbose=0)
+    trainer.save(tmp_path)
+    assert restored(tmp_path, capfd, {}) == ""
+    assert differences(restored(tmp_path, capfd, {"rate": 0.7})) == "changed settings: dropout/rate 0.7 (saved: 0.2)"
+    trainer = script(rate=0.7)
+    trainer.fit(X, Y, 4, epochs=2, verbose=0, checkpoints=tmp_path)
+    said = capfd.readouterr().err
+    assert differences(said) == "changed settings: dropout/rate 0.7 (saved: 0.2)"
+
+
+def test_the_changes_of_a_model_that_is_not_built_are_said_once_when_it_is(tmp_path, capfd):
+    def unbuilt(rate=0.2):
+        return keras.Sequential([layers.Dense(4, "relu"), layers.Dropout(rate, name="dropout"), layers.Dense(1)])
+
+    run(tmp_path, network=unbuilt)
+    trainer = script(network=unbuilt, rate=0.7)
+    capfd.readouterr()
+    trainer.restore(tmp_path)
+    assert capfd.readouterr().err == ""
+    trainer.predict(X, verbose=0)
+    assert differences(capfd.readouterr().err) == "changed settings: dropout/rate 0.7 (saved: 0.2)"
+    trainer.fit(X, Y, 4, epochs=2, verbose=0)
+    assert "changed" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_model_of_many_layers_resumes(tmp_path, capfd):
+    """Whose settings are kept as digests, that of the optimizer too."""
+
+    def deep(rate=0.2):
+        hidden = [layers.Dropout(rate, name=f"a_dropout_with_a_long_name_at_place_{i}_of_many") for i in range(500)]
+        return keras.Sequential([keras.Input((3,)), *hidden, layers.Dense(1)])
+
+    run(tmp_path, network=deep)
+    assert outcome(tmp_path, capfd, {"network": deep}).count(";") == 0
+    said = differences(outcome(tmp_path, capfd, {"network": deep, "rate": 0.3}))
+    assert re.search(r"of_many_7 [0-9a-f]{8} \(saved: [0-9a-f]{8}\), 492 more$", said)
+    assert restored(tmp_path, capfd, {"network": deep}) == ""
+    assert differences(restored(tmp_path, capfd, {"network": deep, "rate": 0.3})) == said
+    adam = {"network": deep, "optimizer": keras.optimizers.Adam(0.01)}
+    assert outcome(tmp_path, capfd, adam).startswith(f"{REFUSED}{tmp_path} holds another run: its optimizer's")
 
 
 @pytest.mark.parametrize("name", FROM)

@@ -1,5 +1,7 @@
 """Keras' callbacks go on with what they have seen, save what they would have saved, or are named."""
 
+import csv
+
 import keras
 import pytest
 from shares import on, share
@@ -188,3 +190,139 @@ def test_a_forged_state_changes_no_other_attribute(tmp_path):
     assert saver.best == 0.5
     assert saver.filepath == str(tmp_path / "a.keras")
     assert callable(saver._save_model)
+
+
+class Sees(keras.callbacks.Callback):
+    """Notes the hooks of epochs that it receives."""
+
+    def __init__(self):
+        super().__init__()
+        self.hooks = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.hooks.append(("begin", epoch))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.hooks.append(("end", epoch))
+
+
+class First(Sees): ...
+
+
+class Second(Sees): ...
+
+
+class Third(Sees): ...
+
+
+class OwnList(keras.callbacks.CallbackList):
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+
+
+LISTS = {
+    "the same": ((First, Second), (First, Second)),
+    "more at the end": ((First,), (First, Second)),
+    "more at the beginning": ((First,), (Second, First)),
+    "the first": ((), (First,)),
+    "fewer": ((First, Second, Third), (Second,)),
+    "none": ((First, Second), ()),
+    "in another order": ((First, Second, Third), (Third, First, Second)),
+    "another": ((First,), (Second,)),
+}
+
+
+def seen(folder, kinds, *, epochs, is_own=False, verbose=0):
+    """Fit with callbacks of these kinds; return the History, and the hooks of each."""
+    trainer, callbacks = ws.Trainer(small()), [kind() for kind in kinds]
+    given = OwnList(callbacks, add_history=True, model=trainer.model) if is_own else callbacks
+    how = HOW | {"epochs": epochs, "verbose": verbose}
+    history = trainer.fit(X, Y, callbacks=given, checkpoints=folder, **how)
+    return history, [callback.hooks for callback in callbacks]
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["a list", "a user-defined list"])
+@pytest.mark.parametrize("name", share(LISTS))
+def test_other_callbacks_receive_the_epochs_that_follow_and_no_epoch_twice(name, is_own, tmp_path):
+    before, after = LISTS[name]
+    whole, _ = seen(None, (), epochs=5)
+    seen(tmp_path, before, epochs=3, is_own=is_own)
+    for epochs in (4, 5):
+        history, hooks = seen(tmp_path, after, epochs=epochs, is_own=is_own)
+        assert history.epoch == list(range(epochs))
+        assert history.history == {name: held[:epochs] for name, held in whole.history.items()}
+        assert hooks == [[("begin", epochs - 1), ("end", epochs - 1)]] * len(after)
+
+
+@on("jax")
+def test_a_progress_bar_that_is_new_shows_no_epoch_of_before(tmp_path, capsys):
+    seen(tmp_path, (), epochs=2)
+    history, _ = seen(tmp_path, (), epochs=3, verbose=2)
+    assert history.epoch == [0, 1, 2]
+    assert capsys.readouterr().out.count("Epoch ") == 1
+
+
+@pytest.mark.parametrize("after", [(First, Second), (Second, First), (Second,), (Third, Second, First)])
+def test_an_epochs_end_is_received_by_those_that_have_not_had_it(after, tmp_path):
+    """A snapshot in the hook of the first of two callbacks: the second, and new ones, receive this epoch's end."""
+    trainer, taken = ws.Trainer(small()), []
+
+    class Takes(First):
+        def on_epoch_end(self, epoch, logs=None):
+            taken.append(trainer.run.snapshot())
+
+    Takes.__name__ = "First"
+    trainer.fit(X, Y, callbacks=[Takes(), Second()], **HOW | {"epochs": 2})
+    other, callbacks = ws.Trainer(small(1)), {kind: kind() for kind in after}
+    other.run.restore(taken[0])
+    history = other.fit(X, Y, callbacks=list(callbacks.values()), **HOW)
+    assert history.epoch == [0, 1, 2]
+    for kind, callback in callbacks.items():
+        ends = [epoch for hook, epoch in callback.hooks if hook == "end"]
+        assert ends == ([1, 2] if kind is First else [0, 1, 2])
+
+
+@on("jax")
+def test_a_snapshot_of_a_resumed_end_of_an_epoch_knows_who_received_it():
+    """In another order than the saved one: the third callback is called before the second."""
+    trainer, taken = ws.Trainer(small()), []
+
+    def taking(kind):
+        def on_epoch_end(self, epoch, logs=None):
+            kind.on_epoch_end(self, epoch, logs)
+            taken.append(trainer.run.snapshot())
+
+        return type(kind.__name__, (kind,), {"on_epoch_end": on_epoch_end})
+
+    trainer.fit(X, Y, callbacks=[taking(First)(), Second(), Third()], **HOW | {"epochs": 1})
+    trainer = ws.Trainer(small(1))
+    trainer.run.restore(taken.pop(0))
+    trainer.fit(X, Y, callbacks=[taking(Third)(), First(), Second()], **HOW | {"epochs": 1})
+    trainer = ws.Trainer(small(2))
+    trainer.run.restore(taken.pop(0))
+    callbacks = [First(), Second(), Third()]
+    assert trainer.fit(X, Y, callbacks=callbacks, **HOW | {"epochs": 1}).epoch == [0]
+    assert [("end", 0) in callback.hooks for callback in callbacks] == [False, True, False]
+
+
+RATE = keras.callbacks.LearningRateScheduler
+VALIDATION = {"validation_data": (X[:8], Y[:8])}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(({}, 0), ({}, 1)), (({}, 1), ({}, 0)), ((VALIDATION, 1), ({}, 0)), (({}, 0), (VALIDATION, 1))],
+    ids=["a rate more", "a rate less", "nothing more", "all more"],
+)
+def test_a_log_keeps_its_columns_where_other_numbers_are_logged(before, after, tmp_path):
+    log, told = tmp_path / "log.csv", {}
+    for epochs, (how, has_rate) in ((2, before), (4, after)):
+        callbacks = [*[RATE(lambda epoch, rate: rate)] * has_rate, keras.callbacks.CSVLogger(log)]
+        trainer = ws.Trainer(small())
+        told = trainer.fit(X, Y, callbacks=callbacks, checkpoints=tmp_path / "run", **HOW | how | {"epochs": epochs})
+    with log.open() as file:
+        lines = list(csv.DictReader(file))
+    assert [int(line["epoch"]) for line in lines] == told.epoch == [0, 1, 2, 3]
+    for name in ("accuracy", "loss"):
+        assert [float(line[name]) for line in lines] == told.history[name]
+    assert all(None not in line and None not in line.values() for line in lines)  # no line is longer or shorter

@@ -151,6 +151,68 @@ def test_a_run_that_has_ended_goes_on_with_more_epochs(tmp_path):
     check_same_bits(leaves(more.model), leaves(fewer.model))
 
 
+class StopsAt(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch == self.epoch
+
+
+def only_line(capfd):
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("wholestep: ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("epochs", "how", "where", "way"),
+    [
+        (3, {}, "epoch 3 of 3", "raise epochs, or use another folder"),
+        (2, {}, "epoch 3, with epochs=2", "raise epochs, or use another folder"),
+        (3, {"initial_epoch": 1}, "epoch 3 of 3", "raise epochs, or use another folder"),
+        (5, {"callbacks": [StopsAt(2)]}, "epoch 3 of 5, where a callback stopped it", "use another folder"),
+    ],
+)
+def test_a_run_that_is_complete_says_so(epochs, how, where, way, tmp_path, capfd):
+    first = ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": max(epochs, 3), **how})
+    capfd.readouterr()
+    again = ws.Trainer(small(1)).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": epochs, **how})
+    held = f"wholestep: the run in {tmp_path} is complete ({where}): nothing was trained (to train, {way})"
+    assert only_line(capfd).partition("; ")[0] == held
+    assert again.history == first.history
+    by_hand = ws.Trainer(small(2))
+    by_hand.restore(tmp_path)
+    capfd.readouterr()
+    by_hand.fit(X, Y, **HOW | {"epochs": epochs, **how})
+    assert only_line(capfd) == held
+
+
+def test_an_epoch_beyond_the_last_is_not_trained_to_its_end_and_the_line_says_so(tmp_path, capfd):
+    asked = ws.Checkpoints(tmp_path, every_steps=2 * BATCHES + 2, keep=9)
+    ws.Trainer(small()).fit(X, Y, checkpoints=asked, **HOW)
+    shutil.rmtree(Folder(tmp_path).path(LAST))
+    ws.Trainer(small(1)).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": 2})
+    assert "is complete (epoch 3, with epochs=2, batch 2): nothing was trained" in only_line(capfd)
+    assert len(ws.Trainer(small(1)).fit(X, Y, checkpoints=tmp_path, **HOW).epoch) == 3
+    assert "resumes from" in only_line(capfd)
+
+
+def test_a_loop_that_is_complete_says_so(tmp_path, capfd):
+    loop(ws.Trainer(small()), tmp_path)
+    assert loop(ws.Trainer(small(1)), tmp_path) == []
+    assert f"the run in {tmp_path} is complete (epoch 2 of 2): nothing was trained" in only_line(capfd)
+
+
+def test_an_initial_epoch_of_a_resumed_run_is_not_used(tmp_path, capfd):
+    ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": 1})
+    history = ws.Trainer(small(1)).fit(X, Y, checkpoints=tmp_path, **HOW, initial_epoch=2)
+    assert history.epoch == [0, 1, 2]
+    assert only_line(capfd).endswith("; initial_epoch 2, which is not used")
+    ws.Trainer(small(1)).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": 4}, initial_epoch=3)
+    assert "is not used" not in only_line(capfd)
+
+
 def test_the_line_says_where_it_goes_on(tmp_path, capfd):
     asked = ws.Checkpoints(tmp_path, every_steps=4, keep=10)
     ws.Trainer(small()).fit(X, Y, checkpoints=asked, **HOW)
@@ -197,11 +259,11 @@ def test_a_new_run_needs_an_empty_folder(tmp_path):
 
 OTHERS = {
     "size": ((X, Y), {"batch_size": SIZE + 1}, "4 in a batch"),
-    "seed": ((X, Y), {"seed": 1}, "seed 0 before"),
+    "seed": ((X, Y), {"seed": 1}, r"seed 1 \(saved: 22 rows, 4 in a batch, seed 0\)"),
     "order": ((X, Y), {"shuffle": False}, "in their own order"),
     "rows": ((X[:-1], Y[:-1]), {}, "21 rows"),
-    "content": ((X + 1, Y), {}, "batch"),
-    "kind": (rows(), {"batch_size": None}, "source: IndexedRows, and Arrays before"),
+    "content": ((X + 1, Y), {}, "Received: other numbers in batch"),
+    "kind": (rows(), {"batch_size": None}, r"source: IndexedRows \(saved: Arrays\)"),
 }
 
 
@@ -213,7 +275,8 @@ def test_other_data_are_refused_by_what_differs(name, tmp_path):
     trainer, before = ws.Trainer(other, seed=how.pop("seed", 0)), leaves(other)
     with pytest.raises(ws.SpecificationError, match=match) as caught:
         trainer.fit(*data, checkpoints=tmp_path, **HOW | how)
-    assert "on the same data" in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path} holds another run: its data")
+    assert "Try: another folder; or, to resume that run, its data" in str(caught.value)
     check_same_bits(before, leaves(other))
     assert trainer.run.restored is None
     assert steps_in(tmp_path) == [LAST]
@@ -346,7 +409,10 @@ def test_another_model_is_refused_before_anything_is_read(tmp_path, monkeypatch)
     with pytest.raises(ws.SpecificationError, match=r"Received: Adam \(saved: SGD\)"):
         ws.Trainer(other).fit(X, Y, checkpoints=tmp_path, **HOW)
     check_same_bits(before, leaves(other))
-    with pytest.raises(ws.SpecificationError, match="inside of fit must resume with fit"):
+    with pytest.raises(
+        ws.SpecificationError,
+        match=f"{tmp_path} holds another run: it was trained by fit. Received: steps. Try: another folder",
+    ):
         list(ws.Trainer(small()).steps(ws.Batches((X, Y), SIZE), checkpoints=tmp_path))
 
 
@@ -476,10 +542,12 @@ def test_another_model_is_refused_with_the_paths_and_shapes_of_its_variables(tmp
         ws.Trainer(other).restore(tmp_path)
     for a, b in zip(saved.variables[:3], other.variables[:3], strict=True):
         one, two = (f"{v.path} of shape {tuple(v.shape)}" for v in (a, b))
-        assert f"{one} in the snapshot, {two} here" in str(caught.value)
+        assert f"{two} (saved: {one})" in str(caught.value)
     assert "only=" not in str(caught.value)
     other = stacked(4, "adam")
-    with pytest.raises(ws.SpecificationError, match=r'slots.*trainer.restore\(path, only="weights"\)'):
+    with pytest.raises(
+        ws.SpecificationError, match=r'its optimizer is not this.*trainer.restore\(".*", only="weights"\)'
+    ):
         ws.Trainer(other).fit(np.ones((2, 3)), np.ones((2, 1)), verbose=0, checkpoints=tmp_path)
     ws.Trainer(other).restore(tmp_path, only="weights")
     check_same_bits(leaves(saved)[:6], leaves(other)[:6])
@@ -588,7 +656,7 @@ def test_a_loop_that_has_ended_carries_out_nothing_more(tmp_path):
         steps = trainer.steps(ws.Batches((X, Y), SIZE), epochs=2, checkpoints=asked)
         assert sum(1 for _ in steps) == expected
         assert trainer.run.number == 2 * BATCHES
-    with pytest.raises(ws.SpecificationError, match="stopped inside of steps"):
+    with pytest.raises(ws.SpecificationError, match="holds another run: it was trained by steps"):
         ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
 
 

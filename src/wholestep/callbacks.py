@@ -1,6 +1,6 @@
 """Keras callbacks, unchanged. Those that need the state run between updates, the others one dispatch late."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -118,6 +118,8 @@ class CallbackRunner:
         self.shown = next((c for c in known.callbacks if isinstance(c, keras.callbacks.ProgbarLogger)), None)
         self.bar = self.shown if isinstance(self.shown, ProgbarLogger) else None
         self.made = made(known.callbacks)
+        # The callbacks that have received the end of the current epoch, in this order.
+        self._received: list[keras.callbacks.Callback] = []
         self.each = getattr(model, "steps_per_execution", 1) or 1
         self._train, self.test, self.predict = (
             Hooks(known, self.each, hooks) for hooks in (_TRAIN_HOOKS, _TEST_HOOKS, _PREDICT_HOOKS)
@@ -162,46 +164,80 @@ class CallbackRunner:
 
     def begin_epoch(self, run: Run) -> None:
         """Call the epoch-begin hook, unless the run resumes after an epoch-end hook of each callback."""
-        if run.place.logs is None or run.place.told < len(self.callbacks.callbacks):
+        if run.place.told == 0:
+            self._received = []
+        if run.place.logs is None or self._waiting:
             self.callbacks.on_epoch_begin(run.place.epoch)
 
     def end_epoch(self, run: Run) -> None:
         """Call the epoch-end hook of each callback that has not had it; each sees the logs that those before it set."""
-        known, place = self.callbacks, run.place
-        if type(known).on_epoch_end is not keras.callbacks.CallbackList.on_epoch_end:  # a user-defined list
+        known, place, waiting = self.callbacks, run.place, self._waiting
+        is_custom = type(known).on_epoch_end is not keras.callbacks.CallbackList.on_epoch_end
+        if is_custom and not self._received:
             known.on_epoch_end(place.epoch, place.logs)
+            self._note_received(run, waiting)
             return
         known._flush_futures()
         if place.told == 0:
             logs = dict(sorted((place.logs or {}).items()))  # Keras passes a copy, in this order
             run.end_epoch(logs)
-        for callback in known.callbacks[place.told :]:
-            run.end_hook()
+        for callback in waiting:
+            self._note_received(run, [callback])
             callback.on_epoch_end(place.epoch, place.logs)
 
+    @property
+    def _waiting(self) -> list[keras.callbacks.Callback]:
+        """The callbacks that have not received the end of the current epoch."""
+        received = {id(callback) for callback in self._received}
+        return [callback for callback in self.callbacks.callbacks if id(callback) not in received]
+
+    def _note_received(self, run: Run, callbacks: list[keras.callbacks.Callback]) -> None:
+        self._received = [*self._received, *callbacks]
+        run.note_received(len(self._received))
+
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the callbacks: Keras' callbacks by their attributes, others by their `get_state()`."""
-        told = [(type(callback).__name__, state_of(callback)) for callback in self.callbacks.callbacks]
-        return {"stops": self.stops, "told": told, "settings": [settings for _, settings in self.made]}
+        """Return the state of Keras' callbacks by attributes, of others by their `get_state()`.
+
+        Callbacks that have received the end of the current epoch come first; `Place.told` is their
+        number.
+        """
+        settings_of_all = [settings for _, settings in self.made]
+        by_id = dict(zip(map(id, self.callbacks.callbacks), settings_of_all, strict=True))
+        ordered = [*self._received, *self._waiting]
+        told = [(type(callback).__name__, state_of(callback)) for callback in ordered]
+        settings = [by_id[id(callback)] for callback in ordered]
+        return {"stops": self.stops, "told": told, "settings": settings}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state of each callback; see `paired`."""
         self.model.stop_training = state["stops"]
-        for callback, saved in self._with_saved(state):
-            put_back(callback, saved)
-
-    def go_on_with_files(self, snapshot: Snapshot) -> None:
-        """Let callbacks that write a file go on with it as it was at a snapshot, before they receive the beginning."""
-        state = put_together(snapshot.facts["also"].get("callbacks"), snapshot.arrays)
-        saved = {} if state is None else {id(callback): each for callback, each in self._with_saved(state)}
+        places = self._places(state)
         for callback in self.callbacks.callbacks:
-            go_on_with_file(callback, saved.get(id(callback), {}))
+            if id(callback) in places:
+                put_back(callback, state["told"][places[id(callback)]][1])
 
-    def _with_saved(self, state: dict[str, Any]) -> Iterator[tuple[keras.callbacks.Callback, dict[str, Any]]]:
-        """Yield each callback that has a saved state, and that state."""
-        for callback, i in zip(self.callbacks.callbacks, paired(saved_in(state, self.made), self.made), strict=True):
-            if i is not None:
-                yield callback, state["told"][i][1]
+    def go_on_from(self, run: Run, snapshot: Snapshot) -> None:
+        """Resume files and the delivery of an epoch's end, before `on_train_begin`.
+
+        An epoch is over when all callbacks of the saved run have received its end; new callbacks
+        then begin with the next epoch.
+        """
+        state = put_together(snapshot.facts["also"].get("callbacks"), snapshot.arrays)
+        places = {} if state is None else self._places(state)
+        for callback in self.callbacks.callbacks:
+            saved = state["told"][places[id(callback)]][1] if id(callback) in places else {}
+            go_on_with_file(callback, saved)
+        if state is None or not run.place.told:
+            return
+        num, known = run.place.told, self.callbacks.callbacks
+        is_over = num >= len(state["told"])
+        self._note_received(run, [c for c in known if is_over or places.get(id(c), num) < num])
+
+    def _places(self, state: dict[str, Any]) -> dict[int, int]:
+        """Return the index of each callback's saved state, by the id of the callback."""
+        indexes = paired(saved_in(state, self.made), self.made)
+        pairs = zip(self.callbacks.callbacks, indexes, strict=True)
+        return {id(callback): i for callback, i in pairs if i is not None}
 
     def changes(self, state: dict[str, Any] | None) -> list[str]:
         """Return the differences between the callbacks and a saved state, as text."""

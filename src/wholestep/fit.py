@@ -8,7 +8,7 @@ import keras
 
 from wholestep import arguments
 from wholestep.callbacks import CallbackRunner, refuse_backup
-from wholestep.checkpoints import Checkpoints, Saver, Snapshot, Unsaved
+from wholestep.checkpoints import Checkpoints, Saver, Snapshot, Span, Unsaved
 from wholestep.checks import count
 from wholestep.data import Batches, classify, go_to_epoch, kept
 from wholestep.drive import fit_epoch, run_evaluation
@@ -77,7 +77,8 @@ def fit(
         num, verbose = steps or batches.num_batches, watching.verbose
         watch = setup.watch(executor, watching.callbacks, num, verbose=verbose, epochs=last, history=True)
         how = {"steps_per_epoch": epochs.steps, "class_weight": given.class_weight, "shuffle": given.shuffle}
-        saver.open(executor, watch, **how, **({} if validate is None else validate.settings))
+        how |= {} if validate is None else validate.settings
+        saver.open(executor, Span(last, epochs.begin), watch, **how)
         also = {"callbacks": watch, **saver.also}
         in_call = setup.run.under_way("fit", batches, are_given=given.x.keeps_position, also=also)
         with executor.notices(watching.verbose), executor.shown_by(watch.shown), in_call as resumed:
@@ -106,7 +107,7 @@ def _run_epochs(
     model.stop_training = False
     executor.refresh(run)
     if resumed is not None:
-        watch.go_on_with_files(resumed)
+        watch.go_on_from(run, resumed)
     watch.callbacks.on_train_begin()
     saver.check(watch.keeping)
     begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or first

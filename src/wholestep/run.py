@@ -201,9 +201,9 @@ class Run:
         """Record the logs of an epoch, after its updates and its validation."""
         self.place.logs = logs
 
-    def end_hook(self) -> None:
-        """Count a callback whose epoch-end hook is about to be called."""
-        self.place.told += 1
+    def note_received(self, num: int) -> None:
+        """Record the number of callbacks that have received the epoch's end, or are about to."""
+        self.place.told = num
 
     def end_call(self) -> None:
         """Set the position to between calls, with nothing to resume."""
@@ -334,11 +334,11 @@ class Run:
             if not are_given:
                 batches.seek(self.epochs)
             elif snapshot is not None and layout_of(batches) == self.data.layout:
-                check_goes_on(self.place, self.data, self.place.call, batches)
+                check_goes_on(self.place, self.data, self.place.call, batches, snapshot.source)
                 go_to(self.data, batches)
             self.restored, self.place, self.data = None, Place(call), DataPlace()
             return None
-        check_goes_on(self.place, self.data, call, batches)
+        check_goes_on(self.place, self.data, call, batches, snapshot.source)
         go_to(self.data, batches)
         return snapshot
 

@@ -10,12 +10,12 @@ import keras
 
 from wholestep import arguments, checkpoints
 from wholestep.callbacks import CallbackRunner
-from wholestep.checkpoints import Assigned, Checkpoints, Saver, Snapshot, Unsaved, claimed, leaves_of, put
+from wholestep.checkpoints import Assigned, Checkpoints, Found, Saver, Snapshot, Unsaved, claimed, leaves_of, put
 from wholestep.context import Builder, Context, Prepare, preparation
 from wholestep.custom import CustomSteps, check_choices, check_replicas
 from wholestep.data import Batches, Data, class_weighted, classify, in_turn, open_batches, own_batch
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
-from wholestep.errors import SpecificationError, message, warn
+from wholestep.errors import SpecificationError, message, tell, warn
 from wholestep.executor import Executor
 from wholestep.model import CompiledObjective, Coupling, Findings, Objective, compiled, leave_rows_out, open_columns
 from wholestep.program import Options
@@ -75,6 +75,8 @@ class Setup:
             self.steps = CustomSteps(model, as_function, has_objective=objective is not None)
         self._is_own = objective is not None or self.steps.trains
         self._builder = Builder(model, objective, self.steps)
+        # The checkpoint that was restored by hand, and the learning rates of the script before.
+        self._restored: tuple[Found, dict[str, float]] | None = None
         self._ready: set[tuple] = set()  # the calls for which the executor's model has all variables
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
@@ -213,6 +215,7 @@ class Setup:
         is_elsewhere = self.run.variables is not executor.variables and not self.run.is_under_way
         if restored is not None and is_elsewhere:
             self._put_back(restored)
+        self._tell_changes()
         return executor
 
     def _is_ready(self, *, trains: bool) -> bool:
@@ -269,6 +272,24 @@ class Setup:
         slots = optimizer.variables if optimizer is not None and optimizer.built and not self.steps.trains else []
         held = Variables(self.model.trainable_variables, slots, self.model.non_trainable_variables, [])
         return {name: variables for name, variables in groups_of(held).items() if variables}
+
+    def restore(self, found: Found) -> None:
+        """Restore the run, and print the differences to this script when the model is built."""
+        rates = checkpoints.rates_of(self.model)
+        self.run.restore(found.snapshot)
+        self.run.noted("", self.run.data.state)  # not compared: the user may have corrected the data
+        self._restored = found, rates
+        self._tell_changes()
+
+    def _tell_changes(self) -> None:
+        """Print the differences to the restored run, once; an unbuilt model lacks some settings."""
+        if self._restored is None or not self._is_built():
+            return
+        (found, rates), self._restored = self._restored, None
+        objective = CompiledObjective(self._metrics) if self.objective is None else self.objective
+        here = self.model, objective, self.options, self._own_variables(), rates
+        if line := checkpoints.changed_since(found, *here):
+            tell(line)
 
     def check_snapshot(self, snapshot: Snapshot) -> None:
         """Refuse another model's snapshot, as far as the model is built.
@@ -356,7 +377,7 @@ class Setup:
     def saver(self, asked: Checkpoints | None, call: str, batches: Batches) -> Saver | Unsaved:
         """Return the saver of a call; `Unsaved` if it has no checkpoints."""
         if asked is None:
-            return Unsaved()
+            return Unsaved(self.run)
         self._adopt_optimizer()
         return Saver(asked, self.run, call, batches, self.model, self.check_snapshot, connect())
 

@@ -8,11 +8,11 @@ from typing import Any, Never
 import keras
 
 from wholestep import arguments
-from wholestep.checkpoints import Checkpoints, changed_since, read_one, save_once
+from wholestep.checkpoints import Checkpoints, Span, read_one, save_once
 from wholestep.checks import count, takes
 from wholestep.data import Batches, classify
 from wholestep.drive import run_evaluation, run_prediction
-from wholestep.errors import SpecificationError, message, tell
+from wholestep.errors import SpecificationError, message
 from wholestep.evaluation import EvalOptions
 from wholestep.executor import Executor
 from wholestep.fit import Epochs, Validation, Watching, fit
@@ -196,7 +196,7 @@ class Trainer(OnBatch):
             with self._guard:
                 self._setup.settle()
                 executor = self._setup.executor_to_update(batches.example)
-                saver.open(executor)
+                saver.open(executor, Span(epochs))
             with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
                 yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
         with self._guard:
@@ -301,7 +301,8 @@ class Trainer(OnBatch):
     def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
         """Restore the run from a checkpoint: the model has its values, and the next `fit` or `steps` resumes there.
 
-        If bits may differ from the saved run, as on other devices, a line on the error output says why.
+        A line on the error output lists the settings and devices that differ from those of the saved
+        run, if any; for a model that is not built yet, at the next call.
 
         Args:
             path: the folder of a checkpoint, or a folder of several: then the newest good one.
@@ -313,14 +314,11 @@ class Trainer(OnBatch):
         """
         arguments.check_restores(only)
         with self._guard:
-            found = read_one(path, self._setup.check_weights if only else self._setup.check_snapshot)
+            setup = self._setup
             if only:
-                self._setup.put_weights(found.snapshot)
+                setup.put_weights(read_one(path, setup.check_weights).snapshot)
             else:
-                self.run.restore(found.snapshot)
-                self.run.noted("", self.run.data.state)  # not compared: the user may have corrected the data
-                if line := changed_since(found, self.model, self._setup.options):
-                    tell(line)
+                setup.restore(read_one(path, setup.check_snapshot, self.model))
 
     def explain(self) -> str:
         """Return a description of how updates run, as text. Complete after the first update."""

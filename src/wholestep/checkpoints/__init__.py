@@ -17,11 +17,18 @@ if TYPE_CHECKING:
         starts_anew,
         state_of,
     )
-    from wholestep.checkpoints.configuration import batch_facts, code_facts, data_facts, own_variables, value_facts
+    from wholestep.checkpoints.configuration import (
+        batch_facts,
+        code_facts,
+        data_facts,
+        own_variables,
+        rates_of,
+        value_facts,
+    )
     from wholestep.checkpoints.data import check_goes_on, go_to, note
     from wholestep.checkpoints.pieces import Numbers, own_copy
     from wholestep.checkpoints.place import DataPlace, Keeps, Place
-    from wholestep.checkpoints.resume import changed_since, read_one
+    from wholestep.checkpoints.resume import Found, Span, changed_since, read_one
     from wholestep.checkpoints.saver import Saver, Unsaved, save_once
     from wholestep.checkpoints.settings import Checkpoints
     from wholestep.checkpoints.snapshot import (
@@ -42,11 +49,11 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "callbacks": ("differing", "go_on_with_file", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
-    "configuration": ("batch_facts", "code_facts", "data_facts", "own_variables", "value_facts"),
+    "configuration": ("batch_facts", "code_facts", "data_facts", "own_variables", "rates_of", "value_facts"),
     "data": ("check_goes_on", "go_to", "note"),
     "pieces": ("Numbers", "own_copy"),
     "place": ("DataPlace", "Keeps", "Place"),
-    "resume": ("changed_since", "read_one"),
+    "resume": ("Found", "Span", "changed_since", "read_one"),
     "saver": ("Saver", "Unsaved", "save_once"),
     "settings": ("Checkpoints",),
     "snapshot": (

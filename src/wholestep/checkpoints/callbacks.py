@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import keras
 
 from wholestep.checkpoints.configuration import Settings, changes, settings_of
+from wholestep.checkpoints.snapshot import COLUMNS, LOG
 
 _MONITOR, _SAVER = ("best",), ("_batches_seen_since_last_saving", "_last_batch_seen")
 _KEPT: dict[type, tuple[str, ...]] = {  # besides their settings
@@ -34,7 +35,7 @@ _MOVED = {name for names in _KEPT.values() for name in names} | {  # change duri
 }
 _UNSEEN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)  # added by Keras
 _NAMES_UNSEEN = [kind.__name__ for kind in _UNSEEN]
-_LOG, _END = "log", 64  # what is known of a CSVLogger's file, and the number of its last bytes that must be the same
+_END = 64  # the number of the last bytes of a CSVLogger's file that must be the same
 
 Known = Sequence[tuple[str, Settings]]  # the class names of callbacks, and their settings before the run
 
@@ -104,7 +105,8 @@ def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     known = {name: getattr(callback, name) for name in _known(callback) if hasattr(callback, name)}
     if isinstance(callback, keras.callbacks.CSVLogger):
         with suppress(OSError), open(callback.filename, "rb") as file:
-            known[_LOG] = {"file": callback.filename, **_written(file, file.seek(0, os.SEEK_END))}
+            written = _written(file, file.seek(0, os.SEEK_END))
+            known[LOG] = {"file": callback.filename, COLUMNS: callback.keys, **written}
     return {**known, **({"own": callback.get_state()} if hasattr(callback, "get_state") else {})}
 
 
@@ -119,6 +121,9 @@ def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
         callback._set_monitor_op()  # as Keras does at an epoch's end; an earlier batch may be compared with `best`
     if isinstance(callback, keras.callbacks.OrbaxCheckpoint):
         vars(callback)["_save_checkpoint"] = partial(_save_once, callback)
+    log = state.get(LOG, {})
+    if isinstance(callback, keras.callbacks.CSVLogger) and log.get("file") == callback.filename:
+        callback.keys = log.get(COLUMNS)  # its columns stay, also where logs have other names now
 
 
 def go_on_with_file(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
@@ -126,7 +131,7 @@ def go_on_with_file(callback: keras.callbacks.Callback, state: dict[str, Any]) -
     if not isinstance(callback, keras.callbacks.CSVLogger):
         return
     callback.append = True
-    log = state.get(_LOG, {})
+    log = state.get(LOG, {})
     if log.get("file") == callback.filename:
         with suppress(OSError), open(callback.filename, "rb+") as file:
             if log["size"] < file.seek(0, os.SEEK_END) and {**log, **_written(file, log["size"])} == log:

@@ -22,6 +22,7 @@ from wholestep.checkpoints.arrays import FileFacts, Leaf, check_dtype
 from wholestep.checkpoints.files import Lock, on_disk
 from wholestep.checkpoints.folder import Arrays, Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
+from wholestep.checkpoints.paths import check_run_folder
 from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
 from wholestep.checkpoints.store import STORE, AnyFolder, Store, publish, pull, push
@@ -187,6 +188,8 @@ class CommonFolder:
         self._aside = Together(self._processes.aside(self._token))
 
     def _take(self) -> str:
+        for each in self.folders:
+            check_run_folder(each.folder)
         if self.is_temporary:
             with on_disk(f"{self.folder.folder} must be made, for temporary copies of checkpoints."):
                 self.folder.folder.mkdir(mode=0o700)

@@ -31,6 +31,11 @@ from wholestep.tree import Tree
 
 Settings = dict[str, Any]
 
+# The arguments of `fit` among the settings of a run; a checkpoint saved by hand does not have them.
+_OF_CALL = (
+    *("steps_per_epoch", "class_weight", "shuffle"),
+    *("validation_data", "validation_steps", "validation_freq"),
+)
 _MOST_WORDS, _MOST_BYTES = 60, 1 << 16  # of a string, and of all settings in a manifest
 _MOST_CHANGES = 8  # in one line
 _MOST_LEVELS = 20  # of a setting
@@ -142,7 +147,35 @@ def settings_of_run(model: keras.Model, objective: Objective, **others: Any) -> 
     else:
         held |= {"objective": objective}
     settings = model_settings(model) | {k: v for name, each in held.items() for k, v in flat(name, each).items()}
-    return settings if len(json.dumps(settings)) <= _MOST_BYTES else _digests(settings)
+    is_short = len(json.dumps(without_call(settings))) <= _MOST_BYTES
+    return settings if is_short else _digests(settings)
+
+
+def without_call(settings: Settings) -> Settings:
+    """Return the settings of a run without the arguments of its call.
+
+    >>> without_call({"dropout/rate": 0.2, "class_weight/0": 1.0})
+    {'dropout/rate': 0.2}
+    """
+    return {name: value for name, value in settings.items() if name.split("/")[0] not in _OF_CALL}
+
+
+def optimizer_kind(settings: Settings) -> str | None:
+    """Return the class of the optimizer in settings; None if they are digests.
+
+    >>> optimizer_kind({"optimizer": "Adam", "optimizer/use_ema": False})
+    'Adam'
+    >>> optimizer_kind({"optimizer": "b1946ac9"})
+    """
+    has_all = any(name.startswith("optimizer/") for name in settings)
+    return settings["optimizer"] if has_all else None
+
+
+def changed_settings(before: Settings, here: Settings) -> list[str]:
+    """Describe the changed settings of a run; those of its call, if both are of a `fit`."""
+    if "shuffle" in before and "shuffle" in here:
+        return changes(before, here)
+    return changes(without_call(before), without_call(here))
 
 
 def changes(before: Settings, here: Settings) -> list[str]:

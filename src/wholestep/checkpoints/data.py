@@ -1,6 +1,6 @@
 """The data of a resumed run: check that they are the same, and move them to the saved position."""
 
-from wholestep.checkpoints.place import DataPlace, Place
+from wholestep.checkpoints.place import DataPlace, Place, other_run, way_out
 from wholestep.data import Batches, digest_of, layout_of
 from wholestep.errors import BatchError, SpecificationError, message
 
@@ -10,20 +10,24 @@ def note(data: DataPlace, batches: Batches) -> None:
     data.position, data.num_batches = batches.position, batches.num_batches
 
 
-def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches) -> None:
-    """Refuse a call, or data, that cannot resume the run in the middle of its interrupted call."""
+def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches, source: str = "") -> None:
+    """Refuse a call, or data, that cannot resume the run in the middle of its interrupted call.
+
+    Args:
+        source: the folder of the run; "" for a snapshot in memory.
+    """
     if place.call != call:
-        must = f"A run that stopped inside of {place.call} must resume with {place.call}."
-        attempt = f"call {place.call} with the same arguments; or begin anew, in another folder, after "
-        attempt += 'restore(snapshot, goes_on=False) or trainer.restore(path, only="weights").'
+        must = other_run(source, f"it was trained by {place.call}")
+        weights = 'trainer.restore(path, only="weights")' if source else "restore(..., goes_on=False)"
+        attempt = way_out(source, f"{place.call} with the same arguments; for its weights, {weights}.")
         raise SpecificationError(message(must, call, attempt))
     here = layout_of(batches)
     differing = unlike(data.layout, here)
     if not differing and batches.num_batches != data.num_batches:
-        differing = [f"{batches.num_batches} batches an epoch, {data.num_batches} before"]
+        differing = [f"{batches.num_batches} batches in an epoch (saved: {data.num_batches})"]
     if differing:
-        must = "A run must resume on the same data, in the same order, and with the same batching."
-        attempt = "pass the same data, batch size and seed."
+        must = other_run(source, "its data, their order or its batches are not those of this call")
+        attempt = way_out(source, "its data, batch size and seed.")
         raise SpecificationError(message(must, "; ".join(differing), attempt))
     if batches.is_ready and batches.position not in (data.position, (0, 0)):
         must = "To resume on an iterable, pass it at its first batch; it is advanced to the saved position."
@@ -31,14 +35,29 @@ def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches) ->
         raise SpecificationError(message(must, received, "open the data anew."))
 
 
+def check_content(before: dict[str, str], here: dict[str, str], source: str) -> None:
+    """Refuse arrays whose digests differ from those of the saved run."""
+    if names := [name for name in {**before, **here} if before.get(name) != here.get(name)]:
+        must = other_run(source, "its data are not those of this call")
+        attempt = way_out(source, "its data; on corrected data, ") + f'trainer.restore("{source}").'
+        raise SpecificationError(message(must, f"other numbers in {', '.join(names)}", attempt))
+
+
 def unlike(before: dict[str, str], here: dict[str, str]) -> list[str]:
-    """Describe the differences between two descriptions.
+    """Describe the differences between two layouts.
 
     >>> unlike({"rows": "8", "order": "a"}, {"rows": "9", "order": "a"})
-    ['rows: 9, and 8 before']
+    ['rows: 9 (saved: 8)']
+    >>> unlike({"order": "a"}, {"order": "b"})
+    ['another order of the rows']
     """
     names = [name for name in {**before, **here} if before.get(name) != here.get(name)]
-    return [f"{name}: {here.get(name, 'none')}, and {before.get(name, 'none')} before" for name in names]
+    told = []
+    for name in names:
+        one, two = here.get(name, "none"), before.get(name, "none")
+        is_digest = name == "order"
+        told.append("another order of the rows" if is_digest else f"{name}: {one} (saved: {two})")
+    return told
 
 
 def go_to(data: DataPlace, batches: Batches) -> None:

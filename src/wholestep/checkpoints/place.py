@@ -14,6 +14,22 @@ class Keeps(Protocol):
         """Restore such a state."""
 
 
+def other_run(source: str, why: str) -> str:
+    """Return the first sentence of the error about a saved run that this call cannot resume.
+
+    Args:
+        source: the folder of the run; "" for a snapshot in memory.
+        why: the difference.
+    """
+    subject = f"{source} holds another run" if source else "The restored run is another one"
+    return f"{subject}: {why}."
+
+
+def way_out(source: str, way: str) -> str:
+    """Return the advice of that error: another folder, or the way to resume the saved run."""
+    return f"another folder; or, to resume that run, {way}" if source else way
+
+
 @dataclass
 class Place:
     """The position of a call of `fit` or `steps`."""

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,23 +15,28 @@ from wholestep.checkpoints.arrays import DTYPES
 from wholestep.checkpoints.common import CommonFolder, slowly
 from wholestep.checkpoints.configuration import (
     Settings,
-    changes,
+    changed_settings,
     differences,
     environment,
+    optimizer_kind,
     rate_variable,
     rates_of,
+    settings_of_run,
     value_of,
 )
-from wholestep.checkpoints.data import check_goes_on, unlike
+from wholestep.checkpoints.data import check_content, check_goes_on
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
+from wholestep.checkpoints.paths import reading, runs_inside
 from wholestep.checkpoints.pieces import Numbers, hollow
+from wholestep.checkpoints.place import other_run, way_out
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
 from wholestep.checkpoints.store import AnyFolder, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect, num_replicas
 from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message, shown
+from wholestep.model import Objective
 from wholestep.program import Options
 from wholestep.run import Run
 
@@ -51,7 +56,12 @@ class Found:
 
 
 def newest(
-    common: CommonFolder, check: Callable[[Snapshot, Manifest], None], *, sets_aside: bool, step: int | None = None
+    common: CommonFolder,
+    check: Callable[[Snapshot, Manifest], None],
+    *,
+    sets_aside: bool,
+    step: int | None = None,
+    source: str = "",
 ) -> Found | None:
     """Return the newest checkpoint that is good in all processes; None if the folder has no checkpoint.
 
@@ -60,11 +70,13 @@ def newest(
             raises a DamagedError, the checkpoint counts as damaged.
         sets_aside: whether to rename damaged checkpoints, for which the caller must hold the lock.
         step: the step of the only checkpoint to read.
+        source: the folder or the store to name in errors; "" for the last of `common`.
 
     Raises:
         CheckpointError: all checkpoints are damaged; or one, which may be good, cannot be read here.
     """
     folder, together = common.folder, common.together
+    source = source or str(common.folders[-1].folder)
     what = f"reading checkpoints from {folder.folder}"
     together.all(partial(_check_any, folder), what)
     aside: list[str] = []
@@ -72,7 +84,7 @@ def newest(
     def fits(manifest: Manifest) -> None:
         shapes = manifest.arrays.items()
         arrays: dict[str, Numbers] = {name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in shapes}
-        check(Snapshot(arrays, manifest.facts), manifest)
+        check(Snapshot(arrays, manifest.facts, source), manifest)
 
     def attempt(one: int) -> tuple[Found | None, str]:
         """Return the checkpoint and ""; or None and the reason."""
@@ -83,7 +95,7 @@ def newest(
             if step is not None:
                 raise CheckpointError(f"{path} must be good. {error}") from error
             return None, _GONE if isinstance(error, GoneError) else str(error)
-        return Found(manifest, Snapshot(arrays, manifest.facts), path, aside), ""
+        return Found(manifest, Snapshot(arrays, manifest.facts, source), path, aside), ""
 
     def set_aside(one: int, why: str) -> str:
         return (folder.set_aside(one, why) if sets_aside else folder.path(one)).name
@@ -122,8 +134,14 @@ def _check_any(folder: Folder) -> None:
         raise CheckpointError(message(must, f"{names} only", attempt))
 
 
-def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) -> Found:
-    """Return the checkpoint at a path, or the newest good one in it (see `newest`); damaged ones stay in place."""
+def read_one(
+    path: str | os.PathLike[str], check: Callable[[Snapshot], None], model: keras.Model | None = None
+) -> Found:
+    """Return the checkpoint at a path, or the newest good one in it (see `newest`); damaged ones stay in place.
+
+    Args:
+        model: whose optimizer must be of the saved kind; None for any.
+    """
     if not isinstance(path, str | os.PathLike) or path == "":
         attempt = "its folder: checkpoints.folder." if isinstance(path, Checkpoints) else '"runs/a".'
         must = "path must be the path of a checkpoint, or of a folder with one."
@@ -131,12 +149,15 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
     source, step = find(path)
     processes = connect()
 
-    def check_found(snapshot: Snapshot, _: Manifest) -> None:
+    def check_found(snapshot: Snapshot, manifest: Manifest) -> None:
         RunFacts.of(snapshot)
+        if model is not None:
+            _check_optimizer(snapshot, manifest, model)
         check(snapshot)
 
     def read(folder: Folder) -> Found | None:
-        return newest(CommonFolder(folder, processes), check_found, sets_aside=False, step=step)
+        common, address = CommonFolder(folder, processes), str(source.folder)
+        return newest(common, check_found, sets_aside=False, step=step, source=address)
 
     with slowly(processes), tempfile.TemporaryDirectory() as temporary:
         if isinstance(source, Folder):
@@ -151,7 +172,9 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
             found = None if fetch(source, steps, folder) is None else read(folder)
     if found is None:
         must = "The path must be a good checkpoint, or a folder with one."
-        raise CheckpointError(message(must, _lacking(source), "the folder that was passed to fit."))
+        usual = _lacking(source), "the folder that was passed to fit."
+        received, attempt = reading(source.folder) or usual
+        raise CheckpointError(message(must, received, attempt))
     return found
 
 
@@ -211,10 +234,10 @@ class Start:
             return 0
         self._given_up = run.number - found.snapshot.facts["number"]
         run.restore(found.snapshot)
-        now = rates_of(self.model)
-        here = {n: r for n, r in self.rates.items() if n != "optimizer" or self.asked.learning_rate is None}
-        others = {n: r for n, r in here.items() if r not in (self._given.get(n, r), now[n])}
-        self._words_of_rates = [_unused(name, rate, now[name]) for name, rate in others.items()]
+        asked = dict(self.rates)
+        if self.asked.learning_rate is not None:
+            asked.pop("optimizer")
+        self._words_of_rates = unused_rates(found, asked, rates_of(self.model))
         self.rates |= self._given
         return found.manifest.step
 
@@ -235,16 +258,10 @@ class Start:
         """Refuse other data, another optimizer and another model, before anything changes."""
         facts = RunFacts.of(snapshot)
         if facts.place.call:
-            check_goes_on(facts.place, facts.data, self.call, self.batches)
-            if differing := unlike(manifest.rest.get("content") or self.content, self.content):
-                must = f"A run must resume from {self.asked.folder} on the same data."
-                attempt = "pass the same data; or resume on changed data with trainer.restore(path)."
-                raise SpecificationError(message(must, "; ".join(differing), attempt))
-        kind = type(getattr(self.model, "optimizer", None)).__name__
-        if (before := (manifest.rest.get("settings") or {}).get("optimizer", kind)) != kind:
-            must = f"A run must resume from {self.asked.folder} with the same optimizer."
-            attempt = f'{before}; or another folder, after trainer.restore("{self.asked.folder}", only="weights").'
-            raise SpecificationError(message(must, f"{kind} (saved: {before})", attempt))
+            check_goes_on(facts.place, facts.data, self.call, self.batches, snapshot.source)
+            before = manifest.rest.get("content") or self.content
+            check_content(before, self.content, snapshot.source)
+        _check_optimizer(snapshot, manifest, self.model)
         self.check(snapshot)
 
     @property
@@ -252,32 +269,155 @@ class Start:
         """The learning rates that the script of the saved run set."""
         return {} if self.found is None else self.found.manifest.rest.get("rates") or {}
 
-    def told(self, environment: dict[str, Any], settings: Settings, watch: CallbackRunner | None) -> str:
+    def told_of_others(self) -> str:
+        """Return the line of a new run that names other runs in subfolders; "" if there are none."""
+        folder = self.asked.folder
+        is_new = self.found is None and self.run.restored is None and self.asked.resume
+        inside = runs_inside(folder) if is_new else []
+        others = ", ".join(inside)
+        return f"wholestep: begins anew in {folder}; other runs are in {others}" if inside else ""
+
+    def told(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
         """Return the line with the checkpoint from which the run resumes, and the differences to the saved run."""
         found, place = self.found, self.run.place
         assert found is not None
         told = [f"wholestep: resumes from {found.path}, after update {self.run.number}"]
         told[0] += f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
+        if complete := span.told_if_complete(self.run):
+            told = [complete]
+        told += span.told_if_unused(self.run)
         told += [f"discarded: {self._given_up} later updates"] if self._given_up > 0 else []
         told += [f"set aside: {', '.join(found.aside)}"] if found.aside else []
-        otherwise = differences(found.manifest.rest.get("run") or {}, environment)
-        told += [f"changed environment: {otherwise}"] if otherwise else []
         kept = found.snapshot.facts["also"]
-        told += self._words_of_rates
-        changed = changes(found.manifest.rest.get("settings") or settings, settings)
-        changed += [] if watch is None else watch.changes(put_together(kept.get("callbacks"), found.snapshot.arrays))
-        told += [f"changed settings: {', '.join(changed)}"] if changed else []
         anew = [name for name in self.asked.also or () if name not in kept]
-        anew += [] if watch is None else watch.unknown
-        anew += [path for path in self.run.own_variables() if path not in (found.snapshot.facts.get("own") or {})]
-        return "; ".join([*told, f"starts anew: {', '.join(anew)}"] if anew else told)
+        return "; ".join(told + differences_of(found, script, self._words_of_rates, anew, watch))
 
 
-def changed_since(found: Found, model: keras.Model, options: Options) -> str:
-    """Return the line with the differences to the environment of a saved run; "" if there are none."""
+@dataclass(frozen=True)
+class Span:
+    """The epochs of a call of `fit` or `steps`, from which a saved run may resume."""
+
+    num: int
+    begin: int = 0
+
+    def told_if_complete(self, run: Run) -> str:
+        """Return the line about a resumed run that is complete in this call; "" if it is not."""
+        if run.restored is None or not run.place.call:
+            return ""
+        epoch, (is_over, has_stopped) = run.place.epoch + 1, _end_of_epoch(run, run.restored)
+        if epoch < self.num + (not is_over) and not has_stopped:
+            return ""
+        where = f"epoch {epoch}"
+        where += f" of {self.num}" if epoch <= self.num else f", with epochs={self.num}"
+        where += "" if is_over else f", batch {run.place.done}"
+        where += ", where a callback stopped it" if has_stopped and epoch < self.num else ""
+        way = "use another folder" if has_stopped else "raise epochs, or use another folder"
+        held = f"the run in {run.restored.source}" if run.restored.source else "the restored run"
+        return f"wholestep: {held} is complete ({where}): nothing was trained (to train, {way})"
+
+    def told_if_unused(self, run: Run) -> list[str]:
+        """Return the description of an `initial_epoch` to which a resumed run has not come."""
+        if run.restored is None or not run.place.call:
+            return []
+        is_over, _ = _end_of_epoch(run, run.restored)
+        is_unused = self.begin > run.place.epoch + is_over
+        return [f"initial_epoch {self.begin}, which is not used"] if is_unused else []
+
+
+def _end_of_epoch(run: Run, snapshot: Snapshot) -> tuple[bool, bool]:
+    """Return whether a run's epoch is over, for all callbacks, and whether one of them stopped it."""
+    place = run.place
+    if place.call != "fit":
+        return run.data.position[0] != place.began, False
+    callbacks = snapshot.facts["also"].get("callbacks")
+    if callbacks is None or place.logs is None or place.told < len(callbacks["told"]):
+        return False, False
+    return True, bool(callbacks["stops"])
+
+
+@dataclass(frozen=True)
+class Script:
+    """The environment and settings of this script, to be compared with those of a saved run."""
+
+    environment: dict[str, Any]
+    settings: Settings
+    own: Iterable[str]  # the paths of the engine's own variables
+
+
+def differences_of(
+    found: Found,
+    script: Script,
+    rates: list[str],
+    anew: list[str],
+    watch: CallbackRunner | None = None,
+) -> list[str]:
+    """Return the differences between a saved run and this script, as parts of a line.
+
+    Args:
+        rates: descriptions of learning rates; see `unused_rates`.
+        anew: the names of further state that starts anew.
+    """
+    rest, facts = found.manifest.rest, found.snapshot.facts
+    otherwise = differences(rest.get("run") or {}, script.environment)
+    told = [f"changed environment: {otherwise}"] if otherwise else []
+    changed = changed_settings(rest.get("settings") or script.settings, script.settings)
+    if watch is not None:
+        state = put_together(facts["also"].get("callbacks"), found.snapshot.arrays)
+        changed += watch.changes(state)
+        anew = anew + watch.unknown
+    anew = anew + [path for path in script.own if path not in (facts.get("own") or {})]
+    told += [*rates, f"changed settings: {', '.join(changed)}"] if changed else rates
+    return [*told, f"starts anew: {', '.join(anew)}"] if anew else told
+
+
+def unused_rates(found: Found, script: dict[str, float], now: dict[str, float]) -> list[str]:
+    """Describe the learning rates that a script sets, and that are not used.
+
+    Args:
+        script: the rates that this script has set, by optimizer.
+        now: the restored rates.
+    """
+    before = found.manifest.rest.get("rates") or {}
+    known = {name: (before.get(name, now[name]), now[name]) for name in script}
+    others = {name: rate for name, rate in script.items() if rate not in known[name]}
+    return [_unused(name, rate, now[name]) for name, rate in others.items()]
+
+
+def changed_since(
+    found: Found,
+    model: keras.Model,
+    objective: Objective,
+    options: Options,
+    own: Iterable[str],
+    rates: dict[str, float],
+) -> str:
+    """Return the line with the differences to a run that was restored by hand; "" if there are none.
+
+    Args:
+        own: the paths of the engine's own variables.
+        rates: the learning rates that the script has set, by optimizer.
+    """
     here = environment(num_replicas(model, options.replicas), connect().count, options)
-    told = differences(found.manifest.rest.get("run") or {}, here)
-    return f"wholestep: restored {found.path}; changed environment: {told}" if told else ""
+    script = Script(here, settings_of_script(model, objective, options), own)
+    told = differences_of(found, script, unused_rates(found, rates, rates_of(model)), [])
+    return "; ".join([f"wholestep: restored {found.path}", *told]) if told else ""
+
+
+def settings_of_script(model: keras.Model, objective: Objective, options: Options, **call: Any) -> Settings:
+    """Return the settings of a run; `call` holds the arguments of its call."""
+    held = {"optimizer": getattr(model, "optimizer", None), "on_nonfinite": options.on_nonfinite}
+    return settings_of_run(model, objective, **held, **call)
+
+
+def _check_optimizer(snapshot: Snapshot, manifest: Manifest, model: keras.Model) -> None:
+    """Refuse an optimizer of another class."""
+    kind = type(getattr(model, "optimizer", None)).__name__
+    before = optimizer_kind(manifest.rest.get("settings") or {})
+    if before is not None and before != kind:
+        must = other_run(snapshot.source, "its optimizer is not this one")
+        attempt = way_out(snapshot.source, f"{before}; to keep its weights alone, ")
+        attempt += f'trainer.restore("{snapshot.source}", only="weights").'
+        raise SpecificationError(message(must, f"{kind} (saved: {before})", attempt))
 
 
 def _unused(name: str, rate: float, now: float) -> str:

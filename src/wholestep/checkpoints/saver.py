@@ -16,17 +16,17 @@ from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import settings
 from wholestep.checkpoints.arrays import check_dtype
 from wholestep.checkpoints.common import CommonFolder, Signs, slowly
-from wholestep.checkpoints.configuration import Settings, environment, settings_of_run
+from wholestep.checkpoints.configuration import Settings, environment
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.place import Keeps
-from wholestep.checkpoints.resume import CheckSnapshot, Start
+from wholestep.checkpoints.resume import CheckSnapshot, Script, Span, Start, settings_of_script
 from wholestep.checkpoints.settings import Checkpoints, Value
 from wholestep.checkpoints.snapshot import taken_apart
 from wholestep.checkpoints.writer import Room, Writer
 from wholestep.data import Batches
 from wholestep.engines import connect
-from wholestep.errors import CheckpointError, SpecificationError, message, warn
+from wholestep.errors import CheckpointError, SpecificationError, message, tell, warn
 from wholestep.executor import Executor
 from wholestep.processes import Processes
 from wholestep.run import Run
@@ -133,18 +133,20 @@ class Saver:
 
     # ---- going on ----
 
-    def open(self, executor: Executor, watch: CallbackRunner | None = None, **arguments: Any) -> None:
+    def open(self, executor: Executor, span: Span, watch: CallbackRunner | None = None, **arguments: Any) -> None:
         """Print where the run resumes, if it does, and the differences to the saved run's callbacks and arguments."""
-        options, self._stood = executor.context.options, self._here
-        self._environment = environment(*_sizes(executor), options)
-        arguments = {"optimizer": executor.context.optimizer, "on_nonfinite": options.on_nonfinite, **arguments}
-        self._settings = settings_of_run(executor.model, executor.objective, **arguments)
+        self._stood = self._here
+        self._environment, self._settings = _script_of(executor, **arguments)
         self._may_validate = "validation_data" in arguments
         self._mode = _direction(executor, self._asked.keep_best)
         if self._start.found is None:
             self._saved = self._run.number
-        elif self._processes.index == 0:
-            print(self._start.told(self._environment, self._settings, watch), file=sys.stderr, flush=True)
+            line = span.told_if_complete(self._run) or self._start.told_of_others()
+        else:
+            script = Script(self._environment, self._settings, self._run.own_variables())
+            line = self._start.told(script, watch, span)
+        if line and self._processes.index == 0:
+            tell(line)
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
         """Refuse, before the first update, state of these objects or callbacks that the first save could not write.
@@ -283,7 +285,9 @@ class Saver:
 class Unsaved:
     """The counterpart of `Saver` for a call without checkpoints."""
 
-    also: Mapping[str, Keeps] = {}
+    def __init__(self, run: Run):
+        self.also: Mapping[str, Keeps] = {}
+        self._run = run
 
     def is_due(self) -> bool:
         """Return False: no save is due."""
@@ -293,8 +297,11 @@ class Unsaved:
         """Return the largest integer: no boundary is required."""
         return sys.maxsize
 
-    def open(self, executor: Executor, watch: CallbackRunner | None = None, **arguments: Any) -> None:
-        """Do nothing."""
+    def open(self, executor: Executor, span: Span, watch: CallbackRunner | None = None, **arguments: Any) -> None:
+        """Print that a restored run has nothing left to train, if so."""
+        line = span.told_if_complete(self._run)
+        if line and executor.engine.processes.index == 0:
+            tell(line)
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
         """Do nothing."""
@@ -331,11 +338,19 @@ def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None)
             raise CheckpointError(message(must, f"step {run.number}, which exists", attempt))
         common.lock()
         try:
-            here = {} if executor is None else environment(*_sizes(executor), executor.context.options)
-            common.write(Manifest(run.number, [], [], snapshot.facts, {"time": _now(), "run": here}), snapshot.arrays)
+            here, settings = ({}, {}) if executor is None else _script_of(executor)
+            rest = {"time": _now(), "run": here, "settings": settings}
+            common.write(Manifest(run.number, [], [], snapshot.facts, rest), snapshot.arrays)
         finally:
             common.release()
     return kept.path(run.number)
+
+
+def _script_of(executor: Executor, **call: Any) -> tuple[dict[str, Any], Settings]:
+    """Return the environment and the settings of a run; `call` holds the arguments of its call."""
+    options = executor.context.options
+    settings = settings_of_script(executor.model, executor.objective, options, **call)
+    return environment(*_sizes(executor), options), settings
 
 
 def _now() -> str:

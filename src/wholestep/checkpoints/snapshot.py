@@ -12,13 +12,18 @@ import numpy as np
 from wholestep import engines
 from wholestep.checkpoints.manifest import parsed
 from wholestep.checkpoints.pieces import Numbers, Pieces
-from wholestep.checkpoints.place import DataPlace, Place
+from wholestep.checkpoints.place import DataPlace, Place, other_run, way_out
 from wholestep.errors import DamagedError, SpecificationError, message
 from wholestep.model import Findings
 
 FACTS = "facts"  # the prefix of arrays that the JSON refers to
+LOG, COLUMNS = "log", "keys"  # in a callback's state: its file, and the names of the file's numbers
 GROUPS = ("params", "slots", "buffers", "metrics")
 _ARRAY, _BYTES = "array", "bytes"  # {"array": name} in the JSON represents an array, {"bytes": name} bytes
+_WHOSE = {  # in errors
+    **{"params": "its model's weights are", "slots": "its optimizer's variables are"},
+    **{"buffers": "its model's variables that do not train are", "metrics": "its metrics are"},
+}
 _PLAIN = (type(None), bool, int, float, str, np.float64, np.str_)  # JSON keeps these, but not their subclasses
 _MOST_LEVELS = 100  # of dicts and lists in a state; a manifest has further ones around it
 _RESERVED = ({_ARRAY}, {_BYTES}, {"float"})  # the last is a number that is not finite, in a manifest
@@ -30,6 +35,7 @@ class Snapshot:
 
     arrays: dict[str, Numbers]  # by name, such as "params/0"; `Pieces` for an array that is sharded over processes
     facts: dict[str, Any]  # JSON, in which floats may be NaN or infinite
+    source: str = ""  # the folder or the store of its checkpoint; "" if there is none
 
 
 @dataclass(frozen=True)
@@ -158,10 +164,10 @@ def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) ->
             saved = [f"{path} of shape {array.shape}" for path, array in zip(paths, kept[name], strict=True)]
             held_here = [f"{v.path} of shape {tuple(v.shape)}" for v in variables]
             pairs = enumerate(zip(saved, held_here, strict=False))
-            differing = [f"{one} in the snapshot, {two} here" for i, (one, two) in pairs if given[i] != known[i]]
-            received = "; ".join(differing[:3]) or f"{len(given)} in the snapshot, {len(known)} here"
-            must = f"A snapshot must be of the same model and optimizer ({name})."
-            attempt = "build and compile them in the same way"
+            differing = [f"{two} (saved: {one})" for i, (one, two) in pairs if given[i] != known[i]]
+            received = "; ".join(differing[:3]) or f"{len(known)} variables (saved: {len(given)})"
+            must = other_run(snapshot.source, f"{_WHOSE[name]} not this one's")
+            attempt = way_out(snapshot.source, "its model, built and compiled in the same way")
             if name in ("slots", "metrics"):
                 attempt += '; trainer.restore(path, only="weights") takes the weights alone'
             raise SpecificationError(message(must, received, f"{attempt}."))
@@ -231,6 +237,8 @@ def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
         for kind, state in seen:
             if kind == "History" and "history" in state:
                 state["history"] = called(state["history"])
+            if columns := state.get(LOG, {}).get(COLUMNS):
+                state[LOG] = {**state[LOG], COLUMNS: [_name(column, names) for column in columns]}
         told["also"] = {**also, "callbacks": {**also["callbacks"], "told": seen}}
     return replace(snapshot, facts=facts | told)
 
