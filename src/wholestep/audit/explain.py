@@ -116,9 +116,8 @@ class Search:
     def _of_forms(self) -> None:
         evidence = [basis.e for basis in self.bases]
         for form in forms(self.meant, evidence):
-            if self._is_possible(form) and self._is_other(form):
+            if self._is_possible(form) and self._is_other(form) and self._can_try(form):
                 self._forms.append(form)
-                self._whole(form)
             if not self._is_small:
                 for basis in self.bases:
                     basis.forget()
@@ -140,13 +139,21 @@ class Search:
             is_whole = one.is_of_pairs or two.is_of_pairs or (one.objective is not None and two.objective is not None)
             are_apart = one.errors[0].quantity != two.errors[0].quantity and not is_whole
             if are_apart and not self.is_over:
-                self._whole(one.with_(two))
+                self._can_try(one.with_(two))
 
     def _is_possible(self, form: Form) -> bool:
         try:
             return bool(np.all(np.isfinite(self.bases[0].whole(form))))
         except Exception:  # the engine's, or a loss's, of labels that are none for it
             return False
+
+    def _can_try(self, form: Form) -> bool:
+        """Try a form; return False where a loss refuses the outputs of a later update, as PyTorch's do."""
+        try:
+            self._whole(form)
+        except Exception:  # the engine's, or a loss's
+            return False
+        return True
 
     def _is_other(self, form: Form) -> bool:
         pairs = ((basis.whole(form), basis.whole()) for basis in self.bases)

@@ -117,6 +117,8 @@ class Verdict:
 CARRIED, DROPPED, ALONE = "window carried over the epoch", "last window dropped", "output left out"
 LEAST = 3  # updates after the last change of what is trainable
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
+_THAWED = "which variables are trainable changes inside of the loop"
+_REMADE = "the model has other variables than when the updates were made"
 _STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (layers called one by one? `tf.gradients`?)"
 _OTHER = "the gradient: it is not that of a loss of the outputs and of the model's losses (a penalty or clip by hand?)"
@@ -184,15 +186,15 @@ class Case:
         rows = Rows(self.data[0])
         is_observing = isinstance(self.objective, Observed)
         replay = self.port(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
-        self._begin_late(len(replay.names))
+        self._begin_late()
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
         seen = windows(self.log, rows, self.schedule)
         verdict.seen = seen = replace(seen, updates=without_void(seen.updates))
         self._say_what_was_seen(verdict, seen, replay, rows)
         self.objective = replay.unmasked(self.objective, seen.pieces)
-        if len({len(each.params) for each in self._events()}) > 1:
-            verdict.has_seen = False
-            verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
+        if why := self._why_not_replayed(replay):
+            verdict.has_seen, verdict.unjudged = False, why
+            verdict.unseen.append(f"the updates: {why}")
         if verdict.has_seen:
             verdict.attempt("the stages after it", self._go_through_the_stages, verdict, seen, replay, rows)
         else:
@@ -207,16 +209,26 @@ class Case:
         events: list[Called | Applied] = [*self.log.called, *self.log.applied]
         return [each for each in events if each.is_whole]
 
-    def _begin_late(self, num_trained: int) -> None:
+    def _begin_late(self) -> None:
         """Drop the first part of the log if the trainable variables change after a few updates."""
-        num = [len(each.params) for each in self.log.called if each.is_whole]
-        if len(list(groupby(num))) not in (2, 3) or num[-1] != num_trained:
+        trained = [each.trained for each in self.log.called if each.is_whole]
+        if len(list(groupby(trained))) not in (2, 3):
             return
-        late = self.log.since(max(each.order for each in self._events() if len(each.params) != num[-1]))
+        late = self.log.since(max(each.order for each in self._events() if each.trained != trained[-1]))
         if len(late.applied) >= LEAST:
             late.notes[_CHANGES] = None
             first = next((each.params for each in late.called if each.is_whole), [])
             self.log, self.before, self.is_late = late, first, True
+
+    def _why_not_replayed(self, replay: Port) -> str:
+        """Return why the recorded values are not all of the model's present variables; "" if they are."""
+        trained = {each.trained for each in self._events() if each.trained}
+        if len(trained) > 1:
+            return _THAWED
+        last = next((each for each in reversed(self.log.called) if each.is_whole), None)
+        num = 0 if last is None else len(replay.names_of_others)
+        is_same = last is None or (trained <= {replay.trained} and len(last.buffers) == num)
+        return "" if is_same else _REMADE
 
     def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         verdict.notes += self._how_it_ran(seen)

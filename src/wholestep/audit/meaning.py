@@ -303,13 +303,6 @@ def _makes_mask(layer: keras.layers.Layer) -> bool:
     return bool(makes or (is_of_user and layer.supports_masking))
 
 
-def frozen_for(model: keras.Model) -> list[tuple[Any, bool]]:
-    """Return the layers that the optimizer of `fit` does not train, as they were when it was built."""
-    trained = {id(v) for v in getattr(getattr(model, "optimizer", None), "_trainable_variables", [])}
-    own = [(layer, {id(v) for v in layer._trainable_variables}) for layer in model._flatten_layers()]
-    return [(layer, False) for layer, variables in own if trained and variables and not variables & trained]
-
-
 class NoLoss(port.NoLoss, Objective):
     """Placeholder for an unknown loss: gradients are not judged."""
 

@@ -13,7 +13,7 @@ from keras import ops
 from wholestep import tree
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
-from wholestep.audit.meaning import LossObjective, Observed, by_output, frozen_for, is_masked, misfits, tensors
+from wholestep.audit.meaning import LossObjective, Observed, by_output, is_masked, misfits, tensors
 from wholestep.audit.port import ByPass, OfOutput, OneLoss, Port, Terms
 from wholestep.audit.source import line_of_loss, line_of_step
 from wholestep.audit.windows import PAD, Piece, Update
@@ -46,6 +46,7 @@ class Replay(Port):
         super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
         layers = model._flatten_layers()
         dtypes = [layer.compute_dtype for layer in layers]
+        self.trained = trained_in(model)
         self._measure([(v.path, tuple(v.shape)) for v in model.trainable_variables], dtypes)
         self._others = untrained(model)
         self.names_of_others = [v.path for v in self._others]
@@ -67,8 +68,8 @@ class Replay(Port):
     @staticmethod
     @contextmanager
     def as_then(model: keras.Model, log: Log) -> Iterator[None]:
-        num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
-        then = (log.flags.get(num) or frozen_for(model)) if num not in (0, len(model.trainable_variables)) else []
+        trained = next((each.trained for each in reversed(log.called) if each.is_whole), ())
+        then = log.flags.get(trained, []) if trained != trained_in(model) else []
         now = flags(model) if then else []
         try:
             _set(then)
@@ -367,15 +368,21 @@ def untrained(model: keras.Model) -> list[keras.Variable]:
     return [*model.non_trainable_variables, *(v for v in keras.tree.flatten(states) if isinstance(v, keras.Variable))]
 
 
+def trained_in(model: keras.Model) -> tuple[int, ...]:
+    """Return the identities of the variables that are set to be trained."""
+    return tuple(map(id, model.trainable_variables))
+
+
 def flags(model: keras.Model) -> Flags:
-    """Return every layer with whether it is set to be trained, a model before its parts."""
-    return [(layer, layer.trainable) for layer in model._flatten_layers()]
+    """Return every layer and variable with whether it is set to be trained, a model before its parts."""
+    layers = [(layer, layer.trainable) for layer in model._flatten_layers()]
+    return [*layers, *((variable, variable.trainable) for variable in model.variables)]
 
 
 def _set(wanted: Flags) -> None:
-    for layer, is_trained in wanted:
-        if layer.trainable != is_trained:
-            layer.trainable = is_trained
+    for each, is_trained in wanted:
+        if each.trainable != is_trained:
+            each.trainable = is_trained
 
 
 def values(model: keras.Model) -> Values | None:

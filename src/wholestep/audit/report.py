@@ -88,8 +88,8 @@ class Report:
         if self.has_likely:
             return next(note for note in verdict.notes if isinstance(note, Likely))
         if not verdict.has_seen or verdict.seen is None:
-            is_own = OWN_TRAINER in verdict.unseen
-            return f"{OWN_TRAINER}." if is_own else "Nothing can be said: no update on rows of the data was seen."
+            why = verdict.unjudged or "no update on rows of the data was seen"
+            return f"{OWN_TRAINER}." if OWN_TRAINER in verdict.unseen else f"Nothing can be said: {why}."
         num, judged = len(verdict.seen.updates), ", ".join(verdict.judged)
         why = "; ".join(each for each in (verdict.unjudged, self.unreached) if each)
         unjudged = f"Not judged: {why}. " if why else ""

@@ -30,6 +30,7 @@ from wholestep.audit.pytorch.state import (
     set_modes,
     tensors_of,
     trained,
+    trained_in,
     unpacked,
     untouched,
     untrained,
@@ -76,7 +77,7 @@ class Replay(Port):
         self, model: nn.Module, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
     ):
         super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
-        named = trained(model)
+        named, self.trained = trained(model), trained_in(model)
         self._measure([(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named])
         self.names_of_others = [name for name, _ in untrained(model)]
         norms = (part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
