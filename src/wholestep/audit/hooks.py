@@ -223,7 +223,10 @@ class Hooks:
                 if trained_in(self.model) not in self.log.flags:
                     self.log.room = room(self.model)  # its first call may have built it
                     self.log.flags[trained_in(self.model)] = flags(self.model)
-                self._tell_call(groups, differentiated := listener.is_differentiated([*params, *inputs]))
+                differentiated = listener.is_differentiated([*params, *inputs])
+                training = others.get("training")
+                is_training = (differentiated if training is None else training) is True
+                self._tell_call(groups, differentiated, is_training=is_training)
                 if differentiated is not False:
                     outputs = self._watched(outputs)
             return outputs
@@ -257,7 +260,7 @@ class Hooks:
             self.log.unseen[reason] = None
         return not reason
 
-    def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None) -> None:
+    def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None, *, is_training: bool) -> None:
         line, trained = line_of_user(self.listener.stack()), trained_in(self.model)
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
@@ -265,7 +268,7 @@ class Hooks:
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs, replica)
             kept = ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
-            known = {"setting": self.executed, "trained": trained}
+            known = {"setting": self.executed, "trained": trained, "is_training": is_training}
             self.log.add(Called(order, inputs, *kept, differentiated, line, replica, **known))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])

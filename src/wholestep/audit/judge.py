@@ -22,7 +22,7 @@ from wholestep.audit.printed import printed
 from wholestep.audit.readings import choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, order
 from wholestep.audit.steps import INSIDE, anew_in_each_pass, between, of_steps, repeated
-from wholestep.audit.unsolved import TURNS, beside_labels, elsewhere, mixed, noted, of_a_number, skipped, without_update
+from wholestep.audit.unsolved import TURNS, beside_labels, elsewhere, mixed, noted, of_a_number, skipped, unused, without_update
 from wholestep.audit.variables import ends, frozen, left_out, unconstrained, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
@@ -100,11 +100,17 @@ class Verdict:
         self.causes = others
 
     @property
+    def unused(self) -> str:
+        """The forward passes in training mode that gave no gradient, in words; "" for none."""
+        return unused(self.seen) if self.has_seen and self.seen is not None else ""
+
+    @property
     def judged(self) -> list[str]:
         """The stages that were judged."""
         if not self.has_seen or self.seen is None or "the stages after it" in self.broken:
             return []
-        has_rows, is_own = {FEW_PASSES, EQUAL_ROWS}.isdisjoint(self.notes), self.seen.is_by_hand
+        has_rows = {FEW_PASSES, EQUAL_ROWS}.isdisjoint(self.notes) and not self.unused
+        is_own = self.seen.is_by_hand
         known = has_rows, True, not self.unjudged, self.has_backward, self.seen.is_rated or not is_own, True
         return [name for name, is_known in zip(_STAGES, known, strict=True) if is_known and name not in self.broken]
 

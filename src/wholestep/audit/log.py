@@ -53,6 +53,7 @@ class Called:
         derivatives: the gradients of the loop's losses by the output's leaves, in the order in which they were taken.
         setting: all else that a port needs to run it again.
         trained: which variables were set to be trained, as a port knows them again.
+        is_training: whether it was called in training mode, and a gradient of it can be taken.
     """
 
     order: int
@@ -66,6 +67,7 @@ class Called:
     derivatives: dict[int, list[np.ndarray]] = field(default_factory=dict, compare=False)
     setting: Any = field(default=None, compare=False)
     trained: tuple[int, ...] = ()
+    is_training: bool = False
 
     @property
     def is_whole(self) -> bool:

@@ -104,7 +104,8 @@ class Report:
         num_asked = sum("?" in note for note in verdict.notes)
         asked = f" {many(num_asked, 'note asks', 'notes ask')} whether something is meant." if num_asked else ""
         judged += " were judged" if len(verdict.judged) > 1 or judged == "rows" else " was judged"
-        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged}{few}.{asked}{rest}"
+        found, first = ("Nothing else found", f"{verdict.unused} ") if verdict.unused else ("Nothing found", "")
+        return f"{first}{unjudged}{found} in {of}{many(num, 'update')}{some}: {judged}{few}.{asked}{rest}"
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.
@@ -176,7 +177,7 @@ class Report:
         return part_of_page(parts)
 
     def _lists(self) -> list[tuple[str, list[str]]]:
-        notes = [note for note in self.notes if note != self.first_line]
+        notes = [note for note in self.notes if not self.first_line.startswith(note)]
         every = ("Taken as meant", self.taken), ("Notes", notes), ("Not looked at", self.unseen)
         return [(title, lines) for title, lines in every if lines]
 

@@ -207,6 +207,7 @@ class Windows:
         seen: rows of forward passes without a gradient (an evaluation).
         num_skipped, num_skipped_at_end: optimizer steps whose gradients were not finite, in all and at the end.
         num_waiting: gradients at the end that make no update, as the optimizer accumulates them.
+        in_training: forward passes in training mode, before steps that were kept: (without a gradient, all of them).
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
         is_of_loss: whether their gradients are derivatives of the loop's loss, as the optimizer is not known.
@@ -231,6 +232,7 @@ class Windows:
     idle: dict[int, list[Update]] = field(default_factory=dict)
     num_skipped_at_end: int = 0
     num_waiting: int = 0
+    in_training: tuple[int, int] = (0, 0)
 
     @property
     def is_rated(self) -> bool:
@@ -251,6 +253,7 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     foreign = num_skipped = in_turn = num_waiting = 0
     *made, last = steps(log)
     passes_of = [_with_gradient(_found(step.called, rows), seen) for step in made]
+    in_training = [_in_training(step.called, own) for step, own in zip(made, passes_of, strict=True)]
     ways = [_of_trials(window, step.applied) for window, step in zip(passes_of, made, strict=True)]
     usual = next((way for way in ways if any(way)), [])  # also of updates whose numbers are not kept
     for step, window, way in zip(made, passes_of, ways, strict=True):
@@ -274,7 +277,9 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     pieces.sort(key=lambda piece: piece.called.order)
     updates, stale = _one_by_one(updates)
     found = Windows(pieces, updates, rest, foreign, seen, num_skipped, placed(pieces), is_by_hand and bool(updates))
-    return replace(found, stale=stale, num_skipped_at_end=in_turn, num_waiting=num_waiting)
+    num_unused, num_all = (sum(nums) for nums in zip((0, 0), *in_training, strict=True))
+    found = replace(found, stale=stale, in_training=(num_unused, num_all))
+    return replace(found, num_skipped_at_end=in_turn, num_waiting=num_waiting)
 
 
 def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
@@ -362,6 +367,14 @@ def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
         if not any(piece is other for other in chosen):
             seen.update(piece.rows[piece.rows != PAD].tolist())
     return chosen
+
+
+def _in_training(called: list[Called], used: list[Piece]) -> tuple[int, int]:
+    """Return of the passes before a step, in training mode, how many have no gradient while others have one, and all."""
+    orders = {each.order for each in called if each.is_training}
+    own = {piece.called.order for piece in used}
+    is_known = bool(own) and all(each.is_whole for each in called)
+    return (len(orders - own), len(orders)) if is_known else (0, 0)
 
 
 def by_hand(pieces: list[Piece], schedule: Any = None) -> tuple[list[Update], list[Piece]]:

@@ -244,7 +244,8 @@ class Watcher:
             needs=tuple(nest.leaves[i].requires_grad for i in chosen),
             is_cast=begun.is_cast,
         )
-        known = {"setting": setting, "trained": trained_in(self.module)}
+        is_training = self.module.training and setting.has_graph
+        known = {"setting": setting, "trained": trained_in(self.module), "is_training": is_training}
         called = Called(order, inputs, *kept, None, line_here(), **known)
         self.log.add(called)
         self.beside.note(called, nest.leaves)
