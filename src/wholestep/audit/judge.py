@@ -125,6 +125,7 @@ LEAST = 3  # updates after the last change of what is trainable
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
 _THAWED = "which variables are trainable changes inside of the loop"
 _REMADE = "the model has other variables than when the updates were made"
+_OF_BATCHES = "the gradient of {}: each has several batches, and the loss of one is not the mean of its rows' losses"
 _STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (layers called one by one? `tf.gradients`?)"
 _OTHER = "the gradient: it is not that of a loss of the outputs and of the model's losses (a penalty or clip by hand?)"
@@ -198,6 +199,7 @@ class Case:
         verdict.seen = seen = replace(seen, updates=without_void(seen.updates))
         self._say_what_was_seen(verdict, seen, replay, rows)
         self.objective = replay.unmasked(self.objective, seen.pieces)
+        verdict.look("the rows of the loss", lambda: [replay.settle(self.objective, seen.pieces)])
         if why := self._why_not_replayed(replay):
             verdict.has_seen, verdict.unjudged = False, why
             verdict.unseen.append(f"the updates: {why}")
@@ -397,14 +399,17 @@ class Case:
         clear = seen.settled | {u.number for u in known if not rows.twins(u.rows) or rows.agree(u.rows, self.data[1:])}
         alike, lost = sum(u.number not in clear for u in known), sum(not u.applied.is_whole for u in seen.updates)
         bare = sum(not u.pieces and u.number not in twice for u in seen.updates)
+        is_coupled = bool(getattr(getattr(self.objective, "loss", None), "is_coupled", False))
+        apart = {u.number for u in known if is_coupled and len(u.pieces) > 1}
         unseen = (
+            (_OF_BATCHES, len(apart)),
             ("the gradient of {}: rows with equal inputs and different labels or weights", alike),
             (f"the gradient of {{}}, mostly the last: the numbers of {self.log.room} are kept, to spare memory", lost),
             ("the gradient of {} without a forward pass that was seen", bare),
             ("the gradient of {}, whose batches have shapes that few others have", len(modes.left)),
         )
         verdict.unseen += [told.format(many(num, "update")) for told, num in unseen if num]
-        return [u for u in known if u.number in clear]
+        return [u for u in known if u.number in clear - apart]
 
 
 def _is_proven(carried: Found, verdict: Verdict) -> bool:

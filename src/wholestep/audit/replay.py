@@ -22,6 +22,7 @@ from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, mask
 from wholestep.program import ProgramCache
 from wholestep.tree import Tensor, Tree
 
+_FEW, _FEW_ROWS, _SAME = 3, 16, 1e-3  # passes, and rows, by which it is seen that a loss is one of rows
 _PULLED, _BY_WEIGHT = Observed(), "mean_with_sample_weight"
 _OF_LOSSES = ProgramCache(128)  # the derivatives of Keras' losses, for all replays: a search tries the same ones anew
 
@@ -114,6 +115,13 @@ class Replay(Port):
                 return objective
         self.is_masked = False
         return LossObjective(loss, is_masked=False)
+
+    def settle(self, objective: Any, pieces: list[Piece]) -> None:
+        loss: Any = getattr(objective, "loss", None)
+        if not isinstance(loss, families.Function) or loss.is_coupled or self.is_observing:
+            return
+        known = [piece for piece in pieces if piece.is_known and len(piece.called.outputs) == 1 < len(piece.rows)]
+        loss.is_coupled = any(_is_of_all(loss, p.called.outputs[0], *self.batch(p)[1:]) for p in known[:_FEW])
 
     def by_output(self, objective: Any) -> list[OfOutput]:
         return [] if self.is_observing or self.by_pass else by_output(self.model, objective, self.data)
@@ -366,6 +374,26 @@ def untrained(model: keras.Model) -> list[keras.Variable]:
     """Return the variables that no gradient moves: the model's own list, and the states of its recurrent layers."""
     states = [getattr(layer, "states", None) for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     return [*model.non_trainable_variables, *(v for v in keras.tree.flatten(states) if isinstance(v, keras.Variable))]
+
+
+def _is_of_all(loss: Any, outputs: np.ndarray, labels: Tree, weights: Tree = None) -> bool:
+    """Whether a loss gives one number for a batch that is neither the mean nor the sum of its rows' losses."""
+    some = np.unique(np.linspace(0, len(outputs) - 1, _FEW_ROWS).astype(int))
+
+    def number_of(rows: np.ndarray) -> np.ndarray:
+        own = tree.map_leaves(lambda leaf: np.asarray(leaf)[rows], labels)
+        return np.asarray(ops.convert_to_numpy(loss.whole(own, outputs[rows])), "float64")
+
+    number = number_of(some)
+    if number.ndim:
+        return False
+    alone = np.array([float(number_of(some[i : i + 1])) for i in range(len(some))])
+    own = np.ones(len(some)) if weights is None else np.asarray(weights, "float64")[some]
+    if own.shape != alone.shape or not own.sum():
+        return False
+    near = _SAME * np.sum(np.abs(np.where(own == 0, 0.0, own * alone)))
+    total = np.sum(np.where(own == 0, 0.0, own * alone))
+    return not any(abs(number * divisor - total) <= near for divisor in (own.sum(), 1.0))
 
 
 def trained_in(model: keras.Model) -> tuple[int, ...]:
