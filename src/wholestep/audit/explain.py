@@ -21,6 +21,7 @@ from wholestep.audit.windows import PAD
 
 _NAMED, _NAMED_TOO = 0.75, 0.25  # the cost that a name in the field saves
 _OTHER = "other loss weights"
+_MOST_PAIRED = 64  # rows of an update, for whose pairs of outputs and labels factors are tried
 _SURE = 0.5  # the cost of one error with a name, beside which no other is looked for
 _COUNTED = {  # counts of a basis, in the words of a report
     "the weight of the own": "{} of its",
@@ -59,6 +60,7 @@ class Search:
         self.has_penalty = any(basis.has_penalty for basis in self.bases)
         self.found: list[Explanation] = []
         self._is_small = len(chosen[0].handed) <= NUM_SOLVED
+        self._num_rows = max(sum(basis.sizes) for basis in self.bases)
         self._forms: list[Form] = []
 
     @property
@@ -130,6 +132,7 @@ class Search:
     def _of_forms_by_piece(self) -> None:
         for form in self._forms:
             is_short = self._is_small and not self.is_over  # else each takes many long backward passes
+            is_short &= not form.is_of_pairs or self._num_rows <= _MOST_PAIRED
             if form.errors[0].causes and is_short:
                 self._by_piece(form)
                 self._shapes(form)

@@ -19,6 +19,7 @@ from wholestep.audit.modes import Modes, across, carried, constant, evaluations,
 from wholestep.audit.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.printed import printed
+from wholestep.audit.progress import NOW
 from wholestep.audit.readings import choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, order
 from wholestep.audit.steps import INSIDE, anew_in_each_pass, between, of_steps, repeated
@@ -70,6 +71,7 @@ class Verdict:
 
     def look(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
         """Return the findings of a check; a check that fails is reported as not done, in one line."""
+        NOW.stage = name
         try:
             return list(check(*arguments))
         except Exception as error:  # the loop may do anything
@@ -78,6 +80,7 @@ class Verdict:
 
     def attempt(self, name: str, stage: Callable[..., Any], *arguments: Any) -> None:
         """Go through a stage; if it fails, keep its error: no gradient was judged."""
+        NOW.stage = name
         try:
             stage(*arguments)
         except Exception as error:

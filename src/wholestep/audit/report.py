@@ -14,6 +14,7 @@ from wholestep.audit.gradients import HIDDEN
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.pictures import pictures
+from wholestep.audit.progress import shown
 from wholestep.audit.rows import FEW_PASSES, NOTED
 from wholestep.errors import SpecificationError, message, notify_if_long
 from wholestep.reports.page import assert_drawable, can_draw, figure, part_of_page, write_page
@@ -139,7 +140,8 @@ class Report:
                 raise SpecificationError(message(must, "one inside its `with`", attempt))
             num = self._case.log.num_updates
             updates = many(num, "update") if num else "the updates"
-            with notify_if_long(f"wholestep: judging {updates} of the loop, which may take minutes.", PATIENCE):
+            line = f"wholestep: judging {updates} of the loop, which may take minutes."
+            with notify_if_long(line, PATIENCE), shown():
                 self._verdict = self._case.judge()
         return self._verdict
 

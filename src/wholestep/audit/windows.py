@@ -1,6 +1,7 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,6 +49,12 @@ class Rows:
         self._tables: dict[tuple, dict[bytes, list[int]]] = {}
         self._equal: dict[int, list[int]] = {}  # by row its group, of groups of several that were found
         self._uses, self._passed = Counter[int](), set[int]()  # of equal rows, and other rows, in this pass
+
+    def anew(self) -> "Rows":
+        """Return the same rows, none of which was used."""
+        found = copy(self)  # whose tables are shared
+        found._equal, found._uses, found._passed = {}, Counter[int](), set[int]()
+        return found
 
     def find(self, inputs: list[np.ndarray]) -> np.ndarray:
         """Return the number of each row, `PAD` for inputs not in the data; of equal rows a pass uses each once."""
@@ -100,10 +107,11 @@ class Rows:
             ]
             cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
             whole, cut = (dict[bytes, list[int]]() for _ in range(2))
+            # A batch of inputs without their last token may cut the last token of its longest rows.
+            are_cut = np.any([[*map(np.any, rest[:, 1:])] for _, rest in narrow if rest[:, 1:].size], axis=0)
+            are_cut = np.broadcast_to(are_cut, self.num)
             for row, key in enumerate(keys(cast)):
-                # A batch of inputs without their last token may cut the last token of its longest rows.
-                is_cut = any(np.any(rest[row : row + 1, 1:]) for _, rest in narrow)
-                (cut if is_cut else whole).setdefault(key, []).append(row)
+                (cut if are_cut[row] else whole).setdefault(key, []).append(row)
             self._tables[kinds] = cut | whole
         return self._tables[kinds]
 
