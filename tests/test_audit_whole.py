@@ -145,7 +145,7 @@ def test_microbatches_of_a_mean_in_a_class_are_judged():
 def two_parts():
     base = keras.Sequential([keras.Input((5,)), layers.Dense(4, "relu"), layers.Dense(4, "relu")])
     inputs = keras.Input((5,))
-    return base, keras.Model(inputs, layers.Dense(4)(base(inputs)))
+    return base, keras.Model(inputs, layers.Dense(4, "softmax")(base(inputs)))
 
 
 def by_variable(base, *, trainable):

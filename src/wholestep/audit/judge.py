@@ -23,7 +23,17 @@ from wholestep.audit.progress import NOW
 from wholestep.audit.readings import choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, order
 from wholestep.audit.steps import INSIDE, anew_in_each_pass, between, of_steps, repeated
-from wholestep.audit.unsolved import TURNS, beside_labels, elsewhere, mixed, noted, of_a_number, skipped, unused, without_update
+from wholestep.audit.unsolved import (
+    TURNS,
+    beside_labels,
+    elsewhere,
+    mixed,
+    noted,
+    of_a_number,
+    skipped,
+    unused,
+    without_update,
+)
 from wholestep.audit.variables import ends, frozen, left_out, unconstrained, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
