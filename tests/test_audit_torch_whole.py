@@ -9,7 +9,7 @@ if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a pro
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 import wholestep as ws  # noqa: E402
 
@@ -90,7 +90,7 @@ class Contrastive(nn.Module):
     """The supervised contrastive loss of a batch."""
 
     def forward(self, features, labels):
-        features = F.normalize(features, dim=1)
+        features = functional.normalize(features, dim=1)
         logits, others = features @ features.T / 0.5, 1 - torch.eye(len(features))
         same = (labels[:, None] == labels[None]).float() * others
         logs = logits - torch.log((torch.exp(logits) * others).sum(1, keepdim=True))

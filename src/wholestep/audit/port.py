@@ -249,7 +249,11 @@ class Port(ABC):
         return objective
 
     def settle(self, objective: Any, pieces: list[Piece]) -> None:
-        """Note in an objective whether its loss of a batch is the mean of its rows' losses, where that is not known."""
+        """Note in an objective whether its loss of a batch is the mean of its rows' losses, where that is not known.
+
+        The outputs and labels of a few passes show it.
+        """
+        return None
 
     def by_output(self, objective: Any) -> list[OfOutput]:
         """Return the losses of several outputs; none if the objective is no sum of them."""

@@ -378,7 +378,7 @@ def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
 
 
 def _in_training(called: list[Called], used: list[Piece]) -> tuple[int, int]:
-    """Return of the passes before a step, in training mode, how many have no gradient while others have one, and all."""
+    """Return how many passes before a step, in training mode, have no gradient while others have one, and all."""
     orders = {each.order for each in called if each.is_training}
     own = {piece.called.order for piece in used}
     is_known = bool(own) and all(each.is_whole for each in called)
