@@ -268,7 +268,7 @@ class Hooks:
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs, replica)
             kept = ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
-            known = {"setting": self.executed, "trained": trained, "is_training": is_training}
+            known: dict[str, Any] = {"setting": self.executed, "trained": trained, "is_training": is_training}
             self.log.add(Called(order, inputs, *kept, differentiated, line, replica, **known))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
@@ -350,7 +350,7 @@ class Hooks:
             states = states if self.log.wants_step(replica) else ([], [], [], [], [])
             counted = replica, accumulates, int(calls), clips, built
             applied = Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted)
-            known = {"lost": tuple(lost), "kind": kind, "trained": trained}
+            known: dict[str, Any] = {"lost": tuple(lost), "kind": kind, "trained": trained}
             self.log.add(replace(applied, **known, is_scheduled=is_scheduled))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])

@@ -212,7 +212,7 @@ class Case:
         verdict.seen = seen = replace(seen, updates=without_void(seen.updates))
         self._say_what_was_seen(verdict, seen, replay, rows)
         self.objective = replay.unmasked(self.objective, seen.pieces)
-        verdict.look("the rows of the loss", lambda: [replay.settle(self.objective, seen.pieces)])
+        verdict.look("the rows of the loss", self._settle, replay, seen)
         if why := self._why_not_replayed(replay):
             verdict.has_seen, verdict.unjudged = False, why
             verdict.unseen.append(f"the updates: {why}")
@@ -225,6 +225,10 @@ class Case:
         notes = [note for note in verdict.notes if not (isinstance(note, Likely) and names & {*note.names})]
         verdict.notes = [a for a in notes if not any(a != b and b.startswith(a) for b in notes)]
         return verdict
+
+    def _settle(self, replay: Port, seen: Windows) -> list[Finding]:
+        replay.settle(self.objective, seen.pieces)
+        return []
 
     def _events(self) -> list[Called | Applied]:
         events: list[Called | Applied] = [*self.log.called, *self.log.applied]

@@ -253,8 +253,9 @@ def weighed(
     model: keras.Model, data: tuple[Tree, Tree, Tree], objective: Objective
 ) -> tuple[tuple[Tree, Tree, Tree], Objective]:
     """Return (data, objective) with the weights of the rows, if the objective is a function with own weights."""
-    is_own = isinstance(objective, LossObjective) and not type(objective.loss).__module__.startswith("keras.")
-    if not is_own or not model.built:
+    if not isinstance(objective, LossObjective) or not model.built:
+        return data, objective
+    if type(objective.loss).__module__.startswith("keras."):
         return data, objective
     try:
         symbol = outputs(model, data[0])
@@ -266,7 +267,9 @@ def weighed(
         if not _is_of_a_batch(objective, data, symbol):
             return data, objective
         objective = LossObjective(Function(objective.loss))
-        objective.loss.is_coupled = data[2] is not None
+    if not isinstance(objective.loss, Function):
+        return data, objective
+    objective.loss.is_coupled |= objective.loss.is_class and data[2] is not None
     shape = getattr(symbol, "shape", None) if hasattr(data[1], "shape") else None
     if shape is not None and (own := _own_weights(objective.loss, data[1], shape)) is not None:
         given = np.ones(1, "float32") if data[2] is None else np.asarray(data[2])

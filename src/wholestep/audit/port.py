@@ -253,7 +253,7 @@ class Port(ABC):
 
         The outputs and labels of a few passes show it.
         """
-        return None
+        return
 
     def by_output(self, objective: Any) -> list[OfOutput]:
         """Return the losses of several outputs; none if the objective is no sum of them."""

@@ -245,8 +245,8 @@ class Watcher:
             is_cast=begun.is_cast,
         )
         is_training = self.module.training and setting.has_graph
-        known = {"setting": setting, "trained": trained_in(self.module), "is_training": is_training}
-        called = Called(order, inputs, *kept, None, line_here(), **known)
+        how: dict[str, Any] = {"setting": setting, "trained": trained_in(self.module), "is_training": is_training}
+        called = Called(order, inputs, *kept, None, line_here(), **how)
         self.log.add(called)
         self.beside.note(called, nest.leaves)
         if not out.leaves:
