@@ -245,7 +245,8 @@ def _passes(one: Log, two: Log) -> list[Called]:
 
 def _through(one: Called, two: Called) -> Called:
     known = one.differentiated if two.differentiated is None else two.differentiated
-    both = replace(two, inputs=one.inputs, differentiated=known)
+    trained = (*one.trained, *two.trained)
+    both = replace(two, inputs=one.inputs, differentiated=known, trained=trained)
     if not (one.is_whole and two.is_whole):
         return replace(both, outputs=[], params=[], buffers=[])
     return replace(both, params=[*one.params, *two.params], buffers=[*one.buffers, *two.buffers])
@@ -292,4 +293,4 @@ def _both(one: Applied, two: Applied, size: int) -> Applied:
         values[name] = [*getattr(one, name), *getattr(two, name)]
     for name in ("built", "lost"):
         values[name] = (*getattr(one, name), *(size + i for i in getattr(two, name)))
-    return replace(one, order=max(one.order, two.order), **values)
+    return replace(one, order=max(one.order, two.order), trained=(), **values)

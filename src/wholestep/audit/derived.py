@@ -149,7 +149,10 @@ def _of_pairs(
     for each in passes:
         num = len(each.rows)
         given = each.output.repeat(num, axis=0), np.tile(y[each.rows], (num, *[1] * (y.ndim - 1)))
-        every.append(port.derivative(objective, *given, is_once=True).reshape(num, num))
+        try:
+            every.append(port.derivative(objective, *given, is_once=True).reshape(num, num))
+        except Exception:  # the loss does not take the outputs of this pass
+            return
     told = f"{loss.name} of {name} as labels" if name else str(loss.name)
     weights = {by: w for by, w in beside.items() if np.shape(w) == (len(y),) and w.dtype.kind == "f" and w is not y}
     fitting: list[tuple[float, int, Solved]] = []

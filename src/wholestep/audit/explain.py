@@ -21,6 +21,7 @@ from wholestep.audit.windows import PAD
 
 _NAMED, _NAMED_TOO = 0.75, 0.25  # the cost that a name in the field saves
 _OTHER = "other loss weights"
+_MOST_PAIRED = 64  # rows of an update, for whose pairs of outputs and labels factors are tried
 _SURE = 0.5  # the cost of one error with a name, beside which no other is looked for
 _COUNTED = {  # counts of a basis, in the words of a report
     "the weight of the own": "{} of its",
@@ -59,6 +60,7 @@ class Search:
         self.has_penalty = any(basis.has_penalty for basis in self.bases)
         self.found: list[Explanation] = []
         self._is_small = len(chosen[0].handed) <= NUM_SOLVED
+        self._num_rows = max(sum(basis.sizes) for basis in self.bases)
         self._forms: list[Form] = []
 
     @property
@@ -116,9 +118,8 @@ class Search:
     def _of_forms(self) -> None:
         evidence = [basis.e for basis in self.bases]
         for form in forms(self.meant, evidence):
-            if self._is_possible(form) and self._is_other(form):
+            if self._is_possible(form) and self._is_other(form) and self._can_try(form):
                 self._forms.append(form)
-                self._whole(form)
             if not self._is_small:
                 for basis in self.bases:
                     basis.forget()
@@ -131,6 +132,7 @@ class Search:
     def _of_forms_by_piece(self) -> None:
         for form in self._forms:
             is_short = self._is_small and not self.is_over  # else each takes many long backward passes
+            is_short &= not form.is_of_pairs or self._num_rows <= _MOST_PAIRED
             if form.errors[0].causes and is_short:
                 self._by_piece(form)
                 self._shapes(form)
@@ -140,13 +142,21 @@ class Search:
             is_whole = one.is_of_pairs or two.is_of_pairs or (one.objective is not None and two.objective is not None)
             are_apart = one.errors[0].quantity != two.errors[0].quantity and not is_whole
             if are_apart and not self.is_over:
-                self._whole(one.with_(two))
+                self._can_try(one.with_(two))
 
     def _is_possible(self, form: Form) -> bool:
         try:
             return bool(np.all(np.isfinite(self.bases[0].whole(form))))
         except Exception:  # the engine's, or a loss's, of labels that are none for it
             return False
+
+    def _can_try(self, form: Form) -> bool:
+        """Try a form; return False where a loss refuses the outputs of a later update, as PyTorch's do."""
+        try:
+            self._whole(form)
+        except Exception:  # the engine's, or a loss's
+            return False
+        return True
 
     def _is_other(self, form: Form) -> bool:
         pairs = ((basis.whole(form), basis.whole()) for basis in self.bases)

@@ -44,7 +44,7 @@ class Function(Loss):
 
     def __init__(self, function: Callable):
         super().__init__(name=getattr(function, "__name__", None))
-        self._function = function
+        self._function, self.is_class = function, isinstance(function, Loss)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Return the function's values; if it returns a single number, its number for each row alone."""

@@ -20,7 +20,7 @@ from wholestep.audit.found import Likely
 from wholestep.audit.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
 from wholestep.audit.meaning import are_numbers, is_result, tensors
 from wholestep.audit.measure import places
-from wholestep.audit.replay import Replay, flags, is_outdated_in, untrained
+from wholestep.audit.replay import Replay, flags, is_outdated_in, trained_in, untrained
 from wholestep.audit.source import is_in_fit, is_in_trainer, line_of_user
 from wholestep.audit.surroundings import FrozenNumbers, tape_elsewhere
 from wholestep.engines import Listener
@@ -220,10 +220,13 @@ class Hooks:
             with uncast():
                 groups = (inputs, tensors(outputs), params, buffers)
             if self._can_record([leaf for group in groups for leaf in group]):
-                if len(params) not in self.log.flags:
+                if trained_in(self.model) not in self.log.flags:
                     self.log.room = room(self.model)  # its first call may have built it
-                    self.log.flags[len(params)] = flags(self.model)
-                self._tell_call(groups, differentiated := listener.is_differentiated([*params, *inputs]))
+                    self.log.flags[trained_in(self.model)] = flags(self.model)
+                differentiated = listener.is_differentiated([*params, *inputs])
+                training = others.get("training")
+                is_training = (differentiated if training is None else training) is True
+                self._tell_call(groups, differentiated, is_training=is_training)
                 if differentiated is not False:
                     outputs = self._watched(outputs)
             return outputs
@@ -257,15 +260,16 @@ class Hooks:
             self.log.unseen[reason] = None
         return not reason
 
-    def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None) -> None:
-        line = line_of_user(self.listener.stack())
+    def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None, *, is_training: bool) -> None:
+        line, trained = line_of_user(self.listener.stack()), trained_in(self.model)
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             given, outputs, params, buffers = _apart(numbers, groups)
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs, replica)
             kept = ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
-            self.log.add(Called(order, inputs, *kept, differentiated, line, replica, setting=self.executed))
+            known: dict[str, Any] = {"setting": self.executed, "trained": trained, "is_training": is_training}
+            self.log.add(Called(order, inputs, *kept, differentiated, line, replica, **known))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
         if differentiated is not False:
@@ -336,6 +340,7 @@ class Hooks:
         slots = {id(v) for v in optimizer._trainable_variables}
         built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
         accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
+        trained = trained_in(self.model)
         is_scheduled = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
@@ -345,7 +350,8 @@ class Hooks:
             states = states if self.log.wants_step(replica) else ([], [], [], [], [])
             counted = replica, accumulates, int(calls), clips, built
             applied = Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted)
-            self.log.add(replace(applied, lost=tuple(lost), kind=kind, is_scheduled=is_scheduled))
+            known: dict[str, Any] = {"lost": tuple(lost), "kind": kind, "trained": trained}
+            self.log.add(replace(applied, **known, is_scheduled=is_scheduled))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 

@@ -19,10 +19,21 @@ from wholestep.audit.modes import Modes, across, carried, constant, evaluations,
 from wholestep.audit.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand
 from wholestep.audit.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
 from wholestep.audit.printed import printed
+from wholestep.audit.progress import NOW
 from wholestep.audit.readings import choose, read, stays, without_void
 from wholestep.audit.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, order
 from wholestep.audit.steps import INSIDE, anew_in_each_pass, between, of_steps, repeated
-from wholestep.audit.unsolved import TURNS, beside_labels, elsewhere, mixed, noted, of_a_number, skipped, without_update
+from wholestep.audit.unsolved import (
+    TURNS,
+    beside_labels,
+    elsewhere,
+    mixed,
+    noted,
+    of_a_number,
+    skipped,
+    unused,
+    without_update,
+)
 from wholestep.audit.variables import ends, frozen, left_out, unconstrained, unmoved
 from wholestep.audit.windows import Rows, Update, Windows, windows
 
@@ -70,6 +81,7 @@ class Verdict:
 
     def look(self, name: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
         """Return the findings of a check; a check that fails is reported as not done, in one line."""
+        NOW.stage = name
         try:
             return list(check(*arguments))
         except Exception as error:  # the loop may do anything
@@ -78,6 +90,7 @@ class Verdict:
 
     def attempt(self, name: str, stage: Callable[..., Any], *arguments: Any) -> None:
         """Go through a stage; if it fails, keep its error: no gradient was judged."""
+        NOW.stage = name
         try:
             stage(*arguments)
         except Exception as error:
@@ -100,11 +113,17 @@ class Verdict:
         self.causes = others
 
     @property
+    def unused(self) -> str:
+        """The forward passes in training mode that gave no gradient, in words; "" for none."""
+        return unused(self.seen) if self.has_seen and self.seen is not None else ""
+
+    @property
     def judged(self) -> list[str]:
         """The stages that were judged."""
         if not self.has_seen or self.seen is None or "the stages after it" in self.broken:
             return []
-        has_rows, is_own = {FEW_PASSES, EQUAL_ROWS}.isdisjoint(self.notes), self.seen.is_by_hand
+        has_rows = {FEW_PASSES, EQUAL_ROWS}.isdisjoint(self.notes) and not self.unused
+        is_own = self.seen.is_by_hand
         known = has_rows, True, not self.unjudged, self.has_backward, self.seen.is_rated or not is_own, True
         return [name for name, is_known in zip(_STAGES, known, strict=True) if is_known and name not in self.broken]
 
@@ -117,6 +136,9 @@ class Verdict:
 CARRIED, DROPPED, ALONE = "window carried over the epoch", "last window dropped", "output left out"
 LEAST = 3  # updates after the last change of what is trainable
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
+_THAWED = "which variables are trainable changes inside of the loop"
+_REMADE = "the model has other variables than when the updates were made"
+_OF_BATCHES = "the gradient of {}: each has several batches, and the loss of one is not the mean of its rows' losses"
 _STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (layers called one by one? `tf.gradients`?)"
 _OTHER = "the gradient: it is not that of a loss of the outputs and of the model's losses (a penalty or clip by hand?)"
@@ -184,15 +206,16 @@ class Case:
         rows = Rows(self.data[0])
         is_observing = isinstance(self.objective, Observed)
         replay = self.port(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
-        self._begin_late(len(replay.names))
+        self._begin_late()
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
         seen = windows(self.log, rows, self.schedule)
         verdict.seen = seen = replace(seen, updates=without_void(seen.updates))
         self._say_what_was_seen(verdict, seen, replay, rows)
         self.objective = replay.unmasked(self.objective, seen.pieces)
-        if len({len(each.params) for each in self._events()}) > 1:
-            verdict.has_seen = False
-            verdict.unseen.append("the updates: which variables are trainable changes inside of the loop")
+        verdict.look("the rows of the loss", self._settle, replay, seen)
+        if why := self._why_not_replayed(replay):
+            verdict.has_seen, verdict.unjudged = False, why
+            verdict.unseen.append(f"the updates: {why}")
         if verdict.has_seen:
             verdict.attempt("the stages after it", self._go_through_the_stages, verdict, seen, replay, rows)
         else:
@@ -203,20 +226,34 @@ class Case:
         verdict.notes = [a for a in notes if not any(a != b and b.startswith(a) for b in notes)]
         return verdict
 
+    def _settle(self, replay: Port, seen: Windows) -> list[Finding]:
+        replay.settle(self.objective, seen.pieces)
+        return []
+
     def _events(self) -> list[Called | Applied]:
         events: list[Called | Applied] = [*self.log.called, *self.log.applied]
         return [each for each in events if each.is_whole]
 
-    def _begin_late(self, num_trained: int) -> None:
+    def _begin_late(self) -> None:
         """Drop the first part of the log if the trainable variables change after a few updates."""
-        num = [len(each.params) for each in self.log.called if each.is_whole]
-        if len(list(groupby(num))) not in (2, 3) or num[-1] != num_trained:
+        trained = [each.trained for each in self.log.called if each.is_whole]
+        if len(list(groupby(trained))) not in (2, 3):
             return
-        late = self.log.since(max(each.order for each in self._events() if len(each.params) != num[-1]))
+        late = self.log.since(max(each.order for each in self._events() if each.trained != trained[-1]))
         if len(late.applied) >= LEAST:
             late.notes[_CHANGES] = None
             first = next((each.params for each in late.called if each.is_whole), [])
             self.log, self.before, self.is_late = late, first, True
+
+    def _why_not_replayed(self, replay: Port) -> str:
+        """Return why the recorded values are not all of the model's present variables; "" if they are."""
+        trained = {each.trained for each in self._events() if each.trained}
+        if len(trained) > 1:
+            return _THAWED
+        last = next((each for each in reversed(self.log.called) if each.is_whole), None)
+        num = 0 if last is None else len(replay.names_of_others)
+        is_same = last is None or (trained <= {replay.trained} and len(last.buffers) == num)
+        return "" if is_same else _REMADE
 
     def _go_through_the_stages(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         verdict.notes += self._how_it_ran(seen)
@@ -379,14 +416,17 @@ class Case:
         clear = seen.settled | {u.number for u in known if not rows.twins(u.rows) or rows.agree(u.rows, self.data[1:])}
         alike, lost = sum(u.number not in clear for u in known), sum(not u.applied.is_whole for u in seen.updates)
         bare = sum(not u.pieces and u.number not in twice for u in seen.updates)
+        is_coupled = bool(getattr(getattr(self.objective, "loss", None), "is_coupled", False))
+        apart = {u.number for u in known if is_coupled and len(u.pieces) > 1}
         unseen = (
+            (_OF_BATCHES, len(apart)),
             ("the gradient of {}: rows with equal inputs and different labels or weights", alike),
             (f"the gradient of {{}}, mostly the last: the numbers of {self.log.room} are kept, to spare memory", lost),
             ("the gradient of {} without a forward pass that was seen", bare),
             ("the gradient of {}, whose batches have shapes that few others have", len(modes.left)),
         )
         verdict.unseen += [told.format(many(num, "update")) for told, num in unseen if num]
-        return [u for u in known if u.number in clear]
+        return [u for u in known if u.number in clear - apart]
 
 
 def _is_proven(carried: Found, verdict: Verdict) -> bool:

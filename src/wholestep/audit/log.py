@@ -18,7 +18,7 @@ OWN_TRAINER = (
 )
 _ROOM, _ROOM_BY_SIZE = 100_000_000, 4  # bytes, and times the size of a model
 _EVENTS = "called", "applied", "scaled", "others"
-Flags = list[tuple[Any, bool]]  # layers, and whether each is set to be trained
+Flags = list[tuple[Any, bool]]  # layers, then variables, and whether each is set to be trained
 
 
 class Line(NamedTuple):
@@ -52,6 +52,8 @@ class Called:
         differentiated: whether a gradient was taken; None if it is not known.
         derivatives: the gradients of the loop's losses by the output's leaves, in the order in which they were taken.
         setting: all else that a port needs to run it again.
+        trained: which variables were set to be trained, as a port knows them again.
+        is_training: whether it was called in training mode, and a gradient of it can be taken.
     """
 
     order: int
@@ -64,6 +66,8 @@ class Called:
     replica: int = 0
     derivatives: dict[int, list[np.ndarray]] = field(default_factory=dict, compare=False)
     setting: Any = field(default=None, compare=False)
+    trained: tuple[int, ...] = ()
+    is_training: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -84,6 +88,7 @@ class Applied:
         lost: the parameters that were handed over with None for a gradient, by index.
         is_scheduled: whether the optimizer reads its rate from a schedule.
         setting: all else that a port needs to make it again.
+        trained: as of `Called`.
     """
 
     order: int
@@ -105,6 +110,7 @@ class Applied:
     kind: str = ""
     is_scheduled: bool = False
     setting: Any = field(default=None, compare=False)
+    trained: tuple[int, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -174,7 +180,7 @@ class Log:
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
-        flags: by the number of parameters of a forward pass, the layers that were set to be trained.
+        flags: by what is trained in a forward pass, the layers and variables that were set to be.
         is_cut: whether it ends before the loop, for a reason in `unseen`.
         fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
         num_late: forward passes between the end of the log and the end of the script.
@@ -205,7 +211,7 @@ class Log:
     is_stateless: bool = False
     is_shared: bool = False
     is_by_name: bool = False
-    flags: dict[int, Flags] = field(default_factory=dict)
+    flags: dict[tuple[int, ...], Flags] = field(default_factory=dict)
     optimizers: dict[int, Any] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)

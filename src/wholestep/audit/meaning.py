@@ -104,6 +104,17 @@ def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
     return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
 
 
+def _is_of_a_batch(objective: "LossObjective", data: tuple[Tree, Tree, Tree], outputs: Tree) -> bool:
+    """Whether a loss of the user's own class gives one number for several rows."""
+    num = min(NUM_COUPLED, tree.num_rows(data[:2]))
+    made = tree.map_leaves(lambda leaf: np.full((num, *leaf.shape[1:]), 0.5, "float32"), outputs)
+    labels, weight = (tree.map_leaves(lambda leaf: leaf[:num], part) for part in data[1:])
+    try:
+        return isinstance(objective.of(labels, made, weight), Whole)
+    except Exception:  # a loss of batches of one size
+        return False
+
+
 class LossObjective(OneLoss, Objective):
     """One Keras loss, on the model's one output, by the mask that the model makes or without."""
 
@@ -126,7 +137,8 @@ class LossObjective(OneLoss, Objective):
         """Return the loss of outputs; a single number for a batch cannot be masked."""
         if isinstance(self.loss, Function) and not len((number := self.loss.whole(y, y_pred)).shape):
             if self.loss.is_coupled:
-                return Whole(number)
+                is_weighed = weight is not None and isinstance(self.given, keras.losses.Loss)
+                return Whole(self.given(y, y_pred, weight) if is_weighed else number)
             y_pred = tree.map_leaves(lambda leaf: leaf + 0, y_pred)
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
@@ -241,7 +253,9 @@ def weighed(
     model: keras.Model, data: tuple[Tree, Tree, Tree], objective: Objective
 ) -> tuple[tuple[Tree, Tree, Tree], Objective]:
     """Return (data, objective) with the weights of the rows, if the objective is a function with own weights."""
-    if not isinstance(objective, LossObjective) or not isinstance(objective.loss, Function) or not model.built:
+    if not isinstance(objective, LossObjective) or not model.built:
+        return data, objective
+    if type(objective.loss).__module__.startswith("keras."):
         return data, objective
     try:
         symbol = outputs(model, data[0])
@@ -249,6 +263,13 @@ def weighed(
         return data, objective
     if any(None in leaf.shape[1:] for leaf in tree.leaves(symbol)):  # of unknown size
         return data, objective
+    if not isinstance(objective.loss, Function):
+        if not _is_of_a_batch(objective, data, symbol):
+            return data, objective
+        objective = LossObjective(Function(objective.loss))
+    if not isinstance(objective.loss, Function):
+        return data, objective
+    objective.loss.is_coupled |= objective.loss.is_class and data[2] is not None
     shape = getattr(symbol, "shape", None) if hasattr(data[1], "shape") else None
     if shape is not None and (own := _own_weights(objective.loss, data[1], shape)) is not None:
         given = np.ones(1, "float32") if data[2] is None else np.asarray(data[2])
@@ -301,13 +322,6 @@ def _makes_mask(layer: keras.layers.Layer) -> bool:
     is_of_user = not type(layer).compute_mask.__module__.startswith("keras.")
     makes = getattr(layer, "mask_zero", isinstance(layer, keras.layers.Masking))
     return bool(makes or (is_of_user and layer.supports_masking))
-
-
-def frozen_for(model: keras.Model) -> list[tuple[Any, bool]]:
-    """Return the layers that the optimizer of `fit` does not train, as they were when it was built."""
-    trained = {id(v) for v in getattr(getattr(model, "optimizer", None), "_trainable_variables", [])}
-    own = [(layer, {id(v) for v in layer._trainable_variables}) for layer in model._flatten_layers()]
-    return [(layer, False) for layer, variables in own if trained and variables and not variables & trained]
 
 
 class NoLoss(port.NoLoss, Objective):

@@ -79,6 +79,7 @@ class Port(ABC):
         outlined: why weights may move while no update is seen, in words.
         incomplete: why an optimizer may lack parameters, in words; empty if which it holds is not known.
         losses: its losses, and the relatives that one may be mistaken for: the functions of `audit.families`.
+        trained: the trainable variables, as the passes of a log have them.
         names, shapes, sizes: of the trainable variables.
         names_of_others: of the other variables.
         num_recurrent: how many of these, the last ones, are the states of recurrent layers.
@@ -102,6 +103,7 @@ class Port(ABC):
     incomplete = ""
     maybe_unlike = "draws outside of its seeds? code outside of the model?"
     losses: Any
+    trained: tuple[int, ...]
     names_of_others: list[str]
     num_recurrent = 0
     are_seeds: list[bool]
@@ -245,6 +247,13 @@ class Port(ABC):
         Forms of a loss are solved for by its derivative by outputs, without a mask. Another loss is left unchanged.
         """
         return objective
+
+    def settle(self, objective: Any, pieces: list[Piece]) -> None:
+        """Note in an objective whether its loss of a batch is the mean of its rows' losses, where that is not known.
+
+        The outputs and labels of a few passes show it.
+        """
+        return
 
     def by_output(self, objective: Any) -> list[OfOutput]:
         """Return the losses of several outputs; none if the objective is no sum of them."""

@@ -13,7 +13,7 @@ from keras import ops
 from wholestep import tree
 from wholestep.audit import families
 from wholestep.audit.log import Applied, Called, Flags, Line, Log, Values
-from wholestep.audit.meaning import LossObjective, Observed, by_output, frozen_for, is_masked, misfits, tensors
+from wholestep.audit.meaning import LossObjective, Observed, by_output, is_masked, misfits, tensors
 from wholestep.audit.port import ByPass, OfOutput, OneLoss, Port, Terms
 from wholestep.audit.source import line_of_loss, line_of_step
 from wholestep.audit.windows import PAD, Piece, Update
@@ -22,6 +22,7 @@ from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, mask
 from wholestep.program import ProgramCache
 from wholestep.tree import Tensor, Tree
 
+_FEW, _FEW_ROWS, _SAME = 3, 16, 1e-3  # passes, and rows, by which it is seen that a loss is one of rows
 _PULLED, _BY_WEIGHT = Observed(), "mean_with_sample_weight"
 _OF_LOSSES = ProgramCache(128)  # the derivatives of Keras' losses, for all replays: a search tries the same ones anew
 
@@ -46,6 +47,7 @@ class Replay(Port):
         super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
         layers = model._flatten_layers()
         dtypes = [layer.compute_dtype for layer in layers]
+        self.trained = trained_in(model)
         self._measure([(v.path, tuple(v.shape)) for v in model.trainable_variables], dtypes)
         self._others = untrained(model)
         self.names_of_others = [v.path for v in self._others]
@@ -67,8 +69,8 @@ class Replay(Port):
     @staticmethod
     @contextmanager
     def as_then(model: keras.Model, log: Log) -> Iterator[None]:
-        num = next((len(each.params) for each in reversed(log.called) if each.is_whole), 0)
-        then = (log.flags.get(num) or frozen_for(model)) if num not in (0, len(model.trainable_variables)) else []
+        trained = next((each.trained for each in reversed(log.called) if each.is_whole), ())
+        then = log.flags.get(trained, []) if trained != trained_in(model) else []
         now = flags(model) if then else []
         try:
             _set(then)
@@ -113,6 +115,13 @@ class Replay(Port):
                 return objective
         self.is_masked = False
         return LossObjective(loss, is_masked=False)
+
+    def settle(self, objective: Any, pieces: list[Piece]) -> None:
+        loss: Any = getattr(objective, "loss", None)
+        if not isinstance(loss, families.Function) or loss.is_coupled or self.is_observing:
+            return
+        known = [piece for piece in pieces if piece.is_known and len(piece.called.outputs) == 1 < len(piece.rows)]
+        loss.is_coupled = any(_is_of_all(loss, p.called.outputs[0], *self.batch(p)[1:]) for p in known[:_FEW])
 
     def by_output(self, objective: Any) -> list[OfOutput]:
         return [] if self.is_observing or self.by_pass else by_output(self.model, objective, self.data)
@@ -367,15 +376,41 @@ def untrained(model: keras.Model) -> list[keras.Variable]:
     return [*model.non_trainable_variables, *(v for v in keras.tree.flatten(states) if isinstance(v, keras.Variable))]
 
 
+def _is_of_all(loss: Any, outputs: np.ndarray, labels: Tree, weights: Tree = None) -> bool:
+    """Whether a loss gives one number for a batch that is neither the mean nor the sum of its rows' losses."""
+    some = np.unique(np.linspace(0, len(outputs) - 1, _FEW_ROWS).astype(int))
+
+    def number_of(rows: np.ndarray) -> np.ndarray:
+        own = tree.map_leaves(lambda leaf: np.asarray(leaf)[rows], labels)
+        return np.asarray(ops.convert_to_numpy(loss.whole(own, outputs[rows])), "float64")
+
+    number = number_of(some)
+    if number.ndim:
+        return False
+    alone = np.array([float(number_of(some[i : i + 1])) for i in range(len(some))])
+    own = np.ones(len(some)) if weights is None else np.asarray(weights, "float64")[some]
+    if own.shape != alone.shape or not own.sum():
+        return False
+    near = _SAME * np.sum(np.abs(np.where(own == 0, 0.0, own * alone)))
+    total = np.sum(np.where(own == 0, 0.0, own * alone))
+    return not any(abs(number * divisor - total) <= near for divisor in (own.sum(), 1.0))
+
+
+def trained_in(model: keras.Model) -> tuple[int, ...]:
+    """Return the identities of the variables that are set to be trained."""
+    return tuple(map(id, model.trainable_variables))
+
+
 def flags(model: keras.Model) -> Flags:
-    """Return every layer with whether it is set to be trained, a model before its parts."""
-    return [(layer, layer.trainable) for layer in model._flatten_layers()]
+    """Return every layer and variable with whether it is set to be trained, a model before its parts."""
+    layers = [(layer, layer.trainable) for layer in model._flatten_layers()]
+    return [*layers, *((variable, variable.trainable) for variable in model.variables)]
 
 
 def _set(wanted: Flags) -> None:
-    for layer, is_trained in wanted:
-        if layer.trainable != is_trained:
-            layer.trainable = is_trained
+    for each, is_trained in wanted:
+        if each.trainable != is_trained:
+            each.trainable = is_trained
 
 
 def values(model: keras.Model) -> Values | None:

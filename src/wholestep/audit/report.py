@@ -14,6 +14,7 @@ from wholestep.audit.gradients import HIDDEN
 from wholestep.audit.judge import Case, Verdict
 from wholestep.audit.log import OWN_TRAINER
 from wholestep.audit.pictures import pictures
+from wholestep.audit.progress import shown
 from wholestep.audit.rows import FEW_PASSES, NOTED
 from wholestep.errors import SpecificationError, message, notify_if_long
 from wholestep.reports.page import assert_drawable, can_draw, figure, part_of_page, write_page
@@ -88,8 +89,8 @@ class Report:
         if self.has_likely:
             return next(note for note in verdict.notes if isinstance(note, Likely))
         if not verdict.has_seen or verdict.seen is None:
-            is_own = OWN_TRAINER in verdict.unseen
-            return f"{OWN_TRAINER}." if is_own else "Nothing can be said: no update on rows of the data was seen."
+            why = verdict.unjudged or "no update on rows of the data was seen"
+            return f"{OWN_TRAINER}." if OWN_TRAINER in verdict.unseen else f"Nothing can be said: {why}."
         num, judged = len(verdict.seen.updates), ", ".join(verdict.judged)
         why = "; ".join(each for each in (verdict.unjudged, self.unreached) if each)
         unjudged = f"Not judged: {why}. " if why else ""
@@ -104,7 +105,8 @@ class Report:
         num_asked = sum("?" in note for note in verdict.notes)
         asked = f" {many(num_asked, 'note asks', 'notes ask')} whether something is meant." if num_asked else ""
         judged += " were judged" if len(verdict.judged) > 1 or judged == "rows" else " was judged"
-        return f"{unjudged}Nothing found in {of}{many(num, 'update')}{some}: {judged}{few}.{asked}{rest}"
+        found, first = ("Nothing else found", f"{verdict.unused} ") if verdict.unused else ("Nothing found", "")
+        return f"{first}{unjudged}{found} in {of}{many(num, 'update')}{some}: {judged}{few}.{asked}{rest}"
 
     def printed(self, *, loss: object) -> None:
         """Pass the losses that the loop prints to the audit: of each pass over the data, or of the last one.
@@ -138,7 +140,8 @@ class Report:
                 raise SpecificationError(message(must, "one inside its `with`", attempt))
             num = self._case.log.num_updates
             updates = many(num, "update") if num else "the updates"
-            with notify_if_long(f"wholestep: judging {updates} of the loop, which may take minutes.", PATIENCE):
+            line = f"wholestep: judging {updates} of the loop, which may take minutes."
+            with notify_if_long(line, PATIENCE), shown():
                 self._verdict = self._case.judge()
         return self._verdict
 
@@ -176,7 +179,7 @@ class Report:
         return part_of_page(parts)
 
     def _lists(self) -> list[tuple[str, list[str]]]:
-        notes = [note for note in self.notes if note != self.first_line]
+        notes = [note for note in self.notes if not self.first_line.startswith(note)]
         every = ("Taken as meant", self.taken), ("Notes", notes), ("Not looked at", self.unseen)
         return [(title, lines) for title, lines in every if lines]
 

@@ -198,6 +198,8 @@ def _passes(
     elif not unused and window <= rows.num // 2 and first != sorted(first):
         yield _of_window(window, rows, labels)
     elif len(first) < rows.num * (_NEARLY_ALL if origin == "as given" else 1) and not are_same:
+        if windows.in_training[0]:  # the rest may be in the passes without a gradient
+            return
         told = f"A pass has {len(first)} of the {rows.num} rows, each pass others. If the rest is held out, it is "
         yield f"{told}trained on in other passes: split the data before they are shuffled, or shuffle once."
     is_one_order = all(each == first for each in whole)

@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 
 from wholestep.audit.stop import Enough, as_command, over
 
+_BUILD = (
+    "Keras' optimizer makes its variables at its first step, which may be too late under a strategy. Make it inside of "
+    "`strategy.scope()`, and call `optimizer.build(model.trainable_variables)` there"
+)
+
 
 class Ran(NamedTuple):
     """How a script ended.
@@ -120,7 +125,17 @@ def _ended_with(error: Exception) -> str:
         return told
     from wholestep.audit.found import own_fault
 
+    if _is_of_an_unbuilt_optimizer(error):
+        *_, last = (line.strip() for line in str(error).splitlines() if line.strip())
+        return f"the script ended with its own error: {last}. {_BUILD}"
     return own_fault(error) or told
+
+
+def _is_of_an_unbuilt_optimizer(error: Exception) -> bool:
+    """Whether Keras' optimizer could not make its variables in a step under a strategy of TensorFlow."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    builds = [line for line in lines if "optimizers" in line and line.rstrip(" *").endswith("in build")]
+    return bool(builds) and any("tf.distribute" in line or "strategy.run" in line for line in lines)
 
 
 def _of_script(raised: TracebackType | None, path: str) -> TracebackType | None:

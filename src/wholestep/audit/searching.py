@@ -146,7 +146,10 @@ class _Data:
     def whole_arrays(self) -> tuple | None:
         """Find arrays that hold every row of the model's inputs: of others a dataset may hold more."""
         x = [named.value for named in self.held[0]]
-        is_whole = bool(x) and all(np.all(Rows(x).find(leaves) != PAD) for leaves in self.inputs)
+        if not x:
+            return None
+        table = Rows(x)
+        is_whole = all(np.all(table.anew().find(leaves) != PAD) for leaves in self.inputs)
         return self.arrays() if is_whole else None
 
     def arrays(self) -> tuple | None:
@@ -169,7 +172,8 @@ class _Data:
     def _given(self, what: str, x: list[np.ndarray], fill: float = 0.0) -> tuple[np.ndarray | None, str]:
         """Return (the labels or weights by row that the loss was given, their name); None if it was given none."""
         given = [(each.called.inputs, getattr(each, what)) for each in self.labels]
-        pairs = [(Rows(x).find(inputs), values) for inputs, values in given if values is not None]
+        table = Rows(x)
+        pairs = [(table.anew().find(inputs), values) for inputs, values in given if values is not None]
         if not pairs:
             return None, ""
         for named in self.held[1]:

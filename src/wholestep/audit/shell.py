@@ -80,7 +80,9 @@ def _audit(own: argparse.Namespace, script: list[str]) -> int:
             return _say_unseen(own, [str(error)])
     if ran.scout is None:
         return _say_unseen(own, [ran.how or "any update: the script imports neither Keras nor PyTorch"])
-    with notify_if_long(_JUDGING, PATIENCE):
+    from wholestep.audit.progress import shown
+
+    with notify_if_long(_JUDGING, PATIENCE), shown():
         return _of_torch(own, ran) if ran.scout.framework == "torch" else _conclude(own, ran)
 
 

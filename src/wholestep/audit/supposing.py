@@ -213,7 +213,8 @@ def _by_pass(meaning: Meaning) -> Iterator[Supposed]:
         return
     x, is_whole = _given(meaning, called)
     if is_whole:
-        rows, arrays = np.concatenate([Rows(x).find(each.inputs) for each in called]), meaning.labels | meaning.beside
+        table, arrays = Rows(x), meaning.labels | meaning.beside
+        rows = np.concatenate([table.anew().find(each.inputs) for each in called])
         values = {name: np.asarray(y)[rows] for name, y in (arrays or {"the data": meaning.data[1]}).items()} | values
     nothing = np.zeros(sum(len(each.outputs[0]) for each in called))
     for one, own in by_pass(Replay(meaning.watched.model, (nothing, nothing, None)), called, values):
@@ -229,7 +230,8 @@ def _are_as(values: list[np.ndarray], called: list[Called]) -> bool:
 def _given(meaning: Meaning, called: list[Called]) -> tuple[Tree, bool]:
     """Return (the data's inputs, whether they hold all inputs of these passes; else these inputs, each row once)."""
     x = meaning.data[0]
-    is_whole = all(np.all(Rows(x).find(each.inputs) != PAD) for each in called)
+    table = Rows(x)
+    is_whole = all(np.all(table.anew().find(each.inputs) != PAD) for each in called)
     return (x if is_whole else once(meaning.watched, [each.inputs for each in called])[0]), is_whole
 
 

@@ -375,6 +375,12 @@ def _is_other(one: Applied, two: Applied) -> bool:
     return is_one and any(not np.array_equal(g, h) for g, h in pairs)
 
 
+def unused(seen: Windows) -> str:
+    """Return in words how many forward passes in training mode gave no gradient; "" if all did."""
+    num, num_all = seen.in_training
+    return f"{num} of {num_all} forward passes in training mode gave no gradient." if num else ""
+
+
 def without_update(seen: Windows, log: Log) -> Iterator[str]:
     """Yield the notes on calls of the optimizer that make no update, or not a whole one."""
     called, made = [each.order for each in log.called], [each for each in log.applied if each.is_whole]
@@ -392,6 +398,8 @@ def without_update(seen: Windows, log: Log) -> Iterator[str]:
             f"The gradient is 0 in all {len(handed)} updates, for every variable: nothing is trained. Is the loss cut "
         )
         yield Likely(f"{told}off from the model, by a `stop_gradient`, `detach` or numpy?")
+    if told := unused(seen):
+        yield told
     if seen.num_skipped:
         steps = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
         yield f"{steps} skipped: the gradient was not finite at this loss scale."

@@ -1,6 +1,7 @@
 """From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,6 +49,12 @@ class Rows:
         self._tables: dict[tuple, dict[bytes, list[int]]] = {}
         self._equal: dict[int, list[int]] = {}  # by row its group, of groups of several that were found
         self._uses, self._passed = Counter[int](), set[int]()  # of equal rows, and other rows, in this pass
+
+    def anew(self) -> "Rows":
+        """Return the same rows, none of which was used."""
+        found = copy(self)  # whose tables are shared
+        found._equal, found._uses, found._passed = {}, Counter[int](), set[int]()
+        return found
 
     def find(self, inputs: list[np.ndarray]) -> np.ndarray:
         """Return the number of each row, `PAD` for inputs not in the data; of equal rows a pass uses each once."""
@@ -100,10 +107,11 @@ class Rows:
             ]
             cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
             whole, cut = (dict[bytes, list[int]]() for _ in range(2))
+            # A batch of inputs without their last token may cut the last token of its longest rows.
+            are_cut = np.any([[*map(np.any, rest[:, 1:])] for _, rest in narrow if rest[:, 1:].size], axis=0)
+            are_cut = np.broadcast_to(are_cut, self.num)
             for row, key in enumerate(keys(cast)):
-                # A batch of inputs without their last token may cut the last token of its longest rows.
-                is_cut = any(np.any(rest[row : row + 1, 1:]) for _, rest in narrow)
-                (cut if is_cut else whole).setdefault(key, []).append(row)
+                (cut if are_cut[row] else whole).setdefault(key, []).append(row)
             self._tables[kinds] = cut | whole
         return self._tables[kinds]
 
@@ -207,6 +215,7 @@ class Windows:
         seen: rows of forward passes without a gradient (an evaluation).
         num_skipped, num_skipped_at_end: optimizer steps whose gradients were not finite, in all and at the end.
         num_waiting: gradients at the end that make no update, as the optimizer accumulates them.
+        in_training: forward passes in training mode, before steps that were kept: (without a gradient, all of them).
         place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
         is_of_loss: whether their gradients are derivatives of the loop's loss, as the optimizer is not known.
@@ -231,6 +240,7 @@ class Windows:
     idle: dict[int, list[Update]] = field(default_factory=dict)
     num_skipped_at_end: int = 0
     num_waiting: int = 0
+    in_training: tuple[int, int] = (0, 0)
 
     @property
     def is_rated(self) -> bool:
@@ -251,6 +261,7 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     foreign = num_skipped = in_turn = num_waiting = 0
     *made, last = steps(log)
     passes_of = [_with_gradient(_found(step.called, rows), seen) for step in made]
+    in_training = [_in_training(step.called, own) for step, own in zip(made, passes_of, strict=True)]
     ways = [_of_trials(window, step.applied) for window, step in zip(passes_of, made, strict=True)]
     usual = next((way for way in ways if any(way)), [])  # also of updates whose numbers are not kept
     for step, window, way in zip(made, passes_of, ways, strict=True):
@@ -274,7 +285,9 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     pieces.sort(key=lambda piece: piece.called.order)
     updates, stale = _one_by_one(updates)
     found = Windows(pieces, updates, rest, foreign, seen, num_skipped, placed(pieces), is_by_hand and bool(updates))
-    return replace(found, stale=stale, num_skipped_at_end=in_turn, num_waiting=num_waiting)
+    num_unused, num_all = (sum(nums) for nums in zip((0, 0), *in_training, strict=True))
+    found = replace(found, stale=stale, in_training=(num_unused, num_all))
+    return replace(found, num_skipped_at_end=in_turn, num_waiting=num_waiting)
 
 
 def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
@@ -362,6 +375,14 @@ def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
         if not any(piece is other for other in chosen):
             seen.update(piece.rows[piece.rows != PAD].tolist())
     return chosen
+
+
+def _in_training(called: list[Called], used: list[Piece]) -> tuple[int, int]:
+    """Return how many passes before a step, in training mode, have no gradient while others have one, and all."""
+    orders = {each.order for each in called if each.is_training}
+    own = {piece.called.order for piece in used}
+    is_known = bool(own) and all(each.is_whole for each in called)
+    return (len(orders - own), len(orders)) if is_known else (0, 0)
 
 
 def by_hand(pieces: list[Piece], schedule: Any = None) -> tuple[list[Update], list[Piece]]:

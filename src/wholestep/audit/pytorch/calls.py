@@ -257,6 +257,8 @@ class Calls:
             nodes = [loss if has_scale and node is scaled else node for node in nodes]
             before, are_by_rows = self.watcher.num_heard, list(map(self._is_by_rows, nodes))  # which a graph forgets
             self._note("take")
+            if not is_result:
+                self.watcher.harmless(self.watcher.begin_backward)()
             self.watcher.is_taking = is_result
             try:
                 result = take(*arguments, **others)

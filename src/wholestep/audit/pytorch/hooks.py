@@ -36,6 +36,7 @@ from wholestep.audit.pytorch.state import (
     tensors_of,
     together,
     trained,
+    trained_in,
     unpacked,
     untrained,
 )
@@ -102,6 +103,7 @@ class Watcher:
     first: set[int] = field(default_factory=set)
     _added: list[Called] = field(default_factory=list)  # whose gradients were added since the last step
     _left: list[Called] = field(default_factory=list)  # and before that, but for no step of the module
+    _is_left: bool = False  # whether the gradients of these may still be there
     _is_plain: bool = False
     _differentiated: set[int] = field(default_factory=set)
     _thrown: set[int] = field(default_factory=set)  # of passes with a gradient by their inputs, since the last step
@@ -242,7 +244,9 @@ class Watcher:
             needs=tuple(nest.leaves[i].requires_grad for i in chosen),
             is_cast=begun.is_cast,
         )
-        called = Called(order, inputs, *kept, None, line_here(), setting=setting)
+        is_training = self.module.training and setting.has_graph
+        how: dict[str, Any] = {"setting": setting, "trained": trained_in(self.module), "is_training": is_training}
+        called = Called(order, inputs, *kept, None, line_here(), **how)
         self.log.add(called)
         self.beside.note(called, nest.leaves)
         if not out.leaves:
@@ -284,10 +288,20 @@ class Watcher:
         left, self._left = self._left, []
         is_shared = self._is_plain and any(each.setting.is_through for each in left)
         self.is_shared |= is_shared
-        has_some = any(p.grad is not None and bool(p.grad.any()) for _, p in trained(self.module))
-        if has_some and (is_shared or any(each is called for each in left)):
+        if self._is_left and self._has_some() and (is_shared or any(each is called for each in left)):
             self.log.notes[LEFT] = None
         self._added.append(called)
+
+    def _has_some(self) -> bool:
+        """Whether a parameter of the module has a gradient."""
+        return any(p.grad is not None and bool(p.grad.any()) for _, p in trained(self.module))
+
+    def begin_backward(self) -> None:
+        """Note, before gradients are added, whether those of other optimizers' steps are gone.
+
+        What the module has later is its own, of several backward passes for one step.
+        """
+        self._is_left = self._is_left and self._has_some()
 
     def drop(self, line: Line | None) -> None:
         """Note that a line throws away gradients before a step; of passes on adversarial rows' way they are not meant.
@@ -314,7 +328,7 @@ class Watcher:
             return
         if before is None:
             self.log.has_others = True
-            self._left, self._added = self._left + self._added, []
+            self._left, self._added, self._is_left = self._left + self._added, [], True
             self.log.add(Other(next(self.order)))
             return
         if any(not called.setting.is_through for called in self._added):
@@ -352,6 +366,7 @@ class Watcher:
                 lost=lost,
                 kind=type(optimizer).__name__,
                 setting=rates,
+                trained=trained_in(self.module),
             )
         )
 

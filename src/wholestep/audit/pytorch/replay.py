@@ -19,7 +19,7 @@ from wholestep.audit.log import Applied, Called, Line, Log, Values
 from wholestep.audit.measure import ENOUGH, are_shares, distance, tolerance
 from wholestep.audit.port import ByPass, OneLoss, Port, Terms
 from wholestep.audit.pytorch import families, words
-from wholestep.audit.pytorch.losses import LOGITS, Objective
+from wholestep.audit.pytorch.losses import LOGITS, Function, Objective
 from wholestep.audit.pytorch.state import (
     Random,
     Rates,
@@ -30,6 +30,7 @@ from wholestep.audit.pytorch.state import (
     set_modes,
     tensors_of,
     trained,
+    trained_in,
     unpacked,
     untouched,
     untrained,
@@ -40,6 +41,7 @@ from wholestep.tree import Tree
 
 _MOST_PASSES, _MOST_NUMBERS = 64, 1_000_000  # whose graphs are kept, and the weights or inputs that all these may have
 _HALF = torch.bfloat16, torch.float16
+_FEW = 3  # passes by which it is seen that a loss is one of rows
 _AT_ONCE = 64  # gradients that are taken of a graph at once
 
 
@@ -76,7 +78,7 @@ class Replay(Port):
         self, model: nn.Module, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
     ):
         super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
-        named = trained(model)
+        named, self.trained = trained(model), trained_in(model)
         self._measure([(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named])
         self.names_of_others = [name for name, _ in untrained(model)]
         norms = (part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
@@ -254,6 +256,15 @@ class Replay(Port):
         pairs = [(leaf, _tensor(c)) for leaf, c in zip(run.leaves, chosen, strict=True) if leaf.grad_fn is not None]
         leaves, factors = [leaf for leaf, _ in pairs], [c.to(leaf.dtype)[None] for leaf, c in pairs]
         return next(self._pulled(run.params, leaves, factors))
+
+    def settle(self, objective: Any, pieces: list[Piece]) -> None:
+        """Note in a function whether its number for a batch is the mean, or the sum, of its rows' numbers."""
+        loss = getattr(objective, "loss", None)
+        if not isinstance(loss, Function):
+            return
+        for piece in [piece for piece in pieces if piece.is_known and piece.called.is_whole][:_FEW]:
+            outputs = piece.called.setting.output(list(map(_tensor, piece.called.outputs)))
+            objective.of(outputs, *self.batch(piece)[1:])
 
     def number_of(self, called: Called) -> float:
         """Return the number that the one gradient of a pass was taken of; NaN if it is not known."""

@@ -257,6 +257,11 @@ def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
+def trained_in(module: nn.Module) -> tuple[int, ...]:
+    """Return the numbers of the parameters that a gradient is taken of."""
+    return tuple(i for i, p in enumerate(module.parameters()) if p.requires_grad)
+
+
 def untrained(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the frozen parameters, and then the buffers."""
     frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
