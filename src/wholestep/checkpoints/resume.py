@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,13 @@ from wholestep.checkpoints.configuration import (
     value_of,
 )
 from wholestep.checkpoints.data import check_goes_on, unlike
+from wholestep.checkpoints.files import on_disk
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.pieces import Numbers, hollow
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
-from wholestep.checkpoints.store import AnyFolder, fetch, find
+from wholestep.checkpoints.store import AnyFolder, Store, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect, num_replicas
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
@@ -135,7 +137,7 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
     def read(folder: Folder) -> Found | None:
         return newest(CommonFolder(folder, processes), check_found, sets_aside=False, step=step)
 
-    with slowly(processes), tempfile.TemporaryDirectory() as temporary:
+    with slowly(processes):
         if isinstance(source, Folder):
             found = read(source)
         else:
@@ -144,12 +146,31 @@ def read_one(path: str | os.PathLike[str], check: Callable[[Snapshot], None]) ->
                 way = f"wholestep checkpoint copy {source.folder} FOLDER, and restore(FOLDER)."
                 raise SpecificationError(message(must, source.folder, way))
             steps = source.steps() if step is None else [step]
-            folder = Folder(temporary)
-            found = None if fetch(source, steps, folder) is None else read(folder)
+            with _copied(source, steps) as folder:
+                found = None if folder is None else read(folder)
     if found is None:
         must = "The path must be a good checkpoint, or a folder with one."
         raise CheckpointError(message(must, _lacking(source), "the folder that was passed to fit."))
     return found
+
+
+@contextmanager
+def _copied(store: Store, steps: list[int]) -> Iterator[Folder | None]:
+    """Context with a temporary copy of the first good checkpoint of these steps; None if none is good."""
+    must = f"A checkpoint in {store.folder} is read from a copy in a temporary folder."
+    copy = f"wholestep checkpoint copy {store.folder} FOLDER"
+    way = f"set TMPDIR to a folder with room; or {copy}, and pass FOLDER."
+    with on_disk(must, way):
+        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with temporary as path:
+        folder = Folder(path)
+        try:
+            step = fetch(store, steps, folder)
+        except CheckpointError as error:
+            if str(folder.folder) not in str(error):
+                raise
+            raise CheckpointError(message(must, error.args[0], way)) from error
+        yield None if step is None else folder
 
 
 def _lacking(source: AnyFolder) -> str:
