@@ -29,9 +29,9 @@ _SKIPPED = ("optimizer", "seed_generator")
 _MOST_LINKS = 1 << 16
 _MOST_LEVELS = 100
 _MOST_NAME = 1 << 10  # characters of all names of an array
-_MOST_READ = 1 << 20  # bytes of an archive at once, and so of its list of members
+_MOST_READ = 1 << 18  # bytes of an archive at once, and so of its list of members
 _MOST_GROWTH = 100  # of a compressed member; weights shrink to a half
-_IN_MEMORY = 1 << 24  # bytes of a decompressed member; a larger one is on disk
+_IN_MEMORY = 1 << 20  # bytes of a decompressed member; a larger one is on disk
 
 
 @dataclass(frozen=True)
