@@ -90,7 +90,7 @@ def edited(edit):
         members[MEMBER] = inside.getvalue()
         return archive_of(members) if is_archive else members[MEMBER]
 
-    change.__name__ = edit.__name__
+    change.__name__, change.edit = edit.__name__, edit
     return change
 
 
@@ -278,6 +278,153 @@ def changed(content, seed):
     content = CHANGES[seed % len(CHANGES)](content, draw)
     is_damaged_too = draw.random() < 0.2
     return draw.choice(BYTES)(content, draw) if is_damaged_too else content
+
+
+# ---- forms of files that others write, and forged ones ----
+
+
+def loaded(path, width=6):
+    """Return the weights of a new model after loading a file."""
+    made = model(width)
+    for variable in made.weights:
+        variable.assign(np.full(variable.shape, 7.0))
+    result = ws.load_weights(made, path)
+    assert result.missing == result.unused == []
+    return made.get_weights()
+
+
+def saved(path, width=6):
+    made = model(width)
+    made.set_weights([np.random.RandomState(i).random(w.shape).astype("f4") for i, w in enumerate(made.get_weights())])
+    made.save(path) if path.suffix == ".keras" else made.save_weights(path)
+    return made.get_weights()
+
+
+def copied(path, to, how=lambda values: {}, **form):
+    """Copy a file as other programs write it."""
+    with h5py.File(path) as one, h5py.File(to, "w", **form) as two:
+
+        def copy(name, each):
+            if isinstance(each, h5py.Group):
+                made = two.create_group(name, track_order=form.get("track_order"))
+            else:
+                made = two.create_dataset(name, data=each[...], **how(each))
+            for key, value in each.attrs.items():
+                made.attrs[key] = value
+
+        one.visititems(copy)
+
+
+def compressed(each):
+    return (
+        {"compression": "gzip", "shuffle": True, "chunks": tuple(min(2, n) for n in each.shape)} if each.shape else {}
+    )
+
+
+FORMS = {
+    "new": {"libver": "latest"},
+    "in order": {"track_order": True},
+    "new, in order": {"libver": "latest", "track_order": True},
+    "chunks": {"how": lambda each: {"chunks": True, "maxshape": (None,) * each.ndim} if each.shape else {}},
+    "compressed": {"how": compressed},
+    "compressed, new": {"how": compressed, "libver": "latest"},
+    "of more bits": {"how": lambda each: {"dtype": ">f8"} if each.dtype.kind == "f" else {}},
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_file_that_another_program_has_copied_is_loaded(form, tmp_path):
+    expected = saved(tmp_path / "a.weights.h5")
+    copied(tmp_path / "a.weights.h5", tmp_path / "b.weights.h5", **form)
+    for one, two in zip(loaded(tmp_path / "b.weights.h5"), expected, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_many_layers_are_loaded(tmp_path):
+    inputs = keras.Input((2,))
+    layers = [keras.layers.Dense(2, name=f"layer_{i}") for i in range(60)]
+    made = keras.Model(inputs, keras.layers.Add()([layer(inputs) for layer in layers]))
+    made.save_weights(tmp_path / "a.weights.h5")
+    copied(tmp_path / "a.weights.h5", tmp_path / "b.weights.h5", libver="latest")
+    expected = made.get_weights()
+    for path in ("a.weights.h5", "b.weights.h5"):
+        made.set_weights([np.zeros_like(each) for each in expected])
+        assert len(ws.load_weights(made, tmp_path / path).loaded) == 120
+        for one, two in zip(made.get_weights(), expected, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 30, 100])
+def test_a_compressed_archive_is_loaded_with_a_temporary_file(nbytes, tmp_path, monkeypatch):
+    monkeypatch.setattr("wholestep.checkpoints.keras_file._IN_MEMORY", nbytes)
+    expected = saved(tmp_path / "a.keras")
+    members = members_of((tmp_path / "a.keras").read_bytes())
+    (tmp_path / "b.keras").write_bytes(archive_of(members, compression=zipfile.ZIP_DEFLATED))
+    for one, two in zip(loaded(tmp_path / "b.keras"), expected, strict=True):
+        np.testing.assert_array_equal(one, two)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    if nbytes == 100:
+        with pytest.raises(ws.CheckpointError, match=r"unpacked to a temporary folder.*Try: unzip.*model\.weights\.h5"):
+            loaded(tmp_path / "b.keras")
+
+
+def test_a_bit_of_an_archive_that_was_flipped_is_found(tmp_path):
+    saved(tmp_path / "a.keras", 64)
+    content = bytearray((tmp_path / "a.keras").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "a.keras").write_bytes(content)
+    with pytest.raises(ws.CheckpointError, match=r"Bad CRC-32 for file 'model\.weights\.h5'"):
+        loaded(tmp_path / "a.keras", 64)
+
+
+WIDE = "layers/functional/layers/dense/vars"
+
+
+def forged(edit, tmp_path):
+    path = tmp_path / "a.weights.h5"
+    saved(path)
+    with h5py.File(path, "r+") as file:
+        edit(file)
+    return path
+
+
+def put(file, name, value):
+    if name in file:
+        del file[name]
+    file[name] = value
+
+
+def nest(file):
+    file.create_group("/".join(["deep"] * 200))
+
+
+def never_written(file):
+    del file[f"{WIDE}/1"]
+    file.create_dataset(f"{WIDE}/1", 6, "f4")
+
+
+FORGED = {
+    "group": (lambda f: put(f, f"{WIDE}/0", f.create_group("other")), "wide/0 is not an array"),
+    "array": (lambda f: put(f, WIDE, np.zeros(3)), "vars is not a group"),
+    "cycle": (lambda f: put(f, "layers/more", f["/layers"]), "'more' is a second name of another object"),
+    "root": (lambda f: put(f, "layers/more", f["/"]), "'more' is a second name of another object"),
+    "laughs": (lambda f: laughs.edit(f, None), "is a second name of another object"),
+    "soft": (lambda f: put(f, f"{WIDE}/0", h5py.SoftLink("/layers")), "'0' is a link"),
+    "nowhere": (lambda f: put(f, "more", h5py.SoftLink("/nowhere")), "'more' is a link"),
+    "deep": (nest, "groups in 101 groups"),
+    "escape": (lambda f: f[WIDE].attrs.create("name", "\x1b[2J"), r"'\\x1b\[2J' is not a name"),
+    "number": (lambda f: f[WIDE].attrs.create("name", 3), "an attribute 'name' that is not a string"),
+    "long": (lambda f: f[WIDE].attrs.create("name", "a" * 9999), "a name of 9999 bytes"),
+    "late": (never_written, "in 0 bytes in place of 24"),
+}
+
+
+@pytest.mark.parametrize(("edit", "words"), FORGED.values(), ids=FORGED)
+def test_a_forged_file_is_refused_by_its_path_and_the_reason(edit, words, tmp_path):
+    path = forged(edit, tmp_path)
+    with pytest.raises(ws.CheckpointError, match=rf"readable in .*a\.weights\.h5\. Received: .*{words}.*Try: ") as info:
+        loaded(path)
+    assert str(path) in str(info.value)
 
 
 # ---- another process loads the files, so that its memory and its end are seen ----

@@ -270,6 +270,9 @@ def test_bfloat16_is_loaded_and_restored(tmp_path):
         (["x.keras"], {}, "readable in .*x.keras"),
         (["none"], {}, "no such folder: .*none"),
         ([None], {}, "path must be a path"),
+        (["s3://bucket/x.keras"], {}, "local disk.*Received: s3://bucket/x.keras"),
+        (["folder.keras"], {}, "none in .*folder.keras"),
+        (["pipe.keras"], {}, "not a regular file"),
         (["text.txt"], {}, "folder of checkpoints, or in a .keras"),
         (["text.keras"], {}, "readable in .*text.keras"),
         (["text.weights.h5"], {}, "readable in .*text.weights.h5"),
@@ -285,6 +288,8 @@ def test_what_cannot_be_loaded_is_refused(given, named, words, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for ending in ("txt", "keras", "weights.h5"):
         (tmp_path / f"text.{ending}").write_text("text")
+    (tmp_path / "folder.keras").mkdir()
+    os.mkfifo(tmp_path / "pipe.keras")
     with pytest.raises((ws.SpecificationError, ws.CheckpointError), match=words):
         ws.load_weights(task(), *given, **named)
 

@@ -1,7 +1,9 @@
 """Bounded reads from an HDF5 file: a string of an attribute, the numbers of a dataset.
 
-The library finds objects, after their groups have been checked: in a loop of names it runs for ever. So it does in a
-damaged heap of strings, and it decompresses chunks to any size: attributes and numbers are read here. Format: https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
+HDF5's library finds objects, after their groups have been checked: it never ends in a loop of
+names. Nor does it end in a damaged heap of strings, and it decompresses chunks to any size, so attributes
+and numbers are read here. The format:
+https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
 """
 
 import itertools
@@ -20,11 +22,14 @@ _MOST_HEADER = 1 << 20  # bytes of a part of a header
 _MOST_HEADERS = 1 << 27  # bytes of all headers, and _EACH for each read
 _EACH = 1 << 7
 _MOST_HOLES = 1 << 12  # in a heap of names
+_MOST_NODES = 1 << 16  # in a tree of names
+_MOST_HEAP = 1 << 16  # bytes of a heap of strings
 _MOST_CHUNKS = 100  # of a small array; of a large one, one for each KiB
 _BLOCK = 1 << 24  # bytes of another dtype that are converted at once
 _COMPACT = 1 << 16  # the most bytes of an array in its header
 _DEFLATE, _SHUFFLE = 1, 2  # the numbers of filters
-_ATTRIBUTE, _CONTINUATION, _TABLE, _MANY_ATTRIBUTES = 0x0C, 0x10, 0x11, 0x15  # the numbers of messages
+_ATTRIBUTE, _CONTINUATION = 0x0C, 0x10  # the numbers of messages
+_TABLE, _MANY_ATTRIBUTES = 0x11, 0x15
 _FIXED, _VARIABLE = 3, 9  # the numbers of classes of types
 _NOWHERE = (1 << 64) - 1
 
@@ -35,7 +40,6 @@ class Content:
     def __init__(self, file: Any):
         self._file = file
         self._left = _MOST_HEADERS
-        self._heaps: dict[int, dict[int, tuple[int, int]]] = {}
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return few bytes, such as a part of a header."""
@@ -71,12 +75,23 @@ class Content:
             self._check_table(*struct.unpack("<QQ", self.read(at + 16, 16)))
 
     def check_group(self, address: int) -> None:
-        """Refuse a group in which the library would run for ever, if the object at this address is a group."""
+        """Refuse the object at this address if it is a group in which the library never ends."""
         for kind, body in self._messages(address):
             if kind == _TABLE:
                 self._check_table(*struct.unpack_from("<QQ", body))
 
     def _check_table(self, tree: int, heap: int) -> None:
+        self._check_heap(heap)
+        nodes, seen = [tree], {tree}
+        while nodes:
+            children = self._children(nodes.pop())
+            num_seen = len(seen) + len(children)
+            seen.update(children)
+            if len(seen) < num_seen or num_seen > _MOST_NODES:
+                raise ValueError("a group in a loop")
+            nodes.extend(children)
+
+    def _check_heap(self, heap: int) -> None:
         size, hole, begin = struct.unpack("<8xQQQ", self.read(heap, 32))
         num = 0
         while hole + 16 <= size and hole != 1:  # 1 is the end
@@ -84,29 +99,26 @@ class Content:
             if num > _MOST_HOLES:
                 raise ValueError("names in a loop")
             (hole,) = struct.unpack("<Q", self.read(begin + hole, 8))
-        nodes, seen = [tree], {tree}
-        while nodes:
-            children = self._children(nodes.pop())
-            if seen & {*children} or len({*children}) != len(children):
-                raise ValueError("a group in a loop")
-            seen.update(children)
-            nodes.extend(children)
 
     def _children(self, node: int) -> tuple[int, ...]:
         """Return the addresses of the nodes, or of the lists of names, below a node of a group."""
         signature, num = struct.unpack("<4s2xH", self.read(node, 8))
         if signature != b"TREE":
             return ()
-        return struct.unpack(f"<{'8xQ' * num}", self.read(node + 24, 16 * num))
+        keys_and_children = struct.unpack(f"<{2 * num}Q", self.read(node + 24, 16 * num))
+        return keys_and_children[1::2]
 
     # ---- the strings of attributes ----
 
     def text(self, owner: Any, name: str) -> str:
         """Return a string that is an attribute of an object; "" without it."""
         for kind, body in self._messages(h5o.get_info(owner).addr):
-            if kind == _MANY_ATTRIBUTES and struct.unpack_from("<Q", body, 4 if body[1] & 1 else 2)[0] != _NOWHERE:
-                raise ValueError("a group with many attributes")
-            if kind == _ATTRIBUTE and (found := self._attribute(body, name.encode())) is not None:
+            if kind == _MANY_ATTRIBUTES:
+                (heap,) = struct.unpack_from("<Q", body, 4 if body[1] & 1 else 2)
+                if heap != _NOWHERE:
+                    raise ValueError("an object with many attributes")
+            found = self._attribute(body, name.encode()) if kind == _ATTRIBUTE else None
+            if found is not None:
                 return found
         return ""
 
@@ -125,7 +137,7 @@ class Content:
                 yield kind, body
 
     def _first_block(self, address: int, *, is_old: bool) -> tuple[int, int, bool]:
-        """Return where the messages begin, their size, and whether each has a number of its order."""
+        """Return the address of the messages, their size, and whether they are numbered."""
         if is_old:
             version, nbytes = struct.unpack("<B7xI", self.read(address, 12))
             if version != 1:
@@ -148,38 +160,32 @@ class Content:
         if name.rstrip(b"\0") != wanted:
             return None
         is_shared = version > 1 and flags & 3
-        is_string = not is_shared and kind[0] & 15 in (_FIXED, _VARIABLE) and space[1] == 0
-        if not is_string or (kind[0] & 15 == _VARIABLE and kind[1] & 15 != 1):
+        number, variant = kind[0] & 15, kind[1] & 15
+        is_string = number == _FIXED or (number == _VARIABLE and variant == 1)
+        if is_shared or not is_string or space[1] > 0:
             raise ValueError(f"an attribute {wanted.decode()!r} that is not a string")
-        if kind[0] & 15 == _FIXED:
-            found = body[begin : begin + struct.unpack_from("<I", kind, 4)[0]]
+        if number == _FIXED:
+            (size,) = struct.unpack_from("<I", kind, 4)
+            found = body[begin : begin + size]
         else:
             found = self._string(*struct.unpack_from("<IQI", body, begin))
         return found.rstrip(b"\0").decode()
 
-    def _string(self, nbytes: int, address: int, index: int) -> bytes:
+    def _string(self, nbytes: int, address: int, wanted: int) -> bytes:
         """Return a string in a heap."""
         if nbytes == 0:
             return b""
-        if address not in self._heaps:
-            self._heaps[address] = dict(self._strings(address))
-        begin, most = self._heaps[address].get(index, (0, 0))
-        if nbytes > min(most, _MOST_TEXT):
-            raise ValueError(f"a name of {nbytes} bytes in {most} bytes")
-        return self.read(begin, nbytes)
-
-    def _strings(self, address: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield the numbers of the strings in a heap, with where each begins and its size."""
         signature, size = struct.unpack("<4s4xQ", self.read(address, 16))
-        if signature != b"GCOL":
-            raise ValueError("a name outside of a heap")
-        begin, end = address + 16, address + size
-        while begin + 16 <= end:
-            index, nbytes = struct.unpack("<H6xQ", self.read(begin, 16))
-            if index == 0:
-                return
-            yield index, (begin + 16, nbytes)
-            begin += 16 + -(-nbytes // 8) * 8
+        if signature != b"GCOL" or size > _MOST_HEAP or nbytes > _MOST_TEXT:
+            raise ValueError(f"a name of {nbytes} bytes in a heap of {size}")
+        heap, begin, index = self.read(address, size), 16, -1
+        while begin + 16 + nbytes <= size and index != 0:
+            index, room = struct.unpack_from("<H6xQ", heap, begin)
+            begin += 16
+            if index == wanted and room >= nbytes:
+                return heap[begin : begin + nbytes]
+            begin += -(-room // 8) * 8
+        raise ValueError("a name that is not in its heap")
 
 
 def _old_messages(block: bytes, _: bool) -> Iterator[tuple[int, bytes]]:
@@ -214,19 +220,20 @@ class Numbers:
         is_empty = dataset.get_space().get_simple_extent_type() == h5s.NULL
         self.shape = () if is_empty else tuple(dataset.shape)
         self.dtype = np.dtype(object) if is_empty else _dtype(dataset, content)
-        self._stored = np.dtype(np.uint8) if self.dtype == bool else self.dtype  # no other bits in a bool
+        is_bool = self.dtype == bool
+        self._stored = np.dtype(np.uint8) if is_bool else self.dtype  # of any bits
         self._nbytes = math.prod(self.shape) * self._stored.itemsize
 
     def read(self, dtype: np.dtype) -> np.ndarray:
-        """Return the numbers in a dtype, if all of them are stored in bytes of the expected size."""
+        """Return the numbers in a dtype; refuse another number of stored bytes than expected."""
         layout = self._plist.get_layout()
         size = self._dataset.get_storage_size()
         if layout != h5d.CHUNKED and size != self._nbytes:
             raise ValueError(f"{self._name} is stored in {size} bytes in place of {self._nbytes}")
         out = np.empty(self.shape, dtype)
         if self._nbytes:
-            fill = {h5d.CHUNKED: self._from_chunks, h5d.COMPACT: self._from_header}.get(layout, self._from_block)
-            fill(out)
+            others = {h5d.CHUNKED: self._from_chunks, h5d.COMPACT: self._from_header}
+            others.get(layout, self._from_block)(out)
         return out
 
     def _from_block(self, out: np.ndarray) -> None:
@@ -253,12 +260,14 @@ class Numbers:
         nbytes = math.prod(chunk) * self._stored.itemsize
         counts = [-(-size // step) for size, step in zip(self.shape, chunk, strict=True)]
         num = math.prod(counts)
-        if nbytes > max(self._nbytes, _MOST_HEADER) or num > max(_MOST_CHUNKS, self._nbytes >> 10):
-            raise ValueError(f"{self._name} of shape {self.shape} is stored in {num} chunks of shape {chunk}")
+        most = max(_MOST_CHUNKS, self._nbytes >> 10)
+        if nbytes > max(self._nbytes, _MOST_HEADER) or num > most:
+            raise ValueError(f"{self._name} is stored in {num} chunks of shape {chunk}")
         for index in itertools.product(*map(range, counts)):
             begin = tuple(i * step for i, step in zip(index, chunk, strict=True))
             block = np.frombuffer(self._chunk(begin, nbytes), self._stored).reshape(chunk)
-            part = out[tuple(slice(at, at + step) for at, step in zip(begin, chunk, strict=True))]
+            bounds = zip(begin, chunk, strict=True)
+            part = out[tuple(slice(at, at + step) for at, step in bounds)]
             part[...] = block[tuple(map(slice, part.shape))]
 
     def _chunk(self, begin: tuple[int, ...], nbytes: int) -> bytes:
@@ -266,7 +275,7 @@ class Numbers:
         stored = self._dataset.get_chunk_info_by_coord(begin)
         most = nbytes + nbytes // 100 + 100  # an incompressible chunk grows
         if stored.byte_offset is None or stored.size > most:
-            raise ValueError(f"{self._name} has a chunk of {stored.size} bytes in place of {nbytes}")
+            raise self._wrong_chunk(stored.size, nbytes)
         found = np.empty(stored.size, np.uint8)
         self._content.read_into(found, stored.byte_offset)
         content = found.tobytes()
@@ -274,16 +283,21 @@ class Numbers:
             if not stored.filter_mask >> i & 1:
                 content = self._unfiltered(content, i, most)
         if len(content) != nbytes:
-            raise ValueError(f"{self._name} has a chunk of {len(content)} bytes in place of {nbytes}")
+            raise self._wrong_chunk(len(content), nbytes)
         return content
+
+    def _wrong_chunk(self, nbytes: int, expected: int) -> ValueError:
+        return ValueError(f"{self._name} has a chunk of {nbytes} bytes in place of {expected}")
 
     def _unfiltered(self, content: bytes, i: int, most: int) -> bytes:
         number, _, _, name = self._plist.get_filter(i)
         if number == _DEFLATE:
             return zlib.decompressobj().decompress(content, most)
         if number == _SHUFFLE:
-            return np.frombuffer(content, np.uint8).reshape(self._stored.itemsize, -1).T.tobytes()
-        raise ValueError(f"{self._name} is compressed by {name.decode()}, which h5repack -f NONE undoes")
+            parts = np.frombuffer(content, np.uint8).reshape(self._stored.itemsize, -1)
+            return parts.T.tobytes()
+        way = "h5repack -f NONE undoes it"
+        raise ValueError(f"{self._name} is compressed by {name.decode()}; {way}")
 
 
 def _dtype(dataset: Any, content: Content) -> np.dtype:

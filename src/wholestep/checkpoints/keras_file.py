@@ -1,6 +1,6 @@
-"""The weights of a .keras or a .weights.h5 file: first their index, then the numbers that a model takes.
+"""The weights of a .keras or a .weights.h5 file: first their index, then the numbers of some.
 
-A file takes no more memory than the variables that it fills, whatever it declares.
+A file takes as much memory as the variables that it fills, whatever sizes it declares.
 """
 
 import io
@@ -61,7 +61,7 @@ class StoredArray:
 
 @contextmanager
 def opened_weights(path: Path) -> Iterator[list[StoredArray]]:
-    """Context with the index of the weights in a file, which can be read until the end of the context.
+    """Context with the index of the weights in a file, which can be read in the context.
 
     Raises:
         CheckpointError: the file cannot be opened.
@@ -83,15 +83,16 @@ def opened_weights(path: Path) -> Iterator[list[StoredArray]]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Raise one error for a file, whatever its libraries raise."""
+    """Raise one error for all errors of the libraries that read a file."""
     must = f"The weights must be readable in {path}."
-    attempt = "the path of a file that model.save or model.save_weights of Keras 3 has written, copied in full."
+    attempt = "a file that Keras 3 has written by model.save or model.save_weights, copied in full."
     try:
         yield
     except CheckpointError:
         raise
     except OSError as error:
-        kind = DamagedError if error.errno is None else CheckpointError  # HDF5's errors have no number
+        is_of_system = error.errno is not None  # HDF5's errors have no number
+        kind = CheckpointError if is_of_system else DamagedError
         raise kind(message(must, error.strerror or str(error), attempt)) from error
     except Exception as error:  # the libraries raise errors of many types
         raise DamagedError(message(must, _reason(error), attempt)) from error
@@ -148,7 +149,7 @@ def _member(file: _Archive) -> Any:
         _check_member(info)
         with archive.open(info) as content:
             if info.compress_type == zipfile.ZIP_DEFLATED:
-                return _decompressed(content)
+                return _decompressed(content, file.name)
             while content.read(_MOST_READ):
                 pass
     file.seek(info.header_offset)
@@ -166,12 +167,14 @@ def _check_member(info: zipfile.ZipInfo) -> None:
         raise ValueError(f"{_MEMBER} of {nbytes} bytes is stored in {stored} bytes")
 
 
-def _decompressed(content: Any) -> Any:
+def _decompressed(content: Any, path: Any) -> Any:
     """Return a file with the decompressed content."""
     attempt = f"unzip the archive, and pass its {_MEMBER}; or set TMPDIR to a folder with room."
-    with on_disk("A compressed archive is unpacked to a temporary folder.", attempt):
-        unpacked = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+    must = f"{path} is compressed, and is unpacked to a temporary folder."
+    with on_disk(must, attempt), ExitStack() as stack:
+        unpacked = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY))
         shutil.copyfileobj(content, unpacked)
+        stack.pop_all()  # the caller closes it
     return unpacked
 
 
@@ -179,7 +182,7 @@ def _decompressed(content: Any) -> Any:
 
 
 class _Index:
-    """Finds the weights in a file: each object once, by its address, and no more than a number of links."""
+    """Finds the weights in a file: each object once, by its address, of a bounded number."""
 
     def __init__(self, path: Path, content: Content):
         self._path, self._content = path, content
@@ -192,7 +195,9 @@ class _Index:
         created = file.get_create_plist()
         if created.get_userblock() or created.get_sizes() != (8, 8):
             raise ValueError("another form of HDF5")
-        self._visit(h5g.open(file, b"/"), "", ())
+        root = h5g.open(file, b"/")
+        self._addresses.add(h5o.get_info(root).addr)
+        self._visit(root, "", ())
         return self._found
 
     def _visit(self, group: Any, key: str, names: tuple[str, ...], level: int = 0) -> None:
@@ -226,7 +231,7 @@ class _Index:
             self._found.append(StoredArray(name, len(children), self._path, numbers))
 
     def _children(self, group: Any) -> dict[str, int]:
-        """Return the addresses of the objects in a group, by their names; refuse links to other places."""
+        """Return the addresses of the objects in a group, by name; refuse links to other places."""
         links: list[tuple[bytes, int, int]] = []
         left = _MOST_LINKS - self._num_links
 
@@ -254,8 +259,9 @@ class _Index:
 
 
 def in_numbers(key: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key by which dense_10 comes after dense_9, as Keras numbers layers in their order."""
-    return tuple((int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", key))
+    """Return a sort key by which dense_10 comes after dense_9, as Keras numbers layers."""
+    parts = re.split(r"(\d+)", key)
+    return tuple((int(part), "") if part.isdecimal() else (0, part) for part in parts)
 
 
 def _is_group(opened: Any) -> bool:

@@ -14,6 +14,7 @@ from wholestep.checkpoints.keras_file import in_numbers, opened_weights
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.resume import read_one
 from wholestep.checkpoints.snapshot import Snapshot, dtype_of, plain, put
+from wholestep.checkpoints.store import is_remote
 from wholestep.errors import SpecificationError, message, shown
 from wholestep.safety import Guard, uninterrupted
 
@@ -104,10 +105,12 @@ def load_weights(
         _check_required(result, path, skip_mismatch)
         return fits, result
 
+    saved: list[tuple[str, Any]]
     arrays: list[Numbers]
     if _is_keras_file(path):
         with opened_weights(Path(path)) as index:
-            fits, result = match([(each.name, each) for each in index], [each.num for each in index])
+            saved = [(each.name, each) for each in index]
+            fits, result = match(saved, [each.num for each in index])
             arrays = [index[j].read(dtype_of(here[i])) for i, j in fits.items()]
     else:
         found = read_one(path, lambda snapshot: match(*_in_snapshot(snapshot)) and None)
@@ -130,6 +133,10 @@ def _check(model: Any, path: Any, rename: Any, skip_mismatch: Any) -> None:
         raise SpecificationError(message(must, received, "call it on a batch, or model.build(shape)."))
     if not isinstance(path, str | os.PathLike):
         raise SpecificationError(message("path must be a path.", shown(path), '"runs/a" or "model.keras".'))
+    if is_remote(path) and _is_keras_file(path):
+        must = "A Keras file must be on a local disk."
+        attempt = "a local copy; or a folder of checkpoints at that address."
+        raise SpecificationError(message(must, path, attempt))
     if os.path.isfile(path) and not _is_keras_file(path):
         must = "The weights must be in a folder of checkpoints, or in a .keras or .weights.h5 file."
         raise SpecificationError(message(must, str(path), "keras.models.load_model(path).save('model.keras')."))
