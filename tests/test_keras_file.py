@@ -60,6 +60,23 @@ def found(content, mark):
         at = content.find(mark, at + 1)
 
 
+def loops(content, draw):
+    """Link a free block of names, a tree or a heap of strings to itself, in which HDF5's library never ends."""
+    content = bytearray(content)
+    mark = draw.choice((b"HEAP", b"TREE", b"GCOL"))
+    at = draw.choice(list(found(content, mark)) or [0])
+    if mark == b"HEAP":
+        content[at + 16 : at + 24] = struct.pack("<Q", 8)  # the first free block, and the next
+        begin = struct.unpack_from("<Q", content, at + 24)[0]
+        content[begin + 8 : begin + 24] = struct.pack("<QQ", 8, 16)
+    elif mark == b"TREE":
+        content[at + 4 : at + 8] = struct.pack("<BBH", 0, draw.choice((0, 1)), 2)
+        content[at + 24 : at + 56] = struct.pack("<QQQQ", 0, at, 8, at)
+    else:
+        content[at + 24 : at + 32] = bytes(8)  # the size of the first string
+    return bytes(content)
+
+
 def truncated(content, draw):
     return content[: draw.randrange(len(content))]
 
@@ -235,7 +252,7 @@ def bomb(file, name, shape):
 @edited
 def names(file, draw):
     vars_ = file[some(file, draw).rsplit("/", 1)[0]]
-    values = "a/" * 20_000, "\x1b[2J", "x" * 60_000, 3, np.zeros(4), "", "\ud800", b"\xff", "9" * 5000
+    values = "a/" * 20_000, "\x1b[2J", "x" * 60_000, 3, np.zeros(4), "", np.bytes_(b"\xff"), "9" * 5000
     vars_.attrs["name"] = draw.choice(values)
 
 
@@ -268,7 +285,7 @@ def declared(content, nbytes):
 
 BYTES = [flipped, flipped_in_headers, truncated, zeroed, swapped]
 CHANGES = [
-    *(*BYTES, flipped, flipped_in_headers, archives, archives),
+    *(*BYTES, flipped, flipped_in_headers, loops, archives, archives),
     *(links, hard_links, laughs, deep, wide, groups, arrays_for_groups, strange, shapes, dtypes, chunks, names),
 ]
 
