@@ -501,7 +501,7 @@ def outcomes(paths, width, warm):
 
 
 @pytest.mark.parametrize(
-    ("width", "times"), [(512, 6 * len(CHANGES)), pytest.param(1024, 2000, marks=pytest.mark.large)]
+    ("width", "times"), [(512, 5 * len(CHANGES)), pytest.param(1024, 2000, marks=pytest.mark.large)]
 )
 def test_a_changed_file_is_loaded_or_refused(width, times, tmp_path):
     whole, small = model(width), model(2)
