@@ -1,6 +1,6 @@
 """The weights of a .keras or a .weights.h5 file: first their index, then the numbers of some.
 
-A file takes as much memory as the variables that it fills, whatever sizes it declares.
+A file takes as much memory as the variables that it fills, also if it declares other sizes.
 """
 
 import io
@@ -182,7 +182,7 @@ def _decompressed(content: Any, path: Any) -> Any:
 
 
 class _Index:
-    """Finds the weights in a file: each object once, by its address, of a bounded number."""
+    """Finds the weights in a file: a bounded number of objects, each once, by its address."""
 
     def __init__(self, path: Path, content: Content):
         self._path, self._content = path, content
