@@ -201,7 +201,7 @@ def strange(file, draw):
         lambda: file.create_dataset(name, shape, h5py.vlen_dtype("f4")),
         lambda: file.create_dataset(name, shape, [("a", "f4"), ("b", "i8")]),
         lambda: file.create_dataset(name, data=h5py.Empty("f4")),
-        lambda: file.create_dataset(name, shape, "f4", external=[("/etc/hostname", 0, 1 << 20)]),
+        lambda: file.create_dataset(name, shape, "f4", external=[("/etc/hostname", 0, 1 << 24)]),
         lambda: file.create_virtual_dataset(name, h5py.VirtualLayout(shape, "f4")),
         lambda: file.create_dataset(name, shape, h5py.h5t.IEEE_F16BE.dtype),
     )

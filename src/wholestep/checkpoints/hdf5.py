@@ -1,8 +1,8 @@
 """Bounded reads from an HDF5 file: a string of an attribute, the numbers of a dataset.
 
 HDF5's library finds objects, after their groups have been checked: it never ends in a loop of
-names. Nor does it end in a damaged heap of strings, and it decompresses chunks to any size, so attributes
-and numbers are read here. The format:
+names. Nor does it end in a damaged heap of strings, and it decompresses chunks to any size, so
+attributes and numbers are read here. The format:
 https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html
 """
 
