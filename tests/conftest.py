@@ -87,11 +87,10 @@ WITH_XLA = (
 # from what is marked as TensorFlow's `own`; the larger runs have them on both.
 _EITHER = """
 arguments audit_report audit_torch audit_torch_flow audit_torch_ordinary audit_torch_processes audit_torch_scripts
-audit_torch_supposed audit_torch_trainers
-batches block checkpoint_callbacks checkpoints class_weight cluster common comparisons compilations cut damage
-data_facts diagnosis ending epochs errors faults feed folder glove house killed labels leaves leaving lengths looks
-names order pieces preprocess readme recipes remote resume shell single source stopping store stream translate_dates
-tree weights
+audit_torch_supposed audit_torch_trainers batches block checkpoint_callbacks checkpoints class_weight cluster common
+comparisons compilations cut damage data_facts diagnosis ending epochs errors faults feed folder glove house
+keras_file killed labels leaves leaving lengths looks names order pieces preprocess readme recipes remote resume shell
+single source stopping store stream translate_dates tree weights
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 

@@ -205,7 +205,8 @@ def test_a_run_has_one_writer(path):
 ALONE = {  # modules with one importer outside of doors, each an idea of its own
     *("wholestep.cli", "wholestep.demo", "wholestep.processes.launch", "wholestep.checkpoints.shell"),  # commands
     *("wholestep.trainer", "wholestep.fit", "wholestep.steps", "wholestep.backend"),  # behind public names
-    *("wholestep.checkpoints.weights", "wholestep.reports.run_report"),
+    *("wholestep.checkpoints.weights", "wholestep.checkpoints.keras_file", "wholestep.checkpoints.hdf5"),
+    "wholestep.reports.run_report",
     *(f"wholestep.engines.{name}" for name in ("jax", "jax_cpu", "jax_eager", "jax_listener", "jax_steps")),
     *("wholestep.engines.jax_variables", "wholestep.engines.tensorflow", "wholestep.engines.tensorflow_listener"),
     *("wholestep.engines.tensorflow_variables", "wholestep.processes.store", "wholestep.processes.watchdog"),

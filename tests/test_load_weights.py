@@ -1,6 +1,8 @@
 """Weights are loaded by their names, all or none of those that are required, and every name is accounted for."""
 
+import os
 import re
+import resource
 
 import keras
 import numpy as np
@@ -198,6 +200,40 @@ def test_lora_is_loaded_with_its_kernel_or_not_at_all(tmp_path):
     np.testing.assert_allclose(third(x), first(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_local_file_needs_no_temporary_folder(kind, tmp_path, monkeypatch):
+    first = task()
+    path = saved(first, kind, tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))  # as by TMPDIR
+    second = scrambled(task())
+    ws.load_weights(second, path)
+    assert bits(second.weights) == bits(first.weights)
+    if kind == "checkpoint":
+        trainer = ws.Trainer(scrambled(task()))
+        trainer.restore(path)
+        assert bits(trainer.model.weights) == bits(first.weights)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_descriptor_nothing_changes(kind, tmp_path):
+    path = saved(task(), kind, tmp_path)
+    trainer = ws.Trainer(scrambled(task()))
+    before = bits(trainer.model.weights)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    calls = [lambda: ws.load_weights(trainer.model, path)]
+    calls += [lambda: trainer.restore(path)] if kind == "checkpoint" else []
+    for call in calls:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            with pytest.raises(ws.CheckpointError, match="Too many open files"):
+                call()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert bits(trainer.model.weights) == before
+
+
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_training_goes_on_with_the_loaded_weights(kind, tmp_path):
     path = saved(task(), kind, tmp_path)
@@ -234,6 +270,9 @@ def test_bfloat16_is_loaded_and_restored(tmp_path):
         (["x.keras"], {}, "readable in .*x.keras"),
         (["none"], {}, "no such folder: .*none"),
         ([None], {}, "path must be a path"),
+        (["s3://bucket/x.keras"], {}, "local disk.*Received: s3://bucket/x.keras"),
+        (["folder.keras"], {}, "none in .*folder.keras"),
+        (["pipe.keras"], {}, "not a regular file"),
         (["text.txt"], {}, "folder of checkpoints, or in a .keras"),
         (["text.keras"], {}, "readable in .*text.keras"),
         (["text.weights.h5"], {}, "readable in .*text.weights.h5"),
@@ -249,6 +288,8 @@ def test_what_cannot_be_loaded_is_refused(given, named, words, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for ending in ("txt", "keras", "weights.h5"):
         (tmp_path / f"text.{ending}").write_text("text")
+    (tmp_path / "folder.keras").mkdir()
+    os.mkfifo(tmp_path / "pipe.keras")
     with pytest.raises((ws.SpecificationError, ws.CheckpointError), match=words):
         ws.load_weights(task(), *given, **named)
 

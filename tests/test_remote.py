@@ -161,6 +161,21 @@ def test_by_hand_and_the_best(url, tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "tmp") == []
 
 
+@pytest.mark.parametrize("why", ["missing", "full"])
+def test_a_remote_checkpoint_needs_a_temporary_folder_and_says_so(why, memory, tmp_path, monkeypatch):
+    trainer = ws.Trainer(small())
+    trainer.fit(X, Y, batch_size=8, verbose=0)
+    trainer.save(f"{memory}/by-hand")
+    if why == "full":
+        full = type("Usage", (), {"free": 0})
+        monkeypatch.setattr("shutil.disk_usage", lambda _: full)
+    else:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    for call in (trainer.restore, lambda path: ws.load_weights(trainer.model, path)):
+        with pytest.raises(ws.CheckpointError, match=r"in a temporary folder.*Try: set TMPDIR.*checkpoint copy memory"):
+            call(f"{memory}/by-hand")
+
+
 def test_a_new_run_needs_an_empty_store(url):
     ws.Trainer(small()).fit(X, Y, checkpoints=url, **HOW)
     with pytest.raises(

@@ -168,7 +168,10 @@ class CommonFolder:
         if local is None and processes.count > 1:
             must = "Several processes need a local folder that all hosts see, from which checkpoints are copied."
             raise SpecificationError(message(must, path, f'Checkpoints("{path}", local="runs/a").'))
-        temporary = Path(tempfile.gettempdir(), f"wholestep-{uuid.uuid4().hex[:12]}")
+        must = f"Checkpoints in {path} are written to a temporary folder first."
+        attempt = f'Checkpoints("{path}", local="runs/a"); or set TMPDIR to a folder with room.'
+        with on_disk(must, attempt):
+            temporary = Path(tempfile.gettempdir(), f"wholestep-{uuid.uuid4().hex[:12]}")
         return cls(Folder(local or temporary), processes, Store(path), is_temporary=local is None)
 
     @property

@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from wholestep.checkpoints.configuration import (
     value_of,
 )
 from wholestep.checkpoints.data import check_content, check_goes_on
+from wholestep.checkpoints.files import on_disk
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.paths import reading, runs_inside
@@ -32,7 +34,7 @@ from wholestep.checkpoints.pieces import Numbers, hollow
 from wholestep.checkpoints.place import other_run, way_out
 from wholestep.checkpoints.settings import Checkpoints
 from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
-from wholestep.checkpoints.store import AnyFolder, fetch, find
+from wholestep.checkpoints.store import AnyFolder, Store, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect, num_replicas
 from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message, shown
@@ -159,7 +161,7 @@ def read_one(
         common, address = CommonFolder(folder, processes), str(source.folder)
         return newest(common, check_found, sets_aside=False, step=step, source=address)
 
-    with slowly(processes), tempfile.TemporaryDirectory() as temporary:
+    with slowly(processes):
         if isinstance(source, Folder):
             found = read(source)
         else:
@@ -168,14 +170,33 @@ def read_one(
                 way = f"wholestep checkpoint copy {source.folder} FOLDER, and restore(FOLDER)."
                 raise SpecificationError(message(must, source.folder, way))
             steps = source.steps if step is None else lambda: [step]
-            folder = Folder(temporary)
-            found = None if fetch(source, steps, folder) is None else read(folder)
+            with _copied(source, steps) as folder:
+                found = None if folder is None else read(folder)
     if found is None:
         must = "The path must be a good checkpoint, or a folder with one."
         usual = _lacking(source), "the folder that was passed to fit."
         received, attempt = reading(source.folder) or usual
         raise CheckpointError(message(must, received, attempt))
     return found
+
+
+@contextmanager
+def _copied(store: Store, steps: Callable[[], list[int]]) -> Iterator[Folder | None]:
+    """Context with a temporary copy of the first good checkpoint of these steps; None if none is good."""
+    must = f"A checkpoint in {store.folder} is read from a copy in a temporary folder."
+    copy = f"wholestep checkpoint copy {store.folder} FOLDER"
+    way = f"set TMPDIR to a folder with room; or {copy}, and pass FOLDER."
+    with on_disk(must, way):
+        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with temporary as path:
+        folder = Folder(path)
+        try:
+            step = fetch(store, steps, folder)
+        except CheckpointError as error:
+            if str(folder.folder) not in str(error):
+                raise
+            raise CheckpointError(message(must, error.args[0], way)) from error
+        yield None if step is None else folder
 
 
 def _lacking(source: AnyFolder) -> str:

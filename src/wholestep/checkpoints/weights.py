@@ -1,9 +1,7 @@
 """The weights of a checkpoint, or of a Keras file, by name: also for a part of another model."""
 
-import io
 import os
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import ml_dtypes
-import numpy as np
 
 from wholestep.checkpoints.address import as_location
+from wholestep.checkpoints.keras_file import in_numbers, opened_weights
 from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.resume import read_one
-from wholestep.checkpoints.snapshot import Snapshot, plain, put
-from wholestep.errors import CheckpointError, SpecificationError, message, shown
+from wholestep.checkpoints.snapshot import Snapshot, dtype_of, plain, put
+from wholestep.checkpoints.store import is_remote
+from wholestep.errors import SpecificationError, message, shown
 from wholestep.safety import Guard, uninterrupted
 
 Rename = Mapping[str, str] | Callable[[str], str | None]
@@ -109,15 +107,25 @@ def load_weights(
         _check_required(result, path, skip_mismatch)
         return fits, result
 
-    if str(path).endswith(_KERAS):
-        saved, nums = _in_keras_file(Path(path))
+    saved: list[tuple[str, Any]]
+    arrays: list[Numbers]
+    if _is_keras_file(path):
+        with opened_weights(Path(path)) as index:
+            saved = [(each.name, each) for each in index]
+            fits, result = match(saved, [each.num for each in index])
+            arrays = [index[j].read(dtype_of(here[i])) for i, j in fits.items()]
     else:
         found = read_one(path, lambda snapshot: match(*_in_snapshot(snapshot)) and None)
         saved, nums = _in_snapshot(found.snapshot)
-    fits, result = match(saved, nums)
+        fits, result = match(saved, nums)
+        arrays = [saved[j][1] for j in fits.values()]
     with Guard.of(model), uninterrupted():
-        put([saved[j][1] for j in fits.values()], [here[i] for i in fits], {})
+        put(arrays, [here[i] for i in fits], {})
     return result
+
+
+def _is_keras_file(path: str | os.PathLike[str]) -> bool:
+    return str(path).endswith(_KERAS) and not os.path.isdir(path)
 
 
 def _check(model: Any, path: Any, rename: Any, skip_mismatch: Any) -> None:
@@ -127,7 +135,11 @@ def _check(model: Any, path: Any, rename: Any, skip_mismatch: Any) -> None:
         raise SpecificationError(message(must, received, "call it on a batch, or model.build(shape)."))
     if not isinstance(path, str | os.PathLike):
         raise SpecificationError(message("path must be a path.", shown(path), '"runs/a" or "model.keras".'))
-    if os.path.isfile(path) and not str(path).endswith(_KERAS):
+    if is_remote(path) and _is_keras_file(path):
+        must = "A Keras file must be on a local disk."
+        attempt = "a local copy; or a folder of checkpoints at that address."
+        raise SpecificationError(message(must, path, attempt))
+    if os.path.isfile(path) and not _is_keras_file(path):
         must = "The weights must be in a folder of checkpoints, or in a .keras or .weights.h5 file."
         raise SpecificationError(message(must, str(path), "keras.models.load_model(path).save('model.keras')."))
     if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
@@ -195,55 +207,14 @@ def _in_snapshot(snapshot: Snapshot) -> tuple[list[tuple[str, Numbers]], list[in
     return [(path, snapshot.arrays[f"{k}/{i}"]) for k, i, path in named], [0] * len(named)
 
 
-def _in_keras_file(path: Path) -> tuple[list[tuple[str, Numbers]], list[int]]:
-    """Return the weights of a .keras or .weights.h5 file, and how many the layer of each has.
-
-    A name consists of the layers' names, from the outermost, and an index.
-    """
-    import h5py  # a dependency of Keras, imported where a file is read
-
-    found: list[tuple[str, Numbers]] = []
-    nums: list[int] = []
-
-    def visit(group: Any, names: tuple[str, ...], source: str) -> None:
-        values = group.get("vars")
-        if values is not None:
-            names = (*names, str(values.attrs.get("name", group.name.rsplit("/", 1)[1])))
-        for key in sorted(group, key=_in_numbers):
-            if key not in ("vars", "optimizer", "seed_generator") and isinstance(group[key], h5py.Group):
-                visit(group[key], names, source)
-        for key in sorted(values or (), key=_in_numbers):
-            held = values[key]
-            if held.file.filename != source or held.external or held.is_virtual:  # a forged file
-                raise ValueError(f"{'/'.join((*names, key))} is not stored in this file")
-            dtype = ml_dtypes.bfloat16 if held.attrs.get("dtype") == "bfloat16" else None
-            found.append(("/".join((*names, key)), np.array(held, dtype)))
-            nums.append(len(values))
-
-    try:
-        content: Any = path
-        if path.suffix == ".keras":
-            with zipfile.ZipFile(path) as archive:
-                content = io.BytesIO(archive.read("model.weights.h5"))
-        with h5py.File(content, "r") as file:
-            visit(file, (), file.filename)
-    except (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
-        attempt = "the path of a file that Keras' model.save or save_weights has written on this machine."
-        raise CheckpointError(message(f"The weights must be readable in {path}.", error, attempt)) from error
-    return found, nums
-
-
-def _in_numbers(key: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key by which dense_10 comes after dense_9, as Keras numbers layers in their order."""
-    return tuple((int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", key))
-
-
 # ---- which weight takes which ----
 
 
 def _unlike(variable: keras.Variable, array: Any) -> str:
     """Return the shapes if they differ, or the dtypes if only one is floating, as after `quantize`; otherwise ""."""
     shapes = tuple(array.shape), tuple(variable.shape)
+    if array.dtype == object:
+        return f"no numbers in the file, {variable.dtype} here"
     dtypes = keras.backend.standardize_dtype(array.dtype), variable.dtype
     are_alike = len(set(map(keras.backend.is_float_dtype, dtypes))) == 1
     there, here = shapes if shapes[0] != shapes[1] else dtypes
@@ -258,14 +229,16 @@ def _pairs(here: list[keras.Variable], there: list[str | None], *, is_nested: bo
             with the models around a layer.
     """
     names = _indexed(here) if is_nested else [v.path for v in here]
-    endings: dict[str, list[int]] = {}
-    for j, name in enumerate(there):
-        parts = [] if name is None else plain(name).split("/")
-        for i in range(len(parts) if is_nested else min(1, len(parts))):
-            endings.setdefault("/".join(parts[i:]), []).append(j)
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         groups.setdefault(plain(name), []).append(i)
+    most = max((like.count("/") + 1 for like in groups), default=0)
+    endings: dict[str, list[int]] = {}
+    for j, name in enumerate(there):
+        parts = [] if name is None else plain(name).split("/")
+        first = max(0, len(parts) - most) if is_nested else 0
+        for i in range(first, len(parts) if is_nested else min(1, len(parts))):
+            endings.setdefault("/".join(parts[i:]), []).append(j)
     pairs: dict[int, int] = {}
     taken: set[int] = set()
     for like, places in sorted(groups.items(), key=lambda group: -group[0].count("/")):  # the most exact names first
@@ -274,8 +247,8 @@ def _pairs(here: list[keras.Variable], there: list[str | None], *, is_nested: bo
         if len({i for i, _ in equal}) == len({j for _, j in equal}) == len(equal) == min(len(places), len(free)):
             found = dict(equal)  # all names of one side are names of the other
         elif len(places) == len(free):  # Keras numbers layers as they are made
-            ordered = sorted(free, key=lambda j: _in_numbers(there[j] or ""))
-            found = dict(zip(sorted(places, key=lambda i: _in_numbers(names[i])), ordered, strict=True))
+            ordered = sorted(free, key=lambda j: in_numbers(there[j] or ""))
+            found = dict(zip(sorted(places, key=lambda i: in_numbers(names[i])), ordered, strict=True))
         else:
             continue
         pairs |= found
