@@ -88,7 +88,7 @@ def zeros(sizes: Sequence[LookupSize], row_shape: tuple[int, ...], dtype: str, n
     """Return the gradient of no lookup, with room for all lookups of an update whose number is known.
 
     Args:
-        none: 0, as a value of the program: an array of so many rows may grow in a loop.
+        none: 0, as a value of the program: an array with this number of rows may grow in a loop.
     """
     totals = [none if size.total is None else size.total for size in sizes]
     values = tuple(ops.zeros((total, *row_shape), dtype) for total in totals)

@@ -299,7 +299,7 @@ class Watcher:
     def begin_backward(self) -> None:
         """Note, before gradients are added, whether those of other optimizers' steps are gone.
 
-        What the module has later is its own, of several backward passes for one step.
+        A later backward pass finds the gradients of this step: they are no leftover.
         """
         self._is_left = self._is_left and self._has_some()
 
