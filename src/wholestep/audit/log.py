@@ -180,7 +180,7 @@ class Log:
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
-        flags: by what is trained in a forward pass, the layers and variables that were set to be.
+        flags: the trainable layers and variables of a forward pass, by the set of them.
         is_cut: whether it ends before the loop, for a reason in `unseen`.
         fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
         num_late: forward passes between the end of the log and the end of the script.
