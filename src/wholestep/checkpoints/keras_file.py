@@ -264,18 +264,6 @@ def in_numbers(key: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (0, part) for part in parts)
 
 
-def _is_group(opened: Any) -> bool:
-    from h5py import h5g
-
-    return isinstance(opened, h5g.GroupID)
-
-
-def _is_dataset(opened: Any) -> bool:
-    from h5py import h5d
-
-    return isinstance(opened, h5d.DatasetID)
-
-
 def _printable(name: str) -> str:
     if not name.isprintable():
         raise ValueError(f"{name!r} is not a name")
