@@ -167,7 +167,7 @@ def test_a_remote_checkpoint_needs_a_temporary_folder_and_says_so(why, memory, t
     trainer.fit(X, Y, batch_size=8, verbose=0)
     trainer.save(f"{memory}/by-hand")
     if why == "full":
-        full = type("Usage", (), {"free": 0})
+        full = type("Usage", (), {"free": 1})
         monkeypatch.setattr("shutil.disk_usage", lambda _: full)
     else:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))

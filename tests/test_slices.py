@@ -229,6 +229,79 @@ def test_lookups_that_belong_to_no_row_refuse_a_cut(monkeypatch):
     losses("one more", "adam", microbatch_size=5, dense_gradients=True)
 
 
+class OfTheBatch(keras.layers.Layer):
+    """Multiplies by the vector of the first word of a batch, as of a sample that is drawn for it."""
+
+    def build(self, shape):
+        self.table = keras.layers.Embedding(WORDS, WIDTH)
+        self.table.build(None)
+
+    def call(self, words):
+        return keras.ops.cast(1 + words[..., None], "float32") * self.table(words[:1, 0])
+
+
+@on("tensorflow")
+def test_rows_that_each_microbatch_reads_for_itself_are_those_that_move(monkeypatch):
+    monkeypatch.setitem(LOOKUPS, "of the batch", lambda words: OfTheBatch()(words))
+
+    def moved(**options):
+        model = build("of the batch", "adam")
+        (table,) = (v for v in model.trainable_variables if v.shape == (WORDS, WIDTH))
+        before = keras.ops.convert_to_numpy(table)
+        ws.Trainer(model, microbatch_size=4, **options).update((X[:16], Y[:16]))
+        return np.flatnonzero(np.any(keras.ops.convert_to_numpy(table) != before, axis=1)).tolist()
+
+    with pytest.warns(UserWarning, match="the rows of a batch see each other"):
+        assert moved() == sorted({*X[:16:4, 0].tolist()})
+    with pytest.warns(UserWarning, match="the rows of a batch see each other"):
+        assert moved(dense_gradients=True) == moved()
+
+
+class RowByRow(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(WORDS, WIDTH)
+        self.head = keras.layers.Dense(1)
+
+    def call(self, words):
+        vectors = [self.table(words[i : i + 1]) for i in range(words.shape[0])]
+        return self.head(keras.ops.mean(keras.ops.concatenate(vectors), axis=1))
+
+
+@on("tensorflow")
+def test_rows_that_are_looked_up_one_by_one_in_python_are_those_of_a_full_batch():
+    def updated(microbatch_size):
+        keras.utils.set_random_seed(1)
+        model = RowByRow()
+        trainer = ws.Trainer(model, Squares(), optimizer="adam", microbatch_size=microbatch_size)
+        trainer.update((X[:8], Y[:8]))
+        return model.get_weights()
+
+    for whole, cut in zip(updated("auto"), updated(4), strict=True):
+        np.testing.assert_allclose(cut, whole, rtol=1e-5, atol=1e-7)
+
+
+class Squares(ws.Objective):
+    def __call__(self, model, batch, training):
+        return ws.Mean((model(batch[0], training=training) - batch[1]) ** 2)
+
+
+@on("tensorflow")
+def test_a_replica_without_rows_adds_no_lookup(monkeypatch):
+    """A last batch of one row that is not padded, as its rows see each other: the second replica has none."""
+    normalised = lambda words: keras.layers.BatchNormalization()(LOOKUPS["positions"](words))  # noqa: E731
+    monkeypatch.setitem(LOOKUPS, "normalised positions", normalised)
+
+    def trained(replicas):
+        model = build("normalised positions", "adam", replicas)
+        trainer = ws.Trainer(model, replicas=replicas)
+        trainer.fit(X[:9], Y[:9], batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for alone, shared in zip(trained(None), trained(2), strict=True):
+        np.testing.assert_allclose(shared, alone, rtol=1e-4, atol=1e-5)
+
+
 @on("tensorflow")
 def test_explain_says_in_which_form_the_optimizer_gets_gradients():
     def explained(optimizer, **options):

@@ -377,7 +377,7 @@ def test_a_run_that_fails_has_saved_what_was_before_and_goes_on_with_mended_data
     with pytest.raises(ws.NonFiniteError, match="Update 2"):
         ws.Trainer(small()).fit(bad, Y, checkpoints=asked, **how)
     assert steps_in(tmp_path) == [1]
-    with pytest.raises(ws.SpecificationError, match=r"resume on changed data with trainer\.restore\(path\)"):
+    with pytest.raises(ws.SpecificationError, match=r"on corrected data, trainer\.restore\("):
         ws.Trainer(small(1)).fit(X, Y, checkpoints=asked, **how)
     whole, other = ws.Trainer(small()), ws.Trainer(small(1))
     history = whole.fit(X, Y, **how).history

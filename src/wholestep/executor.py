@@ -27,7 +27,7 @@ from wholestep.context import Context
 from wholestep.custom import CustomUpdate, undone
 from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
 from wholestep.dispatcher import Dispatcher
-from wholestep.embeddings.rows import explain_gradients
+from wholestep.embeddings.rows import explain_gradients, is_linear
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation import CheckKind, EvalOptions, Evaluation, Pass, PassRun
 from wholestep.model import (
@@ -81,7 +81,11 @@ class Executor:
             CustomUpdate(engine, forward, steps, stops=stops)
             if steps.trains
             else ObjectiveUpdate(
-                engine, forward, context.optimizer, stops=stops, dense_gradients=options.dense_gradients
+                engine,
+                forward,
+                context.optimizer,
+                stops=stops,
+                dense_gradients=options.dense_gradients or is_linear(context.optimizer),
             )
         )
         self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)

@@ -24,12 +24,29 @@ class Slices(NamedTuple):
     values: tuple[Tensor, ...]
     indices: tuple[Tensor, ...]
 
+    def joined(self) -> Self:
+        """Return all lookups as one."""
+        return self._replace(values=(ops.concatenate(self.values),), indices=(ops.concatenate(self.indices),))
+
     def dense(self, num_rows: int) -> Tensor:
         """Return the gradient of all rows of the table, (num_rows, ...)."""
-        return ops.segment_sum(ops.concatenate(self.values), ops.concatenate(self.indices), num_rows)
+        ((values,), (indices,)) = self.joined()
+        return ops.segment_sum(values, indices, num_rows)
 
 
 Gradient = Tensor | Slices
+
+
+class Part(NamedTuple):
+    """A part of a batch: a microbatch, or a replica's share of it.
+
+    Args:
+        first: the place of its first row in the batch.
+        number: its number among all parts.
+    """
+
+    first: Tensor
+    number: Tensor
 
 
 class LookupSize(NamedTuple):
@@ -37,7 +54,7 @@ class LookupSize(NamedTuple):
 
     Args:
         total: for the full batch; None if it depends on values, as for ragged rows.
-        per_row: for each row of the batch; 0 if all share them, as those of a table of positions.
+        per_row: for each row of the batch; 0 if their number is the same for any batch, as for a table of positions.
     """
 
     total: int | None
@@ -71,32 +88,54 @@ class LookupSize(NamedTuple):
         )
         raise SpecificationError(message(must, found, attempt))
 
-    def add(self, total: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], first: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the (values, indices) of a part of the batch, whose first row has this place in it."""
+    def room(self, num_parts: int, none: Tensor) -> int | Tensor:
+        """Return the number of rows that all parts of a batch read; `none`, a tensor, if it is not known."""
+        if self.total is None:
+            return none
+        return self.total if self.per_row else self.total * num_parts
+
+    def add(self, total: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], part: Part) -> tuple[Tensor, Tensor]:
+        """Add the (values, indices) of a part of the batch."""
         values, indices = ops.cast(new[0], total[0].dtype), ops.cast(new[1], "int32")
         if self.total is None:
             return ops.concatenate([total[0], values]), ops.concatenate([total[1], indices])
-        if not self.per_row:
-            once = ops.where(ops.equal(first, 0), indices, ops.zeros_like(indices))
-            return total[0] + values, total[1] + once
-        start = first * self.per_row
+        start = part.first * self.per_row if self.per_row else part.number * self.total
         starts = [start] + [ops.zeros_like(start)] * (len(values.shape) - 1)
         return ops.slice_update(total[0], starts, values), ops.slice_update(total[1], [start], indices)
 
+    def merge(self, values: Tensor, indices: Tensor) -> Tensor:
+        """Return the values of all parts; where all parts have read the same rows, their sum and zeros.
 
-def zeros(sizes: Sequence[LookupSize], row_shape: tuple[int, ...], dtype: str, none: Tensor) -> Slices:
-    """Return the gradient of no lookup, with room for all lookups of an update whose number is known.
+        The full batch reads such rows once, and others, as random ones, once in each part.
+        """
+        if self.total is None or self.per_row:
+            return values
+        parts = ops.reshape(values, (-1, self.total, *values.shape[1:]))
+        read = ops.reshape(indices, (-1, self.total))
+        summed = ops.concatenate([ops.sum(parts, axis=0, keepdims=True), ops.zeros_like(parts[1:])])
+        return ops.reshape(ops.where(ops.all(read == read[:1]), summed, parts), values.shape)
+
+
+def zeros(sizes: Sequence[LookupSize], num_parts: int, row_shape: tuple[int, ...], dtype: str, none: Tensor) -> Slices:
+    """Return the gradient of no lookup, with room for those of all parts of a batch.
 
     Args:
         none: 0, as a value of the program: an array with this number of rows may grow in a loop.
     """
-    totals = [none if size.total is None else size.total for size in sizes]
-    values = tuple(ops.zeros((total, *row_shape), dtype) for total in totals)
-    return Slices(values, tuple(ops.zeros((total,), "int32") for total in totals))
+    rooms = [size.room(num_parts, none) for size in sizes]
+    values = tuple(ops.zeros((room, *row_shape), dtype) for room in rooms)
+    return Slices(values, tuple(ops.zeros((room,), "int32") for room in rooms))
 
 
-def add(sizes: Sequence[LookupSize], total: Slices, new: Slices, first: Tensor) -> Slices:
-    """Add the lookups of a part of the batch, whose first row has this place in it. The sum over replicas is right."""
+def add(sizes: Sequence[LookupSize], total: Slices, new: Slices, part: Part) -> Slices:
+    """Add the lookups of a part of the batch. The totals of replicas may be added up."""
+    new = new if len(new.values) == len(sizes) else new.joined()
     pairs = zip(sizes, zip(*total, strict=True), zip(*new, strict=True), strict=True)
-    sums = [size.add(before, part, first) for size, before, part in pairs]
+    sums = [size.add(before, given, part) for size, before, given in pairs]
     return Slices(tuple(values for values, _ in sums), tuple(indices for _, indices in sums))
+
+
+def merge(sizes: Sequence[LookupSize], total: Slices) -> Slices:
+    """Return the gradient of a batch whose parts are all added."""
+    triples = zip(sizes, *total, strict=True)
+    return total._replace(values=tuple(size.merge(values, indices) for size, values, indices in triples))

@@ -14,7 +14,7 @@ from wholestep import slices
 from wholestep.cut import Cut
 from wholestep.engines import Engine
 from wholestep.model import NOTHING_KNOWN, Forward, Outcome, TraceFacts, loss_trackers, own_results
-from wholestep.slices import Gradient, LookupSize, Slices
+from wholestep.slices import Gradient, LookupSize, Part, Slices
 from wholestep.state import Values
 from wholestep.tree import Tensor, Tree
 
@@ -64,14 +64,18 @@ def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
         start, done = start + num * size, done + num
 
 
-def nothing(facts: TraceFacts, values: Values, lookups: LookupSizes, num_rows: Tensor) -> Totals:
-    """Return the totals of no microbatch, for an update of `num_rows` rows."""
+def nothing(facts: TraceFacts, values: Values, lookups: LookupSizes, num_parts: int, num_rows: Tensor) -> Totals:
+    """Return the totals of no microbatch, for an update of `num_rows` rows.
+
+    Args:
+        num_parts: the number of parts that are added up: of all microbatches and replicas.
+    """
     params, buffers, metrics, _ = values
     grads: list[Gradient] = []
     for i, param in enumerate(params):
         dtype = _accumulator(param.dtype)
         if i in lookups:
-            grads.append(slices.zeros(lookups[i], param.shape[1:], dtype, 0 * num_rows))
+            grads.append(slices.zeros(lookups[i], num_parts, param.shape[1:], dtype, 0 * num_rows))
         else:
             grads.append(ops.zeros(param.shape, dtype))
     zero = ops.zeros((), keras.config.floatx())
@@ -86,16 +90,28 @@ def no_weights(facts: TraceFacts) -> Weights:
     return Folded((), {k: ops.zeros((), keras.config.floatx()) for k, fact in facts.terms.items() if fact.is_mean}, ())
 
 
-def add_gradients(total: list[Gradient], new: list[Gradient], lookups: LookupSizes, first: Tensor) -> list[Gradient]:
-    """Return the sums of gradients after one microbatch, whose first row has this place in the update."""
+def add_gradients(
+    total: list[Gradient], new: list[Gradient], lookups: LookupSizes, part: Part | None
+) -> list[Gradient]:
+    """Return the sums of gradients after one part of the batch; None for a part without rows."""
     added: list[Gradient] = []
     for i, (old, grad) in enumerate(zip(total, new, strict=True)):
         if isinstance(old, Slices):
             assert isinstance(grad, Slices), "the shapes that were asked for are those of the gradient"
-            added.append(slices.add(lookups[i], old, grad, first))
+            added.append(old if part is None else slices.add(lookups[i], old, grad, part))
         else:
             added.append(old + ops.cast(grad, old.dtype))
     return added
+
+
+def merge_lookups(total: list[Gradient], lookups: LookupSizes) -> list[Gradient]:
+    """Return the gradients of a batch whose parts are all added."""
+    gradients: list[Gradient] = []
+    for i, gradient in enumerate(total):
+        if i in lookups and isinstance(gradient, Slices):
+            gradient = slices.merge(lookups[i], gradient)
+        gradients.append(gradient)
+    return gradients
 
 
 def add(

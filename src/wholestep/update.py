@@ -22,7 +22,7 @@ from wholestep.errors import SpecificationError, message
 from wholestep.model import Forward, Outcome
 from wholestep.program import begun, several
 from wholestep.reports.report import APPLIED, NOTHING_TOLD, OWN_LOSS, ReportLayout
-from wholestep.slices import Gradient, LookupSize, Slices
+from wholestep.slices import Gradient, LookupSize, Part, Slices
 from wholestep.state import State, Values
 from wholestep.sums import (
     After,
@@ -37,6 +37,7 @@ from wholestep.sums import (
     add_gradients,
     extra_share,
     first_logs,
+    merge_lookups,
     moved,
     no_weights,
     nothing,
@@ -201,10 +202,12 @@ class ObjectiveUpdate(Update):
             inputs = inputs._replace(values=inputs.values._replace(params=params), places=places, weights=weights)
             if not found:
                 found.append(self._lookup_sizes(cut, gradient, data, inputs))
-            begin = nothing(forward.facts, inputs.values, found[0], count)
+            num_parts = cut.num_microbatches * self._num_shares(cut)
+            begin = nothing(forward.facts, inputs.values, found[0], num_parts, count)
             total = self._fold(cut, partial(microbatch, found[0]), begin, data, inputs, syncs=True)
             buffers = self._buffers(cut, state.buffers, total.alike.buffers)
-            grads, penalty = self._regularise(params, total.sums.grads, scale, captured)
+            grads = merge_lookups(total.sums.grads, found[0])
+            grads, penalty = self._regularise(params, grads, scale, captured)
             loss = self.epoch_sums.loss(total.sums.terms, total.sums.extra + penalty)
             ok = self._is_good(state, loss, grads, buffers)
             sums = self.epoch_sums.add(state.sums, total.sums.terms, total.sums.extra + penalty, count)
@@ -293,8 +296,8 @@ class ObjectiveUpdate(Update):
             own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
             grads, outcome = traced(own, data, rows, first)
             if lookups or not is_whole:
-                own_first = first + self.engine.replicas.part(rows)[1]
-                grads = add_gradients(total.sums.grads, grads, lookups, own_first)
+                part = self._part(cut, rows, first, number)
+                grads = add_gradients(total.sums.grads, grads, lookups, part)
             if is_whole:
                 after = After(outcome.buffers, outcome.assigned)
                 return Folded(Sums(grads, outcome.sums, outcome.extra), outcome.metrics, after)
@@ -302,6 +305,19 @@ class ObjectiveUpdate(Update):
             return add(floats, total, grads, outcome, values.buffers, share)
 
         return traced, microbatch
+
+    def _part(self, cut: Cut, rows: Tensor, first: Tensor, number: Tensor) -> Part | None:
+        """Return which part of the batch a replica has of a microbatch; None if it has no row of it."""
+        own_rows, start = self.engine.replicas.part(rows)
+        if not own_rows.shape[0]:
+            return None
+        num_shares = self._num_shares(cut)
+        share = start // -(-rows.shape[0] // num_shares)
+        return Part(first + start, number * num_shares + share)
+
+    def _num_shares(self, cut: Cut) -> int:
+        """Return the number of replicas that fold their rows of each microbatch."""
+        return self.engine.devices.num_replicas if cut.split else 1
 
     def _lookup_sizes(self, cut: Cut, gradient: GradientOf, data: Tree, inputs: SumInputs) -> LookupSizes:
         """Return the sizes of lookups that are added up; empty where one microbatch has the gradient of the update."""
@@ -314,12 +330,14 @@ class ObjectiveUpdate(Update):
             grads, _ = self.engine.programs.shapes(gradient, inputs, data, inputs.rows[:num_rows], first)
             return {i: [v.shape[0] for v in grad.values] for i, grad in enumerate(grads) if isinstance(grad, Slices)}
 
-        num_few = max(1, cut.sections[0][1] // self.engine.devices.num_replicas)
+        num_few = max(1, cut.sections[0][1] // self._num_shares(cut))
         few = lookups(num_few)
         full = lookups(cut.places) if few else {}
         sizes = {}
         for i, reads in few.items():
-            path, pairs = self.forward.variables.params[i].path, zip(reads, full[i], strict=True)
+            path, are_alike = self.forward.variables.params[i].path, len(reads) == len(full[i])
+            # Else each row is looked up by itself, in a loop of Python: all count as one lookup.
+            pairs = zip(reads, full[i], strict=True) if are_alike else [(_total(reads), _total(full[i]))]
             sizes[i] = [LookupSize.of(path, (num_few, part), (cut.places, all_)) for part, all_ in pairs]
             if cut.split and LookupSize(None) in sizes[i]:
                 must = f"On several replicas, the number of rows that are looked up in {path!r} must be known."
@@ -363,6 +381,11 @@ class ObjectiveUpdate(Update):
         if self._guards_gradients:
             values = [*keras.tree.flatten([g.values if isinstance(g, Slices) else g for g in grads]), *values]
         return good & self.engine.ops.is_finite(values)
+
+
+def _total(reads: list[int | None]) -> int | None:
+    known = [num for num in reads if num is not None]
+    return sum(known) if len(known) == len(reads) else None
 
 
 def moved_where_finite(forward: Forward, before: list[Tensor], after: list[Tensor]) -> list[Tensor]:

@@ -106,7 +106,7 @@ def explain_gradients(model: keras.Model, optimizer: Optimizer | None, *, are_de
     On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup, then sums those of equal rows; on JAX, and
     in a dense layer of one-hot rows, it sums them first.
     """
-    if optimizer is None or keras.backend.backend() != "tensorflow" or _is_linear(optimizer):
+    if optimizer is None or keras.backend.backend() != "tensorflow" or is_linear(optimizer):
         return ""
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
     names = [layer.name for layer in layers if layer.trainable]
@@ -125,8 +125,8 @@ def explain_gradients(model: keras.Model, optimizer: Optimizer | None, *, are_de
     )
 
 
-def _is_linear(optimizer: Optimizer) -> bool:
-    """Whether the optimizer neither squares nor clips gradients."""
+def is_linear(optimizer: Optimizer | None) -> bool:
+    """Whether the optimizer neither squares nor clips gradients, so that any form of them gives one update."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = any(getattr(each, name, None) for each in (inner, optimizer) for name in _CLIPS)
     return type(inner) in (keras.optimizers.SGD, keras.optimizers.Lion) and not clips
