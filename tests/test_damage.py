@@ -325,3 +325,23 @@ def test_reading_a_checkpoint_runs_nothing(tmp_path):
     EVENTS.clear()
     exec("")
     assert EVENTS & RUNS  # the hook sees it
+
+
+def test_a_damaged_checkpoint_that_is_passed_over_is_named(tmp_path, capsys):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    trainer = ws.Trainer(model)
+    asked = ws.Checkpoints(tmp_path / "runs", every_steps=1, keep=9)
+    trainer.fit(np.ones((4, 2)), np.ones(4), batch_size=2, verbose=0, checkpoints=asked)
+    newest_one = tmp_path / "runs" / "step-00000002"
+    arrays = next(newest_one.glob("*.safetensors"))
+    content = bytearray(arrays.read_bytes())
+    content[-1] ^= 1
+    arrays.write_bytes(content)
+    for read in (trainer.restore, partial(trainer.restore, only="weights"), partial(ws.load_weights, model)):
+        capsys.readouterr()
+        read(tmp_path / "runs")
+        line = capsys.readouterr().err
+        assert "reads" in line
+        assert "step-00000001; newer ones are damaged: step-00000002 (" in line
+    assert newest_one.exists()

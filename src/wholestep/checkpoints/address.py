@@ -11,6 +11,7 @@ _PASSWORD = re.compile(  # a password may hold @, and wrongly /; a number after 
     rf"(?<=:/)(/?)({_USER}):(?!:)([^/?#]*|(?!\d*(?:[/?#]|$))(?:(?!::).)*)@"
 )
 _VALUE = re.compile(r"(?<=[?&])([^=&?]*)=([^&]+)")  # of a query, such as a token
+_SHORTEST_PART = 4  # characters of a part of a password
 _SHORTEST = 8  # characters of a value of a query that is looked for in other texts
 _HIDDEN = "***"
 
@@ -74,7 +75,8 @@ class Address(str):
 
     def _secrets(self) -> list[str]:
         whole = [match[3] for match in _PASSWORD.finditer(self.raw)]
-        split = [part for each in whole for part in re.split("[/?#@]", each)]  # as parsers do
+        parts = [part for each in whole for part in re.split("[/?#@]", each)]  # as parsers do
+        split = [part for part in parts if len(part) >= _SHORTEST_PART]  # others are in any text
         values = [match[2] for match in _VALUE.finditer(self.raw)]
         found = [*whole, *split, *(value for value in values if len(value) >= _SHORTEST)]
         return sorted(filter(None, {*found, *map(unquote, found)}), key=len, reverse=True)

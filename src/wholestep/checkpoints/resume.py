@@ -37,7 +37,7 @@ from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
 from wholestep.checkpoints.store import AnyFolder, Store, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect, num_replicas
-from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message, shown
+from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message, shown, tell
 from wholestep.model import Objective
 from wholestep.program import Options
 from wholestep.run import Run
@@ -139,7 +139,9 @@ def _check_any(folder: Folder) -> None:
 def read_one(
     path: str | os.PathLike[str], check: Callable[[Snapshot], None], model: keras.Model | None = None
 ) -> Found:
-    """Return the checkpoint at a path, or the newest good one in it (see `newest`); damaged ones stay in place.
+    """Return the checkpoint at a path, or the newest good one in it (see `newest`).
+
+    Damaged ones stay in place; a line on the error output names those that are newer.
 
     Args:
         model: whose optimizer must be of the saved kind; None for any.
@@ -177,6 +179,8 @@ def read_one(
         usual = _lacking(source), "the folder that was passed to fit."
         received, attempt = reading(source.folder) or usual
         raise CheckpointError(message(must, received, attempt))
+    if found.aside and processes.index == 0:
+        tell(f"wholestep: reads {found.path}; newer ones are damaged: {', '.join(found.aside)}")
     return found
 
 
