@@ -42,6 +42,21 @@ def test_recurrent_layers_train_on_arrays_as_in_keras(layer):
     assert ("XLA compiles it." in trainer.explain()) == ON_TENSORFLOW
 
 
+@pytest.mark.skipif(not ON_TENSORFLOW, reason="gradients by lookups are TensorFlow's")
+def test_steps_of_adagrad_by_lookups_are_compiled():
+    """Keras' own division of lookups by a table is not: it would take three times as long."""
+    words = keras.Input((3,), dtype="int32")
+    vectors = keras.layers.Flatten()(keras.layers.Embedding(4000, 2)(words))
+    model = keras.Model(words, keras.layers.Dense(1)(vectors))
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    trainer = ws.Trainer(model)
+    trainer.fit(np.arange(24).reshape(8, 3), Y, **HOW)
+    lines = trainer.explain()
+    assert "Of the 4000 rows" in lines
+    assert "Adagrad squares or clips the gradient of each lookup" in lines
+    assert "XLA compiles it." in lines
+
+
 class Written(keras.layers.Layer):
     """Adds nothing, in a way for which XLA has no kernel."""
 

@@ -444,6 +444,20 @@ def test_a_forged_file_is_refused_by_its_path_and_the_reason(edit, words, tmp_pa
     assert str(path) in str(info.value)
 
 
+def test_a_free_list_of_names_that_points_to_itself_is_refused(tmp_path):
+    """HDF5's library would follow it for ever."""
+    path = tmp_path / "a.weights.h5"
+    saved(path)
+    content = bytearray(path.read_bytes())
+    heap = content.find(b"HEAP")
+    content[heap + 16 : heap + 24] = struct.pack("<Q", 8)  # the first hole
+    (begin,) = struct.unpack_from("<Q", content, heap + 24)
+    content[begin + 8 : begin + 24] = struct.pack("<QQ", 8, 16)  # the next one, and its size
+    path.write_bytes(content)
+    with pytest.raises(ws.CheckpointError, match="names in a loop"):
+        loaded(path)
+
+
 # ---- another process loads the files, so that its memory and its end are seen ----
 
 

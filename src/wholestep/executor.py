@@ -27,7 +27,7 @@ from wholestep.context import Context
 from wholestep.custom import CustomUpdate, undone
 from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
 from wholestep.dispatcher import Dispatcher
-from wholestep.embeddings.rows import explain_gradients, is_linear
+from wholestep.embeddings.rows import is_linear
 from wholestep.errors import NonFiniteError
 from wholestep.evaluation import CheckKind, EvalOptions, Evaluation, Pass, PassRun
 from wholestep.model import (
@@ -94,8 +94,6 @@ class Executor:
         self.compilations.is_quiet = self.evaluation.compilations.is_quiet = engine.processes.index > 0
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
-        optimizer = None if steps.trains else context.optimizer
-        self.form_of_gradients = explain_gradients(model, optimizer, are_dense=options.dense_gradients)
         self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
         self._checks_batches = isinstance(objective, CompiledObjective) and not steps.trains
         self._unclaimed: list[tuple[str, Numbers]] = []  # values of a snapshot for variables that are not known yet

@@ -323,13 +323,12 @@ def _host_bytes() -> int:
 _UNSEEN = "behind Keras' back, as tf.random, jax.random and numpy do, or in a tf.function of its own"
 
 
-def explain(planner: Planner, sharded: list[str], data: str, form_of_gradients: str) -> str:
+def explain(planner: Planner, sharded: list[str], data: str) -> str:
     """Return a description of how an update runs.
 
     Args:
         sharded: the sharded variables.
         data: the place of the data, as text.
-        form_of_gradients: the form in which the optimizer gets the gradients of embeddings, as text.
     """
     engine, coupling, newest_first = planner.engine, planner.findings.coupling, [*planner.programs.values()][::-1]
     program, several = max(newest_first, key=lambda each: each.cut.rows), len(newest_first)
@@ -361,6 +360,7 @@ def explain(planner: Planner, sharded: list[str], data: str, form_of_gradients: 
             "The model's step is run unchanged: without microbatches, replicas or padding, whose exactness cannot be "
             "guaranteed for it. Its losses and the weights are checked afterwards."
         )
+    form_of_gradients = program.function.form_of_gradients()
     return "\n".join([*lines, *drawn, *([form_of_gradients] if form_of_gradients else [])])
 
 

@@ -329,7 +329,7 @@ class Trainer(OnBatch):
                 return "No update has run yet: the plan is made from the first batch."
             held = executor.variables
             sharded = executor.engine.variables.sharded([*held.params, *held.buffers])  # frozen weights are buffers
-            return explain(executor.planner, sharded, executor.where_data_are, executor.form_of_gradients)
+            return explain(executor.planner, sharded, executor.where_data_are)
 
     @property
     def num_skipped(self) -> int:

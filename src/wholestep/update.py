@@ -16,7 +16,7 @@ from keras.optimizers import LossScaleOptimizer, Optimizer
 
 from wholestep import tree
 from wholestep.cut import Cut
-from wholestep.embeddings.rows import RowPlan, RowPlanner
+from wholestep.embeddings.rows import RowPlan, RowPlanner, explain_lookups, explain_sums
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.model import Forward, Outcome
@@ -90,6 +90,10 @@ class Update(ABC):
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
         """Return the function (state, captured, data, rows, count) -> (state, report): one whole update."""
 
+    def form_of_gradients(self) -> str:
+        """Return in which form the optimizer gets the gradients of tables, as text; "" where it does not matter."""
+        return ""
+
     def program(
         self, whole_update: WholeUpdate, length: int, empty: list[np.ndarray], *, loops: bool
     ) -> Callable[..., Any]:
@@ -148,6 +152,13 @@ class ObjectiveUpdate(Update):
         self._guards_gradients = not isinstance(optimizer, LossScaleOptimizer)
         self._scales = not self._guards_gradients or getattr(optimizer, "loss_scale_factor", None) is not None
         self._sums = engine.programs.traced(forward.sums)
+        self._by_lookups: set[str] = set()  # parameters whose gradient is `Slices`, found by a trace
+
+    def form_of_gradients(self) -> str:
+        """Return in which form the optimizer gets the gradients of tables, as text; "" where it does not matter."""
+        is_summed = self._dense_gradients and self._optimizer is not None
+        summed = explain_sums(self.forward.model, self._optimizer) if is_summed else ""
+        return summed or explain_lookups(self._optimizer, self._by_lookups)
 
     def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "ObjectiveUpdate":
         """Return this update with the properties found by tracing all user functions that it calls.
@@ -208,6 +219,8 @@ class ObjectiveUpdate(Update):
             buffers = self._buffers(cut, state.buffers, total.alike.buffers)
             grads = merge_lookups(total.sums.grads, found[0])
             grads, penalty = self._regularise(params, grads, scale, captured)
+            paths = [variable.path for variable in forward.variables.params]
+            self._by_lookups.update(paths[i] for i, grad in enumerate(grads) if isinstance(grad, Slices))
             loss = self.epoch_sums.loss(total.sums.terms, total.sums.extra + penalty)
             ok = self._is_good(state, loss, grads, buffers)
             sums = self.epoch_sums.add(state.sums, total.sums.terms, total.sums.extra + penalty, count)

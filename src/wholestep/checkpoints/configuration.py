@@ -25,6 +25,7 @@ import xxhash
 from wholestep import engines, tree
 from wholestep.checkpoints.snapshot import plain
 from wholestep.data import Batches, content_of, layout_of
+from wholestep.embeddings.rows import GradientForm, form_of_gradients
 from wholestep.model import CompiledObjective, Objective, distinct, layers
 from wholestep.program import Options
 from wholestep.tree import Tree
@@ -196,9 +197,15 @@ def _shown(name: str) -> str:
     return f"{name} or globals" if name.split("/")[-1] == "code" else name  # the numbers that the code reads
 
 
-def environment(num_replicas: int, num_processes: int, options: Options) -> dict[str, Any]:
+_FORM = "gradients of embeddings"
+
+
+def environment(model: keras.Model, num_replicas: int, num_processes: int, options: Options) -> dict[str, Any]:
     """Return what may change the numbers of a training besides its settings: versions, devices, options of updates."""
+    gradients = form_of_gradients(model, getattr(model, "optimizer", None), are_dense=options.dense_gradients)
+    form = {} if gradients is GradientForm.ANY else {_FORM: str(gradients)}
     return {
+        **form,
         **_versions("wholestep", "keras", "numpy", keras.backend.backend()),
         "engine": keras.backend.backend(),
         "machine": platform.machine(),
@@ -208,7 +215,6 @@ def environment(num_replicas: int, num_processes: int, options: Options) -> dict
         "microbatch size": options.microbatch_size,
         "memory limit": options.memory_limit,
         "XLA": options.jit_compile,
-        "dense gradients": options.dense_gradients,
         "float policy": f"{keras.config.dtype_policy().name}, {keras.config.floatx()}",
         "script": Path(sys.argv[0]).name,
     }
@@ -221,10 +227,14 @@ def differences(before: dict[str, Any], here: dict[str, Any]) -> str:
     'replicas 2 (1 before): from here not bit for bit'
     >>> differences({"script": "a.py"}, {"script": "b.py"})
     'script b.py (a.py before)'
+    >>> differences({}, {"gradients of embeddings": "by lookups"})
+    'gradients of embeddings by lookups (summed before): from here other steps of the optimizer'
     """
+    before = {_FORM: str(GradientForm.SUMMED)} | before  # without an entry, all gradients were dense
     names = [name for name in here if name in before and before[name] != here[name]]
     words = ", ".join(f"{name} {here[name]} ({before[name]} before)" for name in names)
-    return f"{words}: from here not bit for bit" if {*names} - {"script"} else words
+    effect = "from here other steps of the optimizer" if _FORM in names else "from here not bit for bit"
+    return f"{words}: {effect}" if {*names} - {"script"} else words
 
 
 # ---- facts that must be equal in all processes of a run ----

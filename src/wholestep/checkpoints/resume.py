@@ -422,7 +422,7 @@ def changed_since(
         own: the paths of the engine's own variables.
         rates: the learning rates that the script has set, by optimizer.
     """
-    here = environment(num_replicas(model, options.replicas), connect().count, options)
+    here = environment(model, num_replicas(model, options.replicas), connect().count, options)
     script = Script(here, settings_of_script(model, objective, options), own)
     told = differences_of(found, script, unused_rates(found, rates, rates_of(model)), [])
     return "; ".join([f"wholestep: restored {found.path}", *told]) if told else ""

@@ -350,7 +350,7 @@ def _script_of(executor: Executor, **call: Any) -> tuple[dict[str, Any], Setting
     """Return the environment and the settings of a run; `call` holds the arguments of its call."""
     options = executor.context.options
     settings = settings_of_script(executor.model, executor.objective, options, **call)
-    return environment(*_sizes(executor), options), settings
+    return environment(executor.model, *_sizes(executor), options), settings
 
 
 def _now() -> str:

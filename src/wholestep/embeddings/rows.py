@@ -7,8 +7,9 @@ slot, so that their gradients are summed. The cost of an update does not grow wi
 Reads private attributes of `keras.layers.Embedding` and of the optimizers in `_ROW_BY_ROW`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -100,29 +101,54 @@ def _with_slots(table: EmbeddingTable, optimizer: Optimizer, variables: Variable
     return replace(table, slots=tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept)))
 
 
-def explain_gradients(model: keras.Model, optimizer: Optimizer | None, *, are_dense: bool) -> str:
-    """Return in which form the optimizer gets the gradients of embedding tables; "" where all forms give one update.
+class GradientForm(StrEnum):
+    """The form in which an optimizer gets the gradients of embedding tables.
 
     On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup, then sums those of equal rows; on JAX, and
     in a dense layer of one-hot rows, it sums them first.
     """
-    if optimizer is None or keras.backend.backend() != "tensorflow" or is_linear(optimizer):
-        return ""
+
+    ANY = ""  # all forms give one update
+    LOOKUPS = "by lookups"
+    SUMMED = "summed"
+
+
+def form_of_gradients(model: keras.Model, optimizer: Optimizer | None, *, are_dense: bool) -> GradientForm:
+    """Return the form of the gradients of a model's embeddings."""
+    if keras.backend.backend() != "tensorflow" or optimizer is None or is_linear(optimizer) or not _tables(model):
+        return GradientForm.ANY
+    return GradientForm.SUMMED if are_dense else GradientForm.LOOKUPS
+
+
+def _tables(model: keras.Model) -> list[str]:
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
-    names = [layer.name for layer in layers if layer.trainable]
+    return [layer.name for layer in layers if layer.trainable]
+
+
+def explain_lookups(optimizer: Optimizer, paths: Iterable[str]) -> str:
+    """Describe the gradients by lookups that an optimizer gets; "" without any."""
+    names = sorted(paths)
     if not names:
         return ""
-    inner = type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
-    if are_dense:
-        return (
-            f"The gradients of equal rows of {_some(names)} are summed before {inner} squares or clips them "
-            "(dense_gradients=True), as in keras.Model.fit on JAX. On TensorFlow it sums them afterwards, and has "
-            "other losses, most for small tables."
-        )
     return (
-        f"{inner} squares or clips the gradient of each lookup in {_some(names)} before those of equal rows are "
-        "summed, as in keras.Model.fit on TensorFlow. With dense_gradients=True they are summed first, as on JAX."
+        f"{_name(optimizer)} squares or clips the gradient of each lookup in {_some(names)} before those of equal rows "
+        "are summed, as in keras.Model.fit on TensorFlow. With dense_gradients=True they are summed first, as on JAX."
     )
+
+
+def explain_sums(model: keras.Model, optimizer: Optimizer) -> str:
+    """Describe dense gradients where Keras' are not; "" where both give one update."""
+    if form_of_gradients(model, optimizer, are_dense=True) is GradientForm.ANY:
+        return ""
+    return (
+        f"The gradients of equal rows of {_some(_tables(model))} are summed before {_name(optimizer)} squares or clips "
+        "them (dense_gradients=True), as in keras.Model.fit on JAX. On TensorFlow it sums them afterwards, and has "
+        "other losses, most for small tables."
+    )
+
+
+def _name(optimizer: Optimizer) -> str:
+    return type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
 
 
 def is_linear(optimizer: Optimizer | None) -> bool:

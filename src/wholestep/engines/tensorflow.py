@@ -239,7 +239,8 @@ def _slices(grad: tf.Tensor | tf.IndexedSlices, param: tf.Tensor) -> tf.Tensor |
     """Return a gradient by lookups as `Slices`; any other unchanged.
 
     TensorFlow concatenates those of several lookups. In a graph they are taken before it, so that the lookups of a cut
-    batch have the order of the full batch; eagerly all count as one lookup, and sums may differ by rounding.
+    batch have the order of the full batch. Eagerly all count as one lookup: sums may differ by rounding, and a cut is
+    refused where one of them grows with the rows and another does not.
     """
     if not isinstance(grad, tf.IndexedSlices):
         return _dense(grad, param)
