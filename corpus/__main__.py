@@ -19,10 +19,15 @@ ROOT = FOLDER.parent
 PAGE = ROOT / "docs" / "corpus.md"
 LONGEST = 600  # seconds
 _LAST_WORDS = 200  # letters
+_FLAGS = {
+    "check": f"compare with {TABLE.name}; fail if it is worse",
+    "write": f"write the rows into {TABLE.name}",
+    "page": "write docs/corpus.md from the table, and run nothing",
+}
 
 
 def environment(loop: Loop) -> str:
-    """Return the folder of the virtual environment in which a loop runs, as the Makefile makes it."""
+    """Return the folder of a loop's virtual environment, which the Makefile makes."""
     of_torch = ".venv-trainers" if loop.needs else ".venv-torch"
     return of_torch if loop.engine == "torch" else ".venv"
 
@@ -40,7 +45,12 @@ def run(loop: Loop) -> Row:
         paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", "TF_CPP_MIN_LOG_LEVEL": "3"}
         try:
             done = subprocess.run(
-                command, cwd=folder, env=os.environ | paths, capture_output=True, text=True, timeout=LONGEST
+                command,
+                cwd=folder,
+                env=os.environ | paths,
+                capture_output=True,
+                text=True,
+                timeout=LONGEST,
             )
         except subprocess.TimeoutExpired:
             return row(loop, {"failed": f"longer than {LONGEST} seconds"})
@@ -54,21 +64,27 @@ def _last_words(text: str) -> str:
     return lines[-1][:_LAST_WORDS]
 
 
+def _parser() -> argparse.ArgumentParser:
+    about = "Run loops of the corpus under the audit."
+    parser = argparse.ArgumentParser(prog="python -m corpus", description=about)
+    of_engine = "only loops of this engine"
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="names; all by default")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help=of_engine)
+    for name, told in _FLAGS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=told)
+    return parser
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 1 if `--check` finds a loop that is judged worse."""
-    parser = argparse.ArgumentParser(prog="python -m corpus", description="Run loops of the corpus under the audit.")
-    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="names of loops, as in a shell; all by default")
-    parser.add_argument("--engine", action="append", choices=ENGINES, help="only loops of this engine")
-    parser.add_argument("--check", action="store_true", help=f"compare with {TABLE.name}; fail if it is worse")
-    parser.add_argument("--write", action="store_true", help=f"write the rows into {TABLE.name}")
-    parser.add_argument("--page", action="store_true", help="write docs/corpus.md from the table, and run nothing")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     if given.page:
         PAGE.write_text(page(load().values()))
         return 0
     chosen = loops(tuple(given.patterns or ["*"]), tuple(given.engine or ENGINES))
     if not chosen:
-        parser.error(f"Expected a name of a loop, got {' '.join(given.patterns)}; try python -m corpus '*'.")
+        names = " ".join(given.patterns)
+        _parser().error(f"Expected a name of a loop, got {names}; try python -m corpus '*'.")
     before = load()
     rows = []
     for loop in chosen:

@@ -60,8 +60,8 @@ class Loop:
     """One loop of the corpus.
 
     Attributes:
-        quantity: of a fault that changes an update, the first quantity that differs; None otherwise.
-        fault_lines: all lines of the marked statements; of a compound one, those of its head.
+        quantity: the first quantity that a fault changes; None if no update changes.
+        fault_lines: all lines of the marked statements; the head alone of a compound one.
     """
 
     path: Path
@@ -109,14 +109,14 @@ def read(path: Path) -> Loop:
     _must(path, kind == path.parent.name, f"kind: {path.parent.name}, as the folder", kind)
     _must(path, fields["engine"] in ENGINES, f"an engine of {ENGINES}", fields["engine"])
     _must(path, source.count(BEGINS) == 1, f"one line {BEGINS!r}", str(source.count(BEGINS)))
-    _must(
-        path, bool(fault_lines) == (kind == "faulty"), f"{FAULT!r} on a line of each fault, and on no right one", kind
-    )
+    is_marked = bool(fault_lines) == (kind == "faulty")
+    _must(path, is_marked, f"{FAULT!r} on a line of each fault, and in no right loop", kind)
     quantity = _quantity(path, fields)
     needs = tuple(fields.pop("needs", "").replace(",", " ").split())
     says = " ".join(fields.pop("says").split())
     fields.pop("quantity", None)
-    return Loop(path, title, says=says, needs=needs, quantity=quantity, fault_lines=fault_lines, **fields)
+    own = {"says": says, "needs": needs, "quantity": quantity, "fault_lines": fault_lines}
+    return Loop(path, title, **own, **fields)
 
 
 def _header(path: Path, docstring: str) -> tuple[str, dict[str, str]]:
@@ -143,12 +143,17 @@ def _quantity(path: Path, fields: dict[str, str]) -> Quantity | None:
     changes = fields.get("changes", "")
     given = fields.get("quantity", "")
     if fields["kind"] == "right":
-        _must(path, not changes and not given, "no changes and no quantity of a right loop", changes or given)
+        surplus = changes or given
+        _must(path, not surplus, "no changes and no quantity of a right loop", surplus)
         return None
     _must(path, changes in CHANGES, f"changes of {CHANGES}", changes)
-    _must(path, bool(given) == (changes == "update"), "a quantity if, and only if, an update changes", given or "none")
-    _must(path, not given or given in Quantity.__members__, f"a quantity of {[*Quantity.__members__]}", given)
-    return Quantity[given] if given else None
+    changes_update = changes == "update"
+    _must(path, bool(given) == changes_update, "a quantity exactly if an update changes", given)
+    if not given:
+        return None
+    names = list(Quantity.__members__)
+    _must(path, given in names, f"a quantity of {names}", given)
+    return Quantity[given]
 
 
 def _fault_lines(source: str, tree: ast.Module) -> Iterator[int]:

@@ -22,7 +22,7 @@ SEED = 0
 _OF_STAGE = {
     "rows": (Quantity.ROWS, "UNLIKE"),
     "forward": (Quantity.MODE, "UNLIKE"),
-    "gradient": (Quantity.ROW_GRADIENTS, "UNLIKE"),
+    "gradient": (Quantity.HANDED_GRADIENT, "UNLIKE"),
     "apply": (Quantity.STEP, "UNLIKE"),
     "between": (Quantity.STATE, "UNLIKE"),
     "state": (Quantity.STATE, "UNLIKE"),
@@ -32,30 +32,40 @@ _OF_STAGE = {
 _OF_NAMES = """
 ROWS LEFT_OUT: rows never used
 ROWS TWICE: batch trained on twice; rows twice in a pass; batches overlap; drawn with replacement
-ROWS ANOTHER_INDEX: same order every pass; same batches every pass; batches of few labels; shuffle window
+ROWS ANOTHER_INDEX: same order every pass; same batches every pass; batches of few labels
+ROWS ANOTHER_INDEX: shuffle window
 ROWS MIXED_WITH_LAST: window carried over the epoch
 MODE ANOTHER_FORM: inference mode
 MODE ANOTHER_INDEX: inputs swapped; labels among the inputs
 LABELS ANOTHER_INDEX: labels shifted; labels of other rows
+LABELS UNLIKE: other labels
 LABELS ANOTHER_FORM: smoothing missing; smoothing not divided; smoothing twice
 WEIGHTS LEFT_OUT: weights ignored
 WEIGHTS TWICE: weights squared
+WEIGHTS UNLIKE: other weights
 WEIGHTS ANOTHER_INDEX: weights of other rows
 LOSS_FORM ANOTHER_INDEX: broadcast
-LOSS_FORM ANOTHER_FORM: from_logits; softmax twice
+LOSS_FORM ANOTHER_FORM: from_logits; softmax twice; other outputs; another loss
 LOSS_FORM LEFT_OUT: output left out
 LOSS_FORM COUNTED: loss weights ignored; other loss weights
-ROW_GRADIENTS COUNTED: padding trained on; mask ignored; weights averaged apart; mean of means; ascent
-ROW_GRADIENTS COUNTED: summed over microbatches; padding counted; padded places counted; divided by a full window
-ROW_GRADIENTS COUNTED: divided by the full batch; never divided; summed over replicas; divided by the replicas twice
+ROW_GRADIENTS COUNTED: padding trained on; mask ignored; mean of means; ascent
+ROW_GRADIENTS COUNTED: weights averaged apart
+ROW_GRADIENTS COUNTED: summed over microbatches; padding counted; padded places counted
+ROW_GRADIENTS COUNTED: divided by a full window
+ROW_GRADIENTS COUNTED: divided by the full batch; never divided; summed over replicas
+ROW_GRADIENTS COUNTED: divided by the replicas twice
 ROW_GRADIENTS COUNTED: divided twice; mean of row means; divided by the weights; divided by the rows
+ROW_GRADIENTS COUNTED: rows counted otherwise
 ROW_GRADIENTS LEFT_OUT: last window dropped; only the last microbatch; only the first microbatch
 ROW_GRADIENTS LEFT_OUT: first microbatch lost; last microbatch lost
 PENALTY LEFT_OUT: penalty forgotten
-PENALTY COUNTED: penalty once per microbatch; penalty once per replica; penalty divided
+PENALTY COUNTED: penalty once per microbatch; penalty once per replica
+PENALTY COUNTED: penalty divided; penalty counted otherwise
 PENALTY TWICE: penalty added twice; decayed twice
 HANDED_GRADIENT MIXED_WITH_LAST: not reset; momentum by hand; stale gradients
-HANDED_GRADIENT ANOTHER_FORM: clip per microbatch; clip before unscale; clip forgotten; clipped otherwise
+HANDED_GRADIENT ANOTHER_FORM: clip per microbatch; clip before unscale
+HANDED_GRADIENT ANOTHER_FORM: clip forgotten; clipped otherwise
+HANDED_GRADIENT ANOTHER_FORM: gradient changed
 HANDED_GRADIENT ANOTHER_INDEX: gradients swapped
 HANDED_GRADIENT COUNTED: loss not scaled; loss scale left in; loss scale frozen in a trace
 HANDED_GRADIENT LEFT_OUT: variable left out; frozen variable trained
@@ -64,10 +74,17 @@ RATE ANOTHER_INDEX: schedule by microbatch; schedule one ahead
 STEP TWICE: applied twice; variable updated twice; accumulated twice
 STEP LEFT_OUT: optimizer re-created; optimizer state thrown away
 STEP COUNTED: steps of zeros
-STATE LEFT_OUT: update thrown away; statistics thrown away; seeds thrown away; state of one microbatch
-STATE LEFT_OUT: statistics never written back
+STATE LEFT_OUT: update thrown away; statistics thrown away; seeds thrown away
+STATE LEFT_OUT: state of one microbatch; statistics never written back
 STATE TWICE: second pass in training mode
 """
+
+# The same of words in the explanation of a difference that no cause reproduces.
+_OF_WORDS = {
+    "so it is in the loss": (Quantity.LOSS_FORM, "UNLIKE"),
+    "has no part in it": (Quantity.ROW_GRADIENTS, "LEFT_OUT"),
+    "The learning rate of update": (Quantity.RATE, "UNLIKE"),
+}
 
 
 def _by_name() -> dict[str, tuple[Quantity, str]]:
@@ -83,8 +100,10 @@ _BY_NAME = _by_name()
 
 
 def finding(cause: Any, path: Path) -> dict[str, Any]:
-    """Return a cause of the audit as a row's finding: quantity, error, number, and the line in the loop's file."""
-    quantity, error = _BY_NAME.get(cause.name) or _OF_STAGE[cause.stage]
+    """Return a cause of the audit as the finding of a row; a line of another file is left out."""
+    in_words = (meaning for words, meaning in _OF_WORDS.items() if words in cause.explanation)
+    of_rest = next(in_words, _OF_STAGE[cause.stage])
+    quantity, error = _BY_NAME.get(cause.name, of_rest)
     line = cause.line
     is_here = line is not None and Path(line.file).name == path.name
     return {
@@ -109,7 +128,7 @@ def likely(report: Any) -> list[dict[str, Any]]:
 
 
 def watched(loop: Loop) -> dict[str, Any]:
-    """Return what the audit finds in a loop, which this call runs: findings, judged stages, and processor seconds."""
+    """Run a loop under the audit; return findings, judged stages, and processor seconds."""
     reports: list[Any] = []
     began: list[float] = []
 
@@ -139,10 +158,11 @@ def watched(loop: Loop) -> dict[str, Any]:
 
 
 def _with_audit(loop: Loop) -> ast.Module:
-    """Return the file's code, in which the loop is inside of `with _audited(...)`; its lines keep their numbers."""
+    """Return the file's code with the loop inside of `with _audited(...)`; line numbers stay."""
     source = loop.path.read_text()
     tree = ast.parse(source)
-    marker = next(i for i, line in enumerate(source.splitlines(), start=1) if line.strip() == BEGINS)
+    lines = [line.strip() for line in source.splitlines()]
+    marker = lines.index(BEGINS) + 1
     blocks = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
     later = ((statement.lineno, block, i) for block in blocks for i, statement in enumerate(block))
     _, block, first = min((each for each in later if each[0] > marker), key=lambda each: each[0])

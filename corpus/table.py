@@ -1,7 +1,7 @@
-"""The table of the corpus: a row for each loop, what counts as worse, and the page that sums it up."""
+"""The table of the corpus: its rows, what counts as worse, and the page that sums it up."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ class Row:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a right loop has a finding, or the first one of a fault names another stage or quantity."""
+        """Whether a right loop has a finding, or a fault is located elsewhere."""
         is_elsewhere = bool(self.expected) and not self.is_located
         return bool(self.findings) and (self.kind == "right" or is_elsewhere)
 
@@ -106,7 +106,9 @@ class Row:
 def row(loop: Loop, found: dict) -> Row:
     """Return the row of a loop and what `corpus.present` found in it."""
     facts = dict(found)
-    findings = tuple(Found(**each, is_at_fault=each["line"] in loop.fault_lines) for each in facts.pop("findings", ()))
+    every = facts.pop("findings", ())
+    places = [each["line"] in loop.fault_lines for each in every]
+    findings = tuple(Found(**each, is_at_fault=at) for each, at in zip(every, places, strict=True))
     judged = tuple(facts.pop("judged", ()))
     expected = loop.quantity.name if loop.quantity else ""
     return Row(loop.name, loop.kind, loop.engine, loop.author, expected, findings, judged, **facts)
@@ -123,7 +125,7 @@ def load(path: Path = TABLE) -> dict[str, Row]:
 
 
 def save(rows: Iterable[Row], path: Path = TABLE) -> None:
-    """Write a table, sorted by name; rows of loops that were not run keep what the table says of them."""
+    """Write rows into a table, sorted by name; a loop that was not run keeps its row."""
     kept = load(path)
     new = {each.name: each for each in rows if not each.not_run or each.name not in kept}
     every = kept | new
@@ -131,9 +133,10 @@ def save(rows: Iterable[Row], path: Path = TABLE) -> None:
 
 
 def worse(before: dict[str, Row], now: Iterable[Row]) -> Iterator[str]:
-    """Yield a line for each loop that is judged worse than before. Loops that were not run are left out.
+    """Yield a line for each loop that is judged worse than before, if it was run.
 
-    Names and sentences of findings are not compared, and of a fault that changes no update only the seconds.
+    Names and sentences of findings are not compared. A fault that changes no update is not located,
+    and only its seconds count.
     """
     for new in now:
         old = before.get(new.name)
@@ -143,7 +146,8 @@ def worse(before: dict[str, Row], now: Iterable[Row]) -> Iterator[str]:
             yield f"{new.name}: {new.failed}"
             continue
         if new.kind == "right" and new.findings:
-            yield f"{new.name}: a finding on a right loop ({new.findings[0].quantity or 'in a note'})"
+            quantity = new.findings[0].quantity or "in a note"
+            yield f"{new.name}: a finding on a right loop ({quantity})"
         if old is None or old.not_run or old.failed:
             continue
         if old.is_located and not new.is_located:
@@ -160,25 +164,26 @@ def worse(before: dict[str, Row], now: Iterable[Row]) -> Iterator[str]:
 def page(rows: Iterable[Row]) -> str:
     """Return the page that sums up a table, by engine and by author."""
     every = list(rows)
-    by_engine = [(engine, lambda row, engine=engine: row.engine == engine) for engine in ENGINES]
-    authors = sorted({row.author for row in every})
-    by_author = [(f"{author} author", lambda row, author=author: row.author == author) for author in authors]
-    groups = [*by_engine, *by_author, ("all", lambda row: True)]
-    return _PAGE + "\n".join(_sums(every, *group) for group in groups) + "\n"
+    groups = {engine: [row for row in every if row.engine == engine] for engine in ENGINES}
+    for author in sorted({row.author for row in every}):
+        groups[f"{author} author"] = [row for row in every if row.author == author]
+    groups["all"] = every
+    lines = [_sums(name, chosen) for name, chosen in groups.items()]
+    return _PAGE + "\n".join(lines) + "\n"
 
 
 _PAGE = """\
 # The corpus
 
-`corpus/` has training loops, right and faulty, by authors who did not know the audit. `python -m corpus` runs each
-under the audit, with the update stated that its author meant. This page is made from its table by
-`python -m corpus --page`.
+`corpus/` has training loops, right and faulty, by authors who did not know the audit.
+`python -m corpus` runs each under the audit, with the update stated that its author meant.
+This page is made from its table by `python -m corpus --page`.
 
-- *Located*: of the faults that change an update, those whose first finding has the right stage and quantity; in
-  brackets those with the line of the fault, too.
+- *Located*: faults that change an update, and whose first finding has the right stage and
+  quantity; in brackets those with the line of the fault, too.
 - *Certified*: of the right loops, those without a finding, with all five stages judged.
 - *Not judged*: loops whose gradients, or whose intention, could not be judged, without a finding.
-- *Wrong*: right loops with a finding, and faults whose first finding has another stage or quantity.
+- *Wrong*: right loops with a finding, and faults that are located elsewhere.
 - *Seconds*: of the processor, of a loop and its judgement, the median and the longest.
 
 | loops | located | certified | not judged | wrong | seconds |
@@ -186,8 +191,7 @@ under the audit, with the update stated that its author meant. This page is made
 """
 
 
-def _sums(rows: list[Row], name: str, belongs: Callable[[Row], bool]) -> str:
-    chosen = [row for row in rows if belongs(row)]
+def _sums(name: str, chosen: list[Row]) -> str:
     faulty = [row for row in chosen if row.expected]
     right = [row for row in chosen if row.kind == "right"]
     located = sum(row.is_located for row in faulty)

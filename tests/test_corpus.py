@@ -1,17 +1,22 @@
 """The corpus: headers that are read without running a loop, what counts as worse, and the command."""
 
 import ast
+import subprocess
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from corpus import __main__ as command
 from corpus.loops import FAULT, FOLDER, HeaderError, Quantity, loops, read
-from corpus.present import _BY_NAME
+from corpus.present import _BY_NAME, _with_audit, finding
 from corpus.table import STAGES, Found, Row, load, page, row, save, worse
 from shares import on
 
 from wholestep.audit.causes import BY_NAME
+from wholestep.audit.found import found, not_known
+from wholestep.audit.log import Line
 
 LOOPS = {loop.name: loop for loop in loops()}
 AT_FAULT = Found("gradient", "HANDED_GRADIENT", "ANOTHER_FORM", 0.97, 31, True)
@@ -85,7 +90,7 @@ def test_the_fault_of_a_compound_statement_is_its_head(tmp_path):
         ("author: first\n", "", "none of ['author']"),
         ("author: first", "writer: first", "none of ['author']"),
         ("changes: update", "changes: nothing", "changes of"),
-        ("changes: update", "changes: data", "only if, an update changes"),
+        ("changes: update", "changes: data", "exactly if an update changes"),
         ("ROW_GRADIENTS", "GRADIENTS", "a quantity of"),
         ("# ---- training ----", "", "one line"),
         (FAULT, "", "on a line of each fault"),
@@ -105,7 +110,9 @@ def test_stages_of_quantities():
 
 
 def test_quantities_are_of_causes_that_are_known():
-    assert set(_BY_NAME) <= set(BY_NAME)
+    of_solved = {f"other {noun}" for noun in ("labels", "weights", "outputs")} | {"another loss", "gradient changed"}
+    of_solved |= {"rows counted otherwise", "penalty counted otherwise"}
+    assert set(_BY_NAME) - set(BY_NAME) == of_solved
 
 
 def test_nothing_is_worse():
@@ -199,3 +206,61 @@ def test_the_command(name, capsys):
     assert each.startswith(f"{name} | {LOOPS[name].kind} | {LOOPS[name].engine} | ")
     assert ("HANDED_GRADIENT" in each) == (LOOPS[name].kind == "faulty")
     assert "judged: rows, mode, gradient, step, state" in each
+
+
+@pytest.mark.slow
+@on("jax")
+def test_a_loop_runs_by_itself():
+    path = LOOPS["clip_each_microbatch"].path
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 4  # epochs
+
+
+def test_the_rest_of_a_block_is_audited(tmp_path):
+    loop = "    # ---- training ----\n    step(x)  # fault\n    after()\n"
+    main = f"def main():\n    x = 3\n{loop}    return x\n"
+    text = HEADER[: HEADER.index("raise")] + main + "seen.append(main())\n"
+    seen = []
+
+    @contextmanager
+    def audited(scope):
+        seen.append(scope["x"])
+        yield
+        seen.append("over")
+
+    scope = {"_audited": audited, "seen": seen, "step": lambda x: seen.append("step"), "after": lambda: None}
+    code = _with_audit(read(written(tmp_path, text)))
+    exec(compile(code, "loop.py", "exec"), scope)
+    assert seen == [3, "step", "over", 3]
+    (step,) = (node.lineno for node in ast.walk(code) if isinstance(node, ast.Name) and node.id == "step")
+    assert text.splitlines()[step - 1] == "    step(x)  # fault"
+
+
+def test_findings_are_of_the_loops_file():
+    line = Line("/elsewhere/clip.py", 31)
+    cause = found("clip per microbatch", 0.97321, line, [1])
+    expected = {
+        "stage": "gradient",
+        "quantity": "HANDED_GRADIENT",
+        "error": "ANOTHER_FORM",
+        "number": 0.973,
+        "line": 31,
+    }
+    assert finding(cause, FOLDER / "faulty" / "clip.py") == expected
+    assert finding(cause, FOLDER / "faulty" / "other.py") == expected | {"line": None}
+
+
+@pytest.mark.parametrize(
+    ("stage", "told", "quantity", "error"),
+    [
+        ("gradient", "it differs; so it is in the loss: 3 instead of 2.", "LOSS_FORM", "UNLIKE"),
+        ("gradient", "the variables that differ: kernel", "HANDED_GRADIENT", "UNLIKE"),
+        ("apply", "The learning rate of update 3 is 0, and 1 was meant.", "RATE", "UNLIKE"),
+        ("apply", "The step of update 3 is another.", "STEP", "UNLIKE"),
+        ("state", "Statistics differ.", "STATE", "UNLIKE"),
+    ],
+)
+def test_differences_that_no_cause_reproduces(stage, told, quantity, error):
+    cause = not_known(stage, told, float("inf"), None, [1])
+    facts = finding(cause, FOLDER)
+    assert (facts["quantity"], facts["error"], facts["number"]) == (quantity, error, None)
