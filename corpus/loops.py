@@ -111,12 +111,20 @@ def read(path: Path) -> Loop:
     _must(path, source.count(BEGINS) == 1, f"one line {BEGINS!r}", str(source.count(BEGINS)))
     is_marked = bool(fault_lines) == (kind == "faulty")
     _must(path, is_marked, f"{FAULT!r} on a line of each fault, and in no right loop", kind)
-    quantity = _quantity(path, fields)
-    needs = tuple(fields.pop("needs", "").replace(",", " ").split())
-    says = " ".join(fields.pop("says").split())
-    fields.pop("quantity", None)
-    own = {"says": says, "needs": needs, "quantity": quantity, "fault_lines": fault_lines}
-    return Loop(path, title, **own, **fields)
+    return Loop(
+        path=path,
+        title=title,
+        kind=kind,
+        engine=fields["engine"],
+        author=fields["author"],
+        says=" ".join(fields["says"].split()),
+        call=fields["call"],
+        needs=tuple(fields.get("needs", "").replace(",", " ").split()),
+        meant=fields.get("meant", ""),
+        changes=fields.get("changes", ""),
+        quantity=_quantity(path, fields),
+        fault_lines=fault_lines,
+    )
 
 
 def _header(path: Path, docstring: str) -> tuple[str, dict[str, str]]:

@@ -88,7 +88,7 @@ _OF_WORDS = {
 
 
 def _by_name() -> dict[str, tuple[Quantity, str]]:
-    found = {}
+    found: dict[str, tuple[Quantity, str]] = {}
     for line in _OF_NAMES.strip().splitlines():
         head, names = line.split(": ", 1)
         quantity, error = head.split()
@@ -136,7 +136,8 @@ def watched(loop: Loop) -> dict[str, Any]:
     def audited(scope: dict[str, Any]) -> Iterator[None]:
         import wholestep
 
-        call = wholestep.audit.torch if loop.engine == "torch" else wholestep.audit
+        audit: Any = wholestep.audit
+        call = audit.torch if loop.engine == "torch" else audit
         scope["_audit"] = call
         exec(loop.meant, scope)
         began.append(time.process_time())
@@ -163,14 +164,15 @@ def _with_audit(loop: Loop) -> ast.Module:
     tree = ast.parse(source)
     lines = [line.strip() for line in source.splitlines()]
     marker = lines.index(BEGINS) + 1
-    blocks = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
+    bodies = [getattr(node, "body", None) for node in ast.walk(tree)]
+    blocks = [body for body in bodies if isinstance(body, list)]
     later = ((statement.lineno, block, i) for block in blocks for i, statement in enumerate(block))
     _, block, first = min((each for each in later if each[0] > marker), key=lambda each: each[0])
     (under,) = ast.parse("with _audited({**globals(), **locals()}): pass").body
-    for node in ast.walk(under):
-        if hasattr(node, "lineno"):
-            node.lineno = node.end_lineno = marker
     assert isinstance(under, ast.With)
+    for node in ast.walk(under):
+        if isinstance(node, ast.stmt | ast.expr):
+            node.lineno = node.end_lineno = marker
     under.body = block[first:]
     block[first:] = [under]
     return tree

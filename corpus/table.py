@@ -82,8 +82,11 @@ class Row:
     @property
     def is_wrong(self) -> bool:
         """Whether a right loop has a finding, or a fault is located elsewhere."""
-        is_elsewhere = bool(self.expected) and not self.is_located
-        return bool(self.findings) and (self.kind == "right" or is_elsewhere)
+        first = self.first
+        if first is None:
+            return False
+        is_elsewhere = bool(self.expected and first.quantity) and not self.is_located
+        return self.kind == "right" or is_elsewhere
 
     def __str__(self) -> str:
         first = self.first

@@ -170,8 +170,9 @@ def test_a_row_knows_the_line_of_the_fault():
 def test_the_page_counts():
     elsewhere = replace(FAULTY, name="other", findings=(replace(AT_FAULT, quantity="PENALTY"),))
     unjudged = replace(RIGHT, name="vae", judged=("rows",), author="second")
-    lines = page([FAULTY, elsewhere, RIGHT, unjudged]).splitlines()
-    assert lines[-1] == "| all (4) | 1 of 2 (1) | 1 of 2 | 1 | 1 | 2.0, 2.0 |"
+    noted = replace(FAULTY, name="noted", findings=(NOTE,))
+    lines = page([FAULTY, elsewhere, noted, RIGHT, unjudged]).splitlines()
+    assert lines[-1] == "| all (5) | 1 of 3 (1) | 1 of 2 | 1 | 1 | 2.0, 2.0 |"
     assert "| second author (1) | 0 of 0 (0) | 0 of 1 | 1 | 0 | 2.0, 2.0 |" in lines
 
 

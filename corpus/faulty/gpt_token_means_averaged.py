@@ -104,7 +104,7 @@ for it in range(max_iters):
         ix = torch.arange(ptr, ptr + batch_size) % N
         ptr = (ptr + batch_size) % N
         logits = model(xs[ix])
-        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), ys[ix].view(-1), ignore_index=-1)
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), ys[ix].view(-1), ignore_index=-1)  # fault
         loss = loss / grad_accum  # fault
         total += loss.item()
         loss.backward()

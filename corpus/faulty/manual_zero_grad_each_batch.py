@@ -7,7 +7,7 @@ author: third
 changes: update
 quantity: ROW_GRADIENTS
 says: zero_grad at every batch while stepping every second: half of the batches are thrown away.
-call: none
+call: model, data=(x, y), loss=nn.CrossEntropyLoss()
 """
 import lightning as L
 import torch
@@ -45,5 +45,6 @@ x = torch.randn(64, 8)
 y = x[:, :3].argmax(1)
 trainer = L.Trainer(max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
                     enable_progress_bar=False, enable_model_summary=False)
+model = ManualNet()
 # ---- training ----
-trainer.fit(ManualNet(), DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True))
+trainer.fit(model, DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True))

@@ -7,7 +7,7 @@ author: third
 changes: update
 quantity: LOSS_FORM
 says: `nll_loss` on raw logits (no log_softmax): unbounded loss.
-call: none
+call: model, data=tr, loss=nn.CrossEntropyLoss()
 """
 import torch
 import torch.nn.functional as F
@@ -47,6 +47,7 @@ x[torch.arange(120), 0, 0, y % 8] += 3
 tr, va = random_split(TensorDataset(x, y), [96, 24])
 trainer = Trainer(max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
                   enable_progress_bar=False, enable_model_summary=False)
+model = LitMNISTLike()
 # ---- training ----
-trainer.fit(LitMNISTLike(), DataLoader(tr, batch_size=16, shuffle=True), DataLoader(va, batch_size=24))
+trainer.fit(model, DataLoader(tr, batch_size=16, shuffle=True), DataLoader(va, batch_size=24))
 print(trainer.callback_metrics)

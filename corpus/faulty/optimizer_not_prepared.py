@@ -8,7 +8,7 @@ changes: update
 quantity: ROW_GRADIENTS
 says: The optimizer is not prepared: it steps and clears at every micro-batch with half gradients,
     no accumulation happens.
-call: none
+call: model, data=train_dl.dataset, loss=loss_fn
 """
 # accelerate image-ish classifier
 import torch

@@ -5,7 +5,7 @@ engine: torch
 needs: lightning
 author: third
 says: The schedule counts updates.
-call: none
+call: lit.net, data=(x[:80], y[:80]), loss=lambda out, y: (out.squeeze(1) - y) ** 2
 """
 import torch
 from torch import nn
@@ -36,7 +36,8 @@ L.seed_everything(2)
 x = torch.randn(96, 5)
 y = x[:, 0] * 2 - x[:, 1]
 dl = DataLoader(TensorDataset(x[:80], y[:80]), batch_size=10, shuffle=True)
+lit = Lit()
 # ---- training ----
 L.Trainer(max_epochs=2, accumulate_grad_batches=2, gradient_clip_val=1.0, accelerator="cpu", devices=1, logger=False,
           enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False).fit(
-    Lit(), dl, DataLoader(TensorDataset(x[80:], y[80:]), batch_size=16))
+    lit, dl, DataLoader(TensorDataset(x[80:], y[80:]), batch_size=16))
