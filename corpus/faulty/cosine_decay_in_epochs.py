@@ -7,7 +7,7 @@ changes: update
 quantity: RATE
 says: The schedule is given in epochs, the optimizer counts updates: the rate is zero after 5
     updates.
-call: model, data=(x, y), loss=loss_fn
+call: model, data=(x, y), loss=loss_fn, learning_rate=keras.optimizers.schedules.CosineDecay(1e-2, 10 * EPOCHS)
 """
 import os
 

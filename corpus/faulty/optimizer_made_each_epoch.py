@@ -6,7 +6,8 @@ author: first
 changes: update
 quantity: STEP
 says: The optimizer is made anew every epoch; its moments and step count are lost.
-call: model, data=(x, y), loss="mse"
+call: model, data=(x, y), loss="mse", optimizer=keras.optimizers.Adam(1e-3),
+    learning_rate=lambda update: 1e-3 * 0.9 ** (update // 10)
 """
 import os
 

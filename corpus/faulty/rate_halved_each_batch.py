@@ -6,7 +6,7 @@ author: first
 changes: update
 quantity: RATE
 says: `learning_rate * 0.5` is assigned after each batch, it should be after each epoch.
-call: model, data=(x, y), loss="mse"
+call: model, data=(x, y), loss="mse", learning_rate=lambda update: 1e-2 * 0.5 ** (update // 10)
 """
 import os
 

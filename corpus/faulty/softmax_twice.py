@@ -6,7 +6,7 @@ author: third
 changes: update
 quantity: LOSS_FORM
 says: Softmax in forward and CrossEntropyLoss applies log_softmax again.
-call: model, data=(imgs, labels), loss=nn.CrossEntropyLoss()
+call: model, data=(imgs, labels), loss=lambda p, y: F.nll_loss(torch.log(p), y, reduction="none")
 """
 import torch
 import torch.nn as nn
