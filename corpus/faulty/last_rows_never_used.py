@@ -5,7 +5,7 @@ engine: tensorflow
 author: first
 changes: update
 quantity: ROWS
-says: Steps = n // batch_size without shuffling: the same 58 rows are left out of every epoch.
+says: `steps = n // batch_size` without shuffling: the same 58 rows are left out of every epoch.
 call: model, data=(X, y), loss="mse"
 """
 import os

@@ -5,7 +5,7 @@ engine: tensorflow
 author: first
 changes: update
 quantity: PENALTY
-says: Loss / ACCUM + sum(model.losses): the penalty counts ACCUM times.
+says: `loss / ACCUM + sum(model.losses)`: the penalty counts ACCUM times.
 call: model, data=(x, y), loss="mse"
 """
 import os

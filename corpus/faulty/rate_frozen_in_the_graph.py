@@ -5,7 +5,7 @@ engine: tensorflow
 author: first
 changes: update
 quantity: RATE
-says: Lr is a global Python float, captured when the function was traced: lr *= 0.1 has no effect.
+says: `lr` is a global Python float, captured when the function was traced: lr *= 0.1 has no effect.
 call: model, data=(x, y), loss="mse", learning_rate=lambda update: 0.1 * 0.1 ** (update // 10)
 """
 import os

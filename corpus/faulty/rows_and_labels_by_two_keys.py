@@ -5,7 +5,7 @@ engine: jax
 author: second
 changes: update
 quantity: LABELS
-says: X and y are permuted with different keys: rows do not match labels.
+says: `x` and `y` are permuted with different keys: rows do not match labels.
 call: model, data=(x, y), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), optimizer=optimizer
 """
 import os

@@ -1,11 +1,11 @@
-"""Log_softmax over the batch
+"""log_softmax over the batch
 
 kind: faulty
 engine: jax
 author: first
 changes: update
 quantity: LOSS_FORM
-says: Axis=0: the softmax is taken over the rows of the batch instead of the classes.
+says: `axis=0`: the softmax is taken over the rows of the batch instead of the classes.
 call: model, data=(x, y), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 """
 import os

@@ -5,7 +5,7 @@ engine: torch
 author: third
 changes: update
 quantity: LOSS_FORM
-says: Softmax in forward and CrossEntropyLoss applies log_softmax again.
+says: The model has a softmax, and CrossEntropyLoss applies log_softmax again.
 call: model, data=(imgs, labels), loss=lambda p, y: F.nll_loss(torch.log(p), y, reduction="none")
 """
 import torch

@@ -4,7 +4,7 @@ kind: right
 engine: tensorflow
 author: second
 says: The weight of the KL term is meant to grow.
-call: vae, data=(x, x), loss=None, optimizer=optimizer
+call: none
 """
 import os
 
