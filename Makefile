@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test slow lint suite torch trainers trainers-before remote large keras-own matrix release bench docs clean
+.PHONY: train test slow lint suite torch trainers trainers-before remote large keras-own matrix release corpus bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -84,6 +84,10 @@ matrix-%: $(VENV)-release/installed
 # Builds both archives in build/release, checks them, and runs the README and examples in empty environments.
 release: $(VENV)-release/installed
 	$(VENV)-release/bin/python tests/release.py
+
+# The audit on the loops of the corpus, compared with its table: half an hour.
+corpus: $(VENV)/installed-all $(VENV)-torch/installed $(VENV)-trainers/installed
+	$(BIN)/python -m corpus --check
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks

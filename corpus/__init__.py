@@ -1,0 +1,24 @@
+"""Training loops, right and faulty, that judge the audit.
+
+    python corpus/faulty/clip_each_microbatch.py    # a loop runs by itself
+    python -m corpus clip_each_microbatch           # prints what the audit finds in it
+    python -m corpus --check                        # compares all loops with corpus/table.jsonl
+
+The docstring of a loop is its header, which is read without running the file. A title and an empty
+line stand first, and then fields:
+
+    kind: right or faulty
+    engine: jax, tensorflow or torch
+    needs: libraries beyond the engine, if any
+    author: who wrote the loop, without knowing the audit
+    changes: what the fault changes: update, data (that the loop is given) or report
+    quantity: the first quantity of the update that differs (`corpus.loops.Quantity`)
+    says: one sentence
+    meant: statements that the call needs, if an expression is not enough
+    call: the arguments of the audit's call, in the script's names; none if there is no such call
+
+A right loop has no `changes`, and a `quantity` goes with `changes: update`.
+
+The loop begins at the line `# ---- training ----`: the audit watches the rest of that block. The
+statement of a fault has the comment `# fault` at the end of a line.
+"""

@@ -1,0 +1,181 @@
+"""The loops of the corpus: their headers, read without running the files."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from fnmatch import fnmatch
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+KINDS = "right", "faulty"
+ENGINES = "jax", "tensorflow", "torch"
+CHANGES = "update", "data", "report"
+NO_CALL = "none"
+BEGINS = "# ---- training ----"
+FAULT = "# fault"
+_REQUIRED = {"kind", "engine", "author", "says", "call"}
+_OPTIONAL = {"needs", "meant"}
+_OF_FAULTY = {"changes", "quantity"}
+
+
+class Quantity(StrEnum):
+    """A quantity of an update, in which a loop and the update that was meant differ."""
+
+    ROWS = auto()
+    MODE = auto()
+    LABELS = auto()
+    WEIGHTS = auto()
+    LOSS_FORM = auto()
+    ROW_GRADIENTS = auto()
+    PENALTY = auto()
+    HANDED_GRADIENT = auto()
+    RATE = auto()
+    STEP = auto()
+    STATE = auto()
+    PRINTED = auto()
+
+    @property
+    def stage(self) -> str:
+        """The stage of an audit that judges it."""
+        return _STAGES.get(self, "gradient")
+
+
+_STAGES = {
+    Quantity.ROWS: "rows",
+    Quantity.MODE: "mode",
+    Quantity.RATE: "step",
+    Quantity.STEP: "step",
+    Quantity.STATE: "state",
+    Quantity.PRINTED: "printed",
+}
+
+
+class HeaderError(ValueError):
+    """A file of the corpus is not in its form."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop of the corpus.
+
+    Attributes:
+        quantity: the first quantity that a fault changes; None if no update changes.
+        fault_lines: all lines of the marked statements; the head alone of a compound one.
+    """
+
+    path: Path
+    title: str
+    kind: str
+    engine: str
+    author: str
+    says: str
+    call: str
+    needs: tuple[str, ...] = ()
+    meant: str = ""
+    changes: str = ""
+    quantity: Quantity | None = None
+    fault_lines: frozenset[int] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """Its name in the table."""
+        return self.path.stem
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the intention can be stated in a call of the audit."""
+        return self.call != NO_CALL
+
+
+def loops(patterns: tuple[str, ...] = ("*",), engines: tuple[str, ...] = ENGINES) -> list[Loop]:
+    """Return the loops of these engines whose names match one of the patterns, sorted by name."""
+    paths = sorted(FOLDER.glob("*/*.py"), key=lambda path: path.stem)
+    chosen = [path for path in paths if any(fnmatch(path.stem, pattern) for pattern in patterns)]
+    return [loop for loop in map(read, chosen) if loop.engine in engines]
+
+
+def read(path: Path) -> Loop:
+    """Return the loop of a file, which is not run.
+
+    Raises:
+        HeaderError: the header or a marker is missing or wrong.
+    """
+    source = path.read_text()
+    tree = ast.parse(source)
+    title, fields = _header(path, ast.get_docstring(tree) or "")
+    kind = fields["kind"]
+    fault_lines = frozenset(_fault_lines(source, tree))
+    _must(path, kind == path.parent.name, f"kind: {path.parent.name}, as the folder", kind)
+    _must(path, fields["engine"] in ENGINES, f"an engine of {ENGINES}", fields["engine"])
+    _must(path, source.count(BEGINS) == 1, f"one line {BEGINS!r}", str(source.count(BEGINS)))
+    is_marked = bool(fault_lines) == (kind == "faulty")
+    _must(path, is_marked, f"{FAULT!r} on a line of each fault, and in no right loop", kind)
+    return Loop(
+        path=path,
+        title=title,
+        kind=kind,
+        engine=fields["engine"],
+        author=fields["author"],
+        says=" ".join(fields["says"].split()),
+        call=fields["call"],
+        needs=tuple(fields.get("needs", "").replace(",", " ").split()),
+        meant=fields.get("meant", ""),
+        changes=fields.get("changes", ""),
+        quantity=_quantity(path, fields),
+        fault_lines=fault_lines,
+    )
+
+
+def _header(path: Path, docstring: str) -> tuple[str, dict[str, str]]:
+    title, _, rest = docstring.partition("\n\n")
+    _must(path, bool(title) and "\n" not in title, "a docstring with a title", title)
+    fields: dict[str, str] = {}
+    name = ""
+    for line in rest.splitlines():
+        if line.startswith("    "):
+            fields[name] += "\n" + line.removeprefix("    ")
+            continue
+        name, colon, value = line.partition(":")
+        _must(path, bool(colon), "lines of the form `field: value`", line)
+        fields[name] = value.strip()
+    required = _REQUIRED | ({"changes"} if fields.get("kind") == "faulty" else set())
+    missing = required - set(fields)
+    unknown = set(fields) - required - _OPTIONAL - _OF_FAULTY
+    _must(path, not missing, f"the fields {sorted(required)}", f"none of {sorted(missing)}")
+    _must(path, not unknown, "no other fields", str(sorted(unknown)))
+    return title, {name: value.strip("\n") for name, value in fields.items()}
+
+
+def _quantity(path: Path, fields: dict[str, str]) -> Quantity | None:
+    changes = fields.get("changes", "")
+    given = fields.get("quantity", "")
+    if fields["kind"] == "right":
+        surplus = changes or given
+        _must(path, not surplus, "no changes and no quantity of a right loop", surplus)
+        return None
+    _must(path, changes in CHANGES, f"changes of {CHANGES}", changes)
+    changes_update = changes == "update"
+    _must(path, bool(given) == changes_update, "a quantity exactly if an update changes", given)
+    if not given:
+        return None
+    names = list(Quantity.__members__)
+    _must(path, given in names, f"a quantity of {names}", given)
+    return Quantity[given]
+
+
+def _fault_lines(source: str, tree: ast.Module) -> Iterator[int]:
+    marked = [i for i, line in enumerate(source.splitlines(), start=1) if line.endswith(FAULT)]
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    for number in marked:
+        over = [node for node in statements if node.lineno <= number <= (node.end_lineno or 0)]
+        innermost = max(over, key=lambda node: node.lineno)
+        body = getattr(innermost, "body", None)
+        end = body[0].lineno - 1 if body else innermost.end_lineno or number
+        yield from range(innermost.lineno, end + 1)
+
+
+def _must(path: Path, holds: bool, expected: str, got: str) -> None:
+    if not holds:
+        told = f"{path.parent.name}/{path.name}: Expected {expected}, got {got or 'nothing'}"
+        raise HeaderError(f"{told}; try the header of another loop, which `corpus` explains.")
