@@ -841,3 +841,24 @@ def test_restore_says_what_has_changed_since(size, tmp_path, capsys):
         size == 3
     )
     assert told.count("changed environment") == (size == 3)
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "way"),
+    [
+        ("float32", "mixed_float16", "Adam without the policy mixed_float16"),
+        ("mixed_float16", "float32", r"LossScaleOptimizer \(the policy mixed_float16\)"),
+    ],
+)
+def test_a_loss_scale_that_the_policy_makes_is_refused_with_the_policy(saved, here, way, tmp_path):
+    def trainer(policy):
+        layer = keras.layers.Dense(1, dtype=policy)
+        model = keras.Sequential([keras.Input((2,)), layer], name="of_one_layer")
+        model.dtype_policy = policy
+        model.compile("adam", "mse")
+        return ws.Trainer(model)
+
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    trainer(saved).fit(x, y, verbose=0, checkpoints=tmp_path)
+    with pytest.raises(ws.SpecificationError, match=rf"its optimizer is not this one.*{way}"):
+        trainer(here).fit(x, y, epochs=2, verbose=0, checkpoints=tmp_path)

@@ -440,7 +440,9 @@ def _check_optimizer(snapshot: Snapshot, manifest: Manifest, model: keras.Model)
     before = optimizer_kind(manifest.rest.get("settings") or {})
     if before is not None and before != kind:
         must = other_run(snapshot.source, "its optimizer is not this one")
-        attempt = way_out(snapshot.source, f"{before}; to keep its weights alone, ")
+        wrapper = keras.optimizers.LossScaleOptimizer.__name__  # `compile` makes it under this policy
+        policy = {kind: " without the policy mixed_float16", before: " (the policy mixed_float16)"}.get(wrapper, "")
+        attempt = way_out(snapshot.source, f"{before}{policy}; to keep its weights alone, ")
         attempt += f'trainer.restore("{snapshot.source}", only="weights").'
         raise SpecificationError(message(must, f"{kind} (saved: {before})", attempt))
 
