@@ -30,7 +30,7 @@ slow: $(VENV)/installed-all
 torch: $(VENV)-torch/installed
 	KERAS_BACKEND=jax $(VENV)-torch/bin/pytest --numprocesses 2 --dist worksteal tests/test_audit_torch.py \
 		tests/test_audit_torch_flow.py tests/test_audit_torch_scripts.py tests/test_audit_torch_supposed.py \
-		tests/test_audit_torch_ordinary.py tests/test_audit_torch_processes.py
+		tests/test_audit_torch_ordinary.py tests/test_audit_torch_processes.py tests/test_audit_torch_whole.py
 
 # The audit of scripts of Transformers, Accelerate and Lightning, with models made on the spot.
 trainers: $(VENV)-trainers/installed
