@@ -523,7 +523,7 @@ def test_weights_alone(tmp_path):
     unbuilt.compile("sgd", "mse")
     with pytest.raises(ws.SpecificationError, match="must be built"):
         ws.Trainer(unbuilt).restore(tmp_path, only="weights")
-    with pytest.raises(ws.SpecificationError, match="same model"):
+    with pytest.raises(ws.SpecificationError, match="its model, built and compiled in the same way"):
         ws.Trainer(small()).restore(tmp_path, only="weights")
 
 

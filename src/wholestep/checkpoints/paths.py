@@ -57,10 +57,11 @@ def other_path(path: Location) -> OtherPath | None:
         return _in_store(path)
     here = Path(str(path))
     found = _in_checkpoint(Path(os.path.realpath(here))) or _in_checkpoint(here)
-    if found is not None or here.is_dir():
+    if found is not None:
         return found
-    is_keras = here.suffix in _KERAS  # also a name of a file that does not exist yet
-    return OtherPath(Kind.KERAS if is_keras else Kind.FILE) if is_keras or here.exists() else None
+    if here.suffix in _KERAS and not os.path.isdir(here):  # also a name of a file that does not exist yet
+        return OtherPath(Kind.KERAS)
+    return OtherPath(Kind.FILE) if os.path.isfile(here) else None  # not is_file, which raises an error of the disk
 
 
 def check_run_folder(path: Location) -> None:
@@ -80,7 +81,7 @@ def reading(path: Location) -> tuple[str, str] | None:
     other, inside = other_path(path), runs_inside(path)
     if inside and other is None:
         return f"{path}, which has no checkpoint itself", f"{' or '.join(inside)}."
-    if other is None or (other.kind is Kind.STEP and not Path(str(path)).is_symlink()):
+    if other is None or (other.kind is Kind.STEP and not os.path.islink(str(path))):
         return None
     ways = {
         Kind.STEP: os.path.realpath(str(path)),
