@@ -261,8 +261,11 @@ def weighed(
         symbol = outputs(model, data[0])
     except Exception:  # the model's, of batches of another size
         return data, objective
-    if any(None in leaf.shape[1:] for leaf in tree.leaves(symbol)):  # of unknown size
+    leaves = tree.leaves(symbol)
+    if any(None in leaf.shape[1:] for leaf in leaves):  # of unknown size
         return data, objective
+    if len(leaves) == 1:  # perhaps in a list, from which Keras takes it
+        symbol = leaves[0]
     if not isinstance(objective.loss, Function):
         if not _is_of_a_batch(objective, data, symbol):
             return data, objective
