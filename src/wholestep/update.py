@@ -354,7 +354,7 @@ class ObjectiveUpdate(Update):
             sizes[i] = [LookupSize.of(path, (num_few, part), (cut.places, all_)) for part, all_ in pairs]
             if cut.split and LookupSize(None) in sizes[i]:
                 must = f"On several replicas, the number of rows that are looked up in {path!r} must be known."
-                attempt = "rows that are padded to one length, dense_gradients=True, or one device."
+                attempt = "dense_gradients=True, or one device."
                 raise SpecificationError(message(must, "a number that depends on values", attempt))
         return sizes
 
