@@ -1,7 +1,11 @@
 # From a fresh clone: `make train`, `make test`, `make large`. Each makes its own virtual environment.
 PYTHON ?= python3
-VENV := .venv
+VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
+PACKAGES ?= wholestep stepcheck
+PARALLEL := --numprocesses 2 --dist worksteal
+on-both = for engine in jax tensorflow; do for package in $(PACKAGES); do \
+	(cd $$package && KERAS_BACKEND=$$engine $(BIN)/pytest $(PARALLEL) $(1)) || exit 1; done; done
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
@@ -15,56 +19,56 @@ test: lint suite torch
 lint: $(VENV)/installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	for package in $(PACKAGES); do (cd $$package && $(BIN)/mypy) || exit 1; done
 
+# The tests of both packages on both engines: a Keras backend is fixed for a process.
 suite: $(VENV)/installed-all
-	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 --dist worksteal
-	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(call on-both,)
 
 # What takes the long way: processes, whole examples, long audits. It belongs to a change as `make test` does.
 slow: $(VENV)/installed-all
-	KERAS_BACKEND=jax $(BIN)/pytest --numprocesses 2 --dist worksteal -m "slow and not large"
-	KERAS_BACKEND=tensorflow $(BIN)/pytest --numprocesses 2 --dist worksteal -m "slow and not large"
+	$(call on-both,-m "slow and not large")
 
-# The audit of PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
+# stepcheck on PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
+OF_TORCH = $(addprefix tests/test_audit_torch,.py _flow.py _scripts.py _supposed.py _ordinary.py _processes.py _whole.py)
 torch: $(VENV)-torch/installed
-	KERAS_BACKEND=jax $(VENV)-torch/bin/pytest --numprocesses 2 --dist worksteal tests/test_audit_torch.py \
-		tests/test_audit_torch_flow.py tests/test_audit_torch_scripts.py tests/test_audit_torch_supposed.py \
-		tests/test_audit_torch_ordinary.py tests/test_audit_torch_processes.py tests/test_audit_torch_whole.py
+	cd stepcheck && KERAS_BACKEND=jax $(VENV)-torch/bin/pytest $(PARALLEL) $(OF_TORCH)
 
-# The audit of scripts of Transformers, Accelerate and Lightning, with models made on the spot.
+# stepcheck on scripts of Transformers, Accelerate and Lightning, with models made on the spot.
 trainers: $(VENV)-trainers/installed
-	KERAS_BACKEND=jax $(VENV)-trainers/bin/pytest tests/test_audit_torch_trainers.py
+	cd stepcheck && KERAS_BACKEND=jax $(VENV)-trainers/bin/pytest tests/test_audit_torch_trainers.py
 
 # The same with versions of Transformers whose faults are known, each in an environment of its own.
 BEFORE ?= 4.45.2 4.46.0
 trainers-before: $(BEFORE:%=$(VENV)-transformers-%/installed)
 	for version in $(BEFORE); do \
-		KERAS_BACKEND=jax $(VENV)-transformers-$$version/bin/pytest tests/test_audit_torch_trainers.py -k versions || exit 1; \
+		(cd stepcheck && KERAS_BACKEND=jax $(VENV)-transformers-$$version/bin/pytest tests/test_audit_torch_trainers.py \
+			-k versions) || exit 1; \
 	done
 
 # Checkpoints in a local server of S3's protocol.
 remote: $(VENV)-remote/installed
-	KERAS_BACKEND=jax $(VENV)-remote/bin/pytest tests/test_remote.py
+	cd wholestep && KERAS_BACKEND=jax $(VENV)-remote/bin/pytest tests/test_remote.py
 
 # All tests and the larger runs of them, compiled as users have it: hours, in parts, as compiled programs take room.
 large: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 large: $(VENV)/installed-all
-	for engine in jax tensorflow; do for part in a-c d-f g-r s-z; do \
-		KERAS_BACKEND=$$engine $(BIN)/pytest --numprocesses 2 -m "large or not large" tests/test_[$$part]*.py || exit 1; \
-	done; done
+	for package in $(PACKAGES); do for engine in jax tensorflow; do for part in a-c d-f g-r s-z; do \
+		(cd $$package && KERAS_BACKEND=$$engine $(BIN)/pytest --numprocesses 2 -m "large or not large" \
+			$$(find tests -name "test_[$$part]*.py")) || exit 1; \
+	done; done; done
 
 # Keras' own tests of its loop, its callbacks and its data, each call of `fit` and its like carried out by this library.
 KERAS = $(BIN)/python -c "import importlib.util as i; print(i.find_spec('keras').submodule_search_locations[0])"
 keras-own: BIN = $(VENV)-keras/bin
 keras-own: $(VENV)-keras/installed
-	keras=$$($(KERAS))/src; for engine in jax tensorflow; do KERAS_BACKEND=$$engine PYTHONPATH=tests $(BIN)/pytest \
+	keras=$$($(KERAS))/src; for engine in jax tensorflow; do KERAS_BACKEND=$$engine PYTHONPATH=wholestep/tests $(BIN)/pytest \
 		-q -c /dev/null --rootdir $$keras -p keras_own -p no:cacheprovider --import-mode=importlib \
 		$$keras/trainers/trainer_test.py $$keras/trainers/data_adapters $$keras/callbacks || exit 1; done
 
 # A part of the suite with the oldest and the newest supported versions of Keras, the engines and numpy, in build/matrix.
 MATRIX ?= oldest-jax oldest-tensorflow newest-jax newest-tensorflow
-QUICK ?= $(addprefix tests/test_,loop.py engines.py trainer.py callbacks.py metrics.py resume.py run_report.py)
+QUICK ?= $(addprefix wholestep/tests/test_,loop.py engines.py trainer.py callbacks.py metrics.py resume.py run_report.py)
 matrix: $(VENV)-release/installed
 	for each in $(MATRIX); do $(MAKE) --no-print-directory matrix-$$each || exit 1; done
 
@@ -73,74 +77,80 @@ matrix-%: HERE = build/matrix/$*
 matrix-%: ENGINE = $(lastword $(subst -, ,$*))
 matrix-%: $(VENV)-release/installed
 	$(UV) venv --quiet --clear --python $(PYTHON) $(HERE)
-	$(UV) pip install --quiet --python $(HERE) --editable '.[$(ENGINE)]' \
+	$(UV) pip install --quiet --python $(HERE) --editable './wholestep[$(ENGINE)]' \
 		--resolution $(if $(findstring oldest,$*),lowest-direct,highest)
 	$(UV) pip freeze --quiet --python $(HERE) --exclude-editable > $(HERE)/versions.txt
-	$(UV) pip install --quiet --python $(HERE) --editable '.[$(ENGINE),demo]' --constraint $(HERE)/versions.txt \
+	$(UV) pip install --quiet --python $(HERE) --editable './wholestep[$(ENGINE),demo]' --constraint $(HERE)/versions.txt \
 		hypothesis pytest pytest-xdist
 	grep -iE '^(keras|jax|tensorflow-cpu|tensorflow|numpy|ml-dtypes|xxhash)==' $(HERE)/versions.txt | xargs echo $*:
-	KERAS_BACKEND=$(ENGINE) $(HERE)/bin/pytest --numprocesses 2 --dist worksteal $(QUICK)
+	KERAS_BACKEND=$(ENGINE) $(HERE)/bin/pytest -c wholestep/pyproject.toml $(PARALLEL) $(QUICK)
 
 # Builds both archives in build/release, checks them, and runs the README and examples in empty environments.
 release: $(VENV)-release/installed
-	$(VENV)-release/bin/python tests/release.py
+	$(VENV)-release/bin/python wholestep/tests/release.py
 
-# The audit on the loops of the corpus, compared with its table: half an hour.
+# stepcheck on the loops of the corpus, compared with its table: half an hour.
 corpus: $(VENV)/installed-all $(VENV)-torch/installed $(VENV)-trainers/installed
 	$(BIN)/python -m corpus --check
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks
 
-# The site, in build/site; a warning is an error.
+# The sites of both packages, in build/site; a warning is an error.
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/installed-docs
-	$(BIN)/mkdocs build --strict
+	for package in $(PACKAGES); do $(BIN)/mkdocs build --strict --config-file $$package/mkdocs.yml || exit 1; done
 
-$(VENV)/installed-demo-%: pyproject.toml constraints.txt
+PROJECTS := wholestep/pyproject.toml stepcheck/pyproject.toml constraints.txt
+
+$(VENV)/installed-demo-%: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,$*]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable './wholestep[demo,$*]'
 	touch $@
 
-$(VENV)/installed-all: pyproject.toml constraints.txt
+$(VENV)/installed-all: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable './wholestep[demo,jax,tensorflow,dev]' \
+		--editable './stepcheck[keras,dev]'
 	touch $@ $(VENV)/installed-demo-jax $(VENV)/installed-demo-tensorflow
 
-$(VENV)-torch/installed: pyproject.toml constraints.txt
+$(VENV)-torch/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-torch
-	$(VENV)-torch/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,dev,torch]'
+	$(VENV)-torch/bin/pip install --quiet --constraint constraints.txt --editable './wholestep[demo,jax,dev]' \
+		--editable './stepcheck[keras,torch,dev]'
 	touch $@
 
-$(VENV)-trainers/installed: pyproject.toml constraints.txt
+$(VENV)-trainers/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-trainers
-	$(VENV)-trainers/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,torch,trainers]'
+	$(VENV)-trainers/bin/pip install --quiet --constraint constraints.txt --editable './wholestep[jax,dev]' \
+		--editable './stepcheck[keras,torch,trainers,dev]'
 	touch $@
 
-$(VENV)-transformers-%/installed: pyproject.toml constraints.txt
+$(VENV)-transformers-%/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-transformers-$*
-	$(VENV)-transformers-$*/bin/pip install --quiet --constraint constraints.txt --editable '.[jax,dev,torch]' \
+	$(VENV)-transformers-$*/bin/pip install --quiet --constraint constraints.txt --editable './wholestep[jax,dev]' \
+		--editable './stepcheck[keras,torch,dev]' \
 		transformers==$* 'accelerate>=1,<2'
 	touch $@
 
-$(VENV)-remote/installed: pyproject.toml
+$(VENV)-remote/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-remote
-	$(VENV)-remote/bin/pip install --quiet --editable '.[jax,dev,stores]'  # s3fs fits few versions of its dependencies
+	$(VENV)-remote/bin/pip install --quiet --editable './wholestep[jax,dev,stores]'  # s3fs fits few versions of its dependencies
 	touch $@
 
-$(VENV)-keras/installed: pyproject.toml constraints.txt
+$(VENV)-keras/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-keras
-	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable '.[demo,jax,tensorflow,dev,keras-own]'
+	$(VENV)-keras/bin/pip install --quiet --constraint constraints.txt --editable './wholestep[demo,jax,tensorflow,dev,keras-own]'
 	touch $@
 
-$(VENV)-release/installed: pyproject.toml
+$(VENV)-release/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-release
 	$(VENV)-release/bin/pip install --quiet 'build>=1.2,<2' 'twine>=6.1,<7' 'uv>=0.8,<1'
 	touch $@
 
-$(VENV)/installed-docs: pyproject.toml constraints.txt
+$(VENV)/installed-docs: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable './wholestep[docs]'
 	touch $@
 
 clean:

@@ -16,7 +16,7 @@ from corpus.loops import ENGINES, FOLDER, Loop, loops
 from corpus.table import TABLE, Row, load, page, row, save, worse
 
 ROOT = FOLDER.parent
-PAGE = ROOT / "docs" / "corpus.md"
+PAGE = ROOT / "stepcheck" / "docs" / "corpus.md"
 LONGEST = 600  # seconds
 _LAST_WORDS = 200  # letters
 # With more threads, those of PyTorch that wait count as seconds of the processor.
@@ -44,7 +44,8 @@ def run(loop: Loop) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "row.json")
         command = [str(python), "-m", "corpus.present", str(loop.path), str(out)]
-        own = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", **_ENVIRONMENT}
+        paths = [ROOT, ROOT / "stepcheck" / "src", ROOT / "wholestep" / "src"]
+        own = {"PYTHONPATH": os.pathsep.join(map(str, paths)), **_ENVIRONMENT}
         try:
             done = subprocess.run(
                 command,

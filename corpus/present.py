@@ -134,11 +134,10 @@ def watched(loop: Loop) -> dict[str, Any]:
 
     @contextmanager
     def audited(scope: dict[str, Any]) -> Iterator[None]:
-        import wholestep
 
-        audit: Any = wholestep.audit
-        call = audit.torch if loop.engine == "torch" else audit
-        scope["_audit"] = call
+        import stepcheck
+
+        scope["_audit"] = stepcheck.watch
         exec(loop.meant, scope)
         began.append(time.process_time())
         with eval(f"_audit({loop.call})", scope) as report:

@@ -1,0 +1,1 @@
+"""Keras: the hooks, the reference, and the listeners of both engines."""

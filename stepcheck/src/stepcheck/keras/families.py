@@ -1,0 +1,265 @@
+"""Losses of Keras and functions as such, and their relatives, which a loss may be mistaken for."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from keras.losses import Loss
+
+from stepcheck import tree
+from stepcheck.errors import SpecificationError, message
+from stepcheck.keras.usual import Kind, Softened, kinds
+from stepcheck.tree import Tensor, Tree
+
+_LOSSES = (
+    *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
+    *("MeanAbsolutePercentageError", "Poisson", "KLDivergence", "Hinge", "SquaredHinge", "CosineSimilarity"),
+    *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
+    "SparseCategoricalCrossentropy",
+)
+_USUAL: dict[Kind, Callable[..., Loss]] = {
+    "classes": keras.losses.SparseCategoricalCrossentropy,
+    "shares": keras.losses.CategoricalCrossentropy,
+    "two classes": keras.losses.BinaryCrossentropy,
+    "squared": keras.losses.MeanSquaredError,
+    "absolute": keras.losses.MeanAbsoluteError,
+    "huber": keras.losses.Huber,
+}
+_OF_CLASSES = "classes", "shares", "two classes"
+
+
+class Function(Loss):
+    """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does.
+
+    It may return (values, weights); the sample weights are multiplied by these weights.
+    """
+
+    has_own_weights = False
+    is_unrolled = False  # whether it is called row by row, as it returns a single number
+    is_coupled = False  # whether a row's loss depends on the rows beside it
+
+    def __init__(self, function: Callable):
+        super().__init__(name=getattr(function, "__name__", None))
+        self._function, self.is_class = function, isinstance(function, Loss)
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return the function's values; if it returns a single number, its number for each row alone."""
+        values = self.whole(y_true, y_pred)
+        if len(values.shape):
+            return values
+        num, self.is_unrolled = tree.leaves(y_pred)[0].shape[0], True
+
+        def row(i: int, nest: Tree) -> Any:
+            return tree.map_leaves(lambda leaf: leaf[i : i + 1], nest)
+
+        return ops.stack([self.whole(row(i, y_true), row(i, y_pred)) for i in range(num)])
+
+    def with_weights(self) -> "Function":
+        """Return the same function with a mean that is divided by its own weights of the rows."""
+        found = Function(self._function)
+        found.reduction, found.has_own_weights = "mean_with_sample_weight", True
+        return found
+
+    def whole(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return the function's values; with weights only if their mean is by the weights of the data."""
+        values, weights = self.pair(y_true, y_pred)
+        if weights is not None and self.reduction != "mean_with_sample_weight":
+            must = "A loss that returns (values, weights) needs a built model of one output, and labels of one array."
+            raise SpecificationError(message(must, self.name, "data=(x, y, weights), and a loss that returns values."))
+        return values
+
+    def pair(self, y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return (values, weights), None for no weights; nests of labels and outputs are passed unchanged."""
+        found = self._called(y_true, y_pred)
+        if not isinstance(found, tuple | list):
+            return found, None
+        shapes = [tuple(getattr(part, "shape", ())) for part in found]
+        if len(found) != 2 or not shapes[1] or not _fit(*shapes):
+            must = "A loss must return values, or (values, weights) of one shape."
+            raise SpecificationError(message(must, f"parts of the shapes {shapes}", "the values alone."))
+        return found[0], found[1]
+
+    def _called(self, y_true: Tensor, y_pred: Tensor) -> Any:
+        if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
+            return self._function(y_true, y_pred)
+        if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
+            y_true = ops.expand_dims(y_true, -1)
+        elif len(y_true.shape) == len(y_pred.shape) + 1 and y_true.shape[-1] == 1:
+            y_true = ops.squeeze(y_true, -1)
+        return self._function(y_true, y_pred)
+
+
+def _fit(values: tuple[int, ...], weights: tuple[int, ...]) -> bool:
+    """Whether weights have the shape of values, or 1 in the place of some of its sizes."""
+    return len(values) == len(weights) and all(w in (v, 1) for v, w in zip(values, weights, strict=True))
+
+
+class Soft(Loss):
+    """A sum of two cross entropies: of logits, and of logits divided by a number."""
+
+    def __init__(self, one: float, two: float, divisor: float, **others: object):
+        super().__init__(**others)
+        self._factors, self._divisor = (one, two), divisor
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return a number for each place; labels: (..., twice the classes), both side by side."""
+        parts = zip(self._factors, ops.split(y_true, 2, axis=-1), (y_pred, y_pred / self._divisor), strict=True)
+        return sum(f * -ops.sum(y * ops.log_softmax(ops.cast(out, "float32")), axis=-1) for f, y, out in parts)
+
+    def get_config(self) -> dict:
+        """Return the arguments."""
+        return super().get_config() | {"one": self._factors[0], "two": self._factors[1], "divisor": self._divisor}
+
+
+class Through(Loss):
+    """A loss of other labels and outputs, which a function returns."""
+
+    def __init__(self, loss: Loss, view: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]):
+        super().__init__(name=loss.name, reduction=loss.reduction)
+        self._loss, self._view = loss, view
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """Return the loss's values."""
+        return self._loss.call(*self._view(y_true, y_pred))
+
+
+def picked(loss: Loss) -> Loss:
+    """Return a loss of one output of each row; labels: (rows, 2), the output's index and the label."""
+
+    def view(y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor]:
+        hot = ops.one_hot(ops.cast(y_true[:, 0], "int32"), y_pred.shape[-1])
+        return y_true[:, 1:], ops.sum(y_pred * hot, axis=-1, keepdims=True)
+
+    return Through(loss, view)
+
+
+def by_place(loss: Loss) -> Loss:
+    """Return a loss of which each output is a place; labels: (..., outputs, 1)."""
+    return Through(loss, lambda y_true, y_pred: (y_true, y_pred[..., None]))
+
+
+def soft(found: Softened) -> Loss:
+    """Return a sum of two cross entropies as a loss."""
+    return Soft(*found.factors, found.divisor, name=found.told)
+
+
+def usual(outputs: list[np.ndarray], y: Tree) -> Iterator[Loss]:
+    """Yield the losses that fit labels and outputs, the most usual first.
+
+    >>> [loss.name for loss in usual([np.array([[0.9, 0.1]])], np.array([0]))]
+    ['sparse_categorical_crossentropy']
+    >>> [loss.name for loss in usual([np.array([[7.0]])], np.array([2.5]))]
+    ['mean_squared_error', 'mean_absolute_error', 'huber_loss']
+    """
+    for each in kinds(outputs, y):
+        of_classes = {"from_logits": each.from_logits} if each.kind in _OF_CLASSES else {}
+        yield _USUAL[each.kind](**of_classes)
+
+
+def is_unreduced(loss: Any) -> bool:
+    """Whether a loss returns a number for each row, which the script reduces."""
+    return not isinstance(loss, Loss) or loss.reduction in (None, "none")
+
+
+def averaging(loss: Any) -> Any:
+    """Return a loss; if it is unreduced, its mean over the places."""
+    return mean_of(loss) if isinstance(loss, Loss) and is_unreduced(loss) else loss
+
+
+def mean_of(loss: Loss, *, by_weight: bool = False) -> Loss:
+    """Return the mean of a loss over the places, or over their weights."""
+    found = object.__new__(type(loss))  # its configuration may not be whole
+    vars(found).update(vars(loss))
+    found.reduction = "mean_with_sample_weight" if by_weight else "sum_over_batch_size"
+    return found
+
+
+def _changed(loss: Loss, **arguments: Any) -> Loss | None:
+    """Return a loss with other arguments; None if its configuration is not whole."""
+    try:
+        return type(loss).from_config(loss.get_config() | arguments)
+    except Exception:  # of the user's class
+        return None
+
+
+def name_of(loss: object) -> str:
+    """Return the name of a loss: a name, a Keras loss, a function, a partial function, or several of them.
+
+    >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of(["mse", "huber"])
+    ('Huber', 'huber', 'mse, huber')
+    """
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, dict | list | tuple):
+        return ", ".join(map(name_of, loss.values() if isinstance(loss, dict) else loss))
+    function = getattr(loss, "func", loss)
+    return getattr(function, "__name__", None) or type(loss).__name__
+
+
+def is_squared(loss: Any) -> bool:
+    """Whether it is the mean squared error."""
+    name = getattr(getattr(loss, "_function", None), "__name__", "")
+    return type(loss).__name__ == "MeanSquaredError" or name in ("mse", "mean_squared_error")
+
+
+def flipped(loss: Loss) -> Loss | None:
+    """Return a loss with `from_logits` the other way; None if it has no such argument."""
+    function, config = getattr(loss, "_function", None), {} if isinstance(loss, Function) else loss.get_config()
+    if function is not None and "from_logits" in signature(function).parameters:
+        is_set = getattr(function, "keywords", {}).get("from_logits", False)
+        return Function(partial(function, from_logits=not is_set))
+    if "from_logits" not in config:
+        return None
+    return _changed(loss, from_logits=not config["from_logits"])
+
+
+def swapped(loss: Loss) -> Loss:
+    """Return a loss that gets outputs and labels in the other order."""
+    other = Function(lambda y, y_pred: loss.call(ops.cast(y_pred, "float32"), ops.cast(y, "float32")))
+    other.reduction = loss.reduction
+    return other
+
+
+def others(loss: Loss, labels: Any) -> Iterator[tuple[str, Loss]]:
+    """Yield (in words, loss) for the other losses of Keras that take such labels."""
+    reduction = loss.reduction if isinstance(loss.reduction, str) else "sum_over_batch_size"
+    is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
+    for name in _LOSSES:
+        kind = getattr(keras.losses, name)
+        if kind is type(loss) or ("Sparse" in name and not is_whole):
+            continue
+        has_logits = "from_logits" in signature(kind).parameters
+        for given in [{"from_logits": True}, {"from_logits": False}] if has_logits else [{}]:
+            arguments = ", ".join(f"{key}={value}" for key, value in given.items())
+            yield f"{name}({arguments})", kind(**given, reduction=reduction)
+
+
+def changes(loss: Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
+    """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
+    functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if width > 1 else {}
+    functions |= {"sigmoid": _sigmoid, "tanh": ops.tanh, "relu": ops.relu, "exp": ops.exp, "square": ops.square}
+    own = "sigmoid" if "Binary" in type(loss).__name__ else "softmax"
+    yield from ((name, function, name == own) for name, function in functions.items())
+
+
+def _softmax(outputs: Tensor) -> Tensor:
+    return ops.exp(ops.log_softmax(outputs))  # written out, as `_sigmoid` is: Keras would undo its own activations
+
+
+def _sigmoid(outputs: Tensor) -> Tensor:
+    return 1 / (1 + ops.exp(-outputs))
+
+
+def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
+    """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
+    if type(loss).__name__ == "SparseCategoricalCrossentropy":
+        dense = keras.losses.CategoricalCrossentropy(loss.get_config()["from_logits"], reduction=loss.reduction)
+        return dense, 0.0, True
+    if not hasattr(loss, "label_smoothing"):
+        return None
+    plain = _changed(loss, label_smoothing=0.0)
+    return None if plain is None else (plain, float(loss.label_smoothing), False)

@@ -1,0 +1,162 @@
+"""The listener of an audit on JAX: eager, under `grad` and inside `jit`."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from stepcheck.keras.listener import Asked, Told
+from stepcheck.tree import Tensor
+from stepcheck.user_code.stack import running
+
+
+class EngineListener:
+    """The listener on JAX."""
+
+    is_deaf_to_xla = False
+
+    def __init__(self) -> None:
+        self._clock = 0
+        self._num_told: Counter[int] = Counter()  # under `shard_map`, by replica
+        self._telling = threading.Lock()  # several devices tell at once
+        self._are_several = False  # devices that a program of the loop runs on
+        self.clipped: dict[int, tuple[Tensor, str]] = {}
+        self.handed: dict[int, Tensor] = {}
+        self.clipped_late, self.without_xla = set[str](), set[str]()
+
+    @contextmanager
+    def listening(self, told: Asked) -> Iterator[None]:
+        """Clear all traces before and after, so that functions are traced anew inside and again afterwards."""
+        jax.clear_caches()
+        try:
+            yield
+        finally:
+            jax.clear_caches()
+
+    def tell(self, told: Told, values: list[Tensor]) -> None:
+        """Pass the values to `told`, in the order in which the program runs; under `shard_map`, on each device.
+
+        JAX orders the calls of one device. Under `shard_map` all make the same calls, so the n-th call of each has one
+        place. A call outside comes after the n-th calls of all devices.
+        """
+        axes = _axes()
+
+        def heard(replica: np.ndarray, *numbers: np.ndarray) -> None:
+            with self._telling:
+                index = int(replica)
+                self._clock += 1
+                self._num_told[index] += bool(axes)
+                order = (self._num_told[index] << 32) + (index if axes else self._clock + _MOST_DEVICES)
+                told(order, index, [np.asarray(number) for number in numbers])
+
+        if not _kinds(values):
+            jax.effects_barrier()  # earlier values are reported first
+            heard(np.zeros((), np.int32), *map(np.asarray, values))
+        elif self._spans_devices():  # JAX orders no other callback there, but has no derivative of this one
+            replica = jax.lax.axis_index(axes) if axes else np.zeros((), np.int32)
+            io_callback(heard, None, replica, *map(jax.lax.stop_gradient, values), ordered=True)
+        else:
+            jax.debug.callback(heard, np.zeros((), np.int32), *values, ordered=True)
+
+    def _spans_devices(self) -> bool:
+        """Whether the loop has programs on several devices, as far as is known here."""
+        if not self._are_several and jax.device_count() > 1:
+            arrays = jax.live_arrays()
+            self._are_several = bool(_axes()) or any(len(each.sharding.device_set) > 1 for each in arrays)
+        return self._are_several
+
+    def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
+        """Return the value, through an identity whose transpose tells the gradient."""
+        if not _kinds([value]):
+            return value  # nothing is differentiated
+        return _watched.bind(value, jax.lax.stop_gradient(value), told=lambda *both: self.tell(told, list(both)))
+
+    def value(self, variable: keras.Variable) -> Tensor:
+        """Return the value of a Keras variable here."""
+        return variable.value
+
+    def dense(self, gradient: Tensor) -> Tensor:
+        """Return the gradient unchanged."""
+        return gradient
+
+    def is_differentiated(self, values: list[Tensor]) -> bool | None:
+        """Whether `grad` traces the values. None inside a nested `jit`, which hides it."""
+        kinds = _kinds(values)
+        if kinds & {"JVPTracer", "LinearizeTracer"}:
+            return True
+        return None if kinds else False
+
+    def blind(self, values: list[Tensor]) -> str:
+        """Return the part of JAX under which values cannot be reported in order; "" if there is none."""
+        if keras.distribution.distribution() is not None:
+            return "what runs under a keras.distribution"
+        if len(_axes()) > 1:
+            return "what runs under jax.shard_map over several axes of a mesh"
+        return "what runs under jax.vmap" if "BatchTracer" in _kinds(values) else ""
+
+    def stack(self) -> Iterable[tuple[str, int]]:
+        """Return Python's stack: JAX traces functions unchanged."""
+        return running()
+
+    def stacks(self) -> Iterable[Iterable[tuple[str, int]]]:
+        """Return nothing: Python's stack has all lines while JAX traces."""
+        return ()
+
+    def unhooked(self, function: Callable) -> Callable:
+        """Return the function unchanged."""
+        return function
+
+    def settle(self) -> None:
+        """Wait for the device and its reports."""
+        jax.effects_barrier()
+
+
+_MOST_DEVICES = 1 << 20
+
+
+def _axes() -> tuple[str, ...]:
+    """Return the axes of the mesh of devices on each of which this code runs, under `shard_map` or `pmap`."""
+    return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
+
+
+def _kinds(values: list[Tensor]) -> set[str]:
+    return {type(value).__name__ for value in values if isinstance(value, jax.core.Tracer)}
+
+
+def _is_first(first: Tensor, second: Tensor, *, told: Callable) -> Tensor:
+    return first
+
+
+def _derived(primals: tuple, tangents: tuple, *, told: Callable) -> tuple:
+    (first, second), (tangent, _) = primals, tangents
+    value = _watched.bind(first, second, told=told)
+    if isinstance(tangent, ad.Zero):
+        return value, ad.Zero.from_primal_value(value)
+    return value, _watched.bind(tangent, second, told=told)
+
+
+def _transposed(gradient: Tensor, _: Tensor, value: Tensor, *, told: Callable) -> tuple:
+    if isinstance(gradient, ad.Zero):
+        return None, None
+    told(value, gradient)
+    return gradient, None
+
+
+def _batched(values: tuple, axes: tuple, *, told: Callable) -> tuple:
+    return _watched.bind(*values, told=told), axes[0]
+
+
+_watched = Primitive("watched")  # the identity of its first argument, linear in it
+_watched.def_impl(_is_first)
+_watched.def_abstract_eval(_is_first)
+ad.primitive_jvps[_watched] = _derived
+ad.primitive_transposes[_watched] = _transposed
+batching.primitive_batchers[_watched] = _batched
+mlir.register_lowering(_watched, mlir.lower_fun(_is_first, multiple_results=False))

@@ -1,0 +1,81 @@
+"""The listener: what a hook asks of an engine, and the one of the running Keras backend."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import Protocol
+
+import keras
+import numpy as np
+
+from stepcheck.errors import SpecificationError, message
+from stepcheck.tree import Tensor
+
+Told = Callable[[int, int, list[np.ndarray]], None]  # the index of a call, of its replica, and the numbers
+Asked = Callable[[tuple[int, ...], list], None]  # the shape of a target, the sources without a gradient
+ENGINES = "jax", "tensorflow"
+
+
+def listener() -> "Listener":
+    """Return the listener of the running Keras backend.
+
+    Raises:
+        SpecificationError: the backend is neither jax nor tensorflow.
+    """
+    backend = keras.backend.backend()
+    if backend not in ENGINES:
+        must, attempt = "Keras must run on JAX or TensorFlow.", "KERAS_BACKEND=jax or KERAS_BACKEND=tensorflow."
+        raise SpecificationError(message(must, backend, attempt))
+    return import_module(f"stepcheck.keras.{backend}_listener").EngineListener()
+
+
+class Listener(Protocol):
+    """The values of code that runs now, or is traced and runs later, for a trace; made by `listener`.
+
+    Attributes:
+        is_deaf_to_xla: true if code that XLA compiles cannot report values.
+        clipped: the tensors that the engine's clips got since the last gradient was taken, by their ids, with
+            the function's name; empty where the engine has none.
+        handed: the gradients of the last optimizer step, by their ids, as a hook on the step keeps them.
+        clipped_late: the engine's clips that got gradients after an optimizer had taken them.
+        without_xla: the names of functions that XLA compiles otherwise; while it listens it does not.
+    """
+
+    is_deaf_to_xla: bool
+    clipped: dict[int, tuple[Tensor, str]]
+    handed: dict[int, Tensor]
+    clipped_late: set[str]
+    without_xla: set[str]
+
+    def listening(self, told: Asked) -> AbstractContextManager:
+        """Return a context that calls `told` for each gradient that is taken, if it is visible."""
+
+    def tell(self, told: Told, values: list[Tensor]) -> None:
+        """Call `told` on each replica with the numbers, valid in the call: now, or each time the trace runs."""
+
+    def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
+        """Return the value; `told` gets it, and the gradient by it, each time that a loop takes one later."""
+
+    def value(self, variable: Tensor) -> Tensor:
+        """Return the value of a Keras variable at this point of the program, in its dtype."""
+
+    def dense(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as one tensor, equal rows summed."""
+
+    def is_differentiated(self, values: list[Tensor]) -> bool | None:
+        """Whether a gradient is taken through these values; None if it is not known."""
+
+    def blind(self, values: list[Tensor]) -> str:
+        """Return the kind of code that runs here and cannot report values; "" if it can."""
+
+    def stack(self) -> Iterable[tuple[str, int]]:
+        """Return (file, line) of the running functions in the user's source, innermost first."""
+
+    def stacks(self) -> Iterable[Iterable[tuple[str, int]]]:
+        """Return the same of each operation in the present trace after the outputs that are watched, if it has some."""
+
+    def unhooked(self, function: Callable) -> Callable:
+        """Return the function, marked so that the engine does not convert its source."""
+
+    def settle(self) -> None:
+        """Return once all values of finished code are reported."""

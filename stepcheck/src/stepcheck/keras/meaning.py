@@ -1,0 +1,380 @@
+"""The loss that is meant, as an objective over (x, y[, sample_weight]), and the losses that it is mistaken for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from stepcheck import port, tree
+from stepcheck.errors import SpecificationError, message
+from stepcheck.keras.families import Function, averaging, mean_of, name_of
+from stepcheck.port import OneLoss
+from stepcheck.report.found import Likely
+from stepcheck.trace.measure import ENOUGH, NUM_PROBES, SOLVED, are_shares, shares
+from stepcheck.tree import Tensor, Tree
+from wholestep.model import (
+    CompiledObjective,
+    LossCall,
+    Mean,
+    Objective,
+    Sum,
+    Term,
+    Whole,
+    is_overridden,
+    unpack,
+    unreduced,
+)
+
+NUM_COUPLED = 4
+_AT_ONCE = 1 << 22  # outputs of the rows whose own weights are computed at once
+_FEW = 8  # rows by which weights of their own are told
+
+
+def _shares(objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int, ...]) -> np.ndarray | None:
+    """Return the rows' weights in a function that returns one number for a batch; None if they are equal.
+
+    Args:
+        data: (x, y, sample_weight).
+        outputs: the shape of the model's output.
+    """
+    loss, (_, labels, weight) = getattr(objective, "loss", None), data
+    if not isinstance(loss, Function) or weight is not None or not hasattr(labels, "shape"):
+        return None
+
+    def value(rows: list[int], outputs: np.ndarray) -> float:
+        found = keras.ops.convert_to_numpy(loss.whole(labels[rows], outputs))
+        return float(found) if np.ndim(found) == 0 else float("nan")
+
+    return shares(value, len(labels), outputs[1:])
+
+
+def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.ndarray | None:
+    """Return the weights of all rows if a function returns (values, weights); else None.
+
+    Raises:
+        SpecificationError: they depend on the outputs.
+    """
+
+    def weights(own: Any, level: float) -> Any:
+        values, found = loss.pair(own, np.full((len(own), *outputs[1:]), level, "float32"))
+        return None if found is None else np.broadcast_to(keras.ops.convert_to_numpy(found), values.shape)
+
+    try:
+        if (first := weights(labels[:_FEW], 0.3)) is None:
+            return None
+    except SpecificationError:
+        raise
+    except Exception:  # a function of batches of one size
+        return None
+    if not np.array_equal(first, weights(labels[:_FEW], 0.6), equal_nan=True):
+        must = "The weights that a loss returns must be those of the labels, whatever the outputs are."
+        raise SpecificationError(message(must, loss.name, "the weights in its values, and values alone."))
+    size = max(1, _AT_ONCE // max(1, int(np.prod(outputs[1:]))))
+    parts = [weights(labels[start : start + size], 0.3) for start in range(0, len(labels), size)]
+    return np.concatenate([np.asarray(part, "float32") for part in parts])
+
+
+def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
+    """Whether a row's share of a batch's number depends on the outputs of other rows, as in contrastive losses.
+
+    Args:
+        labels: of `NUM_COUPLED` rows.
+        outputs: symbols of the model's outputs.
+    """
+    draw = np.random.default_rng(1)
+
+    def drawn_as(leaf: Any) -> np.ndarray:
+        return draw.uniform(0.05, 0.95, (NUM_COUPLED, *leaf.shape[1:])).astype("float32")
+
+    def moves(pair: list[Tree], others: Tree) -> float:
+        """Return the effect of another first row on the number, beside these other rows."""
+        both = (tree.map_leaves(lambda row, other: np.concatenate([row[:1], other[1:]]), each, others) for each in pair)
+        one, two = (keras.ops.convert_to_numpy(loss.whole(labels, each)) for each in both)
+        return float(two) - float(one) if np.ndim(one) == 0 else float("nan")
+
+    first, second, *others = (tree.map_leaves(drawn_as, outputs) for _ in range(2 + NUM_PROBES))
+    try:
+        found = [moves([first, second], each) for each in others]
+    except Exception:  # a function of batches of one size
+        return True
+    return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
+
+
+def _is_of_a_batch(objective: "LossObjective", data: tuple[Tree, Tree, Tree], outputs: Tree) -> bool:
+    """Whether a loss of the user's own class gives one number for several rows."""
+    num = min(NUM_COUPLED, tree.num_rows(data[:2]))
+    made = tree.map_leaves(lambda leaf: np.full((num, *leaf.shape[1:]), 0.5, "float32"), outputs)
+    labels, weight = (tree.map_leaves(lambda leaf: leaf[:num], part) for part in data[1:])
+    try:
+        return isinstance(objective.of(labels, made, weight), Whole)
+    except Exception:  # a loss of batches of one size
+        return False
+
+
+class LossObjective(OneLoss, Objective):
+    """One Keras loss, on the model's one output, by the mask that the model makes or without."""
+
+    def __init__(self, loss: keras.losses.Loss, *, is_masked: bool = True):
+        self.loss, self.is_masked = loss, is_masked
+
+    @property
+    def given(self) -> Any:
+        """The user's argument: a loss of Keras, or a function."""
+        return getattr(self.loss, "_function", self.loss)
+
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Term:
+        """Return the loss before its reduction, with the divisor of Keras."""
+        x, y, weight = unpack(batch)
+        y_pred = model(x, training=training)
+        y_pred = y_pred if self.is_masked else tree.map_leaves(lambda leaf: leaf + 0, y_pred)  # without the mask
+        return self.of(y, y_pred, weight)
+
+    def of(self, y: Any, y_pred: Any, weight: Any = None) -> Term:
+        """Return the loss of outputs; a single number for a batch cannot be masked."""
+        if isinstance(self.loss, Function) and not len((number := self.loss.whole(y, y_pred)).shape):
+            if self.loss.is_coupled:
+                is_weighed = weight is not None and isinstance(self.given, keras.losses.Loss)
+                return Whole(self.given(y, y_pred, weight) if is_weighed else number)
+            y_pred = tree.map_leaves(lambda leaf: leaf + 0, y_pred)
+        return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
+
+
+class ByRow(LossObjective):
+    """The mean over the rows of a loss that Keras sums."""
+
+    def of(self, y: Any, y_pred: Any, weight: Any = None) -> Term:
+        """Return the sum of each row's places, to be divided by the number of rows."""
+        term = super().of(y, y_pred, weight)
+        values, weights = term.values, getattr(term, "weights", None)
+        if weights is not None:
+            values = values * ops.reshape(weights, (*weights.shape, *[1] * (len(values.shape) - len(weights.shape))))
+        return Mean(ops.sum(values, axis=tuple(range(1, len(values.shape)))))
+
+
+class WithWeights(NamedTuple):
+    """The losses of several outputs, in their structure, and the `loss_weights` of `compile`."""
+
+    losses: Any
+    weights: Any
+
+
+class _AsCompiled(Objective):
+    """Several losses, as `compile` takes them, in place of the model's compiled losses."""
+
+    def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree, weights: Any = None):
+        symbols = outputs(model, x)
+        given = (model.inputs, model.outputs) if getattr(model, "inputs", None) else ()
+        of = keras.Model(*given, name="audited")  # a default name would change those of later models
+        of.compile(loss=loss, loss_weights=weights)
+        of._compile_loss.build(y, symbols)
+        self._loss, self._objective = of._compile_loss, CompiledObjective([])
+
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Any:
+        """Return the terms of these losses."""
+        with self._compiled(model):
+            return self._objective(model, batch, training)
+
+    def calls(self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
+        """Return the losses, each with its output, labels and weights."""
+        with self._compiled(model):
+            return self._objective.calls(model, y, y_pred, weight)
+
+    @contextmanager
+    def _compiled(self, model: keras.Model) -> Iterator[None]:
+        before = vars(model).get("_compile_loss")
+        vars(model)["_compile_loss"] = self._loss
+        try:
+            yield
+        finally:
+            vars(model)["_compile_loss"] = before
+
+
+def by_output(model: keras.Model, objective: Objective, data: tuple[Tree, ...]) -> list[port.OfOutput]:
+    """Return the losses of several outputs; none if the objective is no sum of them, one for each."""
+    x, y, weight = data
+    if not isinstance(objective, CompiledObjective | _AsCompiled) or is_overridden(model, "compute_loss"):
+        return []
+    symbols = outputs(model, x)
+    leaves = [id(leaf) for leaf in tree.leaves(symbols)]
+    calls = objective.calls(model, y, symbols, weight)
+    at = [leaves.index(id(call.y_pred)) if id(call.y_pred) in leaves else -1 for call in calls]
+    is_given = all(
+        isinstance(leaf, np.ndarray) for call in calls for leaf in (call.y_true, call.weight) if leaf is not None
+    )
+    if len(leaves) < 2 or -1 in at or len({*at}) < len(at) or not is_given:
+        return []
+    return [
+        port.OfOutput(
+            i, call.name, LossObjective(averaging(call.loss)), float(call.coefficient), call.y_true, call.weight
+        )
+        for i, call in zip(at, calls, strict=True)
+    ]
+
+
+def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
+    """Return the objective that is meant, on these data.
+
+    Raises:
+        SpecificationError: there is no loss, or it is not a loss.
+    """
+    if isinstance(loss, Objective):
+        return loss
+    if loss is None:
+        if not getattr(model, "compiled", False) or model._compile_loss is None:
+            must, attempt = "The audit needs the loss that is meant.", "stepcheck.watch(model, data=(x, y), loss=...)."
+            raise SpecificationError(message(must, "loss=None, and a model without a compiled loss", attempt))
+        loss = model.loss
+        if isinstance(loss, dict | list | tuple) or is_overridden(model, "compute_loss"):
+            if not model._compile_loss.built:  # as `fit` does before its first batch
+                model._compile_loss.build(y, outputs(model, x))
+            return CompiledObjective([])
+    if isinstance(loss, dict | list | tuple):
+        loss, weights = loss if isinstance(loss, WithWeights) else (loss, None)
+        try:
+            return _AsCompiled(model, loss, x, y, weights)
+        except (TypeError, ValueError, KeyError) as error:
+            must = "Several losses must fit the model's outputs and the labels, as in compile."
+            raise SpecificationError(message(must, f"{loss}: {error}", "one for each.")) from error
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    if isinstance(loss, keras.losses.Loss):
+        return LossObjective(averaging(loss))
+    if callable(loss):
+        return LossObjective(Function(loss))
+    must = "loss must be a Keras loss, a function of labels and outputs, or an Objective."
+    raise SpecificationError(message(must, type(loss).__name__, "loss=keras.losses.MeanSquaredError()."))
+
+
+def weighed(
+    model: keras.Model, data: tuple[Tree, Tree, Tree], objective: Objective
+) -> tuple[tuple[Tree, Tree, Tree], Objective]:
+    """Return (data, objective) with the weights of the rows, if the objective is a function with own weights."""
+    if not isinstance(objective, LossObjective) or not model.built:
+        return data, objective
+    if type(objective.loss).__module__.startswith("keras."):
+        return data, objective
+    try:
+        symbol = outputs(model, data[0])
+    except Exception:  # the model's, of batches of another size
+        return data, objective
+    leaves = tree.leaves(symbol)
+    if any(None in leaf.shape[1:] for leaf in leaves):  # of unknown size
+        return data, objective
+    if len(leaves) == 1:  # perhaps in a list, from which Keras takes it
+        symbol = leaves[0]
+    if not isinstance(objective.loss, Function):
+        if not _is_of_a_batch(objective, data, symbol):
+            return data, objective
+        objective = LossObjective(Function(objective.loss))
+    if not isinstance(objective.loss, Function):
+        return data, objective
+    objective.loss.is_coupled |= objective.loss.is_class and data[2] is not None
+    shape = getattr(symbol, "shape", None) if hasattr(data[1], "shape") else None
+    if shape is not None and (own := _own_weights(objective.loss, data[1], shape)) is not None:
+        given = np.ones(1, "float32") if data[2] is None else np.asarray(data[2])
+        given = given.reshape(given.shape[: own.ndim] + (1,) * (own.ndim - given.ndim))
+        return (*data[:2], own * given), LossObjective(mean_of(objective.loss, by_weight=True))
+    if data[2] is None and tree.num_rows(data[:2]) >= NUM_COUPLED:
+        labels = tree.map_leaves(lambda leaf: leaf[:NUM_COUPLED], data[1])
+        objective.loss.is_coupled = _couples(objective.loss, labels, symbol)
+        if objective.loss.is_coupled:
+            return data, objective
+    found = _shares(objective, data, symbol.shape) if hasattr(symbol, "shape") else None
+    if found is None:
+        return data, objective
+    return (*data[:2], found), LossObjective(objective.loss.with_weights())
+
+
+def outputs(model: keras.Model, x: Tree) -> Tree:
+    """Return the model's outputs for one row, as symbols; as numbers if the model cannot be traced."""
+    symbols = tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
+    try:
+        return model.compute_output_spec(symbols)
+    except Exception:  # the engine's, of a model that reads numbers while it runs
+        if not model.built:
+            raise
+        return model(tree.map_leaves(lambda leaf: leaf[:1], x))
+
+
+def are_numbers(leaf: object) -> bool:
+    """Whether a part of a model's outputs has numbers; others may be text, or objects of the user's."""
+    return ops.is_tensor(leaf) or isinstance(leaf, int | float | np.ndarray | np.generic | keras.Variable)
+
+
+def tensors(outputs: Tree) -> list[Tensor]:
+    """Return the numbers in a model's outputs, as tensors."""
+    leaves = [leaf for leaf in tree.leaves(outputs) if are_numbers(leaf)]
+    return [ops.convert_to_tensor(leaf.value if isinstance(leaf, keras.Variable) else leaf) for leaf in leaves]
+
+
+def is_result(leaf: object) -> bool:
+    """Whether a part of a model's outputs is the result of operations."""
+    return ops.is_tensor(leaf) and not isinstance(leaf, keras.Variable)
+
+
+def is_masked(model: keras.Model) -> bool:
+    """Whether a layer of the model makes a mask, and Keras keeps it."""
+    return any(map(_makes_mask, model._flatten_layers()))
+
+
+def _makes_mask(layer: keras.layers.Layer) -> bool:
+    is_of_user = not type(layer).compute_mask.__module__.startswith("keras.")
+    makes = getattr(layer, "mask_zero", isinstance(layer, keras.layers.Masking))
+    return bool(makes or (is_of_user and layer.supports_masking))
+
+
+class NoLoss(port.NoLoss, Objective):
+    """Placeholder for an unknown loss: gradients are not judged."""
+
+    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Mean:
+        """Return zeros, one for each row."""
+        output = tensors(model(batch[0], training=training))[0]
+        return Mean(ops.zeros(ops.shape(output)[:1]))
+
+
+class Observed(port.Observed, Objective):
+    """The loop's own loss, of which the derivative by the outputs is known: it is in the batch in place of labels."""
+
+    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Sum:
+        """Return the outputs times the derivative, by row: the sum of these has the gradient of the loop's loss."""
+        outputs = tensors(model(batch[0], training=training))
+        num = batch[1][0].shape[0]  # that of the outputs is not known behind a layer of text
+        parts = [ops.reshape(ops.cast(o, "float32") * d, (num, -1)) for o, d in zip(outputs, batch[1], strict=True)]
+        return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,), "float32")))
+
+
+def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> list[str]:
+    """Return a note if a cross entropy takes logits and gets probabilities, or the other way round.
+
+    It is likely the fault, unless the numbers may be so by chance, or be what Keras divides by their sum.
+
+    Args:
+        activation: of the model's last layer, by name.
+
+    >>> misfits(keras.losses.BinaryCrossentropy(from_logits=True), [np.array([[0.2], [0.9]])] * 8)
+    ['BinaryCrossentropy takes logits (from_logits=True), and gets numbers between 0 and 1: is an activation too many?']
+    >>> misfits(keras.losses.BinaryCrossentropy(), [np.array([[-0.2], [3.0]])] * 8)
+    ['BinaryCrossentropy takes numbers between 0 and 1, and gets others: is from_logits=True missing?']
+    """
+    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else getattr(loss, "keywords", {})
+    name = name_of(loss)
+    many = [out for out in outputs if out.ndim > 1 and np.all(np.isfinite(out))]
+    if "crossentropy" not in name.lower() or sum(map(np.size, many)) < ENOUGH:
+        return []
+    is_binary = "binary" in name.lower()
+    has_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
+    kind = "numbers between 0 and 1" if is_binary else "numbers that add up to 1"
+    if bool(config.get("from_logits")) is not has_shares:
+        return []
+    if has_shares and is_binary and activation == "linear":  # small logits, as of a model at its beginning
+        return []
+    if has_shares:
+        told = f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"
+        is_certain = not is_binary or activation == "sigmoid"
+        # On TensorFlow, Keras takes the logits behind such an activation, and the gradient is right.
+        return [Likely(told) if is_certain and keras.backend.backend() != "tensorflow" else told]
+    told = f"{name} takes {kind}, and gets others: is from_logits=True missing?"
+    return [Likely(told) if is_binary or any(out.min() < 0 for out in many) else told]

@@ -1,0 +1,172 @@
+"""A loop of Keras runs under hooks, and a report says of each stage whether it is the one that was meant."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from stepcheck import tree
+from stepcheck.command.stop import COMMAND, Enough
+from stepcheck.errors import SpecificationError, message
+from stepcheck.keras.hooks import Hooks, room
+from stepcheck.keras.listener import listener
+from stepcheck.keras.meaning import NoLoss, meant, weighed
+from stepcheck.keras.replay import Replay, values
+from stepcheck.report.found import Likely, on_one_line
+from stepcheck.report.report import Report
+from stepcheck.solve.changes import Schedule
+from stepcheck.stages.judge import Case
+from stepcheck.stages.steps import scheduled
+from stepcheck.trace.log import Log
+from stepcheck.tree import Tree
+from wholestep.data import class_weighted
+from wholestep.errors import WholestepError
+
+_NO_WEIGHTS = Likely(
+    "`fit` got sample weights, and the audit was given none: state them, `data=(x, y, sample_weight)`."
+)
+
+
+class _Unentered(AbstractContextManager):
+    """The context of an audit, which begins in `with`; its text says so."""
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Report]]):
+        self._begin = begin
+
+    def __enter__(self) -> Report:
+        self._entered = self._begin()
+        return self._entered.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.__exit__(*error)
+
+    def __repr__(self) -> str:
+        return "Nothing is watched yet: write `with stepcheck.watch(model, data=(x, y), loss=...) as report:`."
+
+
+def watched(
+    model: keras.Model,
+    data: Tree,
+    loss: Any = None,
+    *,
+    learning_rate: float | Callable[[int], Any] | None = None,
+    optimizer: keras.optimizers.Optimizer | None = None,
+) -> AbstractContextManager[Report]:
+    """Return the context that watches a loop of Keras; see `stepcheck.watch`."""
+    made = partial(case, model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+    return _Unentered(partial(_watching, model, made))
+
+
+@contextmanager
+def _watching(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Report]:
+    """Run the body of a `with` under hooks; see `stepcheck.watch`."""
+    command, log, report = COMMAND.get(), Log(), Report()
+    try:
+        made = case_of(log)
+    except WholestepError as error:  # of an `Objective`
+        raise SpecificationError(str(error)) from error
+    log.room = room(model)
+    log.begin(made.before)
+    if command is not None:
+        command.adopt(report, log)
+    try:
+        with Hooks(model, listener() if command is None else command.listener(), log, has_twins=True).on():
+            yield report
+    except Enough:  # for the command
+        _close(report, made)
+        raise
+    except BaseException as error:
+        if command is None or not command.has_stopped:  # else it is `Enough`, as an engine's program has passed it on
+            log.unseen[f"the rest of the loop: it ended with {type(error).__name__}"] = None
+        _close(report, made)
+        if log.elsewhere and isinstance(error, Exception):
+            raise SpecificationError(log.elsewhere) from error
+        raise
+    made.ended = None if log.is_cut else values(model)
+    _close(report, made)
+
+
+def _close(report: Report, made: Case) -> None:
+    """Close a report with its case, of the weights that `fit` got if none were stated."""
+    names, x = [each.name for each in getattr(made.model, "inputs", None) or []], made.data[0]
+    if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
+        made.data = (dict(zip(names, x, strict=True)), *made.data[1:])  # the order of a dict is that of its names
+    (fitted, by_class, weight), (x, y, stated) = made.log.fitted, made.data
+    if stated is None and by_class is not None:
+        try:
+            made.data = class_weighted(by_class)((x, y))
+        except WholestepError:  # labels that are no classes, of a loop that has ended with an error
+            made.objective = NoLoss()
+    elif stated is None and weight is not None:
+        own, given = tree.leaves(x), tree.leaves(fitted)
+        if len(own) == len(given) and all(map(np.array_equal, own, given)):
+            made.data = x, y, np.asarray(weight)
+        else:
+            made.log.notes[_NO_WEIGHTS], made.objective = None, NoLoss()
+    try:  # after the loop: a function of the user's may have a state
+        made.data, made.objective = weighed(made.model, made.data, made.objective)
+    except Exception as error:
+        made.log.unseen[f"the weights that the loss gives to rows: {on_one_line(error)}"] = None
+    report.close(made)
+
+
+def case(
+    model: keras.Model,
+    data: Tree,
+    loss: Any,
+    log: Log,
+    *,
+    learning_rate: float | Callable[[int], Any] | None = None,
+    optimizer: keras.optimizers.Optimizer | None = None,
+    before: list[np.ndarray] | None = None,
+) -> Case:
+    """Return the case of an audit, of the present data, and of the present weights unless `before` is given.
+
+    Raises:
+        SpecificationError: the model, the data or the loss cannot be audited.
+    """
+    given = _checked(model, data)
+    objective = meant(model, loss, *given[:2])
+    if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
+        must, attempt = "optimizer must be an optimizer of Keras.", "the one that the loop applies, or leave it out."
+        raise SpecificationError(message(must, type(optimizer).__name__, attempt))
+    own = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    own = getattr(own, "inner_optimizer", own)  # the one that moves the weights
+    schedule = _schedule(own, learning_rate)
+    if before is None:
+        now = values(model)
+        before = now.params if now else []
+    made = Case(Replay, model, given, objective, schedule, log, before, optimizer=own, is_told=optimizer is not None)
+    if learning_rate is None and optimizer is None:
+        made.compiled = id(own)
+    return made
+
+
+def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
+    if not isinstance(model, keras.Model):
+        must, attempt = "The audit needs a Keras model.", "stepcheck.watch(model, data=(x, y))."
+        raise SpecificationError(message(must, type(model).__name__, attempt))
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        received = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        must, attempt = "data must be (x, y) or (x, y, sample_weight).", "pass arrays, e.g. data=(x_train, y_train)."
+        raise SpecificationError(message(must, received, attempt))
+    for leaf in tree.leaves(tuple(data)):
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
+            attempt = "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`."
+            raise SpecificationError(message("data must hold arrays.", type(leaf).__name__, attempt))
+    x, y, *rest = (tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data)
+    weight = rest[0] if rest else None
+    tree.num_rows(tuple(part for part in (x, y, weight) if part is not None), "data")
+    return x, y, weight
+
+
+def _schedule(optimizer: keras.optimizers.Optimizer | None, learning_rate: Any) -> Schedule | None:
+    """Return the learning rate that is meant, by update; None if it is not known."""
+    if learning_rate is None:
+        learning_rate = getattr(optimizer, "_learning_rate", None)
+        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            return None
+    return scheduled(learning_rate)

@@ -1,0 +1,354 @@
+"""The port: all that the stages ask of a framework. `audit.replay` has it for Keras, `audit.pytorch` for PyTorch."""
+
+import logging
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stepcheck import tree
+from stepcheck.report.causes import ACCUMULATING, ON_JAX
+from stepcheck.report.found import Found
+from stepcheck.trace.log import Applied, Called, Line, Log, Values
+from stepcheck.trace.measure import Tolerance, places, tolerance
+from stepcheck.trace.windows import PAD, Piece, Update, packed
+from stepcheck.tree import Tree
+
+ByPass = dict[int, tuple[np.ndarray, ...]]
+
+
+class OneLoss:
+    """An objective of one loss of the model's one output. Its `given` is the user's argument."""
+
+    loss: Any
+    given: Any
+
+
+class NoLoss:
+    """An objective in place of an unknown loss: gradients are not judged."""
+
+
+class Observed:
+    """An objective that is the loop's own loss: its derivative by the outputs is in batches in place of labels."""
+
+
+class OfOutput(NamedTuple):
+    """The loss of one of several outputs, the `place`-th leaf; `weights` may be None."""
+
+    place: int
+    name: str
+    objective: OneLoss
+    coefficient: float
+    labels: Tree
+    weights: Tree
+
+
+class Terms(NamedTuple):
+    """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
+
+    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term. `penalty` is the sum
+    of the model's own losses.
+    """
+
+    values: np.ndarray
+    weights: np.ndarray
+    coefficients: np.ndarray
+    divided: np.ndarray
+    penalty: float
+    names: tuple[str, ...]
+
+
+class Port(ABC):
+    """A model as a function of recorded values: nothing of the model is moved.
+
+    Args:
+        model: the model that a loop trains.
+        data: (x, y, sample_weight), the last one perhaps None.
+        is_observing: whether batches have the derivatives of the loop's loss in place of labels.
+        by_pass: the labels, and the weights if there are some, by the order of a pass, where they belong to no row.
+
+    Attributes:
+        framework: its name, in words.
+        evaluating: how a model is called to evaluate it, in words.
+        freezing: how a layer is set not to be trained, in words.
+        outlined: why weights may move while no update is seen, in words.
+        incomplete: why an optimizer may lack parameters, in words; empty if which it holds is not known.
+        losses: its losses, and the relatives that one may be mistaken for: the functions of `audit.families`.
+        trained: the trainable variables, as the passes of a log have them.
+        names, shapes, sizes: of the trainable variables.
+        names_of_others: of the other variables.
+        num_recurrent: how many of these, the last ones, are the states of recurrent layers.
+        are_seeds: of each other variable, whether it is the state of random draws.
+        is_masked: whether a layer of the model makes a mask.
+        is_sparse: whether some gradients are of a few rows of a table.
+        has_losses: whether layers of the model have losses, as its first `outputs` show.
+        hears_scales: whether every scaling of a loss is recorded.
+        maybe_unlike: in words, why the outputs of a pass may not be computed again.
+        most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None for all.
+        moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
+        mixes_rows: whether a layer is meant to compute with all rows of a batch, in inference too.
+        place: which of several derivatives by an output is taken.
+        output: the leaf of the model's output to which its passes are cut, 0 for a single output.
+    """
+
+    framework: str
+    evaluating: str
+    freezing: str
+    outlined: str
+    incomplete = ""
+    maybe_unlike = "draws outside of its seeds? code outside of the model?"
+    losses: Any
+    trained: tuple[int, ...]
+    names_of_others: list[str]
+    num_recurrent = 0
+    are_seeds: list[bool]
+    is_masked = False
+    is_sparse = False
+    has_losses = False
+    hears_scales = False
+    moves_weights = False
+    most_shapes: int | None = None
+    mixes_rows = False
+
+    def __init__(
+        self, model: Any, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
+    ):
+        self.model, self.data, self.is_observing, self.by_pass = model, data, is_observing, by_pass
+        self.place, self.output = -1, 0
+        self.num_rows = len(tree.leaves(data[0])[0])
+
+    def _measure(self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]) -> None:
+        """Take the names and shapes of the trainable variables, and the dtypes in which is computed."""
+        names, self.shapes = [name for name, _ in named], [shape for _, shape in named]
+        self.names = [n if names.count(n) == 1 else f"{n} ({names[:i].count(n) + 1})" for i, n in enumerate(names)]
+        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
+        self._kept = list(map(places, self.sizes))
+        self.is_in_part = any(chosen is not None for chosen in self._kept)
+        self.is_half = any("float16" in dtype for dtype in dtypes)
+        self.tolerance: Tolerance = tolerance(dtypes)
+
+    @staticmethod
+    @abstractmethod
+    def engine() -> str:
+        """Return the name of the engine, for reports."""
+
+    @staticmethod
+    @abstractmethod
+    def as_then(model: Any, log: Log) -> AbstractContextManager[None]:
+        """Let the variables be set to be trained as at the end of a log, for the time of a `with`."""
+
+    @classmethod
+    def said(cls, cause: Found) -> Found:
+        """Return a cause with its explanation and fix in the words of the framework and its engine."""
+        fix, _, on_jax = cause.fix.partition(ACCUMULATING)[0].partition(ON_JAX)
+        return replace(cause, fix=on_jax if on_jax and cls.engine() == "jax" else fix)
+
+    @abstractmethod
+    def values(self) -> Values | None:
+        """Return the model's present values; None if they cannot be read."""
+
+    @abstractmethod
+    def beside(self, i: int) -> list[int]:
+        """Return the trainable variables of the layer that has the i-th one."""
+
+    @abstractmethod
+    def frozen(self) -> list[int]:
+        """Return the other variables that would be trained if their layer were set to be trainable."""
+
+    @abstractmethod
+    def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
+        """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots.
+
+        Later steps continue with the slots of the step before. None if another optimizer made the steps, or if their
+        numbers are not complete.
+        """
+
+    @abstractmethod
+    def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return (leaves of the output, the model's other values afterwards) of a forward pass."""
+
+    @abstractmethod
+    def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
+        """Return the loss of a piece, unreduced.
+
+        Args:
+            is_by_outputs: whether the objective is one loss of the one output: then the model itself need not run.
+        """
+
+    @abstractmethod
+    def gradient(
+        self, piece: Piece, objective: Any, batch: Any, factors: np.ndarray, *, training: bool, penalty: float = 0.0
+    ) -> np.ndarray:
+        """Return the gradient of the sum of factors (terms, rows) times values and weights, flat.
+
+        Args:
+            penalty: the factor of the model's own losses.
+        """
+
+    @abstractmethod
+    def derivative(
+        self,
+        objective: Any,
+        outputs: np.ndarray,
+        labels: Tree,
+        weights: Tree = None,
+        change: Callable | None = None,
+        *,
+        is_once: bool = False,
+    ) -> np.ndarray:
+        """Return the derivative of the sum of the rows' losses by a model's one output.
+
+        Args:
+            objective: a `OneLoss`.
+            change: a function that the outputs go through before the loss.
+            is_once: whether the objective is used a few times only, and not worth a program.
+        """
+
+    @abstractmethod
+    def of_frozen(self, piece: Piece, objective: Any, i: int, *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
+
+    @abstractmethod
+    def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the outputs times the chosen factors, flat."""
+
+    def decay(self, optimizer: Any) -> float | None:
+        """Return the weight decay of an optimizer, if it has one."""
+        return getattr(optimizer, "weight_decay", None)
+
+    def constrained(self, i: int, value: np.ndarray) -> np.ndarray | None:
+        """Return a value as the constraint of the i-th parameter makes it; None if it has no constraint."""
+        return None
+
+    def are_forgotten(self, chosen: list[int]) -> bool:
+        """Whether such variables are hardly left out by choice."""
+        return False
+
+    def number_of(self, called: Called) -> float:
+        """Return the number that the one gradient of a pass was taken of; NaN if it is not known."""
+        return float("nan")
+
+    @abstractmethod
+    def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
+        """Return the line that computes the loss of a pass, or adds its penalty; None where it cannot be read."""
+
+    def line_of_step(self, update: Update) -> Line | None:
+        """Return the line that makes the step of an update."""
+        return update.applied.line
+
+    def unmasked(self, objective: Any, pieces: list[Piece]) -> Any:
+        """Return the objective without the mask that the model makes, which becomes the weights of `data`.
+
+        Forms of a loss are solved for by its derivative by outputs, without a mask. Another loss is left unchanged.
+        """
+        return objective
+
+    def settle(self, objective: Any, pieces: list[Piece]) -> None:
+        """Note in an objective whether its loss of a batch is the mean of its rows' losses, where that is not known.
+
+        The outputs and labels of a few passes show it.
+        """
+        return
+
+    def by_output(self, objective: Any) -> list[OfOutput]:
+        """Return the losses of several outputs; none if the objective is no sum of them."""
+        return []
+
+    def of(self, one: OfOutput, pieces: list[Piece]) -> tuple["Port", Any]:
+        """Return (the port, the objective) of one of several outputs: its passes have this output alone."""
+        found = copy(self)
+        found.data, found.output, found.has_losses = (self.data[0], one.labels, one.weights), one.place, False
+        return found, found.unmasked(one.objective, pieces)
+
+    @abstractmethod
+    def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:
+        """Return a loss as an objective, by the mask that the model makes or without."""
+
+    @abstractmethod
+    def misfits(self, objective: Any, outputs: list[np.ndarray]) -> list[str]:
+        """Return a note if the loss takes logits and gets probabilities, or the other way round."""
+
+    def gradients(
+        self, piece: Piece, objective: Any, batch: Any, factors: list[np.ndarray], *, training: bool
+    ) -> Iterator[np.ndarray]:
+        """Yield the gradient by each of several factors."""
+        for each in factors:
+            yield self.gradient(piece, objective, batch, each, training=training)
+
+    def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
+        """Return gradients as one vector, a missing one as zeros; of large parameters the entries at some places.
+
+        A large gradient may be passed in whole, or as a log keeps it.
+        """
+        parts = []
+        for size, grad, kept in zip(self.sizes, grads, self._kept, strict=True):
+            num = size if kept is None else len(kept)
+            part = np.zeros(num) if grad is None else np.reshape(grad, -1)
+            parts.append((part if len(part) == num else part[kept]).astype("float64"))
+        return np.concatenate(parts)
+
+    def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Cut such a vector into the parameters."""
+        sizes = [size if kept is None else len(kept) for size, kept in zip(self.sizes, self._kept, strict=True)]
+        return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
+
+    def batch(
+        self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None, has_their_weights: bool = False
+    ) -> Any:
+        """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
+
+        Args:
+            shift: the number of rows by which the labels are moved.
+            labels: the rows whose labels are used, if they are others.
+            has_their_weights: whether the weights belong to the labels' rows, too.
+        """
+        if self.is_observing:
+            known = piece.called.derivatives
+            own = [known.get(i, [0 * out])[self.place] for i, out in enumerate(piece.called.outputs)]
+            return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in own]
+        if self.by_pass is not None:
+            return self._packed(piece.called.inputs), *self.by_pass[piece.called.order]
+        rows = piece.rows if piece.copied is None else piece.copied
+        rows, are_others = np.where(rows == PAD, 0, rows), rows == PAD
+        shifted = np.roll(rows if labels is None else labels, shift)
+
+        def taken(leaf: Any) -> np.ndarray:
+            chosen = np.asarray(leaf)[shifted]
+            chosen[np.roll(are_others, shift)] = 0  # as in padding
+            return self.as_wide(chosen, piece)
+
+        batch = self._packed(piece.called.inputs), tree.map_leaves(taken, self.data[1])
+        if self.data[2] is None:
+            return batch
+        rows = shifted if has_their_weights else rows
+        return *batch, tree.map_leaves(lambda leaf: self.as_wide(np.asarray(leaf)[rows], piece), self.data[2])
+
+    def as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
+        """Return labels or weights of rows as wide as the outputs, where the batch is narrower than the data."""
+        pairs = zip(tree.leaves(self.data[0]), piece.called.inputs, strict=False)
+        is_narrow = any(np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs)
+        if not is_narrow or leaf.ndim < 2 or not piece.called.outputs:
+            return leaf
+        return leaf[:, : piece.called.outputs[0].shape[1]] if piece.called.outputs[0].ndim > 1 else leaf
+
+    def _packed(self, inputs: list) -> Tree:
+        return packed(inputs, self.data[0])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the warnings of Keras and the engine: inside, losses and steps are hypotheses, and not the user's."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""Which errors make a gradient: solved for in each update."""

@@ -1,0 +1,1 @@
+"""PyTorch: the hooks and the reference."""

@@ -1,0 +1,379 @@
+"""Losses of PyTorch and functions with their reduction taken apart, and their relatives."""
+
+import copy
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from inspect import signature
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from stepcheck import tree
+from stepcheck.errors import SpecificationError, message
+from stepcheck.port import Observed, OneLoss
+from stepcheck.torch.state import unpacked
+from stepcheck.trace.measure import shares
+from stepcheck.tree import Tree
+
+BY_ELEMENT = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss),
+    *(nn.KLDivLoss, nn.SoftMarginLoss),
+)
+BY_CLASS = nn.CrossEntropyLoss, nn.NLLLoss
+_BY_ROW = nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss
+FUNCTIONS: dict[Callable, type[nn.Module]] = {
+    functional.mse_loss: nn.MSELoss,
+    functional.l1_loss: nn.L1Loss,
+    functional.smooth_l1_loss: nn.SmoothL1Loss,
+    functional.huber_loss: nn.HuberLoss,
+    functional.binary_cross_entropy: nn.BCELoss,
+    functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    functional.poisson_nll_loss: nn.PoissonNLLLoss,
+    functional.kl_div: nn.KLDivLoss,
+    functional.soft_margin_loss: nn.SoftMarginLoss,
+    functional.cross_entropy: nn.CrossEntropyLoss,
+    functional.nll_loss: nn.NLLLoss,
+    functional.multi_margin_loss: nn.MultiMarginLoss,
+    functional.multilabel_margin_loss: nn.MultiLabelMarginLoss,
+    functional.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
+}
+LOGITS = "Let the model return the numbers from before it, and take it where you predict."
+_SAME = 1e-4  # relative, of a batch's number and the mean of its rows' numbers
+
+
+class ByRow(NamedTuple):
+    """A loss by row: values times weights, and weights, each (rows,); whether their sum is divided by the weights'."""
+
+    values: Tensor
+    weights: Tensor
+    is_divided: bool
+
+
+class Loss:
+    """A loss of PyTorch on outputs and labels, unreduced. Its reduction is the divisor, not a part of the values.
+
+    Args:
+        is_by_rows: whether a weighted mean is divided by the rows.
+        has_last: whether the last axis of outputs with places has the classes, also where the shapes do not tell.
+        at: the index of the module's output that it takes; None for the first floating output.
+
+    >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
+    >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
+    >>> by_row.weights.tolist(), by_row.is_divided
+    ([1.0, 0.0, 1.0], True)
+    """
+
+    is_coupled = False
+
+    def __init__(self, given: nn.Module, *, is_by_rows: bool = False, has_last: bool = False, at: int | None = None):
+        self.given, self.name, self._is_by_rows = given, type(given).__name__, is_by_rows
+        self.has_last, self.at = has_last, at
+        self._bare = copy.deepcopy(given)
+        self._bare.reduction = "none"
+
+    def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
+        """Return the loss of a model's output by row."""
+        out = self.output_of(outputs)
+        labels = torch.as_tensor(labels)
+        is_last = self.has_last and out.ndim > 2
+        if isinstance(self.given, BY_CLASS) and (is_last or _are_classes_last(out, labels)):
+            out = out.movedim(-1, 1)
+        labels = self._fitting(out, labels)
+        values = self._bare(out, labels)
+        how = self.given.reduction
+        if isinstance(self.given, BY_CLASS):
+            own = self._weights(out, labels)
+        else:
+            if how in ("sum", "batchmean"):
+                values = values.flatten(1).sum(1) if values.ndim > 1 else values
+            elif values.ndim > 1 and isinstance(self.given, BY_ELEMENT):
+                values = values.mean(-1)
+            own = torch.ones(values.shape)
+        values = torch.where(own == 0, torch.zeros_like(values), values)
+        return _summed(values, own, weights, is_divided=how != "sum", is_by_rows=self._is_by_rows)
+
+    def output_of(self, outputs: Any) -> Tensor:
+        """Return the output that it takes."""
+        if isinstance(outputs, Tensor):
+            return outputs
+        return first_of(outputs) if self.at is None else unpacked(outputs).leaves[self.at]
+
+    def other(self, given: nn.Module, *, is_by_rows: bool = False) -> "Loss":
+        """Return another loss of the same output."""
+        return Loss(given, is_by_rows=is_by_rows, has_last=self.has_last, at=self.at)
+
+    def by_rows(self) -> "Loss | None":
+        """Return its sum divided by the rows; None for a loss of classes, whose labels may not count."""
+        return self.averaged() if isinstance(self.given, BY_ELEMENT) else None
+
+    def averaged(self) -> "Loss":
+        """Return its sum divided by the rows, or of classes by the labels that count."""
+        given = copy.deepcopy(self.given)
+        given.reduction = "mean" if isinstance(self.given, BY_CLASS) else "batchmean"
+        return self.other(given)
+
+    def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
+        """Return the weight of each label: of its class, 0 for a label that is ignored."""
+        if labels.is_floating_point():
+            return torch.ones(labels[:, 0].shape)
+        ignored = labels == self.given.ignore_index
+        own = self.given.weight
+        by_class = torch.ones(out.shape[1]) if own is None else own.detach().float()
+        return torch.where(ignored, 0.0, by_class[torch.where(ignored, 0, labels)])
+
+    def _fitting(self, out: Tensor, labels: Tensor) -> Tensor:
+        """Return labels in the shape and dtype that the loss takes with such outputs."""
+        if not isinstance(self.given, (*BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)):
+            return _in_shape(labels.to(out.dtype), out.shape)
+        if labels.ndim == out.ndim and labels.shape == out.shape and isinstance(self.given, nn.CrossEntropyLoss):
+            return labels.to(out.dtype)
+        if isinstance(self.given, nn.MultiLabelMarginLoss):
+            return labels.long()
+        return (labels if labels.ndim == out.ndim - 1 else labels.reshape(len(out), *out.shape[2:])).long()
+
+
+class Function:
+    """A function of outputs and labels that returns a value for each row or place, or one number for a batch.
+
+    It may return (values, weights) as well. Places with labels whose values are all zero, as those of ignored labels
+    are, have no weight. One number is taken as the mean or the sum of those of the rows alone, by their weights if the
+    function shows some; if it is neither, it is `is_coupled`.
+    """
+
+    has_own_weights = False
+    has_sample_weights = False
+
+    def __init__(self, function: Callable):
+        self.given, self.name = function, getattr(function, "__name__", type(function).__name__)
+        self.num_labels = _num_required(function) - 1
+        self.is_coupled, self._is_divided, self._is_aligned = False, True, True
+
+    def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
+        """Return the loss of a model's output by row; with the weights that the function shows."""
+        num = len(outputs if isinstance(outputs, Tensor) else first_of(outputs))
+        labels = _as_tensors(labels)
+        found = self._tried(outputs, labels, num)
+        sample = None if weights is None else torch.as_tensor(weights).reshape(-1)
+        if isinstance(found, tuple):
+            values, own = (torch.as_tensor(each) for each in found)
+            own = own.broadcast_to(values.shape).to(values.dtype)
+            return ByRow((values * own).reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
+        if found.ndim:
+            return _summed(found, _unmasked(found, labels), weights if self.has_sample_weights else None)
+        is_one = isinstance(labels, Tensor) or self.num_labels > 1
+        if self.is_coupled or not isinstance(outputs, Tensor) or not is_one:
+            return self._coupled(found, num)
+        own = torch.ones(num) if sample is None else sample.to(found.dtype)
+        alone = torch.stack([self.whole(outputs[i : i + 1], _cut(labels, i)) for i in range(num)])
+        alone = own * torch.where(own == 0, 0.0, alone)
+        if self.has_sample_weights:
+            return ByRow(alone, own, True)
+        near, total = _SAME * max(float(alone.detach().abs().sum()), 1e-30), float(alone.detach().sum())
+        if num > 1 and own.sum():
+            is_mean, is_sum = (abs(float(found) * n - total) <= near * max(n, 1) for n in (float(own.sum()), 1))
+            self._is_divided, self.is_coupled = is_mean, not (is_mean or is_sum)
+        return self._coupled(found, num) if self.is_coupled else ByRow(alone, own, self._is_divided)
+
+    def whole(self, outputs: Any, labels: Any) -> Any:
+        """Return the function's result, of labels with the rank of the outputs."""
+        if self.num_labels > 1 and isinstance(labels, tuple):
+            return self.given(outputs, *labels)
+        if self._is_aligned and isinstance(outputs, Tensor) and isinstance(labels, Tensor):
+            labels = _aligned(outputs, labels)
+        return self.given(outputs, labels)
+
+    def _tried(self, outputs: Any, labels: Any, num: int) -> Any:
+        """Return the result; of labels as they are, if the function changes the rank of the outputs itself."""
+        found = self.whole(outputs, labels)
+        if not self._is_aligned or not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or num < 2:
+            return found
+        if labels.ndim != outputs.ndim and self._meets_all(outputs, labels, found):
+            self._is_aligned = False
+            other = self.whole(outputs, labels)
+            self._is_aligned = self._meets_all(outputs, labels, other)
+            found = found if self._is_aligned else other
+        return found
+
+    def _meets_all(self, outputs: Tensor, labels: Tensor, found: Any) -> bool:
+        """Whether outputs of rows meet the labels of others: the result is no mean and no sum of those of the rows."""
+        if not isinstance(found, Tensor) or found.ndim:
+            return isinstance(found, Tensor) and found.numel() == len(outputs) ** 2
+        alone = sum(float(self.whole(outputs[i : i + 1], labels[i : i + 1])) for i in range(len(outputs)))
+        near = _SAME * max(abs(alone), 1e-30)
+        return all(abs(float(found) * n - alone) > near * max(n, 1) for n in (len(outputs), 1))
+
+    def shares(self, labels: Tree, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Return the weight of each row, by its label, in the number of a batch; None if all are equal."""
+        if not isinstance(labels, np.ndarray) and self.num_labels < 2:
+            return None
+
+        def value(rows: list[int], outputs: np.ndarray) -> float:
+            found = self.whole(torch.as_tensor(outputs), _as_tensors(tree.map_leaves(lambda leaf: leaf[rows], labels)))
+            return float(found) if isinstance(found, Tensor) and not found.ndim else float("nan")
+
+        return shares(value, len(tree.leaves(labels)[0]), shape)
+
+    def has_parameters(self, outputs: Any, labels: Tree) -> bool:
+        """Whether the result has a gradient by anything else than the outputs: by weights, which may move."""
+        given = unpacked(outputs)
+        leaves = [leaf.detach() for leaf in given.leaves]
+        with torch.enable_grad():
+            found = self.whole(given.packed(leaves), _as_tensors(labels))
+        return any(isinstance(each, Tensor) and each.requires_grad for each in unpacked(found).leaves)
+
+    def _coupled(self, found: Tensor, num: int) -> ByRow:
+        """Return a number for a batch as its first row's."""
+        first = (torch.arange(num) == 0).to(found.dtype)
+        return ByRow(first * found, first, True)
+
+
+def _summed(values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True, is_by_rows: bool = False) -> ByRow:
+    """Return values and their weights by row, times the sample weights of rows or places."""
+    num = len(values)
+    if sample is not None:
+        given = torch.as_tensor(sample).to(values.dtype)
+        is_by_place = given.ndim > 1 and given.numel() == values.numel()
+        given = given.reshape(values.shape if is_by_place else (num, *[1] * (values.ndim - 1)))
+        values, own = values * given, own if is_by_rows else own * given
+    return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), is_divided)
+
+
+def _unmasked(values: Tensor, labels: Any) -> Tensor:
+    """Return 1 for each value, and 0 where labels are ignored: the values of all places with such a label are zero."""
+    if not isinstance(labels, Tensor) or labels.shape != values.shape or labels.is_floating_point() or values.ndim < 2:
+        return torch.ones_like(values)
+    ignored = set(labels[values == 0].tolist()) - set(labels[values != 0].tolist())
+    return (~torch.isin(labels, torch.tensor(sorted(ignored), dtype=labels.dtype))).to(values.dtype)
+
+
+class Objective(OneLoss):
+    """One loss on the model's one output."""
+
+    def __init__(self, loss: Any):
+        self.loss, self.given = loss, loss.given
+
+    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
+        """Return the loss of outputs by row."""
+        return self.loss.of(outputs, labels, *weights)
+
+
+class LoopsOwn(Observed):
+    """The loop's own loss, of which the derivative by the outputs is known."""
+
+    def of(self, outputs: Any, labels: list, num: int) -> ByRow:
+        """Return the outputs times the derivatives, by row: their sum has the gradient of the loop's loss.
+
+        An output without rows counts as the first row's.
+        """
+        pairs = zip(unpacked(outputs).leaves, map(torch.as_tensor, labels), strict=True)
+        own = [o * d for o, d in pairs if o.is_floating_point()]
+        first = torch.eye(num)[0]
+        parts = [p.reshape(num, -1).sum(1) if p.shape[:1] == (num,) else first * p.sum() for p in own]
+        return ByRow(sum(parts[1:], parts[0]), torch.ones(num), False)
+
+
+def meant(loss: Any) -> Loss | Function:
+    """Return the loss that is meant, taken apart.
+
+    Raises:
+        SpecificationError: it is not a loss of outputs and labels.
+    """
+    if isinstance(loss, type):
+        must = "loss must be a loss, and no class of losses."
+        raise SpecificationError(message(must, f"the class {loss.__name__}", f"loss={loss.__name__}()."))
+    arguments = loss.keywords if isinstance(loss, partial) and not loss.args else {}
+    function = loss.func if isinstance(loss, partial) and not loss.args else loss
+    if isinstance(function, Callable) and function in FUNCTIONS:  # type: ignore[arg-type]
+        loss = FUNCTIONS[function](**arguments)
+    if isinstance(loss, (*BY_ELEMENT, *BY_CLASS, *_BY_ROW)):
+        return Loss(loss)
+    if isinstance(loss, nn.modules.loss._Loss) or not callable(loss):
+        must = "loss must be a loss of outputs and labels that the audit knows, or a function of both."
+        attempt = "loss=lambda outputs, labels: ..., which returns a value for each row."
+        raise SpecificationError(message(must, getattr(type(loss), "__name__", loss), attempt))
+    return Function(loss)
+
+
+def first_of(outputs: Any) -> Tensor:
+    """Return the first floating tensor of a model's output, preferably with rows."""
+    leaves = [leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point()]
+    return next((leaf for leaf in leaves if leaf.ndim), leaves[0])
+
+
+def _are_classes_last(out: Tensor, labels: Tensor) -> bool:
+    """Whether labels fit outputs (rows, ..., classes), which a loop makes flat before the loss, and not otherwise."""
+    is_first = labels.shape == out.shape[:1] + out.shape[2:]
+    return out.ndim > 2 and labels.shape == out.shape[:-1] and not is_first
+
+
+def _in_shape(labels: Tensor, shape: torch.Size) -> Tensor:
+    """Return labels in the shape of outputs, if they have as many numbers; their axes may come in another order.
+
+    >>> _in_shape(torch.tensor([[[1, 2, 3], [4, 5, 6]]]), torch.Size([1, 3, 2])).tolist()
+    [[[1, 4], [2, 5], [3, 6]]]
+    """
+    if labels.numel() != shape.numel() or labels.shape == shape:
+        return labels
+    if not labels.ndim == len(shape) > 2 or sorted(labels.shape[1:]) != sorted(shape[1:]) or 1 in shape[1:]:
+        return labels.reshape(shape)
+    orders = [order for order in permutations(range(1, labels.ndim)) if labels.permute(0, *order).shape == shape]
+    if len(orders) != 1:
+        raise ValueError("the axes of the labels fit those of the outputs in several orders")
+    return labels.permute(0, *orders[0])
+
+
+def has_form(kind: type[nn.Module], outputs: Tensor, options: dict[str, Any]) -> bool:
+    """Whether a loss with these options depends on outputs and labels alone: no weights by element, no learned weights.
+
+    >>> has_form(nn.BCELoss, torch.ones(5, 3), {"weight": torch.ones(5, 3)})
+    False
+    """
+    tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
+    weight, own = tensors.get("weight"), signature(kind).parameters
+    if any(value.requires_grad for value in tensors.values()) or not own.keys() >= options.keys():
+        return False
+    if weight is None or weight.numel() == 1 or kind not in BY_ELEMENT:
+        return True
+    return outputs.ndim > 1 and weight.shape[-1] == weight.numel() == outputs.shape[-1]
+
+
+def has_last(outputs: Tensor, made: tuple[Any, torch.Size]) -> bool:
+    """Whether a loss is given outputs of a shape (rows, ..., classes), made flat or with the classes second.
+
+    Args:
+        made: the node of the graph that made the module's output, and its shape.
+    """
+    node, shape = made
+    if len(shape) < 3 or outputs.grad_fn is node:
+        return False
+    is_moved = outputs.ndim > 2 and str(outputs.grad_fn and outputs.grad_fn.name()).startswith(("Transpose", "Permute"))
+    return is_moved or (outputs.ndim == 2 and outputs.shape[1] == shape[-1])
+
+
+def _num_required(function: Callable) -> int:
+    """Return the number of arguments that a function needs, 2 at least."""
+    with suppress(TypeError, ValueError):  # of a function without a signature
+        own = signature(function).parameters.values()
+        return max(2, sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in own))
+    return 2
+
+
+def _cut(labels: Any, i: int) -> Any:
+    """Return the labels of one row, with its axis."""
+    return tuple(leaf[i : i + 1] for leaf in labels) if isinstance(labels, tuple) else labels[i : i + 1]
+
+
+def _as_tensors(labels: Tree) -> Any:
+    return tuple(map(_as_tensors, labels)) if isinstance(labels, tuple | list) else torch.as_tensor(labels)
+
+
+def _aligned(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return labels with the rank of the outputs, where one of both has a last axis of one."""
+    if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
+        return labels.unsqueeze(-1)
+    return labels.squeeze(-1) if labels.ndim == outputs.ndim + 1 and labels.shape[-1] == 1 else labels

@@ -1,0 +1,410 @@
+"""A module as a function of recorded values: a copy of it runs each pass again, with the same random state."""
+
+import copy
+import io
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
+
+from stepcheck.port import ByPass, OneLoss, Port, Terms
+from stepcheck.report.found import Found, Likely
+from stepcheck.torch import families, words
+from stepcheck.torch.losses import LOGITS, Function, Objective
+from stepcheck.torch.state import (
+    Random,
+    Rates,
+    Setting,
+    array,
+    modes,
+    replaced,
+    set_modes,
+    tensors_of,
+    trained,
+    trained_in,
+    unpacked,
+    untouched,
+    untrained,
+    values,
+)
+from stepcheck.trace.log import Applied, Called, Line, Log, Values
+from stepcheck.trace.measure import ENOUGH, are_shares, distance, tolerance
+from stepcheck.trace.windows import Piece
+from stepcheck.tree import Tree
+
+_MOST_PASSES, _MOST_NUMBERS = 64, 1_000_000  # whose graphs are kept, and the weights or inputs that all these may have
+_HALF = torch.bfloat16, torch.float16
+_FEW = 3  # passes by which it is seen that a loss is one of rows
+_AT_ONCE = 64  # gradients that are taken of a graph at once
+
+
+@dataclass
+class _Pass:
+    """A forward pass that was run again: its output with the graph, and the values that it left.
+
+    `leaves`: of the output, in single precision at least; `own`: as the module returns them.
+    """
+
+    output: Any
+    leaves: list[Tensor]
+    own: list[Tensor]
+    params: list[nn.Parameter]
+    others: list[Tensor]
+    after: list[np.ndarray]
+
+
+class Replay(Port):
+    """A PyTorch module as a function of recorded values."""
+
+    framework = "PyTorch"
+    evaluating = "call `model.eval()` before it, and `model.train()` after"
+    freezing = "requires_grad_(False)"
+    outlined = (
+        "the weights moved, but no optimizer step was seen with a forward pass of this model before it. Is the model "
+        "called, and not its layers one by one?"
+    )
+    incomplete = "It must be made of `model.parameters()` once the model is whole."
+    losses = families
+    hears_scales = True
+
+    def __init__(
+        self, model: nn.Module, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
+    ):
+        super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
+        named, self.trained = trained(model), trained_in(model)
+        self._measure([(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named])
+        self.names_of_others = [name for name, _ in untrained(model)]
+        norms = (part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
+        self.mixes_rows = any(part.running_mean is None for part in norms)
+        self.are_seeds = [False] * len(self.names_of_others)
+        self._passes: OrderedDict[Any, _Pass] = OrderedDict()
+        self._most = _MOST_PASSES
+        self._drops_hooks: bool | None = None
+
+    @staticmethod
+    def engine() -> str:
+        """Return the name of the engine."""
+        return "torch"
+
+    @staticmethod
+    @contextmanager
+    def as_then(model: nn.Module, log: Log) -> Iterator[None]:
+        """Let the parameters be set to be trained as at the end of a log, for the time of a `with`."""
+        then = next((called.setting.flags for called in reversed(log.called) if called.is_whole), ())
+        params = list(model.parameters())
+        now = [p.requires_grad for p in params]
+        try:
+            for p, is_trained in zip(params, then, strict=False):
+                p.requires_grad_(is_trained)
+            with untouched():  # losses may draw, and backward passes through checkpoints
+                yield
+        finally:
+            for p, is_trained in zip(params, now, strict=True):
+                p.requires_grad_(is_trained)
+
+    @staticmethod
+    def said(cause: Found) -> Found:
+        """Return a cause with its explanation and fix in PyTorch's words."""
+        return words.said(cause)
+
+    def values(self) -> Values:
+        """Return the module's present values."""
+        return values(self.model)
+
+    def beside(self, i: int) -> list[int]:
+        """Return the trained parameters of the module that has the i-th one."""
+        homes = [name.rpartition(".")[0] for name in self.names]
+        return [j for j, home in enumerate(homes) if home == homes[i]]
+
+    def frozen(self) -> list[int]:
+        """Return the parameters that are set not to be trained."""
+        own = {name for name, _ in self.model.named_parameters()}
+        return [i for i, name in enumerate(self.names_of_others) if name in own]
+
+    def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
+        """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots."""
+        if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
+            return None
+        try:
+            other = copy.deepcopy(optimizer)
+        except Exception:  # one with attributes of its own
+            return None
+        first: Rates = steps[0][0].setting
+        own = {i: other.param_groups[g]["params"][at] for g, at, i in first.places}
+        for p in (p for group in other.param_groups for p in group["params"]):
+            p.grad = None
+        for p in own.values():
+            other.state.pop(p, None)
+        for (i, name, is_plain), value in zip(first.slots, steps[0][0].slots, strict=True):
+            other.state[own[i]][name] = value.item() if is_plain else _tensor(value)
+        for applied, grads in steps:
+            for group, options in zip(other.param_groups, applied.setting.groups, strict=True):
+                group.update(options)
+            for i, p in own.items():
+                p.data = _tensor(applied.params[i]).to(p.dtype)
+                p.grad = None if (grad := grads[i]) is None else _tensor(grad).to(p.dtype)
+            try:
+                other.step()
+            except Exception:  # one that needs a closure
+                return None
+        last = steps[-1][0].params
+        return [array(own[i]) if i in own else last[i] for i in range(len(last))]
+
+    def decay(self, optimizer: Any) -> float | None:
+        """Return the weight decay of an optimizer's groups, the largest."""
+        groups = [] if optimizer is None else optimizer.param_groups
+        return max((group.get("weight_decay") or 0.0 for group in groups), default=None)
+
+    def are_forgotten(self, chosen: list[int]) -> bool:
+        """Whether they are not the first ones, which are left out by choice, as when a head alone is trained."""
+        return len(self.names) - 1 in chosen or 0 not in chosen
+
+    def batch(self, piece: Piece, **others: Any) -> Any:
+        """Return the same; of the loop's own loss, its derivatives by each output alone, and the number of rows."""
+        found = super().batch(piece, **others)
+        if not self.is_observing:
+            return found
+        is_one = len(found[1]) < 2 or piece.called.setting.are_apart
+        return found[0], found[1] if is_one else self._apart(piece, found[1]), len(piece.rows)
+
+    def _apart(self, piece: Piece, derivatives: list[np.ndarray]) -> list[np.ndarray]:
+        """Return derivatives by outputs without the parts that come from other outputs, which are made of them."""
+        leaves = self._run(piece, training=any(piece.called.setting.modes)).own
+        first = [next(j for j, other in enumerate(leaves) if other is leaf) for leaf in leaves]
+        found = whole = [0 * d if first[i] < i else d for i, d in enumerate(derivatives)]
+        for _ in leaves:  # each may be made of the one before
+            parts = [None if first[i] < i else self._through(leaves, found, i) for i in range(len(leaves))]
+            found = [d if part is None else d - part for d, part in zip(whole, parts, strict=True)]
+            if all(part is None for part in parts):
+                break
+        return found
+
+    @staticmethod
+    def _through(leaves: list[Tensor], derivatives: list[np.ndarray], i: int) -> np.ndarray | None:
+        """Return the part of the derivative by the i-th output that comes from the others; None if there is none."""
+        others = [j for j, leaf in enumerate(leaves) if leaf is not leaves[i] and leaf.grad_fn is not None]
+        if leaves[i].grad_fn is None or not others:
+            return None
+        factors = [_tensor(derivatives[j]).to(leaves[j].dtype) for j in others]
+        given = [leaves[j] for j in others], [leaves[i]], factors
+        (part,) = torch.autograd.grad(*given, retain_graph=True, allow_unused=True)
+        return None if part is None else array(part)
+
+    def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return (leaves of the output, the module's other values afterwards) of a forward pass."""
+        run = self._run(piece, training=training)
+        return list(map(array, run.leaves)), run.after
+
+    def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
+        """Return the loss of a piece, unreduced."""
+        own = piece.called.outputs
+        output = _tensor(own[0]) if is_by_outputs else self._run(piece, training=training).output
+        found = objective.of(output, *batch[1:])
+        rows, weights = (array(each).astype("float64")[None] for each in (found.values, found.weights))
+        return Terms(rows, weights, np.ones(1), np.array([found.is_divided]), 0.0, ("loss",))
+
+    def gradient(
+        self, piece: Piece, objective: Any, batch: Any, factors: np.ndarray, *, training: bool, penalty: float = 0.0
+    ) -> np.ndarray:
+        """Return the gradient of the sum of factors (1, rows) times values, flat."""
+        return next(self.gradients(piece, objective, batch, [factors], training=training))
+
+    def gradients(
+        self, piece: Piece, objective: Any, batch: Any, factors: list[np.ndarray], *, training: bool
+    ) -> Iterator[np.ndarray]:
+        """Yield the gradient by each of several factors: backward passes through one graph."""
+        run = self._run(piece, training=training)
+        by_row = objective.of(run.output, *batch[1:]).values
+        for start in range(0, len(factors), _AT_ONCE):
+            some = [np.broadcast_to(each, (1, len(by_row)))[0] for each in factors[start : start + _AT_ONCE]]
+            yield from self._pulled(run.params, [by_row], [_tensor(np.stack(some)).to(by_row.dtype)])
+
+    def derivative(
+        self,
+        objective: Any,
+        outputs: np.ndarray,
+        labels: Tree,
+        weights: Tree = None,
+        change: Callable | None = None,
+        *,
+        is_once: bool = False,
+    ) -> np.ndarray:
+        """Return the derivative of the sum of the rows' losses by a module's one output."""
+        out = _tensor(outputs).requires_grad_()
+        with torch.enable_grad():
+            total = objective.of(out if change is None else change(out), labels, weights).values.sum()
+            (grad,) = torch.autograd.grad(total, [out], allow_unused=True, materialize_grads=True)
+        return array(grad).astype("float64")
+
+    def of_frozen(self, piece: Piece, objective: Any, i: int, *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
+        run = self._run(piece, training=training, thawed=i)
+        total = objective.of(run.output, *self.batch(piece)[1:]).values.sum()
+        (grad,) = torch.autograd.grad(total, [run.others[i]], allow_unused=True, materialize_grads=True)
+        return array(grad).astype("float64")
+
+    def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
+        """Return the gradient of the sum of the outputs times the chosen factors, flat."""
+        run = self._run(piece, training=training)
+        pairs = [(leaf, _tensor(c)) for leaf, c in zip(run.leaves, chosen, strict=True) if leaf.grad_fn is not None]
+        leaves, factors = [leaf for leaf, _ in pairs], [c.to(leaf.dtype)[None] for leaf, c in pairs]
+        return next(self._pulled(run.params, leaves, factors))
+
+    def settle(self, objective: Any, pieces: list[Piece]) -> None:
+        """Note in a function whether its number for a batch is the mean, or the sum, of its rows' numbers."""
+        loss = getattr(objective, "loss", None)
+        if not isinstance(loss, Function):
+            return
+        for piece in [piece for piece in pieces if piece.is_known and piece.called.is_whole][:_FEW]:
+            outputs = piece.called.setting.output(list(map(_tensor, piece.called.outputs)))
+            objective.of(outputs, *self.batch(piece)[1:])
+
+    def number_of(self, called: Called) -> float:
+        """Return the number that the one gradient of a pass was taken of; NaN if it is not known."""
+        return called.setting.numbers[0] if len(called.setting.numbers) == 1 else float("nan")
+
+    def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
+        """Return the line that calls a loss after a pass, or else its `backward`."""
+        return next(iter(called.setting.lines), None)
+
+    def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:
+        """Return a loss as an objective."""
+        return Objective(loss)
+
+    def misfits(self, objective: Any, outputs: list[np.ndarray]) -> list[str]:
+        """Return a note if a cross entropy takes logits and gets probabilities, or the other way round."""
+        given, many = objective.given, [np.moveaxis(out, 1, -1) for out in outputs if out.ndim > 1]
+        if sum(map(np.size, many)) < ENOUGH:
+            return []
+        name = type(given).__name__
+        if isinstance(given, nn.CrossEntropyLoss) and all(out.shape[-1] > 1 and are_shares(out) for out in many):
+            return [Likely(f"{name} takes logits, and gets numbers that add up to 1: is a softmax too many? {LOGITS}")]
+        if isinstance(given, nn.NLLLoss) and not all(are_shares(np.exp(out)) for out in many):
+            return [Likely(f"{name} takes log probabilities, and gets others: is a `log_softmax` missing?")]
+        if isinstance(given, nn.BCEWithLogitsLoss) and isinstance([*self.model.modules()][-1], nn.Sigmoid):
+            return [Likely(f"{name} takes logits, and the model ends with a sigmoid: is that one too many? {LOGITS}")]
+        return []
+
+    def _run(self, piece: Piece, *, training: bool, thawed: int | None = None) -> _Pass:
+        """Return a pass, run again as it was recorded, or in the other mode."""
+        key = piece.called.order, training, thawed
+        if key not in self._passes:
+            largest = max(sum(self.sizes), *(leaf.size for leaf in piece.called.inputs), 1)
+            self._most = max(1, min(self._most, _MOST_NUMBERS // largest))
+            while len(self._passes) >= self._most:
+                self._passes.popitem(last=False)
+            with untouched():
+                if self._drops_hooks is None:
+                    self._drops_hooks = self._can_drop_hooks(piece)
+                self._passes[key] = self._made(piece, training, thawed, drops_hooks=self._drops_hooks)
+        self._passes.move_to_end(key)
+        return self._passes[key]
+
+    def _can_drop_hooks(self, piece: Piece) -> bool:
+        """Whether a pass has its outputs without the user's hooks, which would change the user's objects."""
+        if not any(own for part in self.model.modules() for own in _hooks(part)):
+            return False
+        training = any(self._setting(piece).modes)
+        try:
+            run = self._made(piece, training, None, drops_hooks=True)
+            after = self._made(piece, training, None).after if run.after else []  # which a hook may move
+        except Exception:  # which needs them
+            return False
+        known = [(array(leaf), out) for leaf, out in zip(run.leaves, piece.called.outputs, strict=False)]
+        are_same = bool(known) and all(map(np.array_equal, run.after, after))
+        return are_same and all(
+            one.shape == two.shape and distance(one.astype("float64"), two.astype("float64")) <= self.tolerance.fits
+            for one, two in known
+        )
+
+    def _made(self, piece: Piece, training: bool, thawed: int | None, *, drops_hooks: bool = False) -> _Pass:
+        called, setting = piece.called, self._setting(piece)
+        model = _copied(self.model)
+        for own in (own for part in model.modules() for own in _hooks(part) if drops_hooks):
+            own.clear()
+        params, others = ([value for _, value in group] for group in (trained(model), untrained(model)))
+        for value, recorded in zip([*params, *others], [*called.params, *called.buffers], strict=True):
+            value.data = _tensor(recorded).to(value.dtype)
+        if thawed is not None:
+            others[thawed].requires_grad_()
+        set_modes(model, _modes(setting.modes, training=training))
+        inputs = list(map(_tensor, called.inputs))
+        if setting.dtypes:
+            inputs = [
+                leaf.to(dtype).requires_grad_(needs)
+                for leaf, dtype, needs in zip(inputs, setting.dtypes, setting.needs, strict=True)
+            ]
+        arguments, named = setting.packed(inputs)
+        setting.random.set()
+        if setting.is_cast:
+            self.is_half, self.tolerance = True, tolerance(["bfloat16"])
+        cast = torch.autocast("cpu", setting.cast or torch.bfloat16, enabled=setting.cast is not None)
+        has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
+        stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
+        direct = staticmethod(lambda run, _, *given: run(*given))  # as `autograd.grad` does not go through checkpoints
+        with (
+            torch.enable_grad(),
+            cast,
+            stance,
+            replaced(CheckpointFunction, "apply", direct),
+            redirect_stdout(io.StringIO()),
+        ):
+            out = unpacked(tensors_of(model(*arguments, **named)))
+        after = [array(value) for _, value in untrained(model)]
+        leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them
+        return _Pass(out.packed(leaves), leaves, out.leaves, params, others, after)
+
+    def _setting(self, piece: Piece) -> Setting:
+        """Return the setting of a recorded pass; of rows that no pass had, that of the plainest call."""
+        if piece.called.setting is not None:
+            return piece.called.setting
+        return Setting(lambda leaves: (leaves, {}), modes(self.model), Random.now(), ())
+
+    def _pulled(self, params: list[nn.Parameter], outputs: list[Tensor], factors: list[Tensor]) -> Iterator[np.ndarray]:
+        """Yield gradients of outputs times factors (many, *output), each flat: at once, or else one by one."""
+        ask = {"retain_graph": True, "allow_unused": True}
+        num = len(factors[0]) if factors else 1
+        if not outputs or not any(each.requires_grad for each in outputs):
+            yield from (self.flat([None] * len(params)) for _ in range(num))
+            return
+        if num > 1:
+            try:
+                grads = torch.autograd.grad(outputs, params, factors, is_grads_batched=True, **ask)
+                many = [None if g is None else array(g) for g in grads]
+                yield from (self.flat([None if g is None else g[j] for g in many]) for j in range(num))
+                return
+            except RuntimeError:  # an operation without a rule for many at once
+                pass
+        for j in range(num):
+            grads = torch.autograd.grad(outputs, params, [each[j] for each in factors], **ask)
+            yield self.flat([None if g is None else array(g) for g in grads])
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    return torch.tensor(np.asarray(values))
+
+
+def _modes(recorded: tuple[bool, ...], *, training: bool) -> tuple[bool, ...]:
+    """Return the modes of all parts in training or inference: as in the pass, if any part was in that mode."""
+    return recorded if any(recorded) is training else (training,) * len(recorded)
+
+
+def _hooks(part: nn.Module) -> list[dict]:
+    """Return the hooks of a part of a module that are not PyTorch's, by kind; empty ones are left out."""
+    every = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+    are_own = (all(not getattr(hook, "__module__", "").startswith("torch.") for hook in own.values()) for own in every)
+    return [own for own, is_own in zip(every, are_own, strict=True) if own and is_own]
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a module; results that it keeps of a pass are copied without their graph."""
+    kept = [leaf for part in model.modules() for value in vars(part).values() for leaf in unpacked(value).leaves]
+    memo = {id(value): value.detach().clone() for value in kept if value.grad_fn is not None}
+    return copy.deepcopy(model, memo)

@@ -1,0 +1,385 @@
+"""The values of a module beside its code, and all that a call of it or an optimizer step needs beside its values."""
+
+import inspect
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from stepcheck.trace.log import Applied, Called, Line, Values
+from stepcheck.trace.measure import in_part
+
+
+class Random(NamedTuple):
+    """The state of the generators that a forward pass may draw from, on the CPU."""
+
+    of_torch: Tensor
+    of_numpy: Any
+    of_python: Any
+
+    @staticmethod
+    def now() -> "Random":
+        """Return the present state."""
+        return Random(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    def set(self) -> None:
+        """Let the generators continue from this state."""
+        torch.set_rng_state(self.of_torch)
+        np.random.set_state(self.of_numpy)
+        random.setstate(self.of_python)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a forward pass needs beside its values: the arguments' structure, the modes, the random state.
+
+    `flags`: which parameters were set to be trained, by the order of `named_parameters`; `dtypes`: of the
+    inputs; `needs`: which of them require a gradient; `output`: packs the leaves of the output;
+    `lines`: that call a loss after the pass, or `backward`;
+    `numbers`: of which gradients were taken that go through this pass last;
+    `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
+    `are_apart`: whether no output can be made of another, as all come from one operation;
+    `is_through`: whether a gradient can be taken by its inputs;
+    `cast`: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is around it or in it.
+    """
+
+    packed: Callable[[list], Any]
+    modes: tuple[bool, ...]
+    random: Random
+    flags: tuple[bool, ...]
+    dtypes: tuple[torch.dtype, ...] = ()
+    needs: tuple[bool, ...] = ()
+    output: Callable[[list], Any] = list
+    has_graph: bool = False
+    draws: bool = False
+    are_apart: bool = False
+    is_through: bool = False
+    cast: torch.dtype | None = None
+    is_cast: bool = False
+    lines: list[Line] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """All that an optimizer step needs beside its values.
+
+    Attributes:
+        places: of each of the optimizer's parameters that is one of the model's: its group, its place there, its index.
+        groups: the options of each group.
+        slots: of each slot: the index of its parameter, its name, and whether it is a plain number.
+    """
+
+    places: list[tuple[int, int, int]]
+    groups: list[dict[str, Any]]
+    slots: list[tuple[int, str, bool]]
+
+
+class Own(NamedTuple):
+    """The loss that a module computes itself: its labels, its value, and the number by which a sum is divided."""
+
+    labels: np.ndarray
+    loss: float
+    num: float | None
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let an attribute have another value for the time of a `with`."""
+    before, is_own = inspect.getattr_static(owner, name), name in vars(owner)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def of_torch(function: Callable) -> Callable:
+    """Return a function that `torch.compile` takes for a part of PyTorch, not for user code."""
+    home = nn.Module.forward.__code__.co_filename
+    function.__code__ = function.__code__.replace(co_filename=home)
+    return function
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Inside, draws move no random state of the user's."""
+    before = Random.now()
+    try:
+        yield
+    finally:
+        before.set()
+
+
+class Nest(NamedTuple):
+    """Arguments or outputs without their tensors: `packed(leaves)` puts tensors in their places."""
+
+    packed: Callable[[list], Any]
+    leaves: list[Tensor]
+
+
+def unpacked(nest: Any) -> Nest:
+    """Take tensors out of tuples, lists, mappings and dataclasses; a mapping's come in the order of its names.
+
+    >>> nest = unpacked({"b": torch.ones(1), "a": (torch.zeros(1), 5)})
+    >>> nest.leaves, nest.packed([1, 2])
+    ([tensor([0.]), tensor([1.])], {'b': 2, 'a': (1, 5)})
+    """
+    kind: Any = type(nest)  # and no tensor is kept
+    if isinstance(nest, Tensor):
+        return Nest(_first, [nest])
+    if isinstance(nest, Mapping):
+        names = sorted(nest, key=str)
+        parts = unpacked([nest[name] for name in names])
+        return Nest(partial(_as_mapping, kind, names, [*nest], parts.packed), parts.leaves)
+    if isinstance(nest, tuple | list):
+        every = [unpacked(part) for part in nest]
+        packed = partial(_as_sequence, kind, [(part.packed, len(part.leaves)) for part in every])
+        return Nest(packed, [leaf for part in every for leaf in part.leaves])
+    if is_dataclass(nest) and not isinstance(nest, type):
+        names = [each.name for each in fields(nest)]
+        parts = unpacked([getattr(nest, name) for name in names])
+        return Nest(partial(_as_object, kind, names, parts.packed), parts.leaves)
+    return Nest(partial(_constant, nest), [])
+
+
+# ---- the functions that put leaves in their places, which another process can be sent ----
+
+
+def _first(leaves: list) -> Any:
+    return leaves[0]
+
+
+def _constant(value: Any, leaves: list) -> Any:
+    return value
+
+
+def _as_mapping(kind: Any, names: list[str], order: list[str], packed: Callable[[list], Any], leaves: list) -> Any:
+    found = dict(zip(names, packed(leaves), strict=True))
+    ordered = {name: found[name] for name in order}
+    return ordered if kind is dict else kind(ordered)
+
+
+def _as_sequence(kind: Any, parts: list[tuple[Callable[[list], Any], int]], leaves: list) -> Any:
+    rest, found = list(leaves), []
+    for packed, num in parts:
+        found.append(packed(rest[:num]))
+        rest = rest[num:]
+    return kind(*found) if hasattr(kind, "_fields") else kind(found)
+
+
+def _as_object(kind: Any, names: list[str], packed: Callable[[list], Any], leaves: list) -> Any:
+    new = object.__new__(kind)
+    for name, value in zip(names, packed(leaves), strict=True):
+        object.__setattr__(new, name, value)
+    return new
+
+
+def filled(packed: Callable[[list], Any], chosen: list[int], rest: list, leaves: list) -> Any:
+    """Return a nest with leaves at the chosen places, and the rest at the others."""
+    own = dict(zip(chosen, leaves, strict=True))
+    return packed([own.get(i, leaf) for i, leaf in enumerate(rest)])
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """Return the module inside of `torch.compile` and of modules for several devices, which has the same parameters."""
+    is_parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = module.module if is_parallel else getattr(module, "_orig_mod", None)
+    return module if inner is None else bare(inner)
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    """Return a copy of a tensor as an array, of one in bfloat16 as float32."""
+    plain = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
+
+
+def split(leaves: list[Tensor], num: int, like: list[tuple[int, ...]] | None = None) -> list[int]:
+    """Return which tensors have rows, as many as `num` at most.
+
+    Args:
+        like: the shapes of these rows, in their order; the first axis may be shorter.
+
+    >>> split([torch.ones(4, 2), torch.ones(1, 2), torch.ones(4)], 1)
+    [0]
+    >>> split([torch.ones(1, 4, 2), torch.ones(4, 3), torch.ones(4)], 2, [(), (3,)])
+    [2, 1]
+    """
+    chosen: list[int] = []
+    for shape in like or []:
+        fits = (i for i, leaf in enumerate(leaves) if leaf.ndim and i not in chosen and _is_like(leaf.shape[1:], shape))
+        chosen += itertools.islice(fits, 1)
+    if like and len(chosen) == len(like) and len({len(leaves[i]) for i in chosen}) == 1:
+        return chosen
+    num_rows = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
+    return [i for i, leaf in enumerate(leaves) if leaf.ndim and len(leaf) == num_rows][:num]
+
+
+def _is_like(one: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(one) == len(shape) and one[1:] == shape[1:] and one[:1] <= shape[:1]
+
+
+@contextmanager
+def undrawn(owner: Any) -> Iterator[None]:
+    """Inside, draws move neither the random state of the user's, nor the generators that an object holds."""
+    held = [*getattr(owner, "__dict__", {}).values()]
+    of_torch = [(each, each.get_state()) for each in held if isinstance(each, torch.Generator)]
+    of_numpy = [(each, each.bit_generator.state) for each in held if isinstance(each, np.random.Generator)]
+    of_old = [(each, each.get_state()) for each in held if isinstance(each, np.random.RandomState)]
+    of_python = [(each, each.getstate()) for each in held if isinstance(each, random.Random)]
+    try:
+        with untouched():
+            yield
+    finally:
+        for generator, state in of_torch:
+            generator.set_state(state)
+        for of_new, kept in of_numpy:
+            of_new.bit_generator.state = kept
+        for old, known in of_old:
+            old.set_state(known)
+        for plain, inner in of_python:
+            plain.setstate(inner)
+
+
+def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that a gradient is taken of, each once."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def trained_in(module: nn.Module) -> tuple[int, ...]:
+    """Return the numbers of the parameters that a gradient is taken of."""
+    return tuple(i for i, p in enumerate(module.parameters()) if p.requires_grad)
+
+
+def untrained(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the frozen parameters, and then the buffers."""
+    frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+    return [*frozen, *module.named_buffers()]
+
+
+def values(module: nn.Module) -> Values:
+    """Return copies of all values."""
+    return Values(*([array(value) for _, value in group] for group in (trained(module), untrained(module))))
+
+
+def modes(module: nn.Module) -> tuple[bool, ...]:
+    """Return of each part, the module itself first, whether it is in training mode."""
+    return tuple(part.training for part in module.modules())
+
+
+def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
+    """Set the mode of each part by itself."""
+    for part, is_training in zip(module.modules(), wanted, strict=True):
+        part.training = is_training
+
+
+def own_loss(args: tuple, given: dict, output: Any) -> tuple[Tensor, Tensor, Own] | None:
+    """Return the loss that a module computes itself of labels, the labels, and all in numbers; None if it does not."""
+    numbers = [o for o in output if isinstance(o, Tensor) and not o.ndim] if isinstance(output, tuple | list) else []
+    loss = output.get("loss") if isinstance(output, dict) else next(iter(numbers), None)
+    named = (given.get(name) for name in ("labels", "targets", "target"))
+    labels = next((value for value in named if isinstance(value, Tensor)), None)
+    if labels is None and len(args) == 2 and isinstance(args[1], Tensor) and not args[1].is_floating_point():
+        labels = args[1]
+    if labels is None or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
+        return None
+    num = given.get("num_items_in_batch")
+    is_one = isinstance(num, int | float) or (isinstance(num, Tensor) and num.numel() == 1)
+    own = Own(array(labels), float(loss.detach()), float(num) if is_one else None)  # type: ignore[arg-type]
+    return loss, labels, own
+
+
+def tensors_of(output: Any) -> Any:
+    """Return the tensors of an output: a cache beside them would hold its graph. A distribution has its parameters."""
+    if isinstance(output, torch.distributions.Distribution):
+        own = {name: value for name, value in vars(output).items() if not name.startswith("_")}
+        return {name: value for name, value in own.items() if isinstance(value, Tensor)}
+    if isinstance(output, dict):
+        own = {name: tensors_of(value) for name, value in output.items()}
+        return type(output)({name: value for name, value in own.items() if unpacked(value).leaves})
+    if type(output) in (tuple, list):
+        return type(output)(map(tensors_of, output))
+    return output
+
+
+def is_transformed() -> bool:
+    """Whether a function of `torch.func` runs: its tensors have no numbers that could be kept."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def rate_of(optimizer: Optimizer, group: int = 0) -> float:
+    """Return the learning rate of a group of an optimizer; NaN if it has none."""
+    rate = optimizer.param_groups[group].get("lr")
+    return float("nan") if rate is None else float(rate)
+
+
+def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> list[np.ndarray | None]:
+    """Return the gradients that the optimizer has of the module's parameters, of large ones in part.
+
+    A fused step divides by the loss scale itself.
+
+    Args:
+        is_kept: whether their numbers are needed; else each is empty.
+    """
+    scale = getattr(optimizer, "grad_scale", None)
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    grads = [p.grad if id(p) in own else None for _, p in trained(module)]
+    if not is_kept:
+        return [None if g is None else np.zeros(0) for g in grads]
+    grads = grads if scale is None else [None if g is None else g / scale for g in grads]
+    return [None if g is None else in_part([array(g)])[0] for g in grads]
+
+
+def states_of(
+    module: nn.Module, optimizer: Optimizer, *, is_kept: bool
+) -> tuple[list[np.ndarray], list[np.ndarray], Rates]:
+    """Return (the module's parameters, the optimizer's slots of them, the rest), without numbers if none are kept."""
+    own = {id(p): i for i, (_, p) in enumerate(trained(module))}
+    groups = optimizer.param_groups
+    every = [(g, at, p) for g, group in enumerate(groups) for at, p in enumerate(group["params"])]
+    places = [(g, at, own[id(p)]) for g, at, p in every if id(p) in own]
+    options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    if not is_kept:
+        return [], [], Rates(places, options, [])
+    slots = [
+        (own[id(p)], name, value)
+        for _, _, p in every
+        if id(p) in own
+        for name, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, Tensor | int | float)
+    ]
+    arrays = [in_part([array(v) if isinstance(v, Tensor) else np.asarray(v)])[0] for *_, v in slots]
+    params = [in_part([array(p)])[0] for _, p in trained(module)]  # one after the other, for memory
+    return params, arrays, Rates(places, options, [(i, name, not isinstance(v, Tensor)) for i, name, v in slots])
+
+
+def together(steps: list[Applied], called: list[Called]) -> list[Applied]:
+    """Return the steps; steps of several optimizers on different parameters, without a pass in between, are one."""
+    found: list[Applied] = []
+    passes = [each.order for each in called]
+    for step in steps:
+        last = found[-1] if found else None
+        if (
+            last is None
+            or any(last.order < order < step.order for order in passes)
+            or set(last.built) & set(step.built)
+        ):
+            found.append(step)
+            continue
+        grads = [b if a is None else a for a, b in zip(last.grads, step.grads, strict=False)]
+        built, lost = (tuple(sorted({*a, *b})) for a, b in ((last.built, step.built), (last.lost, step.lost)))
+        slots, after = [*last.slots, *step.slots], [*last.slots_after, *step.slots_after]
+        last = replace(last, grads=grads, params_after=step.params_after, slots=slots, slots_after=after)
+        found[-1] = replace(last, built=built, lost=lost)
+    return found

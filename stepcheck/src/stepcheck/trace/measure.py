@@ -1,0 +1,186 @@
+"""How far observed numbers are from expected ones: equal bits, one relative distance, one tolerance for each dtype."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from stepcheck.tree import Tree
+
+NUM_PLACES = 20_000  # of a larger parameter, gradient or slot this many entries are compared, drawn once
+SOLVED, ROUNDED = 1e-3, 1e-5  # relative distances of numbers that are solved for, and of values up to rounding
+ENOUGH = 16  # numbers: all of fewer logits may lie between 0 and 1
+Arrays = Sequence[np.ndarray]
+
+
+class Tolerance(NamedTuple):
+    """Relative distances: up to `fits` numbers are reproduced, above `differs` they are not as expected."""
+
+    fits: float
+    differs: float
+
+    def shows(self, without: float, with_change: float) -> bool:
+        """Whether a change of the expected numbers explains observed ones that are `without` apart from them."""
+        return with_change <= self.fits and 3 * with_change <= without
+
+
+FINE = Tolerance(1e-4, 1e-3)
+COARSE = Tolerance(4e-2, 4e-2)  # of float16 and bfloat16: two orders of the same sum differ by a percent
+
+
+def tolerance(dtypes: Iterable[str]) -> Tolerance:
+    """Return the tolerance of numbers that are computed in these dtypes."""
+    return COARSE if any("float16" in dtype for dtype in dtypes) else FINE
+
+
+def distance(one: np.ndarray | Arrays, two: np.ndarray | Arrays, scale: float = 0.0) -> float:
+    """Return how far two arrays, or two lists of arrays as one vector, are apart.
+
+    The distance is relative to the longer one, or to a scale that is larger still.
+
+    >>> distance(np.array([3.0, 4.0]), np.array([3.0, 4.0]))
+    0.0
+    """
+    ones, twos = ([each] if isinstance(each, np.ndarray) else each for each in (one, two))
+    size = max(_length(ones), _length(twos), scale)
+    apart = _length([np.asarray(a, "float64") - b for a, b in zip(ones, twos, strict=True)])
+    return apart / size if size else 0.0
+
+
+def are_finite(arrays: Arrays) -> bool:
+    """Whether all numbers are finite."""
+    return all(bool(np.all(np.isfinite(each))) for each in arrays)
+
+
+def _length(leaves: Arrays) -> float:
+    return float(np.linalg.norm([float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves]))
+
+
+def farthest(one: np.ndarray | Sequence[float], two: np.ndarray | Sequence[float]) -> float:
+    """Return the largest relative distance of two numbers at the same place."""
+    ones, twos = np.asarray(one, "float64"), np.asarray(two, "float64")
+    return float(np.max(np.abs(ones - twos) / np.maximum(np.maximum(np.abs(ones), np.abs(twos)), 1e-12)))
+
+
+@cache
+def places(size: int) -> np.ndarray | None:
+    """Return the entries at which parameters of a size are compared, always the same; None for all.
+
+    >>> places(3) is None, len(places(50_000))
+    (True, 20000)
+    """
+    if size <= NUM_PLACES:
+        return None
+    return np.sort(np.random.default_rng(size).choice(size, NUM_PLACES, replace=False, shuffle=False))
+
+
+def in_part(leaves: Arrays) -> list[np.ndarray]:
+    """Return parameters, of each large one the entries at its places."""
+    return [leaf if (chosen := places(leaf.size)) is None else np.asarray(leaf).reshape(-1)[chosen] for leaf in leaves]
+
+
+def same(one: np.ndarray, two: np.ndarray) -> bool:
+    """Whether two arrays hold the same bits."""
+    if one is two:
+        return True
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    if one.dtype.itemsize not in (1, 2, 4, 8) or not one.shape:
+        return one.tobytes() == two.tobytes()
+    bits = f"u{one.dtype.itemsize}"
+    return np.array_equal(np.ascontiguousarray(one).view(bits), np.ascontiguousarray(two).view(bits))
+
+
+def all_same(one: Arrays, two: Arrays) -> bool:
+    """Whether two lists of arrays hold the same bits."""
+    return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+
+
+def once(new: Arrays, old: Arrays) -> list[np.ndarray]:
+    """Return copies of new arrays; an array that holds the bits of an old one is the old one."""
+    if len(new) != len(old):
+        return [np.array(leaf) for leaf in new]
+    return [b if same(a, b) else np.array(a) for a, b in zip(new, old, strict=True)]
+
+
+NUM_PROBES, NUM_WEIGHED = 3, 512
+
+
+def shares(value: Callable[[list[int], np.ndarray], float], num: int, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return the weight of each row in a function's number for a batch; None if they are equal, or are not known.
+
+    A masked mean gives a row with more places more weight: the number of two rows lies between the numbers of each
+    alone. Weights are measured with random outputs, and are assumed to depend on the labels alone.
+
+    Args:
+        value: the number of some rows of the data, with outputs for them.
+        num: the number of rows of the data.
+        shape: of an output of one row.
+    """
+    draw = np.random.default_rng(0)
+    probes = draw.uniform(0.05, 0.95, (NUM_PROBES, 2, *shape)).astype("float32")
+
+    def weigh(row: int, anchor: int) -> float:
+        ratios = []
+        for one, two in probes:
+            first, other = value([anchor], one[None]), value([row], two[None])
+            both = value([anchor, row], np.stack([one, two]))
+            ratios.append((first - both, both - other))
+        above, below = np.transpose(ratios)
+        return float(above @ below / (below @ below)) if np.all(np.isfinite(ratios)) and below.any() else 0.0
+
+    some = range(num) if num <= NUM_WEIGHED else draw.permutation(num)[:NUM_WEIGHED].tolist()
+    anchor = next((row for row in some if np.isfinite(value([row], probes[0, :1]))), None)
+    if anchor is None:
+        return None
+    found = np.array([weigh(row, anchor) for row in some])
+    if (
+        num > NUM_WEIGHED
+        or np.all(np.abs(found - 1) < SOLVED)
+        or not np.all(np.isfinite(found))
+        or found.min() < -SOLVED
+    ):
+        return None
+    return np.where(np.abs(found) < SOLVED, 0.0, found).astype("float32")
+
+
+def are_shares(out: np.ndarray) -> bool:
+    """Whether the numbers of each place are probabilities."""
+    rounding = 1e-3 if out.dtype.itemsize > 2 else 2e-2
+    return bool(out.min() >= 0 and np.allclose(out.sum(-1, dtype="float64"), 1, atol=rounding))
+
+
+def is_padded(labels: np.ndarray) -> bool:
+    """Whether rows of whole numbers end with zeros, and are of more than one length.
+
+    >>> is_padded(np.array([[3, 1, 0], [2, 0, 0]])), is_padded(np.array([[0, 1, 3], [2, 0, 1]]))
+    (True, False)
+    """
+    if labels.ndim < 2 or labels.dtype.kind not in "iu":
+        return False
+    used = np.reshape(labels, (len(labels), -1)) != 0
+    lengths = used.sum(axis=1)
+    return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))
+
+
+def shortened(vector: np.ndarray, bound: float) -> np.ndarray:
+    """Return a vector, clipped to a norm."""
+    size = float(np.linalg.norm(vector))
+    return vector * (bound / size) if size > bound else vector
+
+
+def classes(y: Tree) -> np.ndarray | None:
+    """Return the number of each row's class; None if the labels are not classes.
+
+    >>> classes(np.array([[0, 1], [1, 0]])).tolist()
+    [1, 0]
+    """
+    if not hasattr(y, "shape"):
+        return None
+    values = np.asarray(y)
+    is_one_hot = values.ndim == 2 and values.shape[1] > 1 and set(np.unique(values)) == {0, 1}
+    if is_one_hot and np.all(values.sum(axis=1) == 1):
+        return np.argmax(values, axis=1)
+    is_column = values.size == len(values)
+    return values.reshape(-1) if is_column and np.array_equal(values, np.round(values)) else None

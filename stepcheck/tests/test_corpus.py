@@ -1,0 +1,271 @@
+"""The corpus: headers that are read without running a loop, what counts as worse, and the command."""
+
+import ast
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shares import on
+
+from corpus import __main__ as command
+from corpus.loops import FAULT, FOLDER, HeaderError, Quantity, loops, read
+from corpus.present import _BY_NAME, _with_audit, finding
+from corpus.table import STAGES, Found, Row, load, page, row, save, worse
+from stepcheck.report.causes import BY_NAME
+from stepcheck.report.found import found, not_known
+from stepcheck.trace.log import Line
+
+LOOPS = {loop.name: loop for loop in loops()}
+AT_FAULT = Found("gradient", "HANDED_GRADIENT", "ANOTHER_FORM", 0.97, 31, True)
+FAULTY = Row("clip", "faulty", "jax", "first", "HANDED_GRADIENT", (AT_FAULT,), STAGES, 2.0)
+RIGHT = Row("scan", "right", "jax", "first", "", (), STAGES, 2.0)
+HEADER = """\
+\"\"\"A title
+
+kind: faulty
+engine: jax
+needs: optax, flax
+author: first
+changes: update
+quantity: ROW_GRADIENTS
+says: One sentence,
+    on two lines.
+meant: def loss(y, p):
+        return (y - p) ** 2
+call: model, data=(x, y),
+    loss=loss
+\"\"\"
+raise RuntimeError("it was run")
+# ---- training ----
+step(
+    x,  # fault
+)
+"""
+
+
+def written(folder: Path, text: str = HEADER, kind: str = "faulty") -> Path:
+    path = folder / kind / "loop.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_every_file_has_a_header():
+    assert len(LOOPS) == len(list(FOLDER.glob("*/*.py"))) > 90  # names are no two files'
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_loop_states_its_engine_and_its_call(loop):
+    source = loop.path.read_text()
+    sets_backend = f'os.environ["KERAS_BACKEND"] = "{loop.engine}"' in source
+    assert sets_backend == (loop.engine != "torch")
+    ast.parse(loop.meant)
+    assert loop.call == "none" or ast.parse(f"audit({loop.call})", mode="eval")
+    assert loop.says[-1] in ".!"
+
+
+def test_a_header_is_read_and_not_run(tmp_path):
+    loop = read(written(tmp_path))
+    assert (loop.title, loop.kind, loop.engine, loop.needs) == ("A title", "faulty", "jax", ("optax", "flax"))
+    assert (loop.changes, loop.quantity, loop.author) == ("update", Quantity.ROW_GRADIENTS, "first")
+    assert loop.says == "One sentence, on two lines."
+    assert loop.meant == "def loss(y, p):\n    return (y - p) ** 2"
+    assert loop.call == "model, data=(x, y),\nloss=loss"
+    assert loop.fault_lines == {18, 19, 20}  # the whole statement
+
+
+def test_the_fault_of_a_compound_statement_is_its_head(tmp_path):
+    text = HEADER.replace(f"step(\n    x,  {FAULT}\n)", f"for x in data:  {FAULT}\n    step(x)")
+    assert read(written(tmp_path, text)).fault_lines == {18}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("kind: faulty", "kind: right", "as the folder"),
+        ("engine: jax", "engine: caffe", "an engine of"),
+        ("author: first\n", "", "none of ['author']"),
+        ("author: first", "writer: first", "none of ['author']"),
+        ("changes: update", "changes: nothing", "changes of"),
+        ("changes: update", "changes: data", "exactly if an update changes"),
+        ("ROW_GRADIENTS", "GRADIENTS", "a quantity of"),
+        ("# ---- training ----", "", "one line"),
+        (FAULT, "", "on a line of each fault"),
+        ("A title\n\n", "", "a docstring with a title"),
+    ],
+)
+def test_a_header_out_of_form(tmp_path, old, new, told):
+    with pytest.raises(HeaderError) as raised:
+        read(written(tmp_path, HEADER.replace(old, new)))
+    assert told in str(raised.value)
+
+
+def test_stages_of_quantities():
+    stages = {quantity.stage for quantity in Quantity}
+    assert stages == {*STAGES, "printed"}
+    assert Quantity.PENALTY.stage == "gradient"
+
+
+def test_quantities_are_of_causes_that_are_known():
+    of_solved = {f"other {noun}" for noun in ("labels", "weights", "outputs")} | {"another loss", "gradient changed"}
+    of_solved |= {"rows counted otherwise", "penalty counted otherwise"}
+    assert set(_BY_NAME) - set(BY_NAME) == of_solved
+
+
+def test_nothing_is_worse():
+    slower = replace(RIGHT, seconds=6.9)  # more than twice, within the slack
+    other = replace(FAULTY, findings=(replace(AT_FAULT, error="UNLIKE", number=0.5), AT_FAULT))
+    missing = replace(FAULTY, name="lightning", findings=(), judged=(), not_run="lightning not installed")
+    before = {each.name: each for each in (FAULTY, RIGHT, replace(FAULTY, name="lightning"))}
+    assert list(worse(before, [slower, other, missing])) == []
+
+
+NOTE = Found("", "", "NOTE", None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (FAULTY, replace(FAULTY, findings=()), "no longer located"),
+        (FAULTY, replace(FAULTY, findings=(replace(AT_FAULT, quantity="PENALTY"),)), "no longer located"),
+        (FAULTY, replace(FAULTY, findings=(replace(AT_FAULT, stage="step"), AT_FAULT)), "no longer located"),
+        (FAULTY, replace(FAULTY, findings=(replace(AT_FAULT, is_at_fault=False),)), "line of the fault"),
+        (FAULTY, replace(FAULTY, findings=(), failed="ValueError"), "ValueError"),
+        (RIGHT, replace(RIGHT, findings=(AT_FAULT,)), "a finding on a right loop"),
+        (RIGHT, replace(RIGHT, findings=(NOTE,)), "a finding on a right loop"),
+        (RIGHT, replace(RIGHT, judged=STAGES[:-1]), "no longer judged: state"),
+        (RIGHT, replace(RIGHT, seconds=7.1), "7.1 s"),
+    ],
+)
+def test_what_is_worse(before, now, told):
+    (complaint,) = worse({before.name: before}, [now])
+    assert told in complaint
+
+
+def test_a_fault_outside_of_updates_is_not_located():
+    outside = replace(FAULTY, expected="", findings=())
+    assert not outside.is_located
+    assert list(worse({"clip": outside}, [outside])) == []
+
+
+def test_a_table_is_written_and_read(tmp_path):
+    path = tmp_path / "table.jsonl"
+    save([RIGHT, FAULTY], path)
+    save([replace(FAULTY, seconds=3.0), replace(RIGHT, judged=(), not_run="jax not installed")], path)
+    assert load(path) == {"clip": replace(FAULTY, seconds=3.0), "scan": RIGHT}
+
+
+def test_a_row_knows_the_line_of_the_fault():
+    loop = LOOPS["clip_each_microbatch"]
+    (line,) = loop.fault_lines
+    found = {"stage": "gradient", "quantity": "HANDED_GRADIENT", "error": "ANOTHER_FORM", "number": 0.9, "line": line}
+    facts = {"findings": [found], "judged": [*STAGES], "seconds": 1.0}
+    assert row(loop, facts).is_at_fault
+    assert not row(loop, facts | {"findings": [found | {"line": line + 1}]}).is_at_fault
+
+
+def test_the_page_counts():
+    elsewhere = replace(FAULTY, name="other", findings=(replace(AT_FAULT, quantity="PENALTY"),))
+    unjudged = replace(RIGHT, name="vae", judged=("rows",), author="second")
+    noted = replace(FAULTY, name="noted", findings=(NOTE,))
+    lines = page([FAULTY, elsewhere, noted, RIGHT, unjudged]).splitlines()
+    assert lines[-1] == "| all (5) | 1 of 3 (1) | 1 of 2 | 1 | 1 | 2.0, 2.0 |"
+    assert "| second author (1) | 0 of 0 (0) | 0 of 1 | 1 | 0 | 2.0, 2.0 |" in lines
+
+
+def test_the_table_is_of_these_loops():
+    rows = load()
+    assert set(rows) == set(LOOPS)
+    for name, each in rows.items():
+        loop = LOOPS[name]
+        expected = loop.quantity.name if loop.quantity else ""
+        assert (each.kind, each.engine, each.expected) == (loop.kind, loop.engine, expected)
+
+
+def test_the_page_is_made_from_the_table():
+    assert command.PAGE.read_text() == page(load().values())  # or run python -m corpus --page
+
+
+def test_no_loop_of_that_name(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["no_such_loop"])
+    assert "Expected a name of a loop, got no_such_loop" in capsys.readouterr().err
+
+
+def test_libraries_that_are_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    told = command.run(LOOPS["zero_grad_each_microbatch"])
+    assert told.not_run == ".venv-torch is missing: make corpus"
+
+
+@pytest.mark.slow
+@on("jax")
+@pytest.mark.parametrize("name", ["clip_each_microbatch", "class_weights_by_hand"])
+def test_the_command(name, capsys):
+    assert command.main([name, "--check"]) == 0
+    told = capsys.readouterr().out
+    (each,) = told.splitlines()
+    assert each.startswith(f"{name} | {LOOPS[name].kind} | {LOOPS[name].engine} | ")
+    assert ("HANDED_GRADIENT" in each) == (LOOPS[name].kind == "faulty")
+    assert "judged: rows, mode, gradient, step, state" in each
+
+
+@pytest.mark.slow
+@on("jax")
+def test_a_loop_runs_by_itself():
+    path = LOOPS["clip_each_microbatch"].path
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 4  # epochs
+
+
+def test_the_rest_of_a_block_is_audited(tmp_path):
+    loop = "    # ---- training ----\n    step(x)  # fault\n    after()\n"
+    main = f"def main():\n    x = 3\n{loop}    return x\n"
+    text = HEADER[: HEADER.index("raise")] + main + "seen.append(main())\n"
+    seen = []
+
+    @contextmanager
+    def audited(scope):
+        seen.append(scope["x"])
+        yield
+        seen.append("over")
+
+    scope = {"_audited": audited, "seen": seen, "step": lambda x: seen.append("step"), "after": lambda: None}
+    code = _with_audit(read(written(tmp_path, text)))
+    exec(compile(code, "loop.py", "exec"), scope)
+    assert seen == [3, "step", "over", 3]
+    (step,) = (node.lineno for node in ast.walk(code) if isinstance(node, ast.Name) and node.id == "step")
+    assert text.splitlines()[step - 1] == "    step(x)  # fault"
+
+
+def test_findings_are_of_the_loops_file():
+    line = Line("/elsewhere/clip.py", 31)
+    cause = found("clip per microbatch", 0.97321, line, [1])
+    expected = {
+        "stage": "gradient",
+        "quantity": "HANDED_GRADIENT",
+        "error": "ANOTHER_FORM",
+        "number": 0.973,
+        "line": 31,
+    }
+    assert finding(cause, FOLDER / "faulty" / "clip.py") == expected
+    assert finding(cause, FOLDER / "faulty" / "other.py") == expected | {"line": None}
+
+
+@pytest.mark.parametrize(
+    ("stage", "told", "quantity", "error"),
+    [
+        ("gradient", "it differs; so it is in the loss: 3 instead of 2.", "LOSS_FORM", "UNLIKE"),
+        ("gradient", "the variables that differ: kernel", "HANDED_GRADIENT", "UNLIKE"),
+        ("apply", "The learning rate of update 3 is 0, and 1 was meant.", "RATE", "UNLIKE"),
+        ("apply", "The step of update 3 is another.", "STEP", "UNLIKE"),
+        ("state", "Statistics differ.", "STATE", "UNLIKE"),
+    ],
+)
+def test_differences_that_no_cause_reproduces(stage, told, quantity, error):
+    cause = not_known(stage, told, float("inf"), None, [1])
+    facts = finding(cause, FOLDER)
+    assert (facts["quantity"], facts["error"], facts["number"]) == (quantity, error, None)

@@ -1,0 +1,54 @@
+"""The examples run at a reduced size and show what they say."""
+
+import importlib.util
+from pathlib import Path
+
+import keras
+import pytest
+from shares import on
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@on("tensorflow")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.slow
+def test_audit(capsys):
+    written, mended = load("audit").main()
+    assert [cause.name for cause in written.causes] == ["broadcast"]
+    assert mended.causes == mended.unseen == []
+    assert "Nothing found in " in capsys.readouterr().out
+
+
+OF_JAX = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop calls JAX")
+
+
+@OF_JAX
+@on("jax")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.slow
+def test_guide_loop(monkeypatch, capsys):
+    module = load("guide_loop")
+    monkeypatch.setattr(module, "NUM_EPOCHS", 1)
+    monkeypatch.setattr(module, "NUM_TRAINED", 352)
+    (written, mended), _ = module.main()
+    assert [cause.name for cause in written.causes] == ["rows never used", "inference mode", "printed: last batch"]
+    assert "they are not shuffled" in "".join(written.notes)
+    assert mended.causes == mended.notes == mended.unseen == []
+    assert "32 of 352 rows" in capsys.readouterr().out
+
+
+@OF_JAX
+@pytest.mark.large
+@pytest.mark.filterwarnings("default")
+def test_the_guides_loop_classifies_worse_than_fit(capsys):
+    _, accuracies = load("guide_loop").main()
+    assert accuracies["as written"] < 0.8
+    assert min(accuracies["with the changes"], accuracies["fit"]) > 0.87

@@ -1,0 +1,146 @@
+"""The command line: `wholestep demo | launch | checkpoint | audit | doctor`."""
+
+import argparse
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from wholestep import __version__, aliases, backend
+from wholestep.checkpoints import shell
+from wholestep.errors import PeerError, SpecificationError, message
+from wholestep.processes import launch
+
+_UNREAD = 141  # the exit code of shells for it
+_DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code, 0 if all went well."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if "command" not in arguments:
+        parser.print_help()
+        return 0
+    try:
+        code = arguments.command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _UNREAD
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="wholestep", description="Train Keras 3 models one whole step at a time.")
+    parser.add_argument("--version", action="version", version=f"wholestep {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_demo(commands)
+    _add_launch(commands)
+    shell.add_commands(commands)
+    _add_audit(commands)
+    text = (
+        "Show versions, engine, devices and memory, and reasons why training would be slow: for a report of an error."
+    )
+    doctor = commands.add_parser("doctor", help="show versions, engine, devices and memory", description=text)
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction) -> None:
+    text = "Train a classifier of handwritten digits in seven ways and compare them. KERAS_BACKEND selects the engine."
+    parser = commands.add_parser("demo", help="train one model in seven ways and compare them", description=text)
+    parser.add_argument("--epochs", type=_count, default=30, help="epochs of every run (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (default: %(default)s)")
+    parser.set_defaults(command=_demo)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    missing = [package for module, package in _DEMO_NEEDS.items() if find_spec(module) is None]
+    if missing:
+        must = "wholestep demo needs scikit-learn and matplotlib."
+        print(message(must, f"{' and '.join(missing)} missing", "pip install 'wholestep[demo]'"), file=sys.stderr)
+        return 1
+    try:
+        backend.check()
+    except SpecificationError as error:
+        print(error, file=sys.stderr)
+        return 1
+    from wholestep import demo
+
+    demo.run(arguments.epochs, arguments.out)
+    return 0
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    try:
+        facts, slow = backend.circumstances()
+    except SpecificationError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("\n".join([*facts, *(f"slow: {reason}" for reason in slow)]))
+    return 0
+
+
+def _add_audit(commands: argparse._SubParsersAction) -> None:
+    text = "The former name of `stepcheck run`, a command of the package stepcheck: check a script's training loop."
+    parser = commands.add_parser("audit", help="see `stepcheck run`", description=text, add_help=False)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parser.set_defaults(command=_audit)
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    try:
+        return aliases.command(arguments.arguments)
+    except SpecificationError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _add_launch(commands: argparse._SubParsersAction) -> None:
+    text = (
+        "Run a training script in several processes that make every update together, on the JAX engine. With -n, start "
+        "them on this machine. Without, join the run that this process was started for by Slurm, Open MPI, Kubernetes "
+        "or a TPU pod, as jax.distributed finds out."
+    )
+    parser = commands.add_parser("launch", help="run a script in several processes", description=text)
+    parser.add_argument("-n", "--num-processes", type=_count, help="how many processes to start on this machine")
+    parser.add_argument("script", help="the Python script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
+    parser.set_defaults(command=_launch)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    if not Path(arguments.script).is_file():
+        print(message("The script must be a file.", arguments.script, "the path of a Python file."), file=sys.stderr)
+        return 2
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    if arguments.num_processes is not None:
+        return launch.launch(arguments.num_processes, arguments.script, arguments.arguments)
+    import keras
+
+    backend = keras.backend.backend()
+    if backend != "jax":
+        attempt = "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in one process."
+        print(message("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt), file=sys.stderr)
+        return 2
+    from wholestep.processes import group
+
+    try:
+        group.join()
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return launch.run(arguments.script, arguments.arguments)
+
+
+def _count(text: str) -> int:
+    """Return an integer of at least 1, or raise argparse's error."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1. Received: {text}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The part that both engines share: programs under `run_eagerly`."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from wholestep.engines.protocol import Compiled, Found, Function
+from wholestep.tree import Tree
+
+_HOW = "Nothing is compiled: the model says run_eagerly=True, and Python computes operation by operation."
+
+
+class EagerPrograms:
+    """The part `programs` of an engine that compiles nothing.
+
+    Args:
+        undone: makes a context that restores the variables which a custom step assigns.
+    """
+
+    is_eager = True
+    always_xla = loops_once = False
+    why_no_xla = ""
+
+    def __init__(self, undone: Callable[[], AbstractContextManager]):
+        self._undone = undone
+
+    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Compiled:
+        """Return the function unchanged; run again, it would repeat its prints."""
+        return Compiled(function, how=_HOW)
+
+    def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
+        """Return True: each update is a separate dispatch."""
+        return True
+
+    def traced(self, function: Function) -> Function:
+        """Return the function unchanged."""
+        return function
+
+    inlined = traced
+
+    def shapes(self, function: Callable[..., Found], *arguments: Tree) -> Found:
+        """Return the function's results: without a trace, only they show the shapes and dtypes."""
+        with self._undone():
+            return function(*arguments)
