@@ -178,6 +178,7 @@ class Fault(Enum):
     OPTIMIZER_RE_CREATED = Quantity.STEP, Error.LEFT_OUT
     OPTIMIZER_STATE_THROWN_AWAY = Quantity.STEP, Error.LEFT_OUT
     STEPS_OF_ZEROS = Quantity.STEP, Error.COUNTED
+    ANOTHER_OPTIMIZER = Quantity.STEP, Error.ANOTHER_FORM
     STEP_UNLIKE = Quantity.STEP, Error.UNLIKE
     # what stays between updates
     UPDATE_THROWN_AWAY = Quantity.STATE, Error.LEFT_OUT
@@ -197,7 +198,6 @@ class Fault(Enum):
     PRINTED_SUM = Quantity.PRINTED, Error.COUNTED
     PRINTED_MEANS_OVER_ROWS = Quantity.PRINTED, Error.COUNTED
     PRINTED_SUMMED_OVER_MICROBATCHES = Quantity.PRINTED, Error.COUNTED
-    PRINTED_WITHOUT_PENALTY = Quantity.PRINTED, Error.LEFT_OUT
 
 
 UNNAMED = frozenset(fault for fault in Fault if fault.error is Error.UNLIKE and fault.name.endswith("UNLIKE"))
@@ -465,6 +465,8 @@ class Reason(Enum):
 
     NO_LOSS = auto()
     NO_UPDATE = auto()
+    OUTLINED = auto()
+    DATA_AS_GIVEN = auto()
     NO_FORWARD_PASS = auto()
     OTHER_INPUTS = auto()
     OWN_STEP = auto()

@@ -80,7 +80,7 @@ def _run(own: argparse.Namespace, script: list[str]) -> int:
             return _say_unseen(own, [str(error)])
     if ran.scout is None:
         return _say_unseen(own, [ran.how or "any update: the script imports neither Keras nor PyTorch"])
-    from stepcheck.report.progress import shown
+    from stepcheck.progress import shown
 
     with notify_if_long(_JUDGING, PATIENCE), shown():
         return _of_torch(own, ran) if ran.scout.framework == "torch" else _conclude(own, ran)

@@ -11,7 +11,7 @@ from stepcheck.report.page import LEGEND, Picture, bare, drawn
 from stepcheck.solve.basis import factors_of_rows
 from stepcheck.solve.evidence import Evidence
 from stepcheck.stages.gradients import by_parameter
-from stepcheck.stages.judge import Case, Verdict
+from stepcheck.judge import Case, Verdict
 from stepcheck.trace.measure import FINE, SOLVED
 from stepcheck.trace.windows import PAD, Piece, Update, passes
 
@@ -43,9 +43,10 @@ def _differing(verdict: Verdict) -> tuple[Evidence, _Distances]:
     """Return an update that differs, if one does, the one of the first proof if there is one, and its distances."""
     differs = verdict.evidence[0].meant.replay.tolerance.differs
     differing = [e for e in verdict.evidence if e.without > differs] or verdict.evidence
-    proof = next((cause.proof for cause in verdict.causes if cause.proof and cause.proof.parameters), None)
+    proofs = [finding.proof for finding in verdict.findings if finding.proof is not None]
+    proof = next((each for each in proofs if each.parameters), None)
     for e in differing:
-        if proof is not None and proof.where == f"update {e.update.number}":
+        if proof is not None and proof.update == e.update.number:
             return e, list(proof.parameters)
     return differing[0], list(by_parameter(differing[0], None))
 
@@ -82,8 +83,8 @@ def _factors(e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any) -
     axes.legend(loc="upper right", ncols=3, **LEGEND)
     axes.set_xlim(0.4, len(x) + 0.6)
     bare(axes, f"row of update {e.update.number}, in the order in which it was used", "factor of the row's\ngradient")
-    end = "they do." if np.all(near) else "they do not all."
-    return "How much each row counts", f"The bars should reach the black line: {end}"
+    end = "All bars reach the black line." if np.all(near) else "Red bars are off the black line."
+    return "How much each row counts", end
 
 
 def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> tuple[str, str]:

@@ -360,7 +360,7 @@ def as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates:
         grads = [(fall - optimizer.momentum * last) / rate for fall, last in zip(falls, before, strict=True)]
         found.append(replace(update, applied=replace(update.applied, grads=[*grads], learning_rate=rate)))
         before = falls
-    return replace(seen, updates=found, rule=Rule(rates, "", is_stated=True))
+    return replace(seen, updates=found, rule=Rule(rates, is_stated=True))
 
 
 def steps_otherwise(optimizer: Any, rule: Rule) -> Iterator[Likely]:

@@ -6,11 +6,11 @@ from statistics import mean
 
 import numpy as np
 
-from stepcheck.report.causes import BY_NAME
-from stepcheck.report.found import Finding, Likely, found, of_values
 from stepcheck.solve.evidence import Evidence
+from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.measure import FINE, farthest
 from stepcheck.trace.windows import PAD, Windows, passes
+from stepcheck.values import Change, Fault, Finding, Reason, Shown, Stage, Unjudged, Where
 
 
 class Losses:
@@ -36,16 +36,16 @@ class Losses:
         """The mean over the batches of each pass, each by its rows."""
         return [float(np.average(means, weights=num)) for means, num in zip(self.alone, self.rows, strict=True)]
 
-    def changed(self) -> Iterator[tuple[str, list[float]]]:
-        """Yield (the cause, the numbers that are printed by mistake)."""
+    def changed(self) -> Iterator[tuple[Fault, list[float]]]:
+        """Yield (the fault, the numbers that are printed by mistake)."""
         sums, updates = list(map(sum, self.alone)), [len({id(e) for e, _ in cut}) for cut in self._cuts]
-        yield "printed: mean of means", list(map(mean, self.alone))
-        yield "printed: last batch", [each[-1] for each in self.alone]
-        yield "printed: not reset", list(map(self._mean, accumulate(self._cuts)))
-        yield "printed: not reset", list(map(mean, accumulate(self.alone)))
-        yield "printed: summed over microbatches", [each / n for each, n in zip(sums, updates, strict=True)]
-        yield "printed: sum", sums
-        yield "printed: means over rows", [each / sum(num) for each, num in zip(sums, self.rows, strict=True)]
+        yield Fault.PRINTED_MEAN_OF_MEANS, list(map(mean, self.alone))
+        yield Fault.PRINTED_LAST_BATCH, [each[-1] for each in self.alone]
+        yield Fault.PRINTED_NOT_RESET, list(map(self._mean, accumulate(self._cuts)))
+        yield Fault.PRINTED_NOT_RESET, list(map(mean, accumulate(self.alone)))
+        yield Fault.PRINTED_SUMMED_OVER_MICROBATCHES, [each / n for each, n in zip(sums, updates, strict=True)]
+        yield Fault.PRINTED_SUM, sums
+        yield Fault.PRINTED_MEANS_OVER_ROWS, [each / sum(num) for each, num in zip(sums, self.rows, strict=True)]
 
     def _mean(self, cut: list[tuple[Evidence, int]]) -> float:
         terms, real = [e.terms[i] for e, i in cut], list(map(_real, cut))
@@ -67,7 +67,9 @@ def _real(one: tuple[Evidence, int]) -> np.ndarray:
     return e.update.pieces[i].rows != PAD
 
 
-def printed(evidence: list[Evidence], numbers: list[float], seen: Windows, num_left: int) -> Iterator[Finding]:
+def printed(
+    evidence: list[Evidence], numbers: list[float], seen: Windows, num_left: int
+) -> Iterator[Finding | Unjudged]:
     """Yield the finding on printed losses, of each pass or the last.
 
     Of many updates only the first are known: then the first passes are judged, if each has a number.
@@ -82,36 +84,21 @@ def printed(evidence: list[Evidence], numbers: list[float], seen: Windows, num_l
         first = {piece.called.order for one in whole for piece in one if len(numbers) == len(cut)}
         evidence = [e for e in evidence if {piece.called.order for piece in e.update.pieces} <= first]
         numbers = numbers[: len(whole)]
-    if not evidence:
-        yield "The printed loss is not judged: not all updates could be computed again."
-        return
     both, num = [Losses(evidence, penalty=penalty) for penalty in (True, False)], len(numbers)
-    num_passes = len(both[0].means)
-    if num not in (1, num_passes):
-        yield f"The printed loss is not judged: {num} printed numbers for {num_passes} passes over the data."
+    if not evidence or num not in (1, len(both[0].means)):
+        yield Unjudged(Reason.FEW_PASSES, Stage.PRINTED)
         return
     right = [farthest(numbers, losses.means[-num:]) for losses in both]
     as_keras = [farthest(numbers, losses.by_rows[-num:]) for losses in both]
     fits, differs = evidence[0].meant.replay.tolerance
     if min(right) <= differs or min(as_keras) <= FINE.fits:
-        if min(right[0], as_keras[0]) > differs:
-            yield BY_NAME["printed: without penalty"].explanation
         return
+    updates = tuple(e.update.number for e in evidence)
     for losses in both:
-        for name, every in losses.changed():
+        for fault, every in losses.changed():
             wrong = every[-num:]
             if (apart := farthest(numbers, wrong)) <= fits:
                 columns = [np.array(each) for each in (numbers, losses.means[-num:], wrong)]
-                proof = of_values("the printed loss", lambda i: f"of pass {num_passes - num + 1 + i}", columns)
-                updates = [e.update.number for e in evidence]
-                yield found(name, min(right), None, updates, with_change=apart, proof=proof)
+                proof = proof_of(updates[-1], Shown.LOSS, str, columns)
+                yield Finding(Change(fault), min(right), apart, Where(updates), proof)
                 return
-    shares = [each[-num:] for losses in both for each in (losses.means, list(map(mean, losses.alone)))]
-    for count, of in ((evidence[0].num_replicas, "replicas"), (len(evidence[0].update.pieces), "forward passes")):
-        for factor in (1 / count, count) if count > 1 else ():
-            if min(farthest(numbers, [factor * n for n in each]) for each in shares) <= fits:
-                told = f"The printed loss is {factor:.4g} times the mean of the rows, or of the batches. An update has "
-                yield Likely(f"{told}{count} {of}: are their losses added up, or divided, once too often?")
-                return
-    told = ", ".join(f"{n:.6g}" for n in both[0].means[-num:])
-    yield f"The printed loss has no known cause; the mean over all rows, as they were trained on, is {told}."

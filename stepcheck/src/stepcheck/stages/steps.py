@@ -1,6 +1,7 @@
 """The stages of the optimizer step, and of the moves between two."""
 
 from collections.abc import Iterator, Sequence
+from inspect import signature
 from itertools import groupby, pairwise
 from numbers import Real
 from typing import Any
@@ -8,16 +9,18 @@ from typing import Any
 import numpy as np
 
 from stepcheck.errors import SpecificationError, message
-from stepcheck.report.found import Finding, Found, Likely, found, not_known, of_values, some
-from stepcheck.solve.changes import Schedule, rate_of, steps_otherwise, unlike
-from stepcheck.solve.ratios import least
+from stepcheck.solve.changes import Schedule
+from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.log import Applied, Log
-from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, places, same
-from stepcheck.trace.windows import PAD, Update, Windows, passes
+from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
+from stepcheck.trace.windows import PAD, Rule, Update, Windows
+from stepcheck.values import Change, Fault, Finding, Line, Proof, Shown, Where
 
-INSIDE = "decay by microbatch", "weights moved inside a window", "replicas drift apart"
-_HALVES = {"float16": 11, "bfloat16": 8}  # bits of a number
-_FEW, _HALF, _SMALL = 5, 0.5, 1e-3  # updates; what a rate may fall to in a pass by steps of one factor, and at all
+_JUDGED_ELSEWHERE = {  # arguments of an optimizer that change no step, or that other stages judge
+    *("name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps"),
+    *("clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum", "ema_overwrite_frequency"),
+}
+_SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in float32
 
 
 def repeated(updates: list[Update]) -> list[int]:
@@ -27,8 +30,10 @@ def repeated(updates: list[Update]) -> list[int]:
 
 
 def _are_same(one: Applied, two: Applied) -> bool:
-    grads = [(a, b) for a, b in zip(one.grads, two.grads, strict=False) if a is not None and b is not None]
-    return any(np.any(a) for a, _ in grads) and distance([a for a, _ in grads], [b for _, b in grads]) <= FINE.fits
+    pairs = zip(one.grads, two.grads, strict=False)
+    grads = [(a, b) for a, b in pairs if a is not None and b is not None]
+    has_one = any(np.any(a) for a, _ in grads)
+    return has_one and distance([a for a, _ in grads], [b for _, b in grads]) <= FINE.fits
 
 
 def scheduled(learning_rate: Any) -> Schedule:
@@ -45,50 +50,100 @@ def scheduled(learning_rate: Any) -> Schedule:
     return lambda number: float(learning_rate)
 
 
+def _finding(
+    fault: Fault,
+    apart: float,
+    updates: Sequence[int],
+    line: Line | None,
+    *,
+    numbers: Sequence[float] = (),
+    names: Sequence[str] = (),
+    with_error: float = 0.0,
+    proof: Proof | None = None,
+) -> Finding:
+    change = Change(fault, numbers=tuple(map(float, numbers)), names=tuple(names))
+    return Finding(change, apart, with_error, Where(updates=tuple(updates), line=line), proof)
+
+
 def of_steps(
-    seen: Windows, updates: list[Update], log: Log, schedule: Schedule | None, optimizer: Any, is_told: bool
+    seen: Windows, updates: list[Update], log: Log, schedule: Schedule | None, stated: Any
 ) -> Iterator[Finding]:
-    """Yield the findings on the steps of the intended optimizer, or on rates by hand."""
+    """Yield the findings on the optimizer steps, or on rates by hand.
+
+    Args:
+        schedule: the rate that is meant, by update, from 0; None if it is not known.
+        stated: the optimizer that the user states; None if none is.
+    """
     if not seen.is_by_hand:
-        yield from unlike(optimizer, [*log.optimizers.values()], updates, is_told=is_told)
-        yield from apply(updates, schedule)
-        yield from idle(seen)
-        yield from accumulated_twice(seen, log.applied)
-        if schedule is None:
-            yield from _falling(seen)
-            yield from _without_effect(updates, optimizer if log.is_stateless else None)
-    elif seen.is_rated and seen.rule is not None:
-        yield from rates(seen.updates, schedule, FINE.differs) if schedule is not None else ()
-        yield from steps_otherwise(optimizer, seen.rule) if is_told else ()
+        if stated is not None:
+            yield from another_optimizer(stated, [*log.optimizers.values()], updates)
+        yield from _applied(updates, schedule)
+        yield from _idle(seen)
+        yield from _accumulated_twice(seen, log.applied)
+    elif seen.rule is not None:
+        if schedule is not None:
+            yield from rates(seen.updates, schedule, FINE.differs)
+        if stated is not None:
+            yield from _rule_otherwise(stated, seen.rule, seen.updates)
 
 
-def apply(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
-    """Yield the findings on the optimizer steps; `schedule`: the rate that is meant, by update, from 0."""
+def another_optimizer(stated: Any, used: list[Any], updates: list[Update]) -> Iterator[Finding]:
+    """Yield the finding on the loop's one optimizer, if it has another class than the stated one, or other numbers."""
+    if len(used) != 1 or used[0] is stated or not updates:
+        return
+    kinds = [type(each).__name__ for each in (used[0], stated)]
+    own, meant = (_numbers(each) for each in (used[0], stated))
+    is_other = kinds[0] != kinds[1] and {*kinds} != {"Adam", "AdamW"}  # which differ in their decay alone
+    names = [] if is_other else [key for key in meant if key in own and own[key] != meant[key]]
+    if is_other or names:
+        numbers = [float(of[key] or 0) for key in names for of in (own, meant)]
+        where = [u.number for u in updates], updates[0].applied.line
+        yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[*kinds, *names], numbers=numbers)
+
+
+def _numbers(optimizer: Any) -> dict[str, Any]:
+    """Return the arguments of an optimizer that change a step, as numbers."""
+    names = [name for name in signature(type(optimizer)).parameters if name not in _JUDGED_ELSEWHERE]
+    found = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
+    return {name: value for name, value in found.items() if value is None or isinstance(value, Real)}
+
+
+def _rule_otherwise(stated: Any, rule: Rule, updates: list[Update]) -> Iterator[Finding]:
+    """Yield the finding on steps by hand with other momenta, or another decay, than the stated optimizer has."""
+    names = {1: ("momentum",), 2: ("beta_1", "beta_2")}.get(len(rule.momenta), ())
+    meant: list[Any] = [getattr(stated, name, None) for name in names]
+    where = [u.number for u in updates], updates[0].applied.line
+    kind = type(stated).__name__
+    if names and len(rule.rates) > 2 and kind in ("SGD", "Adam", "AdamW"):
+        own = "Adam" if len(names) == 2 else "SGD"
+        if None in meant:
+            yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[own, kind])
+        elif any(abs(a - b) > _SAME_MOMENTUM for a, b in zip(rule.momenta, meant, strict=True)):
+            numbers = [number for pair in zip(rule.momenta, meant, strict=True) for number in pair]
+            yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[kind, kind, *names], numbers=numbers)
+    decay, (own_decay, least) = float(getattr(stated, "weight_decay", None) or 0.0), rule.decay
+    if abs(own_decay - decay) > max(least, FINE.differs * abs(decay)):
+        names, numbers = (kind, kind, "weight_decay"), (own_decay, decay)
+        yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=names, numbers=numbers)
+
+
+def _applied(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
+    """Yield the findings on steps that are made twice, on states that begin anew, and on rates."""
     twice = repeated(updates)
-    by_name: dict[str, list[Update]] = {}
+    by_fault: dict[Fault, list[Update]] = {}
     for a, b in pairwise(updates):
         if b.number in twice:
-            name = "applied twice" if a.applied.optimizer == b.applied.optimizer else "variable updated twice"
-            by_name.setdefault(name, []).append(b)
-    for name, each in by_name.items():
-        yield found(name, 1.0, each[0].applied.line, [u.number for u in each])
+            is_one = a.applied.optimizer == b.applied.optimizer
+            fault = Fault.APPLIED_TWICE if is_one else Fault.VARIABLE_UPDATED_TWICE
+            by_fault.setdefault(fault, []).append(b)
+    for fault, each in by_fault.items():
+        yield _finding(fault, 1.0, [u.number for u in each], each[0].applied.line)
     known = [u for u in updates if u.number not in twice]
     begun = _begun_anew(known)
     if begun is not None:
         yield begun
-    for rate, run in groupby(known, lambda update: update.applied.learning_rate):
-        still = [*run]
-        is_end = still[-1] is known[-1] and still[0] is not known[0]
-        steps = [update.applied for update in still]
-        is_at_rest = is_end or all(all_same(step.params, step.params_after) for step in steps)  # else by momentum
-        if rate or len(still) < 3 - is_end or not is_at_rest:
-            continue  # a warm-up begins with 0, for one update
-        told = f"The learning rate is 0 in updates {still[0].number} to {still[-1].number}, which move no weight. Does "
-        told += "its schedule divide whole numbers, or count passes over the data?"
-        at_end = f"The learning rate is 0 from update {still[0].number} on. Does its schedule count updates?"
-        yield Likely(at_end if is_end else told) if not is_end or 2 * len(still) >= len(known) else at_end
-    is_whole = begun is None or isinstance(begun, str)
-    if schedule is not None and is_whole and not twice and len({u.applied.optimizer for u in known}) == 1:
+    is_one = len({u.applied.optimizer for u in known}) == 1
+    if schedule is not None and begun is None and not twice and is_one:
         yield from rates(known, schedule)
 
 
@@ -96,32 +151,25 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
     """Return the finding on an optimizer whose state begins anew: a new optimizer, or the first state of the same."""
     steps = [u.applied for u in updates]
     pairs = [(a, b) for a, b in pairwise(steps) if a.is_whole and b.is_whole]
-    others = [
-        (a, b)
-        for a, b in pairs  # of the same parameters: else two optimizers make one update
-        if b.optimizer != a.optimizer
-        and any(g is not None and h is not None for g, h in zip(a.grads, b.grads, strict=False))
-    ]
+    others = [(a, b) for a, b in pairs if b.optimizer != a.optimizer and _share_a_parameter(a, b)]
     if any(b.optimizer == left.optimizer for i, (left, _) in enumerate(others) for _, b in others[i + 1 :]):
-        lines = dict.fromkeys(str(step.line) for step in others[0] if step.line is not None)
-        told = f"{len({step.optimizer for pair in others for step in pair})} optimizers move the same variables in turn"
-        return f"{told} ({', '.join(lines)}). Is that meant?" if lines else f"{told}. Is that meant?"
+        return None  # several optimizers in turn
     begins = {step.optimizer: step for step in reversed(steps)}
     anew = [(a, b) for a, b in others if b.iterations == 0]
     lost = [(a, b) for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
-    for name, begun in (("optimizer re-created", anew), ("optimizer state thrown away", lost)):
+    for fault, begun in ((Fault.OPTIMIZER_RE_CREATED, anew), (Fault.OPTIMIZER_STATE_THROWN_AWAY, lost)):
         alike = [(a, b) for a, b in begun if begun is lost or _is_alike(begins[a.optimizer], b)]
         on_the_way = [_goes_on(a, b) for a, b in alike]
-        numbers = [u.number for u in updates if any(u.applied is b for _, b in begun)]
         has_state = any(np.ndim(slot) for _, b in begun for slot in b.slots_after)  # more than a count and a rate
         if has_state and (sum(on_the_way) > 1 or 2 * len(alike) > len(pairs) > 0):
-            return found(name, 1.0, begun[0][1].line, numbers, f"It begins anew at update {some(numbers)}.")
-        if begun:
-            told = f"The optimizer begins anew at update {', '.join(map(str, numbers))}"
-            is_same = has_state and bool(alike) and all(on_the_way) and all(a.line == b.line for a, b in alike)
-            on_one_line = Likely(f"{told}, with the same rate and on the same line: its moments are lost.")
-            return on_one_line if is_same else f"{told}."
+            numbers = [u.number for u in updates if any(u.applied is b for _, b in begun)]
+            return _finding(fault, 1.0, numbers, begun[0][1].line)
     return None
+
+
+def _share_a_parameter(one: Applied, two: Applied) -> bool:
+    """Whether two steps move one parameter; else two optimizers make one update."""
+    return any(g is not None and h is not None for g, h in zip(one.grads, two.grads, strict=False))
 
 
 def _is_alike(one: Applied, two: Applied) -> bool:
@@ -142,10 +190,8 @@ def _is_first_again(first: Applied, before: Applied, after: Applied) -> bool:
 
 def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) -> Iterator[Finding]:
     """Yield the finding on the learning rates: the schedule, read at other numbers than the updates'."""
-    used, first = np.array([u.applied.learning_rate for u in updates]), updates[0].applied.iterations
-    before = np.concatenate([[0], np.cumsum([max(1, len(u.pieces)) for u in updates])])
-    kinds = [u.sizes for u in updates]  # a trace is of batches as large
-
+    first = updates[0].applied.iterations
+    used = np.array([u.applied.learning_rate for u in updates])
     least = ROUNDED * float(np.max(np.abs(used)))  # a rate of 0 that was solved for is as small as rounding
 
     def at(numbers: np.ndarray) -> np.ndarray:
@@ -153,93 +199,44 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
 
     used, counted = np.maximum(used, least), np.arange(len(updates))
     meant, line = at(counted), updates[0].applied.line
-    if (without := farthest(used, meant)) <= FINE.differs:
+    apart = farthest(used, meant)
+    if apart <= FINE.differs:
         return
-    shown = [u.number for u, a, b in zip(updates, used, meant, strict=True) if abs(a - b) > FINE.differs * abs(b)]
-    for name, numbers in (
-        ("schedule frozen", 0 * counted),
-        ("rate frozen in a trace", np.array([kinds.index(kind) for kind in kinds])),
-        ("schedule one ahead", counted + 1),
-        ("schedule by microbatch", before[:-1]),
-        ("schedule by microbatch", before[1:] - before[1]),
-        ("schedule by microbatch", before[1:] - 1),
-        ("schedule by microbatch", before[1:]),
-    ):
-        if (apart := farthest(used, changed := at(numbers))) <= fits:
-            proof = of_values("the learning rate", lambda i: f"of update {updates[i].number}", [used, meant, changed])
-            yield found(name, without, line, shown, with_change=apart, proof=proof)
+    differing = [i for i in counted if abs(used[i] - meant[i]) > FINE.differs * abs(meant[i])]
+    shown = [updates[i].number for i in differing]
+    for fault, numbers in _other_counts(updates):
+        changed = at(numbers)
+        if (with_error := farthest(used, changed)) <= fits:
+            values = [used, meant, changed]
+            proof = proof_of(shown[0], Shown.RATE, lambda i: str(updates[i].number), values)
+            yield _finding(fault, apart, shown, line, with_error=with_error, proof=proof)
             return
-    at_first = [u.number for u in updates].index(shown[0])
-    told = f"The learning rate of update {shown[0]} is {used[at_first]:.4g}, and {meant[at_first]:.4g} was meant."
-    of_pass = np.repeat(*np.transpose([(i, len(own)) for i, own in enumerate(passes(updates))]))
-    if len(of_pass) == len(updates) and farthest(used, at(of_pass)) <= fits:
-        told += " It is that of the number of the pass over the data, and not of the update: does the schedule get it?"
-    yield not_known("apply", told, without, line, shown)
+    unknown = np.full(len(used), np.nan)
+    proof = proof_of(shown[0], Shown.RATE, lambda i: str(updates[i].number), [used, meant, unknown])
+    numbers = used[differing[0]], meant[differing[0]]
+    yield _finding(Fault.RATE_UNLIKE, apart, shown, line, numbers=numbers, with_error=np.nan, proof=proof)
 
 
-def _falling(seen: Windows) -> Iterator[Likely]:
-    """Yield a note on a rate that falls by one factor in each update, or that is near 0 in most, as in no cosine."""
-    used = np.array([update.applied.learning_rate for update in seen.updates])
-    is_scheduled = any(update.applied.is_scheduled for update in seen.updates)
-    if is_scheduled or len(used) <= _FEW or used.min() <= 0 or np.any(np.diff(used) > 0):
-        return
-    factors = used[1:] / used[:-1]
-    size = int(np.median([len(own) for own in passes([u for u in seen.updates if u.pieces])] or [len(used)]))
-    is_by_update = np.ptp(factors) <= FINE.differs and factors[0] ** size <= _HALF
-    if is_by_update or np.median(used) <= _SMALL * used[0]:
-        told = f"The learning rate falls from {used[0]:.4g} to {used[-1]:.4g} in {len(used)} updates"
-        how = f", by the factor {factors[0]:.4g} in each" if is_by_update else ""
-        yield Likely(f"{told}{how}: is that meant for each pass over the data?")
+def _other_counts(updates: list[Update]) -> Iterator[tuple[Fault, np.ndarray]]:
+    """Yield numbers at which a schedule is read by mistake, with the fault."""
+    counted = np.arange(len(updates))
+    before = np.concatenate([[0], np.cumsum([max(1, len(u.pieces)) for u in updates])])
+    kinds = [u.sizes for u in updates]  # a trace is of batches as large
+    yield Fault.SCHEDULE_FROZEN, 0 * counted
+    yield Fault.RATE_FROZEN_IN_A_TRACE, np.array([kinds.index(kind) for kind in kinds])
+    yield Fault.SCHEDULE_ONE_AHEAD, counted + 1
+    for by_microbatch in (before[:-1], before[1:] - before[1], before[1:] - 1, before[1:]):
+        yield Fault.SCHEDULE_BY_MICROBATCH, by_microbatch
 
 
-def _without_effect(updates: list[Update], optimizer: Any) -> Iterator[Likely]:
-    """Yield a note if the learning rate of an optimizer is assigned, and its stateless steps have another one."""
-    now, used = rate_of(optimizer), {u.applied.learning_rate for u in updates}
-    if now is None or len(used) != 1 or {u.applied.optimizer for u in updates} != {id(optimizer)}:
-        return
-    (rate,) = used
-    if abs(now - rate) > FINE.differs * abs(rate):
-        told = f"`optimizer.learning_rate` is {now:.4g} after the loop, and every update has {rate:.4g}: "
-        yield Likely(f"{told}stateless steps take the rate from their own variables, `ov`. Put the new one there.")
-
-
-def anew_in_each_pass(seen: Windows) -> Iterator[str]:
-    """Yield a note if the learning rate depends on a batch's size alone, or begins anew at each pass over the data.
-
-    A rate that rises in each pass, and drops where the next begins, is a warm-up that counts the batches of a pass.
-    """
-    if seen.is_by_hand and not seen.is_rated:
-        return
-    updates = [update for update in seen.updates if update.pieces]
-    by_size = {u.sizes: [each.applied.learning_rate for each in updates if each.sizes == u.sizes] for u in updates}
-    values = {sum(sizes): rates[0] for sizes, rates in by_size.items()}
-    same = FINE.fits * max(map(abs, values.values()), default=0.0)
-    runs = [size for size, _ in groupby(update.sizes for update in updates)]  # stages of the training have one each
-    are_alike = len(values) > 1 and all(runs.count(n) > 1 and np.ptp(r) <= same for n, r in by_size.items())
-    if are_alike and np.ptp([*values.values()]) > same < np.ptp([rate / num for num, rate in values.items()]):
-        told = ", ".join(f"{rate:.4g} for {num} rows" for num, rate in values.items())
-        told = f"The learning rate depends on the number of rows of a batch alone: {told}. Is it a number of Python, "
-        yield Likely(f"{told}which a compiled function reads once for each shape? Pass it as a tensor.")
-        return
-    cut = groupby(updates, key=lambda update: seen.place[update.pieces[0].called.order][0])
-    first, *others = [[update.applied.learning_rate for update in each] for _, each in cut] or [[]]
-    alike = [all(abs(a - b) <= same for a, b in zip(first, other, strict=False)) for other in others]
-    is_one = np.ptp(first) <= FINE.differs * np.max(np.abs(first), initial=0.0)
-    if others and all(alike) and min(len(first), len(others[0])) > 2 and not is_one:
-        told = f"The learning rate begins anew with each pass over the data: it goes from {first[0]:.4g} to "
-        told += f"{first[-1]:.4g} in the first, and so in all. Does its schedule count the batches of a pass?"
-        is_warm_up = first[0] <= min(first) + same and first[-1] - first[0] > max(first) - first[-1]
-        yield Likely(told) if is_warm_up else told
-
-
-def accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:
+def _accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:
     """Yield the finding on sums of microbatches that the optimizer, in all its calls, accumulates once more."""
     num = max((step.accumulates for step in steps), default=1)
     own = [u for u in seen.updates if len({piece.called.replica for piece in u.pieces}) == 1 and _are_parts(u)]
     size = min((len(u.pieces) // num for u in own), default=0)
     if num > 1 and size > 1:
-        detail = f"The optimizer makes one update of {num} calls, and each call has the sum of {size} microbatches."
-        yield found("accumulated twice", 1 - 1 / num, own[0].applied.line, [u.number for u in own], detail)
+        where = [u.number for u in own], own[0].applied.line
+        yield _finding(Fault.ACCUMULATED_TWICE, 1 - 1 / num, *where, numbers=(num, size))
 
 
 def _are_parts(update: Update) -> bool:
@@ -250,12 +247,13 @@ def _are_parts(update: Update) -> bool:
     return len({piece.called.line for piece in update.pieces}) == 1 and len(set(rows.tolist())) == len(rows)
 
 
-def idle(seen: Windows) -> Iterator[Finding]:
+def _idle(seen: Windows) -> Iterator[Finding]:
     """Yield the finding on steps of zeros that move weights."""
     steps = [step for each in seen.idle.values() for step in each[:-1]]
     moving = [s.number for s in steps if not all_same(s.applied.params, s.applied.params_after)]
     if moving:
-        yield found("steps of zeros", len(steps) / (len(steps) + len(seen.idle)), steps[0].applied.line, moving)
+        share = len(steps) / (len(steps) + len(seen.idle))
+        yield _finding(Fault.STEPS_OF_ZEROS, share, moving, steps[0].applied.line)
 
 
 def between(
@@ -269,48 +267,43 @@ def between(
         moves_weights: whether a pass of the model moves them, as SpectralNormalization does.
     """
     updates = [u for u in updates if u.applied.is_whole]
-    lost: list[tuple] = []
-    moved: list[tuple] = []
-    outer = _outer(updates)
     if drifts := [*_replicas_apart(updates, names)]:
         yield from drifts
         return
+    outer = _outer(updates)
+    lost: list[tuple] = []
+    moved: list[tuple] = []
     for a, b in pairwise(updates):
         first = next(iter([*b.trials, *b.pieces]), None)
         new = in_part(first.called.params if first is not None and first.called.is_whole else b.applied.params)
         made = in_part(a.applied.params_after)
         if b.follows(a) and b.number not in outer and not all_same(new, made):
-            (lost if all_same(new, in_part(a.applied.params)) else moved).append((a, b, made, new))
+            is_first = all_same(new, in_part(a.applied.params))
+            (lost if is_first else moved).append((a, made, new))
     if lost and 2 * len(lost) > len(updates) - 1:
-        without = max(distance(new, made) for *_, made, new in lost)
-        yield found("update thrown away", without, lost[0][0].applied.line, [a.number for a, *_ in lost])
+        apart = max(distance(new, made) for _, made, new in lost)
+        numbers = [a.number for a, *_ in lost]
+        yield _finding(Fault.UPDATE_THROWN_AWAY, apart, numbers, lost[0][0].applied.line)
         return
-    yield from _inside([update for update in updates if update.number not in outer], decay, moves_weights)
-    if lost:
-        yield f"The weights go back to what they were before update {lost[0][0].number}. Is that meant?"
-    if moved:
-        a, b, made, new = moved[0]
-        shrunk = [_shrunk(made, new) for *_, made, new in moved]
-        if decay and all(shrunk) and len(moved) > 1:
-            apart = max(distance(new, made) for *_, made, new in moved)
-            detail = f"By hand with the factor {shrunk[0]:.6g}; the optimizer's weight_decay is {decay:.6g}."
-            yield found("decayed twice", apart, a.applied.line, [each.number for each, *_ in moved], detail)
-            return
-        how = f"all by one factor, {shrunk[0]:.6g}" if shrunk[0] else written(updates, a, new)
-        how = f": {how}" if how else ""
-        yield f"Weights move between updates {a.number} and {b.number} by no optimizer step{how}. Is that meant?"
+    yield from _inside([u for u in updates if u.number not in outer], decay, moves_weights=moves_weights)
+    shrunk = [_shrunk(made, new) for _, made, new in moved]
+    if decay and len(moved) > 1 and all(shrunk):
+        apart = max(distance(new, made) for _, made, new in moved)
+        where = [a.number for a, *_ in moved], moved[0][0].applied.line
+        yield _finding(Fault.DECAYED_TWICE, apart, *where, numbers=(shrunk[0], decay))
 
 
-def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Found]:
+def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Finding]:
     """Yield the finding on replicas whose weights differ at the beginning of an update."""
     firsts = [{p.called.replica: p for p in u.pieces[::-1] if p.called.is_whole} for u in updates]
     states = [[in_part(piece.called.params) for piece in each.values()] for each in firsts]
     apart = [max((distance(state, own[0]) for state in own), default=0.0) for own in states]
     if max(apart, default=0.0) > FINE.differs:
         i = int(np.argmax(apart))
-        differing = [k for k, own in enumerate(zip(*states[i], strict=True)) if any(not same(own[0], v) for v in own)]
-        detail = f"These are {some([names[k] for k in differing])}." if names else ""
-        yield found(INSIDE[2], apart[i], updates[i].applied.line, [u.number for u in updates], detail)
+        every = enumerate(zip(*states[i], strict=True))
+        differing = [names[k] for k, own in every if names and any(not same(own[0], v) for v in own)]
+        where = [u.number for u in updates], updates[i].applied.line
+        yield _finding(Fault.REPLICAS_DRIFT_APART, apart[i], *where, names=differing)
 
 
 def _outer(updates: list[Update]) -> set[int]:
@@ -320,7 +313,7 @@ def _outer(updates: list[Update]) -> set[int]:
     return {number for number, is_same in same if is_same}
 
 
-def _inside(updates: list[Update], decay: float | None, moves_weights: bool) -> Iterator[Finding]:
+def _inside(updates: list[Update], decay: float | None, *, moves_weights: bool) -> Iterator[Finding]:
     """Find weights that move between the microbatches of one update, or between the last one and the step.
 
     Without microbatches a decay by hand before the step is one per update, and other weights may be earlier ones.
@@ -333,23 +326,19 @@ def _inside(updates: list[Update], decay: float | None, moves_weights: bool) -> 
         if not all_same(one, two)
     ]
     apart = max((distance(one, two) for _, one, two in moved), default=0.0)
-    if apart > 0:
-        first, numbers = moved[0][0], sorted({u.number for u, *_ in moved})
-        line = first.pieces[-1].called.line if first.pieces else first.applied.line
-        shares = [_shrunk(one, two) for _, one, two in moved]
-        if all(shares) and all(len(u.pieces) == 1 for u, *_ in moved) and not moves_weights:
-            if decay:
-                detail = f"By hand with the factor {shares[0]:.6g}; the optimizer's weight_decay is {decay:.6g}."
-                yield found("decayed twice", apart, first.applied.line, numbers, detail)
-            return
-        if all(len(u.pieces) == 1 for u, *_ in moved) and not moves_weights:
-            begun = [in_part(update.applied.params) for update in updates]
-            are_earlier = all(any(all_same(one, each) for each in begun) for _, one, _ in moved)
-            at = "weights with which an earlier update began" if are_earlier else "other weights than the step moves"
-            told = f"The gradients of updates {some(numbers, 6)} are taken at {at}."
-            yield Likely(f"{told} Take them at the weights that the update before has made.")
-            return
-        yield found(INSIDE[0] if all(shares) else INSIDE[1], apart, line, numbers)
+    if not apart:
+        return
+    first = moved[0][0]
+    numbers = sorted({u.number for u, *_ in moved})
+    line = first.pieces[-1].called.line if first.pieces else first.applied.line
+    shrunk = [_shrunk(one, two) for _, one, two in moved]
+    are_alone = all(len(u.pieces) == 1 for u, *_ in moved) and not moves_weights
+    if not are_alone:
+        fault = Fault.DECAY_BY_MICROBATCH if all(shrunk) else Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW
+        yield _finding(fault, apart, numbers, line)
+    elif decay and all(shrunk):
+        where = numbers, first.applied.line
+        yield _finding(Fault.DECAYED_TWICE, apart, *where, numbers=(shrunk[0], decay))
 
 
 def _states(update: Update) -> list[list[np.ndarray]]:
@@ -365,35 +354,3 @@ def _shrunk(one: list[np.ndarray], two: list[np.ndarray]) -> float:
     old, new = (np.concatenate([np.ravel(p[i]) for p in pairs]).astype("float64") for i in (0, 1))
     factor = float(old @ new / (old @ old)) if old.any() else 0.0
     return factor if 0 < factor < 1 and distance(new, factor * old) <= 1e-6 else 0.0
-
-
-def written(updates: list[Update], before: Update, new: list[np.ndarray]) -> str:
-    """Return what replaced the weights after an update: earlier ones, an average of some, or a cut; "" if none fits."""
-    number = [u is before for u in updates].index(True) + 1
-    states = [in_part(u.applied.params) for u in updates[:number] if u.applied.is_whole]
-    vectors = np.stack([as_vector(state) for state in [*states, before.applied.params_after]])
-    wanted, last = as_vector(new), vectors[-1]
-    for i, vector in enumerate(vectors):
-        if distance(vector, wanted) <= ROUNDED:
-            return f"they become those before update {updates[i].number} again"
-    bound = max(float(np.max(np.abs(leaf), initial=0.0)) for leaf in new)
-    if distance(np.clip(last, -bound, bound), wanted) <= ROUNDED:
-        return f"all are cut to at most {bound:.6g}"
-    mantissas, exponents = np.frexp(last)
-    for kind, num_bits in _HALVES.items():
-        if np.array_equal(np.ldexp(np.round(np.ldexp(mantissas, num_bits)), exponents - num_bits), wanted):
-            return f"all are rounded to {kind}"
-    steps = (vectors[:-1] - last).T  # weights of an average add up to 1
-    if steps.shape[0] <= 2 * steps.shape[1]:
-        return ""
-    shares = least(list(steps.T), wanted - last)[0]
-    rest = 1 - float(shares.sum())
-    if not distance(wanted - last, steps @ shares) <= FINE.differs or min(shares.min(), rest) < -0.01:
-        return ""
-    return f"an average of the weights of {len(vectors)} updates takes their place, with {rest:.3g} of the last ones"
-
-
-def as_vector(state: list[np.ndarray]) -> np.ndarray:
-    """Return weights as one vector, of many weights those at some places."""
-    whole = np.concatenate([np.ravel(leaf) for leaf in in_part(state)]).astype("float64")
-    return whole if (chosen := places(len(whole))) is None else whole[chosen]

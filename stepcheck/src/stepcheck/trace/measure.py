@@ -53,6 +53,11 @@ def are_finite(arrays: Arrays) -> bool:
     return all(bool(np.all(np.isfinite(each))) for each in arrays)
 
 
+def is_even(numbers: np.ndarray, *others: float) -> bool:
+    """Whether all numbers are equal, up to rounding."""
+    return not len(numbers) or float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
+
+
 def _length(leaves: Arrays) -> float:
     return float(np.linalg.norm([float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves]))
 

@@ -20,8 +20,6 @@ class Rule(NamedTuple):
     """An optimizer that was solved for or stated."""
 
     rates: list[float]
-    told: str
-    notes: tuple[str, ...] = ()
     is_stated: bool = False
     is_adaptive: bool = False  # a factor of the gradient moves nothing
     decay: tuple[float, float] = (0.0, float("inf"))  # of the weights at a rate of 1, and the least that shows

@@ -1,0 +1,138 @@
+"""The text of findings and of what was not judged: by value, from `faults.toml` and the tables here."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stepcheck.report import changes
+from stepcheck.values import Change, Fault, Finding, Number, Reason, Shown, Stage, Unjudged
+
+NUM_NAMED = 8  # rows, updates or names that a list shows
+JAX, TENSORFLOW, TORCH = "jax", "tensorflow", "torch"
+_STAGES = {
+    Stage.ROWS: "rows",
+    Stage.MODE: "forward pass",
+    Stage.GRADIENT: "gradient",
+    Stage.STEP: "optimizer step",
+    Stage.STATE: "state",
+    Stage.PRINTED: "printed loss",
+}
+_SHOWN = {
+    Shown.GRADIENT_LENGTH: "length of the gradient",
+    Shown.GRADIENT: "gradient of {}",
+    Shown.WEIGHT_AFTER: "{} afterwards",
+    Shown.OUTPUT: "output {}",
+    Shown.RATE: "learning rate of update {}",
+    Shown.LOSS: "printed loss {}",
+}
+_REASONS = {
+    Reason.NO_LOSS: "the loss that is meant is not stated",
+    Reason.NO_UPDATE: "no optimizer step was made, and no weight moved",
+    Reason.OUTLINED: "the weights moved, and no update was seen: begin before the first step, so that functions which "
+    "were traced or compiled earlier are not used",
+    Reason.NO_FORWARD_PASS: "no forward pass of this model was seen before them (layers called one by one?)",
+    Reason.OTHER_INPUTS: "the model's inputs are no rows of `data`, bit for bit: state the arrays that the model gets",
+    Reason.OWN_STEP: "the weights do not move by a known optimizer's steps on the gradients that were meant",
+    Reason.OWN_TRAINER: "they are made by `wholestep.Trainer`, whose `explain()` shows how they run",
+    Reason.FEW_PASSES: "less than two whole passes over the data were seen",
+    Reason.EQUAL_ROWS: "rows of the data have equal inputs, and which was meant cannot be told",
+    Reason.DATA_AS_GIVEN: "no data are stated",
+    Reason.UNLIKE_OUTPUTS: "the outputs are not those of the model in either mode (draws outside of its seeds?)",
+    Reason.RARE_SHAPES: "their batches have shapes that few others have",
+    Reason.NOT_KEPT: "their numbers were not kept, to spare memory",
+    Reason.NO_GRADIENT: "no gradient could be computed again",
+    Reason.COUPLED: "each has several batches, and the loss of one is not the mean of its rows' losses",
+    Reason.MOVING: "the weights move between their microbatches",
+    Reason.THAWED: "which variables are trainable changes inside of the loop",
+    Reason.REMADE: "the model has other variables than when they were made",
+    Reason.NOT_FINITE: "their gradients are not finite",
+    Reason.OUT_OF_TIME: "the search was ended before all was tried",
+    Reason.ENDED: "the loop ended with an error",
+    Reason.CUT: "what was kept is as much as is kept",
+    Reason.FAILED: "an error inside of stepcheck; please report it",
+    Reason.BLIND: "what ran there reports no values",
+}
+
+
+@cache
+def _texts() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))
+
+
+def _text(fault: Fault) -> dict[str, Any]:
+    return _texts()[fault.id.partition(".")[2]]
+
+
+def name(fault: Fault) -> str:
+    """Return the name of a fault in the field.
+
+    >>> name(Fault.MEAN_OF_MEANS), name(Fault.FROM_LOGITS)
+    ('mean of means', 'from_logits')
+    """
+    plain = fault.name.lower().replace("_", " ")
+    return _text(fault).get("name", plain)
+
+
+def stage(of: Stage) -> str:
+    """Return the name of a stage."""
+    return _STAGES[of]
+
+
+def sentence(finding: Finding) -> str:
+    """Return what was found, in a sentence."""
+    change, where = finding.change, finding.where
+    told = _text(finding.fault).get("says", "")
+    if not told:
+        return changes.sentence(change)
+    places = {
+        "rows": listed(where.rows),
+        "parameters": listed(where.parameters or change.names),
+        "outputs": listed(where.outputs or change.names),
+    }
+    return told.format(*change.numbers, **places)
+
+
+def fix(change: Change, framework: str) -> str:
+    """Return what to do, for one of the frameworks jax, tensorflow and torch; "" if nothing is proposed."""
+    fixes = _text(change.fault).get("fix", {})
+    of_keras = "" if framework == TORCH else "keras"
+    found = (fixes.get(key) for key in (framework, of_keras, "all"))
+    others = fixes.get("keras") or fixes.get(TENSORFLOW, "")
+    return next(filter(None, found), others)
+
+
+def number(of: Number) -> str:
+    """Return what a number of a proof is."""
+    return _SHOWN[of.what].format(of.of)
+
+
+def reason(unjudged: Unjudged) -> str:
+    """Return what was not judged, and why.
+
+    >>> reason(Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, 2))
+    'gradient of 2 updates: their gradients are not finite'
+    """
+    of = "the updates" if unjudged.stage is None else stage(unjudged.stage)
+    some = f" of {many(unjudged.updates, 'update')}" if unjudged.updates else ""
+    more = f" ({unjudged.told})" if unjudged.told else ""
+    return f"{of}{some}: {_REASONS[unjudged.reason]}{more}"
+
+
+def listed(parts: tuple, num: int = NUM_NAMED) -> str:
+    """Return the first parts in words.
+
+    >>> listed((3, 1, 2)), listed(tuple("abc"), 2)
+    ('3, 1, 2', 'a, b, ...')
+    """
+    words = [*map(str, parts)]
+    return ", ".join(words[:num]) + (", ..." if len(words) > num else "")
+
+
+def many(num: int, one: str, more: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> many(1, "update"), many(2, "batch", "batches")
+    ('1 update', '2 batches')
+    """
+    return f"{num} {one if num == 1 else more or one + 's'}"
