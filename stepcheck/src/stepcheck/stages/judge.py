@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepcheck import tree
-from stepcheck.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
+from stepcheck.port import ByPass, NoLoss, Port, quiet
 from stepcheck.report.found import Finding, Found, Likely, many, on_one_line, some
 from stepcheck.report.progress import NOW
 from stepcheck.solve.changes import Schedule, otherwise, stated, stopped
@@ -19,25 +19,14 @@ from stepcheck.stages.modes import Modes, across, carried, constant, evaluations
 from stepcheck.stages.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand
 from stepcheck.stages.printed import printed
 from stepcheck.stages.steps import INSIDE, anew_in_each_pass, between, of_steps, repeated
-from stepcheck.stages.unsolved import (
-    TURNS,
-    beside_labels,
-    elsewhere,
-    mixed,
-    noted,
-    of_a_number,
-    skipped,
-    unused,
-    without_update,
-)
 from stepcheck.stages.variables import ends, frozen, left_out, unconstrained, unmoved
 from stepcheck.trace.log import Applied, Called, Log, Values
 from stepcheck.trace.measure import all_same, classes
-from stepcheck.trace.readings import choose, read, stays, without_void
+from stepcheck.trace.readings import read, stays, without_void
 from stepcheck.trace.rows import EQUAL_ROWS, FEW_PASSES, Origin, altered, beside, order
 from stepcheck.trace.windows import Rows, Update, Windows, windows
 
-_STAGES = "rows", "mode", "gradient", "backward pass", "step", "state"
+_STAGES = "rows", "mode", "gradient", "step", "state"
 _STAGE_OF = {"the order of the rows": "rows", "the optimizer steps": "step", "statistics and seeds": "state"}
 
 
@@ -50,9 +39,8 @@ class Verdict:
         notes: observations that are no fault, or may be intended.
         unseen: everything that could not be checked.
         looked_at: the updates that were seen, in words.
-        has_loss: whether the loss that is meant is known, or can be supposed.
+        has_loss: whether the loss that is meant is known.
         unjudged: why no gradient was judged, in words; "" if some were.
-        has_backward: whether the gradients follow from the loop's loss, of unknown form.
         seen: the updates and passes; None before they were looked for.
         evidence: the updates whose gradients could be computed again.
         failed: the error in which a stage has ended.
@@ -66,7 +54,6 @@ class Verdict:
     has_seen: bool = False
     has_loss: bool = True
     unjudged: str = ""
-    has_backward: bool = False
     seen: Windows | None = None
     evidence: list[Evidence] = field(default_factory=list)
     failed: Exception | None = None
@@ -115,7 +102,8 @@ class Verdict:
     @property
     def unused(self) -> str:
         """The forward passes in training mode that gave no gradient, in words; "" for none."""
-        return unused(self.seen) if self.has_seen and self.seen is not None else ""
+        num, num_all = self.seen.in_training if self.has_seen and self.seen is not None else (0, 0)
+        return f"{num} of {num_all} forward passes in training mode gave no gradient." if num else ""
 
     @property
     def judged(self) -> list[str]:
@@ -124,7 +112,7 @@ class Verdict:
             return []
         has_rows = {FEW_PASSES, EQUAL_ROWS}.isdisjoint(self.notes) and not self.unused
         is_own = self.seen.is_by_hand
-        known = has_rows, True, not self.unjudged, self.has_backward, self.seen.is_rated or not is_own, True
+        known = has_rows, True, not self.unjudged, self.seen.is_rated or not is_own, True
         return [name for name, is_known in zip(_STAGES, known, strict=True) if is_known and name not in self.broken]
 
     @property
@@ -133,7 +121,7 @@ class Verdict:
         return [cause for cause in self.causes if cause.stage == "gradient"]
 
 
-CARRIED, DROPPED, ALONE = "window carried over the epoch", "last window dropped", "output left out"
+CARRIED, DROPPED = "window carried over the epoch", "last window dropped"
 LEAST = 3  # updates after the last change of what is trainable
 _CHANGES = "Which variables are trainable changes inside of the loop; judged is what comes after the last change."
 _THAWED = "which variables are trainable changes inside of the loop"
@@ -141,20 +129,6 @@ _REMADE = "the model has other variables than when the updates were made"
 _OF_BATCHES = "the gradient of {}: each has several batches, and the loss of one is not the mean of its rows' losses"
 _STILL = "any update: no optimizer step was made, and no weight moved"
 _NO_PASS = "the updates: no forward pass of this model was seen before them (layers called one by one? `tf.gradients`?)"
-_OTHER = "the gradient: it is not that of a loss of the outputs and of the model's losses (a penalty or clip by hand?)"
-# Errors of a supposed loss that are a matter of scale or padding: the author may have meant them.
-_MAY_BE_MEANT = (
-    *("never divided", "divided by the full batch", "divided twice", "mean of row means", "divided by the rows"),
-    *("divided by the weights", "padding counted", "padded places counted"),
-)
-# Errors of the gradient that show without the form of the loss.
-_WITHOUT_A_FORM = (
-    *("stale gradients", "gradients swapped", "ascent", "only the last microbatch", "only the first microbatch"),
-    *("first microbatch lost", "last microbatch lost", "not reset", "momentum by hand", "clip before unscale"),
-    *("penalty forgotten", "penalty added twice", "penalty once per microbatch", "penalty once per replica"),
-)
-# The same for several outputs; an output that is left out is a fault if the script calls its loss.
-_OF_HEADS = "loss weights ignored", "other loss weights"
 
 
 @dataclass
@@ -165,13 +139,10 @@ class Case:
         data: (x, y, sample_weight) as they were when the loop began.
         schedule: the learning rate that is meant, if it is known.
         is_told: whether the user passed it.
-        is_called: whether the script calls this loss, or these losses.
         is_late: whether the log begins where more variables were set to be trained.
-        has_weights: whether the supposed losses have the loss weights that the script holds.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         by_pass: the labels by pass, as of `Replay`; None if they belong to the rows.
-        origin: of the data: stated, found among a script's names, or taken as the model was given them.
-        is_heard: whether the loss is recorded where the loop calls it; the loop may multiply it by a number.
+        origin: of the data: stated, or taken as the model was given them.
         compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
     """
 
@@ -186,13 +157,9 @@ class Case:
     compiled: int | None = None
     optimizer: Any = None
     is_told: bool = False
-    supposed: str = ""
-    is_called: bool = False
     origin: Origin = "stated"
-    is_heard: bool = False
     ended: Values | None = None
     is_late: bool = False
-    has_weights: bool = False
     by_pass: ByPass | None = None
 
     def judge(self) -> Verdict:
@@ -204,8 +171,7 @@ class Case:
         if self.compiled is not None and any(step.optimizer != self.compiled for step in self.log.applied):
             self.schedule = None  # the compiled optimizer's, which is not the loop's
         rows = Rows(self.data[0])
-        is_observing = isinstance(self.objective, Observed)
-        replay = self.port(self.model, self.data, is_observing=is_observing, by_pass=self.by_pass)
+        replay = self.port(self.model, self.data, by_pass=self.by_pass)
         self._begin_late()
         verdict = Verdict(unseen=list(self.log.unseen), has_loss=not isinstance(self.objective, NoLoss))
         seen = windows(self.log, rows, self.schedule)
@@ -274,8 +240,7 @@ class Case:
         following = follows(replay, seen.pieces)
         if not any(following):  # else the rows come in the order of their sequences, in each pass
             verdict.check("the order of the rows", of_rows)
-        if not verdict.check("the outputs of a batch", across, self._outputs):
-            verdict.check("the rows of a batch", mixed, replay, seen.pieces)
+        verdict.check("the outputs of a batch", across, self._outputs)
         verdict.add(modes.findings())
         if modes.unlike:
             told = f"the outputs of updates {some(modes.unlike, 6)} are not those of the model in either mode: what "
@@ -295,8 +260,6 @@ class Case:
         verdict.attempt("the gradients", self._judge_gradients, verdict, seen, meant, like)
         if not verdict.of_gradient and verdict.has_loss:  # so the loss got these outputs
             verdict.check("the outputs", self._of_outputs, verdict)
-            if verdict.evidence and isinstance(self.objective, OneLoss):
-                verdict.check("inputs and labels", beside_labels, verdict.evidence)
             verdict.check("variables without a gradient", self._left_out, replay, seen)
         schedule = self.schedule or (stated(self.optimizer, seen) if self.is_told else None)
         verdict.check("the optimizer steps", of_steps, seen, steps, self.log, schedule, self.optimizer, self.is_told)
@@ -308,7 +271,7 @@ class Case:
         verdict.check("recurrent states", carried, following)
         if not verdict.check("second forward passes", second_passes, self.log, seen):
             verdict.check("evaluations", evaluations, replay, self.log, seen)
-        if self.ended is not None:
+        if self.ended is not None and not self.log.is_cut:
             ending = partial(ends, averages=bool(getattr(self.optimizer, "use_ema", False)))
             at_end = verdict.look("the end", ending, replay, self.before, self.ended, seen)
             verdict.add(each for each in at_end if isinstance(each, Found) or not moved)
@@ -322,15 +285,18 @@ class Case:
     def _of_outputs(self, verdict: Verdict) -> Iterator[Finding]:
         yield from constant(self._outputs)
         yield from unmoved(verdict.evidence)
-        if verdict.evidence and isinstance(self.objective, OneLoss):
-            yield from verdict.evidence[0].meant.replay.misfits(self.objective, self._outputs)
 
     def _how_it_ran(self, seen: Windows) -> Iterator[str]:
         if seen.stale:
             told = f"{len(seen.stale)} of {len(seen.updates)} updates are stale. Apply each before the next is taken."
             yield Likely(f"The gradients of several batches are taken at the same weights, and applied in turn: {told}")
         yield from self.log.notes
-        yield from without_update(seen, self.log)
+        if seen.num_skipped:
+            steps = many(seen.num_skipped, "optimizer step was", "optimizer steps were")
+            yield f"{steps} skipped: the gradient was not finite at this loss scale."
+        if seen.num_waiting:
+            waiting = many(seen.num_waiting, "gradient")
+            yield f"{waiting} at the end made no update: the optimizer waits for more of them."
         if shapes := [shape for shape, _ in self.log.targets if any(num != 1 for num in shape)]:
             yield f"A gradient is taken of losses of shape {min(shapes, key=str)}: the engine adds them up."
 
@@ -347,11 +313,7 @@ class Case:
         elif seen.is_by_hand and not seen.is_rated:
             verdict.unjudged, verdict.unseen = "the optimizer step is your own", [*verdict.unseen, OWN_STEP]
         if verdict.has_loss and (not verdict.unjudged or seen.is_of_loss):
-            if meant.replay.is_observing:
-                choose(meant, like)
             findings, verdict.evidence = by_weights(meant, like) if like else ([], [])
-            if meant.replay.is_observing:
-                findings = self._of_observed(verdict, findings)
             is_listed = all(each.is_listed for each in findings if isinstance(each, Found))
             if seen.rule is not None and seen.rule.is_stated and not is_listed:
                 verdict.seen, verdict.evidence = replace(seen, rule=None), []
@@ -360,34 +322,10 @@ class Case:
             if not verdict.evidence and not any(isinstance(each, Found) for each in findings):
                 verdict.unjudged = "no gradient of an update could be computed again"
                 verdict.has_loss = not like
-            findings = [self._meant(each, verdict.evidence) for each in findings]
             has_causes = any(isinstance(each, Found) for each in verdict.add(findings))
             if self.is_told and not has_causes and verdict.evidence:
                 verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)
         verdict.causes = [c for c in verdict.causes if c.name != CARRIED or _is_proven(c, verdict)]
-        verdict.causes = [c for c in verdict.causes if c.name != ALONE or TURNS not in verdict.notes]
-
-    def _of_observed(self, verdict: Verdict, findings: list[Finding]) -> list[Finding]:
-        """Return the findings on the gradient of a loss of which nothing but its derivative by the outputs is known."""
-        verdict.unjudged = "the form of the loss is not known"
-        verdict.has_backward = bool(verdict.evidence) and all(e.is_along for e in verdict.evidence)
-        if verdict.has_backward:
-            return []
-        known = [each for each in findings if isinstance(each, Found) and each.name in _WITHOUT_A_FORM]
-        if not known:
-            verdict.unseen.append(_OTHER)
-        return [*known]
-
-    def _meant(self, finding: Finding, evidence: list[Evidence]) -> Finding:
-        """Return a finding on a loss that is supposed, or that the loop calls: a note if the fault may be intended."""
-        if not self.supposed or not isinstance(finding, Found):
-            return of_a_number(finding, evidence) if self.is_heard else finding
-        of_heads = (*_OF_HEADS[self.has_weights :], *["output left out"] * (not self.is_called))
-        is_along = (self.by_pass or not finding.is_listed) and all(e.is_along for e in evidence)
-        if finding.name not in (*_MAY_BE_MEANT, *of_heads) and not is_along:
-            return finding
-        width = next((np.shape(called.outputs[0])[-1] for called in self.log.called if called.outputs), 1)
-        return noted(finding, self.supposed, evidence, width, is_likely=finding.name == "padded places counted")
 
     def _say_what_was_seen(self, verdict: Verdict, seen: Windows, replay: Port, rows: Rows) -> None:
         num = sum(piece.is_known and not piece.called.replica for piece in seen.pieces)
@@ -403,8 +341,7 @@ class Case:
             verdict.unseen.append("".join([told, *map(str, near)]))
         elif seen.foreign:
             verdict.unseen.append(f"{many(seen.foreign, 'forward pass', 'forward passes')} on other inputs than `data`")
-            verdict.add(elsewhere(seen))
-        if not verdict.add(skipped(seen)) and not seen.updates and not verdict.unseen:
+        if not seen.updates and not verdict.unseen:
             now = replay.values()
             has_moved = bool(self.before) and now is not None and not all_same(self.before, now.params)
             verdict.unseen.append(self.port.outlined if has_moved else _STILL)

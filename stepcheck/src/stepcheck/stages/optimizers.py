@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcheck.keras.literals import counted, is_even
 from stepcheck.port import Port
 from stepcheck.report.found import Likely, some
 from stepcheck.solve.changes import ADDED_UP, GROWN, Schedule, as_stated, bounded
@@ -15,7 +14,7 @@ from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.outputs import other_gradients, taken
 from stepcheck.solve.ratios import least
 from stepcheck.trace.log import clips_of
-from stepcheck.trace.measure import FINE, are_finite, distance
+from stepcheck.trace.measure import FINE, are_finite, distance, is_even
 from stepcheck.trace.windows import Rule, Update, Windows
 
 UNMOVED = Likely(
@@ -116,9 +115,7 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     rates = np.abs(rule.rates)
     found, meant_rates = [], rates.tolist()
     if not rule.is_adaptive:
-        own, note = counted(evidence, rates, is_finite=_is_finite(seen)) if schedule is None else ([], [])
-        meant_rates = own or _meant_rates(evidence, rates, schedule)
-        rule = rule._replace(notes=(*rule.notes, *note))
+        meant_rates = _meant_rates(evidence, rates, schedule)
     for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
         factor = rate / own if abs(rate) > FINE.differs * np.max(np.abs(rule.rates)) else 1.0
         handed = fall / own if is_plain else factor * grad  # of an ascent: of the other sign

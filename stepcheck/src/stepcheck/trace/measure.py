@@ -184,3 +184,8 @@ def classes(y: Tree) -> np.ndarray | None:
         return np.argmax(values, axis=1)
     is_column = values.size == len(values)
     return values.reshape(-1) if is_column and np.array_equal(values, np.round(values)) else None
+
+
+def is_even(numbers: np.ndarray, *others: float) -> bool:
+    """Whether all numbers are equal, up to rounding."""
+    return not len(numbers) or float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
