@@ -5,7 +5,8 @@ import os
 import sys
 
 from stepcheck import __version__
-from stepcheck.command import shell
+
+shell = None
 
 _UNREAD = 141  # the exit code of shells for it
 

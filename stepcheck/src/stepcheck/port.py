@@ -33,10 +33,6 @@ class NoLoss:
     """An objective in place of an unknown loss: gradients are not judged."""
 
 
-class Observed:
-    """An objective that is the loop's own loss: its derivative by the outputs is in batches in place of labels."""
-
-
 class OfOutput(NamedTuple):
     """The loss of one of several outputs, the `place`-th leaf; `weights` may be None."""
 
@@ -69,7 +65,6 @@ class Port(ABC):
     Args:
         model: the model that a loop trains.
         data: (x, y, sample_weight), the last one perhaps None.
-        is_observing: whether batches have the derivatives of the loop's loss in place of labels.
         by_pass: the labels, and the weights if there are some, by the order of a pass, where they belong to no row.
 
     Attributes:
@@ -92,7 +87,6 @@ class Port(ABC):
         most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None for all.
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
         mixes_rows: whether a layer is meant to compute with all rows of a batch, in inference too.
-        place: which of several derivatives by an output is taken.
         output: the leaf of the model's output to which its passes are cut, 0 for a single output.
     """
 
@@ -115,11 +109,9 @@ class Port(ABC):
     most_shapes: int | None = None
     mixes_rows = False
 
-    def __init__(
-        self, model: Any, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
-    ):
-        self.model, self.data, self.is_observing, self.by_pass = model, data, is_observing, by_pass
-        self.place, self.output = -1, 0
+    def __init__(self, model: Any, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
+        self.model, self.data, self.by_pass = model, data, by_pass
+        self.output = 0
         self.num_rows = len(tree.leaves(data[0])[0])
 
     def _measure(self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]) -> None:
@@ -269,10 +261,6 @@ class Port(ABC):
     def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:
         """Return a loss as an objective, by the mask that the model makes or without."""
 
-    @abstractmethod
-    def misfits(self, objective: Any, outputs: list[np.ndarray]) -> list[str]:
-        """Return a note if the loss takes logits and gets probabilities, or the other way round."""
-
     def gradients(
         self, piece: Piece, objective: Any, batch: Any, factors: list[np.ndarray], *, training: bool
     ) -> Iterator[np.ndarray]:
@@ -307,10 +295,6 @@ class Port(ABC):
             labels: the rows whose labels are used, if they are others.
             has_their_weights: whether the weights belong to the labels' rows, too.
         """
-        if self.is_observing:
-            known = piece.called.derivatives
-            own = [known.get(i, [0 * out])[self.place] for i, out in enumerate(piece.called.outputs)]
-            return self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in own]
         if self.by_pass is not None:
             return self._packed(piece.called.inputs), *self.by_pass[piece.called.order]
         rows = piece.rows if piece.copied is None else piece.copied

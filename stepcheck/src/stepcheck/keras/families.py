@@ -12,7 +12,6 @@ from keras.losses import Loss
 
 from stepcheck import tree
 from stepcheck.errors import SpecificationError, message
-from stepcheck.keras.usual import Kind, Softened, kinds
 from stepcheck.tree import Tensor, Tree
 
 _LOSSES = (
@@ -21,15 +20,6 @@ _LOSSES = (
     *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
     "SparseCategoricalCrossentropy",
 )
-_USUAL: dict[Kind, Callable[..., Loss]] = {
-    "classes": keras.losses.SparseCategoricalCrossentropy,
-    "shares": keras.losses.CategoricalCrossentropy,
-    "two classes": keras.losses.BinaryCrossentropy,
-    "squared": keras.losses.MeanSquaredError,
-    "absolute": keras.losses.MeanAbsoluteError,
-    "huber": keras.losses.Huber,
-}
-_OF_CLASSES = "classes", "shares", "two classes"
 
 
 class Function(Loss):
@@ -96,68 +86,6 @@ class Function(Loss):
 def _fit(values: tuple[int, ...], weights: tuple[int, ...]) -> bool:
     """Whether weights have the shape of values, or 1 in the place of some of its sizes."""
     return len(values) == len(weights) and all(w in (v, 1) for v, w in zip(values, weights, strict=True))
-
-
-class Soft(Loss):
-    """A sum of two cross entropies: of logits, and of logits divided by a number."""
-
-    def __init__(self, one: float, two: float, divisor: float, **others: object):
-        super().__init__(**others)
-        self._factors, self._divisor = (one, two), divisor
-
-    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return a number for each place; labels: (..., twice the classes), both side by side."""
-        parts = zip(self._factors, ops.split(y_true, 2, axis=-1), (y_pred, y_pred / self._divisor), strict=True)
-        return sum(f * -ops.sum(y * ops.log_softmax(ops.cast(out, "float32")), axis=-1) for f, y, out in parts)
-
-    def get_config(self) -> dict:
-        """Return the arguments."""
-        return super().get_config() | {"one": self._factors[0], "two": self._factors[1], "divisor": self._divisor}
-
-
-class Through(Loss):
-    """A loss of other labels and outputs, which a function returns."""
-
-    def __init__(self, loss: Loss, view: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]):
-        super().__init__(name=loss.name, reduction=loss.reduction)
-        self._loss, self._view = loss, view
-
-    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return the loss's values."""
-        return self._loss.call(*self._view(y_true, y_pred))
-
-
-def picked(loss: Loss) -> Loss:
-    """Return a loss of one output of each row; labels: (rows, 2), the output's index and the label."""
-
-    def view(y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor]:
-        hot = ops.one_hot(ops.cast(y_true[:, 0], "int32"), y_pred.shape[-1])
-        return y_true[:, 1:], ops.sum(y_pred * hot, axis=-1, keepdims=True)
-
-    return Through(loss, view)
-
-
-def by_place(loss: Loss) -> Loss:
-    """Return a loss of which each output is a place; labels: (..., outputs, 1)."""
-    return Through(loss, lambda y_true, y_pred: (y_true, y_pred[..., None]))
-
-
-def soft(found: Softened) -> Loss:
-    """Return a sum of two cross entropies as a loss."""
-    return Soft(*found.factors, found.divisor, name=found.told)
-
-
-def usual(outputs: list[np.ndarray], y: Tree) -> Iterator[Loss]:
-    """Yield the losses that fit labels and outputs, the most usual first.
-
-    >>> [loss.name for loss in usual([np.array([[0.9, 0.1]])], np.array([0]))]
-    ['sparse_categorical_crossentropy']
-    >>> [loss.name for loss in usual([np.array([[7.0]])], np.array([2.5]))]
-    ['mean_squared_error', 'mean_absolute_error', 'huber_loss']
-    """
-    for each in kinds(outputs, y):
-        of_classes = {"from_logits": each.from_logits} if each.kind in _OF_CLASSES else {}
-        yield _USUAL[each.kind](**of_classes)
 
 
 def is_unreduced(loss: Any) -> bool:

@@ -15,11 +15,9 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.errors import SpecificationError
-from stepcheck.keras.executed import Executed
 from stepcheck.keras.listener import Listener
 from stepcheck.keras.meaning import are_numbers, is_result, tensors
 from stepcheck.keras.replay import Replay, flags, is_outdated_in, trained_in, untrained
-from stepcheck.keras.surroundings import FrozenNumbers, tape_elsewhere
 from stepcheck.report.found import Likely
 from stepcheck.trace import log as logs
 from stepcheck.trace.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
@@ -54,8 +52,7 @@ class Hooks:
     """
 
     def __init__(self, model: keras.Model, listener: Listener, log: Log, *, has_twins: bool = False):
-        self.model, self.listener, self.log, self.has_twins, self.executed = model, listener, log, has_twins, Executed()
-        self._frozen = FrozenNumbers()
+        self.model, self.listener, self.log, self.has_twins = model, listener, log, has_twins
         self._hooked: dict[int, Callable[[], None]] = {}
         self._num_muted: Counter[int] = Counter()  # by thread
         self._optimizers: list = []  # kept, so that no two have one id
@@ -79,12 +76,10 @@ class Hooks:
         for unhook in self._hooked.values():
             unhook()
         self._hooked.clear()
-        self.executed.end()
         for name in sorted(self.listener.clipped_late):
             told = f"`tf.{name}` gets the gradients after the optimizer has taken them: the clipped ones are not used."
             self.log.notes[Likely(f"{told} Clip before the step.")] = None
-        of_traces = *map(_WITHOUT_XLA.format, sorted(self.listener.without_xla)), *self._frozen.findings()
-        self.log.notes |= dict.fromkeys(of_traces)
+        self.log.notes |= dict.fromkeys(map(_WITHOUT_XLA.format, sorted(self.listener.without_xla)))
         self.listener.settle()
         self.log.close()
 
@@ -116,8 +111,6 @@ class Hooks:
         def met(layer: Any, *arguments: Any, **others: Any) -> Any:
             if isinstance(layer, keras.Model) and id(layer) not in self._hooked and self._is_twin(layer):
                 self._hook(layer)
-            if layer is self.model and not self.log.called:
-                self.log.elsewhere = self.log.elsewhere or tape_elsewhere(self.model)
             return method(layer, *arguments, **others)
 
         with replaced(owner, name, self.listener.unhooked(met)):
@@ -137,8 +130,7 @@ class Hooks:
 
     def _asked(self, shape: tuple[int, ...], missing: list) -> None:
         if not self._is_silent():
-            self.executed.take(line := line_of_user(self.listener.stack()), self.listener.stacks())
-            self.log.targets += [(shape, line)] if shape else []
+            self.log.targets += [(shape, line_of_user(self.listener.stack()))] if shape else []
 
     def _mute(self, model: keras.Model, name: str) -> Callable:
         method = getattr(model, name)
@@ -209,7 +201,6 @@ class Hooks:
             inputs = tree.leaves(given)
             if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
                 return call(*arguments, **others)
-            self._frozen.look()
             self.log.has_fitted |= is_in_fit()
             self.log.is_by_name |= isinstance(given, dict)
             params = self._values(self.model.trainable_variables)
@@ -268,12 +259,10 @@ class Hooks:
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs, replica)
             kept = ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
-            known: dict[str, Any] = {"setting": self.executed, "trained": trained, "is_training": is_training}
+            known: dict[str, Any] = {"trained": trained, "is_training": is_training}
             self.log.add(Called(order, inputs, *kept, differentiated, line, replica, **known))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
-        if differentiated is not False:
-            self.executed.begin(line)
 
     def _apply(self, apply: Callable) -> Callable:
         listener = self.listener

@@ -105,10 +105,6 @@ class EngineListener:
         """Return Python's stack: JAX traces functions unchanged."""
         return running()
 
-    def stacks(self) -> Iterable[Iterable[tuple[str, int]]]:
-        """Return nothing: Python's stack has all lines while JAX traces."""
-        return ()
-
     def unhooked(self, function: Callable) -> Callable:
         """Return the function unchanged."""
         return function

@@ -71,9 +71,6 @@ class Listener(Protocol):
     def stack(self) -> Iterable[tuple[str, int]]:
         """Return (file, line) of the running functions in the user's source, innermost first."""
 
-    def stacks(self) -> Iterable[Iterable[tuple[str, int]]]:
-        """Return the same of each operation in the present trace after the outputs that are watched, if it has some."""
-
     def unhooked(self, function: Callable) -> Callable:
         """Return the function, marked so that the engine does not convert its source."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,10 +10,9 @@ from keras import ops
 
 from stepcheck import port, tree
 from stepcheck.errors import SpecificationError, message
-from stepcheck.keras.families import Function, averaging, mean_of, name_of
+from stepcheck.keras.families import Function, averaging, mean_of
 from stepcheck.port import OneLoss
-from stepcheck.report.found import Likely
-from stepcheck.trace.measure import ENOUGH, NUM_PROBES, SOLVED, are_shares, shares
+from stepcheck.trace.measure import NUM_PROBES, SOLVED, shares
 from stepcheck.tree import Tensor, Tree
 from wholestep.model import (
     CompiledObjective,
@@ -142,33 +141,14 @@ class LossObjective(OneLoss, Objective):
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
 
 
-class ByRow(LossObjective):
-    """The mean over the rows of a loss that Keras sums."""
-
-    def of(self, y: Any, y_pred: Any, weight: Any = None) -> Term:
-        """Return the sum of each row's places, to be divided by the number of rows."""
-        term = super().of(y, y_pred, weight)
-        values, weights = term.values, getattr(term, "weights", None)
-        if weights is not None:
-            values = values * ops.reshape(weights, (*weights.shape, *[1] * (len(values.shape) - len(weights.shape))))
-        return Mean(ops.sum(values, axis=tuple(range(1, len(values.shape)))))
-
-
-class WithWeights(NamedTuple):
-    """The losses of several outputs, in their structure, and the `loss_weights` of `compile`."""
-
-    losses: Any
-    weights: Any
-
-
 class _AsCompiled(Objective):
     """Several losses, as `compile` takes them, in place of the model's compiled losses."""
 
-    def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree, weights: Any = None):
+    def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree):
         symbols = outputs(model, x)
         given = (model.inputs, model.outputs) if getattr(model, "inputs", None) else ()
         of = keras.Model(*given, name="audited")  # a default name would change those of later models
-        of.compile(loss=loss, loss_weights=weights)
+        of.compile(loss=loss)
         of._compile_loss.build(y, symbols)
         self._loss, self._objective = of._compile_loss, CompiledObjective([])
 
@@ -232,9 +212,8 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
                 model._compile_loss.build(y, outputs(model, x))
             return CompiledObjective([])
     if isinstance(loss, dict | list | tuple):
-        loss, weights = loss if isinstance(loss, WithWeights) else (loss, None)
         try:
-            return _AsCompiled(model, loss, x, y, weights)
+            return _AsCompiled(model, loss, x, y)
         except (TypeError, ValueError, KeyError) as error:
             must = "Several losses must fit the model's outputs and the labels, as in compile."
             raise SpecificationError(message(must, f"{loss}: {error}", "one for each.")) from error
@@ -335,46 +314,12 @@ class NoLoss(port.NoLoss, Objective):
         return Mean(ops.zeros(ops.shape(output)[:1]))
 
 
-class Observed(port.Observed, Objective):
-    """The loop's own loss, of which the derivative by the outputs is known: it is in the batch in place of labels."""
+class Pulled(Objective):
+    """An objective with a given derivative by the outputs, which the batch has in place of labels."""
 
     def __call__(self, model: keras.Model, batch: Any, training: bool) -> Sum:
-        """Return the outputs times the derivative, by row: the sum of these has the gradient of the loop's loss."""
+        """Return the outputs times the derivative, by row: the sum of these has this derivative."""
         outputs = tensors(model(batch[0], training=training))
         num = batch[1][0].shape[0]  # that of the outputs is not known behind a layer of text
         parts = [ops.reshape(ops.cast(o, "float32") * d, (num, -1)) for o, d in zip(outputs, batch[1], strict=True)]
         return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,), "float32")))
-
-
-def misfits(loss: object, outputs: list[np.ndarray], activation: str = "") -> list[str]:
-    """Return a note if a cross entropy takes logits and gets probabilities, or the other way round.
-
-    It is likely the fault, unless the numbers may be so by chance, or be what Keras divides by their sum.
-
-    Args:
-        activation: of the model's last layer, by name.
-
-    >>> misfits(keras.losses.BinaryCrossentropy(from_logits=True), [np.array([[0.2], [0.9]])] * 8)
-    ['BinaryCrossentropy takes logits (from_logits=True), and gets numbers between 0 and 1: is an activation too many?']
-    >>> misfits(keras.losses.BinaryCrossentropy(), [np.array([[-0.2], [3.0]])] * 8)
-    ['BinaryCrossentropy takes numbers between 0 and 1, and gets others: is from_logits=True missing?']
-    """
-    config = loss.get_config() if isinstance(loss, keras.losses.Loss) else getattr(loss, "keywords", {})
-    name = name_of(loss)
-    many = [out for out in outputs if out.ndim > 1 and np.all(np.isfinite(out))]
-    if "crossentropy" not in name.lower() or sum(map(np.size, many)) < ENOUGH:
-        return []
-    is_binary = "binary" in name.lower()
-    has_shares = all((out.min() >= 0 and out.max() <= 1) if is_binary else are_shares(out) for out in many)
-    kind = "numbers between 0 and 1" if is_binary else "numbers that add up to 1"
-    if bool(config.get("from_logits")) is not has_shares:
-        return []
-    if has_shares and is_binary and activation == "linear":  # small logits, as of a model at its beginning
-        return []
-    if has_shares:
-        told = f"{name} takes logits (from_logits=True), and gets {kind}: is an activation too many?"
-        is_certain = not is_binary or activation == "sigmoid"
-        # On TensorFlow, Keras takes the logits behind such an activation, and the gradient is right.
-        return [Likely(told) if is_certain and keras.backend.backend() != "tensorflow" else told]
-    told = f"{name} takes {kind}, and gets others: is from_logits=True missing?"
-    return [Likely(told) if is_binary or any(out.min() < 0 for out in many) else told]

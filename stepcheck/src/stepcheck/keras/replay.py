@@ -12,18 +12,18 @@ from keras import ops
 
 from stepcheck import tree
 from stepcheck.keras import families
-from stepcheck.keras.meaning import LossObjective, Observed, by_output, is_masked, misfits, tensors
-from stepcheck.port import ByPass, OfOutput, OneLoss, Port, Terms
+from stepcheck.keras.meaning import LossObjective, Pulled, by_output, is_masked, tensors
+from stepcheck.port import ByPass, OfOutput, Port, Terms
 from stepcheck.trace.log import Applied, Called, Flags, Line, Log, Values
-from stepcheck.trace.windows import PAD, Piece, Update
+from stepcheck.trace.windows import PAD, Piece
 from stepcheck.tree import Tensor, Tree
-from stepcheck.user_code.source import line_of_loss, line_of_step
+from stepcheck.user_code.source import line_of_loss
 from wholestep.engines import choose
 from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, mask_of, read
 from wholestep.program import ProgramCache
 
 _FEW, _FEW_ROWS, _SAME = 3, 16, 1e-3  # passes, and rows, by which it is seen that a loss is one of rows
-_PULLED, _BY_WEIGHT = Observed(), "mean_with_sample_weight"
+_PULLED, _BY_WEIGHT = Pulled(), "mean_with_sample_weight"
 _OF_LOSSES = ProgramCache(128)  # the derivatives of Keras' losses, for all replays: a search tries the same ones anew
 
 
@@ -41,10 +41,8 @@ class Replay(Port):
     losses = families
     most_shapes = 6  # programs for each shape take a compiler seconds
 
-    def __init__(
-        self, model: keras.Model, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
-    ):
-        super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
+    def __init__(self, model: keras.Model, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
+        super().__init__(model, data, by_pass=by_pass)
         layers = model._flatten_layers()
         dtypes = [layer.compute_dtype for layer in layers]
         self.trained = trained_in(model)
@@ -79,14 +77,7 @@ class Replay(Port):
             _set(now)
 
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
-        return line_of_loss(called.line, called.setting.ran, is_penalty=is_penalty)
-
-    def line_of_step(self, update: Update) -> Line | None:
-        if update.applied.optimizer or not update.pieces:
-            return update.applied.line
-        called = update.pieces[-1].called
-        taken = None if called.line is None else called.setting.takes.get(called.line)
-        return update.applied.line if taken is None else line_of_step(taken, called.setting.ran)
+        return line_of_loss(called.line, is_penalty=is_penalty)
 
     def objective(self, loss: Any, *, is_masked: bool = True) -> LossObjective:
         return LossObjective(loss, is_masked=is_masked)
@@ -118,13 +109,13 @@ class Replay(Port):
 
     def settle(self, objective: Any, pieces: list[Piece]) -> None:
         loss: Any = getattr(objective, "loss", None)
-        if not isinstance(loss, families.Function) or loss.is_coupled or self.is_observing:
+        if not isinstance(loss, families.Function) or loss.is_coupled:
             return
         known = [piece for piece in pieces if piece.is_known and len(piece.called.outputs) == 1 < len(piece.rows)]
         loss.is_coupled = any(_is_of_all(loss, p.called.outputs[0], *self.batch(p)[1:]) for p in known[:_FEW])
 
     def by_output(self, objective: Any) -> list[OfOutput]:
-        return [] if self.is_observing or self.by_pass else by_output(self.model, objective, self.data)
+        return [] if self.by_pass else by_output(self.model, objective, self.data)
 
     def _mask(self, piece: Piece) -> np.ndarray | None:
         """Return the mask of the output of a pass; None if it has none."""
@@ -138,10 +129,6 @@ class Replay(Port):
             self._program(("mask", self.output), run)(piece.called.params, piece.called.buffers, piece.called.inputs)
         )
         return found if found.ndim else None
-
-    def misfits(self, objective: OneLoss, outputs: list[np.ndarray]) -> list[str]:
-        *_, last = self.model._flatten_layers()
-        return misfits(objective.given, outputs, getattr(getattr(last, "activation", None), "__name__", ""))
 
     def values(self) -> Values | None:
         return values(self.model)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, wraps
-from itertools import dropwhile
 from typing import Any
 
 import keras
@@ -20,7 +19,6 @@ from stepcheck.user_code.stack import running, uncollected
 
 _CLIPS = "clip_by_global_norm", "clip_by_norm", "clip_by_value"
 _ACTIVATIONS = "Softmax", "Sigmoid"
-_OF_GRADIENTS = "gradient_tape"  # how the names of their operations begin
 _MOST_WATCHED = 64  # values that wait for their gradients
 _FUNCTION = type(tf.function(lambda: None))
 _KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
@@ -200,13 +198,6 @@ class EngineListener:
         if tf.executing_eagerly():
             return running()
         return _places(tf.no_op())
-
-    def stacks(self) -> Iterable[Iterable[tuple[str, int]]]:
-        """Return the stacks of the operations after the first watched output, without gradients' operations."""
-        watched = [] if tf.executing_eagerly() else self._watched_here()
-        operations = tf.compat.v1.get_default_graph().get_operations() if watched else []
-        after = dropwhile(lambda operation: operation is not getattr(watched[0][1], "op", None), operations)
-        return [_places(each) for each in after if not each.name.startswith(_OF_GRADIENTS)]
 
     def unhooked(self, function: Callable) -> Callable:
         """Return the function in a form that autograph leaves alone."""

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 
 from stepcheck import tree
-from stepcheck.command.stop import COMMAND, Enough
 from stepcheck.errors import SpecificationError, message
 from stepcheck.keras.hooks import Hooks, room
 from stepcheck.keras.listener import listener
@@ -63,27 +62,19 @@ def watched(
 @contextmanager
 def _watching(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Report]:
     """Run the body of a `with` under hooks; see `stepcheck.watch`."""
-    command, log, report = COMMAND.get(), Log(), Report()
+    log, report = Log(), Report()
     try:
         made = case_of(log)
     except WholestepError as error:  # of an `Objective`
         raise SpecificationError(str(error)) from error
     log.room = room(model)
     log.begin(made.before)
-    if command is not None:
-        command.adopt(report, log)
     try:
-        with Hooks(model, listener() if command is None else command.listener(), log, has_twins=True).on():
+        with Hooks(model, listener(), log, has_twins=True).on():
             yield report
-    except Enough:  # for the command
-        _close(report, made)
-        raise
     except BaseException as error:
-        if command is None or not command.has_stopped:  # else it is `Enough`, as an engine's program has passed it on
-            log.unseen[f"the rest of the loop: it ended with {type(error).__name__}"] = None
+        log.unseen[f"the rest of the loop: it ended with {type(error).__name__}"] = None
         _close(report, made)
-        if log.elsewhere and isinstance(error, Exception):
-            raise SpecificationError(log.elsewhere) from error
         raise
     made.ended = None if log.is_cut else values(model)
     _close(report, made)

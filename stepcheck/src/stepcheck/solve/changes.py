@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcheck.keras.literals import is_even
 from stepcheck.report.found import Finding, Likely, found
 from stepcheck.solve.basis import Basis
 from stepcheck.solve.coefficients import SAME
 from stepcheck.solve.evidence import Evidence
 from stepcheck.solve.forms import Error
 from stepcheck.trace.log import clips_of
-from stepcheck.trace.measure import FINE, ROUNDED, SOLVED, distance, shortened
+from stepcheck.trace.measure import FINE, ROUNDED, SOLVED, distance, is_even, shortened
 from stepcheck.trace.windows import Rule, Update, Windows
 
 SQUARED = "clipped by the square of their norm"

@@ -71,9 +71,6 @@ class Search:
     def stages(self) -> Iterator[tuple[Callable[[], None], float]]:
         """Yield (an attempt, the cost up to which an explanation found by then is enough)."""
         yield self._simple, 1.6
-        if self.meant.replay.is_observing:  # the loss is the loop's own: it has no other form
-            yield self._by_variable, 1.6
-            return
         yield self._of_forms, 1.6
         yield self._by_variable, 1.6
         yield partial(self._shapes, BASE), 2.1

@@ -86,8 +86,6 @@ def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[
     if how:
         told = f"Gradients are {how} before the optimizer gets them; but for that they are right."
         return [Likely(f"{told} {_ASKED[how]}") if how in _ASKED else told], everything
-    if not explanations and meant.replay.is_observing:
-        return [], everything
     findings = list[Finding](_told(explanations, chosen) if explanations else [_located(differing)])
     is_ended = time.monotonic() > until and not any(each.cost < RAW for each in explanations)
     return findings + [_ENDED] * is_ended, everything

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from stepcheck.errors import SpecificationError, message
-from stepcheck.keras.derived import as_wide
 from stepcheck.port import ByPass
 from stepcheck.report.found import Likely
 from stepcheck.torch.losses import Function, Loss
@@ -250,3 +249,11 @@ def _is_plain(value: Any) -> bool:
         is_dense = value.layout is torch.strided and value.device.type == "cpu"
         return is_dense and value.ndim > 0 and not value.requires_grad and not value.is_complex()
     return isinstance(value, np.ndarray) and value.ndim > 0 and value.dtype.kind in "fiub"
+
+
+def as_wide(parts: list[np.ndarray]) -> list[np.ndarray]:
+    """Return arrays of places, which end with zeros where others have more places."""
+    if len({each.shape[1:2] for each in parts}) < 2 or min(each.ndim for each in parts) < 2:
+        return parts
+    width = max(each.shape[1] for each in parts)
+    return [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) for p in parts]

@@ -8,18 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from stepcheck.keras.usual import Kind, Softened, kinds
 from stepcheck.torch.losses import BY_CLASS, BY_ELEMENT, Function, Loss
-
-_SMALLEST = 1e-30  # of a probability whose logarithm is taken
-
-
-def usual(outputs: list[np.ndarray], y: Any) -> Iterator[Any]:
-    """Yield the losses that fit labels and outputs, the most usual first."""
-    for kind, from_logits in kinds(outputs, y):
-        yield _USUAL[kind, from_logits]()
 
 
 def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
@@ -27,60 +17,6 @@ def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
     if isinstance(loss, Function):
         loss.has_sample_weights = by_weight
     return loss
-
-
-def picked(loss: Any) -> Function:
-    """Return a loss of one output of each row; labels: (rows, 2), the output's index and the label."""
-
-    def of_one(outputs: Tensor, labels: Tensor) -> Tensor:
-        return _unreduced(loss, outputs.gather(1, labels[:, :1].long()), labels[:, 1:])
-
-    return Function(of_one)
-
-
-def by_place(loss: Any) -> Function:
-    """Return a loss of which each output is a place; labels: (..., outputs, 1)."""
-    return Function(lambda outputs, labels: _unreduced(loss, outputs[..., None], labels))
-
-
-def soft(found: Softened) -> Function:
-    """Return a sum of two cross entropies as a loss."""
-
-    def of_both(outputs: Tensor, labels: Tensor) -> Tensor:
-        pairs = zip(found.factors, labels.chunk(2, dim=-1), (outputs, outputs / found.divisor), strict=True)
-        return sum(f * functional.cross_entropy(*_classes_second(out, y), reduction="none") for f, y, out in pairs)
-
-    return _named(found.told, of_both)
-
-
-def _classes_second(*tensors: Tensor) -> Iterator[Tensor]:
-    yield from (each.movedim(-1, 1) for each in tensors)
-
-
-def _of_probabilities(outputs: Tensor, labels: Tensor) -> Tensor:
-    (logs,) = _classes_second(outputs.clamp_min(_SMALLEST).log())
-    if labels.shape == outputs.shape:
-        return -(logs * labels.movedim(-1, 1)).sum(1)
-    return functional.nll_loss(logs, labels.long().reshape(logs[:, 0].shape), reduction="none")
-
-
-def _named(name: str, function: Callable) -> Function:
-    loss = Function(function)
-    loss.name = name
-    return loss
-
-
-_USUAL: dict[tuple[Kind, bool], Callable] = {
-    ("classes", True): lambda: Loss(nn.CrossEntropyLoss(), has_last=True),
-    ("classes", False): lambda: _named("cross entropy of probabilities", _of_probabilities),
-    ("shares", True): lambda: Loss(nn.CrossEntropyLoss(), has_last=True),
-    ("shares", False): lambda: _named("cross entropy of probabilities", _of_probabilities),
-    ("two classes", True): lambda: Loss(nn.BCEWithLogitsLoss()),
-    ("two classes", False): lambda: Loss(nn.BCELoss()),
-    ("squared", False): lambda: Loss(nn.MSELoss()),
-    ("absolute", False): lambda: Loss(nn.L1Loss()),
-    ("huber", False): lambda: Loss(nn.HuberLoss()),
-}
 
 
 def is_squared(loss: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from stepcheck import tree
 from stepcheck.errors import SpecificationError, message
-from stepcheck.port import Observed, OneLoss
+from stepcheck.port import NoLoss, OneLoss
 from stepcheck.torch.state import unpacked
 from stepcheck.trace.measure import shares
 from stepcheck.tree import Tree
@@ -262,19 +262,8 @@ class Objective(OneLoss):
         return self.loss.of(outputs, labels, *weights)
 
 
-class LoopsOwn(Observed):
-    """The loop's own loss, of which the derivative by the outputs is known."""
-
-    def of(self, outputs: Any, labels: list, num: int) -> ByRow:
-        """Return the outputs times the derivatives, by row: their sum has the gradient of the loop's loss.
-
-        An output without rows counts as the first row's.
-        """
-        pairs = zip(unpacked(outputs).leaves, map(torch.as_tensor, labels), strict=True)
-        own = [o * d for o, d in pairs if o.is_floating_point()]
-        first = torch.eye(num)[0]
-        parts = [p.reshape(num, -1).sum(1) if p.shape[:1] == (num,) else first * p.sum() for p in own]
-        return ByRow(sum(parts[1:], parts[0]), torch.ones(num), False)
+class LoopsOwn(NoLoss):
+    """The loop's own loss, whose form is not known."""
 
 
 def meant(loss: Any) -> Loss | Function:

@@ -74,10 +74,8 @@ class Replay(Port):
     losses = families
     hears_scales = True
 
-    def __init__(
-        self, model: nn.Module, data: tuple[Tree, ...], *, is_observing: bool = False, by_pass: ByPass | None = None
-    ):
-        super().__init__(model, data, is_observing=is_observing, by_pass=by_pass)
+    def __init__(self, model: nn.Module, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
+        super().__init__(model, data, by_pass=by_pass)
         named, self.trained = trained(model), trained_in(model)
         self._measure([(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named])
         self.names_of_others = [name for name, _ in untrained(model)]
@@ -165,26 +163,6 @@ class Replay(Port):
     def are_forgotten(self, chosen: list[int]) -> bool:
         """Whether they are not the first ones, which are left out by choice, as when a head alone is trained."""
         return len(self.names) - 1 in chosen or 0 not in chosen
-
-    def batch(self, piece: Piece, **others: Any) -> Any:
-        """Return the same; of the loop's own loss, its derivatives by each output alone, and the number of rows."""
-        found = super().batch(piece, **others)
-        if not self.is_observing:
-            return found
-        is_one = len(found[1]) < 2 or piece.called.setting.are_apart
-        return found[0], found[1] if is_one else self._apart(piece, found[1]), len(piece.rows)
-
-    def _apart(self, piece: Piece, derivatives: list[np.ndarray]) -> list[np.ndarray]:
-        """Return derivatives by outputs without the parts that come from other outputs, which are made of them."""
-        leaves = self._run(piece, training=any(piece.called.setting.modes)).own
-        first = [next(j for j, other in enumerate(leaves) if other is leaf) for leaf in leaves]
-        found = whole = [0 * d if first[i] < i else d for i, d in enumerate(derivatives)]
-        for _ in leaves:  # each may be made of the one before
-            parts = [None if first[i] < i else self._through(leaves, found, i) for i in range(len(leaves))]
-            found = [d if part is None else d - part for d, part in zip(whole, parts, strict=True)]
-            if all(part is None for part in parts):
-                break
-        return found
 
     @staticmethod
     def _through(leaves: list[Tensor], derivatives: list[np.ndarray], i: int) -> np.ndarray | None:

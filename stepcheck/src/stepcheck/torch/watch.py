@@ -1,7 +1,7 @@
 """A loop runs under PyTorch's hooks, and a report names its faults."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from stepcheck import tree
-from stepcheck.command.stop import COMMAND, Enough
 from stepcheck.errors import SpecificationError, message
 from stepcheck.port import ByPass
 from stepcheck.report.found import Likely, on_one_line
@@ -27,12 +26,11 @@ from stepcheck.torch.losses import Function, LoopsOwn, Loss, Objective, meant
 from stepcheck.torch.processes import Group
 from stepcheck.torch.replay import Replay
 from stepcheck.torch.state import bare, trained, untouched, values
-from stepcheck.torch.supposing import Known, ModelsOwn, Supposed, notes, supposed
+from stepcheck.torch.supposing import ModelsOwn
 from stepcheck.torch.words import CUT, OF_OTHERS, STEPLESS
 from stepcheck.trace.log import Called, Log, room
 from stepcheck.trace.rows import Origin
 from stepcheck.trace.windows import Piece, Rows
-from stepcheck.tree import Tree
 
 _MORE = "the form of the loss: the loop's gradient is not of {} alone. Pass the loss that is meant: loss=..."
 _OTHER_AXIS = "the form of the loss: the rows are not the first axis of the outputs, as they are of the inputs"
@@ -52,10 +50,6 @@ _SHARED = "the form of the loss: the losses of another module's steps go through
 _SHIFTED = Likely(
     "The model is trained to predict the place after the next one: the labels are moved by two places. Are they moved "
     "in the model, and once more in its loss?"
-)
-_SEARCH = "the search for the form of the loss has failed ({})"
-_SUPPOSED = (
-    "loss: {}, supposed from the gradients: if another is meant, `stepcheck.watch(model, data=..., loss=...)` states it"
 )
 _SEVERAL = (
     "the form of the loss: the model returns several outputs, and which the loss gets was not seen. Pass a function: "
@@ -78,8 +72,6 @@ def watched(
     before = values(model).params
     log.room = room(sum(p.numel() for _, p in trained(model)))
     log.begin(before)
-    if (command := COMMAND.get()) is not None:
-        command.adopt(report, log)
     like = [] if given is None else [leaf.shape[1:] for leaf in tree.leaves(given[0])]
     group = Group.now()
     order = itertools.count() if group is None else group.orders()
@@ -88,19 +80,16 @@ def watched(
     try:
         with watcher.on(), calls.on(), flow.on():
             yield report
-    except (Exception, Enough, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:
         log.unseen[f"the rest of the loop: it ended with {type(error).__name__}"] = None
-        for note in (
-            (CUT, STEPLESS, OF_OTHERS) if not isinstance(error, Enough) else ()
-        ):  # of loops that came to their end
+        for note in (CUT, STEPLESS, OF_OTHERS):  # of loops that came to their end
             log.notes.pop(note, None)
-        is_waiting = isinstance(error, KeyboardInterrupt)  # the user, for the prompt
         with suppress(Exception):  # else it would hide the loop's error
             flow.share([watcher])
             if group is not None and (elsewhere := group.gather(watcher, calls, has_failed=True)):
                 report.elsewhere = elsewhere
             else:
-                close(report, watcher, calls, given, before, told, schedule, has_time=not is_waiting)
+                close(report, watcher, calls, given, before, told, schedule)
         raise
     flow.share([watcher])
     if group is not None and (elsewhere := group.gather(watcher, calls)):
@@ -122,8 +111,6 @@ def close(
     *,
     by_pass: ByPass | None = None,
     why_unknown: str = "",
-    labels: dict[str, np.ndarray] | None = None,
-    has_time: bool = True,
 ) -> Case:
     """Close a report with its case, and return it.
 
@@ -133,8 +120,6 @@ def close(
         schedule: the learning rate that is meant; None for that of the loop's schedule.
         by_pass: the labels by the order of a pass.
         why_unknown: why the labels of the loss are not known; "" if they are.
-        has_time: whether the loss may be searched for, which takes seconds.
-        labels: the arrays that may hold the labels of an unknown loss, by name; None for those of the data.
     """
     model, log = watcher.module, watcher.log
     origin: Origin = "stated"
@@ -146,9 +131,6 @@ def close(
         report.taken.append(given.told)
     _try(model, data, log)
     log.notes.update(dict.fromkeys(watcher.beside.carried(log, Rows(data[0]))))
-    unseen, others = [*log.unseen], labels
-    if others is None:
-        others = _named(data[1]) if by_pass is None else {}
     with untouched():
         data, objective = _objective(report, watcher, calls, data, loss, by_pass, why_unknown)
     schedule = schedule or calls.schedules.rates()
@@ -156,18 +138,10 @@ def close(
 
     def case_of(objective: Any) -> Case:
         labels = None if isinstance(objective, LoopsOwn) else by_pass
-        how: dict[str, Any] = {"optimizer": own, "by_pass": labels, "is_heard": loss is None and calls.is_scaled}
+        how: dict[str, Any] = {"optimizer": own, "by_pass": labels}
         return Case(Replay, model, data, objective, schedule, log, before, **how)
 
-    def of_supposed(each: Supposed) -> Case:
-        how: dict[str, Any] = {"optimizer": own, "by_pass": each.by_pass, "supposed": each.told}
-        return Case(Replay, model, each.data, each.objective, schedule, log, before, **how)
-
-    if isinstance(objective, LoopsOwn) and loss is None and has_time:
-        known = Known(others, watcher.beside.named)
-        case = _found(report, watcher, data[0], known, of_supposed, unseen) or case_of(objective)
-    else:
-        case = _divided(report, case_of(objective), case_of, loss)
+    case = _divided(report, case_of(objective), case_of, loss)
     case.origin = origin
     report.close(case)
     return case
@@ -194,35 +168,6 @@ def _objective(
     return _known(loss, data, calls, report, by_pass)
 
 
-def _found(
-    report: Report,
-    watcher: Watcher,
-    x: Tree,
-    known: Known,
-    case_of: Callable[[Supposed], Case],
-    unseen: Collection[str],
-) -> Case | None:
-    """Return the case of a loss that is found from the gradients; None if none fits.
-
-    Args:
-        unseen: the notes that have other reasons than the loss.
-    """
-    model, log = watcher.module, watcher.log
-    why = {told: log.unseen.pop(told) for told in [*log.unseen] if told not in unseen}
-    found = None
-    try:
-        found = supposed(model, log, x, known, case_of)
-    except Exception as error:  # the user's model, or shapes that no loss takes
-        log.unseen[_SEARCH.format(on_one_line(error))] = None
-    if found is None:
-        log.unseen.update(why)
-        log.notes.update(dict.fromkeys(notes(model, log, x, known)))
-        return None
-    report.taken.append(_SUPPOSED.format(found.case.supposed))
-    log.notes.update({found.note: None} if found.note else {})
-    return found.case
-
-
 def _divided(report: Report, case: Case, case_of: Callable[[Any], Case], loss: Loss | Function | None) -> Case:
     """Return the case whose loss is divided as the gradients show: by the rows, or by their weights."""
     objective = case.objective
@@ -234,12 +179,6 @@ def _divided(report: Report, case: Case, case_of: Callable[[Any], Case], loss: L
         case, is_other = _fitting(case, case_of(Objective(objective.loss.other(objective.given, is_by_rows=True))))
         report.taken.append(f"the rows' losses times their weights, divided by the {'rows' if is_other else 'weights'}")
     return case
-
-
-def _named(labels: Tree) -> dict[str, np.ndarray]:
-    """Return the arrays of labels by name."""
-    leaves = tree.leaves(labels)
-    return {"y" if len(leaves) == 1 else f"y[{i}]": np.asarray(leaf) for i, leaf in enumerate(leaves)}
 
 
 def _fitting(case: Case, other: Case) -> tuple[Case, bool]:

@@ -179,7 +179,6 @@ class Log:
         has_evaluated: whether the model's own `evaluate` or `predict` ran, on unknown rows.
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
-        elsewhere: in words, that the loop's gradients are taken by another engine than the model's.
         flags: the trainable layers and variables of a forward pass, by the set of them.
         is_cut: whether it ends before the loop, for a reason in `unseen`.
         fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
@@ -203,7 +202,6 @@ class Log:
     has_evaluated: bool = False
     has_fitted: bool = False
     has_others: bool = False
-    elsewhere: str = ""
     is_open: bool = True
     is_cut: bool = False
     fitted: tuple[Any, Any, Any] = (None, None, None)

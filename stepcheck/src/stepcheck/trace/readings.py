@@ -23,7 +23,6 @@ NUM_OPTIONS, NUM_COMBINED = 80, 14  # rows that may be others, and those that ar
 _WAYS = (False, True), (True, True), (True, False)  # of pairs of outputs and labels? with the weights of their rows?
 FEW_TWINS = 0.1  # of the rows: few that stand for one another change no order
 _OFTEN = 1.5  # times as often as most rows
-_NUM_TRIED = 3  # updates by which one of several derivatives is chosen
 
 
 def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree], schedule: Schedule | None) -> Windows:
@@ -367,12 +366,3 @@ def stays(pieces: list[Piece]) -> bool:
     own = [piece for piece in pieces if piece.called.differentiated and piece.called.is_whole]
     rows = np.concatenate([piece.rows[piece.rows != PAD] for piece in own]) if own else np.zeros(0)
     return len(np.unique(rows)) < len(rows) and all(all_same(p.called.params, own[0].called.params) for p in own)
-
-
-def choose(meant: Meant, updates: list[Update]) -> None:
-    """Choose of several derivatives by an output, one for each loss, those that make the gradients."""
-    for place in (-1, 0):
-        meant.replay.place = place
-        if all(Evidence(meant, update).is_along for update in updates[:_NUM_TRIED]):
-            return
-    meant.replay.place = -1

@@ -7,12 +7,17 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+def frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those of its callers, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def running(frame: FrameType | None = None) -> Iterator[tuple[str, int]]:
     """Yield (file, line) of a frame (default: the caller's) and of its callers, innermost first."""
-    frame = frame or sys._getframe(1)
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
-        frame = frame.f_back
+    for each in frames(frame or sys._getframe(1)):
+        yield each.f_code.co_filename, each.f_lineno
 
 
 @contextmanager
