@@ -315,6 +315,8 @@ def _gradient(context: _Context) -> Judged:
         return
     known = context.known
     found, evidence = by_weights(context.meant, known) if known else ([], [])
+    from stepcheck.bridge import bridged
+    found = [*bridged(found)]
     findings = [each for each in found if isinstance(each, Finding)]
     is_supposed = seen.rule is not None and seen.rule.is_stated
     if is_supposed and not all(each.change.is_known for each in findings):
@@ -326,7 +328,8 @@ def _gradient(context: _Context) -> Judged:
         yield Unjudged(Reason.NO_GRADIENT, Stage.GRADIENT)
     yield from found
     if context.case.is_told and not findings and evidence:
-        yield from otherwise(evidence, context.case.optimizer)
+        from stepcheck.bridge import bridged
+        yield from bridged(otherwise(evidence, context.case.optimizer))
 
 
 def _window(context: _Context) -> Judged:

@@ -1,4 +1,4 @@
-"""The port: all that the stages ask of a framework. `audit.replay` has it for Keras, `audit.pytorch` for PyTorch."""
+"""The port: all that the stages ask of a framework. `keras.replay` has it for Keras, `torch.replay` for PyTorch."""
 
 import logging
 import warnings
@@ -6,14 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from stepcheck import tree
-from stepcheck.report.causes import ACCUMULATING, ON_JAX
-from stepcheck.report.found import Found
 from stepcheck.trace.log import Applied, Called, Line, Log, Values
 from stepcheck.trace.measure import Tolerance, places, tolerance
 from stepcheck.trace.windows import PAD, Piece, Update, packed
@@ -68,12 +65,7 @@ class Port(ABC):
         by_pass: the labels, and the weights if there are some, by the order of a pass, where they belong to no row.
 
     Attributes:
-        framework: its name, in words.
-        evaluating: how a model is called to evaluate it, in words.
-        freezing: how a layer is set not to be trained, in words.
-        outlined: why weights may move while no update is seen, in words.
-        incomplete: why an optimizer may lack parameters, in words; empty if which it holds is not known.
-        losses: its losses, and the relatives that one may be mistaken for: the functions of `audit.families`.
+        losses: its losses, and the relatives that one may be mistaken for: the functions of `families`.
         trained: the trainable variables, as the passes of a log have them.
         names, shapes, sizes: of the trainable variables.
         names_of_others: of the other variables.
@@ -83,19 +75,11 @@ class Port(ABC):
         is_sparse: whether some gradients are of a few rows of a table.
         has_losses: whether layers of the model have losses, as its first `outputs` show.
         hears_scales: whether every scaling of a loss is recorded.
-        maybe_unlike: in words, why the outputs of a pass may not be computed again.
         most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None for all.
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
-        mixes_rows: whether a layer is meant to compute with all rows of a batch, in inference too.
         output: the leaf of the model's output to which its passes are cut, 0 for a single output.
     """
 
-    framework: str
-    evaluating: str
-    freezing: str
-    outlined: str
-    incomplete = ""
-    maybe_unlike = "draws outside of its seeds? code outside of the model?"
     losses: Any
     trained: tuple[int, ...]
     names_of_others: list[str]
@@ -107,7 +91,6 @@ class Port(ABC):
     hears_scales = False
     moves_weights = False
     most_shapes: int | None = None
-    mixes_rows = False
 
     def __init__(self, model: Any, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
         self.model, self.data, self.by_pass = model, data, by_pass
@@ -133,12 +116,6 @@ class Port(ABC):
     @abstractmethod
     def as_then(model: Any, log: Log) -> AbstractContextManager[None]:
         """Let the variables be set to be trained as at the end of a log, for the time of a `with`."""
-
-    @classmethod
-    def said(cls, cause: Found) -> Found:
-        """Return a cause with its explanation and fix in the words of the framework and its engine."""
-        fix, _, on_jax = cause.fix.partition(ACCUMULATING)[0].partition(ON_JAX)
-        return replace(cause, fix=on_jax if on_jax and cls.engine() == "jax" else fix)
 
     @abstractmethod
     def values(self) -> Values | None:
@@ -212,18 +189,6 @@ class Port(ABC):
     def decay(self, optimizer: Any) -> float | None:
         """Return the weight decay of an optimizer, if it has one."""
         return getattr(optimizer, "weight_decay", None)
-
-    def constrained(self, i: int, value: np.ndarray) -> np.ndarray | None:
-        """Return a value as the constraint of the i-th parameter makes it; None if it has no constraint."""
-        return None
-
-    def are_forgotten(self, chosen: list[int]) -> bool:
-        """Whether such variables are hardly left out by choice."""
-        return False
-
-    def number_of(self, called: Called) -> float:
-        """Return the number that the one gradient of a pass was taken of; NaN if it is not known."""
-        return float("nan")
 
     @abstractmethod
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:

@@ -18,12 +18,12 @@ from stepcheck.errors import SpecificationError
 from stepcheck.keras.listener import Listener
 from stepcheck.keras.meaning import are_numbers, is_result, tensors
 from stepcheck.keras.replay import Replay, flags, is_outdated_in, trained_in, untrained
-from stepcheck.report.found import Likely
 from stepcheck.trace import log as logs
-from stepcheck.trace.log import OWN_TRAINER, Applied, Called, Log, Other, Scaled, clips_of
+from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, clips_of
 from stepcheck.trace.measure import places
 from stepcheck.tree import Tree
 from stepcheck.user_code.source import is_in_fit, is_in_trainer, line_of_user
+from stepcheck.values import Reason
 from wholestep.model import uncast, with_mask_of
 
 _TRAINING = ("fit", "train_on_batch")
@@ -35,12 +35,6 @@ _THAWED = (
     "The model must be compiled after its layers are set to be trained. It was not: `fit` does not train the layers "
     "that were thawed. Try: model.compile(...) once more, or an audit that begins before."
 )
-OUTDATED = Likely(
-    "Layers were frozen or thawed after the model was compiled. Keras' `fit` trains what it did before, until "
-    "`compile` is called again."
-)
-_WITHOUT_XLA = "{}() is compiled by XLA; here it ran without, the same but for rounding."
-_AS_IF = "The audit ran `fit` as if `compile` had been called again."
 
 
 class Hooks:
@@ -63,7 +57,7 @@ class Hooks:
         owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
         scaling = keras.optimizers.LossScaleOptimizer
         self.log.is_stateless = Replay.engine() == "jax"
-        with self.listener.listening(self._asked), ExitStack() as stack:
+        with self.listener.listening(), ExitStack() as stack:
             stack.callback(self._close)
             self._hook(self.model)
             for name in _MEETING if self.has_twins else ():
@@ -76,10 +70,6 @@ class Hooks:
         for unhook in self._hooked.values():
             unhook()
         self._hooked.clear()
-        for name in sorted(self.listener.clipped_late):
-            told = f"`tf.{name}` gets the gradients after the optimizer has taken them: the clipped ones are not used."
-            self.log.notes[Likely(f"{told} Clip before the step.")] = None
-        self.log.notes |= dict.fromkeys(map(_WITHOUT_XLA.format, sorted(self.listener.without_xla)))
         self.listener.settle()
         self.log.close()
 
@@ -128,10 +118,6 @@ class Hooks:
         num = self._num_muted.total() if is_replica else self._num_muted[thread.ident or 0]
         return num > 0 or not self.log.is_open
 
-    def _asked(self, shape: tuple[int, ...], missing: list) -> None:
-        if not self._is_silent():
-            self.log.targets += [(shape, line_of_user(self.listener.stack()))] if shape else []
-
     def _mute(self, model: keras.Model, name: str) -> Callable:
         method = getattr(model, name)
 
@@ -155,9 +141,7 @@ class Hooks:
         def heard(*arguments: Any, **others: Any) -> Any:
             held = vars(model)
             if name == "fit" and (is_outdated or is_outdated_in(model)):
-                self.log.notes[OUTDATED] = None
                 trained = {id(v) for v in model.optimizer._trainable_variables}
-                self.log.notes |= {_AS_IF: None} if is_outdated else {}
                 if is_outdated and not {id(v) for v in model.trainable_variables} <= trained:
                     raise SpecificationError(_THAWED)
             if name == "fit":
@@ -166,7 +150,6 @@ class Hooks:
             compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and model.jit_compile else _GONE
             if compiled is _GONE:
                 return method(*arguments, **others)
-            self.log.notes[_WITHOUT_XLA.format(name)] = None
             held["_jit_compile"] = False
             try:
                 return method(*arguments, **others)
@@ -246,10 +229,13 @@ class Hooks:
             return [self.listener.value(v) for v in variables]
 
     def _can_record(self, values: list) -> bool:
-        reason = OWN_TRAINER if is_in_trainer() else self.listener.blind(values)
-        if reason:
-            self.log.unseen[reason] = None
-        return not reason
+        if is_in_trainer():
+            self.log.leave(Reason.OWN_TRAINER)
+            return False
+        blind = self.listener.blind(values)
+        if blind:
+            self.log.leave(Reason.BLIND, told=blind)
+        return not blind
 
     def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None, *, is_training: bool) -> None:
         line, trained = line_of_user(self.listener.stack()), trained_in(self.model)
@@ -281,18 +267,13 @@ class Hooks:
                 self._tell_other(optimizer)
                 return apply(optimizer, grads, given)
             self._optimizers.append(optimizer)
-            self._note_clips([g for g in grads if g is not None])
             place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
             held = [_in_part(listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
             if (scale := optimizer.loss_scale_factor) is not None:  # by which `apply` divides
                 held = [each / scale for each in held]
             numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
             before = self._states(optimizer)
-            listener.handed.clear()  # so that the optimizer's own clips are none of these
-            clipped = dict(listener.clipped)
             result = apply(optimizer, grads, given)
-            listener.clipped = clipped
-            listener.handed.update((id(g), g) for g in grads if g is not None)
             groups = (held, *before, *self._states(optimizer), numbers)
             if self._can_record([leaf for group in groups for leaf in group]):
                 lost = [i for i, v in enumerate(params) if id(v) in handed and handed[id(v)] is None]
@@ -305,13 +286,6 @@ class Hooks:
         count = [self._number(optimizer.iterations)]
         if self._can_record(count):
             self.listener.tell(lambda order, replica, _: self.log.add(Other(order, replica)), count)
-
-    def _note_clips(self, grads: list) -> None:
-        """Note that these gradients were given to a clip, whose result is not handed over."""
-        clips = sorted({self.listener.clipped[id(g)][1] for g in grads if id(g) in self.listener.clipped})
-        if clips and all(id(g) in self.listener.clipped for g in grads):
-            told = f"The optimizer gets the gradients from before `tf.{clips[0]}`: what it returns, the clipped ones, "
-            self.log.notes[Likely(f"{told}is not handed over.")] = None
 
     def _states(self, optimizer: Any) -> list[list]:
         """Return the values of the model's parameters and of the optimizer's variables, of large ones in part."""

@@ -12,7 +12,7 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from stepcheck.keras.listener import Asked, Told
+from stepcheck.keras.listener import Told
 from stepcheck.tree import Tensor
 from stepcheck.user_code.stack import running
 
@@ -27,12 +27,9 @@ class EngineListener:
         self._num_told: Counter[int] = Counter()  # under `shard_map`, by replica
         self._telling = threading.Lock()  # several devices tell at once
         self._are_several = False  # devices that a program of the loop runs on
-        self.clipped: dict[int, tuple[Tensor, str]] = {}
-        self.handed: dict[int, Tensor] = {}
-        self.clipped_late, self.without_xla = set[str](), set[str]()
 
     @contextmanager
-    def listening(self, told: Asked) -> Iterator[None]:
+    def listening(self) -> Iterator[None]:
         """Clear all traces before and after, so that functions are traced anew inside and again afterwards."""
         jax.clear_caches()
         try:

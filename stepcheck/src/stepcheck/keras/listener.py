@@ -12,7 +12,6 @@ from stepcheck.errors import SpecificationError, message
 from stepcheck.tree import Tensor
 
 Told = Callable[[int, int, list[np.ndarray]], None]  # the index of a call, of its replica, and the numbers
-Asked = Callable[[tuple[int, ...], list], None]  # the shape of a target, the sources without a gradient
 ENGINES = "jax", "tensorflow"
 
 
@@ -34,21 +33,12 @@ class Listener(Protocol):
 
     Attributes:
         is_deaf_to_xla: true if code that XLA compiles cannot report values.
-        clipped: the tensors that the engine's clips got since the last gradient was taken, by their ids, with
-            the function's name; empty where the engine has none.
-        handed: the gradients of the last optimizer step, by their ids, as a hook on the step keeps them.
-        clipped_late: the engine's clips that got gradients after an optimizer had taken them.
-        without_xla: the names of functions that XLA compiles otherwise; while it listens it does not.
     """
 
     is_deaf_to_xla: bool
-    clipped: dict[int, tuple[Tensor, str]]
-    handed: dict[int, Tensor]
-    clipped_late: set[str]
-    without_xla: set[str]
 
-    def listening(self, told: Asked) -> AbstractContextManager:
-        """Return a context that calls `told` for each gradient that is taken, if it is visible."""
+    def listening(self) -> AbstractContextManager:
+        """Return a context in which gradients by watched values are taken, and traces are made anew where it must."""
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told` on each replica with the numbers, valid in the call: now, or each time the trace runs."""

@@ -30,14 +30,6 @@ _OF_LOSSES = ProgramCache(128)  # the derivatives of Keras' losses, for all repl
 class Replay(Port):
     """A Keras model as a function of recorded values; its methods are those of the port."""
 
-    framework = "Keras"
-    evaluating = "call the model with `training=False`"
-    freezing = "layer.trainable = False"
-    outlined = (
-        "the weights moved, but no optimizer step of Keras was seen. A `tf.function` that was traced before the audit "
-        "cannot be opened: call the audit before its first step. Nor are updates seen that no forward pass of this "
-        "model has begun"
-    )
     losses = families
     most_shapes = 6  # programs for each shape take a compiler seconds
 
@@ -52,8 +44,6 @@ class Replay(Port):
         self.num_recurrent = len(self._others) - len(model.non_trainable_variables)
         self.are_seeds = ["seed" in name.split("/")[-1] for name in self.names_of_others]
         self.is_masked = is_masked(model)
-        if any(getattr(layer, "synchronized", False) for layer in layers):
-            self.maybe_unlike = f"BatchNormalization(synchronized=True) on replicas? {self.maybe_unlike}"
         self.is_sparse = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
         self._ops, self._traced = (engine := choose()).ops, engine.programs.traced
         self._programs: dict[Any, Any] = {}
@@ -138,10 +128,6 @@ class Replay(Port):
         homes = [{id(v) for v in layer._trainable_variables} for layer in self.model._flatten_layers()]
         beside = set[int]().union(*(home for home in homes if id(variables[i]) in home))
         return [j for j, v in enumerate(variables) if id(v) in beside]
-
-    def constrained(self, i: int, value: np.ndarray) -> np.ndarray | None:
-        constraint = self.model.trainable_variables[i].constraint
-        return None if constraint is None else np.array(ops.convert_to_numpy(constraint(ops.convert_to_tensor(value))))
 
     def frozen(self) -> list[int]:
         own = {id(v) for layer in self.model._flatten_layers() for v in layer._trainable_variables}

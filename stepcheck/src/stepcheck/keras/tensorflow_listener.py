@@ -6,18 +6,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property, wraps
+from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from stepcheck.keras.listener import Asked, Told
+from stepcheck.keras.listener import Told
 from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.stack import running, uncollected
 
-_CLIPS = "clip_by_global_norm", "clip_by_norm", "clip_by_value"
 _ACTIVATIONS = "Softmax", "Sigmoid"
 _MOST_WATCHED = 64  # values that wait for their gradients
 _FUNCTION = type(tf.function(lambda: None))
@@ -31,9 +30,6 @@ class EngineListener:
 
     def __init__(self) -> None:
         self._num_open = 0
-        self.clipped: dict[int, tuple[Tensor, str]] = {}
-        self.handed: dict[int, Tensor] = {}
-        self.clipped_late, self.without_xla = set[str](), set[str]()
         self._here = threading.local()  # of a replica
 
     @cached_property
@@ -46,8 +42,8 @@ class EngineListener:
             return alone.submit(tf.Variable, 0, trainable=False, dtype=tf.int64).result()
 
     @contextmanager
-    def listening(self, told: Asked) -> Iterator[None]:
-        """Count the open tapes, and report the targets of gradients. Earlier traces are kept."""
+    def listening(self) -> Iterator[None]:
+        """Count the open tapes, and take the gradients by watched values. Earlier traces are kept."""
         tape = tf.GradientTape
         enter, leave, gradient = (tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient"))
 
@@ -62,7 +58,6 @@ class EngineListener:
             return leave(taken, *raised)
 
         def asked(taken: tf.GradientTape, target: Tensor, sources: Tree, *arguments: object, **others: object) -> Tree:
-            self.clipped.clear()  # so that no more than one update's are kept
             is_of_variables = any(hasattr(source, "assign") for source in keras.tree.flatten(sources))
             watched = self._watched_here() if is_of_variables else []
             found, *own = gradient(taken, target, [sources, *(each for each, *_ in watched)], *arguments, **others)
@@ -71,11 +66,8 @@ class EngineListener:
                     self.tell(tell, [value, grad])
             if not taken._persistent:
                 self._done().update(id(each) for (each, *_), g in zip(watched, own, strict=True) if g is not None)
-            pairs = zip(keras.tree.flatten(sources), keras.tree.flatten(found), strict=False)
-            told(tuple(getattr(target, "shape", ()) or ()), [source for source, grad in pairs if grad is None])
             return found
 
-        clips = {name: getattr(tf, name) for name in _CLIPS}
         call, without = _FUNCTION.__call__, list[Any]()
 
         def called(function: Any, *arguments: object, **others: object) -> Any:
@@ -84,34 +76,17 @@ class EngineListener:
                 if module.split(".")[0] not in ("keras", "wholestep"):  # theirs are compiled as ever
                     function._jit_compile = False
                     without.append(function)
-                    self.without_xla.add(getattr(function.python_function, "__name__", ""))
             return call(function, *arguments, **others)
 
         try:
             _FUNCTION.__call__ = called
             tape.__enter__, tape.__exit__, tape.gradient = counted, uncounted, self.unhooked(asked)
-            for name, clip in clips.items():
-                setattr(tf, name, self._clipping(name, clip))
             yield
         finally:
             _FUNCTION.__call__ = call
             for function in without:
                 function._jit_compile = True
             tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
-            for name, clip in clips.items():
-                setattr(tf, name, clip)
-
-    def _clipping(self, name: str, clip: Callable) -> Callable:
-        """Return a clip that keeps its first argument."""
-
-        @wraps(clip)
-        def clipping(given: Tree, *arguments: object, **others: object) -> Tree:
-            gradients = tf.nest.flatten(given)
-            self.clipped |= {id(each): (each, name) for each in gradients}
-            self.clipped_late |= {name} if all(id(each) in self.handed for each in gradients) else set()
-            return clip(given, *arguments, **others)
-
-        return self.unhooked(clipping)
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told`; a counter, incremented first, gives the operations of a trace an order."""

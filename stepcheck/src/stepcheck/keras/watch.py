@@ -10,23 +10,19 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.errors import SpecificationError, message
+from stepcheck.judge import Case
 from stepcheck.keras.hooks import Hooks, room
 from stepcheck.keras.listener import listener
 from stepcheck.keras.meaning import NoLoss, meant, weighed
 from stepcheck.keras.replay import Replay, values
-from stepcheck.report.found import Likely, on_one_line
 from stepcheck.report.report import Report
 from stepcheck.solve.changes import Schedule
-from stepcheck.stages.judge import Case
 from stepcheck.stages.steps import scheduled
 from stepcheck.trace.log import Log
 from stepcheck.tree import Tree
+from stepcheck.values import Reason, Stage, Unjudged
 from wholestep.data import class_weighted
 from wholestep.errors import WholestepError
-
-_NO_WEIGHTS = Likely(
-    "`fit` got sample weights, and the audit was given none: state them, `data=(x, y, sample_weight)`."
-)
 
 
 class _Unentered(AbstractContextManager):
@@ -73,7 +69,7 @@ def _watching(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Re
         with Hooks(model, listener(), log, has_twins=True).on():
             yield report
     except BaseException as error:
-        log.unseen[f"the rest of the loop: it ended with {type(error).__name__}"] = None
+        log.unjudged.append(Unjudged(Reason.ENDED, updates=log.num_updates, told=type(error).__name__))
         _close(report, made)
         raise
     made.ended = None if log.is_cut else values(model)
@@ -96,11 +92,12 @@ def _close(report: Report, made: Case) -> None:
         if len(own) == len(given) and all(map(np.array_equal, own, given)):
             made.data = x, y, np.asarray(weight)
         else:
-            made.log.notes[_NO_WEIGHTS], made.objective = None, NoLoss()
+            made.log.leave(Reason.WEIGHTS_NOT_STATED, Stage.GRADIENT)
+            made.objective = NoLoss()
     try:  # after the loop: a function of the user's may have a state
         made.data, made.objective = weighed(made.model, made.data, made.objective)
     except Exception as error:
-        made.log.unseen[f"the weights that the loss gives to rows: {on_one_line(error)}"] = None
+        made.log.leave(Reason.LOSS_FAILED, Stage.GRADIENT, type(error).__name__)
     report.close(made)
 
 

@@ -1,6 +1,5 @@
 """The record of a loop, in order: forward passes and optimizer steps with their numbers."""
 
-import linecache
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -9,31 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck.trace.measure import once, same
+from stepcheck.values import Line, Reason, Stage, Unjudged
 
 _MOST_BYTES = 512 << 20  # of inputs that are kept after the room is used up
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
-OWN_TRAINER = (
-    "Updates by `wholestep.Trainer` need no audit: each is the gradient of its whole batch, divided once. "
-    "`trainer.explain()` shows how they run"
-)
 _ROOM, _ROOM_BY_SIZE = 100_000_000, 4  # bytes, and times the size of a model
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, then variables, and whether each is set to be trained
-
-
-class Line(NamedTuple):
-    """A line of the user's code."""
-
-    file: str
-    number: int
-
-    @property
-    def text(self) -> str:
-        """The source of the line, if it can be read."""
-        return linecache.getline(self.file, self.number).strip()
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number}: {self.text}".rstrip(": ")
 
 
 def clips_of(optimizer: Any) -> tuple[float, float, float]:
@@ -174,21 +155,17 @@ class Log:
         room: of how many optimizer steps all numbers are kept; later only of the first on batches of a new size.
 
     Attributes:
-        notes: changes that the hooks made to how the loop runs, in words.
-        unseen: code that ran and could not be recorded, in words.
+        unjudged: code that ran and could not be recorded.
         has_evaluated: whether the model's own `evaluate` or `predict` ran, on unknown rows.
         has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         flags: the trainable layers and variables of a forward pass, by the set of them.
-        is_cut: whether it ends before the loop, for a reason in `unseen`.
+        is_cut: whether it ends before the loop, for a reason in `unjudged`.
         fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
-        num_late: forward passes between the end of the log and the end of the script.
-        targets: shapes of the targets of gradients that are not scalars, with the line.
         is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
         is_shared: whether each replica's step has the gradient of all, as a process of several has.
         optimizers: the optimizers that made steps, by identity.
-        lines: by the name of a cause, the line that makes it, where it is not that of the step or the pass.
     """
 
     room: int = MOST
@@ -196,22 +173,18 @@ class Log:
     applied: list[Applied] = field(default_factory=list)
     scaled: list[Scaled] = field(default_factory=list)
     others: list[Other] = field(default_factory=list)
-    notes: dict[str, None] = field(default_factory=dict)
-    unseen: dict[str, None] = field(default_factory=dict)
-    targets: list[tuple[tuple[int, ...], Line | None]] = field(default_factory=list)
+    unjudged: list[Unjudged] = field(default_factory=list)
     has_evaluated: bool = False
     has_fitted: bool = False
     has_others: bool = False
     is_open: bool = True
     is_cut: bool = False
     fitted: tuple[Any, Any, Any] = (None, None, None)
-    num_late: int = 0
     is_stateless: bool = False
     is_shared: bool = False
     is_by_name: bool = False
     flags: dict[tuple[int, ...], Flags] = field(default_factory=dict)
     optimizers: dict[int, Any] = field(default_factory=dict)
-    lines: dict[str, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
     _sizes: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # of passes: (replica, rows of the input)
@@ -223,11 +196,6 @@ class Log:
         if self.room < MOST:
             return (len(self.applied) or self._num_moved) < self.room
         return len(self.applied) < self.room * max(len({replica for replica, _ in self._sizes}), 1)
-
-    @property
-    def is_used(self) -> bool:
-        """Whether the model was called, or was trained and is not recorded."""
-        return bool(self.called or self.applied or self.unseen)
 
     @property
     def num_updates(self) -> int:
@@ -254,8 +222,8 @@ class Log:
     def add(self, event: Event) -> None:
         """Keep an event, its arrays as copies; values that have not moved are kept once."""
         if not self.is_open:
-            self.num_late += isinstance(event, Called)
-        elif isinstance(event, Scaled):
+            return
+        if isinstance(event, Scaled):
             self.scaled.append(event)
         elif isinstance(event, Other):
             self.others.append(event)
@@ -266,7 +234,7 @@ class Log:
             self._num_bytes += 0 if event.is_whole else sum(leaf.nbytes for leaf in event.inputs)
             self.called.append(event)
             if self._num_bytes > _MOST_BYTES:
-                self.cut(f"{_MOST_BYTES >> 20} MB of its inputs were kept")
+                self.cut(Reason.CUT)
         else:
             for values in (event.params, event.params_after):
                 values[:] = self._once("params of steps", values)
@@ -274,12 +242,16 @@ class Log:
                 values[:] = self._once("slots", values)
             self.applied.append(event)
 
-    def cut(self, why: str, order: int | None = None) -> None:
-        """Keep nothing more, and no event from this place on."""
+    def leave(self, reason: Reason, stage: Stage | None = None, told: str = "") -> None:
+        """Note once that something is not judged."""
+        left = Unjudged(reason, stage, told=told)
+        if left not in self.unjudged:
+            self.unjudged.append(left)
+
+    def cut(self, reason: Reason) -> None:
+        """Keep nothing more."""
         self.is_open, self.is_cut = False, True
-        self.unseen[f"the rest of the loop: {why}"] = None
-        for name in _EVENTS if order is not None else ():
-            setattr(self, name, [event for event in getattr(self, name) if event.order < order])
+        self.unjudged.append(Unjudged(reason, updates=self.num_updates))
 
     def fit(self, x: Any, by_class: Any, weight: Any) -> None:
         """Note the arguments of `fit`; end where a later one has other weights of rows."""
@@ -287,7 +259,7 @@ class Log:
             self.fitted = x, deepcopy(by_class), deepcopy(weight)
             self.has_fitted = True  # which the threads of replicas do not see
         elif not all(map(np.array_equal, (by_class, weight), self.fitted[1:])):
-            self.cut("`fit` is called again, with other weights of rows")
+            self.cut(Reason.OTHER_WEIGHTS)
 
     def differentiate(self, replica: int, i: int, output: np.ndarray, derivative: np.ndarray) -> None:
         """Keep the derivative of a loss by the i-th output of the last forward pass that had this output."""
@@ -311,7 +283,7 @@ class Log:
 
     def since(self, order: int) -> "Log":
         """Return the events after this one."""
-        late = replace(self, notes=dict(self.notes), unseen=dict(self.unseen))
+        late = replace(self, unjudged=[*self.unjudged])
         for name in _EVENTS:
             setattr(late, name, [event for event in getattr(self, name) if event.order > order])
         return late

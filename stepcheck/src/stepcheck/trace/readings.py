@@ -359,10 +359,3 @@ def _is_void(one: Update, two: Update) -> bool:
     old, new = one.applied, two.applied
     is_again = all_same(in_part(old.params), in_part(new.params)) and all_same(old.slots, new.slots)
     return is_again and not all_same(in_part(old.params), in_part(old.params_after))
-
-
-def stays(pieces: list[Piece]) -> bool:
-    """Whether gradients are taken of the same rows again, and always at the same weights."""
-    own = [piece for piece in pieces if piece.called.differentiated and piece.called.is_whole]
-    rows = np.concatenate([piece.rows[piece.rows != PAD] for piece in own]) if own else np.zeros(0)
-    return len(np.unique(rows)) < len(rows) and all(all_same(p.called.params, own[0].called.params) for p in own)
