@@ -22,7 +22,7 @@ import stepcheck
 from stepcheck.keras.replay import Replay
 from stepcheck.report.causes import ACCUMULATING, BY_NAME
 from stepcheck.report.found import found
-from stepcheck.stages.modes import rare
+from stepcheck.solve.modes import rare
 from stepcheck.trace.log import Applied, Called, Line, Log
 from stepcheck.trace.measure import NUM_PLACES, all_same, in_part, once, places
 from stepcheck.user_code.source import line_of_loss

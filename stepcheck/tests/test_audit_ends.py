@@ -8,7 +8,7 @@ from audit_routes import ENGINE, LOOPS
 from test_audit import audited, edited
 from test_audit_changes import step
 
-from stepcheck.trace.readings import without_void
+from stepcheck.solve.readings import without_void
 from stepcheck.trace.windows import Update
 
 ONLY_JAX = pytest.mark.skipif(ENGINE != "jax", reason="on TensorFlow the loop trains the model's own variables")

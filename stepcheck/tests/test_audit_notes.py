@@ -8,7 +8,7 @@ from shares import halves
 
 from stepcheck.keras.chain import allied
 from stepcheck.keras.scout import Watched
-from stepcheck.stages.modes import across
+from stepcheck.solve.modes import across
 from stepcheck.trace.cuts import steps
 from stepcheck.trace.log import Applied, Called, Log, Other
 

@@ -11,7 +11,7 @@ from shares import halves
 import stepcheck
 from stepcheck.keras.chain import averages, divergence
 from stepcheck.report.found import Likely
-from stepcheck.stages.optimizers import Moves, solved
+from stepcheck.solve.optimizers import Moves, solved
 from stepcheck.stages.steps import anew_in_each_pass, apply
 from stepcheck.trace.log import Applied, Called, Log
 from stepcheck.trace.rows import mixed

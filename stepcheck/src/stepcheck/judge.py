@@ -14,15 +14,16 @@ from stepcheck.port import NoLoss, Port, quiet
 from stepcheck.progress import NOW
 from stepcheck.solve.changes import Schedule, otherwise, stated
 from stepcheck.solve.evidence import Evidence, Meant
+from stepcheck.solve.modes import Modes, rare
+from stepcheck.solve.readings import in_order, read, without_void
 from stepcheck.stages.gradients import by_weights
-from stepcheck.stages.modes import Modes, follows, rare, second_passes, state
+from stepcheck.stages.passes import follows, mode, second_passes, state
 from stepcheck.stages.printed import printed
 from stepcheck.stages.rows import altered, carried, order
 from stepcheck.stages.steps import between, of_steps, repeated
 from stepcheck.stages.variables import ends, frozen, left_out
 from stepcheck.trace.log import Applied, Called, Log, Values
 from stepcheck.trace.measure import all_same, classes
-from stepcheck.trace.readings import in_order, read, without_void
 from stepcheck.trace.windows import Rows, Update, Windows, windows
 from stepcheck.values import Fault, Finding, Reason, Stage, Unjudged
 
@@ -299,7 +300,7 @@ def _rows(context: _Context) -> Judged:
 
 def _mode(context: _Context) -> Judged:
     modes = context.modes
-    yield from modes.findings()
+    yield from mode(modes)
     yield from (Unjudged(Reason.UNLIKE_OUTPUTS, stage) for stage in modes.unlooked(context.seen.updates))
     if modes.unlike:
         yield Unjudged(Reason.UNLIKE_OUTPUTS, Stage.GRADIENT, len(modes.unlike))
@@ -316,6 +317,7 @@ def _gradient(context: _Context) -> Judged:
     known = context.known
     found, evidence = by_weights(context.meant, known) if known else ([], [])
     from stepcheck.bridge import bridged
+
     found = [*bridged(found)]
     findings = [each for each in found if isinstance(each, Finding)]
     is_supposed = seen.rule is not None and seen.rule.is_stated
@@ -329,6 +331,7 @@ def _gradient(context: _Context) -> Judged:
     yield from found
     if context.case.is_told and not findings and evidence:
         from stepcheck.bridge import bridged
+
         yield from bridged(otherwise(evidence, context.case.optimizer))
 
 

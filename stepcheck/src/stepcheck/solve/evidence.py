@@ -10,7 +10,7 @@ import numpy as np
 from stepcheck.port import OneLoss, Port, Terms
 from stepcheck.report.found import some
 from stepcheck.solve.ratios import least
-from stepcheck.stages.modes import Modes
+from stepcheck.solve.modes import Modes
 from stepcheck.trace.log import Scaled
 from stepcheck.trace.measure import distance
 from stepcheck.trace.windows import PAD, Piece, Update

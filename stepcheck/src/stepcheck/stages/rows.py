@@ -6,8 +6,8 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
+from stepcheck.solve.readings import FEW_TWINS, doubled, in_order
 from stepcheck.trace.log import Log
-from stepcheck.trace.readings import FEW_TWINS, doubled, in_order
 from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows, passes
 from stepcheck.values import Change, Fault, Finding, Reason, Stage, Unjudged, Where
 
@@ -19,9 +19,7 @@ _NEARLY_ALL, _ALMOST_ALL = 0.98, 0.9
 _BY_CHANCE = 1e-6  # of the beginning of a pass whose rows are all shuffled
 
 
-def order(
-    windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = None
-) -> Iterator[Finding | Unjudged]:
+def order(windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = None) -> Iterator[Finding | Unjudged]:
     """Yield the findings on the order of the rows.
 
     Args:

@@ -12,8 +12,8 @@ from stepcheck import tree
 from stepcheck.solve.basis import NUM_SOLVED, are_too_many
 from stepcheck.solve.changes import Schedule
 from stepcheck.solve.evidence import AtOutputs, Evidence, Meant, narrowed
+from stepcheck.solve.optimizers import rated
 from stepcheck.solve.ratios import least
-from stepcheck.stages.optimizers import rated
 from stepcheck.trace.measure import FINE, all_same, in_part
 from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows, passes, placed
 from stepcheck.tree import Tree
