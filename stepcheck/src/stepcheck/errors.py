@@ -5,14 +5,29 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
+Result = TypeVar("Result")
 _NOTIFIES: ContextVar[bool] = ContextVar("whether a long wait is announced already", default=False)
 _LONGEST = 200  # the most characters that a message shows of a value
 
 
 class SpecificationError(ValueError):
     """The model, the data, the loss or another argument is not valid. Nothing was hooked, and nothing has run."""
+
+
+def attempt(function: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+    """Return (result, error) of a function of the user's or of a framework, which may refuse what it is given here.
+
+    >>> attempt(lambda: 1), attempt(lambda: 1 / 0)
+    ((1, None), (None, ZeroDivisionError('division by zero')))
+    """
+    try:
+        return function(), None
+    except SpecificationError:
+        raise
+    except Exception as error:  # theirs, of any kind
+        return None, error
 
 
 def message(must: str, received: object, attempt: str) -> str:

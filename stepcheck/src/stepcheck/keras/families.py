@@ -11,7 +11,7 @@ from keras import ops
 from keras.losses import Loss
 
 from stepcheck import tree
-from stepcheck.errors import SpecificationError, message
+from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.tree import Tensor, Tree
 
 _LOSSES = (
@@ -108,10 +108,8 @@ def mean_of(loss: Loss, *, by_weight: bool = False) -> Loss:
 
 def _changed(loss: Loss, **arguments: Any) -> Loss | None:
     """Return a loss with other arguments; None if its configuration is not whole."""
-    try:
-        return type(loss).from_config(loss.get_config() | arguments)
-    except Exception:  # of the user's class
-        return None
+    made, _ = attempt(lambda: type(loss).from_config(loss.get_config() | arguments))
+    return made
 
 
 def name_of(loss: object) -> str:

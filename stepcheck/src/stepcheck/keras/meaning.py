@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from stepcheck import port, tree
-from stepcheck.errors import SpecificationError, message
+from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.keras.families import Function, averaging, mean_of
 from stepcheck.port import OneLoss
 from stepcheck.trace.measure import NUM_PROBES, SOLVED, shares
@@ -61,12 +61,8 @@ def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.nd
         values, found = loss.pair(own, np.full((len(own), *outputs[1:]), level, "float32"))
         return None if found is None else np.broadcast_to(keras.ops.convert_to_numpy(found), values.shape)
 
-    try:
-        if (first := weights(labels[:_FEW], 0.3)) is None:
-            return None
-    except SpecificationError:
-        raise
-    except Exception:  # a function of batches of one size
+    first, _ = attempt(lambda: weights(labels[:_FEW], 0.3))  # an error: of a function of batches of one size
+    if first is None:
         return None
     if not np.array_equal(first, weights(labels[:_FEW], 0.6), equal_nan=True):
         must = "The weights that a loss returns must be those of the labels, whatever the outputs are."
@@ -95,9 +91,8 @@ def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
         return float(two) - float(one) if np.ndim(one) == 0 else float("nan")
 
     first, second, *others = (tree.map_leaves(drawn_as, outputs) for _ in range(2 + NUM_PROBES))
-    try:
-        found = [moves([first, second], each) for each in others]
-    except Exception:  # a function of batches of one size
+    found, error = attempt(lambda: [moves([first, second], each) for each in others])
+    if error is not None:  # a function of batches of one size
         return True
     return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
 
@@ -107,10 +102,8 @@ def _is_of_a_batch(objective: "LossObjective", data: tuple[Tree, Tree, Tree], ou
     num = min(NUM_COUPLED, tree.num_rows(data[:2]))
     made = tree.map_leaves(lambda leaf: np.full((num, *leaf.shape[1:]), 0.5, "float32"), outputs)
     labels, weight = (tree.map_leaves(lambda leaf: leaf[:num], part) for part in data[1:])
-    try:
-        return isinstance(objective.of(labels, made, weight), Whole)
-    except Exception:  # a loss of batches of one size
-        return False
+    term, _ = attempt(lambda: objective.of(labels, made, weight))  # an error: of a loss of batches of one size
+    return isinstance(term, Whole)
 
 
 class LossObjective(OneLoss, Objective):
@@ -235,9 +228,8 @@ def weighed(
         return data, objective
     if type(objective.loss).__module__.startswith("keras."):
         return data, objective
-    try:
-        symbol = outputs(model, data[0])
-    except Exception:  # the model's, of batches of another size
+    symbol, error = attempt(lambda: outputs(model, data[0]))
+    if error is not None:  # the model's, of batches of another size
         return data, objective
     leaves = tree.leaves(symbol)
     if any(None in leaf.shape[1:] for leaf in leaves):  # of unknown size
@@ -270,12 +262,12 @@ def weighed(
 def outputs(model: keras.Model, x: Tree) -> Tree:
     """Return the model's outputs for one row, as symbols; as numbers if the model cannot be traced."""
     symbols = tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
-    try:
-        return model.compute_output_spec(symbols)
-    except Exception:  # the engine's, of a model that reads numbers while it runs
-        if not model.built:
-            raise
-        return model(tree.map_leaves(lambda leaf: leaf[:1], x))
+    found, error = attempt(lambda: model.compute_output_spec(symbols))
+    if error is None:
+        return found
+    if not model.built:
+        raise error
+    return model(tree.map_leaves(lambda leaf: leaf[:1], x))  # it reads numbers while it runs
 
 
 def are_numbers(leaf: object) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from stepcheck import tree
+from stepcheck.errors import attempt
 from stepcheck.keras import families
 from stepcheck.keras.meaning import LossObjective, Pulled, by_output, is_masked, tensors
 from stepcheck.port import ByPass, OfOutput, Port, Terms
@@ -134,12 +135,11 @@ class Replay(Port):
         return [i for i, v in enumerate(self._others) if id(v) in own]
 
     def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
-        try:
-            config = optimizer.get_config()
-            if "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
-                return None
-            other = type(optimizer).from_config(config)
-        except Exception:  # a step of JAX that was ended halfway, or an optimizer with arguments of its own
+        config, _ = attempt(optimizer.get_config)  # an error: of a step of JAX that was ended halfway
+        if not config or "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
+            return None
+        other, error = attempt(lambda: type(optimizer).from_config(config))
+        if error is not None:  # of an optimizer with arguments of its own
             return None
         other.loss_scale_factor = None  # the gradients are divided already
         if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from stepcheck import tree
-from stepcheck.errors import SpecificationError, message
+from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.judge import Case
 from stepcheck.keras.hooks import Hooks, room
 from stepcheck.keras.listener import listener
@@ -94,10 +94,13 @@ def _close(report: Report, made: Case) -> None:
         else:
             made.log.leave(Reason.WEIGHTS_NOT_STATED, Stage.GRADIENT)
             made.objective = NoLoss()
-    try:  # after the loop: a function of the user's may have a state
-        made.data, made.objective = weighed(made.model, made.data, made.objective)
-    except Exception as error:
+    found, error = attempt(
+        lambda: weighed(made.model, made.data, made.objective)
+    )  # after the loop: it may have a state
+    if error is not None:
         made.log.leave(Reason.LOSS_FAILED, Stage.GRADIENT, type(error).__name__)
+    elif found is not None:
+        made.data, made.objective = found
     report.close(made)
 
 

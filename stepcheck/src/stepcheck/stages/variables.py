@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck import tree
+from stepcheck.errors import attempt
 from stepcheck.port import Port
 from stepcheck.trace.log import Applied, Called, Values
 from stepcheck.trace.measure import FINE, all_same, distance, in_part, places, same
@@ -104,12 +105,14 @@ def _cosine(replay: Port, objective: Any, i: int, moved: tuple[Piece, Piece]) ->
 def _shares(replay: Port, objective: Any, updates: list[Update], before: list[np.ndarray]) -> np.ndarray:
     """Return the length of each variable's gradient of a sum over rows as a share of the whole; NaN if not known."""
     piece = next((piece for u in updates if u.is_known for piece in u.pieces), None) or _first(replay, before)
-    try:
+
+    def gradient() -> np.ndarray:
         batch = replay.batch(piece)
         ones = np.ones_like(replay.terms(piece, objective, batch, training=False).weights)
-        whole = replay.gradient(piece, objective, batch, ones, training=False, penalty=len(piece.rows))
-    except Exception:  # a model that does not take the data as they are
-        whole = np.zeros_like(replay.flat([*before]))
+        return replay.gradient(piece, objective, batch, ones, training=False, penalty=len(piece.rows))
+
+    whole, _ = attempt(gradient)  # an error: of a model that does not take the data as they are
+    whole = np.zeros_like(replay.flat([*before])) if whole is None else whole
     sizes, size = [np.linalg.norm(part) for part in replay.parts(whole).values()], float(np.linalg.norm(whole))
     return np.array(sizes) / size if 0 < size < np.inf else np.full(len(sizes), np.nan)
 
