@@ -2,6 +2,8 @@
 
 import linecache
 from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ OWN_TRAINER = (
     "`trainer.explain()` shows how they run"
 )
 _ROOM, _ROOM_BY_SIZE = 100_000_000, 4  # bytes, and times the size of a model
+STEPPED: ContextVar[Callable[["Log"], None] | None] = ContextVar("what is told of each event", default=None)
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, then variables, and whether each is set to be trained
 
@@ -188,6 +191,7 @@ class Log:
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
         is_shared: whether each replica's step has the gradient of all, as a process of several has.
         optimizers: the optimizers that made steps, by identity.
+        stepped: is called after each event, with the log.
         lines: by the name of a cause, the line that makes it, where it is not that of the step or the pass.
     """
 
@@ -212,6 +216,7 @@ class Log:
     flags: dict[tuple[int, ...], Flags] = field(default_factory=dict)
     optimizers: dict[int, Any] = field(default_factory=dict)
     lines: dict[str, Line] = field(default_factory=dict)
+    stepped: Callable[["Log"], None] | None = field(default_factory=STEPPED.get)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
     _sizes: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # of passes: (replica, rows of the input)
@@ -234,6 +239,11 @@ class Log:
         """The number of updates of all replicas; calls that the optimizer accumulates are one update."""
         counts = Counter(each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates)
         return min(counts.values(), default=0)
+
+    @property
+    def num_moves(self) -> int:
+        """The number of updates; of a loop without an optimizer, how often its passes found moved weights."""
+        return self.num_updates or (0 if self.applied else self._num_moved)
 
     def begin(self, params: list[np.ndarray]) -> None:
         """Keep the model's initial weights; they are not kept again until they move."""
@@ -273,6 +283,8 @@ class Log:
             for values in (event.slots, event.slots_after):
                 values[:] = self._once("slots", values)
             self.applied.append(event)
+        if self.stepped is not None:
+            self.stepped(self)
 
     def cut(self, why: str, order: int | None = None) -> None:
         """Keep nothing more, and no event from this place on."""
