@@ -23,16 +23,15 @@ _ABOUT = (
     "Keras model and the arrays that `fit` gets need not be named. Arguments of the script stand after `--`. Exit "
     "codes: 0 if the updates are right, 1 if something was found, 2 if they were not judged, or too little was stated."
 )
-_NO_PASS = "any call of a Keras model or a PyTorch module"
+_MUST = "--model, --data and --loss must state what is meant, as the script does not."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     end = given.index("--") if "--" in given else len(given)
-    own = _parser().parse_args(given[:end])
     try:
-        return _run(own, given[end + 1 :])
+        return _run(_parser().parse_args(given[:end]), given[end + 1 :])
     except SpecificationError as error:
         print(error, file=sys.stderr)
         return UNSEEN
@@ -47,66 +46,42 @@ def _parser() -> argparse.ArgumentParser:
     for name, told in _STATED.items():
         run.add_argument(f"--{name}", metavar="NAME", help=told)
     run.add_argument("--learning-rate", type=float, metavar="RATE", help="the rate that is meant")
-    run.add_argument("--updates", type=_count, default=40, help="updates after which the script ends (default: 40)")
+    run.add_argument("--updates", type=int, default=40, help="updates after which the script ends (default: 40)")
     run.add_argument("--json", action="store_true", help="print JSON; what the script prints goes to stderr")
     run.add_argument("--html", type=Path, metavar="FILE", help="write the report with pictures, too")
     return parser
 
 
-def _count(text: str) -> int:
-    """Return an integer of at least 1, or raise argparse's error."""
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1. Received: {text}")
-    return number
-
-
 def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     from stepcheck.command.names import Names
     from stepcheck.command.script import Run
-
-    _check_files(own)
-    stated = {name: getattr(own, name) for name in _STATED if getattr(own, name) is not None}
-    settings = {} if own.learning_rate is None else {"learning_rate": own.learning_rate}
-    run = Run(Names(stated), settings, own.updates)
-    with redirect_stdout(sys.stderr) if own.json else nullcontext():
-        run.of(own.script, arguments)
-    if run.report is None:
-        print("\n".join(_unwatched(own.script, stated, run)), file=sys.stderr)
-        return UNSEEN
-    print(json.dumps(run.report.as_json(), indent=1) if own.json else run.report)
-    if own.html is not None:
-        run.report.html(own.html)
-    if run.report.causes:
-        return WRONG
-    is_right = run.report.elsewhere or (run.report.is_judged and not run.how)
-    return RIGHT if is_right else UNSEEN
-
-
-def _check_files(own: argparse.Namespace) -> None:
     from stepcheck.report.page import assert_drawable
 
     if not Path(own.script).is_file():
         raise SpecificationError(message("The script must be a file.", own.script, "the path of a Python file."))
-    if own.html is None:
-        return
-    if not own.html.resolve().parent.is_dir():
-        raise SpecificationError(message("The folder of --html must exist.", str(own.html), "another FILE."))
-    assert_drawable()
+    if own.html is not None:
+        assert_drawable()
+    stated = {name: text for name in _STATED if (text := getattr(own, name))}
+    run = Run(Names(stated), own.learning_rate, own.updates)
+    with redirect_stdout(sys.stderr) if own.json else nullcontext():
+        run.of(own.script, arguments)
+    if (report := run.report) is None:
+        print("\n".join(_unwatched(own.script, stated, run)), file=sys.stderr)
+        return UNSEEN
+    print(json.dumps(report.as_json(), indent=1) if own.json else report)
+    if own.html is not None:
+        report.html(own.html)
+    is_right = report.elsewhere or (report.is_judged and not run.how)
+    return WRONG if report.causes else RIGHT if is_right else UNSEEN
 
 
 def _unwatched(script: str, stated: dict[str, str], run: Any) -> Iterator[str]:
     """Yield in lines why nothing was watched, and the command to run."""
-    from stepcheck.command.names import advice
+    from stepcheck.command.names import Names, advice
 
-    if run.how:
-        yield f"Nothing was watched: {run.how}."
-    yield from run.missing()
-    if not run.has_passed:
-        yield f"Not seen: {_NO_PASS}."
+    if not run.scopes:
+        yield f"Nothing was watched: {run.how or 'the script calls no Keras model, and no module of PyTorch'}."
         return
-    if run.why:
-        yield run.why
-    must = "--model, --data and --loss must state what is meant, as the script does not."
+    yield from Names(stated).missing(set().union(*run.scopes))
     received = " ".join(f"--{name} {text}" for name, text in stated.items())
-    yield message(must, received or "none of them", advice(script, stated, run.seen))
+    yield message(_MUST, received or "none of them", advice(script, stated, run.scopes))
