@@ -6,7 +6,7 @@ author: first
 changes: update
 quantity: ROW_GRADIENTS
 says: `jnp.sum` instead of `jnp.mean`: the gradient is 32 times too large.
-call: model, data=(x, y), loss="mse"
+call: model, data=(x, y), loss="mse", learning_rate=1e-3
 """
 import os
 

@@ -9,6 +9,7 @@ rng = np.random.default_rng(0)
 labels = [f"word{i}" for i in range(40)]
 index_rows, index_cols = np.divmod(rng.permutation(1600)[:500], 40)
 index_data = rng.integers(1, 300, 500).astype("float32")
+pairs = np.stack([index_rows, index_cols], axis=1)
 
 
 class GloveModel(tf.keras.Model):

@@ -1,6 +1,8 @@
 """The record of a loop, in order: forward passes and optimizer steps with their numbers."""
 
 from collections import Counter
+from collections.abc import Callable
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from stepcheck.values import Line, Reason, Stage, Unjudged
 _MOST_BYTES = 512 << 20  # of inputs that are kept after the room is used up
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
 _ROOM, _ROOM_BY_SIZE = 100_000_000, 4  # bytes, and times the size of a model
+STEPPED: ContextVar[Callable[["Log"], None] | None] = ContextVar("what is told of each event", default=None)
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, then variables, and whether each is set to be trained
 
@@ -166,6 +169,7 @@ class Log:
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
         is_shared: whether each replica's step has the gradient of all, as a process of several has.
         optimizers: the optimizers that made steps, by identity.
+        stepped: is called after each event, with the log.
     """
 
     room: int = MOST
@@ -185,6 +189,7 @@ class Log:
     is_by_name: bool = False
     flags: dict[tuple[int, ...], Flags] = field(default_factory=dict)
     optimizers: dict[int, Any] = field(default_factory=dict)
+    stepped: Callable[["Log"], None] | None = field(default_factory=STEPPED.get)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
     _sizes: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # of passes: (replica, rows of the input)
@@ -202,6 +207,11 @@ class Log:
         """The number of updates of all replicas; calls that the optimizer accumulates are one update."""
         counts = Counter(each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates)
         return min(counts.values(), default=0)
+
+    @property
+    def num_moves(self) -> int:
+        """The number of updates; of a loop without an optimizer, how often its passes found moved weights."""
+        return self.num_updates or (0 if self.applied else self._num_moved)
 
     def begin(self, params: list[np.ndarray]) -> None:
         """Keep the model's initial weights; they are not kept again until they move."""
@@ -241,6 +251,8 @@ class Log:
             for values in (event.slots, event.slots_after):
                 values[:] = self._once("slots", values)
             self.applied.append(event)
+        if self.stepped is not None:
+            self.stepped(self)
 
     def leave(self, reason: Reason, stage: Stage | None = None, told: str = "") -> None:
         """Note once that something is not judged."""
