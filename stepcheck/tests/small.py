@@ -1,0 +1,67 @@
+"""A small loop on either engine: the usual hand-written one, and its faults."""
+
+import keras
+import numpy as np
+
+ENGINE = keras.backend.backend()
+NUM, SIZE = 24, 8
+draw = np.random.default_rng(0)
+X = draw.normal(size=(NUM, 5)).astype("float32")
+Y = (X[:, :1] - X[:, 1:2]).astype("float32")
+
+
+def network(optimizer=None):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model.compile(optimizer or keras.optimizers.SGD(0.05), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def mean(labels, outputs):
+    return keras.ops.mean((labels - outputs) ** 2)
+
+
+def train(model, value=mean, y=Y, passes=2):
+    """Train by the gradient of a loss of labels and outputs, on all rows in a new order in each pass."""
+    step = (_with_tape if ENGINE == "tensorflow" else _stateless)(model, value)
+    for epoch in range(passes):
+        order = np.random.default_rng(epoch).permutation(NUM)
+        for start in range(0, NUM, SIZE):
+            rows = order[start : start + SIZE]
+            step(X[rows], y[rows])
+
+
+def _with_tape(model, value):
+    import tensorflow as tf
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = value(y, model(x, training=True))
+        grads = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+    return step
+
+
+def _stateless(model, value):
+    import jax
+
+    def loss(params, others, x, y):
+        outputs, others = model.stateless_call(params, others, x, training=True)
+        return value(y, outputs), others
+
+    gradient = jax.grad(loss, has_aux=True)
+
+    def step(x, y):
+        params, others, slots = (
+            [v.value for v in each]
+            for each in (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
+        )
+        grads, others = gradient(params, others, x, y)
+        params, slots = model.optimizer.stateless_apply(slots, grads, params)
+        for variables, values in ((model.trainable_variables, params), (model.optimizer.variables, slots)):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    return step

@@ -1,0 +1,176 @@
+"""Reports: as text, as a page, as data for programs, and as the assertion of a test."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripts import Tags
+from small import NUM, X, Y, mean, network, train
+
+import stepcheck
+from stepcheck.report import changes, schema, words
+from stepcheck.values import Error, Fault, Quantity, Reason, Stage
+
+PAGE = Path(__file__).parents[1] / "docs" / "json.md"
+
+
+def watched(value=mean, y=Y, **intention):
+    model = network()
+    with stepcheck.watch(model, data=(X, Y), **intention) as report:
+        train(model, value, y)
+    return report
+
+
+def total(labels, outputs):
+    return mean(labels, outputs) * len(labels)
+
+
+@pytest.fixture(scope="module")
+def right():
+    return watched()
+
+
+@pytest.fixture(scope="module")
+def wrong():
+    return watched(total)
+
+
+def test_a_right_loop_gets_a_certificate(right):
+    assert right.is_right
+    assert right.findings == right.unjudged == []
+    found = re.fullmatch(
+        r"6 updates, all as meant: rows, forward pass, gradient, optimizer step, state\. "
+        r"Largest distance of 6 gradients from what was meant: (\S+) \(rounding: up to 0\.0001\)\.",
+        right.first_line,
+    )
+    assert float(found[1]) < 1e-5
+    right.require()
+    right.require("rows", "mode", "gradient", "step", "state")
+
+
+def test_a_finding_is_a_value(wrong):
+    (found,) = wrong.findings
+    assert (found.fault, found.stage) == (Fault.NEVER_DIVIDED, Stage.GRADIENT)
+    assert (found.quantity, found.error) == (Quantity.ROW_GRADIENTS, Error.COUNTED)
+    assert found.where.updates == (1, 2, 3, 4, 5, 6)
+    assert found.where.line.file == __file__ or found.where.line.file.endswith("small.py")
+    assert found.apart > 0.5
+    assert found.with_error < 1e-4
+    length = next(number for number in found.proof.numbers)
+    assert length.observed == pytest.approx(length.with_error, rel=1e-4) != pytest.approx(length.expected, rel=1e-2)
+
+
+def test_a_report_in_a_test_raises(wrong):
+    with pytest.raises(AssertionError, match="Never divided"):
+        wrong.require()
+    with pytest.raises(AssertionError):
+        wrong.require("gradient")
+    wrong.require("rows", "mode", "step")
+    with pytest.raises(stepcheck.SpecificationError, match="Stages must be of rows, mode, gradient, step, state"):
+        wrong.require("optimizer")
+
+
+def test_what_was_not_judged_raises_too():
+    model = network()
+    with stepcheck.watch(model, data=(X, Y)) as report:
+        train(model, passes=1)
+    assert [each.reason for each in report.unjudged] == [Reason.FEW_PASSES]
+    assert Stage.ROWS not in report.judged
+    assert not report.is_right
+    report.require("gradient", "step")
+    with pytest.raises(AssertionError, match="less than two whole passes"):
+        report.require("rows")
+
+
+def test_the_text_shows_numbers_three_times_and_the_line(wrong):
+    text = str(wrong)
+    assert text.startswith("Never divided. ")
+    assert re.search(r"^ +update \d+: +yours +meant +meant, with this error$", text, re.M)
+    assert re.search(r"^ +length of the gradient( +[\d.e-]+){3}$", text, re.M)
+    assert re.search(r"your code: .*small\.py:\d+: ", text)
+    assert "fix: take the mean" in text
+
+
+def test_a_page_is_html_with_pictures(wrong, tmp_path):
+    wrong.html(tmp_path / "a.html")
+    page = Tags((tmp_path / "a.html").read_text())
+    assert page.tags.count("img") == 4
+    assert "never divided" in " ".join(page.words).lower()
+    assert Tags(wrong._repr_html_()).tags.count("table") == 1
+
+
+def keys(told):
+    """Return the keys that the page lists, by heading."""
+    parts = re.split(r"^## (.+)$", told, flags=re.M)[1:]
+    return {title: re.findall(r"^\| `(\w+)` \|", text, re.M) for title, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_the_schema_is_the_one_of_its_page(wrong, right):
+    listed = keys(PAGE.read_text())
+    report = wrong.as_json()
+    assert report == json.loads(json.dumps(report))
+    assert report["schema"] == schema.VERSION
+    assert [*report] == listed["The report"] == [*right.as_json()]
+    (found,) = report["findings"]
+    assert [*found] == listed["A finding"]
+    assert [*found["proof"]] == listed["A proof"]
+    assert [*found["line"]] == listed["A line"]
+    assert (found["id"], found["stage"], found["error"]) == ("gradient.never-divided", "gradient", "counted")
+    assert report["judged"] == ["rows", "mode", "gradient", "step", "state"]
+    assert report["updates"] == 6
+
+
+def test_a_stage_that_fails_is_no_finding_and_its_traceback_is_kept(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("of our own")
+
+    monkeypatch.setattr("stepcheck.judge.second_passes", broken)
+    report = watched()
+    assert report.findings == []
+    assert report.judged == [Stage.ROWS, Stage.MODE, Stage.GRADIENT, Stage.STEP]
+    assert "of our own" in report.as_json()["failures"]["state"]
+    assert "An error in the stage state" in str(report)
+    assert not report.is_right
+
+
+def test_sentences_change_no_verdict(monkeypatch, wrong):
+    """All text is made anew from other words: the same findings are found."""
+    scrambled = {name: {"says": "x", "name": "y", "fix": {}} for name in words._texts()}
+    monkeypatch.setattr(words, "_texts", lambda: scrambled)
+    monkeypatch.setattr(words, "_REASONS", dict.fromkeys(Reason, "z"))
+    monkeypatch.setattr(changes, "sentence", lambda change: "another sentence")
+    other = watched(total)
+    assert [each.change for each in other.findings] == [each.change for each in wrong.findings]
+    assert other.judged == wrong.judged
+    assert str(other).startswith("Y. x")
+
+
+def test_printed_losses_are_judged():
+    model, losses = network(), []
+    with stepcheck.watch(model, data=(X, Y)) as report:
+        train(model)
+        losses += [1.0, 2.0]
+    with pytest.raises(stepcheck.SpecificationError, match="finite numbers"):
+        report.printed(loss=[float("nan")])
+    report.printed(loss=losses)
+    assert report.findings == []  # no known error makes these numbers
+
+
+def test_a_report_is_read_after_its_loop():
+    model = network()
+    with stepcheck.watch(model, data=(X, Y)) as report:
+        assert not report.is_over
+        with pytest.raises(stepcheck.SpecificationError, match="after the `with`"):
+            _ = report.findings
+        assert "is not over" in str(report)
+
+
+def test_a_loop_without_an_update_says_so():
+    model = network()
+    with stepcheck.watch(model, data=(X, Y)) as report:
+        pass
+    assert report.first_line == "Nothing was judged: the updates: no optimizer step was made, and no weight moved."
+    assert not report.is_right
+    assert len(np.unique(X, axis=0)) == NUM
