@@ -10,14 +10,16 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.port import ByPass, NoLoss, Observed, OneLoss, Port, quiet
+from stepcheck.report.bridge import found_of, unjudged_of
 from stepcheck.report.found import Finding, Found, Likely, many, on_one_line, some
 from stepcheck.report.progress import NOW
-from stepcheck.solve.changes import Schedule, otherwise, stated, stopped
+from stepcheck.solve.changes import Schedule, otherwise
 from stepcheck.solve.evidence import Evidence, Meant
-from stepcheck.stages.gradients import by_weights
+from stepcheck.stages.gradients import Judged, gradients
 from stepcheck.stages.modes import Modes, across, carried, constant, evaluations, follows, rare, second_passes, state
 from stepcheck.stages.optimizers import AT_FIRST, OWN_STEP, UNMOVED, by_hand
 from stepcheck.stages.printed import printed
+from stepcheck.stages.stated import stated
 from stepcheck.stages.steps import INSIDE, anew_in_each_pass, between, of_steps, repeated
 from stepcheck.stages.unsolved import (
     TURNS,
@@ -264,7 +266,7 @@ class Case:
         verdict.broken |= modes.unlooked(seen.updates)
         meant = Meant(replay, self.objective, modes, seen.place, scaled, self.optimizer)
         verdict.seen = seen = read(meant, seen, rows, self.data, self.schedule)
-        verdict.notes += [*by_hand(seen, replay.framework), *stopped(seen)]
+        verdict.notes += by_hand(seen, replay.framework)
         verdict.check("the rates of the passes", anew_in_each_pass, seen)
         optimizer = None if seen.is_by_hand else self.optimizer
         meant = Meant(replay, self.objective, modes, seen.place, scaled, optimizer)
@@ -349,7 +351,10 @@ class Case:
         if verdict.has_loss and (not verdict.unjudged or seen.is_of_loss):
             if meant.replay.is_observing:
                 choose(meant, like)
-            findings, verdict.evidence = by_weights(meant, like) if like else ([], [])
+            judged = gradients(meant, like) if like else Judged([], [], [])
+            findings: list[Finding] = [found_of(each, self.port) for each in judged.findings]
+            verdict.evidence = judged.evidence
+            verdict.unseen += map(unjudged_of, judged.unjudged)
             if meant.replay.is_observing:
                 findings = self._of_observed(verdict, findings)
             is_listed = all(each.is_listed for each in findings if isinstance(each, Found))
@@ -363,7 +368,8 @@ class Case:
             findings = [self._meant(each, verdict.evidence) for each in findings]
             has_causes = any(isinstance(each, Found) for each in verdict.add(findings))
             if self.is_told and not has_causes and verdict.evidence:
-                verdict.check("the optimizer's clips", otherwise, verdict.evidence, self.optimizer)
+                clips = [*otherwise(verdict.evidence, self.optimizer)]
+                verdict.add(found_of(each, self.port) for each in clips)
         verdict.causes = [c for c in verdict.causes if c.name != CARRIED or _is_proven(c, verdict)]
         verdict.causes = [c for c in verdict.causes if c.name != ALONE or TURNS not in verdict.notes]
 

@@ -10,10 +10,11 @@ import numpy as np
 from stepcheck.keras.literals import counted, is_even
 from stepcheck.port import Port
 from stepcheck.report.found import Likely, some
-from stepcheck.solve.changes import ADDED_UP, GROWN, Schedule, as_stated, bounded
+from stepcheck.solve.changes import Schedule, bounded
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.outputs import other_gradients, taken
 from stepcheck.solve.ratios import least
+from stepcheck.stages.stated import ADDED_UP, GROWN, as_stated
 from stepcheck.trace.log import clips_of
 from stepcheck.trace.measure import FINE, are_finite, distance
 from stepcheck.trace.windows import Rule, Update, Windows

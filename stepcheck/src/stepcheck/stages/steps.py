@@ -9,8 +9,9 @@ import numpy as np
 
 from stepcheck.errors import SpecificationError, message
 from stepcheck.report.found import Finding, Found, Likely, found, not_known, of_values, some
-from stepcheck.solve.changes import Schedule, rate_of, steps_otherwise, unlike
+from stepcheck.solve.changes import Schedule
 from stepcheck.solve.ratios import least
+from stepcheck.stages.stated import rate_of, steps_otherwise, unlike
 from stepcheck.trace.log import Applied, Log
 from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, places, same
 from stepcheck.trace.windows import PAD, Update, Windows, passes

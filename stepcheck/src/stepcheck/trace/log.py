@@ -1,6 +1,5 @@
 """The record of a loop, in order: forward passes and optimizer steps with their numbers."""
 
-import linecache
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck.trace.measure import once, same
+from stepcheck.values import Line
 
 _MOST_BYTES = 512 << 20  # of inputs that are kept after the room is used up
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
@@ -19,21 +19,6 @@ OWN_TRAINER = (
 _ROOM, _ROOM_BY_SIZE = 100_000_000, 4  # bytes, and times the size of a model
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, then variables, and whether each is set to be trained
-
-
-class Line(NamedTuple):
-    """A line of the user's code."""
-
-    file: str
-    number: int
-
-    @property
-    def text(self) -> str:
-        """The source of the line, if it can be read."""
-        return linecache.getline(self.file, self.number).strip()
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.number}: {self.text}".rstrip(": ")
 
 
 def clips_of(optimizer: Any) -> tuple[float, float, float]:
