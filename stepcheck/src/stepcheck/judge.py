@@ -12,11 +12,13 @@ import numpy as np
 from stepcheck import tree
 from stepcheck.port import NoLoss, Port, quiet
 from stepcheck.progress import NOW
-from stepcheck.solve.changes import Schedule, otherwise, stated
+from stepcheck.solve.changes import Schedule, otherwise
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.modes import Modes, rare
+from stepcheck.solve.optimizers import stated
 from stepcheck.solve.readings import in_order, read, without_void
-from stepcheck.stages.gradients import by_weights
+from stepcheck.stages.gradients import Judged as OfGradients
+from stepcheck.stages.gradients import gradients
 from stepcheck.stages.passes import follows, mode, second_passes, state
 from stepcheck.stages.printed import printed
 from stepcheck.stages.rows import altered, carried, order
@@ -315,24 +317,19 @@ def _gradient(context: _Context) -> Judged:
         yield Unjudged(Reason.OWN_STEP, Stage.GRADIENT)
         return
     known = context.known
-    found, evidence = by_weights(context.meant, known) if known else ([], [])
-    from stepcheck.bridge import bridged
-
-    found = [*bridged(found)]
-    findings = [each for each in found if isinstance(each, Finding)]
+    judged = gradients(context.meant, known) if known else OfGradients([], [], [])
     is_supposed = seen.rule is not None and seen.rule.is_stated
-    if is_supposed and not all(each.change.is_known for each in findings):
+    if is_supposed and not all(each.fault.has_name for each in judged.findings):
         context.seen = verdict.seen = replace(seen, rule=None)  # by another optimizer than the stated one
         yield Unjudged(Reason.OWN_STEP, Stage.GRADIENT)
         return
-    verdict.evidence = evidence
-    if not evidence and not findings:
+    verdict.evidence = judged.evidence
+    if not judged.evidence and not judged.findings:
         yield Unjudged(Reason.NO_GRADIENT, Stage.GRADIENT)
-    yield from found
-    if context.case.is_told and not findings and evidence:
-        from stepcheck.bridge import bridged
-
-        yield from bridged(otherwise(evidence, context.case.optimizer))
+    yield from judged.findings
+    yield from judged.unjudged
+    if context.case.is_told and not judged.findings and judged.evidence:
+        yield from otherwise(judged.evidence, context.case.optimizer)
 
 
 def _window(context: _Context) -> Judged:

@@ -1,7 +1,7 @@
 """The values that findings are made of. No sentence is here: `report.words` has the text of each."""
 
 import linecache
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 from typing import NamedTuple
 
@@ -83,6 +83,11 @@ class Fault(Enum):
         'gradient.mean-of-means'
         """
         return f"{self.quantity.stage}.{self.name.lower().replace('_', '-')}"
+
+    @property
+    def has_name(self) -> bool:
+        """Whether the field has a name for it: else it is told by its numbers, or by its place."""
+        return self not in UNNAMED and self not in _BY_NUMBERS
 
     # rows
     ROWS_NEVER_USED = Quantity.ROWS, Error.LEFT_OUT
@@ -200,7 +205,26 @@ class Fault(Enum):
     PRINTED_SUMMED_OVER_MICROBATCHES = Quantity.PRINTED, Error.COUNTED
 
 
-UNNAMED = frozenset(fault for fault in Fault if fault.error is Error.UNLIKE and fault.name.endswith("UNLIKE"))
+_BY_NUMBERS = frozenset(
+    {
+        Fault.OTHER_LABELS,
+        Fault.OTHER_WEIGHTS,
+        Fault.OTHER_OUTPUTS,
+        Fault.ANOTHER_LOSS,
+        Fault.ROWS_COUNTED_OTHERWISE,
+        Fault.PENALTY_COUNTED_OTHERWISE,
+        Fault.GRADIENT_CHANGED,
+    }
+)
+UNNAMED = frozenset(
+    {
+        Fault.LOSS_UNLIKE,
+        Fault.PASSES_LEFT_OUT,
+        Fault.GRADIENT_UNLIKE,
+        Fault.RATE_UNLIKE,
+        Fault.STEP_UNLIKE,
+    }
+)
 
 
 class Known(Enum):
@@ -256,12 +280,19 @@ class Group(Enum):
 
 
 class Level(Enum):
-    """The vectors that get one coefficient each."""
+    """The vectors that get one coefficient each; `SHAPE`: the sum of an update's rows, each times a count."""
 
     UPDATE = auto()
     MICROBATCH = auto()
     ROW = auto()
     SHAPE = auto()
+
+
+class Kind(Enum):
+    """What rows have in common that count alike."""
+
+    LABEL = auto()
+    PREDICTED_CLASS = auto()
 
 
 class Rows(NamedTuple):
@@ -278,10 +309,10 @@ class Count:
     Attributes:
         above, below: the counts that the number is multiplied with, and divided by.
         rows: the rows that count so; None for all.
-        others: how the other rows count; None if `rows` is, or if they count as they should.
-        by_kind: (kind, value, weight) of rows by their label or predicted class.
+        others: how the other rows count; None if `rows` is.
+        by_kind: (kind, its value, weight) of rows.
         numbers: numbers that no fraction reproduces, the farthest from 1 first, of vectors of this `level`.
-        instead: how it should count; None where `above` has what was meant.
+        instead: how it should count; None where `above` has what was meant, or nothing counts.
     """
 
     number: float = 1.0
@@ -289,10 +320,30 @@ class Count:
     below: tuple[Counted, ...] = ()
     rows: Rows | None = None
     others: "Count | None" = None
-    by_kind: tuple[tuple[str, float, float], ...] = ()
+    by_kind: tuple[tuple[Kind, float, float], ...] = ()
     numbers: tuple[float, ...] = ()
     level: Level | None = None
     instead: "Count | None" = None
+
+    def times(self, of_rows: "Count") -> "Count":
+        """Return the product of a count of all rows with one that may be of some.
+
+        >>> Count(2.0, below=(Known.LOSS,)).times(Count(0.5)).number
+        1.0
+        """
+        number = self.number * of_rows.number
+        fraction = (self.above + of_rows.above, self.below + of_rows.below) if number else ((), ())
+        others = None if of_rows.others is None else self.times(of_rows.others)
+        return replace(self, number=number, above=fraction[0], below=fraction[1], rows=of_rows.rows, others=others)
+
+    def uses(self, known: Known) -> bool:
+        """Whether it, or the count of the other rows, is made with a known count."""
+        is_in = any(known in (each, *(each if isinstance(each, tuple) else ())) for each in self.above + self.below)
+        return is_in or (self.others is not None and self.others.uses(known))
+
+
+MEANT = Count(above=(Known.MEANT,))
+NOTHING = Count(0.0)
 
 
 class Detail(Enum):
@@ -311,7 +362,7 @@ class Detail(Enum):
     CLASSES_FROM = auto()  # numbers: the first class
     SMOOTHED = auto()  # numbers: the smoothing, and the one that was meant
     SCALED = auto()  # numbers: a factor of the labels, and what is added
-    ACTIVATION_AGAIN = auto()  # names: the activation
+    FUNCTION_AGAIN = auto()  # names: the activation
     ARGUMENTS_SWAPPED = auto()
     OTHER_FUNCTION = auto()  # names: the function, and the one that was meant
     TERMS_COUNT = auto()  # numbers: of each output, then those that were meant; names: the outputs
@@ -331,7 +382,38 @@ class Detail(Enum):
     ADDED_BEFORE = auto()
     PLUS_WEIGHTS = auto()  # numbers: the factor, and the optimizer's decay
     NOT_FINITE = auto()
-    DERIVATIVE_BY_OUTPUTS = auto()
+    ADDED_UP_TWICE = auto()  # numbers: of the replicas
+    PERHAPS_ADDED_UP_TWICE = auto()
+
+
+class Part(Enum):
+    """What a microbatch of an update is: one of the loop, of a replica, or of a call of an accumulating optimizer."""
+
+    MICROBATCH = auto()
+    REPLICA = auto()
+    CALL = auto()
+
+
+class Unit(Enum):
+    """What the weights of rows are: 1 each, sample weights of the user, or others, as of a mask."""
+
+    ROWS = auto()
+    SAMPLE_WEIGHTS = auto()
+    WEIGHTS = auto()
+
+
+class Setting(NamedTuple):
+    """The updates in which a change was seen: by it a change and its mend are told.
+
+    `num_rows`: of each update, if all have as many and each row has the weight 1; else 0.
+    """
+
+    part: Part = Part.MICROBATCH
+    unit: Unit = Unit.WEIGHTS
+    num_rows: int = 0
+
+
+_UNTOLD = Setting()
 
 
 @dataclass(frozen=True)
@@ -340,8 +422,10 @@ class Change:
 
     Attributes:
         fault: its name; one of `UNNAMED` where nothing known reproduces it.
-        twins: other faults that reproduce the same numbers.
         names: of parameters, outputs or losses, as `detail` says.
+        bound: the norm to which the gradient is clipped besides; 0 for none.
+        outputs: whose losses have it, if a model has several.
+        twins: other faults that reproduce the same numbers.
     """
 
     fault: Fault
@@ -349,6 +433,9 @@ class Change:
     numbers: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
     count: Count | None = None
+    bound: float = 0.0
+    outputs: tuple[str, ...] = ()
+    setting: Setting = _UNTOLD
     twins: tuple[Fault, ...] = ()
 
     @property
@@ -392,12 +479,13 @@ class Shown(Enum):
     OUTPUT = auto()
     RATE = auto()
     LOSS = auto()
+    DERIVATIVE = auto()
 
 
 class Number(NamedTuple):
     """A number of a proof; NaN where there is none.
 
-    `of`: a parameter with its index, or the index of an output.
+    `of`: a parameter with its index, the index of an output, or a row of the data with that of its output.
     """
 
     what: Shown

@@ -1,8 +1,316 @@
-"""The words of a change."""
+"""The sentences of changes: what is done to which quantity, and by which count."""
 
-from stepcheck.values import Change
+from collections.abc import Iterable
+
+from stepcheck.values import (
+    MEANT,
+    Change,
+    Changed,
+    Count,
+    Counted,
+    Detail,
+    Fault,
+    Group,
+    Kind,
+    Known,
+    Level,
+    Part,
+    Quantity,
+    Rows,
+    Setting,
+    Unit,
+)
+
+_MULTIPLES = {1.0: "", -1.0: "minus ", 2.0: "twice ", 0.5: "half of "}
+_WHOLE, _SAME = range(10, 5000), 1e-5  # numbers n of which 1 / n is written; a larger one may be close by chance
+_MOST_NUMBERS, _LEAST = 4, 1e-3
+_SUM = {
+    Unit.ROWS: "the number of rows",
+    Unit.SAMPLE_WEIGHTS: "the sum of the sample weights",
+    Unit.WEIGHTS: "the sum of the weights",
+}
+_PARTS = {Part.MICROBATCH: "microbatch", Part.REPLICA: "replica", Part.CALL: "microbatch"}
+_PLURALS = {Part.MICROBATCH: "microbatches", Part.REPLICA: "replicas", Part.CALL: "microbatches"}
+_KNOWN = {
+    Known.WEIGHT_OF_UPDATE: "{sum} of the update",
+    Known.ROWS_OF_UPDATE: "the number of rows of the update",
+    Known.ROWS_WITH_A_WEIGHT: "the number of rows with a weight",
+    Known.ROWS_WITH_PADDING: "the number of rows with those that fill up",
+    Known.PLACES_OF_UPDATE: "the number of places of the update",
+    Known.PLACES_WITH_INPUT: "the number of places whose input is not 0",
+    Known.SUM_OF_SAMPLE_WEIGHTS: "the sum of the sample weights",
+    Known.MICROBATCHES: "the number of {parts}",
+    Known.MICROBATCHES_OF_FULL_WINDOW: "the {parts} of a full window",
+    Known.REPLICAS: "the number of replicas",
+    Known.WEIGHT_OF_FULL_BATCH: "{sum} of a full batch",
+    Known.ROWS_OF_DATA: "the rows of the data",
+    Known.NUMBER_OF_UPDATE: "the number of the update",
+    Known.WEIGHT_OF_LAST_UPDATE: "{sum} of the update before",
+    Known.LOSS: "the loss",
+    Known.WEIGHT_OF_MICROBATCH: "{sum} of its {part}",
+    Known.ROWS_OF_MICROBATCH: "the number of rows of its {part}",
+    Known.WEIGHT_OF_REPLICA: "{sum} of its replica",
+    Known.NUMBER_OF_BATCH: "the number of the batch",
+    Known.WEIGHT_OF_ROW: "the row's own weight",
+    Known.SAMPLE_WEIGHT_OF_ROW: "the row's sample weight",
+    Known.SUM_OF_THESE: "the sum of these",
+    Known.MEANT: "what it should",
+}
+_CHANGED = {Changed.PLUS_ONE: "({} + 1)", Changed.MINUS_ONE: "({} - 1)", Changed.ROOT: "sqrt({})"}
+_GROUPS = {
+    Group.LAST_MICROBATCH: "the last {part}",
+    Group.FIRST_MICROBATCH: "the first {part}",
+    Group.MICROBATCH: "{part} {0}",
+    Group.MICROBATCHES_OF_LAST_PASS: "the {parts} of the last pass",
+    Group.FIRST_ROW_OF_BATCH: "the first row of each batch",
+    Group.LAST_ROW_OF_BATCH: "the last row of each batch",
+    Group.FIRST_HALF_OF_BATCH: "the first half of each batch",
+    Group.EACH_NTH_ROW: "each {0}. row, from row {1} on",
+}
+_KINDS = {Kind.LABEL: "label", Kind.PREDICTED_CLASS: "predicted class"}
+_LEVELS = {
+    Level.UPDATE: "update by update",
+    Level.MICROBATCH: "{part} by {part}",
+    Level.ROW: "row by row",
+}
+_SUBJECTS = {
+    Quantity.LABELS: "the labels",
+    Quantity.WEIGHTS: "the sample weights",
+    Quantity.LOSS_FORM: "the loss",
+    Quantity.ROW_GRADIENTS: "each row's gradient",
+    Quantity.PENALTY: "the penalty",
+    Quantity.HANDED_GRADIENT: "the gradient",
+}
+_OF_FAULTS = {  # subjects
+    Fault.PADDING_TRAINED_ON: "rows",
+    Fault.MASK_IGNORED: "the mask",
+    Fault.WEIGHTS_AVERAGED_APART: "the sample weights",
+    Fault.BROADCAST: "each output",
+    Fault.SOFTMAX_TWICE: "the outputs",
+    Fault.OTHER_OUTPUTS: "the outputs",
+    Fault.NOT_RESET: "the gradient handed over before",
+    Fault.MOMENTUM_BY_HAND: "the gradient handed over before",
+}
+_PREDICATES = {
+    Fault.PADDING_TRAINED_ON: "that fill up a batch are trained on",
+    Fault.WEIGHTS_IGNORED: "are left out",
+    Fault.MASK_IGNORED: "is left out",
+    Fault.WEIGHTS_SQUARED: "are squared",
+    Fault.WEIGHTS_AVERAGED_APART: "are averaged over their batch",
+    Fault.FROM_LOGITS: "takes from_logits the other way",
+    Fault.CLIP_BEFORE_UNSCALE: "is clipped while it is scaled as the loss is",
+    Fault.LOSS_UNLIKE: "is not the one that was meant: its derivative by the outputs differs",
+    Fault.GRADIENT_UNLIKE: "is not that of the loss that was meant",
+}
+_SHIFTED = {
+    Detail.OF_ROW_IN_BATCH: ("the row", "rows", " in the batch"),
+    Detail.OF_ROW_IN_DATA: ("the row", "rows", " in the data"),
+    Detail.PLACES_AFTER: ("the place", "places", ""),
+}
+_DETAILS = {
+    Detail.IN_ORDER_OF_DATA: "are those in the order of the data",
+    Detail.IN_REVERSE: "are those of the batch in reverse",
+    Detail.ALL_PAIRS: "meets the labels of all rows of its batch, as outputs (rows, 1) and labels (rows,) do",
+    Detail.ALL_PAIRS_WITH_WEIGHTS: "meets the labels and sample weights of all rows of its batch, as outputs "
+    "(rows, 1) and both (rows,) do",
+    Detail.INVERTED: "are inverted",
+    Detail.ROOT: "come under a root",
+    Detail.OF_OTHER_ROWS: "are each those of some other row",
+    Detail.CLASSES_FROM: "are those of classes counted from {0}",
+    Detail.FUNCTION_AGAIN: "go through one more {names}",
+    Detail.ARGUMENTS_SWAPPED: "gets labels and outputs in the other order",
+    Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",
+    Detail.CLIPPED_BY_VALUE: "is clipped by value to {0}",
+    Detail.CLIPPED_IN_TURN: "is clipped to the norm {0} whenever a {part} is added",
+    Detail.CENTRED: "has its mean taken off",
+    Detail.SIGN: "is replaced by its sign times {0}",
+    Detail.TIMES: "counts {0} times what it should",
+    Detail.UPDATES_BEFORE: "is that of the update {0} before",
+    Detail.BATCHES_BEFORE: "is that of the batch {0} before",
+    Detail.ADDED_BEFORE: "is added, times {count}",
+    Detail.PLUS_WEIGHTS: "is that of the loss that was meant plus {0} times the weights, as a penalty gives; the "
+    "optimizer's weight_decay is {1}",
+    Detail.NOT_FINITE: "is not finite; that of the loss that was meant is",
+    Detail.ADDED_UP_TWICE: "counts {0} times, as the sum over the replicas is taken twice",
+}
 
 
 def sentence(change: Change) -> str:
-    """Return what is done to a quantity, in a sentence."""
-    return str(change)
+    """Return what a change does.
+
+    >>> sentence(Change(Fault.LABELS_SHIFTED, Detail.OF_ROW_IN_BATCH, (-2,)))
+    'The labels are those 2 rows before in the batch.'
+    """
+    told = " ".join(part for part in (_subject(change), _predicate(change)) if part)
+    if change.bound:
+        told += f", and the gradient is clipped to the norm {change.bound:.4g}"
+    return f"{told[0].upper()}{told[1:]}."
+
+
+def _subject(change: Change) -> str:
+    fault, names = change.fault, change.names
+    subject = _OF_FAULTS.get(fault, _SUBJECTS.get(fault.quantity, ""))
+    if fault is Fault.CLIP_PER_MICROBATCH and change.detail is Detail.CLIPPED_BY_NORM:
+        subject = f"the gradient of each {_PARTS[change.setting.part]}"
+    if fault is Fault.GRADIENT_CHANGED:
+        subject = f"the gradient of {', '.join(names) or 'each variable'}"
+    if change.detail is Detail.TERMS_COUNT:
+        subject = f"the losses of {', '.join(names)}"
+    outputs = ", ".join(change.outputs)
+    word = "" if subject.endswith(("output", "outputs")) else _many("output", len(change.outputs))
+    return f"{subject} ({word} {outputs})".replace("( ", "(") if outputs else subject
+
+
+def _many(word: str, num: int) -> str:
+    return word if num == 1 else f"{word}s"
+
+
+def _predicate(change: Change) -> str:
+    fault, detail, numbers, names = change.fault, change.detail, change.numbers, change.names
+    counted = "" if change.count is None else count(change.count, change.setting, fault)
+    if fault is Fault.PASSES_LEFT_OUT:
+        *passed, num_passes = numbers
+        return f"has no part of forward pass {_list(passed)} of its {num_passes:.0f}"
+    if fault in (Fault.CLIP_FORGOTTEN, Fault.CLIPPED_OTHERWISE):
+        stated = (f"{name}={bound:.4g}" for name, bound in zip(names, numbers, strict=True))
+        how = "not clipped" if fault is Fault.CLIP_FORGOTTEN else "clipped otherwise"
+        return f"is {how}: the optimizer that was meant has {', '.join(stated)}"
+    if detail in _SHIFTED:
+        one, many, where = _SHIFTED[detail]
+        (by,) = numbers
+        some = f"of {one}" if abs(by) == 1 else f"{abs(by):.0f} {many}"
+        told = f"are those {some} {'after' if by > 0 else 'before'}{where}"
+    elif detail in _DETAILS:
+        fields = _fields(change.setting) | {"names": ", ".join(names), "count": counted}
+        told = _DETAILS[detail].format(*(f"{number:.4g}" for number in numbers), **fields)
+        counted = "" if detail is Detail.ADDED_BEFORE else counted
+    elif detail is not None:
+        told = _with_numbers(change)
+    else:
+        told = _PREDICATES.get(fault, "")
+    more = f"counts {counted}" if counted else ""
+    return " and ".join(part for part in (told, more) if part)
+
+
+def _with_numbers(change: Change) -> str:
+    numbers, names = change.numbers, change.names
+    if change.detail is Detail.OF_OTHER_VARIABLE:  # each variable with its own
+        pairs = [f"{one} is that of {other}" for one, other in zip(names[::2], names[1::2], strict=True)]
+        return f"of {', that of '.join(pairs)}"
+    if change.detail is Detail.OTHER_FUNCTION:
+        own, meant = names
+        return f"is {own} instead of {meant}"
+    if change.detail is Detail.TERMS_COUNT:
+        half = len(numbers) // 2
+        these, those = _list(numbers[:half]), _list(numbers[half:])
+        return f"count {these}, and not {those}"
+    if change.detail is Detail.SMOOTHED:
+        by, *meant = numbers
+        more = f"instead of {meant[0]:.3g}" if meant else "for each class"
+        return f"are smoothed by {by:.3g} {more}"
+    ratio, plus = numbers  # of labels
+    scaled = [f"are times {ratio:.4g} beside the outputs (the outputs times {1 / ratio:.4g})"]
+    moved = [f"have {plus:.4g} added"]
+    return " and ".join(scaled * (abs(ratio - 1) > _LEAST) + moved * (abs(plus) > _LEAST))
+
+
+def _fields(setting: Setting) -> dict[str, str]:
+    part = setting.part
+    return {"sum": _SUM[setting.unit], "part": _PARTS[part], "parts": _PLURALS[part]}
+
+
+def count(own: Count, setting: Setting, fault: Fault | None = None) -> str:
+    """Return how much counts, and how much should."""
+    if own.rows is None:
+        told = _one(own, setting, is_one=fault is not None and fault.quantity is Quantity.PENALTY)
+    else:
+        told = _of_some(own, setting)
+    if fault is not None and fault.quantity is Quantity.PENALTY:
+        return f"{told} instead of once"
+    return f"{told} instead of {_instead(own.instead, setting)}" if own.instead and not own.by_kind else told
+
+
+def _instead(own: Count, setting: Setting) -> str:
+    if setting.num_rows and own.below == (Known.WEIGHT_OF_UPDATE,):
+        num = setting.num_rows
+        return f"1 / {num}, as the update has {num} {_many('row', num)}"
+    return _one(own, setting)
+
+
+def _of_some(own: Count, setting: Setting) -> str:
+    assert own.rows is not None
+    those, others = group(own.rows, setting), own.others
+    if not own.number and others == MEANT:
+        return f"all but {those}"
+    if own.above == MEANT.above and own.number == 1 and others is not None and not others.number:
+        return f"only {those}"
+    rest = f", {_one(others, setting)} for the others" if others is not None else ""
+    return f"{_one(own, setting)} for {those}{rest}"
+
+
+def group(rows: Rows, setting: Setting) -> str:
+    """Return the name of some rows."""
+    return _GROUPS[rows.group].format(*rows.numbers, **_fields(setting))
+
+
+def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
+    """Return a count of all rows; `is_one`: once is what is meant."""
+    if own.numbers:
+        return _numbers(own, setting)
+    if own.by_kind:
+        return _by_kind(own, setting)
+    if own == MEANT:
+        return "as meant"
+    if not own.number:
+        return "not at all"
+    if own.above == MEANT.above and not own.below:
+        return f"{_number(own.number)} times {_KNOWN[Known.MEANT]}"
+    above = () if is_one and own.above == MEANT.above else own.above
+    if not above and not own.below:
+        return _number(own.number)
+    top, low = (" x ".join(known(each, setting) for each in part) for part in (above, own.below))
+    below = f" / ({low})" if len(own.below) > 1 else f" / {low}" * bool(low)
+    multiple = _MULTIPLES.get(own.number, f"{own.number:.4g} x ")
+    return f"{multiple}{top or 1}{below}"
+
+
+def known(each: Counted, setting: Setting) -> str:
+    """Return the name of a known count."""
+    if isinstance(each, tuple):
+        own, changed = each
+        return _CHANGED[changed].format(known(own, setting))
+    return _KNOWN[each].format(**_fields(setting))
+
+
+def _number(number: float) -> str:
+    """Return a number, or the fraction 1 / n that it is.
+
+    >>> _number(0.25), _number(1 / 384), _number(0.0123)
+    ('0.25', '1 / 384', '0.0123')
+    """
+    whole = round(1 / number) if number else 0
+    is_fraction = whole in _WHOLE and abs(whole * number - 1) <= _SAME
+    return f"1 / {whole}" if is_fraction else f"{number:.4g}"
+
+
+def _numbers(own: Count, setting: Setting) -> str:
+    told = _list(own.numbers)
+    if own.level is None:
+        return told
+    level = _LEVELS[own.level].format(**_fields(setting))
+    masked = " (is the loss of some rows masked, or cut to a range?)"
+    is_cut = own.level is Level.ROW and 0 in own.numbers
+    return f"{told} times {_KNOWN[Known.MEANT]}, {level}{masked * is_cut}"
+
+
+def _list(numbers: Iterable[float]) -> str:
+    told = [f"{number:.4g}" for number in numbers]
+    more = ", ..." if len(told) > _MOST_NUMBERS else ""
+    return f"{', '.join(told[:_MOST_NUMBERS])}{more}"
+
+
+def _by_kind(own: Count, setting: Setting) -> str:
+    told = ", ".join(f"{w:.4g} for {_KINDS[kind]} {value:g}" for kind, value, w in own.by_kind)
+    if own.instead is not None:
+        told += f" (should: {', '.join(f'{w:.4g}' for *_, w in own.instead.by_kind)})"
+    return f"{told}, divided by {known(own.below[0], setting)}" if own.below else told

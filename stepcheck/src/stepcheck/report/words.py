@@ -25,6 +25,7 @@ _SHOWN = {
     Shown.OUTPUT: "output {}",
     Shown.RATE: "learning rate of update {}",
     Shown.LOSS: "printed loss {}",
+    Shown.DERIVATIVE: "derivative of the loss by the output of row {}",
 }
 _REASONS = {
     Reason.NO_LOSS: "the loss that is meant is not stated",

@@ -1,7 +1,7 @@
 """The parts of the gradient of one update, counts and sets of rows for their coefficients, and solutions by row."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -9,19 +9,29 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.port import OneLoss
-from stepcheck.report.found import many, numbers_of
 from stepcheck.solve.evidence import AtOutputs, Evidence, narrowed
 from stepcheck.solve.forms import BASE, Form
-from stepcheck.solve.ratios import least
+from stepcheck.solve.ratios import Counts, least
 from stepcheck.trace.measure import classes
 from stepcheck.trace.windows import PAD, Piece
+from stepcheck.values import NOTHING, Changed, Count, Counted, Group, Kind, Known, Rows
 
 MOST_ROWS = 64  # rows of an update that get a coefficient each
 _OF_ROWS = (
-    *("the weight of the own microbatch", "the weight of the own replica", "the row's own weight"),
-    *("the row's sample weight", "the number of the batch"),
+    Known.WEIGHT_OF_MICROBATCH,
+    Known.WEIGHT_OF_REPLICA,
+    Known.WEIGHT_OF_ROW,
+    Known.SAMPLE_WEIGHT_OF_ROW,
+    Known.NUMBER_OF_BATCH,
 )
-_NEARLY = "the weight of the update", "its rows", "the sum of the sample weights", "the number of microbatches"
+_NEARLY = (  # counts that are mistaken by one, or come under a root
+    Known.WEIGHT_OF_UPDATE,
+    Known.ROWS_OF_UPDATE,
+    Known.SUM_OF_SAMPLE_WEIGHTS,
+    Known.MICROBATCHES,
+)
+_NTH = 2, 3, 4
+_OF_REPLICAS = Known.REPLICAS, Known.WEIGHT_OF_REPLICA
 
 
 class Basis:
@@ -49,91 +59,116 @@ class Basis:
         self._made: dict[Any, Any] = {}
 
     @cached_property
-    def counts(self) -> dict[str, np.ndarray]:
-        """Counts by name, one number for each row: the numerators and denominators of coefficients."""
-        e, meant, pieces = self.e, self.e.meant, self.e.update.pieces
-        weights = np.concatenate([w[0] for w in e.weights])
-        own = np.array([part.sum() for part in self.cut(weights)])
-        replica = np.array([piece.called.replica for piece in pieces])
-        sample, rows = self._sample_weights(), np.array(self.sizes) - e.pads
-        places = e.num_places
-        assert meant.full is not None
-        whole = {
-            "the weight of the update": e.whole[0],
-            "its rows": rows.sum(),
-            "the rows with a weight": np.count_nonzero(weights),
-            "its rows with those that fill up": sum(self.sizes),
-            "its places": places,
-            "its places whose input is not 0": sum(map(_unpadded, pieces)) if places else 0,
-            "the sum of the sample weights": sample.sum(),
-            "the number of microbatches": len(pieces),
-            "the microbatches of a full window": meant.usual,
-            "the number of replicas": e.num_replicas,
-            "the weight of a full batch": meant.full[0],
-            "the rows of the data": meant.replay.num_rows,
-            "the number of the update": e.update.number,
-            "the weight of the update before": (self.before or e).whole[0],
-            "the loss": sum(float(t.values[0].sum()) for t in e.terms) / (e.whole[0] if self.is_divided else 1.0),
-        }
-        for name in _NEARLY[: 4 if meant.usual > 1 else 3]:  # that are mistaken by one, or come under a root
-            number = whole[name]
-            whole |= {f"({name} + 1)": number + 1, f"({name} - 1)": number - 1, f"sqrt({name})": abs(number) ** 0.5}
-        whole["sqrt(the loss)"] = abs(whole["the loss"]) ** 0.5
-        by_piece = {
-            "the weight of the own microbatch": own,
-            "the rows of the own microbatch": rows,
-            "the weight of the own replica": [own[replica == each].sum() for each in replica],
-            "the number of the batch": [1 + e.place(piece)[1] // self.most_rows for piece in pieces],
-        }
-        found = {name: np.full(sum(self.sizes), float(number)) for name, number in whole.items()}
-        found |= {name: np.repeat(np.asarray(each, float), self.sizes) for name, each in by_piece.items()}
-        found |= {"the row's own weight": weights, "the row's sample weight": sample}
-        if 1 < len(pieces) == e.num_replicas:  # each part is a replica's: of equal counts, the first gives its name
-            return dict(sorted(found.items(), key=lambda each: "replica" not in each[0]))
+    def counts(self) -> Counts:
+        """Known counts, one number for each row: numerators and denominators of coefficients."""
+        weights = np.concatenate([w[0] for w in self.e.weights])
+        num = sum(self.sizes)
+        whole = self._of_update(weights)
+        found: Counts = {known: np.full(num, float(number)) for known, number in whole.items()}
+        by_piece = self._by_piece(weights)
+        found |= {k: np.repeat(np.asarray(own, float), self.sizes) for k, own in by_piece.items()}
+        found[Known.WEIGHT_OF_ROW] = weights
+        found[Known.SAMPLE_WEIGHT_OF_ROW] = self._sample_weights()
+        if self.has_replicas:  # of equal counts, the first gives its name
+            return dict(sorted(found.items(), key=lambda each: each[0] not in _OF_REPLICAS))
         return found
 
+    def _of_update(self, weights: np.ndarray) -> dict[Counted, float]:
+        e, meant, pieces = self.e, self.e.meant, self.e.update.pieces
+        assert meant.full is not None
+        loss = sum(float(terms.values[0].sum()) for terms in e.terms)
+        found: dict[Counted, float] = {
+            Known.WEIGHT_OF_UPDATE: e.whole[0],
+            Known.ROWS_OF_UPDATE: sum(self.sizes) - sum(e.pads),
+            Known.ROWS_WITH_A_WEIGHT: int(np.count_nonzero(weights)),
+            Known.ROWS_WITH_PADDING: sum(self.sizes),
+            Known.PLACES_OF_UPDATE: e.num_places,
+            Known.PLACES_WITH_INPUT: sum(map(_unpadded, pieces)) if e.num_places else 0,
+            Known.SUM_OF_SAMPLE_WEIGHTS: self._sample_weights().sum(),
+            Known.MICROBATCHES: len(pieces),
+            Known.MICROBATCHES_OF_FULL_WINDOW: meant.usual,
+            Known.REPLICAS: e.num_replicas,
+            Known.WEIGHT_OF_FULL_BATCH: meant.full[0],
+            Known.ROWS_OF_DATA: meant.replay.num_rows,
+            Known.NUMBER_OF_UPDATE: e.update.number,
+            Known.WEIGHT_OF_LAST_UPDATE: (self.before or e).whole[0],
+            Known.LOSS: loss / (e.whole[0] if self.is_divided else 1.0),
+        }
+        for known in _NEARLY if meant.usual > 1 else _NEARLY[:-1]:
+            number = found[known]
+            found[known, Changed.PLUS_ONE] = number + 1
+            found[known, Changed.MINUS_ONE] = number - 1
+            found[known, Changed.ROOT] = abs(number) ** 0.5
+        found[Known.LOSS, Changed.ROOT] = abs(found[Known.LOSS]) ** 0.5
+        return found
+
+    def _by_piece(self, weights: np.ndarray) -> dict[Known, Sequence[float] | np.ndarray]:
+        e, pieces = self.e, self.e.update.pieces
+        own = np.array([part.sum() for part in self.cut(weights)])
+        replica = np.array([piece.called.replica for piece in pieces])
+        return {
+            Known.WEIGHT_OF_MICROBATCH: own,
+            Known.ROWS_OF_MICROBATCH: np.array(self.sizes) - e.pads,
+            Known.WEIGHT_OF_REPLICA: [own[replica == each].sum() for each in replica],
+            Known.NUMBER_OF_BATCH: [1 + e.place(piece)[1] // self.most_rows for piece in pieces],
+        }
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether each piece is a replica's."""
+        return 1 < len(self.sizes) == self.e.num_replicas
+
     @cached_property
-    def sets(self) -> dict[str, np.ndarray]:
-        """Sets of rows by name: which rows are in it."""
+    def sets(self) -> dict[Rows, np.ndarray]:
+        """Which rows are in a set of rows."""
         num = len(self.sizes)
         piece = np.repeat(np.arange(num), self.sizes)
         place = np.concatenate([np.arange(size) for size in self.sizes])
-        passes = np.repeat([self.e.place(each)[0] for each in self.e.update.pieces], self.sizes)
+        by_piece = [self.e.place(each)[0] for each in self.e.update.pieces]
+        passes = np.repeat(by_piece, self.sizes)
         last = np.repeat(self.sizes, self.sizes) - 1
-        found = {"the last microbatch": piece == num - 1, "the first microbatch": piece == 0}
-        found |= {f"microbatch {i + 1}": piece == i for i in range(1, 4)}
-        found |= {"the microbatches of the last pass": passes == passes[-1]}
-        found |= {"the first row of each batch": place == 0, "the last row of each batch": place == last}
-        found |= {"the first half of each batch": place < (last + 1) // 2}
-        return found | {f"each {m}. row, from row {i + 1} on": place % m == i for m in (2, 3, 4) for i in range(m)}
-
-    @cached_property
-    def kinds(self) -> dict[str, np.ndarray]:
-        """The label and the predicted class of each row, if a row has one."""
-        rows, labels = self.e.update.rows, self.e.meant.replay.data[1]
-        outs = [piece.called.outputs[0] for piece in self.e.update.pieces if len(piece.called.outputs) == 1]
-        found = {}
-        if hasattr(labels, "shape"):
-            found["label"] = classes(np.asarray(labels)[np.where(rows == PAD, 0, rows)])
-        if len(outs) == len(self.sizes) and all(out.ndim == 2 and out.shape[1] > 1 for out in outs):
-            found["predicted class"] = np.concatenate([np.argmax(out, axis=1) for out in outs])
-        return {name: kind for name, kind in found.items() if kind is not None and len(kind) == sum(self.sizes)}
-
-    @cached_property
-    def shapes(self) -> dict[str, np.ndarray]:
-        """Factors of the rows, by name: a count, 1 / a count, and 1 for a set of rows or for all others."""
-        found: dict[str, np.ndarray] = {}
-        for name in _OF_ROWS:
-            column = self.counts[name]
-            found[f"times {name}"] = np.where(column > 0, column, 0.0)
-            found[f"times 1 / {name}"] = np.where(column > 0, 1 / np.where(column > 0, column, 1.0), 0.0)
-        for name, own in self.sets.items():
-            found |= {f"only {name}": own.astype(float), f"all but {name}": (~own).astype(float)}
+        found = {
+            Rows(Group.LAST_MICROBATCH): piece == num - 1,
+            Rows(Group.FIRST_MICROBATCH): piece == 0,
+            **{Rows(Group.MICROBATCH, (i + 1,)): piece == i for i in range(1, 4)},
+            Rows(Group.MICROBATCHES_OF_LAST_PASS): passes == passes[-1],
+            Rows(Group.FIRST_ROW_OF_BATCH): place == 0,
+            Rows(Group.LAST_ROW_OF_BATCH): place == last,
+            Rows(Group.FIRST_HALF_OF_BATCH): place < (last + 1) // 2,
+        }
+        for num, i in ((n, i) for n in _NTH for i in range(n)):
+            found[Rows(Group.EACH_NTH_ROW, (num, i + 1))] = place % num == i
         return found
 
-    def worded(self, told: str) -> str:
-        """Return a sentence about microbatches; it names replicas if each microbatch is a replica's."""
-        return told.replace("microbatch", "replica") if 1 < len(self.sizes) == self.e.num_replicas else told
+    @cached_property
+    def kinds(self) -> dict[Kind, np.ndarray]:
+        """The label and the predicted class of each row, if a row has one."""
+        rows, labels = self.e.update.rows, self.e.meant.replay.data[1]
+        called = [piece.called for piece in self.e.update.pieces]
+        outs = [each.outputs[0] for each in called if len(each.outputs) == 1]
+        found = {}
+        if hasattr(labels, "shape"):
+            found[Kind.LABEL] = classes(np.asarray(labels)[np.where(rows == PAD, 0, rows)])
+        are_classes = all(out.ndim == 2 and out.shape[1] > 1 for out in outs)
+        if len(outs) == len(self.sizes) and are_classes:
+            found[Kind.PREDICTED_CLASS] = np.concatenate([np.argmax(out, axis=1) for out in outs])
+        num = sum(self.sizes)
+        return {kind: own for kind, own in found.items() if own is not None and len(own) == num}
+
+    @cached_property
+    def shapes(self) -> dict[Count, np.ndarray]:
+        """Factors of the rows: a count, 1 / a count, and 1 for a set of rows or for all others."""
+        found: dict[Count, np.ndarray] = {}
+        for known in _OF_ROWS:
+            column = self.counts[known]
+            is_known = column > 0
+            inverse = 1 / np.where(is_known, column, 1.0)
+            found[Count(above=(known,))] = np.where(is_known, column, 0.0)
+            found[Count(below=(known,))] = np.where(is_known, inverse, 0.0)
+        for rows, own in self.sets.items():
+            found[Count(rows=rows, others=NOTHING)] = own.astype(float)
+            found[replace(NOTHING, rows=rows, others=Count())] = (~own).astype(float)
+        return found
 
     def cut(self, values: np.ndarray) -> list[np.ndarray]:
         """Cut numbers of all rows into pieces."""
@@ -255,7 +290,6 @@ NUM_SOLVED = 8_000  # numbers of a gradient from which they are solved
 _NUM_UNROLLED = 1000  # calls of a function that returns a single number, in one program
 NUM_PAIRS = 2_000_000  # numbers of the outputs' derivatives for all labels
 _NEAR, _FEW_FIT = 1e-2, 0.1
-_NOTHING = 1e-4  # of the largest derivative
 
 
 def factors_of_rows(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
@@ -275,70 +309,6 @@ def derivatives(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the derivatives by the outputs of the loop's loss and of the meant one; None if another part counts."""
     found = [e] if isinstance(e, AtOutputs) else narrowed([e])
     return None if found is None else (found[0].handed, found[0].reference)
-
-
-def on_a_row(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
-    """Return in words the row, or its place, where the derivatives of both losses differ most."""
-    pieces = e.update.pieces
-    if any(len(piece.called.outputs) != 1 for piece in pieces) or not hasattr(e.meant.replay.data[1], "shape"):
-        return ""
-    starts = np.cumsum([0, *(piece.called.outputs[0].size for piece in pieces)])
-    most = int(np.argmax(np.abs(solved - should)))
-    which = int(np.searchsorted(starts, most, "right")) - 1
-    piece, terms, out = pieces[which], e.terms[which], pieces[which].called.outputs[0]
-    at, *inner = map(int, np.unravel_index(most - int(starts[which]), out.shape))
-    label, output = e.meant.replay.batch(piece)[1][at], out[at]
-    had, meant = (each[starts[which] : starts[which + 1]].reshape(out.shape)[at] for each in (solved, should))
-    values, weights = terms.values[:, at].sum(), terms.weights[:, at].sum()
-    loss, where = f"the loss that was meant is {values / weights:.4g}, " if weights else "", "On"
-    if out.ndim == 3 and np.shape(label)[:1] == out.shape[1:2]:
-        label, output, had, meant = (each[inner[0]] for each in (label, output, had, meant))
-        loss, where = "", f"At place {inner[0]} of"
-    return (
-        f"{where} row {piece.rows[at]} of the data, label {numbers_of(label)}, output "
-        f"{numbers_of(output)}: {loss}with derivative {numbers_of(meant)} by the output in this batch; the loop's has "
-        f"{numbers_of(had)}."
-    )
-
-
-def places_of_mask(e: Evidence, solved: np.ndarray, should: np.ndarray) -> str:
-    """Return in words which places the loop's loss counts without a weight, or leaves out; "" if it does neither."""
-    if not all(piece.called.outputs[0].ndim == 3 for piece in e.update.pieces) or e.meant.replay.data[2] is None:
-        return ""
-    counted = _Places("counts {} of weight 0", "the first one after the end of each row")
-    left_out = _Places("leaves out {} that {} a weight", "the last one of each row")
-    start = 0
-    for piece in e.update.pieces:
-        out, weights = piece.called.outputs[0], np.asarray(e.meant.replay.batch(piece)[2])
-        if weights.shape != out.shape[:2]:
-            return ""
-        had, meant = (np.abs(d[start : start + out.size]).reshape(*weights.shape, -1).max(-1) for d in (solved, should))
-        start += out.size
-        has, places = weights > 0, np.arange(weights.shape[1])
-        ends = np.max(np.where(has, places + 1, 0), axis=1, keepdims=True)
-        is_counted = had > _NOTHING * had.max()
-        counted.add(~has & is_counted, places == ends)
-        left_out.add(has & (meant > _NOTHING * meant.max()) & ~is_counted, places == ends - 1)
-    told = " and ".join(filter(None, map(str, (counted, left_out))))
-    return f" The loop's loss {told}." if told else ""
-
-
-@dataclass
-class _Places:
-    """Places of padded rows that all have something in common; `kind`: in words, places that may be all of them."""
-
-    told: str
-    kind: str
-    num: int = 0
-    are_of_kind: bool = True
-
-    def add(self, chosen: np.ndarray, of_kind: np.ndarray) -> None:
-        self.num += int(chosen.sum())
-        self.are_of_kind &= not np.any(chosen & ~of_kind)
-
-    def __str__(self) -> str:
-        told = self.told.format(many(self.num, "place"), "has" if self.num == 1 else "have")
-        return f"{told}{f', {self.kind}' * self.are_of_kind}" if self.num else ""
 
 
 def are_too_many(objective: OneLoss, out: np.ndarray, num: int) -> bool:

@@ -1,90 +1,95 @@
-"""Changes of a gradient after it was summed: of single variables, and clips; and other numbers of the optimizer."""
+"""Changes of a gradient after it was summed: of single variables, clips, and the weights added to it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
-from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcheck.report.found import Finding, Likely, found
 from stepcheck.solve.basis import Basis
-from stepcheck.solve.coefficients import SAME
+from stepcheck.solve.coefficients import SAME, Made, Said
 from stepcheck.solve.evidence import Evidence
-from stepcheck.solve.forms import Error
 from stepcheck.trace.log import clips_of
-from stepcheck.trace.measure import FINE, ROUNDED, SOLVED, distance, is_even, shortened
-from stepcheck.trace.windows import Rule, Update, Windows
+from stepcheck.trace.measure import FINE, ROUNDED, SOLVED, distance, shortened
+from stepcheck.values import (
+    NOTHING,
+    Change,
+    Count,
+    Detail,
+    Fault,
+    Finding,
+    Known,
+    Where,
+)
 
-SQUARED = "clipped by the square of their norm"
-LONGER = "made longer, up to one norm, where they are shorter"
-POSITIVE = "clipped from below at 0"
-_OF_MEANS = (  # the factor of a row
-    "1 / (the microbatches of a full window x the weight of the own microbatch) instead of 1 / the weight of the update"
-)
-ADDED_UP = Likely(
-    "Each step has the gradients of all updates before it, undiminished: is the gradient not set to zero after a step?"
-)
-GROWN = (
-    "Each update makes the weights grow by the share {:.3g}, beside its step. A decay takes that off them: is its sign "
-    "wrong, as after a scaling by minus the rate?"
-)
-_NAMES = "clipnorm", "global_clipnorm", "clipvalue"
-_MOST_STILL = 3  # times the passes of an update, that may follow the last step without one
+CLIPS = "clipnorm", "global_clipnorm", "clipvalue"
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient
 _SAME_SPARSE = 0.3  # `tf.clip_by_global_norm` takes the norm of sparse gradients before equal rows are added up
-
+_TINY, _NEAR = 1e-30, 10
+_MORE, _EACH = 0.3, 1.2  # costs: of another kind of change, of each change of sums
+_OF_MEANS = Count(  # the factor of a row
+    below=(Known.MICROBATCHES_OF_FULL_WINDOW, Known.WEIGHT_OF_MICROBATCH),
+    instead=Count(below=(Known.WEIGHT_OF_UPDATE,)),
+)
 
 Schedule = Callable[[int], float]  # the learning rate by update, from 0
 _Gradients = list[np.ndarray]  # of one variable, by update
 
 
 class _Way(NamedTuple):
-    """A change of one gradient: its predicate and number in words, its cost, and the changed gradients."""
+    """A change of one variable's gradient: what it does, its cost, and the changed gradients."""
 
-    predicate: str
-    number: str
+    detail: Detail
+    told: float | str
     cost: float
     made: _Gradients
 
 
-def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> tuple[list[Error], float, _Gradients] | None:
-    """Return (errors of single variables, cost, gradients), if they explain all; `is_bare`: without the penalty."""
+def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> Said | None:
+    """Return changes of single variables, if they explain all; `is_bare`: without the penalty."""
     cut = [basis.e.cut(basis.e.handed) for basis in bases]
-    of = [basis.e.cut(basis.e.reference - (basis.e.penalty if is_bare else 0)) for basis in bases]
+    once = [basis.e.penalty if is_bare else 0 for basis in bases]
+    of = [b.e.cut(b.e.reference - own) for b, own in zip(bases, once, strict=True)]
     names = list(cut[0])
     if any(set(own) != set(names) for own in cut):
         return None
-    floor = [SOLVED * max(float(np.linalg.norm(basis.e.reference)), basis.e.scale) for basis in bases]
+    lengths = [max(float(np.linalg.norm(basis.e.reference)), basis.e.scale) for basis in bases]
+    floor = [SOLVED * length for length in lengths]
     done: dict[str, _Way] = {}
     for name in names:
         handed, meant = [own[name] for own in cut], [own[name] for own in of]
         if _far(handed, meant, floor) <= fits:
             continue
         others = {other: [own[other] for own in of] for other in names if other != name}
-        ways = [way for way in _ways(handed, meant, others) if _far(handed, way.made, floor) <= 10 * fits]
-        if not ways:
+        possible = _ways(handed, meant, others)
+        fitting = [way for way in possible if _far(handed, way.made, floor) <= _NEAR * fits]
+        if not fitting:
             return None
-        done[name] = min(ways, key=lambda way: way.cost)
-    kinds: dict[tuple[str, str], list[str]] = {}
+        done[name] = min(fitting, key=lambda way: way.cost)
+    kinds: dict[tuple[Detail, float | str], list[str]] = {}
     for name, way in done.items():
-        kinds.setdefault((way.predicate, way.number if way.predicate == "counts" else ""), []).append(name)
-    if not done or (len(done) == len(names) > 1 and [predicate for predicate, _ in kinds] == ["counts"]):
+        key = way.detail, way.told if way.detail is Detail.TIMES else 0.0
+        kinds.setdefault(key, []).append(name)
+    is_of_all = len(done) == len(names) > 1
+    if not done or (is_of_all and [detail for detail, _ in kinds] == [Detail.TIMES]):
         return None
-    errors = [Error("the penalty", "counts not at all instead of once", ("penalty forgotten",))] * is_bare
-    for (predicate, _), some in kinds.items():
-        whose = "each variable" if len(some) == len(names) > 1 else ", ".join(some)
-        numbers = ", ".join(dict.fromkeys(done[name].number for name in some))
-        names_of = ("gradients swapped",) * (predicate == "is that of")
-        if names_of:  # each variable with its own
-            first, *pairs = [f"{name} is that of {done[name].number}" for name in some]
-            whose, predicate, numbers = ", that of ".join([first, *pairs]), "", ""
-        errors.append(Error(f"the gradient of {whose}", predicate, names_of, numbers))
-    cost = is_bare + 0.3 * (len(kinds) - 1) + sum(max(done[n].cost for n in some) for some in kinds.values())
-    made = [np.concatenate([done[n].made[i] if n in done else of[i][n] for n in names]) for i in range(len(bases))]
-    return errors, cost, made
+    changes = [Change(Fault.PENALTY_FORGOTTEN, count=NOTHING)] * is_bare
+    costs = [is_bare + _MORE * (len(kinds) - 1)]
+    for (detail, _), some in kinds.items():
+        ways = [done[name] for name in some]
+        changes.append(_of_variables(detail, [] if len(some) == len(names) > 1 else some, ways))
+        costs.append(max(way.cost for way in ways))
+    made: Made = [np.concatenate([done[n].made[i] if n in done else own[n] for n in names]) for i, own in enumerate(of)]
+    return Said(changes, sum(costs), made, [])
+
+
+def _of_variables(detail: Detail, names: list[str], ways: list[_Way]) -> Change:
+    if detail is Detail.OF_OTHER_VARIABLE:  # each variable with its own
+        pairs = [name for pair in zip(names, (str(way.told) for way in ways), strict=False) for name in pair]
+        return Change(Fault.GRADIENTS_SWAPPED, detail, names=tuple(pairs))
+    numbers = tuple(dict.fromkeys(way.told for way in ways if not isinstance(way.told, str)))
+    return Change(Fault.GRADIENT_CHANGED, detail, numbers, tuple(names))
 
 
 def _far(one: _Gradients, two: _Gradients, floor: list[float]) -> float:
@@ -93,53 +98,53 @@ def _far(one: _Gradients, two: _Gradients, floor: list[float]) -> float:
 
 def _ways(handed: _Gradients, meant: _Gradients, others: dict[str, _Gradients]) -> Iterator[_Way]:
     """Yield the possible changes of a variable's gradient, the likeliest first."""
-    factors = [float(h @ m) / max(float(m @ m), 1e-30) for h, m in zip(handed, meant, strict=True)]
-    factor = float(np.median(factors))
+    pairs = [*zip(handed, meant, strict=True)]
+    factor = float(np.median([float(h @ m) / max(float(m @ m), _TINY) for h, m in pairs]))
     is_plain = factor == 0 or abs(factor + 1) < SOLVED
-    yield _Way("counts", f"{factor:.4g} times what it should", 1.0 if is_plain else 2.0, [factor * m for m in meant])
+    yield _Way(Detail.TIMES, factor, 1.0 if is_plain else 2.0, [factor * m for m in meant])
     for name, gradients in others.items():
-        if gradients[0].shape == meant[0].shape and not np.array_equal(gradients[0], meant[0]):
-            yield _Way("is that of", name, 0.8, gradients)
+        is_like = gradients[0].shape == meant[0].shape
+        if is_like and not np.array_equal(gradients[0], meant[0]):
+            yield _Way(Detail.OF_OTHER_VARIABLE, name, 0.8, gradients)
     bound = max(float(np.abs(h).max()) for h in handed)
     longest = max(float(np.linalg.norm(h)) for h in handed)
-    lengths = [max(float(np.linalg.norm(m)), 1e-30) for m in meant]
-    yield _Way("is clipped by value to", f"{bound:.4g}", 1.5, [np.clip(m, -bound, bound) for m in meant])
-    short = [m * min(1, longest / length) for m, length in zip(meant, lengths, strict=True)]
-    yield _Way("is clipped to the norm", f"{longest:.4g}", 1.5, short)
-    yield _Way("has its mean taken off", "", 1.5, [m - m.mean() for m in meant])
-    yield _Way("is replaced by its sign times", f"{bound:.4g}", 1.5, [bound * np.sign(m) for m in meant])
+    cut, short = [np.clip(m, -bound, bound) for m in meant], [shortened(m, longest) for m in meant]
+    yield _Way(Detail.CLIPPED_BY_VALUE, bound, 1.5, cut)
+    yield _Way(Detail.CLIPPED_BY_NORM, longest, 1.5, short)
+    yield _Way(Detail.CENTRED, "", 1.5, [m - m.mean() for m in meant])
+    yield _Way(Detail.SIGN, bound, 1.5, [bound * np.sign(m) for m in meant])
 
 
-def in_sums(bases: list[Basis]) -> Iterator[tuple[list[Error], float, _Gradients]]:
+def in_sums(bases: list[Basis]) -> Iterator[Said]:
     """Yield that sums of microbatches are shortened to one norm, in several updates.
 
     The sum so far may be shortened whenever a microbatch is added. A shortened whole sum is a sum of means: else there
     is only a clip, which may be meant.
     """
-    lengths = [float(np.linalg.norm(basis.e.handed)) for basis in bases if len(basis.sizes) > 1]
+    lengths = [float(np.linalg.norm(b.e.handed)) for b in bases if len(b.sizes) > 1]
     bound = max(lengths, default=0.0)
     if sum(length >= (1 - SAME) * bound for length in lengths) < 2:
         return
-    told = f"to the norm {bound:.4g}"
-    in_turn = Error("the gradient", f"is clipped {told} whenever a microbatch is added", ("clip per microbatch",))
-    are_even = not any(np.ptp(basis.counts["the weight of the own microbatch"]) for basis in bases)
-    name = "divided by a full window" if are_even else "mean of means"
-    of_means = Error("each row's gradient", "counts", (name,), _OF_MEANS)
-    clipped = replace(of_means, number=f"{_OF_MEANS}, and the gradient is clipped {told}")
+    in_turn = Change(Fault.CLIP_PER_MICROBATCH, Detail.CLIPPED_IN_TURN, (bound,))
+    are_even = not any(np.ptp(basis.counts[Known.WEIGHT_OF_MICROBATCH]) for basis in bases)
+    fault = Fault.DIVIDED_BY_A_FULL_WINDOW if are_even else Fault.MEAN_OF_MEANS
+    of_means = Change(fault, count=_OF_MEANS)
+    clipped = replace(of_means, bound=bound)
     plain, means = [basis.parts() for basis in bases], [_of_means(basis) for basis in bases]
-    for errors, parts in (([in_turn], plain), ([clipped], means), ([of_means, in_turn], means)):
-        others = plain if errors == [clipped] else parts
-        made = [_sum(own, bound, is_in_turn=in_turn in errors) for own in parts]
+    ways = ([in_turn], plain, plain), ([clipped], means, plain), ([of_means, in_turn], means, means)
+    for changes, parts, others in ways:
+        made = [_sum(own, bound, is_in_turn=in_turn in changes) for own in parts]
         at_end = [_sum(own, bound) for own in others]
         if any(distance(one, two) > SOLVED for one, two in zip(made, at_end, strict=True)):
-            made = [each + basis.e.penalty for each, basis in zip(made, bases, strict=True)]
-            yield errors, 1.2 * len(errors), made
+            made = [own + basis.e.penalty for own, basis in zip(made, bases, strict=True)]
+            yield Said(changes, _EACH * len(changes), [*made], [])
 
 
 def _of_means(basis: Basis) -> _Gradients:
     """Return the parts of the microbatches in the mean of their means."""
     num = min(len(basis.sizes), basis.e.meant.usual)
-    shares = basis.e.whole[0] / (num * basis.counts["the weight of the own microbatch"][basis.starts])
+    own = basis.counts[Known.WEIGHT_OF_MICROBATCH][basis.starts]
+    shares = basis.e.whole[0] / (num * own)
     return [share * part for share, part in zip(shares, basis.parts(), strict=True)]
 
 
@@ -150,48 +155,76 @@ def _sum(parts: _Gradients, bound: float, *, is_in_turn: bool = False) -> np.nda
     return reduce(lambda one, two: shortened(one + two, bound), parts, 0 * parts[0])
 
 
-def changed(everything: list[Evidence]) -> tuple[str, float]:
-    """Return (the usual change that makes the references the gradients handed over, the distance then); "" if none."""
+def clipped(everything: list[Evidence]) -> float | None:
+    """Return how far the handed gradients are from the references clipped; None if they are not.
+
+    Clipped is by norm, all together or variable by variable, or by value; or the mean over the inputs is taken off.
+    """
+    fits = everything[0].meant.replay.tolerance.fits
+    return next((apart for apart in _clipped(everything, fits) if apart <= fits), None)
+
+
+def _clipped(everything: list[Evidence], fits: float) -> Iterator[float]:
     replay = everything[0].meant.replay
-    fits, same = replay.tolerance.fits, _SAME_IN_PART if replay.is_in_part else SOLVED
+    same = _SAME_IN_PART if replay.is_in_part else SOLVED
     same = _SAME_SPARSE if replay.is_sparse else same
-    apart = np.inf
-    for told, apart in _usual(everything, fits, same):
-        if apart <= fits:
-            return told, apart
-    return "", apart
-
-
-def _usual(everything: list[Evidence], fits: float, same: float) -> Iterator[tuple[str, float]]:
-    """Yield (a usual change of gradients, the distance of the handed ones from the references with it)."""
-    pairs, replay = [(e.handed, e.reference) for e in everything], everything[0].meant.replay
-    yield "clipped by their norm", _by_norm(pairs, fits, same)
-    yield SQUARED, _by_norm(pairs, fits, same, power=2)
-    yield LONGER, _by_norm(pairs, fits, same, goes_up=True)
+    pairs = [(e.handed, e.reference) for e in everything]
+    yield _by_norm(pairs, fits, same)
     bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
-    if bound:  # else nothing is left of them: that is no clip
-        yield POSITIVE, max(distance(handed, np.clip(meant, 0, bound)) for handed, meant in pairs)
-    yield "clipped by value", max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)
+    yield max(distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs)
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
     names = list(parts[0][0])
-    if all(set(handed) == set(names) for handed, _ in parts):
-        one_by_one = ([(handed[name], meant[name]) for handed, meant in parts] for name in names)
-        yield "clipped variable by variable", max(_by_norm(each, fits, same) for each in one_by_one)
-        if not replay.is_in_part:
-            shapes = dict(zip(replay.names, replay.shapes, strict=True))
-            lists = [([h[n] for n in names], [_centred(m[n], shapes[n]) for n in names]) for h, m in parts]
-            told = "centralised (the mean over the inputs is taken off)"
-            yield told, max(distance(handed, made) for handed, made in lists)
+    if not all(set(handed) == set(names) for handed, _ in parts):
+        return
+    yield max(_by_norm([(h[n], m[n]) for h, m in parts], fits, same) for n in names)
+    if not replay.is_in_part:
+        shapes = dict(zip(replay.names, replay.shapes, strict=True))
+        lists = [([h[n] for n in names], [_centred(m[n], shapes[n]) for n in names]) for h, m in parts]
+        yield max(distance(handed, made) for handed, made in lists)
 
 
-def added(everything: list[Evidence]) -> tuple[float, str, float] | None:
-    """Return (a factor, of what, the distance then) if the weights or their signs are added to the references, or None.
+def _centred(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a gradient less its mean over all axes but the last, as gradient centralisation has it."""
+    if len(shape) < 2:
+        return gradient
+    columns = gradient.reshape(-1, shape[-1])
+    return (columns - columns.mean(axis=0)).ravel()
 
-    They may be added to some of the variables alone, as to the kernels.
-    """
-    for told, of in (("the weights", np.positive), ("the signs of the weights", np.sign)):
+
+def _by_norm(pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float) -> float:
+    """Return the largest distance from candidates cut to one length."""
+    worst = 0.0
+    cut: list[float] = []
+    whole: list[float] = []
+    for handed, candidate in pairs:
+        size = float(candidate @ candidate)
+        factor = float(handed @ candidate) / size if size else 1.0
+        worst = max(worst, factor - 1, distance(handed, factor * candidate))
+        if worst > fits:
+            return worst
+        (cut if abs(factor - 1) > fits else whole).append(float(np.linalg.norm(handed)))
+    if not cut:
+        return worst
+    if not min(cut):  # nothing is left of it: that is no clip
+        return float("inf")
+    apart = max(cut + whole) / min(cut)
+    return worst if apart <= 1 + max(same, fits) else apart
+
+
+class Added(NamedTuple):
+    """A multiple of the weights, or of their signs, that gradients have besides."""
+
+    factor: float
+    are_signs: bool
+    apart: float
+
+
+def added(everything: list[Evidence]) -> Added | None:
+    """Return what multiple of the weights is added to the references, perhaps of some variables alone."""
+    for of in (np.positive, np.sign):
         if (found := _added(everything, of)) is not None:
-            return found[0], told, found[1]
+            factor, apart = found
+            return Added(factor, of is np.sign, apart)
     return None
 
 
@@ -215,124 +248,44 @@ def _added(everything: list[Evidence], of: Callable) -> tuple[float, float] | No
     factors, sizes = np.transpose(found)
     usual = float(np.average(factors, weights=sizes))
     apart = max(e.apart(each) for e, each in zip(everything, made, strict=True))
-    is_one = bool(np.all(np.abs(factors - usual) * sizes**0.5 <= max(floor) + SOLVED * np.abs(usual) * sizes**0.5))
+    roots = sizes**0.5
+    is_one = np.all(np.abs(factors - usual) * roots <= max(floor) + SOLVED * np.abs(usual) * roots)
     return (usual, apart) if is_one and apart <= everything[0].meant.replay.tolerance.fits else None
 
 
-def _centred(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a gradient less its mean over all axes but the last, as gradient centralisation has it."""
-    if len(shape) < 2:
-        return gradient
-    columns = gradient.reshape(-1, shape[-1])
-    return (columns - columns.mean(axis=0)).ravel()
-
-
-def _by_norm(
-    pairs: list[tuple[np.ndarray, np.ndarray]], fits: float, same: float, power: int = 1, *, goes_up: bool = False
-) -> float:
-    """Return the largest distance from candidates cut to one length.
-
-    Args:
-        power: of the length, by which is divided.
-        goes_up: whether shorter ones are made longer instead, up to that length.
-    """
-    worst = 0.0
-    lengths: list[float] = []
-    whole: list[float] = []
-    for handed, candidate in pairs:
-        size = float(candidate @ candidate)
-        factor = float(handed @ candidate) / size if size else 1.0
-        worst = max(worst, 1 - factor if goes_up else factor - 1, distance(handed, factor * candidate))
-        if worst > fits:
-            return worst
-        length = float(np.linalg.norm(handed)) * size ** ((power - 1) / 2)
-        (lengths if abs(factor - 1) > fits else whole).append(length)
-    if not lengths:
-        return worst
-    if not min(lengths):  # nothing is left of it: that is no clip
-        return float("inf")
-    all_lengths = [*lengths, *whole]
-    apart = max(lengths) / min(all_lengths) if goes_up else max(all_lengths) / min(lengths)
-    return worst if apart <= 1 + max(same, fits) else apart
-
-
 def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
-    """Yield the finding on right gradients that are clipped otherwise than by the meant optimizer, or not at all."""
+    """Yield that right gradients are clipped otherwise than by the meant optimizer, or not at all."""
     bounds = clips_of(optimizer)
     if not any(bounds) or not everything or everything[0].meant.replay.is_in_part:
         return
     if not all(e.mask.all() for e in everything):
         return
-    pairs = [(bounded(e, e.reference, bounds), bounded(e, e.handed, e.update.applied.clips)) for e in everything]
+    clips = [(bounds, e.update.applied.clips) for e in everything]
+    pairs = [
+        (bounded(e, e.reference, meant), bounded(e, e.handed, own))
+        for e, (meant, own) in zip(everything, clips, strict=True)
+    ]
     apart = [distance(meant, handed) for meant, handed in pairs]
     replay = everything[0].meant.replay
     differs = _SAME_SPARSE if replay.is_sparse else replay.tolerance.differs
     wrong = [e for far, e in zip(apart, everything, strict=True) if far > differs]
-    if not wrong:
-        return
     plain = max(e.without for e in everything)
     is_right = plain <= replay.tolerance.differs
-    how, rest = ("", plain) if is_right else changed(everything)
-    if not (is_right or how):  # something else than a clip
+    rest = plain if is_right else clipped(everything)
+    if not wrong or rest is None:  # or something else than a clip
         return
-    rates = [e.update.applied.learning_rate for e in everything if not e.update.applied.optimizer]  # of steps by hand
-    is_even = np.ptp(rates or [0.0]) <= FINE.differs * max(map(abs, rates), default=0.0)  # else something is cut
-    is_bare = is_right and is_even and not any(any(e.update.applied.clips) for e in everything)
-    told = ", ".join(f"{name}={bound:.4g}" for name, bound in zip(_NAMES, bounds, strict=True) if bound)
-    name, numbers = "clip forgotten" if is_bare else "clipped otherwise", [e.update.number for e in wrong]
-    line, detail = wrong[0].update.applied.line, f"The optimizer that was meant has {told}."
-    yield found(name, max(apart), line, numbers, detail, with_change=rest)
+    is_bare = is_right and _is_even(everything) and not any(any(own) for _, own in clips)
+    fault = Fault.CLIP_FORGOTTEN if is_bare else Fault.CLIPPED_OTHERWISE
+    stated = {name: bound for name, bound in zip(CLIPS, bounds, strict=True) if bound}
+    change = Change(fault, numbers=tuple(stated.values()), names=tuple(stated))
+    where = Where(tuple(e.update.number for e in wrong), line=wrong[0].update.applied.line)
+    yield Finding(change, max(apart), rest, where)
 
 
-_RATE = "learning_rate"
-_BESIDE = *_NAMES, "name", _RATE, "loss_scale_factor", "gradient_accumulation_steps"  # judged elsewhere
-_SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in float32
-_NO_STEP = "use_ema", "ema_momentum", "ema_overwrite_frequency"
-
-
-def unlike(optimizer: Any, used: list[Any], updates: list[Update], *, is_told: bool) -> Iterator[str]:
-    """Yield a note if the loop's one optimizer is another than the stated one, or has other numbers.
-
-    A model may be compiled for its loss and metrics alone: a compiled optimizer of the same kind is compared, no rates.
-    """
-    if len(used) != 1 or used[0] is optimizer or optimizer is None or not updates:
-        return
-    meant, own = (_numbers(each, getattr(used[0], "_trainable_variables", [])) for each in (optimizer, used[0]))
-    kinds = [type(each).__name__ for each in (used[0], optimizer)]
-    others = [key for key in meant if key in own and own[key] != meant[key] and key != _RATE]
-    rates, rate = {update.applied.learning_rate for update in updates}, meant.get(_RATE)
-    if is_told and rate is not None and len(rates) == 1 and abs(rate - max(rates)) > FINE.differs * rate:
-        others, own[_RATE] = [*others, _RATE], max(rates)
-    told, those = (", ".join(f"{key}={_told(of[key])}" for key in others) for of in (own, meant))
-    if kinds[0] != kinds[1] and {*kinds} != {"Adam", "AdamW"}:  # which differ in their decay alone
-        yield from [Likely(f"The optimizer of the loop is {kinds[0]}, and {kinds[1]} was meant.")] * is_told
-    elif others and not is_told:
-        yield f"The {kinds[0]} of the loop has {told}, and the compiled {kinds[1]} has {those}. Is that meant?"
-    elif others:
-        differs = f"The {kinds[0]} of the loop has {told}, and {those} was meant."
-        may_be_by_hand = others == ["weight_decay"] and not own["weight_decay"]
-        yield f"{differs} Does the loop decay the weights itself?" if may_be_by_hand else Likely(differs)
-
-
-def _numbers(optimizer: Any, variables: list[Any]) -> dict[str, Any]:
-    """Return the arguments of an optimizer that change a step of variables, whose values may be deleted."""
-    names = [name for name in signature(type(optimizer)).parameters if name not in (*_BESIDE, *_NO_STEP)]
-    found = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
-    if found.get("weight_decay") and hasattr(optimizer, "_use_weight_decay"):  # of Keras
-        found["decayed variables"] = sum(map(optimizer._use_weight_decay, variables))
-    return found | {_RATE: rate_of(optimizer)}
-
-
-def rate_of(optimizer: Any) -> float | None:
-    """Return the present rate of an optimizer; None if it has a schedule, or if a step of JAX has taken it."""
-    rate = getattr(optimizer, "_learning_rate", None)
-    with suppress(RuntimeError):
-        return None if rate is None or callable(rate) else float(np.asarray(rate))
-    return None
-
-
-def _told(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _is_even(everything: list[Evidence]) -> bool:
+    """Whether steps by hand have one rate: else something is cut."""
+    rates = [e.update.applied.learning_rate for e in everything if not e.update.applied.optimizer]
+    return bool(np.ptp(rates or [0.0]) <= FINE.differs * max(map(abs, rates), default=0.0))
 
 
 def bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
@@ -344,54 +297,3 @@ def bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float
     if of_all:
         return shortened(gradient, of_all)
     return np.clip(gradient, -of_numbers, of_numbers) if of_numbers else gradient
-
-
-def as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows | None:
-    """Return updates by hand with the gradients that steps of the stated SGD would have taken; None for others."""
-    if type(optimizer).__name__ != "SGD" or optimizer.nesterov:
-        return None
-    rates = [schedule(u.number - 1) if schedule else float(np.asarray(optimizer.learning_rate)) for u in updates]
-    moves = [[fall for fall in update.applied.grads if fall is not None] for update in updates]
-    if min(rates) <= 0 or any(len(own) < len(update.applied.grads) for own, update in zip(moves, updates, strict=True)):
-        return None
-    found, before = [], [0 * fall for fall in moves[0]]
-    for update, falls, rate in zip(updates, moves, rates, strict=True):
-        grads = [(fall - optimizer.momentum * last) / rate for fall, last in zip(falls, before, strict=True)]
-        found.append(replace(update, applied=replace(update.applied, grads=[*grads], learning_rate=rate)))
-        before = falls
-    return replace(seen, updates=found, rule=Rule(rates, is_stated=True))
-
-
-def steps_otherwise(optimizer: Any, rule: Rule) -> Iterator[Likely]:
-    """Yield a note if steps by hand have other momenta, or another decay, than the optimizer that is stated."""
-    names = {1: ("momentum",), 2: ("beta_1", "beta_2")}.get(len(rule.momenta), ())
-    kind = type(optimizer).__name__
-    stated: list[Any] = [getattr(optimizer, name, None) for name in names]
-    if names and len(rule.rates) > 2 and kind in ("SGD", "Adam", "AdamW"):
-        if None in stated:
-            yield Likely(f"The steps are those of {'Adam' if len(names) == 2 else 'SGD'}, and {kind} was meant.")
-        elif any(abs(a - b) > _SAME_MOMENTUM for a, b in zip(rule.momenta, stated, strict=True)):
-            pairs = [zip(names, of, strict=True) for of in (rule.momenta, stated)]
-            told, those = (", ".join(f"{name}={number:.4g}" for name, number in each) for each in pairs)
-            yield Likely(f"The steps have {told}, and {those} was meant.")
-    meant, (own, least) = float(getattr(optimizer, "weight_decay", None) or 0.0), rule.decay
-    if abs(own - meant) > max(least, FINE.differs * abs(meant)):
-        decays = f"decay by {own:.4g} times the rate" if own else "do not decay"
-        yield Likely(f"The weights {decays}, and weight_decay={meant:.4g} was meant.")
-
-
-def stopped(seen: Windows) -> Iterator[Likely]:
-    """Yield a note if the loop goes on taking gradients after its last step by hand."""
-    num, most = len(seen.rest), max((len(update.pieces) for update in seen.updates), default=1)
-    if seen.is_by_hand and num > _MOST_STILL * most and 4 * num >= len(seen.pieces):
-        yield Likely(
-            f"No weight moves after update {len(seen.updates)}, though {num} further gradients are taken: does the "
-            "learning rate fall to 0? A schedule counts the steps of its optimizer, and not passes over the data."
-        )
-
-
-def stated(optimizer: Any, seen: Windows) -> Schedule | None:
-    """Return the constant rate of an optimizer that the user states, for a loop by hand with a constant rate."""
-    rate = getattr(optimizer, "learning_rate", None)
-    is_constant = seen.is_by_hand and seen.rule is not None and is_even(np.array(seen.rule.rates))
-    return (lambda number: float(np.asarray(rate))) if is_constant and rate is not None else None

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 
 from stepcheck.port import OneLoss, Port, Terms
-from stepcheck.report.found import some
-from stepcheck.solve.ratios import least
 from stepcheck.solve.modes import Modes
+from stepcheck.solve.ratios import least
 from stepcheck.trace.log import Scaled
 from stepcheck.trace.measure import distance
 from stepcheck.trace.windows import PAD, Piece, Update
 from stepcheck.tree import Tree
 
 NUM_DRAWN = 4  # rows whose gradients represent those of all rows in an estimate of their size
-_NEARLY, _NOTHING = 1e-3, 1e-4  # of the largest derivative, the latter
+_NEARLY = 1e-3
 _MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
 
 
@@ -102,6 +101,11 @@ class Evidence:
         return self.meant.replay.terms(piece, objective, batch, training=training, is_by_outputs=is_by_outputs)
 
     @property
+    def of(self) -> "Evidence":
+        """The evidence whose gradients it gives: itself."""
+        return self
+
+    @property
     def factors(self) -> list[np.ndarray]:
         """The factor of each row in the gradient that was meant: by piece (terms, rows)."""
         return [self.counted(weights, self.whole) for weights in self.weights]
@@ -121,14 +125,6 @@ class Evidence:
     def num_replicas(self) -> int:
         """The number of replicas of its pieces."""
         return len({piece.called.replica for piece in self.update.pieces})
-
-    @property
-    def unused(self) -> str:
-        """In words, the outputs by which the loop takes no derivative, if it takes some by others; or "" for none."""
-        pieces = [piece.called for piece in self.update.pieces]
-        used = {i for called in pieces for i in called.derivatives}
-        left = [str(i + 1) for i in range(max(len(called.outputs) for called in pieces)) if i not in used]
-        return f"; no gradient of the loop comes from output {', '.join(left)}" if used and left else ""
 
     @property
     def num_places(self) -> int:
@@ -293,12 +289,17 @@ class AtOutputs(Evidence):
 
     def __init__(self, of: Evidence, factors: np.ndarray):
         vars(self).update({name: value for name, value in vars(of).items() if name not in _MADE})
-        self.of, self.before, self.scale, self.is_by_outputs = of, None, 0.0, True
+        self._of, self.before, self.scale, self.is_by_outputs = of, None, 0.0, True
         self._starts = np.cumsum([0, *(p.called.outputs[0].size for p in self.update.pieces)])
         self.mask = np.ones(int(self._starts[-1]), bool)
         own = (factor * taken_at(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
         self.handed = np.concatenate([np.ravel(each) for each in own])
         self.norm = float(np.linalg.norm(self.handed))
+
+    @property
+    def of(self) -> Evidence:
+        """The evidence whose gradients these derivatives give."""
+        return self._of
 
     @cached_property
     def penalty(self) -> np.ndarray:
@@ -344,15 +345,16 @@ def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
     return found
 
 
-def in_the_loss(e: Evidence, solved: np.ndarray, should: np.ndarray, where: str) -> tuple[str, bool]:
-    """Return (how derivatives by the outputs differ, in words; whether the loss does, and no forward pass is lost)."""
-    ends = np.cumsum([piece.called.outputs[0].size for piece in e.update.pieces])
-    pairs = zip(np.split(np.abs(solved), ends[:-1]), np.split(np.abs(should), ends[:-1]), strict=True)
-    empty = [i for i, (own, meant) in enumerate(pairs, 1) if own.max(initial=0) <= _NOTHING * meant.max(initial=0)]
-    if 0 < len(empty) < len(ends) and len(solved) == ends[-1]:
-        passes = f"forward pass {some(empty)} of its {len(ends)}"
-        return f"{passes} has no part in it, as if it were added after the step, or never", False
-    far = np.argsort(-np.abs(solved - should))[:3]
-    shown = ", ".join(dict.fromkeys(f"{solved[i] + 0.0:.3g} instead of {should[i]:.3g}" for i in far))
-    told = "the model and the variables are right, so it is in"
-    return f"{told} {where}: its derivative by the outputs is {shown}, where they differ most", True
+_NOTHING = 1e-4  # of the largest derivative
+
+
+def left_out(e: Evidence, solved: np.ndarray, should: np.ndarray) -> list[int]:
+    """Return the forward passes, from 1, that have no part in derivatives by the outputs; none if all have none."""
+    sizes = [piece.called.outputs[0].size for piece in e.update.pieces]
+    if len(solved) != sum(sizes):
+        return []
+    ends = np.cumsum(sizes)[:-1]
+    pairs = zip(np.split(np.abs(solved), ends), np.split(np.abs(should), ends), strict=True)
+    most = [(own.max(initial=0), meant.max(initial=0)) for own, meant in pairs]
+    empty = [i for i, (own, meant) in enumerate(most, 1) if own <= _NOTHING * meant]
+    return empty if len(empty) < len(sizes) else []

@@ -8,40 +8,31 @@ from itertools import combinations
 
 import numpy as np
 
-from stepcheck.report.found import many
 from stepcheck.solve.basis import MOST_ROWS, NUM_SOLVED, Basis, labels_of_others
 from stepcheck.solve.changes import by_variable, in_sums
-from stepcheck.solve.coefficients import RAW, SPARE, Level, solve
+from stepcheck.solve.coefficients import RAW, SPARE, Made, Said, Vectors, solve
 from stepcheck.solve.evidence import Evidence, Meant
-from stepcheck.solve.forms import BASE, Error, Form, forms, mixtures
-from stepcheck.solve.outputs import Output, differing_outputs, named
+from stepcheck.solve.forms import BASE, Form, forms, mixtures
+from stepcheck.solve.outputs import Output, differing_outputs
 from stepcheck.solve.ratios import least
 from stepcheck.trace.measure import SOLVED
 from stepcheck.trace.windows import PAD
+from stepcheck.values import Change, Count, Detail, Fault, Known, Level, Part, Setting, Unit
 
 _NAMED, _NAMED_TOO = 0.75, 0.25  # the cost that a name in the field saves
-_OTHER = "other loss weights"
 _MOST_PAIRED = 64  # rows of an update, for whose pairs of outputs and labels factors are tried
 _SURE = 0.5  # the cost of one error with a name, beside which no other is looked for
-_COUNTED = {  # counts of a basis, in the words of a report
-    "the weight of the own": "{} of its",
-    "the weight of": "{} of",
-    "the rows of the own": "the number of rows of its",
-    "its rows with those that fill up": "the number of rows with those that fill up",
-    "its rows": "the number of rows of the update",
-    "the rows with a weight": "the number of rows with a weight",
-    "its places": "the number of places of the update",
-}
+_STEPS = 1, 2  # updates or batches by which a gradient may be old
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Errors that make the gradients; `made`: by update, None where the update before is not known.
+    """Changes that make the gradients; `made`: by update, None where the update before is not known.
 
-    `rests`: the gradient without each error, in the order of `errors`; empty if errors depend on each other.
+    `rests`: the gradient without each change, in their order; empty if they depend on each other.
     """
 
-    errors: tuple[Error, ...]
+    changes: tuple[Change, ...]
     cost: float
     apart: float
     made: Sequence[np.ndarray | None]
@@ -56,7 +47,7 @@ class Search:
         self.meant, self.fits = meant, meant.replay.tolerance.fits
         most = max(len(piece.rows) for e in chosen for piece in e.update.pieces)
         self.bases = [Basis(e, most) for e in chosen]
-        self._of_weights = [Basis(getattr(e, "of", e), most) for e in chosen]  # whose norms are clipped
+        self._of_weights = [Basis(e.of, most) for e in chosen]  # whose norms are clipped
         self.has_penalty = any(basis.has_penalty for basis in self.bases)
         self.found: list[Explanation] = []
         self._is_small = len(chosen[0].handed) <= NUM_SOLVED
@@ -84,8 +75,8 @@ class Search:
         self._stale()
         self._by_term()
         self._by_piece(BASE)
-        for errors, cost, made in in_sums(self._of_weights):
-            self._add(errors, cost, made, self._of_weights)
+        for said in in_sums(self._of_weights):
+            self._add(said, self._of_weights)
         self._by_output()
 
     def _by_output(self) -> None:
@@ -95,13 +86,22 @@ class Search:
         if not explained or any(best is None for _, best in explained):
             return
         found = [(one, best) for one, best in explained if best is not None]
-        errors = [named(in_words(e, one.evidence), one.name) for one, best in found for e in best.errors]
-        if len(found) > 1 == len({(error.predicate, error.number) for error in errors}):  # the same in each
-            errors = [named(found[0][1].errors[0], *(one.name for one, _ in found))]
+        changes = [
+            replace(change, setting=setting_of(change, one.evidence), outputs=(one.name,))
+            for one, best in found
+            for change in best.changes
+        ]
+        names = tuple(one.name for one in outputs)
+        shared = {replace(change, outputs=names) for change in changes}
+        is_one = len(found) > 1 == len(shared)
         pairs = zip(self.bases, zip(*(best.made for _, best in found), strict=True), strict=True)
-        made = [sum(each) - (len(each) - 1) * basis.e.handed for basis, each in pairs]  # each has the loop's others
-        rests = [one.without_error for one, best in found for _ in best.errors] if len(errors) > 1 else []
-        self._add(errors, max(best.cost for _, best in found), made, rests=rests)
+        num_more = len(found) - 1  # each has the loop's others
+        made: Made = [sum(each) - num_more * basis.e.handed for basis, each in pairs]
+        rests: list[Made] = (
+            [] if is_one or len(changes) == 1 else [o.without_error for o, b in found for _ in b.changes]
+        )
+        cost = max(best.cost for _, best in found)
+        self._add(Said([*shared] if is_one else changes, cost, made, rests))
 
     def _of_output(self, output: Output) -> Explanation | None:
         search = Search(output.meant, output.evidence, self._until)
@@ -124,20 +124,23 @@ class Search:
                 return
         for mixture in mixtures(self.meant, evidence):
             if all(map(self._is_possible, mixture.forms)):
-                self._mixed([[basis.whole(form) for form in mixture.forms] for basis in self.bases], mixture.told)
+                columns = [[basis.whole(form) for form in mixture.forms] for basis in self.bases]
+                self._mixed(columns, mixture.change)
 
     def _of_forms_by_piece(self) -> None:
         for form in self._forms:
             is_short = self._is_small and not self.is_over  # else each takes many long backward passes
             is_short &= not form.is_of_pairs or self._num_rows <= _MOST_PAIRED
-            if form.errors[0].causes and is_short:
+            if form.changes[0].fault.has_name and is_short:
                 self._by_piece(form)
                 self._shapes(form)
 
     def _of_two_forms(self) -> None:
         for one, two in combinations(self._forms * self._is_small, 2):
-            is_whole = one.is_of_pairs or two.is_of_pairs or (one.objective is not None and two.objective is not None)
-            are_apart = one.errors[0].quantity != two.errors[0].quantity and not is_whole
+            is_whole = one.is_of_pairs or two.is_of_pairs
+            is_whole |= one.objective is not None and two.objective is not None
+            quantities = {form.changes[0].fault.quantity for form in (one, two)}
+            are_apart = len(quantities) > 1 and not is_whole
             if are_apart and not self.is_over:
                 self._can_try(one.with_(two))
 
@@ -160,47 +163,48 @@ class Search:
         return any(np.linalg.norm(made - meant) > self.fits * np.linalg.norm(meant) for made, meant in pairs)
 
     def _whole(self, form: Form) -> None:
-        self._solve(Level("the update", form, lambda basis: [basis.whole(form)], _first))
+        self._solve(Vectors(Level.UPDATE, form, lambda basis: [basis.whole(form)], _first))
 
     def _by_piece(self, form: Form) -> None:
         if any(len(basis.sizes) > 1 for basis in self.bases):
-            self._solve(Level("each microbatch", form, lambda basis: basis.used(form), lambda basis: basis.at(form)))
+            vectors = lambda basis: basis.used(form), lambda basis: basis.at(form)
+            self._solve(Vectors(Level.MICROBATCH, form, *vectors))
 
     def _by_row(self) -> None:
         most = max(sum(basis.sizes) for basis in self.bases)
         if most > MOST_ROWS or any(most + SPARE + 2 > len(basis.e.handed) for basis in self.bases):
             return
-        self._solve(Level("rows", BASE, Basis.rows, lambda basis: np.arange(sum(basis.sizes))))
+        self._solve(Vectors(Level.ROW, BASE, Basis.rows, lambda basis: np.arange(sum(basis.sizes))))
 
     def _shapes(self, form: Form) -> None:
         """Try factors of the rows that are proportional to a count, or that only some rows have."""
-        for words in self.bases[0].shapes:
-            factors = [basis.shapes[words] for basis in self.bases]
-            has_levels = any(map(np.ptp, factors)) or "the number of the batch" in words
-            is_other = has_levels or (not words.startswith("times") and np.ptp(np.concatenate(factors)))
-            if is_other and not self.is_over:
+        for shape in self.bases[0].shapes:
+            factors = [basis.shapes[shape] for basis in self.bases]
+            has_levels = any(map(np.ptp, factors)) or shape.uses(Known.NUMBER_OF_BATCH)
+            is_of_some = shape.rows is not None and np.ptp(np.concatenate(factors))
+            if (has_levels or is_of_some) and not self.is_over:
 
-                def of_rows(basis: Basis, words: str = words) -> np.ndarray:
-                    return basis.shapes[words]
+                def of_rows(basis: Basis, shape: Count = shape) -> np.ndarray:
+                    return basis.shapes[shape]
 
-                def columns(basis: Basis, words: str = words) -> list[np.ndarray]:
-                    return [basis.shaped(form, basis.shapes[words])]
+                def columns(basis: Basis, shape: Count = shape) -> list[np.ndarray]:
+                    return [basis.shaped(form, basis.shapes[shape])]
 
-                self._solve(Level("shape", form, columns, _first, words, of_rows))
+                self._solve(Vectors(Level.SHAPE, form, columns, _first, shape, of_rows))
 
     def _stale(self) -> None:
         """Try the gradient of an update before, of all its rows or of its last batch."""
-        for steps in (1, 2):
+        ways: dict[Detail, Callable[[Evidence], np.ndarray]] = {
+            Detail.UPDATES_BEFORE: lambda e: e.reference,
+            Detail.BATCHES_BEFORE: _of_last_batch,
+        }
+        for steps in _STEPS:
             before = [_back(basis, steps) for basis in self.bases]
             if sum(e is not None for e in before) < 2:
                 continue
-            ways: dict[str, Callable[[Evidence], np.ndarray]] = {
-                "update": lambda e: e.reference,
-                "batch": lambda e: e.parts[-1] * (e.whole[0] / e.weights[-1][0].sum()) + e.penalty,
-            }
-            for word, way in ways.items():
-                told = Error("the gradient", f"is that of the {word} {steps} before", ("stale gradients",))
-                self._add([told], 1.0, [None if e is None else way(e) for e in before])
+            for detail, way in ways.items():
+                change = Change(Fault.STALE_GRADIENTS, detail, (steps,))
+                self._add(Said([change], 1.0, [None if e is None else way(e) for e in before], []))
 
     def _by_term(self) -> None:
         """Try a number for the loss of each output, the same in all updates."""
@@ -210,28 +214,32 @@ class Search:
         if num < 2:
             return
 
-        def told(numbers: np.ndarray) -> Error | None:
+        def change(numbers: np.ndarray) -> Change | None:
             counted = numbers * meant
             for number in (np.zeros(num), np.ones(num), meant):
-                counted = np.where(np.abs(counted - number) <= SOLVED * np.abs(counted).max(), number, counted)
+                is_near = np.abs(counted - number) <= SOLVED * np.abs(counted).max()
+                counted = np.where(is_near, number, counted)
             numbers[:] = counted / meant
             if np.array_equal(counted, meant) or not np.any(counted):
                 return None
-            name = "loss weights ignored" if np.array_equal(counted, np.ones(num)) else _OTHER
-            name = "output left out" if np.any(counted == 0) else name
-            these, those = (", ".join(f"{number:.4g}" for number in each) for each in (counted, meant))
-            names = ", ".join(first.names[i] for i in used)
-            return Error(f"the losses of {names}", f"count {these}, and not {those}", (name,))
+            is_even = np.array_equal(counted, np.ones(num))
+            fault = Fault.LOSS_WEIGHTS_IGNORED if is_even else Fault.OTHER_LOSS_WEIGHTS
+            fault = Fault.OUTPUT_LEFT_OUT if np.any(counted == 0) else fault
+            names = tuple(first.names[i] for i in used)
+            return Change(fault, Detail.TERMS_COUNT, (*counted.tolist(), *meant.tolist()), names)
 
-        self._mixed([[basis.of_term(i) for i in used] for basis in self.bases], told)
+        self._mixed([[basis.of_term(i) for i in used] for basis in self.bases], change)
 
-    def _mixed(self, columns: list[list[np.ndarray]], told: Callable[[np.ndarray], Error | None]) -> None:
+    def _mixed(self, columns: list[list[np.ndarray]], change: Callable[[np.ndarray], Change | None]) -> None:
         """Try numbers that are the same in all updates: solved for in one half, to hold in both."""
         half = list(zip(columns, self.bases, strict=True))[: (len(columns) + 1) // 2]
-        numbers = np.median([least(own, basis.e.handed - basis.e.penalty)[0] for own, basis in half], axis=0)
-        if np.all(np.isfinite(numbers)) and (error := told(numbers)) is not None:
-            made = [numbers @ np.stack(own) + basis.e.penalty for own, basis in zip(columns, self.bases, strict=True)]
-            self._add([error], 0.5 * len(numbers) if error.causes in ((), (_OTHER,)) else 1.0, made)
+        solved = [least(own, basis.e.handed - basis.e.penalty)[0] for own, basis in half]
+        numbers = np.median(solved, axis=0)
+        if np.all(np.isfinite(numbers)) and (found := change(numbers)) is not None:
+            pairs = zip(columns, self.bases, strict=True)
+            made = [numbers @ np.stack(own) + basis.e.penalty for own, basis in pairs]
+            is_plain = found.fault.has_name and found.fault is not Fault.OTHER_LOSS_WEIGHTS
+            self._add(Said([found], 1.0 if is_plain else 0.5 * len(numbers), [*made], []))
 
     def _assigned(self) -> None:
         rows: dict[int, np.ndarray] = {}
@@ -239,34 +247,28 @@ class Search:
             if (found := labels_of_others(basis.e)) is None:
                 return
             rows |= zip((piece.called.order for piece in basis.e.update.pieces), found, strict=True)
-        told = Error("the labels", "are each those of some other row", ("labels of other rows",))
-        self._whole(Form((told,), rows=lambda e, piece: rows[piece.called.order]))
+        change = Change(Fault.LABELS_OF_OTHER_ROWS, Detail.OF_OTHER_ROWS)
+        self._whole(Form((change,), rows=lambda e, piece: rows[piece.called.order]))
 
-    def _solve(self, level: Level) -> None:
-        for errors, cost, made, rests in solve(level, self.bases, self.fits):
-            self._add(errors, cost, made, rests=rests)
+    def _solve(self, vectors: Vectors) -> None:
+        for said in solve(vectors, self.bases, self.fits):
+            self._add(said)
 
-    def _add(
-        self,
-        errors: list[Error],
-        cost: float,
-        made: Sequence[np.ndarray | None],
-        bases: list[Basis] | None = None,
-        rests: Sequence[Sequence[np.ndarray | None]] = (),
-    ) -> None:
-        pairs = zip(bases or self.bases, made, strict=True)
-        proven = [None if each is None else basis.e.proven(each) for basis, each in pairs] if errors else []
+    def _add(self, said: Said, bases: list[Basis] | None = None) -> None:
+        pairs = zip(bases or self.bases, said.made, strict=True)
+        changes = tuple(said.changes)
+        proven = [own if own is None else basis.e.proven(own) for basis, own in pairs] if changes else []
         apart = max((each[1] for each in proven if each is not None), default=np.inf)
         if apart <= self.fits:
-            named = sum(bool(error.causes) for error in errors)
-            cost -= _NAMED * min(named, 1) + _NAMED_TOO * max(named - 1, 0)
-            gradients = [None if each is None else each[0] for each in proven]
-            self.found.append(Explanation(tuple(errors), cost, apart, gradients, rests))
+            num_named = sum(change.fault.has_name for change in changes)
+            saved = _NAMED * min(num_named, 1) + _NAMED_TOO * max(num_named - 1, 0)
+            made = [None if each is None else each[0] for each in proven]
+            self.found.append(Explanation(changes, said.cost - saved, apart, made, said.rests))
 
     def _by_variable(self) -> None:
         for is_bare in (False, True) if self.has_penalty else (False,):
-            if (explained := by_variable(self.bases, self.fits, is_bare=is_bare)) is not None:
-                self._add(*explained)
+            if (said := by_variable(self.bases, self.fits, is_bare=is_bare)) is not None:
+                self._add(said)
 
 
 def _first(basis: Basis) -> np.ndarray:
@@ -281,19 +283,20 @@ def _back(basis: Basis, steps: int) -> Evidence | None:
     return e if e is not None and len(e.handed) == len(basis.e.handed) else None
 
 
-def in_words(error: Error, evidence: Sequence[Evidence]) -> Error:
-    """Return an error with the weights and counts of its rows as their reader knows them."""
-    told = error.number
-    pieces = [(piece, w) for e in evidence for piece, w in zip(e.update.pieces, e.weights, strict=True)]
-    is_even = all(np.all(weights[:, piece.rows != PAD] == 1) for piece, weights in pieces)
-    is_given = evidence[0].meant.replay.data[2] is not None
-    number = "the number of rows" if is_even else f"the sum of the {'sample ' * is_given}weights"
-    if "counts" in str(error):
-        for old, new in _COUNTED.items():
-            told = told.replace(old, new.format(number))
-    sizes = {sum(e.update.sizes) - sum(e.pads) for e in evidence}
-    if is_even and len(sizes) == 1:
-        (num,) = sizes
-        rows = f"{num}, as the update has {many(num, 'row')}"
-        told = told.replace(f" instead of 1 / {number} of the update", f" instead of 1 / {rows}")
-    return replace(error, number=told)
+def _of_last_batch(e: Evidence) -> np.ndarray:
+    return e.parts[-1] * (e.whole[0] / e.weights[-1][0].sum()) + e.penalty
+
+
+def setting_of(change: Change, evidence: Sequence[Evidence]) -> Setting:
+    """Return the updates that a change was seen in, as it is told by them."""
+    every = [(p, w) for e in evidence for p, w in zip(e.update.pieces, e.weights, strict=True)]
+    are_ones = all(np.all(weights[:, piece.rows != PAD] == 1) for piece, weights in every)
+    meant, sizes = evidence[0].meant, {sum(e.update.sizes) - sum(e.pads) for e in evidence}
+    unit = Unit.WEIGHTS if meant.replay.data[2] is None else Unit.SAMPLE_WEIGHTS
+    num_rows = sizes.pop() if are_ones and len(sizes) == 1 else 0
+    is_of_lanes = change.count is not None and change.count.uses(Known.WEIGHT_OF_REPLICA)
+    nums = [(e.num_replicas, e.num_replicas if is_of_lanes else len(e.update.pieces)) for e in evidence]
+    part = Part.REPLICA if all(1 < num == pieces for num, pieces in nums) else Part.MICROBATCH
+    if getattr(meant.optimizer, "gradient_accumulation_steps", None):
+        part = Part.CALL
+    return Setting(part, Unit.ROWS if are_ones else unit, num_rows)

@@ -1,8 +1,9 @@
 """The loss with an error in it, made of axes: labels, weights, mask, outputs, the function; and sums of such forms."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,21 +13,9 @@ from stepcheck.port import OneLoss, Port
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.trace.measure import SOLVED
 from stepcheck.trace.windows import PAD, Piece
+from stepcheck.values import Change, Detail, Fault
 
 MOST_STEPS = 2  # rows or places by which labels and weights may be shifted
-
-
-@dataclass(frozen=True)
-class Error:
-    """One error: the quantity, what happens to it, its names in the field, the likeliest first, and its number."""
-
-    quantity: str
-    predicate: str
-    causes: tuple[str, ...] = ()
-    number: str = ""
-
-    def __str__(self) -> str:
-        return " ".join(part for part in (self.quantity, self.predicate, self.number) if part)
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class Form:
         has_their_weights: whether it meets their sample weights, too.
     """
 
-    errors: tuple[Error, ...] = ()
+    changes: tuple[Change, ...] = ()
     objective: Any = None
     outputs: Callable | None = None
     rows: Callable[[Evidence, Piece], np.ndarray] | None = None
@@ -64,120 +53,145 @@ class Form:
     def with_(self, other: "Form") -> "Form":
         """Return a form with the errors of both."""
         values = {f.name: getattr(other, f.name) or getattr(self, f.name) for f in fields(self)}
-        return Form(**(values | {"errors": self.errors + other.errors}))
+        return Form(**(values | {"changes": self.changes + other.changes}))
 
 
 BASE = Form()
 
 
 class Mixture(NamedTuple):
-    """A form that is a sum of others; `told` returns its error by the numbers that these count, None if it is none."""
+    """A form that is a sum of others; `change` returns what their numbers say, None for nothing."""
 
     forms: tuple[Form, ...]
-    told: Callable[[np.ndarray], Error | None]
+    change: Callable[[np.ndarray], Change | None]
 
 
 def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
     """Yield the losses with one error."""
-    data, objective = meant.replay.data, meant.objective
+    (_, labels, weights), objective = meant.replay.data, meant.objective
     loss = getattr(objective, "loss", None)
-    has_own = getattr(loss, "has_own_weights", False)
-    all_pairs = "meets the labels of all rows of its batch, as outputs (rows, 1) and labels (rows,) do"
-    yield Form((Error("each output", all_pairs, ("broadcast",)),), is_of_pairs=True)
-    if data[2] is not None:
-        with_weights = all_pairs.replace("the labels", "the labels and sample weights").replace("labels (", "both (")
-        yield Form((Error("each output", with_weights, ("broadcast",)),), is_of_pairs=True, has_their_weights=True)
+    pairs = Change(Fault.BROADCAST, Detail.ALL_PAIRS)
+    yield Form((pairs,), is_of_pairs=True)
+    if weights is not None:
+        with_weights = replace(pairs, detail=Detail.ALL_PAIRS_WITH_WEIGHTS)
+        yield Form((with_weights,), is_of_pairs=True, has_their_weights=True)
     if any(any(e.pads) for e in evidence):
-        told = Error("rows", "that fill up a batch are trained on", ("padding trained on",))
-        yield Form((told,), has_pads=True)
-    for word, rows in _indices(meant.replay.num_rows):
-        names = ("labels of other rows",) if word.endswith("order of the data") else ("labels shifted",)
-        yield Form((Error("the labels", f"are those {word}", names),), rows=rows)
-    single = np.asarray(data[1]) if hasattr(data[1], "shape") else np.zeros(0)
-    if single.ndim < 3 and set(np.unique(single)) == {0, 1}:
-        yield Form((Error("the labels", "are inverted, 1 - label"),), labels=lambda y: 1 - y)
-    if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(data[1])):
-        yield from _along()
-    if data[2] is not None and not has_own:
-        yield from _weights(data[2], meant.replay.num_rows)
+        yield Form((Change(Fault.PADDING_TRAINED_ON),), has_pads=True)
+    yield from _labels(labels, meant.replay.num_rows)
+    if weights is not None and not getattr(loss, "has_own_weights", False):
+        yield from _weights(weights, meant.replay.num_rows)
     if not isinstance(objective, OneLoss):
         return
     if meant.replay.is_masked:
-        told = Error("the mask", "is left out", ("mask ignored",))
-        yield Form((told,), objective=meant.replay.objective(loss, is_masked=False), is_bare=True)
+        bare = meant.replay.objective(loss, is_masked=False)
+        yield Form((Change(Fault.MASK_IGNORED),), objective=bare, is_bare=True)
     elif _is_plain(meant, evidence):
-        shape = evidence[0].update.pieces[0].called.outputs[0].shape
-        yield from _losses(meant.replay, loss, shape[-1], data[1])
+        shape = _shape(evidence)
+        yield from _losses(meant.replay, loss, shape[-1], labels)
         yield from _classes(meant.replay, loss, shape)
 
 
 def _is_plain(meant: Meant, evidence: list[Evidence]) -> bool:
-    """Whether the loss is a function of one output and its labels, row by row, so that another may be in its place."""
+    """Whether the loss is a function of one output and its labels, row by row.
+
+    Then another may be in its place.
+    """
     is_coupled = getattr(meant.objective.loss, "is_coupled", False)
     has_one = all(len(p.called.outputs) == 1 for e in evidence for p in e.update.pieces)
     return has_one and hasattr(meant.replay.data[1], "shape") and not is_coupled
 
 
-def _indices(num: int) -> Iterator[tuple[str, Callable[[Evidence, Piece], np.ndarray]]]:
-    """Yield (in words, rows of the data) for the indices at which a row's label or weight may be read."""
+def _shape(evidence: list[Evidence]) -> tuple[int, ...]:
+    return evidence[0].update.pieces[0].called.outputs[0].shape
 
-    def rolled(by: int) -> Callable[[Evidence, Piece], np.ndarray]:
-        return lambda e, piece: np.roll(piece.rows, by)
 
-    def moved(by: int) -> Callable[[Evidence, Piece], np.ndarray]:
+_Rows = Callable[[Evidence, Piece], np.ndarray]
+
+
+def _indices(num: int) -> Iterator[tuple[Detail, tuple[float, ...], _Rows]]:
+    """Yield (detail, its numbers, rows of the data) at which a row's label or weight may be read."""
+
+    def in_batch(by: int) -> _Rows:
+        return lambda e, piece: np.roll(piece.rows, -by)
+
+    def in_data(by: int) -> _Rows:
         return lambda e, piece: (piece.rows + by) % num
 
-    for steps in range(1, MOST_STEPS + 1):
-        for word, sign in (("after", 1), ("before", -1)):
-            some = "of the row" if steps == 1 else f"{steps} rows"
-            yield f"{some} {word} in the batch", rolled(-sign * steps)
-            yield f"{some} {word} in the data", moved(sign * steps)
-    yield "in the order of the data", lambda e, piece: (e.place(piece)[1] + np.arange(len(piece.rows))) % num
-    yield "of the batch in reverse", lambda e, piece: piece.rows[::-1]
+    for steps, sign in product(range(1, MOST_STEPS + 1), (1, -1)):
+        by = sign * steps
+        yield Detail.OF_ROW_IN_BATCH, (by,), in_batch(by)
+        yield Detail.OF_ROW_IN_DATA, (by,), in_data(by)
+    yield Detail.IN_ORDER_OF_DATA, (), lambda e, p: (e.place(p)[1] + np.arange(len(p.rows))) % num
+    yield Detail.IN_REVERSE, (), lambda e, piece: piece.rows[::-1]
 
 
-def _along() -> Iterator[Form]:
-    for steps in range(1, MOST_STEPS + 1):
-        for word, sign in (("after", -1), ("before", 1)):
-            told = Error("the labels", f"are those {steps} places {word}", ("labels shifted",))
-            yield Form((told,), labels=lambda y, by=sign * steps: np.roll(y, by, axis=1) if np.ndim(y) > 1 else y)
+def _labels(labels: Any, num: int) -> Iterator[Form]:
+    for detail, numbers, rows in _indices(num):
+        is_mixed = detail is Detail.IN_ORDER_OF_DATA
+        fault = Fault.LABELS_OF_OTHER_ROWS if is_mixed else Fault.LABELS_SHIFTED
+        yield Form((Change(fault, detail, numbers),), rows=rows)
+    single = np.asarray(labels) if hasattr(labels, "shape") else np.zeros(0)
+    if single.ndim < 3 and set(np.unique(single)) == {0, 1}:
+        inverted = Change(Fault.OTHER_LABELS, Detail.INVERTED)
+        yield Form((inverted,), labels=lambda y: 1 - y)
+    if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(labels)):
+        for steps, sign in product(range(1, MOST_STEPS + 1), (1, -1)):
+            by = sign * steps
+            shifted = Change(Fault.LABELS_SHIFTED, Detail.PLACES_AFTER, (by,))
+            yield Form((shifted,), labels=partial(_along, by=-by))
+
+
+def _along(labels: np.ndarray, by: int) -> np.ndarray:
+    return np.roll(labels, by, axis=1) if np.ndim(labels) > 1 else labels
+
+
+def _mean(own: np.ndarray) -> np.ndarray:
+    return np.full_like(own, own.mean())
+
+
+def _root(own: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.abs(own))
+
+
+def _inverse(own: np.ndarray) -> np.ndarray:
+    return 1 / np.where(own == 0, 1, own)
 
 
 def _weights(weights: Any, num: int) -> Iterator[Form]:
     is_mask = np.ndim(weights) > 1 and bool(np.isin(weights, (0, 1)).all())
-    quantity, ignored = ("the mask", "mask ignored") if is_mask else ("the sample weights", "weights ignored")
 
     def of_rows(change: Callable[[np.ndarray], np.ndarray]) -> Callable:
-        return lambda e, piece, weights: change(weights[np.where(piece.rows == PAD, 0, piece.rows)])
+        return lambda e, piece, own: change(own[np.where(piece.rows == PAD, 0, piece.rows)])
 
-    def at(rows: Callable[[Evidence, Piece], np.ndarray]) -> Callable:
-        return lambda e, piece, weights: weights[np.where(piece.rows == PAD, 0, rows(e, piece))]
+    def at(rows: _Rows) -> Callable:
+        return lambda e, piece, own: own[np.where(piece.rows == PAD, 0, rows(e, piece))]
 
-    ways: dict[str, tuple[Callable, str]] = {
-        f"{'is' if is_mask else 'are'} left out": (of_rows(np.ones_like), ignored),
-        "are squared": (of_rows(np.square), "weights squared"),
-        "are averaged over their batch": (of_rows(lambda own: 0 * own + own.mean()), "weights averaged apart"),
-        "come under a root": (of_rows(lambda own: np.sqrt(np.abs(own))), ""),
-        "are inverted": (of_rows(lambda own: 1 / np.where(own == 0, 1, own)), ""),
-    }
-    ways |= {f"are those {word}": (at(rows), "weights of other rows") for word, rows in _indices(num)}
-    for predicate, (way, name) in ways.items():
-        told = Error(quantity if name == ignored else "the sample weights", predicate, (name,) if name else ())
-        yield Form((told,), weights=way)
+    ways = [
+        (Change(Fault.MASK_IGNORED if is_mask else Fault.WEIGHTS_IGNORED), of_rows(np.ones_like)),
+        (Change(Fault.WEIGHTS_SQUARED), of_rows(np.square)),
+        (Change(Fault.WEIGHTS_AVERAGED_APART), of_rows(_mean)),
+        (Change(Fault.OTHER_WEIGHTS, Detail.ROOT), of_rows(_root)),
+        (Change(Fault.OTHER_WEIGHTS, Detail.INVERTED), of_rows(_inverse)),
+    ]
+    for detail, numbers, rows in _indices(num):
+        ways.append((Change(Fault.WEIGHTS_OF_OTHER_ROWS, detail, numbers), at(rows)))
+    for change, way in ways:
+        yield Form((change,), weights=way)
 
 
 def _losses(replay: Port, loss: Any, width: int, labels: Any) -> Iterator[Form]:
     losses, objective = replay.losses, replay.objective
     if (other := losses.flipped(loss)) is not None:
-        told = Error("the loss", "takes from_logits the other way", ("from_logits",))
-        yield Form((told,), objective=objective(other))
-    for name, change, is_own in losses.changes(loss, width):
-        told = Error("the outputs", f"go through one more {name}", ("softmax twice",) * is_own)
-        yield Form((told,), outputs=change)
-    told = Error("the loss", "gets labels and outputs in the other order")
-    yield Form((told,), objective=objective(losses.swapped(loss)))
+        yield Form((Change(Fault.FROM_LOGITS),), objective=objective(other))
+    for name, function, is_own in losses.changes(loss, width):
+        fault = Fault.SOFTMAX_TWICE if is_own else Fault.OTHER_OUTPUTS
+        yield Form((Change(fault, Detail.FUNCTION_AGAIN, names=(name,)),), outputs=function)
+    swapped = Change(Fault.ANOTHER_LOSS, Detail.ARGUMENTS_SWAPPED)
+    yield Form((swapped,), objective=objective(losses.swapped(loss)))
     for name, other in losses.others(loss, labels):
-        yield Form((Error("the loss", f"is {name} instead of {loss.name}"),), objective=objective(other))
+        names = name, loss.name
+        another = Change(Fault.ANOTHER_LOSS, Detail.OTHER_FUNCTION, names=names)
+        yield Form((another,), objective=objective(other))
 
 
 def _classes(replay: Port, loss: Any, shape: tuple[int, ...]) -> Iterator[Form]:
@@ -185,57 +199,72 @@ def _classes(replay: Port, loss: Any, shape: tuple[int, ...]) -> Iterator[Form]:
     if (plain := replay.losses.unsmoothed(loss)) is None or not plain[2]:
         return
     full, num = replay.objective(plain[0]), shape[-1]
-    for word, start, by in (("higher", 1, 1), ("lower", 0, -1)):
+    for start, by in ((1, 1), (0, -1)):
         hot = np.eye(num + 2, num, k=by - 1, dtype="float32")  # no class beyond the last counts
 
         def labels(labels: np.ndarray, hot: np.ndarray = hot) -> np.ndarray:
-            return hot[np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int) + 1]
+            return hot[_as_classes(labels, shape) + 1]
 
-        told = Error("the labels", f"are one class {word}, as if the classes of the loss were counted from {start}")
-        yield Form((told,), full, labels=labels)
+        change = Change(Fault.OTHER_LABELS, Detail.CLASSES_FROM, (start,))
+        yield Form((change,), full, labels=labels)
+
+
+def _as_classes(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int)
 
 
 def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
-    """Yield the losses with numbers in them: smoothed labels, labels and outputs of another scale or origin."""
-    objective, loss, losses = meant.objective, getattr(meant.objective, "loss", None), meant.replay.losses
-    if not isinstance(objective, OneLoss) or meant.replay.is_masked or not _is_plain(meant, evidence):
+    """Yield the losses with numbers in them: smoothed labels, labels of another scale or origin."""
+    objective, loss = meant.objective, getattr(meant.objective, "loss", None)
+    losses, is_masked = meant.replay.losses, meant.replay.is_masked
+    if not isinstance(objective, OneLoss) or is_masked or not _is_plain(meant, evidence):
         return
     if (plain := losses.unsmoothed(loss)) is not None:
         other, own, is_sparse = plain
-        shape = evidence[0].update.pieces[0].called.outputs[0].shape
-        yield _smoothed(meant.replay.objective(other), own, shape, is_sparse)
+        yield _smoothed(meant.replay.objective(other), own, _shape(evidence), is_sparse)
     if losses.is_squared(loss):
-        constant = [partial(np.full_like, fill_value=value) for value in (0, 1)]
-        yield Mixture((BASE, *(Form((Error("labels", "constant"),), labels=labels) for labels in constant)), _scaled)
+        constant = (partial(np.full_like, fill_value=value) for value in (0, 1))
+        yield Mixture((BASE, *(Form(labels=labels) for labels in constant)), _scaled)
 
 
 def _smoothed(full: OneLoss, own: float, shape: tuple[int, ...], is_sparse: bool) -> Mixture:
     num, eye = shape[-1], np.eye(shape[-1], dtype="float32")
 
     def hot(labels: np.ndarray) -> np.ndarray:
-        return eye[np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int)] if is_sparse else labels
+        return eye[_as_classes(labels, shape)] if is_sparse else labels
 
-    def told(numbers: np.ndarray) -> Error | None:
-        smoothing, whole = float(numbers[1]), 1 - float(numbers[0])
-        if num > 1 and abs(smoothing - num * whole) < SOLVED < whole < 1:
-            return Error("the labels", f"are smoothed by {whole:.3g} for each class", ("smoothing not divided",))
-        smoothing = 0.0 if abs(smoothing) < SOLVED else smoothing
-        if abs(numbers.sum() - 1) > 10 * SOLVED or not 0 <= smoothing < 1 or abs(smoothing - own) < SOLVED:
-            return None
-        is_twice = own > 0 and abs(smoothing - 1 + (1 - own) ** 2) < SOLVED
-        names = ("smoothing missing",) if smoothing == 0 else ("smoothing twice",) if is_twice else ()
-        return Error("the labels", f"are smoothed by {smoothing:.3g} instead of {own:.3g}", names)
+    def even(labels: np.ndarray) -> np.ndarray:
+        return np.full_like(hot(labels), 1 / max(num, 2))
 
-    even = Form((Error("labels", "even"),), full, labels=lambda labels: np.full_like(hot(labels), 1 / max(num, 2)))
-    return Mixture((Form((Error("labels", "hot"),), full, labels=hot), even), told)
+    forms = Form((), full, labels=hot), Form((), full, labels=even)
+    return Mixture(forms, partial(_smoothing, own=own, num=num))
 
 
-def _scaled(numbers: np.ndarray) -> Error | None:
-    """Return the error of a squared loss with the derivative a (o - y) + b o + c (o - 1) by the outputs o."""
+def _smoothing(numbers: np.ndarray, own: float, num: int) -> Change | None:
+    """Return the error of labels that are `numbers` of hot ones and of even ones."""
+    smoothing, whole = float(numbers[1]), 1 - float(numbers[0])
+    if num > 1 and abs(smoothing - num * whole) < SOLVED < whole < 1:
+        return Change(Fault.SMOOTHING_NOT_DIVIDED, Detail.SMOOTHED, (whole,))
+    smoothing = 0.0 if abs(smoothing) < SOLVED else smoothing
+    is_one = abs(numbers.sum() - 1) <= 10 * SOLVED
+    if not is_one or not 0 <= smoothing < 1 or abs(smoothing - own) < SOLVED:
+        return None
+    twice = 1 - (1 - own) ** 2
+    fault = Fault.SMOOTHING_MISSING if smoothing == 0 else Fault.OTHER_LABELS
+    if own > 0 and abs(smoothing - twice) < SOLVED:
+        fault = Fault.SMOOTHING_TWICE
+    return Change(fault, Detail.SMOOTHED, (smoothing, own))
+
+
+def _scaled(numbers: np.ndarray) -> Change | None:
+    """Return the error of a squared loss.
+
+    Its derivative by the outputs o is a (o - y) + b o + c (o - 1).
+    """
     labels, whole, origin = float(numbers[0]), float(numbers.sum()), float(numbers[2])
     if abs(labels) < SOLVED or abs(whole) < SOLVED:
         return None
     ratio, plus = labels / whole, origin / labels
-    told = [f"are times {ratio:.4g} beside the outputs (the outputs times {1 / ratio:.4g})"] * (abs(ratio - 1) > SOLVED)
-    told += [f"have {plus:.4g} added"] * (abs(plus) > SOLVED)
-    return Error("the labels", " and ".join(told)) if told else None
+    if max(abs(ratio - 1), abs(plus)) <= SOLVED:
+        return None
+    return Change(Fault.OTHER_LABELS, Detail.SCALED, (ratio, plus))

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcheck.solve.changes import Schedule, as_stated, bounded
+from stepcheck.solve.changes import Schedule, bounded
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.outputs import other_gradients, taken
 from stepcheck.solve.ratios import least
@@ -189,9 +189,7 @@ def _with_moments(moves: Moves) -> Rule | None:
     return None
 
 
-def _corrected(
-    factors: np.ndarray, first: float, second: float, passes: np.ndarray, counts: np.ndarray
-) -> np.ndarray:
+def _corrected(factors: np.ndarray, first: float, second: float, passes: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the rates of Adam: the factors of the moments by their corrections, the ones that are even.
 
     A correction divides a moment by 1 - beta ** count: by its beta, none, the other moment's, or of the next count, or
@@ -260,3 +258,26 @@ def _fitted(
     share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
     has_share = may_lack or share >= _SHARE * float(np.linalg.norm(fall))
     return (factors[:-2], factors[-2:]) if has_share and distance(fall, factors @ basis) <= moves.near[t] else None
+
+
+def as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows | None:
+    """Return updates by hand with the gradients that steps of the stated SGD would have taken; None for others."""
+    if type(optimizer).__name__ != "SGD" or optimizer.nesterov:
+        return None
+    rates = [schedule(u.number - 1) if schedule else float(np.asarray(optimizer.learning_rate)) for u in updates]
+    moves = [[fall for fall in update.applied.grads if fall is not None] for update in updates]
+    if min(rates) <= 0 or any(len(own) < len(u.applied.grads) for own, u in zip(moves, updates, strict=True)):
+        return None
+    found, before = [], [0 * fall for fall in moves[0]]
+    for update, falls, rate in zip(updates, moves, rates, strict=True):
+        grads = [(fall - optimizer.momentum * last) / rate for fall, last in zip(falls, before, strict=True)]
+        found.append(replace(update, applied=replace(update.applied, grads=[*grads], learning_rate=rate)))
+        before = falls
+    return replace(seen, updates=found, rule=Rule(rates, is_stated=True))
+
+
+def stated(optimizer: Any, seen: Windows) -> Schedule | None:
+    """Return the constant rate of an optimizer that the user states, for a loop by hand with a constant rate."""
+    rate = getattr(optimizer, "learning_rate", None)
+    is_constant = seen.is_by_hand and seen.rule is not None and is_even(np.array(seen.rule.rates))
+    return (lambda number: float(np.asarray(rate))) if is_constant and rate is not None else None

@@ -8,7 +8,6 @@ import numpy as np
 
 from stepcheck.port import OfOutput
 from stepcheck.solve.evidence import AtOutputs, Evidence, Meant, taken_at
-from stepcheck.solve.forms import Error
 from stepcheck.solve.ratios import least
 from stepcheck.trace.windows import Piece
 
@@ -22,15 +21,9 @@ class Output:
     evidence: Sequence["AtOutput"]
 
     @cached_property
-    def without_error(self) -> list[np.ndarray]:
+    def without_error(self) -> list[np.ndarray | None]:
         """The gradients with the meant loss of this output, and the loop's of the others."""
         return [e.gradient_with(e.reference) for e in self.evidence]
-
-
-def named(error: Error, *outputs: str) -> Error:
-    """Return an error of these outputs' losses."""
-    word, names = "output" if len(outputs) == 1 else "outputs", ", ".join(outputs)
-    return replace(error, quantity=f"{error.quantity} ({names if 'output' in error.quantity else f'{word} {names}'})")
 
 
 class AtOutput(AtOutputs):
@@ -41,7 +34,7 @@ class AtOutput(AtOutputs):
         own = Evidence(meant, replace(whole.e.update, pieces=pieces))
         own.terms = [terms._replace(coefficients=one.coefficient * terms.coefficients) for terms in own.terms]
         super().__init__(own, whole.factors)
-        self.of, self._whole, self._index = whole.e, whole, one.place
+        self._of, self._whole, self._index = whole.e, whole, one.place
 
     def gradient_with(self, made: np.ndarray) -> np.ndarray:
         """Return the gradient of all outputs, with these derivatives by this one."""

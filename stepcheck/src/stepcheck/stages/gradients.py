@@ -3,156 +3,159 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from stepcheck.port import OneLoss
-from stepcheck.report.causes import ACCUMULATING, ADDED_UP_ONCE, OF_ROWS, OF_WEIGHTS, ON_REPLICAS, SUMMED, TWICE
-from stepcheck.report.found import Finding, Found, Likely, Number, Proof, found, not_known, of_values, some
-from stepcheck.solve.basis import NUM_SOLVED, derivatives, on_a_row, places_of_mask
-from stepcheck.solve.changes import LONGER, POSITIVE, SQUARED, added, changed
+from stepcheck.solve.basis import NUM_SOLVED, derivatives
+from stepcheck.solve.changes import Added, added, clipped
 from stepcheck.solve.coefficients import RAW
-from stepcheck.solve.evidence import Evidence, Meant, in_the_loss, narrowed
-from stepcheck.solve.explain import Explanation, Search, in_words
-from stepcheck.solve.forms import Error
+from stepcheck.solve.evidence import Evidence, Meant, left_out, narrowed
+from stepcheck.solve.explain import Explanation, Search, setting_of
 from stepcheck.solve.outputs import differing_outputs
-from stepcheck.trace.log import Line
 from stepcheck.trace.measure import NUM_PLACES, distance, places
 from stepcheck.trace.windows import PAD, Update
+from stepcheck.values import (
+    Change,
+    Detail,
+    Fault,
+    Finding,
+    Line,
+    Number,
+    Part,
+    Proof,
+    Quantity,
+    Reason,
+    Shown,
+    Stage,
+    Unjudged,
+    Where,
+)
 
-_IN_THE_LOSS = (
-    *("padding", "padded places", "mean of row", "mean of means"),
-    *("divided by the weights", "divided by the rows"),
-)
-_IN_THE_LOSS_OF_ONE = (  # of a microbatch that is the whole of an update, or of a replica
-    *("never divided", "divided by the full batch", "divided by the replicas twice"),
-    *("penalty forgotten", "penalty added twice", "penalty once per replica"),
-)
-_NOT_OF_THE_LOSS = "each row", "the penalty", "the gradient"
-_SECONDS = 45.0  # of the search for words; the change that is tried then is tried to its end
-_ENDED = f"The search for what makes the gradients differ was ended after {_SECONDS:.0f} seconds: more was not tried."
-NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: of those that differ, and of those that do not
+_IN_THE_LOSS = {  # of the faults of the rows' factors
+    Fault.PADDING_COUNTED,
+    Fault.PADDED_PLACES_COUNTED,
+    Fault.MEAN_OF_ROW_MEANS,
+    Fault.MEAN_OF_MEANS,
+    Fault.DIVIDED_BY_THE_WEIGHTS,
+    Fault.DIVIDED_BY_THE_ROWS,
+}
+_IN_THE_LOSS_OF_ONE = {  # of a microbatch that is the whole of an update, or of a replica
+    Fault.NEVER_DIVIDED,
+    Fault.DIVIDED_BY_THE_FULL_BATCH,
+    Fault.DIVIDED_BY_THE_REPLICAS_TWICE,
+    Fault.PENALTY_FORGOTTEN,
+    Fault.PENALTY_ADDED_TWICE,
+    Fault.PENALTY_ONCE_PER_REPLICA,
+}
+_OF_FORM = {Fault.PADDING_TRAINED_ON, Fault.MASK_IGNORED, Fault.WEIGHTS_AVERAGED_APART}
+_OF_SUMS = {Quantity.ROW_GRADIENTS, Quantity.PENALTY, Quantity.HANDED_GRADIENT}
+_ON_REPLICAS = {
+    Fault.SUMMED_OVER_REPLICAS,
+    Fault.MEAN_OF_MEANS,
+    Fault.DIVIDED_BY_THE_FULL_BATCH,
+}
+_SECONDS = 45.0  # of the search for changes; the one that is tried then is tried to its end
+NUM_DIFFERING, NUM_ALIKE = 6, 3  # updates on which changes are tried: that differ, that do not
+_NUM_SHOWN = 3  # numbers of a proof
 _FEW = 0.3  # explanations that cost no more than this beyond the best are as likely
-_ASKED = {  # of changes that are hardly meant
-    SQUARED: "Is a root missing?",
-    LONGER: "Is it `min(1, bound / norm)` that is meant?",
-    POSITIVE: "So no weight can grow. Is `clip(-bound, bound)` meant?",
-}
-_COUNTED = (
-    "sum up what the rows give, and divide once by all weights; weights that you mean are the third part of `data`."
-)
-_UNLISTED = {  # by quantity, the name of an error that has none in the field, and the fix
-    "each row's gradient": ("rows counted otherwise", _COUNTED),
-    "the penalty": ("penalty counted otherwise", "add the model's losses once per update."),
-    "the gradient": ("gradient changed", "hand over the gradient as it is taken, each variable's in its place."),
-    "the labels": ("other labels", "give the loss the labels of the rows that the model got, as the data have them."),
-    "the sample weights": ("other weights", "give the loss the weights of the rows that the model got, once."),
-    "the outputs": ("other outputs", "give the loss the outputs as the model returns them."),
-    "the loss": ("another loss", "take the loss that was meant, with its arguments."),
-}
+_NAN, _INFINITE = float("nan"), float("inf")
 
 
-_TOGETHER = "The numbers are of all faults of the gradient together."
-_OF_A_MASK = (
-    "The sample weights are 0 and 1, as a mask's. The loss that was meant divides by all rows or places, also by those "
-    "of weight 0, as Keras' losses do by default."
-)
-_BY_MASK = "Judged is a mean over those of weight 1, as `reduction='mean_with_sample_weight'` and `ws.Mean` give."
-_BY_ALL = "If a mean over those of weight 1 is meant, so is `reduction='mean_with_sample_weight'`, or `ws.Mean`."
+class Judged(NamedTuple):
+    """What the gradients of some updates show, and the evidence."""
+
+    findings: list[Finding]
+    unjudged: list[Unjudged]
+    evidence: list[Evidence]
 
 
-def gradients(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[Evidence]]:
-    """Return (findings, evidence) on the gradients of these updates."""
-    everything = _evidence(meant, [u for u in updates if any(g is not None for g in u.applied.grads)])
+def gradients(meant: Meant, updates: list[Update]) -> Judged:
+    """Return what the gradients of these updates show.
+
+    Sample weights may be a mask: the mean over rows of weight 1 is tried too, if that explains more.
+    """
+    judged = _judged(meant, updates)
+    if not judged.findings or not _may_be_by_weight(meant, judged.evidence):
+        return judged
+    mean = meant.replay.losses.mean_of(meant.objective.loss, by_weight=True)
+    other = _judged(meant.of(meant.replay.objective(mean)), updates)
+    found = other.findings, judged.findings
+    are_named = [all(each.fault.has_name for each in some) for some in found]
+    is_better = len(found[0]) < len(found[1]) or are_named == [True, False]
+    return other if is_better else judged
+
+
+def _may_be_by_weight(meant: Meant, evidence: list[Evidence]) -> bool:
+    weights = meant.replay.data[2]
+    if not isinstance(weights, np.ndarray) or not isinstance(meant.objective, OneLoss):
+        return False
+    is_mask = {*np.unique(weights).tolist()} == {0, 1}
+    used = [weights[e.update.rows[e.update.rows != PAD]] for e in evidence]
+    return is_mask and any(e.whole[0] > own.sum() for e, own in zip(evidence, used, strict=True))
+
+
+def _judged(meant: Meant, updates: list[Update]) -> Judged:
+    handed = [u for u in updates if any(g is not None for g in u.applied.grads)]
+    everything = _evidence(meant, handed)
     if any(not np.all(np.isfinite(e.handed + e.reference)) for e in everything):
         return _of_finite(meant, everything)
     if zeroed := _zeroed(meant, everything):
-        everything = _evidence(meant, [_without(update, zeroed) for update in updates])
+        everything = _evidence(meant, [_without(update, zeroed) for update in handed])
     differs = meant.replay.tolerance.differs
     differing = [e for e in everything if e.without > differs]
     for e in differing:
         e.measure()
     differing = [e for e in differing if e.without > differs]
     if not differing:
-        return [], everything
+        return Judged([], [], everything)
+    if not meant.has_penalty and (plus := added(everything)) is not None:
+        return Judged([*_of_weights(meant, differing, plus)], [], everything)
     alike = [e for e in everything if all(e is not other for other in differing)]
     chosen = [*_spread(differing, NUM_DIFFERING), *_spread(alike, NUM_ALIKE)]
     for e in chosen:
         e.measure()
-    if not meant.has_penalty and (plus := added(everything)) is not None:
-        return [_of_weights(meant, differing, *plus)], everything
     until = time.monotonic() + _SECONDS
-    explanations, how = _explained(meant, chosen, everything, until)
-    if how:
-        told = f"Gradients are {how} before the optimizer gets them; but for that they are right."
-        return [Likely(f"{told} {_ASKED[how]}") if how in _ASKED else told], everything
-    findings = list[Finding](_told(explanations, chosen) if explanations else [_located(differing)])
-    is_ended = time.monotonic() > until and not any(each.cost < RAW for each in explanations)
-    return findings + [_ENDED] * is_ended, everything
+    explanations, is_clipped = _explained(meant, chosen, everything, until)
+    if is_clipped:
+        return Judged([], [], everything)
+    findings = [*_found(explanations, chosen)] if explanations else [_located(differing)]
+    is_known = any(each.cost < RAW for each in explanations)
+    is_ended = time.monotonic() > until and not is_known
+    ended = Unjudged(Reason.OUT_OF_TIME, Stage.GRADIENT)
+    return Judged(findings, [ended] * is_ended, everything)
 
 
-def by_weights(meant: Meant, updates: list[Update]) -> tuple[list[Finding], list[Evidence]]:
-    """Return the same; of sample weights that are a mask also by the loss that divides by them, if it explains more."""
-    findings, evidence = gradients(meant, updates)
-    weights = meant.replay.data[2]
-    is_mask = isinstance(weights, np.ndarray) and {*np.unique(weights).tolist()} == {0, 1}
-    if not is_mask or not isinstance(meant.objective, OneLoss):
-        return findings, evidence
-    given = np.asarray(weights)
-    if not any(e.whole[0] > given[e.update.rows[e.update.rows != PAD]].sum() for e in evidence):
-        return findings, evidence
-    if causes := [each for each in findings if isinstance(each, Found)]:
-        mean = meant.replay.objective(meant.replay.losses.mean_of(meant.objective.loss, by_weight=True))
-        others, found_by = gradients(meant.of(mean), updates)
-        left = [each for each in others if isinstance(each, Found)]
-        is_named, are_named = (all(each.is_listed for each in some) for some in (left, causes))
-        if len(left) < len(causes) or (is_named and not are_named):
-            return [*others, f"{_OF_A_MASK} {_BY_MASK}"], found_by
-    return [*findings, f"{_OF_A_MASK} {_BY_ALL}"], evidence
-
-
-def _of_weights(meant: Meant, differing: list[Evidence], factor: float, of: str, apart: float) -> Finding:
-    """Return the finding on gradients with the weights or their signs, times a factor, added."""
-    told = f"The gradients are those of the loss that was meant plus {factor:.4g} times {of}, as a penalty gives"
+def _of_weights(meant: Meant, differing: list[Evidence], plus: Added) -> Iterator[Finding]:
+    """Yield that the optimizer decays weights that the gradients have besides: these alone may be meant."""
     decay = meant.replay.decay(meant.optimizer)
-    if not decay or "signs" in of:
-        return f"{told}. Is that meant?"
-    if any(e.update.applied.optimizer != id(meant.optimizer) for e in differing):
-        return Likely(
-            f"{told}. The optimizer that is meant decays them beside the gradient, by weight_decay={decay:.6g}."
-        )
-    detail = f"{told}; the optimizer's weight_decay is {decay:.6g}."
-    numbers, line = [e.update.number for e in differing], differing[0].update.applied.line
-    return found("decayed twice", max(e.without for e in differing), line, numbers, detail, with_change=apart)
+    is_own = all(e.update.applied.optimizer == id(meant.optimizer) for e in differing)
+    if decay and is_own and not plus.are_signs:
+        change = Change(Fault.DECAYED_TWICE, Detail.PLUS_WEIGHTS, (plus.factor, decay))
+        where = Where(_numbers(differing), line=differing[0].update.applied.line)
+        yield Finding(change, max(e.without for e in differing), plus.apart, where)
 
 
-def _of_finite(meant: Meant, everything: list[Evidence]) -> tuple[list[Finding], list[Evidence]]:
-    """Return the same of the updates with finite gradients; a single gradient that is not finite has no known cause."""
-    finite = [(e, bool(np.all(np.isfinite(e.handed))), bool(np.all(np.isfinite(e.reference)))) for e in everything]
-    findings, evidence = gradients(meant, [e.update for e, is_handed, is_meant in finite if is_handed and is_meant])
-    if broken := [e.update for e, is_handed, is_meant in finite if is_meant and not is_handed]:
-        told = f"The gradient of update {broken[0].number} is not finite; that of the loss that was meant is."
-        numbers = [update.number for update in broken]
-        findings.append(not_known("gradient", told, float("inf"), broken[0].applied.line, numbers))
-    if meant_alone := [e.update.number for e, is_handed, is_meant in finite if is_handed and not is_meant]:
-        told = f"The gradient that was meant is not finite in updates {some(meant_alone, 6)}"
-        findings.append(f"{told}: these are not judged.")
-    if lost := [e.update for e, is_handed, is_meant in finite if not is_handed and not is_meant]:
-        findings.append(_lost(lost))
-    return findings, evidence
+def _numbers(evidence: Sequence[Evidence]) -> tuple[int, ...]:
+    return tuple(sorted(e.update.number for e in evidence))
 
 
-def _lost(updates: list[Update]) -> Likely:
-    """Return the finding on updates whose gradient is not finite, nor was it meant to be."""
-    leaves = [np.asarray(leaf) for piece in updates[0].pieces for leaf in piece.called.inputs]
-    if any(leaf.dtype.kind == "f" and not np.all(np.isfinite(leaf)) for leaf in leaves):
-        why = "its inputs hold NaN or infinity."
-    else:
-        why = "is the learning rate too large, or are labels NaN?"
-    numbers = some([update.number for update in updates], 6)
-    return Likely(
-        f"The gradient is not finite from update {updates[0].number} on: {why} Not judged are updates {numbers}."
+def _of_finite(meant: Meant, everything: list[Evidence]) -> Judged:
+    """Return the same of the updates with finite gradients, and those whose gradient alone is not."""
+    is_handed, is_meant = (
+        {e.update.number for e in everything if np.all(np.isfinite(of(e)))}
+        for of in (lambda e: e.handed, lambda e: e.reference)
     )
+    known = [e.update for e in everything if e.update.number in is_handed & is_meant]
+    judged = _judged(meant, known)
+    if broken := [e for e in everything if e.update.number in is_meant - is_handed]:
+        change = Change(Fault.GRADIENT_UNLIKE, Detail.NOT_FINITE)
+        where = Where(_numbers(broken), line=broken[0].update.applied.line)
+        judged.findings.append(Finding(change, _INFINITE, _NAN, where))
+    if num_lost := sum(e.update.number not in is_meant for e in everything):
+        judged.unjudged.append(Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, num_lost))
+    return judged
 
 
 def _evidence(meant: Meant, updates: list[Update]) -> list[Evidence]:
@@ -181,97 +184,95 @@ def _without(update: Update, left_out: set[int]) -> Update:
 
 def _explained(
     meant: Meant, chosen: list[Evidence], everything: list[Evidence], until: float
-) -> tuple[list[Explanation], str]:
-    """Return (explanations, the likeliest first; the usual change by which the gradients differ, if by that alone).
+) -> tuple[list[Explanation], bool]:
+    """Return (explanations, the likeliest first; whether the gradients are clipped, and no more).
 
-    A fault in the loss is searched for at the outputs; if no words are found there, in a small model's gradients too.
+    A fault in the loss is searched for at the outputs; if nothing known is there, in a small model's gradients too.
     """
     at_outputs = narrowed(chosen)
-    fitting, how = ([], "") if at_outputs is None else _searched(meant, chosen, at_outputs, everything, until)
-    is_in_words = how or any(each.cost < RAW for each in fitting)
-    if not is_in_words and (at_outputs is None or len(chosen[0].handed) <= NUM_SOLVED):
-        more, how = _searched(meant, chosen, chosen, everything, until)
+    fitting, is_clipped = list[Explanation](), False
+    if at_outputs is not None:
+        fitting, is_clipped = _searched(meant, chosen, at_outputs, everything, until)
+    is_known = is_clipped or any(each.cost < RAW for each in fitting)
+    if not is_known and (at_outputs is None or len(chosen[0].handed) <= NUM_SOLVED):
+        more, is_clipped = _searched(meant, chosen, chosen, everything, until)
         fitting += more
     if meant.replay.is_half:  # where more than one may fit by chance
-        return sorted(fitting, key=lambda each: (round(2 * each.cost) / 2, each.apart)), how
-    return sorted(fitting, key=lambda each: round(each.cost, 3)), how
+        return sorted(fitting, key=lambda each: (round(2 * each.cost) / 2, each.apart)), is_clipped
+    return sorted(fitting, key=lambda each: round(each.cost, 3)), is_clipped
 
 
 def _searched(
-    meant: Meant, chosen: list[Evidence], seen_as: Sequence[Evidence], everything: list[Evidence], until: float
-) -> tuple[list[Explanation], str]:
-    """Return the same of one search, on updates `seen_as` gradients or as derivatives by the outputs."""
+    meant: Meant,
+    chosen: list[Evidence],
+    seen_as: Sequence[Evidence],
+    everything: list[Evidence],
+    until: float,
+) -> tuple[list[Explanation], bool]:
+    """Return the same of one search, on updates `seen_as` gradients or derivatives by the outputs."""
     search, fitting = Search(meant, seen_as, until), list[Explanation]()
-    without = max(e.without for e in chosen)
+    without, shows = max(e.without for e in chosen), meant.replay.tolerance.shows
     for i, (attempt, enough) in enumerate(search.stages()):
         attempt()
-        fitting = [each for each in search.found if meant.replay.tolerance.shows(without, each.apart)]
+        fitting = [each for each in search.found if shows(without, each.apart)]
         if any(each.cost <= enough for each in fitting) or search.is_over:
             break
-        if i == 0 and (change := changed(everything))[0]:
-            error = Error("the gradient", f"is {change[0]}, scaled as the loss is", ("clip before unscale",))
-            explanation = Explanation((error,), 1.0, change[1], [None for _ in chosen])
-            return ([explanation], "") if meant.clips_scaled else ([], change[0])
-    return fitting, ""
+        if i == 0 and (apart := clipped(everything)) is not None:
+            if not meant.clips_scaled:
+                return [], True
+            change = Change(Fault.CLIP_BEFORE_UNSCALE)
+            return [Explanation((change,), 1.0, apart, [None for _ in chosen])], False
+    return fitting, False
 
 
-def _told(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Found]:
+def _found(fitting: list[Explanation], chosen: list[Evidence]) -> Iterator[Finding]:
+    """Yield the findings of the best explanation: one for each change."""
     best, differs = fitting[0], chosen[0].meant.replay.tolerance.differs
-    likely = [error for each in fitting if each.cost <= best.cost + _FEW for error in each.errors]
-    alike = {name for error in likely for name in error.causes}
-    shared = [_TOGETHER] if len(best.errors) > 1 and not best.rests else []
-    for i, error in enumerate(best.errors):
+    for i, change in enumerate(best.changes):
         rests = best.rests[i] if best.rests else [e.reference for e in chosen]
-        every = [(e, made, own) for e, made, own in zip(chosen, best.made, rests, strict=True) if own is not None]
-        differing = [each for each in every if each[0].apart(each[2]) > differs] or every
-        without = max(e.apart(rest) for e, _, rest in differing)
-        numbers = sorted(e.update.number for e, *_ in differing)
+        every = zip(chosen, best.made, rests, strict=True)
+        known = [(e, made, rest) for e, made, rest in every if rest is not None]
+        apart = {id(e): e.apart(rest) for e, _, rest in known}
+        differing = [each for each in known if apart[id(each[0])] > differs] or known
+        most = max(apart[id(e)] for e, *_ in differing)
         # The last update that shows it well: the slots of the first step are still empty.
-        last, made, rest = ([each for each in differing if 2 * each[0].apart(each[2]) >= without] or differing)[-1]
+        last, made, rest = [each for each in differing if 2 * apart[id(each[0])] >= most][-1]
+        evidence = [e for e, *_ in differing]
+        told = _told(change, evidence, _twins(change, fitting))
+        line = _line_of(told, last)
+        is_of_some = told.fault.quantity is Quantity.HANDED_GRADIENT
+        parameters = told.names if is_of_some else ()
+        where = Where(_numbers(evidence), (), parameters, told.outputs, line)
         proof, is_beside = proved(last, made, rest), bool(best.rests)
-        told, line = str(in_words(error, chosen)), _line_of(error, last)
-        sentence = f"{told[0].upper()}{told[1:]}."
-        if not error.causes:
-            name, fix = next(each for quantity, each in _UNLISTED.items() if error.quantity.startswith(quantity))
-            cause = Found(name, "gradient", sentence, fix, without, best.apart, line, tuple(numbers), "", proof)
-            yield replace(cause, detail="".join(shared), is_beside=is_beside)
-            continue
-        own = {each for e in best.errors if e is not error for each in e.causes}
-        first, *others = error.causes
-        twins = sorted(({*others} | (alike if len(best.errors) == 1 else set())) - own - {first})
-        of_twins = [f"These updates cannot tell it from: {', '.join(twins)}."] if twins else []
-        more = " ".join([*of_twins, *shared])
-        cause = found(first, without, line, numbers, more, with_change=best.apart, proof=proof, twins=tuple(twins))
-        fix = cause.fix.partition(ACCUMULATING)[2] if _accumulates(last) else ""
-        cause = replace(cause, explanation=sentence, is_beside=is_beside, fix=fix or cause.fix)
-        yield _on_replicas(cause, [e for e, *_ in differing]) if first in ON_REPLICAS else cause
+        yield Finding(told, most, best.apart, where, proof, is_beside)
 
 
-def _accumulates(e: Evidence) -> bool:
-    """Whether the optimizer itself makes one update of several calls."""
-    return bool(getattr(e.meant.optimizer, "gradient_accumulation_steps", None))
+def _twins(change: Change, fitting: list[Explanation]) -> tuple[Fault, ...]:
+    """Return other faults that make the same numbers: of this change, and of explanations as likely."""
+    best = fitting[0]
+    likely = [own for each in fitting if each.cost <= best.cost + _FEW for own in each.changes]
+    others = [fault for own in likely * (len(best.changes) == 1) for fault in _faults(own)]
+    beside = {fault for own in best.changes if own is not change for fault in _faults(own)}
+    twins = {*change.twins, *others} - beside - {change.fault}
+    is_named = change.fault.has_name
+    return tuple(sorted((f for f in twins if is_named and f.has_name), key=lambda fault: fault.id))
 
 
-def _on_replicas(cause: Found, evidence: list[Evidence]) -> Found:
-    """Return a cause with the explanation, the fix and the line for updates whose parts are replicas'."""
-    updates = [e.update for e in evidence]
-    nums = [(len(u.pieces), e.num_replicas) for u, e in zip(updates, evidence, strict=True)]
-    if not all(1 < (num if "its replica" in cause.explanation else each) == num for each, num in nums):
-        return cause
-    is_weighed = len(np.unique(np.concatenate([w.ravel() for e in evidence for w in e.weights]))) > 1
-    engine = evidence[-1].meant.replay.engine()
-    of_all = (OF_WEIGHTS if is_weighed else OF_ROWS).get(engine, cause.fix)
-    fix, told = of_all, ON_REPLICAS[cause.name].format("weights" if is_weighed else "rows")
-    if cause.name == SUMMED and all(map(_is_added_up_twice, evidence)):
-        if engine == "torch":
-            fix = ADDED_UP_ONCE[engine]
-        elif any(map(_has_uneven_replicas, evidence)):
-            fix, told = ADDED_UP_ONCE.get(engine, of_all), TWICE.format(evidence[-1].num_replicas)
-        elif engine != "jax":  # whose own fix says it
-            fix = f"{of_all} If it is divided so, {ADDED_UP_ONCE.get(engine, 'add the gradients up once.')}"
-    detail = f"{cause.explanation} {cause.detail}".strip() if told else cause.detail
-    line = evidence[-1].meant.replay.line_of_loss(updates[-1].pieces[-1].called) or cause.line
-    return replace(cause, fix=fix, explanation=told or cause.explanation, detail=detail, line=line)
+def _faults(change: Change) -> tuple[Fault, ...]:
+    return change.fault, *change.twins
+
+
+def _told(change: Change, evidence: list[Evidence], twins: tuple[Fault, ...]) -> Change:
+    """Return a change as it is told: in which updates, with its twins."""
+    if not change.outputs:
+        change = replace(change, setting=setting_of(change, evidence))
+    num = evidence[-1].num_replicas
+    is_summed = change.fault is Fault.SUMMED_OVER_REPLICAS and change.setting.part is Part.REPLICA
+    if is_summed and all(map(_is_added_up_twice, evidence)):
+        is_sure = any(map(_has_uneven_replicas, evidence))
+        detail = Detail.ADDED_UP_TWICE if is_sure else Detail.PERHAPS_ADDED_UP_TWICE
+        change = replace(change, detail=detail, numbers=(num,))
+    return replace(change, twins=twins)
 
 
 def _is_added_up_twice(e: Evidence) -> bool:
@@ -282,40 +283,61 @@ def _has_uneven_replicas(e: Evidence) -> bool:
     return len({float(weights.sum()) for weights in e.weights}) > 1
 
 
-def _located(differing: list[Evidence]) -> Found:
-    """Return the place of a difference that no error explains: in the loss, or in some variables."""
-    e, detail, places, where, is_of_loss = differing[0], "", "", "the loss", True
-    at = e
-    if len(outputs := differing_outputs(e.meant, [e])) == 1:
-        at, where = outputs[0].evidence[0], f"the loss of output {outputs[0].name}"
-    if (found := derivatives(at)) is not None:
-        solved, should = found
-        told, is_of_loss = in_the_loss(at, solved, should, where)
-        detail, places = on_a_row(at, solved, should), places_of_mask(at, solved, should)
-    else:
+def _located(differing: list[Evidence]) -> Finding:
+    """Return the place of a difference that nothing known explains: in the loss, or in some parameters."""
+    e = at = differing[0]
+    outputs: tuple[str, ...] = ()
+    if len(others := differing_outputs(e.meant, [e])) == 1:
+        at, outputs = others[0].evidence[0], (others[0].name,)
+    line = e.update.applied.line
+    rows, parameters = tuple[int, ...](), tuple[str, ...]()
+    proof = proved(differing[-1], None)
+    if (found := derivatives(at)) is None:
         apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
-        off = ", ".join(f"{name} ({far:.1g})" for name, far in apart.items() if far > differs)
-        told = f"the variables that differ: {off}{e.unused}"
-    explanation = f"The gradient of update {e.update.number} is not that of the loss that was meant; {told}.{places}"
-    numbers, proof = [each.update.number for each in differing], proved(differing[-1], None)
-    line = e.meant.replay.line_of_loss(e.update.pieces[-1].called) if is_of_loss else None
-    without = max(each.without for each in differing)
-    cause = not_known("gradient", explanation, without, line or e.update.applied.line, numbers, proof)
-    return replace(cause, detail=detail)
+        change = Change(Fault.GRADIENT_UNLIKE)
+        parameters = tuple(name for name, far in apart.items() if far > differs)
+    elif passes := left_out(at, *found):
+        change = Change(Fault.PASSES_LEFT_OUT, numbers=(*passes, len(e.update.pieces)))
+    else:
+        change, of_rows = Change(Fault.LOSS_UNLIKE), _on_rows(at, *found)
+        rows = tuple(dict.fromkeys(row for row, _ in of_rows))
+        numbers = tuple(number for _, number in of_rows)
+        proof = replace(proof, numbers=(*numbers, *proof.numbers))
+        line = e.meant.replay.line_of_loss(e.update.pieces[-1].called) or line
+    where = Where(_numbers(differing), rows, parameters, outputs, line)
+    return Finding(change, max(each.without for each in differing), _NAN, where, proof)
 
 
-def _line_of(error: Error, e: Evidence) -> Line | None:
-    """Return the user's line of an error: where the loss is computed, if that is wrong, or else the optimizer step."""
-    update, replay = e.update, e.meant.replay
+def _on_rows(e: Evidence, solved: np.ndarray, should: np.ndarray) -> list[tuple[int, Number]]:
+    """Return (row of the data, both derivatives by its output) where they differ most."""
+    pieces = e.update.pieces
+    shapes = [piece.called.outputs[0].shape for piece in pieces]
+    starts = np.cumsum([0, *map(int, map(np.prod, shapes))])
+    found = []
+    for most in np.argsort(-np.abs(solved - should))[:_NUM_SHOWN].tolist():
+        which = int(np.searchsorted(starts, most, "right")) - 1
+        at, *inner = map(int, np.unravel_index(most - int(starts[which]), shapes[which]))
+        row, numbers = int(pieces[which].rows[at]), (float(solved[most]), float(should[most]))
+        found.append((row, Number(Shown.DERIVATIVE, f"{row}{inner}", *numbers, _NAN)))
+    return found
+
+
+def _line_of(change: Change, e: Evidence) -> Line | None:
+    """Return the user's line: where the loss is computed, if that is wrong, or the optimizer step."""
+    update, replay, fault = e.update, e.meant.replay, change.fault
+    if not update.pieces:
+        return replay.line_of_step(update)
     is_cut = len(update.pieces) > e.num_replicas
-    names = _IN_THE_LOSS if is_cut else (*_IN_THE_LOSS, *_IN_THE_LOSS_OF_ONE)
-    is_named = any(name.startswith(names) for name in error.causes[:1])
-    is_of_loss = is_named or not error.quantity.startswith(_NOT_OF_THE_LOSS)
-    if error.quantity.startswith(_NOT_OF_THE_LOSS) and e.is_plain and e.num_replicas == 1:
-        is_of_loss = e.apart(sum(e.taken(), e.penalty)) <= replay.tolerance.fits  # the loop hands over what it takes
-    is_penalty = error.quantity == "the penalty"
-    is_known = is_of_loss and bool(update.pieces)
-    line = replay.line_of_loss(update.pieces[-1].called, is_penalty=is_penalty) if is_known else None
+    is_of_sum = fault.quantity in _OF_SUMS and fault not in _OF_FORM
+    is_of_loss = fault in _IN_THE_LOSS or not is_of_sum
+    is_of_loss |= fault in _IN_THE_LOSS_OF_ONE and not is_cut
+    if is_of_sum and e.is_plain and e.num_replicas == 1:
+        taken = sum(e.taken(), e.penalty)  # what the loop hands over, if it changes nothing after
+        is_of_loss = e.apart(taken) <= replay.tolerance.fits
+    is_of_loss |= fault in _ON_REPLICAS and change.setting.part is Part.REPLICA
+    is_penalty = fault.quantity is Quantity.PENALTY
+    last = update.pieces[-1].called
+    line = replay.line_of_loss(last, is_penalty=is_penalty) if is_of_loss else None
     return line or replay.line_of_step(update)
 
 
@@ -332,26 +354,46 @@ HIDDEN = 0.05  # a step that is closer to another, relative to its length, hardl
 
 
 def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None = None) -> Proof:
-    """Return the columns of an update, with another reference if given: the gradient's length, and three weights."""
+    """Return the numbers of an update: the gradient's length, and three weights after it or numbers of the gradient.
+
+    Args:
+        changed: the gradient with an error; None if nothing known makes the handed one.
+        reference: what was meant, perhaps with other errors.
+    """
     reference = e.reference if reference is None else reference
-    columns = [e.handed, reference, np.full_like(e.handed, np.nan) if changed is None else changed]
-    lines = [Number("length of the gradient", *(float(np.linalg.norm(column)) for column in columns))]
-    where, named, step = f"update {e.update.number}", "gradient of {}", float("nan")
+    unknown = np.full_like(e.handed, np.nan)
+    columns = [e.handed, reference, unknown if changed is None else changed]
+    lengths = [float(np.linalg.norm(column)) for column in columns]
+    what, step = Shown.GRADIENT, _NAN
+    if (after := _after(e, columns)) is not None:
+        weights, step = after
+        what, columns = (Shown.WEIGHT_AFTER, weights) if step >= HIDDEN else (what, columns)
+    order = np.argsort(-np.abs(columns[0] - columns[1]), kind="stable")[:_NUM_SHOWN]
+    shown = ((i, [float(own[i]) for own in columns]) for i in sorted(order.tolist()))
+    numbers = (Number(what, _name(e, i), *each) for i, each in shown)
+    parameters = tuple(by_parameter(e, changed, reference))
+    length = Number(Shown.GRADIENT_LENGTH, "", *lengths)
+    return Proof(e.update.number, (length, *numbers), step, parameters)
+
+
+def _after(e: Evidence, columns: list[np.ndarray]) -> tuple[list[np.ndarray], float] | None:
+    """Return (the weights after the step with each gradient, the distance of the first two steps).
+
+    None unless the optimizer's step with the handed gradient is the one that was made.
+    """
+    _, reference, wrong = columns
     chain = [e]  # the reference's slots hold its own gradients of the updates before; with other faults, theirs
     while chain[0].before is not None and reference is e.reference:
         chain.insert(0, chain[0].before)
     before, after = e.update.applied.params, e.update.applied.params_after
     meant = _weights([*((one, one.reference) for one in chain[:-1]), (e, reference)])
-    wrong = _weights([(e, columns[2])])
     again = _weights([(e, e.handed)])  # Keras on TensorFlow squares sparse gradients before it adds up equal rows
     own = _moves(before, after)
-    if meant is not None and again is not None and distance(own, _moves(before, again)) < HIDDEN:
-        step = distance(own, _moves(before, meant))
-        if step >= HIDDEN:
-            named, flat = "{} afterwards", e.meant.replay.flat
-            columns = [columns[2] * np.nan if each is None else flat([*each])[e.mask] for each in (after, meant, wrong)]
-    proof = of_values(where, lambda i: named.format(_name(e, i)), columns)
-    return Proof(where, (*lines, *proof.lines), step, tuple(by_parameter(e, changed, reference)))
+    if meant is None or again is None or distance(own, _moves(before, again)) >= HIDDEN:
+        return None
+    every = [after, meant, _weights([(e, wrong)])]
+    flat = [columns[0] * _NAN if each is None else e.meant.replay.flat([*each])[e.mask] for each in every]
+    return flat, distance(own, _moves(before, meant))
 
 
 def _moves(before: list[np.ndarray], after: list[np.ndarray]) -> list[np.ndarray]:
