@@ -12,12 +12,13 @@ import pytest
 from shares import on
 
 import stepcheck
+from stepcheck.faults import Fault, Stage
 from stepcheck.report import words
-from stepcheck.values import Fault, Reason, Shown, Stage
+from stepcheck.values import Reason, Shown
 
 SOURCE = Path(stepcheck.__file__).parent
 FLOORS = [  # from the ground up; a room counts as one, unless its modules are named
-    {"errors", "values"},
+    {"errors", "faults", "values"},
     {"tree", "progress"},
     {"trace"},
     {"user_code"},

@@ -10,8 +10,9 @@ from scripts import Tags
 from small import NUM, X, Y, mean, network, train
 
 import stepcheck
+from stepcheck.faults import Error, Fault, Quantity, Stage
 from stepcheck.report import changes, schema, words
-from stepcheck.values import Error, Fault, Quantity, Reason, Stage
+from stepcheck.values import Reason
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
@@ -104,7 +105,9 @@ def test_a_page_is_html_with_pictures(wrong, tmp_path):
 def keys(told):
     """Return the keys that the page lists, by heading."""
     parts = re.split(r"^## (.+)$", told, flags=re.M)[1:]
-    return {title: re.findall(r"^\| `(\w+)` \|", text, re.M) for title, text in zip(parts[::2], parts[1::2], strict=True)}
+    return {
+        title: re.findall(r"^\| `(\w+)` \|", text, re.M) for title, text in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def test_the_schema_is_the_one_of_its_page(wrong, right):

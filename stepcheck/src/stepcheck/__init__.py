@@ -58,7 +58,7 @@ def watch(
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     >>> with stepcheck.watch(model, data=(x, y), loss="mse") as report:
     ...     pass  # the loop
-    >>> report.has_seen, report.causes
+    >>> report.has_seen, report.findings
     (False, [])
     """
     if _is_of("torch.nn", "Module", model):

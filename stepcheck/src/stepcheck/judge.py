@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck import tree
+from stepcheck.faults import Fault, Stage
 from stepcheck.port import NoLoss, Port, quiet
 from stepcheck.progress import NOW
 from stepcheck.solve.changes import Schedule, otherwise
@@ -27,7 +28,7 @@ from stepcheck.stages.variables import ends, frozen, left_out
 from stepcheck.trace.log import Applied, Called, Log, Values
 from stepcheck.trace.measure import all_same, classes
 from stepcheck.trace.windows import Rows, Update, Windows, windows
-from stepcheck.values import Fault, Finding, Reason, Stage, Unjudged
+from stepcheck.values import Finding, Reason, Unjudged
 
 LEAST = 3  # updates after the last change of what is trainable
 _MOVED_INSIDE = {Fault.DECAY_BY_MICROBATCH, Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW, Fault.REPLICAS_DRIFT_APART}

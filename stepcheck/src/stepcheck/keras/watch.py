@@ -10,6 +10,7 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
+from stepcheck.faults import Stage
 from stepcheck.judge import Case
 from stepcheck.keras.hooks import Hooks, room
 from stepcheck.keras.listener import listener
@@ -20,7 +21,7 @@ from stepcheck.solve.changes import Schedule
 from stepcheck.stages.steps import scheduled
 from stepcheck.trace.log import Log
 from stepcheck.tree import Tree
-from stepcheck.values import Reason, Stage, Unjudged
+from stepcheck.values import Reason, Unjudged
 from wholestep.data import class_weighted
 from wholestep.errors import WholestepError
 

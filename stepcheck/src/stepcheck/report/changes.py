@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from stepcheck.faults import Fault, Quantity
 from stepcheck.values import (
     MEANT,
     Change,
@@ -9,13 +10,11 @@ from stepcheck.values import (
     Count,
     Counted,
     Detail,
-    Fault,
     Group,
     Kind,
     Known,
     Level,
     Part,
-    Quantity,
     Rows,
     Setting,
     Unit,

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from stepcheck.errors import SpecificationError, message, notify_if_long
+from stepcheck.faults import Stage
 from stepcheck.judge import Case, Verdict
 from stepcheck.progress import shown
 from stepcheck.report import schema, text
 from stepcheck.report.page import assert_drawable, write_page
-from stepcheck.values import Finding, Stage, Unjudged
+from stepcheck.values import Finding, Unjudged
 
 PATIENCE = 5.0  # seconds
 STAGES = tuple(stage for stage in Stage if stage is not Stage.PRINTED)

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterator
 from html import escape
 
+from stepcheck.faults import Stage
 from stepcheck.judge import Case, Verdict
 from stepcheck.report import words
 from stepcheck.report.page import can_draw, figure, part_of_page
 from stepcheck.report.pictures import pictures
-from stepcheck.values import Finding, Proof, Stage
+from stepcheck.values import Finding, Proof
 
 HIDDEN = 1e-3  # of a step's length: an optimizer that divides by the gradient's size hides a factor on it
 _REQUIRED = [stage for stage in Stage if stage is not Stage.PRINTED]

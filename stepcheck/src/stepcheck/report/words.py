@@ -5,8 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stepcheck.faults import Fault, Stage
 from stepcheck.report import changes
-from stepcheck.values import Change, Fault, Finding, Number, Reason, Shown, Stage, Unjudged
+from stepcheck.values import Change, Finding, Number, Reason, Shown, Unjudged
 
 NUM_NAMED = 8  # rows, updates or names that a list shows
 JAX, TENSORFLOW, TORCH = "jax", "tensorflow", "torch"

@@ -7,21 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepcheck.faults import Fault
 from stepcheck.solve.basis import Basis
 from stepcheck.solve.coefficients import SAME, Made, Said
 from stepcheck.solve.evidence import Evidence
 from stepcheck.trace.log import clips_of
 from stepcheck.trace.measure import FINE, ROUNDED, SOLVED, distance, shortened
-from stepcheck.values import (
-    NOTHING,
-    Change,
-    Count,
-    Detail,
-    Fault,
-    Finding,
-    Known,
-    Where,
-)
+from stepcheck.values import NOTHING, Change, Count, Detail, Finding, Known, Where
 
 CLIPS = "clipnorm", "global_clipnorm", "clipvalue"
 _SAME_IN_PART = 0.1  # of lengths, where some places represent a large gradient

@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcheck.faults import Fault, Quantity
 from stepcheck.solve.basis import MOST_ROWS, Basis
 from stepcheck.solve.evidence import Evidence
 from stepcheck.solve.forms import BASE, Form
 from stepcheck.solve.known import of_penalty, of_rows, of_scale
 from stepcheck.solve.ratios import Counts, Reading, by_kind, farthest_first, least, readings
 from stepcheck.trace.measure import SOLVED
-from stepcheck.values import MEANT, Change, Count, Detail, Fault, Group, Kind, Known, Level, Quantity, Rows
+from stepcheck.values import MEANT, Change, Count, Detail, Group, Kind, Known, Level, Rows
 
 SPARE, RAW = 4, 8.0  # numbers beyond the unknowns of a solution; the cost of numbers without a fraction
 SAME = 2 * SOLVED  # of norms to which gradients are clipped

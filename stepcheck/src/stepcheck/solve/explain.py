@@ -8,6 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
+from stepcheck.faults import Fault
 from stepcheck.solve.basis import MOST_ROWS, NUM_SOLVED, Basis, labels_of_others
 from stepcheck.solve.changes import by_variable, in_sums
 from stepcheck.solve.coefficients import RAW, SPARE, Made, Said, Vectors, solve
@@ -17,7 +18,7 @@ from stepcheck.solve.outputs import Output, differing_outputs
 from stepcheck.solve.ratios import least
 from stepcheck.trace.measure import SOLVED
 from stepcheck.trace.windows import PAD
-from stepcheck.values import Change, Count, Detail, Fault, Known, Level, Part, Setting, Unit
+from stepcheck.values import Change, Count, Detail, Known, Level, Part, Setting, Unit
 
 _NAMED, _NAMED_TOO = 0.75, 0.25  # the cost that a name in the field saves
 _MOST_PAIRED = 64  # rows of an update, for whose pairs of outputs and labels factors are tried

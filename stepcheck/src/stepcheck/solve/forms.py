@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck import tree
+from stepcheck.faults import Fault
 from stepcheck.port import OneLoss, Port
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.trace.measure import SOLVED
 from stepcheck.trace.windows import PAD, Piece
-from stepcheck.values import Change, Detail, Fault
+from stepcheck.values import Change, Detail
 
 MOST_STEPS = 2  # rows or places by which labels and weights may be shifted
 

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from stepcheck.faults import Fault
 from stepcheck.solve.basis import Basis
 from stepcheck.trace.measure import SOLVED
-from stepcheck.values import Fault, Group, Known, Rows
+from stepcheck.values import Group, Known, Rows
 
 LAST_PASS = Rows(Group.MICROBATCHES_OF_LAST_PASS)
 _FIRST, _LAST = Rows(Group.FIRST_MICROBATCH), Rows(Group.LAST_MICROBATCH)

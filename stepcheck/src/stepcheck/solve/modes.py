@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcheck.faults import Stage
 from stepcheck.port import Port
 from stepcheck.trace.measure import distance
 from stepcheck.trace.windows import Piece, Update
-from stepcheck.values import Stage
 
 
 class Inferring(NamedTuple):

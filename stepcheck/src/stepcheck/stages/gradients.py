@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcheck.faults import Fault, Quantity, Stage
 from stepcheck.port import OneLoss
 from stepcheck.solve.basis import NUM_SOLVED, derivatives
 from stepcheck.solve.changes import Added, added, clipped
@@ -16,22 +17,7 @@ from stepcheck.solve.explain import Explanation, Search, setting_of
 from stepcheck.solve.outputs import differing_outputs
 from stepcheck.trace.measure import NUM_PLACES, distance, places
 from stepcheck.trace.windows import PAD, Update
-from stepcheck.values import (
-    Change,
-    Detail,
-    Fault,
-    Finding,
-    Line,
-    Number,
-    Part,
-    Proof,
-    Quantity,
-    Reason,
-    Shown,
-    Stage,
-    Unjudged,
-    Where,
-)
+from stepcheck.values import Change, Detail, Finding, Line, Number, Part, Proof, Reason, Shown, Unjudged, Where
 
 _IN_THE_LOSS = {  # of the faults of the rows' factors
     Fault.PADDING_COUNTED,

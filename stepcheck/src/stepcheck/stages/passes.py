@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcheck.faults import Fault
 from stepcheck.port import Port
 from stepcheck.solve.modes import Modes
 from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.log import Called, Log
 from stepcheck.trace.measure import all_same
 from stepcheck.trace.windows import Piece, Update, Windows
-from stepcheck.values import Change, Fault, Finding, Line, Shown, Where
+from stepcheck.values import Change, Finding, Line, Shown, Where
 
 
 def mode(modes: Modes) -> Iterator[Finding]:

@@ -6,11 +6,12 @@ from statistics import mean
 
 import numpy as np
 
+from stepcheck.faults import Fault, Stage
 from stepcheck.solve.evidence import Evidence
 from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.measure import FINE, farthest
 from stepcheck.trace.windows import PAD, Windows, passes
-from stepcheck.values import Change, Fault, Finding, Reason, Shown, Stage, Unjudged, Where
+from stepcheck.values import Change, Finding, Reason, Shown, Unjudged, Where
 
 
 class Losses:

@@ -6,10 +6,11 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
+from stepcheck.faults import Fault, Stage
 from stepcheck.solve.readings import FEW_TWINS, doubled, in_order
 from stepcheck.trace.log import Log
 from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows, passes
-from stepcheck.values import Change, Fault, Finding, Reason, Stage, Unjudged, Where
+from stepcheck.values import Change, Finding, Reason, Unjudged, Where
 
 NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in this many random orders
 MOSTLY = 0.7  # of the neighbouring batches; the others are at the ends of passes

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from stepcheck.errors import SpecificationError, message
+from stepcheck.faults import Fault
 from stepcheck.solve.changes import Schedule
 from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.log import Applied, Log
 from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
 from stepcheck.trace.windows import PAD, Rule, Update, Windows
-from stepcheck.values import Change, Fault, Finding, Line, Proof, Shown, Where
+from stepcheck.values import Change, Finding, Line, Proof, Shown, Where
 
 _JUDGED_ELSEWHERE = {  # arguments of an optimizer that change no step, or that other stages judge
     *("name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps"),

@@ -8,11 +8,12 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.errors import attempt
+from stepcheck.faults import Fault
 from stepcheck.port import Port
 from stepcheck.trace.log import Applied, Called, Values
 from stepcheck.trace.measure import FINE, all_same, distance, in_part, places, same
 from stepcheck.trace.windows import Piece, Update, Windows
-from stepcheck.values import Change, Fault, Finding, Where
+from stepcheck.values import Change, Finding, Where
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
 NUM_MOVES, FEW = 5, 4  # moves that are compared with their gradient; numbers that move against it by chance

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from stepcheck.faults import Stage
 from stepcheck.trace.measure import once, same
-from stepcheck.values import Line, Reason, Stage, Unjudged
+from stepcheck.values import Line, Reason, Unjudged
 
 _MOST_BYTES = 512 << 20  # of inputs that are kept after the room is used up
 MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
