@@ -55,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     from stepcheck.command.names import Names
     from stepcheck.command.script import Run
+    from stepcheck.faults import Stage
     from stepcheck.report.page import assert_drawable
-from stepcheck.faults import Stage
 
     if not Path(own.script).is_file():
         raise SpecificationError(message("The script must be a file.", own.script, "the path of a Python file."))

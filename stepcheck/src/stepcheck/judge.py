@@ -231,9 +231,9 @@ def _judged(case: Case) -> Verdict:
         verdict.unjudged += [each for each in found if isinstance(each, Unjudged)]
         verdict.findings += findings
     implied = {fault for each in verdict.findings for fault in IMPLIES.get(each.fault, ())}
-    found = [each for each in verdict.findings if each.fault not in implied]
+    left = [each for each in verdict.findings if each.fault not in implied]
     stages = [*Stage]
-    verdict.findings = sorted(found, key=lambda finding: stages.index(finding.stage))
+    verdict.findings = sorted(left, key=lambda finding: stages.index(finding.stage))
     return verdict
 
 

@@ -92,7 +92,7 @@ def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
 
     first, second, *others = (tree.map_leaves(drawn_as, outputs) for _ in range(2 + NUM_PROBES))
     found, error = attempt(lambda: [moves([first, second], each) for each in others])
-    if error is not None:  # a function of batches of one size
+    if error is not None or found is None:  # a function of batches of one size
         return True
     return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
 
@@ -228,8 +228,8 @@ def weighed(
         return data, objective
     if type(objective.loss).__module__.startswith("keras."):
         return data, objective
-    symbol, error = attempt(lambda: outputs(model, data[0]))
-    if error is not None:  # the model's, of batches of another size
+    symbol, _ = attempt(lambda: outputs(model, data[0]))
+    if symbol is None:  # an error of the model's, of batches of another size
         return data, objective
     leaves = tree.leaves(symbol)
     if any(None in leaf.shape[1:] for leaf in leaves):  # of unknown size

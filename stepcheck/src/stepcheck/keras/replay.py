@@ -138,8 +138,8 @@ class Replay(Port):
         config, _ = attempt(optimizer.get_config)  # an error: of a step of JAX that was ended halfway
         if not config or "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
             return None
-        other, error = attempt(lambda: type(optimizer).from_config(config))
-        if error is not None:  # of an optimizer with arguments of its own
+        other, _ = attempt(lambda: type(optimizer).from_config(config))
+        if other is None:  # an error of an optimizer with arguments of its own
             return None
         other.loss_scale_factor = None  # the gradients are divided already
         if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):

@@ -21,7 +21,8 @@ def mode(modes: Modes) -> Iterator[Finding]:
     if modes.inferring:
         first = modes.inferring[0]
         numbers = {each.update.number for each in modes.inferring}
-        apart, with_error = (max(each[i] for each in modes.inferring) for i in (2, 3))
+        apart = max(each.training for each in modes.inferring)
+        with_error = max(each.inference for each in modes.inferring)
         proof = proof_of(first.update.number, Shown.OUTPUT, str, modes.outputs)
         where = Where(tuple(sorted(numbers)), line=first.piece.called.line)
         yield Finding(Change(Fault.INFERENCE_MODE), apart, with_error, where, proof)

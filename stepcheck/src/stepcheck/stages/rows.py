@@ -10,7 +10,7 @@ from stepcheck.faults import Fault, Stage
 from stepcheck.solve.readings import FEW_TWINS, doubled, in_order
 from stepcheck.trace.log import Log
 from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows, passes
-from stepcheck.values import Change, Finding, Reason, Unjudged, Where
+from stepcheck.values import Change, Finding, Line, Reason, Unjudged, Where
 
 NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in this many random orders
 MOSTLY = 0.7  # of the neighbouring batches; the others are at the ends of passes
@@ -56,9 +56,17 @@ def order(windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = No
         yield from _one_order(seen, log)
 
 
-def _finding(fault: Fault, share: float, updates: list[int], *, numbers: tuple = (), **where: tuple) -> Finding:
+def _finding(
+    fault: Fault,
+    share: float,
+    updates: list[int],
+    *,
+    numbers: tuple[int, ...] = (),
+    rows: tuple[int, ...] = (),
+    line: Line | None = None,
+) -> Finding:
     change = Change(fault, numbers=tuple(map(float, numbers)))
-    return Finding(change, share, where=Where(updates=tuple(updates), **where))
+    return Finding(change, share, where=Where(tuple(updates), rows, line=line))
 
 
 def _rows_of(pieces: list[Piece]) -> list[int]:

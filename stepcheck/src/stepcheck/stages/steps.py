@@ -124,8 +124,8 @@ def _rule_otherwise(stated: Any, rule: Rule, updates: list[Update]) -> Iterator[
             yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[kind, kind, *names], numbers=numbers)
     decay, (own_decay, least) = float(getattr(stated, "weight_decay", None) or 0.0), rule.decay
     if abs(own_decay - decay) > max(least, FINE.differs * abs(decay)):
-        names, numbers = (kind, kind, "weight_decay"), (own_decay, decay)
-        yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=names, numbers=numbers)
+        decays = own_decay, decay
+        yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=(kind, kind, "weight_decay"), numbers=decays)
 
 
 def _applied(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
@@ -214,8 +214,8 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
             return
     unknown = np.full(len(used), np.nan)
     proof = proof_of(shown[0], Shown.RATE, lambda i: str(updates[i].number), [used, meant, unknown])
-    numbers = used[differing[0]], meant[differing[0]]
-    yield _finding(Fault.RATE_UNLIKE, apart, shown, line, numbers=numbers, with_error=np.nan, proof=proof)
+    first = used[differing[0]], meant[differing[0]]
+    yield _finding(Fault.RATE_UNLIKE, apart, shown, line, numbers=first, with_error=np.nan, proof=proof)
 
 
 def _other_counts(updates: list[Update]) -> Iterator[tuple[Fault, np.ndarray]]:
