@@ -12,7 +12,7 @@ from small import NUM, X, Y, mean, network, train
 import stepcheck
 from stepcheck.faults import Error, Fault, Quantity, Stage
 from stepcheck.report import changes, schema, words
-from stepcheck.values import Reason
+from stepcheck.values import Change, Finding, Reason, Where
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
@@ -177,3 +177,16 @@ def test_a_loop_without_an_update_says_so():
     assert report.first_line == "Nothing was judged: the updates: no optimizer step was made, and no weight moved."
     assert not report.is_right
     assert len(np.unique(X, axis=0)) == NUM
+
+
+@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.id)
+def test_every_fault_has_a_name_a_sentence_and_a_fix_in_each_framework(fault):
+    change = Change(fault, numbers=(2.0, 3.0, 4.0, 5.0), names=("a", "b", "c", "d"))
+    found = Finding(change, 1.0, where=Where(rows=(1, 2), parameters=("kernel",)))
+    told = words.sentence(found)
+    assert told[0] == told[0].upper()
+    assert told.endswith(".")
+    assert "{" not in told
+    assert words.name(fault)
+    for framework in ("jax", "tensorflow", "torch"):
+        assert bool(words.fix(change, framework)) == change.is_known or fault is Fault.PASSES_LEFT_OUT

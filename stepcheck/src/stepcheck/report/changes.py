@@ -197,15 +197,14 @@ def _with_numbers(change: Change) -> str:
         pairs = [f"{one} is that of {other}" for one, other in zip(names[::2], names[1::2], strict=True)]
         return f"of {', that of '.join(pairs)}"
     if change.detail is Detail.OTHER_FUNCTION:
-        own, meant = names
-        return f"is {own} instead of {meant}"
+        return f"is {names[0]} instead of {names[1]}"
     if change.detail is Detail.TERMS_COUNT:
         half = len(numbers) // 2
         these, those = _list(numbers[:half]), _list(numbers[half:])
         return f"count {these}, and not {those}"
     if change.detail is Detail.SMOOTHED:
-        by, *meant = numbers
-        more = f"instead of {meant[0]:.3g}" if meant else "for each class"
+        by, *own = numbers
+        more = f"instead of {own[0]:.3g}" if own else "for each class"
         return f"are smoothed by {by:.3g} {more}"
     ratio, plus = numbers  # of labels
     scaled = [f"are times {ratio:.4g} beside the outputs (the outputs times {1 / ratio:.4g})"]

@@ -89,11 +89,12 @@ def sentence(finding: Finding) -> str:
     change, where = finding.change, finding.where
     told = _text(finding.fault).get("says", "")
     if not told:
-        return changes.sentence(change)
+        differing = f" They are {listed(where.parameters)}." if where.parameters else ""
+        return f"{changes.sentence(change)}{differing}"
     places = {
         "rows": listed(where.rows),
         "parameters": listed(where.parameters or change.names),
-        "outputs": listed(where.outputs or change.names),
+        "outputs": listed(where.outputs or change.outputs),
     }
     return told.format(*change.numbers, **places)
 

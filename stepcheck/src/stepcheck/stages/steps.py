@@ -214,8 +214,8 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
             return
     unknown = np.full(len(used), np.nan)
     proof = proof_of(shown[0], Shown.RATE, lambda i: str(updates[i].number), [used, meant, unknown])
-    first = used[differing[0]], meant[differing[0]]
-    yield _finding(Fault.RATE_UNLIKE, apart, shown, line, numbers=first, with_error=np.nan, proof=proof)
+    at_first = used[differing[0]], meant[differing[0]]
+    yield _finding(Fault.RATE_UNLIKE, apart, shown, line, numbers=at_first, with_error=np.nan, proof=proof)
 
 
 def _other_counts(updates: list[Update]) -> Iterator[tuple[Fault, np.ndarray]]:
