@@ -79,7 +79,8 @@ class Fault(Enum):
         >>> Fault.MEAN_OF_MEANS.id
         'gradient.mean-of-means'
         """
-        return f"{self.quantity.stage}.{self.name.lower().replace('_', '-')}"
+        name = self.name.removeprefix("PRINTED_").lower().replace("_", "-")
+        return f"{self.quantity.stage}.{name}"
 
     @property
     def has_name(self) -> bool:

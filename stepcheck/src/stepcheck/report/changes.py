@@ -79,6 +79,7 @@ _SUBJECTS = {
     Quantity.ROW_GRADIENTS: "each row's gradient",
     Quantity.PENALTY: "the penalty",
     Quantity.HANDED_GRADIENT: "the gradient",
+    Quantity.STEP: "the optimizer",
 }
 _OF_FAULTS = {  # subjects
     Fault.PADDING_TRAINED_ON: "rows",
@@ -146,6 +147,16 @@ def sentence(change: Change) -> str:
     return f"{told[0].upper()}{told[1:]}."
 
 
+def _optimizer(names: tuple[str, ...], numbers: tuple[float, ...]) -> str:
+    """Return how two optimizers differ: (the loop's class, the meant one, arguments), and two numbers of each one."""
+    own, meant, *arguments = names
+    if not arguments:
+        return f"is {own}, and {meant} was meant"
+    pairs = zip(arguments, numbers[::2], numbers[1::2], strict=True)
+    told = [f"{name}={one:.4g}, and {other:.4g} was meant" for name, one, other in pairs]
+    return f"has {'; '.join(told)}"
+
+
 def _subject(change: Change) -> str:
     fault, names = change.fault, change.names
     subject = _OF_FAULTS.get(fault, _SUBJECTS.get(fault.quantity, ""))
@@ -167,6 +178,8 @@ def _many(word: str, num: int) -> str:
 def _predicate(change: Change) -> str:
     fault, detail, numbers, names = change.fault, change.detail, change.numbers, change.names
     counted = "" if change.count is None else count(change.count, change.setting, fault)
+    if fault is Fault.ANOTHER_OPTIMIZER:
+        return _optimizer(names, numbers)
     if fault is Fault.PASSES_LEFT_OUT:
         *passed, num_passes = numbers
         return f"has no part of forward pass {_list(passed)} of its {num_passes:.0f}"

@@ -66,7 +66,7 @@ def _texts() -> dict[str, dict[str, Any]]:
 
 
 def _text(fault: Fault) -> dict[str, Any]:
-    return _texts()[fault.id.partition(".")[2]]
+    return _texts()[fault.id]
 
 
 def name(fault: Fault) -> str:
@@ -89,7 +89,8 @@ def sentence(finding: Finding) -> str:
     change, where = finding.change, finding.where
     told = _text(finding.fault).get("says", "")
     if not told:
-        differing = f" They are {listed(where.parameters)}." if where.parameters else ""
+        is_unlike = not change.is_known and where.parameters
+        differing = f" It differs in {listed(where.parameters)}." if is_unlike else ""
         return f"{changes.sentence(change)}{differing}"
     places = {
         "rows": listed(where.rows),
