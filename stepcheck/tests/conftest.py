@@ -104,27 +104,6 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@pytest.fixture
-def audit(tmp_path, capsys, monkeypatch):
-    """Return a function that audits a text by the command, and gives (exit code, its stdout, its stderr)."""
-    from stepcheck import cli
-
-    monkeypatch.chdir(tmp_path)
-
-    def run(text, *arguments):
-        (tmp_path / "train.py").write_text(text)
-        code = cli.main(["run", "train.py", *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def report_of(audit):
-    """Return a function that audits a text by the command, and gives (exit code, the report)."""
-    return lambda text, *arguments: audit(text, *arguments)[:2]
-
-
 @pytest.fixture(autouse=True)
 def _fresh():
     keras.utils.clear_session()

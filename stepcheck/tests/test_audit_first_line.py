@@ -5,10 +5,8 @@ import re
 import keras
 import numpy as np
 import pytest
-from audit_scripts import HEAD, script
 
 import stepcheck
-from stepcheck.keras import conclusion
 from stepcheck.stages import judge
 from stepcheck.trace import log
 from stepcheck.trace.log import Line
@@ -396,14 +394,6 @@ def test_a_loss_of_rows_of_unknown_number_is_said():
     assert [cause.name for cause in report.causes] == ["never divided"]
 
 
-def test_half_of_a_model_that_gets_no_gradient_is_said_first(report_of):
-    edit = ("model.trainable_variables", "model.trainable_variables[2:]")
-    code, out = report_of(script("by hand", edit), "--updates", 6)
-    said = next(line for line in out.splitlines() if "variables get no gradient" in line)
-    assert (code, "Half of the model is never trained: 2 of 4" in said, "\n1. " in out) == (1, True, False), out
-    assert out.index(said) < out.index("Taken as meant")
-
-
 def test_a_side_check_that_fails_is_a_line_and_no_traceback(monkeypatch):
     monkeypatch.setattr(judge, "state", lambda *given: divmod(1, 0))
     report = trained()
@@ -494,26 +484,7 @@ LOOPS = {
 }
 
 
-@ONLY_TENSORFLOW
-@pytest.mark.parametrize("name", LOOPS)
-def test_no_window_is_carried_that_no_gradient_proves(name, report_of):
-    text, code, part = LOOPS[name]
-    got, out = report_of(HEAD + DATA + text + LOOP)
-    assert (got, out.startswith(part), "carried over" in out) == (code, True, False), out
-
-
 HALF = "zip([g / 2 for g in grads], model"
-
-
-@ONLY_TENSORFLOW
-@pytest.mark.slow
-def test_a_gradient_that_is_taken_at_moved_weights_is_judged(report_of):
-    """As that of sharpness-aware minimisation is; the passes before it are no batches."""
-    out = report_of(HEAD + DATA + SHARPNESS.replace("zip(grads, model", HALF) + LOOP)[1]
-    assert (
-        "is that of BinaryCrossentropy, but: Each row's gradient counts 0.5 times what it should. Is that meant?" in out
-    ), out
-    assert "Rows" not in out, out
 
 
 def test_a_model_that_is_frozen_at_the_end_is_judged_as_it_was_trained():
@@ -553,13 +524,6 @@ USED_UP = (
     "{made}for epoch in range(3):\n{anew}    for rows in parts:",
 )
 MADE = "parts = (part for part in rng.permutation(24).reshape(3, 8))\n"
-
-
-@pytest.mark.parametrize(("made", "anew", "code"), [(MADE, "", 1), ("", f"    {MADE}", 0)])
-def test_a_generator_that_is_used_up_after_an_epoch_is_said(made, anew, code, report_of):
-    old, new = USED_UP
-    got, out = report_of(script("by hand", (old, new.format(made=made, anew=anew))))
-    assert (got, "The generator 'parts' is used up after the first epoch" in out) == (code, bool(code)), out
 
 
 def fitted(x, y, *, order, data=None, num=1):
@@ -678,16 +642,6 @@ def step(a, b):
 """
 
 
-@ONLY_TENSORFLOW
-@pytest.mark.slow
-def test_a_loss_of_the_script_stands_beside_a_usual_one_on_one_row(report_of, monkeypatch):
-    monkeypatch.setattr(conclusion, "_SECONDS", 1)  # one trial is enough
-    code, out = report_of(HEAD + DATA.replace("loss_fn =", "unused =") + OWN_LOSS + LOOP, "--updates", 6)
-    found = re.search(r"On row \d+, label [01], output (.+): own_loss of the script is (.+), (\w+) is (.+)\.\n", out)
-    assert (code, found[3]) == (2, "binary_crossentropy"), out
-    assert out.startswith("Not judged: the form of the loss is not known.")
-
-
 CLIPPED = """
 model, optimizer = network(), keras.optimizers.SGD(0.01)
 
@@ -700,14 +654,6 @@ def step(a, b):
 """
 
 
-@ONLY_TENSORFLOW
-@pytest.mark.parametrize(("names", "code"), [("clipped, norm", 1), ("grads, norm", 0)])
-def test_a_clip_whose_result_does_not_reach_the_optimizer_is_said_first(names, code, report_of):
-    got, out = report_of(HEAD + DATA + CLIPPED.format(names) + LOOP)
-    assert got == code, out
-    assert out.startswith("The optimizer gets the gradients from before `tf.clip_by_global_norm`") == bool(code), out
-
-
 STALE = """
 model, optimizer = network(), keras.optimizers.SGD(0.01)
 for epoch in range(3):
@@ -716,17 +662,6 @@ for epoch in range(3):
     for grads in held:
         optimizer.apply_gradients(zip(grads, model.trainable_variables))
 """
-
-
-@ONLY_TENSORFLOW
-def test_gradients_that_are_applied_later_than_they_are_taken_are_no_microbatches(report_of):
-    code, out = report_of(HEAD + DATA + STALE)
-    assert (code, out.startswith("The gradients of several batches are taken at the same weights"), "\n1. " in out) == (
-        1,
-        True,
-        False,
-    ), out
-    assert "9 of 12 updates are stale" in out
 
 
 class Pooled(keras.layers.Layer):

@@ -3,8 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from audit_scripts import script
-from shares import halves
 
 from stepcheck.keras.chain import allied
 from stepcheck.keras.scout import Watched
@@ -31,50 +29,6 @@ def handed(grads):
     return TAKEN[0], TAKEN[1].format(grads)
 
 
-@pytest.mark.parametrize(
-    ("edit", "code", "part"),
-    halves(
-        [
-            ((CALL, CALL), 0, "Nothing found"),
-            ((CALL, "loss_fn(model(a, training=True), b[:, None])"), 1, "Are its arguments swapped?"),
-            (handed(CLIP.format(LENGTH)), 1, "clipped by the square of their norm"),
-            (handed(CLIP.format(f"({LENGTH}) ** 0.5")), 0, "clipped by their norm before"),
-            (handed(LENGTHENED), 1, "made longer, up to one norm, where they are shorter before"),
-            (handed("[keras.ops.clip(g, 0, 1) for g in grads]"), 1, "clipped from below at 0 before"),
-            (handed(CENTRED), 0, "Gradients are centralised"),
-        ]
-    ),
-)
-def test_scripts_begin_with_the_likely_fault(edit, code, part, report_of):
-    got, out = report_of(script("in main", edit), "--updates", 12)
-    assert (got, part in out) == (code, True), out
-
-
-@pytest.mark.parametrize(("warm", "code"), [(4, 1), (1, 0)])
-def test_a_rate_that_stands_at_zero_at_first_is_said(warm, code, report_of):
-    rate = ("Adam(0.01)", f"Adam(keras.optimizers.schedules.PiecewiseConstantDecay([{warm - 1}], [0.0, 0.01]))")
-    got, out = report_of(script("in main", rate), "--updates", 9)
-    told = f"The learning rate is 0 in updates 1 to {warm}, which move no weight"
-    assert (got, out.startswith(told)) == (code, bool(code)), out
-
-
-@ONLY_TENSORFLOW
-@pytest.mark.own
-@pytest.mark.parametrize(("is_late", "code"), [(True, 1), (False, 0)])
-def test_a_clip_after_the_step_is_named(is_late, code, report_of):
-    apply, clip = "        optimizer.apply_gradients", "        grads, _ = tf.clip_by_global_norm(grads, 0.05)\n"
-    end = "zip(grads, model.trainable_variables))\n"
-    got, out = report_of(script("in main", (end, f"{end}{clip}") if is_late else (apply, f"{clip}{apply}")))
-    assert (got, "after the optimizer has taken them" in out) == (code, is_late), out
-
-
-@pytest.mark.skipif(ENGINE != "jax", reason="a script for JAX")
-@pytest.mark.own
-def test_an_adam_whose_count_stands_still_is_named(report_of):
-    code, out = report_of(script("own adam", ("t + 1.0)", "1.0)")))
-    assert (code, "the count of updates stands still" in out) == (1, True), out
-
-
 STATEFUL = """
 import numpy as np
 import keras
@@ -93,18 +47,6 @@ for epoch in range(2):
 """
 
 
-@ONLY_TENSORFLOW  # Keras on JAX begins each batch with states of zeros
-@pytest.mark.own
-@pytest.mark.parametrize(
-    ("order", "code"), [("rng.permutation(24)", 1), ("np.arange(24).reshape(4, 6).T.reshape(-1)", 0)]
-)
-@pytest.mark.slow
-def test_states_that_go_on_to_other_sequences_are_named(order, code, report_of):
-    got, out = report_of(STATEFUL.replace("ORDER", order))
-    assert (got, "a row begins with another's state" in out) == (code, bool(code)), out
-    assert "Not judged" not in out
-
-
 LOSSES = """
 import numpy as np
 import keras
@@ -117,21 +59,6 @@ model.compile("sgd", keras.losses.KLDivergence())
 for rows in rng.permutation(24).reshape(3, 8):
     model.train_on_batch(x[rows], y[rows])
 """
-
-
-@pytest.mark.parametrize(
-    ("labels", "code"), halves([("rng.normal(size=(24, 3))", 1), ("rng.dirichlet(np.ones(3), 24)", 0)])
-)
-def test_labels_below_zero_are_no_probabilities(labels, code, report_of):
-    got, out = report_of(LOSSES.replace("LABELS", labels))
-    assert (got, "gets labels below 0" in out) == (code, bool(code)), out
-
-
-@pytest.mark.parametrize(("first", "is_told"), halves([(1, True), (0, False)]))
-def test_labels_that_one_hot_has_left_empty_are_a_note(first, is_told, report_of):
-    labels = f"np.eye(3)[np.clip(np.arange(24) % 3 - {first}, 0, 2)] * (np.arange(24) % 3 >= {first})[:, None]"
-    code, out = report_of(LOSSES.replace("LABELS", labels).replace("KLDivergence", "CategoricalCrossentropy"))
-    assert (code, "CategoricalCrossentropy gets labels that are all 0 in" in out) == (0, is_told), out
 
 
 @pytest.mark.own

@@ -6,16 +6,12 @@ import weakref
 import keras
 import numpy as np
 import pytest
-from audit_scripts import HEAD, UPDATE, script
 from keras import layers, ops
-from shares import on
 
 import stepcheck
 import wholestep as ws
-from stepcheck.keras import conclusion
 from stepcheck.keras.hooks import Hooks
 from stepcheck.keras.listener import listener
-from stepcheck.report import page
 from stepcheck.stages import judge
 from stepcheck.trace import log
 from stepcheck.trace.measure import are_shares
@@ -142,15 +138,6 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
     assert looped(net, loss=OfOut(), num=3).first_line.startswith("Nothing found in 9 updates (gradients of 5): ")
 
 
-@on("jax")
-def test_a_page_that_cannot_be_written_costs_no_report(audit, tmp_path, monkeypatch):
-    code, out, err = audit(script("by hand"), "--html", tmp_path, "--updates", 3)
-    assert (code, "Nothing found in " in out, "Is a directory" in err) == (0, True, True), err
-    monkeypatch.setattr(page, "can_draw", lambda: False)
-    code, out, err = audit(script("by hand"), "--html", tmp_path / "a.html")
-    assert (code, "need matplotlib" in err, "the end" in out) == (2, True, False), err
-
-
 FOCAL = """
 class Power(keras.losses.Loss):
     def __init__(self, power):
@@ -180,16 +167,6 @@ WITHOUT_CONFIG = """
     def get_config(self):
         raise NotImplementedError
 """
-
-
-@pytest.mark.parametrize("more", ["", WITHOUT_CONFIG])
-@pytest.mark.slow
-def test_two_losses_of_one_class_of_the_script_are_two(more, report_of, monkeypatch):
-    monkeypatch.setattr(conclusion, "_SECONDS", 1)
-    out = report_of(HEAD + UPDATE + FOCAL.format(more))[1]
-    assert "\n1. " not in out, out
-    assert "loss: Power, as" not in out, out
-    assert "error" not in out, out
 
 
 class Eager(keras.Model):
@@ -392,15 +369,6 @@ for start in range(0, 24, 8):
     optimizer.apply_gradients(zip(grads, model.trainable_variables))
 print("reads", Counted.num)
 """
-
-
-@ONLY_TENSORFLOW
-@pytest.mark.parametrize("read", ["labels[now]", "labels.all[now]"])
-def test_an_argument_of_a_loss_is_read_once(read, audit, monkeypatch):
-    monkeypatch.setattr(conclusion, "_SECONDS", 1)
-    text = HEAD + "import tensorflow as tf\n" + READ.replace("{}", read)
-    err = audit(text, "--json", "--updates", 6)[2]
-    assert "reads 3\n" in err, err
 
 
 def test_later_models_have_the_names_that_they_have_without_an_audit():

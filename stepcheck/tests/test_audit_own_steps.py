@@ -5,8 +5,6 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from audit_scripts import script
-from shares import halves
 
 import stepcheck
 from stepcheck.keras.chain import averages, divergence
@@ -24,19 +22,6 @@ PIECE = Piece(None, np.arange(3))  # type: ignore[arg-type]
 LOOP = "for epoch in range(2):"
 OF_OTHER = "other = network()\nother.compile('adam', 'mse')\nother.fit(x, y, epochs=9, batch_size=4, verbose=0)\n"
 OF_ITSELF = "model.fit(x[:16], y[:16], epochs=9, batch_size=4, verbose=0)\n"
-
-
-@pytest.mark.parametrize("first", [OF_OTHER, OF_ITSELF])
-@pytest.mark.parametrize(("labels", "code", "part"), [("b[:, None]", 0, "24 rows"), ("b", 1, "1. gradient: broadcast")])
-@pytest.mark.slow
-def test_a_loop_by_hand_is_judged_and_not_the_fit_before_it(first, labels, code, part, report_of):
-    got, out = report_of(script("by hand", (LOOP, f"{first}{LOOP}"), ("b[:, None]", labels)), "--updates", 6)
-    assert (got, part in out, "loop: trained by the `fit` at " in out) == (code, True, True), out
-
-
-def test_a_fit_after_which_no_gradient_is_taken_is_judged(report_of):
-    code, out = report_of(script("fit"), "--updates", 6)
-    assert (code, "data: what `fit` was given" in out, "loop: " in out) == (0, True, False), out
 
 
 BETAS = {"other beta": (0.9, 0.9), "swapped": (0.99, 0.9), "one alone": (0.9, 0.0), "none": (0.0, 0.0)}
@@ -173,40 +158,6 @@ def test_optimizers_that_move_the_same_variables_in_turn_begin_nothing_anew():
 CUT = [("def value(model, a, b):", "def value(model, a, b):\n    a, b = a[:, :-1], a[:, 1:]"), ("a > 0", "b > 0")]
 
 
-@pytest.mark.parametrize(
-    ("edits", "code", "part"),
-    halves(
-        [
-            ([], 0, "entropy at the places whose inputs are not 0, supposed"),
-            (CUT, 0, "entropy at the places whose labels are not 0, supposed"),
-            (
-                [("losses * mask", "losses"), ("/ keras.ops.sum(mask)", "/ 56")],
-                1,
-                "loss: sparse_categorical_crossentropy, supposed",
-            ),
-        ]
-    ),
-)
-def test_the_loss_of_padded_tokens_is_supposed(edits, code, part, report_of):
-    got, out = report_of(script("tokens", *edits))
-    assert (got, part in out) == (code, True), out
-
-
-@pytest.mark.skipif(ENGINE != "jax", reason="a script for JAX")
-def test_gradients_by_an_optimizer_by_hand_are_judged(report_of):
-    code, out = report_of(script("own adam"))
-    assert (code, "loss: mean_squared_error, supposed" in out) == (0, True), out
-    assert "here by 0.01 times the gradient (its mean with 0.9, over the root" in out
-
-
-@pytest.mark.skipif(ENGINE != "jax", reason="a script for JAX")
-def test_gradients_that_are_always_taken_at_the_first_weights_come_first(report_of):
-    stale = ("moved(params, means, x[rows]", "moved(params, first, means, x[rows]")
-    taken = ("moved(params, means, a", "moved(params, first, means, a"), ("(value)(params, a", "(value)(first, a")
-    code, out = report_of(script("own adam", stale, *taken))
-    assert (code, "every gradient is taken at the weights of the beginning" in out.splitlines()[0]) == (1, True), out
-
-
 BY_KERAS = [
     ("keras.ops.mean((first - b[0]) ** 2)", "keras.losses.MeanSquaredError()(b[0], first)"),
     (
@@ -232,45 +183,6 @@ COMPILED = (
 model.compile(keras.optimizers.Adam(0.01), ["mse", ce], loss_weights=[0.2, 1.0])
 OF_AGE, OF_KIND =""",
 )
-
-
-@pytest.mark.parametrize("by", [[], BY_KERAS])
-@pytest.mark.parametrize(
-    ("weights", "code", "first"),
-    [
-        ("0.2, 1.0", 0, "Nothing found"),
-        ("1.0, 0.2", 1, "Other loss weights. The losses of dense_1_loss, dense_2_loss count 1, 0.2, and not 0.2, 1."),
-    ],
-)
-def test_compiled_losses_of_several_outputs_are_meant_where_the_labels_are_found(by, weights, code, first, report_of):
-    edits = COMPILED, ("OF_AGE, OF_KIND = 1.0, 1.0", f"OF_AGE, OF_KIND = {weights}")
-    got, out = report_of(script("heads", *edits, *by))
-    assert (got, first in out.splitlines()[0]) == (code, True), out
-    assert "mse, SparseCategoricalCrossentropy, as the model is compiled, of age and kind as labels, supposed" in out
-
-
-@pytest.mark.parametrize(
-    ("edits", "code", "part"),
-    [
-        (
-            [],
-            0,
-            "loss: mean_squared_error of age as labels, sparse_categorical_crossentropy of kind as labels, supposed",
-        ),
-        ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.2")], 0, "Is that meant?"),
-        ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0")], 0, "Is that meant?"),
-        ([("OF_AGE, OF_KIND = 1.0, 1.0", "OF_AGE, OF_KIND = 1.0, 0.0"), *BY_KERAS], 1, "1. gradient: output left out"),
-        ([WEIGHTS, ("OF_KIND = 1.0, 1.0", "OF_KIND = LOSS_WEIGHTS")], 0, "by the loss weights LOSS_WEIGHTS, supposed"),
-        ([WEIGHTS], 1, "1. gradient: loss weights ignored"),
-        ([*NAMED, ("OF_KIND = 1.0, 1.0", "OF_KIND = 1.0, 0.2")], 0, "by the loss weights weights, supposed"),
-        ([*NAMED, *BY_KERAS], 1, "1. gradient: loss weights ignored"),
-        ([*NAMED, ("OF_KIND = 1.0, 1.0", "OF_KIND = 1.0, 0.5")], 0, "count 1, 0.5, and not 1, 0.2. Is that meant?"),
-    ],
-)
-@pytest.mark.slow
-def test_each_of_several_outputs_has_a_supposed_loss(edits, code, part, report_of):
-    got, out = report_of(script("heads", *edits))
-    assert (got, part in out) == (code, True), out
 
 
 @pytest.mark.parametrize(("share", "is_said"), [(0.99, True), (0.01, False), (1.0, False), (None, False)])

@@ -76,13 +76,6 @@ for epoch in range(3):
 LEFT = "The gradients that a loss of another module's step leaves in this one"
 
 
-@pytest.mark.parametrize("is_reset", [True, False])
-def test_a_penalty_with_its_own_backward_is_no_gradient_that_was_left(audit, is_reset):
-    code, out, _ = audit(CRITIC if is_reset else CRITIC.replace("        D.zero_grad()\n", ""))
-    assert (LEFT in out) != is_reset, out
-    assert (code == 1) != is_reset, out
-
-
 # ---- losses of whole batches ----
 
 

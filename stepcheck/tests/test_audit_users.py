@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from audit_scripts import HEAD
 from audit_users import ENGINE, descend, gradient_of, train
 
 import stepcheck
@@ -210,21 +209,6 @@ def gradients_of(model, value):
     gradient = jax.grad(at)
     return lambda a, b: gradient([v.value for v in model.trainable_variables], a, b)
 """
-
-
-@pytest.mark.parametrize(
-    ("edit", "code", "first"),
-    [
-        (("", ""), 1, "The rate 0.04 is 8 rows times 0.005, a number of the script ("),
-        (("b) ** 2)", "b) ** 2) / len(b)"), 0, "Nothing found"),
-        (("b) ** 2)", "b) ** 2) / SIZE"), 0, "Nothing found"),
-        (("RATE = 0.005", "RATE = 0.001 * SIZE"), 1, "The rate 0.064 is 8 rows times 0.008"),
-    ],
-)
-def test_a_sum_in_place_of_a_mean_is_said_first_by_the_numbers_of_the_script(edit, code, first, report_of):
-    text = HEAD + (BY_TAPE if ENGINE == "tensorflow" else BY_JAX) + BY_PLAIN_STEPS.replace(*edit)
-    got, out = report_of(text)
-    assert (got, out[: len(first)]) == (code, first), out
 
 
 def first_of_all(own, kept=[]):  # noqa: B006

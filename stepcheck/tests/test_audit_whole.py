@@ -41,25 +41,6 @@ for epoch in range(4):
 UNUSED = "20 of 24 forward passes in training mode gave no gradient. Nothing else found in 4 updates: mode, gradient"
 
 
-def test_passes_in_training_mode_without_a_gradient_come_before_what_is_right(audit):
-    code, out, _ = audit(LAST_ALONE)
-    assert (code, out.startswith(UNUSED)) == (0, True), out
-    assert "held out" not in out
-
-
-def test_passes_in_inference_mode_need_no_gradient(audit):
-    _, out, _ = audit(LAST_ALONE.replace("loss = value(model, x[rows], y[rows])", "loss = model(x[rows])"))
-    assert out.startswith("Nothing found in 4 updates"), out
-
-
-@ONLY_TENSORFLOW
-def test_a_tape_whose_gradient_is_never_taken_is_counted(audit):
-    """As where `tape.gradient` stands behind the loop over the batches."""
-    tape = "with tf.GradientTape() as tape:\n                loss = value(model, x[rows], y[rows])"
-    _, out, _ = audit(LAST_ALONE.replace("loss = value(model, x[rows], y[rows])", tape))
-    assert out.startswith(UNUSED), out
-
-
 # ---- losses of whole batches ----
 
 
@@ -192,20 +173,6 @@ stage(1e-3)
 FREEZE = "for variable in model.layers[0].variables: variable.trainable = {}"
 
 
-def test_variables_that_are_frozen_one_by_one_make_two_stages(audit):
-    text = STAGES.replace("FREEZE", FREEZE.format(False)).replace("THAW", FREEZE.format(True))
-    _, out, _ = audit(text)
-    assert out.count("Nothing found in 6 updates") == 2, out
-    assert "zip()" not in out
-
-
-def test_variables_that_are_made_between_the_stages_are_said(audit):
-    _, out, _ = audit(STAGES.replace("FREEZE\n", "").replace("THAW", "model.layers[0].enable_lora(2)"))
-    assert out.count("Nothing found in 6 updates") == 1, out
-    assert "Nothing can be said: the model has other variables than when the updates were made." in out
-    assert "wholestep" not in out.partition("Taken")[0]
-
-
 # ---- time ----
 
 
@@ -251,11 +218,3 @@ def distributed(a):
 for a in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(16)):
     distributed(a)
 """
-
-
-@ONLY_TENSORFLOW
-def test_an_optimizer_that_is_not_built_in_the_scope_is_told(audit):
-    code, out, err = audit(WITHOUT_SCOPE)
-    assert (code, "Mixing different tf.distribute.Strategy objects" in err) == (2, True), err
-    assert "the script ended with its own error: RuntimeError: Mixing different" in out
-    assert "call `optimizer.build(model.trainable_variables)` there" in out

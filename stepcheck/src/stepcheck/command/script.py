@@ -91,19 +91,20 @@ class Run:
                 owner, _, name = place.rpartition(".")
                 if (kind := imported(owner)) is not None:
                     self._opened.add(place)
-                    self._doors.enter_context(_replaced(kind, name, self._looking_before(getattr(kind, name))))
+                    self._doors.enter_context(_replaced(kind, name, self._looking_before(kind, name)))
             return module
 
         return importing
 
-    def _looking_before(self, method: Callable) -> Callable:
+    def _looking_before(self, owner: Any, name: str) -> Callable:
         """Return a method that looks for the names first; hooked by then, it is called as the hooks have it."""
+        method = getattr(owner, name)
 
         @wraps(method)
         def called(own: Any, *arguments: Any, **others: Any) -> Any:
-            fitted = _fitted(own, *arguments, **others) if method.__name__ == "fit" else {}
+            fitted = _fitted(own, *arguments, **others) if name == "fit" else {}
             has_begun = self._looking.acquire(blocking=False) and self._begins(fitted)
-            return (getattr(own, method.__name__) if has_begun else method.__get__(own))(*arguments, **others)
+            return getattr(own, name)(*arguments, **others) if has_begun else method(own, *arguments, **others)
 
         return called
 

@@ -1,0 +1,312 @@
+"""`stepcheck run` watches a script that knows nothing of it: what is meant is stated by the script's names."""
+
+import json
+from importlib.util import find_spec
+
+import keras
+import pytest
+
+from stepcheck.cli import main
+
+ENGINE = keras.backend.backend()
+RIGHT, WRONG, UNSEEN = 0, 1, 2
+pytestmark = pytest.mark.own  # on both engines
+
+HEAD = """
+import sys
+import keras, numpy as np
+keras.utils.set_random_seed(0)
+x_all = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+y_all = x_all[:, :1] * 2
+w_all = np.linspace(0.5, 1.5, 48).astype("float32")
+"""
+MODEL = """
+    net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    opt = keras.optimizers.SGD(0.05)
+    opt.build(net.trainable_variables)
+    trainer = {"models": [net]}
+    squares = keras.losses.MeanSquaredError()
+"""
+LOOPS = {
+    "tensorflow": HEAD
+    + """
+import tensorflow as tf
+@tf.function
+def step(net, opt, squares, x, y):
+    with tf.GradientTape() as tape:
+        loss = FACTOR * squares(y, net(x, training=True))
+    opt.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
+
+def train():"""
+    + MODEL
+    + """
+    for epoch in range(EPOCHS):
+        for rows in np.random.permutation(48).reshape(-1, 8):
+            step(net, opt, squares, x_all[rows], y_all[rows])
+    print("the end")
+train()
+""",
+    "jax": HEAD
+    + """
+import jax
+
+def train():"""
+    + MODEL
+    + """
+    @jax.jit
+    def step(params, slots, x, y):
+        def loss(params):
+            return FACTOR * squares(y, net.stateless_call(params, [], x, training=True)[0])
+        grads = jax.grad(loss)(params)
+        return opt.stateless_apply(slots, grads, params)
+    state = [v.value for v in net.trainable_variables], [v.value for v in opt.variables]
+    for epoch in range(EPOCHS):
+        for rows in np.random.permutation(48).reshape(-1, 8):
+            state = step(*state, x_all[rows], y_all[rows])
+    print("the end")
+train()
+""",
+}
+FIT = """
+net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+net.compile("sgd", "mse")
+net.fit(x_all, y_all, batch_size=8, epochs=EPOCHS, verbose=0, OTHERS)
+print("the end")
+"""
+
+
+def loop(factor="1.0", epochs=3):
+    return LOOPS[ENGINE].replace("FACTOR", factor).replace("EPOCHS", str(epochs))
+
+
+def fit(others="", epochs=3):
+    return HEAD + FIT.replace("OTHERS", others).replace("EPOCHS", str(epochs))
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Return a function that runs the command on the text of a script: (exit code, stdout, stderr)."""
+
+    def ran(text, *options):
+        script = tmp_path / "train.py"
+        script.write_text(text)
+        code = main(["run", str(script), *options])
+        return code, *capsys.readouterr()
+
+    return ran
+
+
+STATED = "--model", "net", "--data", "x_all,y_all", "--loss", "squares"
+
+
+def test_a_right_loop_is_certified(run):
+    code, out, _ = run(loop(), *STATED)
+    assert (code, "18 updates" in out, "the end" in out) == (RIGHT, True, True), out
+    assert "rows, mode, gradient, step, state were judged" in out
+
+
+def test_a_fault_is_located(run):
+    code, out, _ = run(loop("8"), *STATED)
+    assert (code, out.splitlines()[1][:13]) == (WRONG, "Never divided"), out
+    assert "FACTOR" not in out
+
+
+def test_names_have_dots_and_brackets_and_a_loss_that_of_keras(run):
+    code, out, _ = run(loop(), "--model", "trainer['models'][0]", "--data", "x_all[:48],y_all", "--loss", "mse")
+    assert code == RIGHT, out
+
+
+def test_what_is_stated_is_what_is_meant(run):
+    code, out, _ = run(loop(), *STATED[:2], "--data", "x_all,y_all,w_all", "--loss", "squares")
+    assert (code, "Weights ignored" in out) == (WRONG, True), out
+    code, out, _ = run(loop(), *STATED, "--learning-rate", "0.1")
+    assert (code, "rate" in out) == (WRONG, True), out
+
+
+def test_an_optimizer_is_stated(run):
+    text = loop().replace("opt.build", "other = keras.optimizers.SGD(0.05)\n    opt.build")
+    code, out, _ = run(text, *STATED, "--optimizer", "other")
+    assert code == RIGHT, out
+
+
+def test_a_script_ends_after_enough_updates(run):
+    code, out, _ = run(loop(epochs=2000), *STATED, "--updates", "12")
+    assert (code, "12 updates" in out, "the end" in out) == (RIGHT, True, False), out
+
+
+def test_arguments_after_two_dashes_are_those_of_the_script(run):
+    text = loop("float(sys.argv[1].removeprefix('--factor='))")
+    assert run(text, *STATED, "--", "--factor=1")[0] == RIGHT
+    assert run(text, *STATED, "--", "--factor=8")[0] == WRONG
+
+
+def test_a_compiled_model_and_the_arrays_of_fit_need_no_names(run):
+    code, out, _ = run(fit())
+    assert (code, "18 updates" in out) == (RIGHT, True), out
+
+
+@pytest.mark.parametrize("others", ["validation_split=0.5", "sample_weight=w_all", "shuffle=False"])
+def test_what_fit_does_is_right(run, others):
+    code, out, _ = run(fit(others))
+    assert code == RIGHT, out
+
+
+def test_a_fit_on_other_rows_than_those_named_is_not_judged(run):
+    text = fit().replace("net.fit(x_all", "net.fit(x_all + 1")
+    code, out, _ = run(text, "--data", "x_all,y_all")
+    assert (code, "no rows of `data`" in out) == (UNSEEN, True), out
+
+
+def test_data_of_one_expression(run):
+    text = (
+        loop()
+        .replace("    print(", "    rows = x_all, y_all\n    print(")
+        .replace("def train():", "pair = x_all, y_all\ndef train():")
+    )
+    code, out, _ = run(text, "--model", "net", "--data", "pair", "--loss", "squares")
+    assert code == RIGHT, out
+
+
+def test_json_is_all_that_is_printed(run):
+    code, out, err = run(loop(), *STATED, "--json")
+    facts = json.loads(out)
+    assert (code, facts["causes"], facts["engine"]) == (RIGHT, [], ENGINE)
+    assert "the end" in err
+
+
+def test_a_page_is_written(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "page.html"
+    assert run(loop(), *STATED, "--html", str(page))[0] == RIGHT
+    assert "Nothing found" in page.read_text()
+
+
+def test_a_missing_name_lists_near_ones(run):
+    code, _, err = run(loop(), "--model", "nett", "--data", "x_al,y_all", "--loss", "square")
+    assert code == UNSEEN
+    assert "--model must be known" in err
+    assert "Received: nett. Try: net" in err
+    assert "Received: x_al. Try: x_all" in err
+    assert "Received: square. Try: squares" in err
+
+
+def test_too_little_stated_prints_the_command_to_run(run):
+    code, out, err = run(loop(), "--model", "net")
+    assert (code, "the end" in out) == (UNSEEN, True)
+    assert "--model, --data and --loss must state what is meant" in err
+    (command,) = [line for line in err.splitlines() if "Try: stepcheck run" in line]
+    assert "--model net --data " in command
+    assert "x_all|y_all|w_all" in command
+    assert "--loss squares --optimizer opt" in command
+
+
+def test_a_loss_is_never_supposed(run):
+    code, _, err = run(loop(), "--model", "net", "--data", "x_all,y_all")
+    assert (code, "Received: --model net --data x_all,y_all" in err) == (UNSEEN, True), err
+
+
+@pytest.mark.parametrize("given", ["net(", "make()", "net if 1 else 2", "lambda: 1"])
+def test_an_expression_that_is_no_name_is_refused_before_the_script_runs(run, given):
+    code, out, err = run(loop(), "--model", given, "--data", "x_all,y_all")
+    assert (code, out) == (UNSEEN, "")
+    assert err.startswith(f"--model must be a name of the script, with dots and brackets. Received: {given}. Try: ")
+
+
+def test_what_cannot_be_watched_ends_the_script(run):
+    code, out, err = run(loop(), "--model", "net", "--data", "x_all", "--loss", "mse")
+    assert (code, "the end" in out) == (UNSEEN, False)
+    assert "data must be (x, y) or (x, y, sample_weight)." in err
+
+
+def test_a_script_that_fails_is_judged_up_to_there(run):
+    text = loop().replace('    print("the end")', "    raise KeyError('no such file')")
+    code, out, err = run(text, *STATED)
+    assert (code, "KeyError: 'no such file'" in err, "it ended with KeyError" in out) == (UNSEEN, True, True)
+    assert run(text.replace("1.0 * squares", "8 * squares"), *STATED)[0] == WRONG
+
+
+def test_a_script_that_fails_before_its_first_pass(run):
+    code, _, err = run("import no_such_module\n")
+    assert code == UNSEEN
+    assert "Nothing was watched: the script ended with ModuleNotFoundError: No module named 'no_such_module'." in err
+
+
+def test_an_exit_code_of_the_script_is_no_success(run):
+    assert run(loop() + "sys.exit(0)", *STATED)[0] == RIGHT
+    assert run(loop() + "sys.exit(3)", *STATED)[0] == UNSEEN
+
+
+def test_nothing_is_trained(run):
+    code, _, err = run("print(1)")
+    assert (code, "calls no Keras model, and no module of PyTorch" in err) == (UNSEEN, True)
+    code, out, _ = run(
+        HEAD + "net = keras.Sequential([keras.layers.Dense(1)])\nnet(x_all)",
+        "--model",
+        "net",
+        "--data",
+        "x_all,y_all",
+        "--loss",
+        "mse",
+    )
+    assert (code, "no optimizer step was made" in out) == (UNSEEN, True), out
+
+
+def test_a_file_that_does_not_exist(capsys):
+    assert main(["run", "no_such_file.py"]) == UNSEEN
+    assert "The script must be a file. Received: no_such_file.py." in capsys.readouterr().err
+
+
+def test_keras_is_as_it_was(run):
+    before = keras.layers.Layer.__call__, keras.Model.fit, __builtins__["__import__"]
+    run(loop(), *STATED)
+    run(loop(), "--model", "nett")
+    assert before == (keras.layers.Layer.__call__, keras.Model.fit, __builtins__["__import__"])
+    assert "fit" not in vars(keras.Model)
+
+
+TORCH = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x_all = torch.randn(48, 4)
+y_all = x_all[:, :1] * 2
+class Trainer:
+    def __init__(self):
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.opt = torch.optim.SGD(self.model.parameters(), 0.05)
+        self.criterion = nn.MSELoss()
+    def fit(self, epochs):
+        for epoch in range(epochs):
+            for rows in torch.randperm(48).split(8):
+                self.opt.zero_grad()
+                self.criterion(self.model(x_all[rows]), y_all[rows]).backward()
+                self.opt.step()
+        print("the end")
+trainer = Trainer()
+trainer.fit(EPOCHS)
+"""
+OF_TRAINER = "--model", "trainer.model", "--data", "x_all,y_all", "--loss", "trainer.criterion"
+with_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+
+
+@with_torch
+def test_pytorch(run):
+    right = TORCH.replace("EPOCHS", "3")
+    code, out, _ = run(right, *OF_TRAINER)
+    assert (code, "18 updates" in out) == (RIGHT, True), out
+    code, out, _ = run(right.replace("self.opt.zero_grad()", "pass"), *OF_TRAINER)
+    assert (code, "Not reset" in out) == (WRONG, True), out
+
+
+@with_torch
+def test_pytorch_ends_after_enough_updates(run):
+    code, out, _ = run(TORCH.replace("EPOCHS", "3000"), *OF_TRAINER, "--updates", "12")
+    assert (code, "12 updates" in out, "the end" in out) == (RIGHT, True, False), out
+
+
+@with_torch
+def test_pytorch_with_too_little_stated(run):
+    code, _, err = run(TORCH.replace("EPOCHS", "1"), "--model", "trainer.modell")
+    assert code == UNSEEN
+    assert "--data x_all|y_all" in err
+    assert "Received: --model trainer.modell" in err
