@@ -22,7 +22,7 @@ class Ran(NamedTuple):
     """How a script ended.
 
     Attributes:
-        scout: what watched it; None if it imported neither Keras nor PyTorch.
+        scout: what watched it; None if it did not import Keras.
         how: "" for a script that ended well or was ended here; else what happened, in words.
     """
 
@@ -33,8 +33,8 @@ class Ran(NamedTuple):
 def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
     """Run a script until it ends, or its loops have made `num_updates` updates; None for as many as are needed.
 
-    Keras and PyTorch are watched from the moment on when the script imports them, so that the script still chooses the
-    engine. An interrupt (Ctrl-C) ends the script; it is passed on if no update was made.
+    Keras is watched from the moment on when the script imports it, so that the script still chooses the engine. An
+    interrupt (Ctrl-C) ends the script; it is passed on if no update was made.
     """
     path = Path(script).resolve()
     main = ModuleType("__main__")
@@ -52,16 +52,7 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
             stack.enter_context(as_command(scout.limit))
             scouts.append(scout)
 
-        def watch_torch() -> None:
-            from stepcheck.torch.scout import Scout
-
-            scout = Scout(num_updates)
-            stack.enter_context(scout.on())
-            stack.enter_context(as_command(scout.limit))
-            scouts.append(scout)
-
         stack.enter_context(_once_imported("keras", watch))
-        stack.enter_context(_once_imported("torch", watch_torch))
         try:
             try:
                 exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
@@ -84,17 +75,14 @@ def run(script: str, arguments: list[str], num_updates: int | None) -> Ran:
                 traceback.print_exception(type(error), error, _of_script(error.__traceback__, str(path)))
                 how = _ended_with(error)
         for scout in scouts:
-            if scout.framework == "keras":
-                scout.around.take(main.__dict__)
+            scout.around.take(main.__dict__)
     return Ran(max(scouts, key=_num_seen, default=None), how)
 
 
 def _num_seen(scout: Any) -> tuple[int, ...]:
-    """Return how much a scout has seen: audits of the script's own, steps, forward passes, models, optimizers."""
+    """Return how much a scout has seen: audits of the script's own, steps, forward passes, models."""
     steps, passes = (sum(len(getattr(each.log, name)) for each in scout.watched) for name in ("applied", "called"))
-    is_of_torch = scout.framework == "torch"
-    alone = len(scout.flow.ledger.optimizers) + bool(scout.elsewhere) if is_of_torch else 0
-    return len(scout.limit.reports), steps, passes, len(scout.watched), alone
+    return len(scout.limit.reports), steps, passes, len(scout.watched)
 
 
 def _end(scout: Any) -> None:
@@ -107,8 +95,7 @@ def _end(scout: Any) -> None:
 
 def _look(scouts: list[Any], raised: TracebackType | None) -> None:
     for scout in scouts:
-        if scout.framework == "keras":
-            scout.around.look(raised)
+        scout.around.look(raised)
 
 
 def _said(left: SystemExit) -> str:

@@ -15,6 +15,7 @@ from stepcheck.report.page import assert_drawable
 CLEAN, CAUSES, UNSEEN = 0, 1, 2  # the exit codes
 PATIENCE = 5.0  # seconds
 _JUDGING = "stepcheck: the loop was seen; its updates are computed again and judged, which may take minutes."
+_OF_KERAS = "any update: the script imports no Keras, whose models alone state what is meant"
 
 _ADD = """Add to {script} what the audit has to know, and run it as ever, or with `stepcheck run` once more:
 
@@ -79,23 +80,11 @@ def _run(own: argparse.Namespace, script: list[str]) -> int:
         except SpecificationError as error:
             return _say_unseen(own, [str(error)])
     if ran.scout is None:
-        return _say_unseen(own, [ran.how or "any update: the script imports neither Keras nor PyTorch"])
+        return _say_unseen(own, [ran.how or _OF_KERAS])
     from stepcheck.report.progress import shown
 
     with notify_if_long(_JUDGING, PATIENCE), shown():
-        return _of_torch(own, ran) if ran.scout.framework == "torch" else _conclude(own, ran)
-
-
-def _of_torch(own: argparse.Namespace, ran: Any) -> int:
-    from stepcheck.torch.conclusion import conclude
-
-    try:
-        reports = conclude(ran)
-    except SpecificationError as error:
-        return _say_unseen(own, [str(error), ran.how], notes=ran.scout.flow.notes)
-    except Exception as error:
-        return _say_failed(own, ran, error)
-    return _say(own, ran, reports)
+        return _conclude(own, ran)
 
 
 def _conclude(own: argparse.Namespace, ran: Any) -> int:

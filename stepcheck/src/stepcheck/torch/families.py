@@ -1,4 +1,4 @@
-"""The relatives of PyTorch's losses, which a loss may be mistaken for, and the usual ones."""
+"""The relatives of PyTorch's losses, which a loss may be mistaken for."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -8,18 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from stepcheck.keras.usual import Kind, Softened, kinds
 from stepcheck.torch.losses import BY_CLASS, BY_ELEMENT, Function, Loss
-
-_SMALLEST = 1e-30  # of a probability whose logarithm is taken
-
-
-def usual(outputs: list[np.ndarray], y: Any) -> Iterator[Any]:
-    """Yield the losses that fit labels and outputs, the most usual first."""
-    for kind, from_logits in kinds(outputs, y):
-        yield _USUAL[kind, from_logits]()
 
 
 def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
@@ -27,60 +17,6 @@ def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
     if isinstance(loss, Function):
         loss.has_sample_weights = by_weight
     return loss
-
-
-def picked(loss: Any) -> Function:
-    """Return a loss of one output of each row; labels: (rows, 2), the output's index and the label."""
-
-    def of_one(outputs: Tensor, labels: Tensor) -> Tensor:
-        return _unreduced(loss, outputs.gather(1, labels[:, :1].long()), labels[:, 1:])
-
-    return Function(of_one)
-
-
-def by_place(loss: Any) -> Function:
-    """Return a loss of which each output is a place; labels: (..., outputs, 1)."""
-    return Function(lambda outputs, labels: _unreduced(loss, outputs[..., None], labels))
-
-
-def soft(found: Softened) -> Function:
-    """Return a sum of two cross entropies as a loss."""
-
-    def of_both(outputs: Tensor, labels: Tensor) -> Tensor:
-        pairs = zip(found.factors, labels.chunk(2, dim=-1), (outputs, outputs / found.divisor), strict=True)
-        return sum(f * functional.cross_entropy(*_classes_second(out, y), reduction="none") for f, y, out in pairs)
-
-    return _named(found.told, of_both)
-
-
-def _classes_second(*tensors: Tensor) -> Iterator[Tensor]:
-    yield from (each.movedim(-1, 1) for each in tensors)
-
-
-def _of_probabilities(outputs: Tensor, labels: Tensor) -> Tensor:
-    (logs,) = _classes_second(outputs.clamp_min(_SMALLEST).log())
-    if labels.shape == outputs.shape:
-        return -(logs * labels.movedim(-1, 1)).sum(1)
-    return functional.nll_loss(logs, labels.long().reshape(logs[:, 0].shape), reduction="none")
-
-
-def _named(name: str, function: Callable) -> Function:
-    loss = Function(function)
-    loss.name = name
-    return loss
-
-
-_USUAL: dict[tuple[Kind, bool], Callable] = {
-    ("classes", True): lambda: Loss(nn.CrossEntropyLoss(), has_last=True),
-    ("classes", False): lambda: _named("cross entropy of probabilities", _of_probabilities),
-    ("shares", True): lambda: Loss(nn.CrossEntropyLoss(), has_last=True),
-    ("shares", False): lambda: _named("cross entropy of probabilities", _of_probabilities),
-    ("two classes", True): lambda: Loss(nn.BCEWithLogitsLoss()),
-    ("two classes", False): lambda: Loss(nn.BCELoss()),
-    ("squared", False): lambda: Loss(nn.MSELoss()),
-    ("absolute", False): lambda: Loss(nn.L1Loss()),
-    ("huber", False): lambda: Loss(nn.HuberLoss()),
-}
 
 
 def is_squared(loss: Any) -> bool:
@@ -92,8 +28,8 @@ def flipped(loss: Any) -> Loss | None:
     """Return the cross entropy of two classes with logits for probabilities, or the other way round."""
     own = loss.given
     if isinstance(own, nn.BCEWithLogitsLoss) and own.pos_weight is None:
-        return loss.other(nn.BCELoss(own.weight, reduction=own.reduction))
-    return loss.other(nn.BCEWithLogitsLoss(own.weight, own.reduction)) if isinstance(own, nn.BCELoss) else None
+        return Loss(nn.BCELoss(own.weight, reduction=own.reduction))
+    return Loss(nn.BCEWithLogitsLoss(own.weight, own.reduction)) if isinstance(own, nn.BCELoss) else None
 
 
 def swapped(loss: Any) -> Function:
@@ -110,11 +46,11 @@ def others(loss: Any, labels: Any) -> Iterator[tuple[str, Loss]]:
     if getattr(loss.given, "weight", None) is not None:
         bare = copy.deepcopy(loss.given)
         bare.weight = None
-        yield f"{loss.name} without its weights", loss.other(bare)
+        yield f"{loss.name} without its weights", Loss(bare)
     for kind in (*BY_ELEMENT, *BY_CLASS, nn.MultiMarginLoss):
         if kind is not type(loss.given) and (is_whole or kind not in (nn.NLLLoss, nn.MultiMarginLoss)):
             how = "mean" if reduction == "batchmean" else reduction
-            yield f"{kind.__name__}()", loss.other(kind(reduction=how))
+            yield f"{kind.__name__}()", Loss(kind(reduction=how))
 
 
 def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
@@ -132,7 +68,7 @@ def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
     own = loss.given
     if not isinstance(own, nn.CrossEntropyLoss) or own.weight is not None:
         return None
-    return loss.other(nn.CrossEntropyLoss(reduction=own.reduction)), own.label_smoothing, True
+    return Loss(nn.CrossEntropyLoss(reduction=own.reduction)), own.label_smoothing, True
 
 
 def _unreduced(loss: Any, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import distributed
 
-from stepcheck.report.found import Likely, on_one_line
-from stepcheck.trace.log import Applied, Called, Event, Log
+from stepcheck.report.found import on_one_line
+from stepcheck.trace.log import Applied, Event, Log
 from stepcheck.trace.measure import all_same
 from stepcheck.user_code.source import line_here
 
@@ -33,13 +33,9 @@ _NONE = "each process runs its loop under its own audit, at the same line"
 _LONG = f"its audit was not over {_PATIENCE:.0f} seconds after that of process 0"
 _FAILED = "its loop has ended with an error"
 _ALONE = "The processes begin with different weights, and share no gradient: this is the report of process 0 alone."
-_APART = Likely(
-    "The processes share their gradients, and begin with different weights, which they keep. Let all begin with those "
-    "of process 0: `dist.broadcast(p.data, 0)` for all parameters, or `DistributedDataParallel`, which does it."
-)
-_SEEDED = (
-    "All processes draw from the same random state, so that their rows have the same dropout masks. "
-    "`torch.manual_seed(seed + rank)`, once the model is made, gives each its own."
+_APART = (
+    "the updates: the processes share their gradients, and begin with different weights, which they keep. Let all "
+    "begin with those of process 0: `dist.broadcast(p.data, 0)`, or `DistributedDataParallel`, which does it"
 )
 
 
@@ -64,7 +60,7 @@ class Group:
         here = str(line_here())
         _AUDITS[here] += 1
         whole = distributed.distributed_c10d._get_default_store()
-        store = distributed.PrefixStore(f"wholestep {here} {_AUDITS[here]}", whole)
+        store = distributed.PrefixStore(f"stepcheck {here} {_AUDITS[here]}", whole)
         group = cls(distributed.get_rank(), distributed.get_world_size(), store)
         store.set(f"{group.rank} begins", _YES)
         return group
@@ -138,20 +134,19 @@ class Group:
 
 @dataclass
 class _Record:
-    """The record of another process for process 0: its events; labels and tensors by the order of their pass."""
+    """The record of another process for process 0: its events; and labels by the order of their pass."""
 
     events: dict[str, list]
     notes: dict[str, None]
     unseen: dict[str, None]
     own: dict[int, Any]
     targets: dict[int, np.ndarray]
-    named: dict[str, dict[int, np.ndarray]]
 
     @classmethod
     def of(cls, watcher: Any, calls: Any) -> "_Record":
         log: Log = watcher.log
         events = {name: getattr(log, name) for name in _NAMES}
-        return cls(events, log.notes, log.unseen, watcher.own, calls.targets, watcher.beside.named)
+        return cls(events, log.notes, log.unseen, watcher.own, calls.targets)
 
 
 def _leave_out(log: Log, why: str) -> None:
@@ -168,13 +163,11 @@ def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
     begin: list[list[np.ndarray]] = [next((each.params for each in of if each.is_whole), []) for of in passes]
     is_one_model = all(not values or not begin[0] or all_same(values, begin[0]) for values in begin)
     if not is_one_model and _share(_each("applied", log, records)):
-        log.notes[_APART] = None
-        _leave_out(log, "the updates: the gradients are means over models that differ")
+        _leave_out(log, _APART)
         return
     if not is_one_model:
         log.notes[_ALONE] = None
         return
-    log.notes.update({_SEEDED: None} if _have_one_state(passes) else {})
     log.is_shared = True
     own = [*dict.fromkeys(step.optimizer for step in log.applied)]
     num = min(map(len, _each("applied", log, records)))
@@ -189,8 +182,6 @@ def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
         log.unseen.update(record.unseen)
         watcher.own.update(record.own)
         calls.targets.update(record.targets)
-        for name, values in record.named.items():
-            watcher.beside.named.setdefault(name, {}).update(values)
     log.close()
 
 
@@ -217,15 +208,3 @@ def _share(steps: list[list[Applied]]) -> bool:
     first = [next((step.grads for step in of if step.is_whole), None) for of in steps]
     given = [None if grads is None else [g for g in grads if g is not None] for grads in first]
     return all(g and given[0] and all_same(g, given[0]) for g in given)
-
-
-def _have_one_state(called: list[list[Called]]) -> bool:
-    """Whether all passes that draw have the random state of the same pass of process 0."""
-    states = [[c.setting.random.of_torch for c in of if c.setting.draws and c.differentiated] for of in called]
-    return bool(states[0]) and all(
-        len(own) == len(states[0]) and all(map(_is_same, own, states[0])) for own in states[1:]
-    )
-
-
-def _is_same(one: Any, two: Any) -> bool:
-    return bool((one == two).all())

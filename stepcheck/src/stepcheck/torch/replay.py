@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from stepcheck.port import ByPass, OneLoss, Port, Terms
-from stepcheck.report.found import Found, Likely
+from stepcheck.report.found import Found
 from stepcheck.torch import families, words
-from stepcheck.torch.losses import LOGITS, Function, Objective
+from stepcheck.torch.losses import Function, Objective
 from stepcheck.torch.state import (
     Random,
     Rates,
@@ -35,7 +35,7 @@ from stepcheck.torch.state import (
     values,
 )
 from stepcheck.trace.log import Applied, Called, Line, Log, Values
-from stepcheck.trace.measure import ENOUGH, are_shares, distance, tolerance
+from stepcheck.trace.measure import distance, tolerance
 from stepcheck.trace.windows import Piece
 from stepcheck.tree import Tree
 
@@ -49,12 +49,11 @@ _AT_ONCE = 64  # gradients that are taken of a graph at once
 class _Pass:
     """A forward pass that was run again: its output with the graph, and the values that it left.
 
-    `leaves`: of the output, in single precision at least; `own`: as the module returns them.
+    `leaves`: of the output, in single precision at least.
     """
 
     output: Any
     leaves: list[Tensor]
-    own: list[Tensor]
     params: list[nn.Parameter]
     others: list[Tensor]
     after: list[np.ndarray]
@@ -162,41 +161,6 @@ class Replay(Port):
         groups = [] if optimizer is None else optimizer.param_groups
         return max((group.get("weight_decay") or 0.0 for group in groups), default=None)
 
-    def are_forgotten(self, chosen: list[int]) -> bool:
-        """Whether they are not the first ones, which are left out by choice, as when a head alone is trained."""
-        return len(self.names) - 1 in chosen or 0 not in chosen
-
-    def batch(self, piece: Piece, **others: Any) -> Any:
-        """Return the same; of the loop's own loss, its derivatives by each output alone, and the number of rows."""
-        found = super().batch(piece, **others)
-        if not self.is_observing:
-            return found
-        is_one = len(found[1]) < 2 or piece.called.setting.are_apart
-        return found[0], found[1] if is_one else self._apart(piece, found[1]), len(piece.rows)
-
-    def _apart(self, piece: Piece, derivatives: list[np.ndarray]) -> list[np.ndarray]:
-        """Return derivatives by outputs without the parts that come from other outputs, which are made of them."""
-        leaves = self._run(piece, training=any(piece.called.setting.modes)).own
-        first = [next(j for j, other in enumerate(leaves) if other is leaf) for leaf in leaves]
-        found = whole = [0 * d if first[i] < i else d for i, d in enumerate(derivatives)]
-        for _ in leaves:  # each may be made of the one before
-            parts = [None if first[i] < i else self._through(leaves, found, i) for i in range(len(leaves))]
-            found = [d if part is None else d - part for d, part in zip(whole, parts, strict=True)]
-            if all(part is None for part in parts):
-                break
-        return found
-
-    @staticmethod
-    def _through(leaves: list[Tensor], derivatives: list[np.ndarray], i: int) -> np.ndarray | None:
-        """Return the part of the derivative by the i-th output that comes from the others; None if there is none."""
-        others = [j for j, leaf in enumerate(leaves) if leaf is not leaves[i] and leaf.grad_fn is not None]
-        if leaves[i].grad_fn is None or not others:
-            return None
-        factors = [_tensor(derivatives[j]).to(leaves[j].dtype) for j in others]
-        given = [leaves[j] for j in others], [leaves[i]], factors
-        (part,) = torch.autograd.grad(*given, retain_graph=True, allow_unused=True)
-        return None if part is None else array(part)
-
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return (leaves of the output, the module's other values afterwards) of a forward pass."""
         run = self._run(piece, training=training)
@@ -266,10 +230,6 @@ class Replay(Port):
             outputs = piece.called.setting.output(list(map(_tensor, piece.called.outputs)))
             objective.of(outputs, *self.batch(piece)[1:])
 
-    def number_of(self, called: Called) -> float:
-        """Return the number that the one gradient of a pass was taken of; NaN if it is not known."""
-        return called.setting.numbers[0] if len(called.setting.numbers) == 1 else float("nan")
-
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
         """Return the line that calls a loss after a pass, or else its `backward`."""
         return next(iter(called.setting.lines), None)
@@ -279,17 +239,7 @@ class Replay(Port):
         return Objective(loss)
 
     def misfits(self, objective: Any, outputs: list[np.ndarray]) -> list[str]:
-        """Return a note if a cross entropy takes logits and gets probabilities, or the other way round."""
-        given, many = objective.given, [np.moveaxis(out, 1, -1) for out in outputs if out.ndim > 1]
-        if sum(map(np.size, many)) < ENOUGH:
-            return []
-        name = type(given).__name__
-        if isinstance(given, nn.CrossEntropyLoss) and all(out.shape[-1] > 1 and are_shares(out) for out in many):
-            return [Likely(f"{name} takes logits, and gets numbers that add up to 1: is a softmax too many? {LOGITS}")]
-        if isinstance(given, nn.NLLLoss) and not all(are_shares(np.exp(out)) for out in many):
-            return [Likely(f"{name} takes log probabilities, and gets others: is a `log_softmax` missing?")]
-        if isinstance(given, nn.BCEWithLogitsLoss) and isinstance([*self.model.modules()][-1], nn.Sigmoid):
-            return [Likely(f"{name} takes logits, and the model ends with a sigmoid: is that one too many? {LOGITS}")]
+        """Return no note."""
         return []
 
     def _run(self, piece: Piece, *, training: bool, thawed: int | None = None) -> _Pass:
@@ -359,7 +309,7 @@ class Replay(Port):
             out = unpacked(tensors_of(model(*arguments, **named)))
         after = [array(value) for _, value in untrained(model)]
         leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them
-        return _Pass(out.packed(leaves), leaves, out.leaves, params, others, after)
+        return _Pass(out.packed(leaves), leaves, params, others, after)
 
     def _setting(self, piece: Piece) -> Setting:
         """Return the setting of a recorded pass; of rows that no pass had, that of the plainest call."""

@@ -1,32 +1,10 @@
-"""The causes in PyTorch's words: explanations and fixes that differ from those for Keras; notes on whole loops."""
+"""The causes in PyTorch's words: explanations and fixes that differ from those for Keras."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from stepcheck.report.causes import ADDED_UP_ONCE, OF_ROWS, OF_WEIGHTS
-from stepcheck.report.found import Found, Likely
-
-BARE = Likely(
-    "No parameter has a gradient when the optimizer makes its step, although gradients are taken: is `zero_grad()` "
-    "called between `backward()` and `step()`?"
-)
-CUT = Likely(
-    "No gradient reaches the model: the loss is cut off from its outputs (`detach()`, `.item()`, `.data`, a new "
-    "`torch.tensor(...)`, `no_grad()`?), or `backward()` is missing."
-)
-OF_OTHERS = Likely(
-    "Gradients are taken, and the optimizers that make steps have none of the model's parameters: were they made of "
-    "another model, or before this one was whole?"
-)
-STEPLESS = Likely("Gradients are taken, and no optimizer makes a step: is `optimizer.step()` missing?")
-SEEDED = Likely(
-    "Every forward pass begins with the same random state, so that each has the same dropout masks. Call "
-    "`torch.manual_seed` once, before the loop."
-)
-LEFT = Likely(
-    "The gradients that a loss of another module's step leaves in this one are still there when its own are added. "
-    "Call `zero_grad()` of this module or its optimizer before its `backward()`."
-)
+from stepcheck.report.found import Found
 
 # By name the explanation, if it differs, and after an arrow the fix.
 _TEXT = """
