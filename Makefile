@@ -30,7 +30,7 @@ slow: $(VENV)/installed-all
 	$(call on-both,-m "slow and not large")
 
 # stepcheck on PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
-OF_TORCH = $(addprefix tests/test_audit_torch,.py _flow.py _scripts.py _supposed.py _ordinary.py _processes.py _whole.py)
+OF_TORCH = $(addprefix tests/test_audit_torch,.py _ordinary.py _processes.py _whole.py)
 torch: $(VENV)-torch/installed
 	cd stepcheck && KERAS_BACKEND=jax $(VENV)-torch/bin/pytest $(PARALLEL) $(OF_TORCH)
 

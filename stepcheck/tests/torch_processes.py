@@ -115,13 +115,6 @@ def ordered(rank):
     return loop
 
 
-def its_own(rank):
-    """Return a loop whose loss is not stated."""
-    loop = Squares(rank)
-    loop.meant = None
-    return loop
-
-
 def uneven(rank):
     """Return a loop whose second process takes more rows: each batch is cut by hand."""
     loop = Squares(rank)
@@ -148,7 +141,6 @@ def sharded(rank):
 
 LOOPS = {
     "right": Squares,
-    "right: its own loss": its_own,
     "right: averaged by hand": lambda rank: Squares(rank, is_wrapped=False, sync=averaged),
     "right: batch norm and dropout": lambda rank: dropping(rank, seed=rank),
     "right: tokens": Words,

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.faults import Fault, Stage
-from stepcheck.port import NoLoss, Port, quiet
+from stepcheck.port import ByPass, NoLoss, Port, quiet
 from stepcheck.progress import NOW
 from stepcheck.solve.changes import Schedule, otherwise
 from stepcheck.solve.evidence import Evidence, Meant
@@ -28,7 +28,7 @@ from stepcheck.stages.variables import ends, frozen, left_out
 from stepcheck.trace.log import Applied, Called, Log, Values
 from stepcheck.trace.measure import all_same, classes
 from stepcheck.trace.windows import Rows, Update, Windows, windows
-from stepcheck.values import Finding, Reason, Unjudged
+from stepcheck.values import Finding, Line, Reason, Unjudged
 
 LEAST = 3  # updates after the last change of what is trainable
 _MOVED_INSIDE = {Fault.DECAY_BY_MICROBATCH, Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW, Fault.REPLICAS_DRIFT_APART}
@@ -92,6 +92,7 @@ class Case:
         optimizer: the optimizer that is meant; `is_told`: whether the user stated it.
         is_given: whether the data are the rows that the model was given: their order is the loop's own.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
+        by_pass: the labels by the order of a pass; None if they belong to the rows.
     """
 
     port: type[Port]
@@ -107,6 +108,7 @@ class Case:
     is_told: bool = False
     is_given: bool = False
     ended: Values | None = None
+    by_pass: ByPass | None = None
 
     def judge(self) -> Verdict:
         """Return the verdict, with the layers set to be trained as they were while the loop ran."""
@@ -136,7 +138,7 @@ class _Context:
             case.schedule = None  # the compiled optimizer's, which is not the loop's
         self.log, self.is_late = _late(case.log)
         self.before = case.before if not self.is_late else _first_params(self.log)
-        self.replay = case.port(case.model, case.data)
+        self.replay = case.port(case.model, case.data, by_pass=case.by_pass)
         self.rows = Rows(case.data[0])
         seen = windows(self.log, self.rows, case.schedule)
         self.seen = self.verdict.seen = replace(seen, updates=without_void(seen.updates))
@@ -232,9 +234,14 @@ def _judged(case: Case) -> Verdict:
         verdict.findings += findings
     implied = {fault for each in verdict.findings for fault in IMPLIES.get(each.fault, ())}
     left = [each for each in verdict.findings if each.fault not in implied]
+    left = [_at_line(each, case.log.lines.get(each.fault)) for each in left]
     stages = [*Stage]
     verdict.findings = sorted(left, key=lambda finding: stages.index(finding.stage))
     return verdict
+
+
+def _at_line(finding: Finding, line: Line | None) -> Finding:
+    return finding if line is None else replace(finding, where=replace(finding.where, line=line))
 
 
 def _has_updates(context: _Context) -> bool:

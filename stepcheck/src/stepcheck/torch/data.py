@@ -1,10 +1,6 @@
-"""The data of a loop: as the user passes them, as its module and its loss get them, and as the script names them."""
+"""The data of a loop: as the user states them, or as its module and its loss get them."""
 
-import sys
-from collections import Counter
-from collections.abc import Iterator
-from itertools import islice
-from types import FrameType
+import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,16 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from stepcheck import tree
 from stepcheck.errors import SpecificationError, message
 from stepcheck.port import ByPass
-from stepcheck.report.found import Likely
 from stepcheck.torch.losses import Function, Loss
-from stepcheck.torch.state import array, undrawn, unpacked
+from stepcheck.torch.state import array, unpacked, untouched
 from stepcheck.trace.log import Called, Log
-from stepcheck.trace.rows import Origin
-from stepcheck.trace.windows import PAD, Rows
 from stepcheck.tree import Tree
-from stepcheck.user_code.source import is_of_user
 
 
 def weighed(data: tuple, loss: Loss | Function | None) -> tuple:
@@ -52,8 +45,9 @@ def rows_of(data: Any) -> tuple[Tree, ...]:
     if isinstance(data, TensorDataset):
         data = data.tensors
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict)):
-        with undrawn(data):
-            items = [data[i] for i in range(len(data))]
+        with untouched():
+            copied = _copied(data)
+            items = [copied[i] for i in range(len(copied))]
         if items and all(isinstance(item, dict) and "labels" in item for item in items):  # as Transformers has them
             items = [({n: v for n, v in item.items() if n != "labels"}, item["labels"]) for item in items]
         if not items or any(not isinstance(item, tuple | list) or len(item) < 2 for item in items):
@@ -66,6 +60,14 @@ def rows_of(data: Any) -> tuple[Tree, ...]:
     if len(lengths) != 1 or 0 in lengths:
         raise _no_rows(f"arrays of {', '.join(map(str, sorted(lengths)))} rows")
     return parts
+
+
+def _copied(dataset: Any) -> Any:
+    """Return a copy of a dataset, whose generators draw in place of the user's; the dataset if it has no copy."""
+    try:
+        return copy.deepcopy(dataset)
+    except Exception:  # a handle of a file, a lock
+        return dataset
 
 
 def _leaves(part: Tree) -> tuple:
@@ -118,140 +120,40 @@ def _shape_of(item: Any) -> str:
     return f"of {len(item)} parts ({', '.join(type(part).__name__ for part in item)})"
 
 
-class Data(NamedTuple):
-    """The data of a loop: inputs, labels, the labels by pass where they belong to no row, and all in words.
-
-    `beside`: the arrays of as many rows that are no inputs, by name; `origin`: as of a `Case`.
-    """
+class Given(NamedTuple):
+    """The rows that a module was given, their labels by pass, None where these are not known."""
 
     x: Tree
-    y: np.ndarray
     by_pass: ByPass | None
-    told: str
-    beside: dict[str, np.ndarray] = {}
-    origin: Origin = "found"
 
     @property
-    def has_labels(self) -> bool:
-        """Whether labels are known."""
-        return self.by_pass is not None or bool(self.y.size)
+    def data(self) -> tuple[Tree, np.ndarray, None]:
+        """The rows as data, with labels of no meaning."""
+        return self.x, np.zeros(len(tree.leaves(self.x)[0])), None
 
 
-def by_pass_of(called: list[Called], targets: dict[int, np.ndarray]) -> ByPass | None:
-    """Return the labels by pass, if all passes have some."""
-    whole = [c.order for c in called if c.is_whole]
-    return {order: (targets[order],) for order in whole} if whole and all(o in targets for o in whole) else None
-
-
-def called_for(log: Log) -> list[Called]:
-    """Return the passes on rows of which a gradient was taken, or all if it is not known."""
+def as_given(log: Log, labels: dict[int, np.ndarray]) -> Given:
+    """Return the rows that a module was given, each once, with the labels by the order of a pass."""
     called = [each for each in log.called if each.differentiated is not False] or log.called
-    return [each for each in called if each.inputs and each.inputs[0].ndim]
-
-
-def as_given(called: list[Called], targets: dict[int, np.ndarray]) -> Data:
-    """Return the rows that a module was given, each once, with the labels of the passes."""
+    called = [each for each in called if each.inputs and all(leaf.ndim for leaf in each.inputs)]
     if not called:
-        return Data(np.zeros((1, 1)), np.zeros((1, 0)), None, "data: none, as the model is not called")
-    num = len(called[0].inputs)
-    alike = [c for c in called if len(c.inputs) == num and all(leaf.ndim for leaf in c.inputs)]
-    ends = Counter(tuple(leaf.shape[2:] for leaf in c.inputs) for c in alike)
-    if not ends:
-        return Data(np.zeros((1, 1)), np.zeros((1, 0)), None, "data: none, as the model is given no rows")
-    usual = ends.most_common(1)[0][0]
-    alike = [c for c in alike if tuple(leaf.shape[2:] for leaf in c.inputs) == usual]
-    leaves = [np.concatenate(as_wide([c.inputs[i] for c in alike])) for i in range(num)]
+        return Given(np.zeros((1, 1)), None)
+    alike = [each for each in called if _ends(each) == _ends(called[0])]
+    leaves = [np.concatenate(_as_wide(list(parts))) for parts in zip(*(each.inputs for each in alike), strict=True)]
     firsts = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))}
     kept = sorted(firsts.values())
     leaves = [leaf[kept] for leaf in leaves]
-    told = f"data: the {len(kept)} rows that the model is given, and the labels that its loss is given"
-    by_pass = by_pass_of(called, targets)
-    y = np.zeros(len(kept)) if by_pass else np.zeros((len(kept), 0))
-    return Data(leaves[0] if num == 1 else tuple(leaves), y, by_pass, told, origin="as given")
+    whole = [each.order for each in called if each.is_whole]
+    are_known = bool(whole) and labels.keys() >= {*whole}
+    by_pass: ByPass | None = {order: (labels[order],) for order in whole} if are_known else None
+    return Given(leaves[0] if len(leaves) == 1 else tuple(leaves), by_pass)
 
 
-_CARRIED = Likely(
-    "The state that the model returns for a batch is given to it with the next one, whose rows do not follow on these: "
-    "they come in another order. Begin each batch without a state."
-)
-_FEW = 3  # updates that show it
-_NUM_FRAMES, _MOST = 4, 12  # of the script, and the tensors of a pass
-_LARGER, _WIDE = 4, 64  # how many times larger than the outputs such a tensor may be; numbers of a row that always may
+def _ends(called: Called) -> list[tuple[int, ...]]:
+    return [leaf.shape[2:] for leaf in called.inputs]
 
 
-class Beside:
-    """Keeps these tensors, by name and by the order of the pass, and notes the passes that get an output once more."""
-
-    def __init__(self) -> None:
-        self.named: dict[str, dict[int, np.ndarray]] = {}
-        self._last: Called | None = None
-        self._again: list[tuple[Called, Called]] = []  # a pass, and the next one, which gets an output of it
-
-    def note(self, called: Called, inputs: list[Tensor] | None = None) -> None:
-        """Keep the tensors that the script's running functions name now, and that are none of a pass's inputs."""
-        if not called.is_whole or not called.outputs or not called.outputs[0].ndim:
-            return
-        if inputs is not None:
-            last, self._last = self._last, called
-            if last is not None and any(_is_same(leaf, out) for leaf in inputs for out in last.outputs):
-                self._again.append((last, called))
-        num, own = len(called.outputs[0]), {id(leaf) for leaf in inputs or ()}
-        most = max(_LARGER * called.outputs[0].size, _WIDE * num)
-        found = (
-            (name, value)
-            for name, value in _values(sys._getframe(1))
-            if id(value) not in own and value.shape[:1] == (num,) and value.numel() <= most
-        )
-        for name, value in islice(found, _MOST):
-            self.named.setdefault(name, {}).setdefault(called.order, array(value))
-
-    def carried(self, log: Log, rows: Rows) -> Iterator[str]:
-        """Yield a note if a state goes from update to update, and the rows do not follow on those of the one before."""
-        steps = [step.order for step in log.applied]
-        pairs = [(one, two) for one, two in self._again if any(one.order < step < two.order for step in steps)]
-        found = [tuple(rows.find(each.inputs) for each in pair) for pair in pairs]
-        known = [(one, two) for one, two in found if len(one) == len(two) and np.all(one != PAD) and np.all(two != PAD)]
-        if len(known) >= _FEW and all(np.ptp(two - one) for one, two in known):
-            yield _CARRIED
-
-
-def _is_same(leaf: Tensor, out: np.ndarray) -> bool:
-    return (
-        leaf.is_floating_point() and leaf.shape == out.shape and leaf.numel() > 1 and np.array_equal(array(leaf), out)
-    )
-
-
-def _values(frame: FrameType | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors without a gradient, with the names of the innermost functions first."""
-    num = 0
-    while frame is not None and num < _NUM_FRAMES:
-        if is_of_user(frame.f_code.co_filename):
-            num += 1
-            for name, value in list(frame.f_locals.items()):
-                for inner, part in _parts(value):
-                    if _is_plain(part):
-                        yield f"{name}{inner}", torch.as_tensor(part)
-        frame = frame.f_back
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (an ending for its name, the value) of a value, or of each in it."""
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", part) for key, part in islice(value.items(), _MOST))
-    elif isinstance(value, tuple | list) and len(value) <= _MOST:
-        yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    else:
-        yield "", value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        is_dense = value.layout is torch.strided and value.device.type == "cpu"
-        return is_dense and value.ndim > 0 and not value.requires_grad and not value.is_complex()
-    return isinstance(value, np.ndarray) and value.ndim > 0 and value.dtype.kind in "fiub"
-
-
-def as_wide(parts: list[np.ndarray]) -> list[np.ndarray]:
+def _as_wide(parts: list[np.ndarray]) -> list[np.ndarray]:
     """Return arrays of places, which end with zeros where others have more places."""
     if len({each.shape[1:2] for each in parts}) < 2 or min(each.ndim for each in parts) < 2:
         return parts

@@ -1,4 +1,4 @@
-"""The relatives of PyTorch's losses, which a loss may be mistaken for, and the usual ones."""
+"""The relatives of PyTorch's losses, which a loss may be mistaken for."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -28,8 +28,8 @@ def flipped(loss: Any) -> Loss | None:
     """Return the cross entropy of two classes with logits for probabilities, or the other way round."""
     own = loss.given
     if isinstance(own, nn.BCEWithLogitsLoss) and own.pos_weight is None:
-        return loss.other(nn.BCELoss(own.weight, reduction=own.reduction))
-    return loss.other(nn.BCEWithLogitsLoss(own.weight, own.reduction)) if isinstance(own, nn.BCELoss) else None
+        return Loss(nn.BCELoss(own.weight, reduction=own.reduction))
+    return Loss(nn.BCEWithLogitsLoss(own.weight, own.reduction)) if isinstance(own, nn.BCELoss) else None
 
 
 def swapped(loss: Any) -> Function:
@@ -46,11 +46,11 @@ def others(loss: Any, labels: Any) -> Iterator[tuple[str, Loss]]:
     if getattr(loss.given, "weight", None) is not None:
         bare = copy.deepcopy(loss.given)
         bare.weight = None
-        yield f"{loss.name} without its weights", loss.other(bare)
+        yield f"{loss.name} without its weights", Loss(bare)
     for kind in (*BY_ELEMENT, *BY_CLASS, nn.MultiMarginLoss):
         if kind is not type(loss.given) and (is_whole or kind not in (nn.NLLLoss, nn.MultiMarginLoss)):
             how = "mean" if reduction == "batchmean" else reduction
-            yield f"{kind.__name__}()", loss.other(kind(reduction=how))
+            yield f"{kind.__name__}()", Loss(kind(reduction=how))
 
 
 def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
@@ -68,7 +68,7 @@ def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
     own = loss.given
     if not isinstance(own, nn.CrossEntropyLoss) or own.weight is not None:
         return None
-    return loss.other(nn.CrossEntropyLoss(reduction=own.reduction)), own.label_smoothing, True
+    return Loss(nn.CrossEntropyLoss(reduction=own.reduction)), own.label_smoothing, True
 
 
 def _unreduced(loss: Any, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from stepcheck.report.found import Likely, on_one_line
-from stepcheck.torch.data import Beside
+from stepcheck.faults import Stage
 from stepcheck.torch.state import (
     Nest,
     Own,
     Random,
     Setting,
+    Step,
     array,
     bare,
     filled,
@@ -38,15 +38,9 @@ from stepcheck.torch.state import (
     unpacked,
     untrained,
 )
-from stepcheck.torch.words import BARE, CUT, LEFT, OF_OTHERS, SEEDED, STEPLESS
-from stepcheck.trace.log import Applied, Called, Line, Log, Other
-from stepcheck.trace.measure import all_same
+from stepcheck.trace.log import Applied, Called, Log, Other
 from stepcheck.user_code.source import line_here
-
-_FUNCTIONAL = "passes with other weights than the module's (`functional_call`), and the gradients that go through them"
-_FEW = 3  # passes by which random states are compared
-_FAILED = "the updates from one on: the audit has ended there with an error of its own ({})"
-_CLOSURE = "optimizer steps that run the model more than once, by a closure"
+from stepcheck.values import Line, Reason
 
 
 @dataclass
@@ -63,6 +57,17 @@ class _Begun:
 
 
 @dataclass
+class _Stepping:
+    """The beginning of an optimizer step that runs, and the numbers of passes and steps before it."""
+
+    step: Step
+    grads: list[np.ndarray | None]
+    is_kept: bool
+    num_called: int
+    num_applied: int
+
+
+@dataclass
 class Watcher:
     """Writes the forward passes of a module and the steps of all optimizers to a log.
 
@@ -74,13 +79,8 @@ class Watcher:
     Attributes:
         optimizers: all that move a parameter of the module, in the order of their first steps.
         is_waiting: whether a gradient was taken since the last step.
-        num_heard: how many derivatives by an output were taken.
         is_taking: whether gradients are taken for a result, and not added to those that are there.
-        is_shared: whether losses of other optimizers' steps go through the module to their inputs.
-        latest: of each output of the last pass: the node of the graph that made it, or None, and its shape.
         running: the passes that have begun.
-        beside: the tensors that the script names beside a pass.
-        first: the ids of the parameters that the module has at first.
         own: by the order of a pass, the loss that the module has computed itself.
         dropped: the line that threw away gradients before a step was made of them.
     """
@@ -89,32 +89,24 @@ class Watcher:
     log: Log
     num_inputs: int | None
     order: Iterator[int] = field(default_factory=itertools.count)
+    like: list[tuple[int, ...]] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
     is_waiting: bool = False
-    num_heard: int = 0
     is_taking: bool = False
-    is_shared: bool = False
-    latest: list[tuple[Any, torch.Size]] = field(default_factory=list)
     own: dict[int, Own] = field(default_factory=dict)
     dropped: Line | None = None
     running: list[_Begun] = field(default_factory=list)
-    like: list[tuple[int, ...]] = field(default_factory=list)
-    beside: Beside = field(default_factory=Beside)
-    first: set[int] = field(default_factory=set)
     _added: list[Called] = field(default_factory=list)  # whose gradients were added since the last step
-    _left: list[Called] = field(default_factory=list)  # and before that, but for no step of the module
-    _is_left: bool = False  # whether the gradients of these may still be there
-    _is_plain: bool = False
     _differentiated: set[int] = field(default_factory=set)
     _thrown: set[int] = field(default_factory=set)  # of passes with a gradient by their inputs, since the last step
     _steps: dict[int, int] = field(default_factory=dict)
-    _before: dict[int, tuple] = field(default_factory=dict)
+    _before: dict[int, _Stepping] = field(default_factory=dict)
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Record to the log inside; afterwards PyTorch is as it was, also after an error."""
         with ExitStack() as stack:
-            live, self.first = [self], {id(p) for p in self.module.parameters()}
+            live = [self]
             stack.callback(self._close)
             stack.callback(live.clear)
             stack.enter_context(replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live)))
@@ -144,114 +136,88 @@ class Watcher:
         """Return a hook whose errors end the record, and not the user's loop."""
 
         @wraps(hook)
-        def called(*arguments: Any) -> None:
+        def called(*arguments: Any, **others: Any) -> None:
             try:
-                hook(*arguments)
-            except Exception as error:
+                hook(*arguments, **others)
+            except Exception as error:  # of our own, in the midst of the user's loop
                 self.log.is_open = False
-                self.log.unseen[_FAILED.format(on_one_line(error))] = None
+                self.log.leave(Reason.FAILED, told=f"{type(error).__name__}: {error}")
 
         return called
 
     def _close(self) -> None:
         """Sort the log, and mark the passes of which a gradient was taken."""
         self.log.close()
-        self.latest = []
         called = [replace(each, differentiated=self._is_differentiated(each)) for each in self.log.called]
         self.log.called[:], self.log.applied[:] = called, together(self.log.applied, called)
-        self.log.notes.update(dict.fromkeys(self._notes()))
 
     def _is_differentiated(self, called: Called) -> bool | None:
         """Whether a gradient was taken of a pass; without any gradient, it is not known which have a graph."""
-        is_known = not called.setting.has_graph or bool(self._differentiated) or self._has_gradients()
-        return called.order in self._differentiated if is_known else None
-
-    def _has_gradients(self) -> bool:
-        return any(g is not None and np.any(g) for step in self.log.applied for g in step.grads)
-
-    def _notes(self) -> Iterator[str]:
-        """Yield the faults of a loop whose gradients and steps do not meet, or whose draws are always the same."""
-        steps = [step for step in self.log.applied if step.is_whole]
-        is_bare = not self._has_gradients()
-        if (
-            steps
-            and is_bare
-            and not self._differentiated
-            and any(called.setting.has_graph for called in self.log.called)
-        ):
-            yield CUT
-        elif self._differentiated and not self.log.applied and self._has_stayed():
-            yield OF_OTHERS if self.log.has_others else STEPLESS
-        elif self._differentiated and is_bare and self.dropped and steps:
-            yield Likely(f"{BARE} ({self.dropped})")
-        elif self._differentiated and steps and all(g is None for step in steps for g in step.grads):
-            yield BARE
-        own = [each.setting for each in self.log.called if each.differentiated and each.setting.draws]
-        if len(own) >= _FEW and all(torch.equal(each.random.of_torch, own[0].random.of_torch) for each in own):
-            yield SEEDED
-
-    def _has_stayed(self) -> bool:
-        """Whether no weight has moved."""
-        whole = [called for called in self.log.called if called.is_whole]
-        return bool(whole) and all_same(whole[0].params, [array(p) for _, p in trained(self.module)])
+        grads = (g for step in self.log.applied for g in step.grads)
+        is_known = bool(self._differentiated) or any(g is not None and np.any(g) for g in grads)
+        return called.order in self._differentiated if is_known or not called.setting.has_graph else None
 
     def _begin(self, args: tuple, kwargs: dict) -> None:
         if not self.log.is_open:
             return
         module = self.module
         if not all(isinstance(p, nn.Parameter) for p in module.parameters()):
-            self.log.unseen[_FUNCTIONAL] = None
+            self.log.leave(Reason.OTHER_WEIGHTS_OF_MODEL, Stage.GRADIENT)
             self.log.is_open &= not torch.is_grad_enabled()  # the steps after it have gradients of it
             return
         flags = tuple(p.requires_grad for p in module.parameters())
         is_cast = torch.is_autocast_enabled("cpu")
         cast = torch.get_autocast_dtype("cpu") if is_cast else None
-        setting = Setting(lambda leaves: leaves, modes(module), Random.now(), flags, cast=cast)
+        setting = Setting(list, modes(module), Random.now(), flags, cast=cast)
         nest = unpacked((args, kwargs))
         leaves = list(map(array, nest.leaves))
-        is_kept = self.log.wants([leaves[i] for i in split(nest.leaves, self.num_inputs or len(leaves), self.like)])
+        is_kept = self.log.wants([leaves[i] for i in self._rows_of(nest.leaves)])
         groups = (trained(module), untrained(module)) if is_kept else ([], [])
         params, buffers = ([array(v) for _, v in group] for group in groups)
         self.running.append(_Begun(nest, leaves, params, buffers, setting, is_cast, is_kept))
+
+    def _rows_of(self, leaves: list[Tensor]) -> list[int]:
+        """Return which of the arguments have rows of the data."""
+        return split(leaves, self.num_inputs or len(leaves), self.like)
 
     def _end(self, args: tuple, kwargs: dict, output: Any) -> None:
         if not self.running:
             return
         begun, out = self.running.pop(), unpacked(tensors_of(output))
-        nest = begun.nest
+        given = begun.nest.leaves
         order, own = next(self.order), own_loss(args, kwargs, output)
         if own is not None:
             self.own[order] = own[2]
-        known = [i for i, leaf in enumerate(nest.leaves) if own is None or leaf is not own[1]]
-        chosen = [known[i] for i in split([nest.leaves[i] for i in known], self.num_inputs or len(known), self.like)]
-        rest = [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(nest.leaves)]
-        inputs, packed = [begun.leaves[i] for i in chosen], partial(filled, nest.packed, chosen, rest)
-        kept = (list(map(array, out.leaves)), begun.params, begun.buffers) if begun.is_kept else ([], [], [])
-        draws = not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch)
-        nodes = [leaf.grad_fn for leaf in out.leaves]
+        known = [i for i, leaf in enumerate(given) if own is None or leaf is not own[1]]
+        chosen = [known[i] for i in self._rows_of([given[i] for i in known])]
+        rest = [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(given)]
+        has_graph = any(leaf.grad_fn for leaf in out.leaves)
         setting = replace(
             begun.setting,
-            packed=packed,
+            packed=partial(filled, begun.nest.packed, chosen, rest),
             output=out.packed,
-            draws=draws,
-            has_graph=any(nodes),
-            are_apart=len({*nodes} - {None}) < 2,
-        )
-        setting = replace(
-            setting,
-            is_through=any(leaf.requires_grad for leaf in nest.leaves),
-            dtypes=tuple(nest.leaves[i].dtype for i in chosen),
-            needs=tuple(nest.leaves[i].requires_grad for i in chosen),
+            draws=not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch),
+            has_graph=has_graph,
+            is_through=any(leaf.requires_grad for leaf in given),
+            dtypes=tuple(given[i].dtype for i in chosen),
+            needs=tuple(given[i].requires_grad for i in chosen),
             is_cast=begun.is_cast,
         )
-        is_training = self.module.training and setting.has_graph
-        how: dict[str, Any] = {"setting": setting, "trained": trained_in(self.module), "is_training": is_training}
-        called = Called(order, inputs, *kept, None, line_here(), **how)
+        called = Called(
+            order=order,
+            inputs=[begun.leaves[i] for i in chosen],
+            outputs=list(map(array, out.leaves)) if begun.is_kept else [],
+            params=begun.params,
+            buffers=begun.buffers,
+            differentiated=None,
+            line=line_here(),
+            setting=setting,
+            trained=trained_in(self.module),
+            is_training=self.module.training and has_graph,
+        )
         self.log.add(called)
-        self.beside.note(called, nest.leaves)
         if not out.leaves:
-            self.log.unseen[f"an output of type {type(output).__name__}, in which no tensor is found"] = None
-        self.latest = [(leaf.grad_fn, leaf.shape) for leaf in out.leaves]
+            self.log.leave(Reason.NO_TENSOR, Stage.GRADIENT, type(output).__name__)
         for i, leaf in enumerate(out.leaves):
             if leaf.grad_fn is not None and (own is None or leaf is own[0]):
                 leaf.register_hook(self.harmless(self._heard(called, i)))
@@ -267,41 +233,15 @@ class Watcher:
         def heard(derivative: Tensor) -> None:
             self._differentiated.add(called.order)
             if self.log.is_open and not self.is_taking:
-                self._meet_others(called)
+                self._added.append(called)
             self.note_line(called)
-            self.is_waiting, self.num_heard = True, self.num_heard + 1
+            self.is_waiting = True
             if self.log.is_open and called.is_whole:
-                self.beside.note(called)
                 with suppress(RuntimeError):  # many derivatives at once have no numbers
                     found = array(derivative)
                     called.derivatives.setdefault(i, []).append(found)
 
         return heard
-
-    def _meet_others(self, called: Called) -> None:
-        """Note gradients that a loss of another optimizer's step has left, when the module's next ones are added.
-
-        Such a loss goes through a module that is also given inputs without a graph, or is one of a pass that another
-        loss has later.
-        """
-        self._is_plain |= not called.setting.is_through
-        left, self._left = self._left, []
-        is_shared = self._is_plain and any(each.setting.is_through for each in left)
-        self.is_shared |= is_shared
-        if self._is_left and self._has_some() and (is_shared or any(each is called for each in left)):
-            self.log.notes[LEFT] = None
-        self._added.append(called)
-
-    def _has_some(self) -> bool:
-        """Whether a parameter of the module has a gradient."""
-        return any(p.grad is not None and bool(p.grad.any()) for _, p in trained(self.module))
-
-    def begin_backward(self) -> None:
-        """Note, before gradients are added, whether those of other optimizers' steps are gone.
-
-        A later backward pass finds the gradients of this step: they are no leftover.
-        """
-        self._is_left = self._is_left and self._has_some()
 
     def drop(self, line: Line | None) -> None:
         """Note that a line throws away gradients before a step; of passes on adversarial rows' way they are not meant.
@@ -315,11 +255,12 @@ class Watcher:
         if not self.log.is_open or not self.is_own(optimizer):
             return
         is_kept = self.log.wants_step(0) or len(args) > 1 or bool(kwargs)  # a closure runs passes inside
-        self._before[id(optimizer)] = (
-            *states_of(self.module, optimizer, is_kept=is_kept),
-            grads_of(self.module, optimizer, is_kept=is_kept),
-            is_kept,
-            (len(self.log.called), len(self.log.applied)),
+        self._before[id(optimizer)] = _Stepping(
+            step=states_of(self.module, optimizer, is_kept=is_kept),
+            grads=grads_of(self.module, optimizer, is_kept=is_kept),
+            is_kept=is_kept,
+            num_called=len(self.log.called),
+            num_applied=len(self.log.applied),
         )
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -328,47 +269,59 @@ class Watcher:
             return
         if before is None:
             self.log.has_others = True
-            self._left, self._added, self._is_left = self._left + self._added, [], True
+            self._added = []
             self.log.add(Other(next(self.order)))
             return
         if any(not called.setting.is_through for called in self._added):
             self._differentiated -= self._thrown
         self._thrown.clear()
-        self.is_waiting, self._left, self._added = False, [], []
+        self.is_waiting, self._added = False, []
         if all(optimizer is not other for other in self.optimizers):
             self.optimizers.append(optimizer)
-        params, slots, rates, grads, is_kept, (num_called, num_applied) = before
-        if len(self.log.applied) > num_applied:  # the step of an optimizer inside of it
-            return
-        inside = [called for called in self.log.called[num_called:] if called.order in self._differentiated]
+        if len(self.log.applied) == before.num_applied:  # else an optimizer inside of it has made the step
+            self._add_step(optimizer, before)
+
+    def _add_step(self, optimizer: Optimizer, before: _Stepping) -> None:
+        """Add a step that was made to the log."""
+        called = self.log.called[before.num_called :]
+        inside = [each for each in called if each.order in self._differentiated]
+        grads, slots = before.grads, before.step
         if inside:  # the closure has taken the gradient
             grads = grads_of(self.module, optimizer, is_kept=True)
-        is_kept = is_kept and len(inside) < 2 and self.log.wants_step(0)
-        params_after, slots_after, _ = states_of(self.module, optimizer, is_kept=is_kept)
+        if len(inside) > 1:
+            self._leave_out(inside)
+        is_kept = before.is_kept and len(inside) < 2 and self.log.wants_step(0)
+        after = states_of(self.module, optimizer, is_kept=is_kept)
         count = self.num_steps(optimizer)
         self._steps[id(optimizer)] = count + 1
-        states = grads, params, slots, params_after, slots_after
-        if len(inside) > 1:
-            self.log.unseen[_CLOSURE] = None
-            for called in inside:
-                for kept in (called.params, called.buffers, called.outputs, called.derivatives):
-                    kept.clear()
-            self._differentiated -= {called.order for called in inside[1:]}
-        if not is_kept:
-            states = [], [], [], [], []
-        rate = rate_of(optimizer, rates.places[0][0])
-        lost = tuple(i for _, _, i in rates.places if grads[i] is None)
-        built = tuple(sorted(i for _, _, i in rates.places))
+        places = slots.rates.places
         self.log.add(
             Applied(
-                *(next(self.order), id(optimizer), *states, rate, count, line_here()),
-                built=built,
-                lost=lost,
+                order=next(self.order),
+                optimizer=id(optimizer),
+                grads=grads if is_kept else [],
+                params=slots.params if is_kept else [],
+                slots=slots.slots if is_kept else [],
+                params_after=after.params,
+                slots_after=after.slots,
+                learning_rate=rate_of(optimizer, places[0][0]),
+                iterations=count,
+                line=line_here(),
+                built=tuple(sorted(i for _, _, i in places)),
+                lost=tuple(i for _, _, i in places if grads[i] is None),
                 kind=type(optimizer).__name__,
-                setting=rates,
+                setting=slots.rates,
                 trained=trained_in(self.module),
             )
         )
+
+    def _leave_out(self, inside: list[Called]) -> None:
+        """Leave out the numbers of the passes that the closure of one step runs."""
+        self.log.leave(Reason.CLOSURE, Stage.GRADIENT)
+        for called in inside:
+            for kept in (called.params, called.buffers, called.outputs, called.derivatives):
+                kept.clear()
+        self._differentiated -= {called.order for called in inside[1:]}
 
     def note_line(self, called: Called | None = None) -> None:
         """Note that this line computes the loss of a pass, or takes its gradient; by default of the last pass."""

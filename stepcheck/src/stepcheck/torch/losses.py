@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stepcheck import tree
+from stepcheck import port, tree
 from stepcheck.errors import SpecificationError, message
-from stepcheck.port import NoLoss, OneLoss
 from stepcheck.torch.state import unpacked
 from stepcheck.trace.measure import shares
 from stepcheck.tree import Tree
@@ -42,8 +41,8 @@ FUNCTIONS: dict[Callable, type[nn.Module]] = {
     functional.multilabel_margin_loss: nn.MultiLabelMarginLoss,
     functional.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
 }
-LOGITS = "Let the model return the numbers from before it, and take it where you predict."
 _SAME = 1e-4  # relative, of a batch's number and the mean of its rows' numbers
+_NEAR = 1e-3  # relative, of a model's number and that of a form
 
 
 class ByRow(NamedTuple):
@@ -59,8 +58,6 @@ class Loss:
 
     Args:
         is_by_rows: whether a weighted mean is divided by the rows.
-        has_last: whether the last axis of outputs with places has the classes, also where the shapes do not tell.
-        at: the index of the module's output that it takes; None for the first floating output.
 
     >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
@@ -70,19 +67,17 @@ class Loss:
 
     is_coupled = False
 
-    def __init__(self, given: nn.Module, *, is_by_rows: bool = False, has_last: bool = False, at: int | None = None):
+    def __init__(self, given: nn.Module, *, is_by_rows: bool = False):
         self.given, self.name, self._is_by_rows = given, type(given).__name__, is_by_rows
-        self.has_last, self.at = has_last, at
         self._bare = copy.deepcopy(given)
         self._bare.reduction = "none"
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
         """Return the loss of a model's output by row."""
-        out = self.output_of(outputs)
+        out = outputs if isinstance(outputs, Tensor) else first_of(outputs)
         labels = torch.as_tensor(labels)
-        is_last = self.has_last and out.ndim > 2
-        if isinstance(self.given, BY_CLASS) and (is_last or _are_classes_last(out, labels)):
-            out = out.movedim(-1, 1)
+        if isinstance(self.given, BY_CLASS):
+            out, labels = _classes_second(out, labels)
         labels = self._fitting(out, labels)
         values = self._bare(out, labels)
         how = self.given.reduction
@@ -97,25 +92,9 @@ class Loss:
         values = torch.where(own == 0, torch.zeros_like(values), values)
         return _summed(values, own, weights, is_divided=how != "sum", is_by_rows=self._is_by_rows)
 
-    def output_of(self, outputs: Any) -> Tensor:
-        """Return the output that it takes."""
-        if isinstance(outputs, Tensor):
-            return outputs
-        return first_of(outputs) if self.at is None else unpacked(outputs).leaves[self.at]
-
-    def other(self, given: nn.Module, *, is_by_rows: bool = False) -> "Loss":
-        """Return another loss of the same output."""
-        return Loss(given, is_by_rows=is_by_rows, has_last=self.has_last, at=self.at)
-
-    def by_rows(self) -> "Loss | None":
-        """Return its sum divided by the rows; None for a loss of classes, whose labels may not count."""
-        return self.averaged() if isinstance(self.given, BY_ELEMENT) else None
-
-    def averaged(self) -> "Loss":
-        """Return its sum divided by the rows, or of classes by the labels that count."""
-        given = copy.deepcopy(self.given)
-        given.reduction = "mean" if isinstance(self.given, BY_CLASS) else "batchmean"
-        return self.other(given)
+    def by_rows(self) -> "Loss":
+        """Return the loss whose weighted mean is divided by the rows."""
+        return Loss(self.given, is_by_rows=True)
 
     def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return the weight of each label: of its class, 0 for a label that is ignored."""
@@ -251,7 +230,7 @@ def _unmasked(values: Tensor, labels: Any) -> Tensor:
     return (~torch.isin(labels, torch.tensor(sorted(ignored), dtype=labels.dtype))).to(values.dtype)
 
 
-class Objective(OneLoss):
+class Objective(port.OneLoss):
     """One loss on the model's one output."""
 
     def __init__(self, loss: Any):
@@ -262,8 +241,67 @@ class Objective(OneLoss):
         return self.loss.of(outputs, labels, *weights)
 
 
-class LoopsOwn(NoLoss):
-    """The loop's own loss, whose form is not known."""
+class NoLoss(port.NoLoss):
+    """Placeholder for an unknown loss: gradients are not judged."""
+
+    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
+        """Return zeros, one for each row."""
+        first = first_of(outputs)
+        values = 0 * first.reshape(len(first), -1).sum(1)
+        return ByRow(values, torch.ones(len(first)), True)
+
+
+class ModelsOwn:
+    """The loss that a model of Transformers computes of its logits and labels; labels of -100 are ignored.
+
+    Args:
+        told: in words.
+        shift: the places by which labels are those of later ones; 1 for the next.
+        function: the unreduced loss.
+    """
+
+    given = None
+
+    def __init__(self, told: str, shift: int, function: Callable):
+        self.told, self._shift, self._function = told, shift, function
+
+    @staticmethod
+    def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
+        """Return the form that has this loss on a pass: the mean, or the sum divided by `num`."""
+        for each in _FORMS:
+            own = ModelsOwn(*each)
+            try:
+                found = own.of(outputs, labels)
+            except (IndexError, KeyError, RuntimeError, TypeError, ValueError):
+                continue
+            total, weight = float(found.values.sum()), float(found.weights.sum())
+            if any(abs(loss * n - total) <= _NEAR * abs(total) for n in (weight, num) if n):
+                return own
+        return None
+
+    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
+        """Return the loss of outputs by row: the sum over its places, and their number."""
+        logits = outputs["logits"] if isinstance(outputs, dict) else first_of(outputs)
+        given: Tensor = torch.as_tensor(labels)
+        num = len(logits)
+        if self._shift:
+            logits, given = logits[:, : given.shape[1] - self._shift], given[:, self._shift :]
+        values = self._function(logits, given)
+        own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
+        return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
+
+
+def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
+    flat = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), reduction="none")
+    return flat.reshape(labels.shape)
+
+
+_FORMS = (
+    ("cross entropy of the next place, over the places whose label is not -100", 1, _of_classes),
+    ("cross entropy over the places whose label is not -100", 0, _of_classes),
+    ("squared error", 0, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
+    ("binary cross entropy", 0, partial(functional.binary_cross_entropy_with_logits, reduction="none")),
+)
 
 
 def meant(loss: Any) -> Loss | Function:
@@ -294,10 +332,17 @@ def first_of(outputs: Any) -> Tensor:
     return next((leaf for leaf in leaves if leaf.ndim), leaves[0])
 
 
-def _are_classes_last(out: Tensor, labels: Tensor) -> bool:
-    """Whether labels fit outputs (rows, ..., classes), which a loop makes flat before the loss, and not otherwise."""
-    is_first = labels.shape == out.shape[:1] + out.shape[2:]
-    return out.ndim > 2 and labels.shape == out.shape[:-1] and not is_first
+def _classes_second(out: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs with the classes second, and labels by place: a loop makes both flat before the loss."""
+    if out.ndim < 3 or labels.is_floating_point():
+        return out, labels
+    if labels.ndim == 1 and len(labels) == out[..., 0].numel():
+        labels = labels.reshape(out.shape[:-1])
+    if labels.shape != out.shape[:-1]:
+        return out, labels
+    if labels.shape == out.shape[:1] + out.shape[2:]:
+        raise ValueError("there are as many places as classes: a function of outputs and labels says which is which")
+    return out.movedim(-1, 1), labels
 
 
 def _in_shape(labels: Tensor, shape: torch.Size) -> Tensor:
@@ -314,34 +359,6 @@ def _in_shape(labels: Tensor, shape: torch.Size) -> Tensor:
     if len(orders) != 1:
         raise ValueError("the axes of the labels fit those of the outputs in several orders")
     return labels.permute(0, *orders[0])
-
-
-def has_form(kind: type[nn.Module], outputs: Tensor, options: dict[str, Any]) -> bool:
-    """Whether a loss with these options depends on outputs and labels alone: no weights by element, no learned weights.
-
-    >>> has_form(nn.BCELoss, torch.ones(5, 3), {"weight": torch.ones(5, 3)})
-    False
-    """
-    tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
-    weight, own = tensors.get("weight"), signature(kind).parameters
-    if any(value.requires_grad for value in tensors.values()) or not own.keys() >= options.keys():
-        return False
-    if weight is None or weight.numel() == 1 or kind not in BY_ELEMENT:
-        return True
-    return outputs.ndim > 1 and weight.shape[-1] == weight.numel() == outputs.shape[-1]
-
-
-def has_last(outputs: Tensor, made: tuple[Any, torch.Size]) -> bool:
-    """Whether a loss is given outputs of a shape (rows, ..., classes), made flat or with the classes second.
-
-    Args:
-        made: the node of the graph that made the module's output, and its shape.
-    """
-    node, shape = made
-    if len(shape) < 3 or outputs.grad_fn is node:
-        return False
-    is_moved = outputs.ndim > 2 and str(outputs.grad_fn and outputs.grad_fn.name()).startswith(("Transpose", "Permute"))
-    return is_moved or (outputs.ndim == 2 and outputs.shape[1] == shape[-1])
 
 
 def _num_required(function: Callable) -> int:

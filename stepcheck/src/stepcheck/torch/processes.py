@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import distributed
 
-from stepcheck.report.found import Likely, on_one_line
-from stepcheck.trace.log import Applied, Called, Event, Log
+from stepcheck.errors import attempt
+from stepcheck.trace.log import Applied, Event, Log
 from stepcheck.trace.measure import all_same
 from stepcheck.user_code.source import line_here
+from stepcheck.values import Reason, Unjudged
 
 _PATIENCE, _FEW, _OFTEN = 120.0, 10.0, 0.02  # seconds for a process that is still in its loop, for one without an audit
 _PART = 16 << 20  # bytes that the store is given at once
@@ -28,19 +30,9 @@ _NAMES = "called", "applied", "scaled", "others"
 _YES, _NO = b"yes", b"no"
 
 _ELSEWHERE = "This is process {} of {}: process 0 judges the loop of all, and has the report."
-_LOST = "the updates: they are of {} processes, and the record of process {} is missing ({})"
-_NONE = "each process runs its loop under its own audit, at the same line"
-_LONG = f"its audit was not over {_PATIENCE:.0f} seconds after that of process 0"
+_NONE = "each process runs its loop under its own watch, at the same line"
+_LONG = f"it was not over {_PATIENCE:.0f} seconds after that of process 0"
 _FAILED = "its loop has ended with an error"
-_ALONE = "The processes begin with different weights, and share no gradient: this is the report of process 0 alone."
-_APART = Likely(
-    "The processes share their gradients, and begin with different weights, which they keep. Let all begin with those "
-    "of process 0: `dist.broadcast(p.data, 0)` for all parameters, or `DistributedDataParallel`, which does it."
-)
-_SEEDED = (
-    "All processes draw from the same random state, so that their rows have the same dropout masks. "
-    "`torch.manual_seed(seed + rank)`, once the model is made, gives each its own."
-)
 
 
 @dataclass
@@ -64,7 +56,7 @@ class Group:
         here = str(line_here())
         _AUDITS[here] += 1
         whole = distributed.distributed_c10d._get_default_store()
-        store = distributed.PrefixStore(f"wholestep {here} {_AUDITS[here]}", whole)
+        store = distributed.PrefixStore(f"stepcheck {here} {_AUDITS[here]}", whole)
         group = cls(distributed.get_rank(), distributed.get_world_size(), store)
         store.set(f"{group.rank} begins", _YES)
         return group
@@ -88,18 +80,22 @@ class Group:
             return _ELSEWHERE.format(self.rank, self.num)
         if has_failed:
             self.store.set("asked", _NO)
-            _leave_out(watcher.log, _LOST.format(self.num, 0, _FAILED))
+            _leave_out(watcher.log, Reason.PROCESS_MISSING, f"process 0 of {self.num}: {_FAILED}")
             return ""
         records = []
         for rank in range(1, self.num):
-            try:
-                self.store.set("asked", _YES)
-                records.append(self._received(rank))
-            except Exception as error:  # the store may be gone, too: no error of the audit's ends the loop
-                _leave_out(watcher.log, _LOST.format(self.num, rank, error))
+            record, error = attempt(partial(self._asked, rank))  # the store may be gone, too
+            if record is None:
+                told = f"process {rank} of {self.num}: {error}"
+                _leave_out(watcher.log, Reason.PROCESS_MISSING, told)
                 return ""
+            records.append(record)
         _join(watcher, calls, records)
         return ""
+
+    def _asked(self, rank: int) -> "_Record":
+        self.store.set("asked", _YES)
+        return self._received(rank)
 
     def _has(self, name: str, patience: float) -> bool:
         """Whether the store has a value of this name, or gets one within `patience` seconds."""
@@ -112,10 +108,9 @@ class Group:
         """Put a record into the store, in parts, once process 0 asks for it; the number of parts comes last."""
         if not self._has("asked", _PATIENCE) or self.store.get("asked") != _YES:
             return
-        try:
-            told = b"" if record is None else pickle.dumps(record)
-        except Exception as error:  # what the module is called with
-            told = pickle.dumps(RuntimeError(f"it cannot be sent: {on_one_line(error)}"))
+        told, error = attempt(lambda: b"" if record is None else pickle.dumps(record))
+        if told is None:  # of what the module is called with
+            told = pickle.dumps(RuntimeError(f"it cannot be sent: {error}"))
         parts = [told[start : start + _PART] for start in range(0, len(told), _PART)]
         for i, part in enumerate(parts):
             self.store.set(f"{self.rank} {i}", part)
@@ -138,25 +133,23 @@ class Group:
 
 @dataclass
 class _Record:
-    """The record of another process for process 0: its events; labels and tensors by the order of their pass."""
+    """The record of another process for process 0: its events; and labels by the order of their pass."""
 
     events: dict[str, list]
-    notes: dict[str, None]
-    unseen: dict[str, None]
+    unjudged: list[Unjudged]
     own: dict[int, Any]
     targets: dict[int, np.ndarray]
-    named: dict[str, dict[int, np.ndarray]]
 
     @classmethod
     def of(cls, watcher: Any, calls: Any) -> "_Record":
         log: Log = watcher.log
         events = {name: getattr(log, name) for name in _NAMES}
-        return cls(events, log.notes, log.unseen, watcher.own, calls.targets, watcher.beside.named)
+        return cls(events, log.unjudged, watcher.own, calls.targets)
 
 
-def _leave_out(log: Log, why: str) -> None:
-    """Empty a record that cannot be judged, and say why."""
-    log.unseen[why] = None
+def _leave_out(log: Log, reason: Reason, told: str = "") -> None:
+    """Empty a record that cannot be judged."""
+    log.leave(reason, told=told)
     for name in _NAMES:
         getattr(log, name).clear()
 
@@ -168,13 +161,10 @@ def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
     begin: list[list[np.ndarray]] = [next((each.params for each in of if each.is_whole), []) for of in passes]
     is_one_model = all(not values or not begin[0] or all_same(values, begin[0]) for values in begin)
     if not is_one_model and _share(_each("applied", log, records)):
-        log.notes[_APART] = None
-        _leave_out(log, "the updates: the gradients are means over models that differ")
+        _leave_out(log, Reason.PROCESSES_APART)
         return
-    if not is_one_model:
-        log.notes[_ALONE] = None
+    if not is_one_model:  # the report is of process 0 alone
         return
-    log.notes.update({_SEEDED: None} if _have_one_state(passes) else {})
     log.is_shared = True
     own = [*dict.fromkeys(step.optimizer for step in log.applied)]
     num = min(map(len, _each("applied", log, records)))
@@ -185,12 +175,9 @@ def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
         same = dict(zip(others, own, strict=False))
         for name in _NAMES:
             getattr(log, name).extend(_as_replica(event, rank, same) for event in record.events[name])
-        log.notes.update(record.notes)
-        log.unseen.update(record.unseen)
+        log.unjudged += [each for each in record.unjudged if each not in log.unjudged]
         watcher.own.update(record.own)
         calls.targets.update(record.targets)
-        for name, values in record.named.items():
-            watcher.beside.named.setdefault(name, {}).update(values)
     log.close()
 
 
@@ -217,15 +204,3 @@ def _share(steps: list[list[Applied]]) -> bool:
     first = [next((step.grads for step in of if step.is_whole), None) for of in steps]
     given = [None if grads is None else [g for g in grads if g is not None] for grads in first]
     return all(g and given[0] and all_same(g, given[0]) for g in given)
-
-
-def _have_one_state(called: list[list[Called]]) -> bool:
-    """Whether all passes that draw have the random state of the same pass of process 0."""
-    states = [[c.setting.random.of_torch for c in of if c.setting.draws and c.differentiated] for of in called]
-    return bool(states[0]) and all(
-        len(own) == len(states[0]) and all(map(_is_same, own, states[0])) for own in states[1:]
-    )
-
-
-def _is_same(one: Any, two: Any) -> bool:
-    return bool((one == two).all())

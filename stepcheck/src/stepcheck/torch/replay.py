@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
+from stepcheck.errors import attempt
 from stepcheck.port import ByPass, OneLoss, Port, Terms
-from stepcheck.report.found import Found, Likely
-from stepcheck.torch import families, words
-from stepcheck.torch.losses import LOGITS, Function, Objective
+from stepcheck.torch import families
+from stepcheck.torch.losses import Function, Objective
 from stepcheck.torch.state import (
     Random,
     Rates,
@@ -34,10 +34,11 @@ from stepcheck.torch.state import (
     untrained,
     values,
 )
-from stepcheck.trace.log import Applied, Called, Line, Log, Values
-from stepcheck.trace.measure import ENOUGH, are_shares, distance, tolerance
+from stepcheck.trace.log import Applied, Called, Log, Values
+from stepcheck.trace.measure import distance, tolerance
 from stepcheck.trace.windows import Piece
 from stepcheck.tree import Tree
+from stepcheck.values import Line
 
 _MOST_PASSES, _MOST_NUMBERS = 64, 1_000_000  # whose graphs are kept, and the weights or inputs that all these may have
 _HALF = torch.bfloat16, torch.float16
@@ -49,12 +50,11 @@ _AT_ONCE = 64  # gradients that are taken of a graph at once
 class _Pass:
     """A forward pass that was run again: its output with the graph, and the values that it left.
 
-    `leaves`: of the output, in single precision at least; `own`: as the module returns them.
+    `leaves`: of the output, in single precision at least.
     """
 
     output: Any
     leaves: list[Tensor]
-    own: list[Tensor]
     params: list[nn.Parameter]
     others: list[Tensor]
     after: list[np.ndarray]
@@ -63,14 +63,6 @@ class _Pass:
 class Replay(Port):
     """A PyTorch module as a function of recorded values."""
 
-    framework = "PyTorch"
-    evaluating = "call `model.eval()` before it, and `model.train()` after"
-    freezing = "requires_grad_(False)"
-    outlined = (
-        "the weights moved, but no optimizer step was seen with a forward pass of this model before it. Is the model "
-        "called, and not its layers one by one?"
-    )
-    incomplete = "It must be made of `model.parameters()` once the model is whole."
     losses = families
     hears_scales = True
 
@@ -79,8 +71,6 @@ class Replay(Port):
         named, self.trained = trained(model), trained_in(model)
         self._measure([(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named])
         self.names_of_others = [name for name, _ in untrained(model)]
-        norms = (part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
-        self.mixes_rows = any(part.running_mean is None for part in norms)
         self.are_seeds = [False] * len(self.names_of_others)
         self._passes: OrderedDict[Any, _Pass] = OrderedDict()
         self._most = _MOST_PASSES
@@ -107,11 +97,6 @@ class Replay(Port):
             for p, is_trained in zip(params, now, strict=True):
                 p.requires_grad_(is_trained)
 
-    @staticmethod
-    def said(cause: Found) -> Found:
-        """Return a cause with its explanation and fix in PyTorch's words."""
-        return words.said(cause)
-
     def values(self) -> Values:
         """Return the module's present values."""
         return values(self.model)
@@ -130,9 +115,8 @@ class Replay(Port):
         """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots."""
         if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
             return None
-        try:
-            other = copy.deepcopy(optimizer)
-        except Exception:  # one with attributes of its own
+        other, _ = attempt(lambda: copy.deepcopy(optimizer))
+        if other is None:  # an error of one with attributes of its own
             return None
         first: Rates = steps[0][0].setting
         own = {i: other.param_groups[g]["params"][at] for g, at, i in first.places}
@@ -148,9 +132,8 @@ class Replay(Port):
             for i, p in own.items():
                 p.data = _tensor(applied.params[i]).to(p.dtype)
                 p.grad = None if (grad := grads[i]) is None else _tensor(grad).to(p.dtype)
-            try:
-                other.step()
-            except Exception:  # one that needs a closure
+            _, error = attempt(other.step)
+            if error is not None:  # of one that needs a closure
                 return None
         last = steps[-1][0].params
         return [array(own[i]) if i in own else last[i] for i in range(len(last))]
@@ -159,21 +142,6 @@ class Replay(Port):
         """Return the weight decay of an optimizer's groups, the largest."""
         groups = [] if optimizer is None else optimizer.param_groups
         return max((group.get("weight_decay") or 0.0 for group in groups), default=None)
-
-    def are_forgotten(self, chosen: list[int]) -> bool:
-        """Whether they are not the first ones, which are left out by choice, as when a head alone is trained."""
-        return len(self.names) - 1 in chosen or 0 not in chosen
-
-    @staticmethod
-    def _through(leaves: list[Tensor], derivatives: list[np.ndarray], i: int) -> np.ndarray | None:
-        """Return the part of the derivative by the i-th output that comes from the others; None if there is none."""
-        others = [j for j, leaf in enumerate(leaves) if leaf is not leaves[i] and leaf.grad_fn is not None]
-        if leaves[i].grad_fn is None or not others:
-            return None
-        factors = [_tensor(derivatives[j]).to(leaves[j].dtype) for j in others]
-        given = [leaves[j] for j in others], [leaves[i]], factors
-        (part,) = torch.autograd.grad(*given, retain_graph=True, allow_unused=True)
-        return None if part is None else array(part)
 
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return (leaves of the output, the module's other values afterwards) of a forward pass."""
@@ -244,10 +212,6 @@ class Replay(Port):
             outputs = piece.called.setting.output(list(map(_tensor, piece.called.outputs)))
             objective.of(outputs, *self.batch(piece)[1:])
 
-    def number_of(self, called: Called) -> float:
-        """Return the number that the one gradient of a pass was taken of; NaN if it is not known."""
-        return called.setting.numbers[0] if len(called.setting.numbers) == 1 else float("nan")
-
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
         """Return the line that calls a loss after a pass, or else its `backward`."""
         return next(iter(called.setting.lines), None)
@@ -255,20 +219,6 @@ class Replay(Port):
     def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:
         """Return a loss as an objective."""
         return Objective(loss)
-
-    def misfits(self, objective: Any, outputs: list[np.ndarray]) -> list[str]:
-        """Return a note if a cross entropy takes logits and gets probabilities, or the other way round."""
-        given, many = objective.given, [np.moveaxis(out, 1, -1) for out in outputs if out.ndim > 1]
-        if sum(map(np.size, many)) < ENOUGH:
-            return []
-        name = type(given).__name__
-        if isinstance(given, nn.CrossEntropyLoss) and all(out.shape[-1] > 1 and are_shares(out) for out in many):
-            return [Likely(f"{name} takes logits, and gets numbers that add up to 1: is a softmax too many? {LOGITS}")]
-        if isinstance(given, nn.NLLLoss) and not all(are_shares(np.exp(out)) for out in many):
-            return [Likely(f"{name} takes log probabilities, and gets others: is a `log_softmax` missing?")]
-        if isinstance(given, nn.BCEWithLogitsLoss) and isinstance([*self.model.modules()][-1], nn.Sigmoid):
-            return [Likely(f"{name} takes logits, and the model ends with a sigmoid: is that one too many? {LOGITS}")]
-        return []
 
     def _run(self, piece: Piece, *, training: bool, thawed: int | None = None) -> _Pass:
         """Return a pass, run again as it was recorded, or in the other mode."""
@@ -290,11 +240,15 @@ class Replay(Port):
         if not any(own for part in self.model.modules() for own in _hooks(part)):
             return False
         training = any(self._setting(piece).modes)
-        try:
+
+        def without() -> tuple[_Pass, list[np.ndarray]]:
             run = self._made(piece, training, None, drops_hooks=True)
-            after = self._made(piece, training, None).after if run.after else []  # which a hook may move
-        except Exception:  # which needs them
+            return run, self._made(piece, training, None).after if run.after else []  # which a hook may move
+
+        made, _ = attempt(without)
+        if made is None:  # an error: the model needs its hooks
             return False
+        run, after = made
         known = [(array(leaf), out) for leaf, out in zip(run.leaves, piece.called.outputs, strict=False)]
         are_same = bool(known) and all(map(np.array_equal, run.after, after))
         return are_same and all(
@@ -337,7 +291,7 @@ class Replay(Port):
             out = unpacked(tensors_of(model(*arguments, **named)))
         after = [array(value) for _, value in untrained(model)]
         leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them
-        return _Pass(out.packed(leaves), leaves, out.leaves, params, others, after)
+        return _Pass(out.packed(leaves), leaves, params, others, after)
 
     def _setting(self, piece: Piece) -> Setting:
         """Return the setting of a recorded pass; of rows that no pass had, that of the plainest call."""

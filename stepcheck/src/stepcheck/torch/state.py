@@ -44,9 +44,7 @@ class Setting:
     `flags`: which parameters were set to be trained, by the order of `named_parameters`; `dtypes`: of the
     inputs; `needs`: which of them require a gradient; `output`: packs the leaves of the output;
     `lines`: that call a loss after the pass, or `backward`;
-    `numbers`: of which gradients were taken that go through this pass last;
     `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
-    `are_apart`: whether no output can be made of another, as all come from one operation;
     `is_through`: whether a gradient can be taken by its inputs;
     `cast`: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is around it or in it.
     """
@@ -60,12 +58,10 @@ class Setting:
     output: Callable[[list], Any] = list
     has_graph: bool = False
     draws: bool = False
-    are_apart: bool = False
     is_through: bool = False
     cast: torch.dtype | None = None
     is_cast: bool = False
     lines: list[Line] = field(default_factory=list)
-    numbers: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -81,6 +77,14 @@ class Rates:
     places: list[tuple[int, int, int]]
     groups: list[dict[str, Any]]
     slots: list[tuple[int, str, bool]]
+
+
+class Step(NamedTuple):
+    """A module's parameters, an optimizer's slots of them, and the rest."""
+
+    params: list[np.ndarray]
+    slots: list[np.ndarray]
+    rates: Rates
 
 
 class Own(NamedTuple):
@@ -230,28 +234,6 @@ def _is_like(one: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(one) == len(shape) and one[1:] == shape[1:] and one[:1] <= shape[:1]
 
 
-@contextmanager
-def undrawn(owner: Any) -> Iterator[None]:
-    """Inside, draws move neither the random state of the user's, nor the generators that an object holds."""
-    held = [*getattr(owner, "__dict__", {}).values()]
-    of_torch = [(each, each.get_state()) for each in held if isinstance(each, torch.Generator)]
-    of_numpy = [(each, each.bit_generator.state) for each in held if isinstance(each, np.random.Generator)]
-    of_old = [(each, each.get_state()) for each in held if isinstance(each, np.random.RandomState)]
-    of_python = [(each, each.getstate()) for each in held if isinstance(each, random.Random)]
-    try:
-        with untouched():
-            yield
-    finally:
-        for generator, state in of_torch:
-            generator.set_state(state)
-        for of_new, kept in of_numpy:
-            of_new.bit_generator.state = kept
-        for old, known in of_old:
-            old.set_state(known)
-        for plain, inner in of_python:
-            plain.setstate(inner)
-
-
 def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that a gradient is taken of, each once."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -341,17 +323,15 @@ def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> list[
     return [None if g is None else in_part([array(g)])[0] for g in grads]
 
 
-def states_of(
-    module: nn.Module, optimizer: Optimizer, *, is_kept: bool
-) -> tuple[list[np.ndarray], list[np.ndarray], Rates]:
-    """Return (the module's parameters, the optimizer's slots of them, the rest), without numbers if none are kept."""
+def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step:
+    """Return the state before or after a step, without numbers if none are kept."""
     own = {id(p): i for i, (_, p) in enumerate(trained(module))}
     groups = optimizer.param_groups
     every = [(g, at, p) for g, group in enumerate(groups) for at, p in enumerate(group["params"])]
     places = [(g, at, own[id(p)]) for g, at, p in every if id(p) in own]
     options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
     if not is_kept:
-        return [], [], Rates(places, options, [])
+        return Step([], [], Rates(places, options, []))
     slots = [
         (own[id(p)], name, value)
         for _, _, p in every
@@ -359,9 +339,11 @@ def states_of(
         for name, value in optimizer.state.get(p, {}).items()
         if isinstance(value, Tensor | int | float)
     ]
+    # One after the other, for memory.
     arrays = [in_part([array(v) if isinstance(v, Tensor) else np.asarray(v)])[0] for *_, v in slots]
-    params = [in_part([array(p)])[0] for _, p in trained(module)]  # one after the other, for memory
-    return params, arrays, Rates(places, options, [(i, name, not isinstance(v, Tensor)) for i, name, v in slots])
+    params = [in_part([array(p)])[0] for _, p in trained(module)]
+    named = [(i, name, not isinstance(value, Tensor)) for i, name, value in slots]
+    return Step(params, arrays, Rates(places, options, named))
 
 
 def together(steps: list[Applied], called: list[Called]) -> list[Applied]:
@@ -370,16 +352,18 @@ def together(steps: list[Applied], called: list[Called]) -> list[Applied]:
     passes = [each.order for each in called]
     for step in steps:
         last = found[-1] if found else None
-        if (
-            last is None
-            or any(last.order < order < step.order for order in passes)
-            or set(last.built) & set(step.built)
-        ):
+        has_pass = last is None or any(last.order < order < step.order for order in passes)
+        if last is None or has_pass or set(last.built) & set(step.built):
             found.append(step)
             continue
         grads = [b if a is None else a for a, b in zip(last.grads, step.grads, strict=False)]
-        built, lost = (tuple(sorted({*a, *b})) for a, b in ((last.built, step.built), (last.lost, step.lost)))
-        slots, after = [*last.slots, *step.slots], [*last.slots_after, *step.slots_after]
-        last = replace(last, grads=grads, params_after=step.params_after, slots=slots, slots_after=after)
-        found[-1] = replace(last, built=built, lost=lost)
+        found[-1] = replace(
+            last,
+            grads=grads,
+            params_after=step.params_after,
+            slots=[*last.slots, *step.slots],
+            slots_after=[*last.slots_after, *step.slots_after],
+            built=tuple(sorted({*last.built, *step.built})),
+            lost=tuple(sorted({*last.lost, *step.lost})),
+        )
     return found

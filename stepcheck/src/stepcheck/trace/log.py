@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcheck.faults import Stage
+from stepcheck.faults import Fault, Stage
 from stepcheck.trace.measure import once, same
 from stepcheck.values import Line, Reason, Unjudged
 
@@ -171,6 +171,7 @@ class Log:
         is_shared: whether each replica's step has the gradient of all, as a process of several has.
         optimizers: the optimizers that made steps, by identity.
         stepped: is called after each event, with the log.
+        lines: by fault, the line that makes it, where it is not that of the step or the pass.
     """
 
     room: int = MOST
@@ -191,6 +192,7 @@ class Log:
     flags: dict[tuple[int, ...], Flags] = field(default_factory=dict)
     optimizers: dict[int, Any] = field(default_factory=dict)
     stepped: Callable[["Log"], None] | None = field(default_factory=STEPPED.get)
+    lines: dict[Fault, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
     _sizes: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # of passes: (replica, rows of the input)
