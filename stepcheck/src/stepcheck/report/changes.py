@@ -205,8 +205,8 @@ def _with_numbers(change: Change) -> str:
         these, those = _list(numbers[:half]), _list(numbers[half:])
         return f"count {these}, and not {those}"
     if change.detail is Detail.SMOOTHED:
-        by, *meant = numbers
-        more = f"instead of {meant[0]:.3g}" if meant else "for each class"
+        by, *of_loss = numbers
+        more = f"instead of {of_loss[0]:.3g}" if of_loss else "for each class"
         return f"are smoothed by {by:.3g} {more}"
     ratio, plus = numbers  # of labels
     scaled = [f"are times {ratio:.4g} beside the outputs (the outputs times {1 / ratio:.4g})"]
