@@ -21,4 +21,18 @@ A right loop has no `changes`, and a `quantity` goes with `changes: update`.
 
 The loop begins at the line `# ---- training ----`: the audit watches the rest of that block. The
 statement of a fault has the comment `# fault` at the end of a line.
+
+Faults that are edits of a right loop stand beside it, in `corpus/right/NAME.edits.toml`:
+
+    [[edit]]
+    name = "penalty_forgotten"      # the loop's name is NAME+penalty_forgotten
+    says = "The penalties of the layers are not added."
+    changes = "update"              # and quantity, as in a header
+    quantity = "PENALTY"
+    replace = [[" + sum(model.losses)", ""]]
+
+Each old part must occur exactly once below the header, after the replacements before it. The lines
+of the fault are the statements that have new text, or lost some. An edit of two faults has the
+quantity of the first stage, and `also = [...]` for others. `author` is that of the right loop, if
+none is given.
 """

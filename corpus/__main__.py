@@ -43,7 +43,7 @@ def run(loop: Loop) -> Row:
         return row(loop, {"not_run": f"{environment(loop)} is missing: make corpus"})
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "row.json")
-        command = [str(python), "-m", "corpus.present", str(loop.path), str(out)]
+        command = [str(python), "-m", "corpus.present", loop.name, str(out)]
         own = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}", **_ENVIRONMENT}
         try:
             done = subprocess.run(

@@ -1,11 +1,15 @@
-"""The loops of the corpus: their headers, read without running the files."""
+"""The loops of the corpus: their headers and edits, read without running the files."""
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
+
+from corpus.edits import EditError, edited
 
 FOLDER = Path(__file__).parent
 KINDS = "right", "faulty"
@@ -17,6 +21,8 @@ FAULT = "# fault"
 _REQUIRED = {"kind", "engine", "author", "says", "call"}
 _OPTIONAL = {"needs", "meant"}
 _OF_FAULTY = {"changes", "quantity"}
+_OF_EDIT = {"name", "says", "changes", "replace"}
+_OPTIONAL_OF_EDIT = {"author", "quantity", "also"}
 
 
 class Quantity(StrEnum):
@@ -60,11 +66,16 @@ class Loop:
     """One loop of the corpus.
 
     Attributes:
+        path: of its file; of the right loop, if it is an edit of one.
+        source: its text.
         quantity: the first quantity that a fault changes; None if no update changes.
+        also: those that other faults of the same loop change.
         fault_lines: all lines of the marked statements; the head alone of a compound one.
+        edit: the name of the edit that makes it of a right loop; "" for a file of its own.
     """
 
     path: Path
+    source: str
     title: str
     kind: str
     engine: str
@@ -75,12 +86,14 @@ class Loop:
     meant: str = ""
     changes: str = ""
     quantity: Quantity | None = None
+    also: tuple[Quantity, ...] = ()
     fault_lines: frozenset[int] = frozenset()
+    edit: str = ""
 
     @property
     def name(self) -> str:
         """Its name in the table."""
-        return self.path.stem
+        return f"{self.path.stem}+{self.edit}" if self.edit else self.path.stem
 
     @property
     def is_stated(self) -> bool:
@@ -90,9 +103,62 @@ class Loop:
 
 def loops(patterns: tuple[str, ...] = ("*",), engines: tuple[str, ...] = ENGINES) -> list[Loop]:
     """Return the loops of these engines whose names match one of the patterns, sorted by name."""
-    paths = sorted(FOLDER.glob("*/*.py"), key=lambda path: path.stem)
-    chosen = [path for path in paths if any(fnmatch(path.stem, pattern) for pattern in patterns)]
-    return [loop for loop in map(read, chosen) if loop.engine in engines]
+    every = [each for path in FOLDER.glob("*/*.py") for each in with_edits(read(path))]
+    of_engines = [loop for loop in every if loop.engine in engines]
+    chosen = [loop for loop in of_engines if any(fnmatch(loop.name, each) for each in patterns)]
+    return sorted(chosen, key=lambda loop: loop.name)
+
+
+def named(name: str) -> Loop:
+    """Return the loop of this name."""
+    stem = name.partition("+")[0]
+    (path,) = FOLDER.glob(f"*/{stem}.py")
+    return next(loop for loop in with_edits(read(path)) if loop.name == name)
+
+
+def with_edits(loop: Loop) -> Iterator[Loop]:
+    """Yield a loop, and the faulty loops that edits make of it."""
+    yield loop
+    path = edits_path(loop.path)
+    if not path.exists():
+        return
+    tables = tomllib.loads(path.read_text())
+    _must(path, set(tables) == {"edit"}, "tables [[edit]] alone", str(sorted(tables)))
+    for table in tables["edit"]:
+        yield _edited(loop, path, table)
+
+
+def edits_path(path: Path) -> Path:
+    """Return the file of the edits of a right loop, which stands beside it."""
+    return path.with_suffix(".edits.toml")
+
+
+def _edited(loop: Loop, path: Path, table: dict[str, Any]) -> Loop:
+    missing = _OF_EDIT - set(table)
+    unknown = set(table) - _OF_EDIT - _OPTIONAL_OF_EDIT
+    _must(path, not missing, f"the keys {sorted(_OF_EDIT)}", f"none of {sorted(missing)}")
+    _must(path, not unknown, "no other keys", str(sorted(unknown)))
+    name = table["name"]
+    _must(path, name.isidentifier() and name.islower(), "a name in snake_case", name)
+    try:
+        source, changed = edited(loop.source, table["replace"])
+        fault_lines = frozenset(_statement_lines(ast.parse(source), changed))
+    except (EditError, SyntaxError) as error:
+        told = f"{path.parent.name}/{path.name}, {name}: {error}"
+        raise HeaderError(told) from error
+    also = tuple(_named(path, each) for each in table.get("also", ()))
+    return replace(
+        loop,
+        source=source,
+        kind="faulty",
+        author=table.get("author", loop.author),
+        says=table["says"],
+        changes=table["changes"],
+        quantity=_quantity(path, {"kind": "faulty"} | table),
+        also=also,
+        fault_lines=fault_lines,
+        edit=name,
+    )
 
 
 def read(path: Path) -> Loop:
@@ -105,7 +171,8 @@ def read(path: Path) -> Loop:
     tree = ast.parse(source)
     title, fields = _header(path, ast.get_docstring(tree) or "")
     kind = fields["kind"]
-    fault_lines = frozenset(_fault_lines(source, tree))
+    marked = [i for i, line in enumerate(source.splitlines(), start=1) if line.endswith(FAULT)]
+    fault_lines = frozenset(_statement_lines(tree, marked))
     _must(path, kind == path.parent.name, f"kind: {path.parent.name}, as the folder", kind)
     _must(path, fields["engine"] in ENGINES, f"an engine of {ENGINES}", fields["engine"])
     _must(path, source.count(BEGINS) == 1, f"one line {BEGINS!r}", str(source.count(BEGINS)))
@@ -113,6 +180,7 @@ def read(path: Path) -> Loop:
     _must(path, is_marked, f"{FAULT!r} on a line of each fault, and in no right loop", kind)
     return Loop(
         path=path,
+        source=source,
         title=title,
         kind=kind,
         engine=fields["engine"],
@@ -157,18 +225,22 @@ def _quantity(path: Path, fields: dict[str, str]) -> Quantity | None:
     _must(path, changes in CHANGES, f"changes of {CHANGES}", changes)
     changes_update = changes == "update"
     _must(path, bool(given) == changes_update, "a quantity exactly if an update changes", given)
-    if not given:
-        return None
+    return _named(path, given) if given else None
+
+
+def _named(path: Path, name: str) -> Quantity:
     names = list(Quantity.__members__)
-    _must(path, given in names, f"a quantity of {names}", given)
-    return Quantity[given]
+    _must(path, name in names, f"a quantity of {names}", name)
+    return Quantity[name]
 
 
-def _fault_lines(source: str, tree: ast.Module) -> Iterator[int]:
-    marked = [i for i, line in enumerate(source.splitlines(), start=1) if line.endswith(FAULT)]
+def _statement_lines(tree: ast.Module, marked: Iterable[int]) -> Iterator[int]:
+    """Yield the lines of the innermost statements of marked lines; the head of a compound one."""
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
     for number in marked:
         over = [node for node in statements if node.lineno <= number <= (node.end_lineno or 0)]
+        if not over:
+            continue
         innermost = max(over, key=lambda node: node.lineno)
         body = getattr(innermost, "body", None)
         end = body[0].lineno - 1 if body else innermost.end_lineno or number

@@ -1,6 +1,6 @@
 """One loop under the audit, in a process of its own; and the audit's causes as quantities.
 
-python -m corpus.present corpus/faulty/clip_each_microbatch.py row.json
+python -m corpus.present clip_each_microbatch row.json
 """
 
 import ast
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from corpus.loops import BEGINS, Loop, Quantity, read
+from corpus.loops import BEGINS, Loop, Quantity, named
 
 SEED = 0
 _OF_STAGE = {
@@ -128,7 +128,9 @@ def likely(report: Any) -> list[dict[str, Any]]:
 
 
 def watched(loop: Loop) -> dict[str, Any]:
-    """Run a loop under the audit; return findings, judged stages, and processor seconds."""
+    """Run a loop under the audit, from a file in this folder; return a row's facts."""
+    path = Path(f"{loop.name}.py").absolute()
+    path.write_text(loop.source)
     reports: list[Any] = []
     began: list[float] = []
 
@@ -146,13 +148,13 @@ def watched(loop: Loop) -> dict[str, Any]:
         reports.append(report)
 
     main = ModuleType("__main__")
-    main.__file__ = str(loop.path)
+    main.__file__ = str(path)
     sys.modules["__main__"] = main
     _seed(loop.engine)
     vars(main)["_audited"] = audited
-    exec(compile(_with_audit(loop), str(loop.path), "exec"), vars(main))
+    exec(compile(_with_audit(loop), str(path), "exec"), vars(main))
     (report,) = reports
-    findings = [finding(cause, loop.path) for cause in report.causes] + likely(report)
+    findings = [finding(cause, path) for cause in report.causes] + likely(report)
     facts = report.as_json()
     seconds = time.process_time() - began[0]
     return {"findings": findings, "judged": facts["judged"], "seconds": round(seconds, 1)}
@@ -160,9 +162,8 @@ def watched(loop: Loop) -> dict[str, Any]:
 
 def _with_audit(loop: Loop) -> ast.Module:
     """Return the file's code with the loop inside of `with _audited(...)`; line numbers stay."""
-    source = loop.path.read_text()
-    tree = ast.parse(source)
-    lines = [line.strip() for line in source.splitlines()]
+    tree = ast.parse(loop.source)
+    lines = [line.strip() for line in loop.source.splitlines()]
     marker = lines.index(BEGINS) + 1
     bodies = [getattr(node, "body", None) for node in ast.walk(tree)]
     blocks = [body for body in bodies if isinstance(body, list)]
@@ -193,9 +194,9 @@ def _seed(engine: str) -> None:
         keras.utils.set_random_seed(SEED)
 
 
-def main(path: str, out: str) -> None:
+def main(name: str, out: str) -> None:
     """Write what the audit finds in a loop to a file, or which libraries are missing."""
-    loop = read(Path(path))
+    loop = named(name)
     os.environ["KERAS_BACKEND"] = "jax" if loop.engine == "torch" else loop.engine
     missing = [name for name in (loop.engine, *loop.needs) if find_spec(name) is None]
     found = {"not_run": f"{', '.join(missing)} not installed"} if missing else watched(loop)

@@ -37,6 +37,7 @@ class Row:
 
     Attributes:
         expected: the quantity of a fault that changes an update; "" otherwise.
+        also: the quantities of other faults of the same loop.
         findings: in the order of the stages; the first one counts.
         judged: the stages that were judged.
         seconds: of the processor, from the call of the audit to its verdict.
@@ -54,6 +55,7 @@ class Row:
     seconds: float = 0.0
     not_run: str = ""
     failed: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def first(self) -> Found | None:
@@ -75,6 +77,11 @@ class Row:
         return self.is_located and self.findings[0].is_at_fault
 
     @property
+    def found_beside(self) -> set[str]:
+        """The quantities of other faults of the same loop that have a finding."""
+        return {found.quantity for found in self.findings} & set(self.also)
+
+    @property
     def is_certified(self) -> bool:
         """Whether a right loop has no finding, and all stages judged."""
         return self.kind == "right" and not self.findings and set(STAGES) <= set(self.judged)
@@ -85,7 +92,8 @@ class Row:
         first = self.first
         if first is None:
             return False
-        is_elsewhere = bool(self.expected and first.quantity) and not self.is_located
+        is_known = first.quantity in ("", self.expected, *self.also)
+        is_elsewhere = bool(self.expected) and not is_known
         return self.kind == "right" or is_elsewhere
 
     def __str__(self) -> str:
@@ -114,7 +122,9 @@ def row(loop: Loop, found: dict) -> Row:
     findings = tuple(Found(**each, is_at_fault=at) for each, at in zip(every, places, strict=True))
     judged = tuple(facts.pop("judged", ()))
     expected = loop.quantity.name if loop.quantity else ""
-    return Row(loop.name, loop.kind, loop.engine, loop.author, expected, findings, judged, **facts)
+    also = tuple(quantity.name for quantity in loop.also)
+    known = (loop.name, loop.kind, loop.engine, loop.author, expected, findings, judged)
+    return Row(*known, also=also, **facts)
 
 
 def load(path: Path = TABLE) -> dict[str, Row]:
@@ -123,7 +133,8 @@ def load(path: Path = TABLE) -> dict[str, Row]:
     rows = []
     for facts in map(json.loads, lines):
         findings = tuple(Found(**each) for each in facts.pop("findings"))
-        rows.append(Row(findings=findings, judged=tuple(facts.pop("judged")), **facts))
+        several = {key: tuple(facts.pop(key)) for key in ("judged", "also")}
+        rows.append(Row(findings=findings, **several, **facts))
     return {each.name: each for each in rows}
 
 
@@ -157,6 +168,9 @@ def worse(before: dict[str, Row], now: Iterable[Row]) -> Iterator[str]:
             yield f"{new.name}: no longer located ({new.expected})"
         elif old.is_at_fault and not new.is_at_fault:
             yield f"{new.name}: no longer at the line of the fault"
+        missed = sorted(old.found_beside - new.found_beside)
+        if missed:
+            yield f"{new.name}: no longer found: {', '.join(missed)}"
         fewer = [stage for stage in old.judged if stage not in new.judged]
         if new.kind == "right" and fewer:
             yield f"{new.name}: no longer judged: {', '.join(fewer)}"

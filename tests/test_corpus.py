@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from corpus import __main__ as command
-from corpus.loops import FAULT, FOLDER, HeaderError, Quantity, loops, read
+from corpus.edits import EditError, edited
+from corpus.loops import FAULT, FOLDER, HeaderError, Quantity, edits_path, loops, read, with_edits
 from corpus.present import _BY_NAME, _with_audit, finding
 from corpus.table import STAGES, Found, Row, load, page, row, save, worse
 from shares import on
@@ -54,12 +55,19 @@ def written(folder: Path, text: str = HEADER, kind: str = "faulty") -> Path:
 
 
 def test_every_file_has_a_header():
-    assert len(LOOPS) == len(list(FOLDER.glob("*/*.py"))) > 90  # names are no two files'
+    of_files = [name for name, loop in LOOPS.items() if not loop.edit]
+    assert len(of_files) == len(list(FOLDER.glob("*/*.py"))) > 90  # names are no two files'
+
+
+def test_edits_are_beside_a_right_loop():
+    edits = set(FOLDER.glob("*/*.toml"))
+    assert edits <= {edits_path(loop.path) for loop in LOOPS.values() if loop.kind == "right"}
+    assert len(LOOPS) == len(loops())  # no name twice
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_a_loop_states_its_engine_and_its_call(loop):
-    source = loop.path.read_text()
+    source = loop.source
     sets_backend = f'os.environ["KERAS_BACKEND"] = "{loop.engine}"' in source
     assert sets_backend == (loop.engine != "torch")
     ast.parse(loop.meant)
@@ -103,6 +111,83 @@ def test_a_header_out_of_form(tmp_path, old, new, told):
     assert told in str(raised.value)
 
 
+RIGHT_LOOP = HEADER.replace("kind: faulty", "kind: right").replace(FAULT, "# no fault")
+RIGHT_LOOP = RIGHT_LOOP.replace("changes: update\nquantity: ROW_GRADIENTS\n", "")
+EDIT = """\
+[[edit]]
+name = "penalty_forgotten"
+says = "No penalty."
+changes = "update"
+quantity = "PENALTY"
+also = ["RATE"]
+author = "second"
+replace = [["step(\\n", "stop(\\n"], ["stop(", "leap("]]
+"""
+
+
+def made(folder: Path, text: str = EDIT):
+    path = written(folder, RIGHT_LOOP, "right")
+    edits_path(path).write_text(text)
+    return list(with_edits(read(path)))
+
+
+def test_an_edit_is_a_loop(tmp_path):
+    right, loop = made(tmp_path)
+    assert (right.name, right.kind, right.fault_lines) == ("loop", "right", frozenset())
+    assert (loop.name, loop.kind, loop.engine, loop.author) == ("loop+penalty_forgotten", "faulty", "jax", "second")
+    assert (loop.quantity, loop.also, loop.says) == (Quantity.PENALTY, (Quantity.RATE,), "No penalty.")
+    assert loop.source == right.source.replace("step(", "leap(")
+    assert (loop.call, loop.fault_lines) == (right.call, {16, 17, 18})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('name = "penalty_forgotten"\n', "", "none of ['name']"),
+        ("penalty_forgotten", "Penalty", "snake_case"),
+        ("author =", "writer =", "no other keys, got ['writer']"),
+        ("PENALTY", "PENALTIES", "a quantity of"),
+        ("RATE", "RATES", "a quantity of"),
+        ('quantity = "PENALTY"\n', "", "exactly if an update changes"),
+        ('"stop(",', '"halt(",', "'halt(', which occurs 0 times"),
+        ('"stop(",', '"x",', "'x', which occurs 2 times"),
+        ('"leap("', '"stop("', "replaced by another"),
+        ('"leap("', '"leap)("', "unmatched ')'"),
+        ("[[edit]]", "[[edits]]", "tables [[edit]] alone"),
+    ],
+)
+def test_an_edit_out_of_form(tmp_path, old, new, told):
+    assert EDIT.count(old) == 1
+    with pytest.raises(HeaderError) as raised:
+        made(tmp_path, EDIT.replace(old, new))
+    assert told in str(raised.value)
+
+
+TEXT = '"""A title"""\nif a:\n    b = c + d\n    e()\nf()\n'
+
+
+@pytest.mark.parametrize(
+    ("replacements", "text", "lines"),
+    [
+        ([("c + d", "c")], "    b = c\n    e()\nf()\n", [3]),
+        ([("    b = c + d\n", "")], "    e()\nf()\n", [3]),
+        ([("    e()\n", "")], "    b = c + d\nf()\n", [4]),
+        ([("    b = c", "    g()\n    b = c")], "    g()\n    b = c + d\n    e()\nf()\n", [3]),
+        ([("e()", "e()\n    g()")], "    b = c + d\n    e()\n    g()\nf()\n", [5]),
+        ([("e()", "g()\n    e()"), (" + d", "")], "    b = c\n    g()\n    e()\nf()\n", [3, 4]),
+        ([("    e()", "e()")], "    b = c + d\ne()\nf()\n", [4]),
+        ([("title", "name")], None, None),
+        ([("()", "")], None, None),
+    ],
+)
+def test_the_lines_of_an_edit(replacements, text, lines):
+    if text is None:
+        with pytest.raises(EditError):
+            edited(TEXT, replacements)
+        return
+    assert edited(TEXT, replacements) == (f'"""A title"""\nif a:\n{text}', lines)
+
+
 def test_stages_of_quantities():
     stages = {quantity.stage for quantity in Quantity}
     assert stages == {*STAGES, "printed"}
@@ -143,6 +228,15 @@ NOTE = Found("", "", "NOTE", None, None, False)
 def test_what_is_worse(before, now, told):
     (complaint,) = worse({before.name: before}, [now])
     assert told in complaint
+
+
+def test_one_of_two_faults_is_not_found_any_more():
+    of_rate = Found("step", "RATE", "FROZEN", 0.5, 40, True)
+    before = replace(FAULTY, also=("RATE",), findings=(AT_FAULT, of_rate))
+    (complaint,) = worse({"clip": before}, [replace(before, findings=(AT_FAULT,))])
+    assert complaint == "clip: no longer found: RATE"
+    assert not replace(before, findings=(of_rate,)).is_wrong
+    assert replace(before, also=(), findings=(of_rate,)).is_wrong
 
 
 def test_a_fault_outside_of_updates_is_not_located():
