@@ -8,10 +8,10 @@ says: The prepared optimizer steps in each batch.
 call: model, data=(x, y), loss=nn.MSELoss()
 """
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from accelerate import Accelerator
 
 torch.manual_seed(1)
 x, y = torch.randn(44, 3), torch.randn(44)

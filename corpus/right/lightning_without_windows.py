@@ -7,11 +7,11 @@ author: suite
 says: The trainer steps in each batch.
 call: lit.net, data=(x, y), loss=nn.MSELoss()
 """
+import lightning
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-import lightning
 
 
 class Lit(lightning.LightningModule):

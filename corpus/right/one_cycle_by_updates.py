@@ -10,7 +10,7 @@ meant: twin = torch.optim.SGD([torch.zeros(1)], lr=1e-2)
         rates.append(twin.param_groups[0]["lr"])
         if len(rates) < 16:
             of_twin.step()
-call: model, data=(x, value), loss=nn.MSELoss(), learning_rate=lambda n: rates[n]
+call: model, data=(x, value), loss=nn.MSELoss(), learning_rate=lambda n: rates[min(n, 15)]
 """
 import torch
 from torch import nn

@@ -15,8 +15,6 @@ from torch.nn import functional as F
 
 
 @dataclass
-
-
 class Out:
     features: torch.Tensor
     scores: torch.Tensor

@@ -6,7 +6,7 @@ author: suite
 says: Two schedules follow each other after four updates.
 meant: twin = torch.optim.SGD([torch.zeros(1)], lr=0.5)
     of_twin, rates = scheduled(twin), []
-    for _ in range(20):
+    for _ in range(60):
         rates.append(twin.param_groups[0]["lr"])
         of_twin.step()
 call: model, data=(X, CLASSES), loss=criterion,

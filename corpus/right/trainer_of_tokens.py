@@ -11,7 +11,7 @@ meant: def meant_loss(out, y):
 call: model, data=({"input_ids": ids}, labels), loss=meant_loss
 """
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 torch.manual_seed(1)
 ids, num = torch.randint(3, 50, (36, 9)), torch.randint(3, 9, (36,))

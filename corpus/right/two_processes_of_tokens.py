@@ -12,8 +12,7 @@ import tempfile
 
 import torch
 from torch import distributed as dist
-from torch import multiprocessing
-from torch import nn
+from torch import multiprocessing, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset

@@ -10,8 +10,7 @@ import tempfile
 
 import torch
 from torch import distributed as dist
-from torch import multiprocessing
-from torch import nn
+from torch import multiprocessing, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
