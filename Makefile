@@ -87,7 +87,7 @@ release: $(VENV)-release/installed
 
 # The audit on the loops of the corpus, compared with its table: half an hour.
 corpus: $(VENV)/installed-all $(VENV)-torch/installed $(VENV)-trainers/installed
-	$(BIN)/python -m corpus --check
+	$(BIN)/python -m corpus --jobs 2 --check
 
 bench: $(VENV)/installed-all
 	$(BIN)/python -m benchmarks

@@ -10,6 +10,7 @@ line stand first, and then fields:
     kind: right or faulty
     engine: jax, tensorflow or torch
     needs: libraries beyond the engine, if any
+    process: own, if the loop sets what a process can set only once, as its number of devices
     author: who wrote the loop, without knowing the audit
     changes: what the fault changes: update, data (that the loop is given) or report
     quantity: the first quantity of the update that differs (`corpus.loops.Quantity`)
@@ -17,7 +18,10 @@ line stand first, and then fields:
     meant: statements that the call needs, if an expression is not enough
     call: the arguments of the audit's call, in the script's names; none if there is no such call
 
-A right loop has no `changes`, and a `quantity` goes with `changes: update`.
+    printed: the losses that the loop prints, as arguments of `report.printed`
+
+A right loop has no `changes`. A `quantity` goes with `changes: update`; and PRINTED with `changes:
+report`, if the losses are given to the audit.
 
 The loop begins at the line `# ---- training ----`: the audit watches the rest of that block. The
 statement of a fault has the comment `# fault` at the end of a line.

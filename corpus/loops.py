@@ -18,11 +18,12 @@ CHANGES = "update", "data", "report"
 NO_CALL = "none"
 BEGINS = "# ---- training ----"
 FAULT = "# fault"
+_OWN = "own"
 _REQUIRED = {"kind", "engine", "author", "says", "call"}
-_OPTIONAL = {"needs", "meant"}
+_OPTIONAL = {"needs", "meant", "process", "printed"}
 _OF_FAULTY = {"changes", "quantity"}
 _OF_EDIT = {"name", "says", "changes", "replace"}
-_OPTIONAL_OF_EDIT = {"author", "quantity", "also"}
+_OPTIONAL_OF_EDIT = {"author", "quantity", "also", "printed"}
 
 
 class Quantity(StrEnum):
@@ -70,6 +71,7 @@ class Loop:
         source: its text.
         quantity: the first quantity that a fault changes; None if no update changes.
         also: those that other faults of the same loop change.
+        is_alone: whether it must have a process of its own.
         fault_lines: all lines of the marked statements; the head alone of a compound one.
         edit: the name of the edit that makes it of a right loop; "" for a file of its own.
     """
@@ -84,9 +86,11 @@ class Loop:
     call: str
     needs: tuple[str, ...] = ()
     meant: str = ""
+    printed: str = ""
     changes: str = ""
     quantity: Quantity | None = None
     also: tuple[Quantity, ...] = ()
+    is_alone: bool = False
     fault_lines: frozenset[int] = frozenset()
     edit: str = ""
 
@@ -155,6 +159,7 @@ def _edited(loop: Loop, path: Path, table: dict[str, Any]) -> Loop:
         says=table["says"],
         changes=table["changes"],
         quantity=_quantity(path, {"kind": "faulty"} | table),
+        printed=table.get("printed", loop.printed),
         also=also,
         fault_lines=fault_lines,
         edit=name,
@@ -176,6 +181,8 @@ def read(path: Path) -> Loop:
     _must(path, kind == path.parent.name, f"kind: {path.parent.name}, as the folder", kind)
     _must(path, fields["engine"] in ENGINES, f"an engine of {ENGINES}", fields["engine"])
     _must(path, source.count(BEGINS) == 1, f"one line {BEGINS!r}", str(source.count(BEGINS)))
+    process = fields.get("process", _OWN)
+    _must(path, process == _OWN, f"process: {_OWN}, or no such field", process)
     is_marked = bool(fault_lines) == (kind == "faulty")
     _must(path, is_marked, f"{FAULT!r} on a line of each fault, and in no right loop", kind)
     return Loop(
@@ -189,8 +196,10 @@ def read(path: Path) -> Loop:
         call=fields["call"],
         needs=tuple(fields.get("needs", "").replace(",", " ").split()),
         meant=fields.get("meant", ""),
+        printed=fields.get("printed", ""),
         changes=fields.get("changes", ""),
         quantity=_quantity(path, fields),
+        is_alone="process" in fields,
         fault_lines=fault_lines,
     )
 
@@ -223,8 +232,10 @@ def _quantity(path: Path, fields: dict[str, str]) -> Quantity | None:
         _must(path, not surplus, "no changes and no quantity of a right loop", surplus)
         return None
     _must(path, changes in CHANGES, f"changes of {CHANGES}", changes)
-    changes_update = changes == "update"
-    _must(path, bool(given) == changes_update, "a quantity exactly if an update changes", given)
+    is_printed = given == Quantity.PRINTED.name
+    is_fit = is_printed if changes == "report" and given else bool(given) == (changes == "update")
+    expected = "a quantity exactly if an update changes, or PRINTED with `changes: report`"
+    _must(path, is_fit, expected, given)
     return _named(path, given) if given else None
 
 

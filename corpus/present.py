@@ -1,6 +1,6 @@
-"""One loop under the audit, in a process of its own; and the audit's causes as quantities.
+"""Loops of one engine under the audit; and the audit's causes as quantities.
 
-python -m corpus.present clip_each_microbatch row.json
+echo clip_each_microbatch | python -m corpus.present tensorflow
 """
 
 import ast
@@ -10,15 +10,17 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 from corpus.loops import BEGINS, Loop, Quantity, named
 
 SEED = 0
+_LAST_WORDS = 200  # letters
 _OF_STAGE = {
     "rows": (Quantity.ROWS, "UNLIKE"),
     "forward": (Quantity.MODE, "UNLIKE"),
@@ -128,7 +130,7 @@ def likely(report: Any) -> list[dict[str, Any]]:
 
 
 def watched(loop: Loop) -> dict[str, Any]:
-    """Run a loop under the audit, from a file in this folder; return a row's facts."""
+    """Run a loop under the audit, from a file in the current folder; return a row's facts."""
     path = Path(f"{loop.name}.py").absolute()
     path.write_text(loop.source)
     reports: list[Any] = []
@@ -145,6 +147,8 @@ def watched(loop: Loop) -> dict[str, Any]:
         began.append(time.process_time())
         with eval(f"_audit({loop.call})", scope) as report:
             yield
+            if loop.printed:
+                eval(f"_report.printed({loop.printed})", scope | vars(main) | {"_report": report})
         reports.append(report)
 
     main = ModuleType("__main__")
@@ -194,13 +198,57 @@ def _seed(engine: str) -> None:
         keras.utils.set_random_seed(SEED)
 
 
-def main(name: str, out: str) -> None:
-    """Write what the audit finds in a loop to a file, or which libraries are missing."""
+def answer(name: str) -> dict[str, Any]:
+    """Return what the audit finds in a loop, which libraries are missing, or the loop's error."""
     loop = named(name)
-    os.environ["KERAS_BACKEND"] = "jax" if loop.engine == "torch" else loop.engine
-    missing = [name for name in (loop.engine, *loop.needs) if find_spec(name) is None]
-    found = {"not_run": f"{', '.join(missing)} not installed"} if missing else watched(loop)
-    Path(out).write_text(json.dumps(found))
+    missing = [library for library in (loop.engine, *loop.needs) if find_spec(library) is None]
+    if missing:
+        return {"not_run": f"{', '.join(missing)} not installed"}
+    try:
+        with restored(loop.engine):
+            return watched(loop)
+    except (Exception, SystemExit) as error:
+        return {"failed": f"{type(error).__name__}: {error}"[:_LAST_WORDS]}
+
+
+@contextmanager
+def restored(engine: str) -> Iterator[None]:
+    """Undo what a loop sets for its whole process."""
+    main, variables = sys.modules["__main__"], dict(os.environ)
+    try:
+        with TemporaryDirectory() as folder, chdir(folder):
+            yield
+    finally:
+        sys.modules["__main__"] = main
+        os.environ.clear()
+        os.environ.update(variables)
+        _restore_torch() if engine == "torch" else _restore_keras()
+
+
+def _restore_torch() -> None:
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+
+
+def _restore_keras() -> None:
+    import keras
+
+    keras.config.set_dtype_policy("float32")
+    keras.config.set_floatx("float32")
+    keras.saving.get_custom_objects().clear()
+    keras.utils.clear_session()
+
+
+def main(engine: str) -> None:
+    """Answer each name on stdin with a line of JSON on stdout, where loops print nothing."""
+    os.environ["KERAS_BACKEND"] = "jax" if engine == "torch" else engine
+    with os.fdopen(os.dup(1), "w") as answers, open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        for line in sys.stdin:
+            answers.write(json.dumps(answer(line.strip())) + "\n")
+            answers.flush()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Row:
     """What an audit finds in one loop.
 
     Attributes:
-        expected: the quantity of a fault that changes an update; "" otherwise.
+        expected: the quantity of a fault; "" if it is none that the audit judges.
         also: the quantities of other faults of the same loop.
         findings: in the order of the stages; the first one counts.
         judged: the stages that were judged.
@@ -192,12 +192,13 @@ def page(rows: Iterable[Row]) -> str:
 _PAGE = """\
 # The corpus
 
-`corpus/` has training loops, right and faulty, by authors who did not know the audit.
+`corpus/` has training loops, right and faulty: by authors who did not know the audit, as posted in
+public questions, and those of the test suite.
 `python -m corpus` runs each under the audit, with the update stated that its author meant.
 This page is made from its table by `python -m corpus --page`.
 
-- *Located*: faults that change an update, and whose first finding has the right stage and
-  quantity; in brackets those with the line of the fault, too.
+- *Located*: faults that change an update, or losses that are printed, and whose first finding has
+  the right stage and quantity; in brackets those with the line of the fault, too.
 - *Certified*: of the right loops, those without a finding, with all five stages judged.
 - *Not judged*: loops whose gradients, or whose intention, could not be judged, without a finding.
 - *Wrong*: right loops with a finding, and faults that are located elsewhere.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from corpus import __main__ as command
+from corpus import workers
 from corpus.edits import EditError, edited
 from corpus.loops import FAULT, FOLDER, HeaderError, Quantity, edits_path, loops, read, with_edits
 from corpus.present import _BY_NAME, _with_audit, finding
@@ -72,6 +73,7 @@ def test_a_loop_states_its_engine_and_its_call(loop):
     assert sets_backend == (loop.engine != "torch")
     ast.parse(loop.meant)
     assert loop.call == "none" or ast.parse(f"audit({loop.call})", mode="eval")
+    ast.parse(f"printed({loop.printed})", mode="eval")
     assert loop.says[-1] in ".!"
 
 
@@ -101,6 +103,8 @@ def test_the_fault_of_a_compound_statement_is_its_head(tmp_path):
         ("changes: update", "changes: data", "exactly if an update changes"),
         ("ROW_GRADIENTS", "GRADIENTS", "a quantity of"),
         ("# ---- training ----", "", "one line"),
+        ("author: first", "author: first\nprocess: all", "process: own"),
+        ("changes: update", "changes: report", "PRINTED with"),
         (FAULT, "", "on a line of each fault"),
         ("A title\n\n", "", "a docstring with a title"),
     ],
@@ -290,8 +294,8 @@ def test_no_loop_of_that_name(capsys):
 
 
 def test_libraries_that_are_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "ROOT", tmp_path)
-    told = command.run(LOOPS["zero_grad_each_microbatch"])
+    monkeypatch.setattr(workers, "ROOT", tmp_path)
+    (told,) = workers.rows([LOOPS["zero_grad_each_microbatch"]])
     assert told.not_run == ".venv-torch is missing: make corpus"
 
 
