@@ -2,6 +2,7 @@
 
 kind: right
 engine: torch
+process: own
 author: suite
 says: Each process has its own half of each pass.
 call: network, data=(x, y), loss=nn.MSELoss()

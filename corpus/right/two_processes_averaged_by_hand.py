@@ -2,6 +2,7 @@
 
 kind: right
 engine: torch
+process: own
 author: suite
 says: The gradients are added up and divided by the processes.
 call: network, data=(x, y), loss=nn.MSELoss()

@@ -2,6 +2,7 @@
 
 kind: right
 engine: torch
+process: own
 author: suite
 says: The number of tokens is that of both processes; the wrapper averages the gradients.
 meant: def by_token(out, y):

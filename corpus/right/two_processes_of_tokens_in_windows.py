@@ -2,6 +2,7 @@
 
 kind: right
 engine: torch
+process: own
 author: suite
 says: The number of tokens is that of three batches of both processes, whose gradients are shared in
     the last one.

@@ -2,6 +2,7 @@
 
 kind: right
 engine: torch
+process: own
 author: suite
 says: Each takes four of the eight rows of a batch.
 call: network, data=(x, y), loss=nn.MSELoss()

@@ -2,6 +2,7 @@
 
 kind: right
 engine: torch
+process: own
 author: suite
 says: Each trains a model of its own on all rows.
 call: network, data=(x, y), loss=nn.MSELoss()

@@ -2,6 +2,7 @@
 
 kind: right
 engine: torch
+process: own
 author: suite
 says: Each process draws its own masks.
 call: network, data=(x, y), loss=nn.MSELoss()

@@ -2,6 +2,7 @@
 
 kind: right
 engine: torch
+process: own
 author: suite
 says: Each makes the step of its part, and sends the weights around.
 call: network, data=(x, y), loss=nn.MSELoss()
