@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: The loss is of each second node.
-call: model, data=(X, CLASSES), loss=lambda out, y: F.cross_entropy(out[TRAIN], y[TRAIN])
+call: model, data=(X, CLASSES, torch.arange(24) % 2 == 0), loss=nn.CrossEntropyLoss()
 """
 import torch
 from torch import nn

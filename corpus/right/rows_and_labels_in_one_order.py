@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: Each pass draws an order for both.
-call: model, data=(x, y), loss=lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.float(), reduction="none")
+call: model, data=(x, y.float()), loss=nn.BCEWithLogitsLoss()
 """
 import torch
 from torch import nn

@@ -21,8 +21,9 @@ for epoch in range(4):
             loss = ((model(x[rows]) - y[rows]) ** 2).sum()
             gradients = torch.autograd.grad(loss, [*model.parameters()])
             held = [a + g for a, g in zip(held, gradients)]
-        share = min(1.0, 3 / float(sum((g**2).sum() for g in held)) ** 0.5)
+        held = [a / len(batch) for a in held]
+        share = min(1.0, 0.2 / float(sum((g**2).sum() for g in held)) ** 0.5)
         for p, total in zip(model.parameters(), held):
-            p.grad = share * total / len(batch)
+            p.grad = share * total
         optimizer.step()
     print(epoch, loss.item())

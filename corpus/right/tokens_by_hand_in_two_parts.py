@@ -4,9 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: Each part is cut to its longest row.
-meant: def meant_loss(out, y):
-        return nn.functional.cross_entropy(out.mT, y, reduction="none"), y != 0
-call: model, data=(ids[:, :-1], ids[:, 1:]), loss=meant_loss
+call: model, data=(ids[:, :-1], ids[:, 1:]), loss=nn.CrossEntropyLoss(ignore_index=0)
 """
 import torch
 from torch import nn

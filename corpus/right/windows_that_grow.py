@@ -22,9 +22,9 @@ y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + 0.1 * torch.randn(60)
 model, batches = nn.Linear(4, 1), stream()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 # ---- training ----
-for update in range(14):
+for update in range(30):
     optimizer.zero_grad()
-    num = 1 + update // 6
+    num = 1 + update // 12
     for _ in range(num):
         rows = next(batches)
         loss = F.mse_loss(model(x[rows])[:, 0], y[rows])
