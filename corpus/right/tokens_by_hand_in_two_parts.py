@@ -4,7 +4,10 @@ kind: right
 engine: torch
 author: suite
 says: Each part is cut to its longest row.
-call: model, data=(ids[:, :-1], ids[:, 1:]), loss=nn.CrossEntropyLoss(ignore_index=0)
+meant: def meant_loss(out, y):
+        y = y[:, : out.shape[1]]
+        return nn.functional.cross_entropy(out.mT, y, reduction="none"), y != 0
+call: model, data=(ids[:, :-1], ids[:, 1:]), loss=meant_loss
 """
 import torch
 from torch import nn
