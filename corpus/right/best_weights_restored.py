@@ -14,7 +14,7 @@ torch.manual_seed(1)
 x = torch.randn(60, 4)
 value = x[:, :1] * 2 + 0.3
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.3)
 best, least = None, float("inf")
 # ---- training ----
 for epoch in range(4):
