@@ -3,7 +3,7 @@
 kind: right
 engine: torch
 author: suite
-says: It is told the mode.
+says: It gets the mode of the module.
 call: model, data=(x, kind), loss=nn.CrossEntropyLoss()
 """
 import torch
