@@ -1,0 +1,24 @@
+"""All rows in each update
+
+kind: right
+engine: torch
+author: suite
+says: An epoch is one update.
+call: model, data=(X, CLASSES), loss=criterion
+"""
+import torch
+from torch import nn
+
+torch.manual_seed(1)
+X = torch.randn(20, 3)
+CLASSES = torch.randint(0, 4, (20,))
+model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4))
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.Adam(model.parameters())
+# ---- training ----
+for epoch in range(6):
+    optimizer.zero_grad()
+    loss = criterion(model(X), CLASSES)
+    loss.backward()
+    optimizer.step()
+    print(epoch, loss.item())

@@ -1,0 +1,27 @@
+"""A first layer that is frozen
+
+kind: right
+engine: torch
+author: suite
+says: Its parameters want no gradient.
+call: model, data=(x, value), loss=nn.MSELoss()
+"""
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(1)
+x = torch.randn(60, 4)
+value = x[:, :1] * 2 + 0.3
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+for p in model[0].parameters():
+    p.requires_grad = False
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+# ---- training ----
+for epoch in range(4):
+    for rows in torch.randperm(60).split(15):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x[rows]), value[rows])
+        loss.backward()
+        optimizer.step()
+    print(epoch, loss.item())

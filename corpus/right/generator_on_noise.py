@@ -1,0 +1,30 @@
+"""A generator on noise, judged
+
+kind: right
+engine: torch
+author: suite
+says: The generator has its own zero and step.
+call: generator
+"""
+import torch
+from torch import nn
+
+torch.manual_seed(1)
+X = torch.randn(20, 3)
+generator, critic = nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+of_generator, of_critic = (torch.optim.Adam(each.parameters(), lr=1e-2) for each in (generator, critic))
+criterion = nn.BCEWithLogitsLoss()
+# ---- training ----
+for epoch in range(3):
+    for rows in torch.randperm(20).split(4):
+        ones = torch.ones(len(rows), 1)
+        of_critic.zero_grad()
+        made = generator(torch.randn(len(rows), 2))
+        criterion(critic(X[rows]), ones).backward()
+        criterion(critic(made.detach()), 0 * ones).backward(retain_graph=True)
+        of_critic.step()
+        of_generator.zero_grad()
+        loss = criterion(critic(made), ones)
+        loss.backward()
+        of_generator.step()
+    print(epoch, loss.item())

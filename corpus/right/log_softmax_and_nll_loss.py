@@ -1,0 +1,30 @@
+"""A model that returns log probabilities
+
+kind: right
+engine: torch
+author: suite
+says: NLLLoss gets what a log softmax returns.
+call: model, data=(X, CLASSES), loss=criterion
+"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+X = torch.randn(20, 3)
+CLASSES = torch.randint(0, 4, (20,))
+model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4), nn.LogSoftmax(1))
+criterion = nn.NLLLoss()
+optimizer = torch.optim.Adam(model.parameters())
+# ---- training ----
+for epoch in range(2):
+    model.train()
+    for inputs, labels in DataLoader(TensorDataset(X, CLASSES), batch_size=4, shuffle=True):
+        loss = criterion(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(X)
+    print(epoch, loss.item())

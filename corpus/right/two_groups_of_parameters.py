@@ -1,0 +1,31 @@
+"""Two groups of parameters, with a rate each
+
+kind: right
+engine: torch
+author: suite
+says: The first layer learns at a lower rate.
+call: model, data=(X, CLASSES), loss=criterion
+"""
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+X = torch.randn(20, 3)
+CLASSES = torch.randint(0, 4, (20,))
+model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4))
+criterion = nn.CrossEntropyLoss()
+groups = [{"params": model[0].parameters(), "lr": 1e-4}, {"params": model[2].parameters()}]
+optimizer = torch.optim.AdamW(groups, lr=1e-2, amsgrad=True)
+# ---- training ----
+for epoch in range(2):
+    model.train()
+    for inputs, labels in DataLoader(TensorDataset(X, CLASSES), batch_size=4, shuffle=True):
+        loss = criterion(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(X)
+    print(epoch, loss.item())

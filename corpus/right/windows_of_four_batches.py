@@ -1,0 +1,31 @@
+"""An update of four batches, and one of the last two
+
+kind: right
+engine: torch
+author: suite
+says: The last window is divided by its own rows.
+call: model, data=(X, Y), loss=nn.MSELoss()
+"""
+import torch
+from torch import nn
+
+torch.manual_seed(1)
+X = torch.randn(22, 3)
+Y = X @ torch.tensor([1.0, -2.0, 3.0]) + torch.randn(22)
+model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(6, 1))
+criterion = nn.MSELoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+draws = torch.Generator().manual_seed(7)
+# ---- training ----
+for epoch in range(3):
+    model.train()
+    batches = torch.randperm(22, generator=draws).split(4)
+    for i, rows in enumerate(batches):
+        num = sum(map(len, batches[i - i % 4 : i - i % 4 + 4]))
+        loss = criterion(model(X[rows]).squeeze(-1), Y[rows])
+        (loss * len(rows) / num).backward()
+        if (i + 1) % 4 == 0 or i + 1 == len(batches):
+            optimizer.step()
+            optimizer.zero_grad()
+    model.eval()
+    print(epoch, loss.item())
