@@ -11,13 +11,13 @@ line stand first, and then fields:
     engine: jax, tensorflow or torch
     needs: libraries beyond the engine, if any
     process: own, if the loop sets what a process can set only once, as its number of devices
-    author: who wrote the loop, without knowing the audit
+    author: suite (the tests), posted (a public question), or who wrote it without knowing the audit
     changes: what the fault changes: update, data (that the loop is given) or report
     quantity: the first quantity of the update that differs (`corpus.loops.Quantity`)
+    also: quantities that other faults of the loop change, in later stages
     says: one sentence
     meant: statements that the call needs, if an expression is not enough
     call: the arguments of the audit's call, in the script's names; none if there is no such call
-
     printed: the losses that the loop prints, as arguments of `report.printed`
 
 A right loop has no `changes`. A `quantity` goes with `changes: update`; and PRINTED with `changes:
@@ -36,7 +36,6 @@ Faults that are edits of a right loop stand beside it, in `corpus/right/NAME.edi
     replace = [[" + sum(model.losses)", ""]]
 
 Each old part must occur exactly once below the header, after the replacements before it. The lines
-of the fault are the statements that have new text, or lost some. An edit of two faults has the
-quantity of the first stage, and `also = [...]` for others. `author` is that of the right loop, if
-none is given.
+of the fault are the statements that have new text, or lost some. `also` is a list; `author` is that
+of the right loop, if none is given.
 """

@@ -21,7 +21,7 @@ FAULT = "# fault"
 _OWN = "own"
 _REQUIRED = {"kind", "engine", "author", "says", "call"}
 _OPTIONAL = {"needs", "meant", "process", "printed"}
-_OF_FAULTY = {"changes", "quantity"}
+_OF_FAULTY = {"changes", "quantity", "also"}
 _OF_EDIT = {"name", "says", "changes", "replace"}
 _OPTIONAL_OF_EDIT = {"author", "quantity", "also", "printed"}
 
@@ -150,7 +150,6 @@ def _edited(loop: Loop, path: Path, table: dict[str, Any]) -> Loop:
     except (EditError, SyntaxError) as error:
         told = f"{path.parent.name}/{path.name}, {name}: {error}"
         raise HeaderError(told) from error
-    also = tuple(_named(path, each) for each in table.get("also", ()))
     return replace(
         loop,
         source=source,
@@ -160,7 +159,7 @@ def _edited(loop: Loop, path: Path, table: dict[str, Any]) -> Loop:
         changes=table["changes"],
         quantity=_quantity(path, {"kind": "faulty"} | table),
         printed=table.get("printed", loop.printed),
-        also=also,
+        also=_named_all(path, table.get("also", ())),
         fault_lines=fault_lines,
         edit=name,
     )
@@ -199,6 +198,7 @@ def read(path: Path) -> Loop:
         printed=fields.get("printed", ""),
         changes=fields.get("changes", ""),
         quantity=_quantity(path, fields),
+        also=_named_all(path, fields.get("also", "").replace(",", " ").split()),
         is_alone="process" in fields,
         fault_lines=fault_lines,
     )
@@ -228,7 +228,7 @@ def _quantity(path: Path, fields: dict[str, str]) -> Quantity | None:
     changes = fields.get("changes", "")
     given = fields.get("quantity", "")
     if fields["kind"] == "right":
-        surplus = changes or given
+        surplus = changes or given or fields.get("also", "")
         _must(path, not surplus, "no changes and no quantity of a right loop", surplus)
         return None
     _must(path, changes in CHANGES, f"changes of {CHANGES}", changes)
@@ -237,6 +237,10 @@ def _quantity(path: Path, fields: dict[str, str]) -> Quantity | None:
     expected = "a quantity exactly if an update changes, or PRINTED with `changes: report`"
     _must(path, is_fit, expected, given)
     return _named(path, given) if given else None
+
+
+def _named_all(path: Path, names: Iterable[str]) -> tuple[Quantity, ...]:
+    return tuple(_named(path, name) for name in names)
 
 
 def _named(path: Path, name: str) -> Quantity:

@@ -1,26 +1,31 @@
 """The corpus: headers that are read without running a loop, what counts as worse, and the command."""
 
 import ast
+import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
+import keras
 import pytest
 from shares import on
 
 from corpus import __main__ as command
-from corpus import workers
+from corpus import present, workers
 from corpus.edits import EditError, edited
 from corpus.loops import FAULT, FOLDER, HeaderError, Quantity, edits_path, loops, read, with_edits
-from corpus.present import _BY_NAME, _with_audit, finding
+from corpus.present import _BY_NAME, _with_audit, answer, finding, restored
 from corpus.table import STAGES, Found, Row, load, page, row, save, worse
 from stepcheck.report.causes import BY_NAME
 from stepcheck.report.found import found, not_known
 from stepcheck.trace.log import Line
 
+ENGINE = keras.backend.backend()
 LOOPS = {loop.name: loop for loop in loops()}
+FILES = {name: loop for name, loop in LOOPS.items() if not loop.edit}
 AT_FAULT = Found("gradient", "HANDED_GRADIENT", "ANOTHER_FORM", 0.97, 31, True)
 FAULTY = Row("clip", "faulty", "jax", "first", "HANDED_GRADIENT", (AT_FAULT,), STAGES, 2.0)
 RIGHT = Row("scan", "right", "jax", "first", "", (), STAGES, 2.0)
@@ -56,8 +61,7 @@ def written(folder: Path, text: str = HEADER, kind: str = "faulty") -> Path:
 
 
 def test_every_file_has_a_header():
-    of_files = [name for name, loop in LOOPS.items() if not loop.edit]
-    assert len(of_files) == len(list(FOLDER.glob("*/*.py"))) > 90  # names are no two files'
+    assert len(FILES) == len(list(FOLDER.glob("*/*.py"))) > 90  # names are no two files'
 
 
 def test_edits_are_beside_a_right_loop():
@@ -66,7 +70,7 @@ def test_edits_are_beside_a_right_loop():
     assert len(LOOPS) == len(loops())  # no name twice
 
 
-@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize("loop", FILES.values(), ids=FILES)
 def test_a_loop_states_its_engine_and_its_call(loop):
     source = loop.source
     sets_backend = f'os.environ["KERAS_BACKEND"] = "{loop.engine}"' in source
@@ -102,6 +106,7 @@ def test_the_fault_of_a_compound_statement_is_its_head(tmp_path):
         ("changes: update", "changes: nothing", "changes of"),
         ("changes: update", "changes: data", "exactly if an update changes"),
         ("ROW_GRADIENTS", "GRADIENTS", "a quantity of"),
+        ("author: first", "author: first\nalso: RATE, RATES", "a quantity of"),
         ("# ---- training ----", "", "one line"),
         ("author: first", "author: first\nprocess: all", "process: own"),
         ("changes: update", "changes: report", "PRINTED with"),
@@ -154,7 +159,7 @@ def test_an_edit_is_a_loop(tmp_path):
         ("RATE", "RATES", "a quantity of"),
         ('quantity = "PENALTY"\n', "", "exactly if an update changes"),
         ('"stop(",', '"halt(",', "'halt(', which occurs 0 times"),
-        ('"stop(",', '"x",', "'x', which occurs 2 times"),
+        ('"stop(",', '"ra",', "'ra', which occurs 2 times"),
         ('"leap("', '"stop("', "replaced by another"),
         ('"leap("', '"leap)("', "unmatched ')'"),
         ("[[edit]]", "[[edits]]", "tables [[edit]] alone"),
@@ -297,6 +302,102 @@ def test_libraries_that_are_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(workers, "ROOT", tmp_path)
     (told,) = workers.rows([LOOPS["zero_grad_each_microbatch"]])
     assert told.not_run == ".venv-torch is missing: make corpus"
+
+
+class Process:
+    """Stands for a process that runs loops: fails on some names after the first loop, and always on `broken`."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, loop):
+        self.kind, self.num_loops, self.names, self.is_closed = workers._kind(loop), 0, [], False
+        self.made.append(self)
+
+    def answer(self, loop):
+        self.num_loops += 1
+        self.names.append(loop.name)
+        has_failed = loop.name == "broken" or (loop.name == "unruly" and self.num_loops > 1)
+        return {"failed": "ValueError"} if has_failed else {"judged": list(STAGES)}
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Return a function that runs loops of these engines and names; and gives their rows, and names by process."""
+    monkeypatch.setattr(workers, "Worker", Process)
+    monkeypatch.setattr(workers, "_python", lambda loop: Path(sys.executable))
+    monkeypatch.setattr(Process, "made", [])
+    loop = LOOPS["clip_each_microbatch"]
+
+    def rows(*named, alone=(), **options):
+        made = [replace(loop, path=Path(f"{name}.py"), engine=engine, is_alone=name in alone) for engine, name in named]
+        found = list(workers.rows(made, **options))
+        assert all(process.is_closed for process in Process.made)
+        return [row.name for row in found if not row.failed], [process.names for process in Process.made]
+
+    return rows
+
+
+def test_one_process_runs_the_loops_of_an_engine(run):
+    named = [("jax", "a"), ("tensorflow", "b"), ("jax", "c")]
+    assert run(*named) == (["a", "c", "b"], [["a", "c"], ["b"]])
+    assert run(*named, is_alone=True)[1][2:] == [["a"], ["c"], ["b"]]
+    assert run(*named, alone="a")[1][5:] == [["a"], ["c"], ["b"]]
+
+
+def test_a_process_ends_after_many_loops(run, monkeypatch):
+    monkeypatch.setattr(workers, "MOST", 2)
+    assert run(("jax", "a"), ("jax", "b"), ("jax", "c"))[1] == [["a", "b"], ["c"]]
+
+
+def test_a_loop_that_fails_is_run_again_by_itself(run):
+    named = [("jax", name) for name in ("a", "unruly", "c", "broken", "d")]
+    processes = [["a", "unruly"], ["unruly", "c", "broken"], ["broken"], ["d"]]
+    assert run(*named) == (["a", "unruly", "c", "d"], processes)
+
+
+def test_loops_run_at_once(run):
+    assert sorted(run(("jax", "a"), ("jax", "b"), jobs=2)[0]) == ["a", "b"]
+
+
+def test_what_a_loop_sets_is_restored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main = sys.modules["__main__"]
+    with suppress(ZeroDivisionError), restored(ENGINE):
+        keras.config.set_dtype_policy("mixed_float16")
+        keras.config.set_floatx("float64")
+        os.environ["KERAS_OF_THE_LOOP"] = "1"
+        sys.modules["__main__"] = ast
+        assert Path.cwd() != tmp_path
+        1 / 0  # noqa: B018
+    assert (keras.config.dtype_policy().name, keras.config.floatx()) == ("float32", "float32")
+    assert "KERAS_OF_THE_LOOP" not in os.environ
+    assert (sys.modules["__main__"], Path.cwd()) == (main, tmp_path)
+
+
+SOME = {
+    "tensorflow": ["tf_function", "tf_accumulated+mean_of_means", "tf_by_hand+printed_sum"],
+    "jax": ["jax_jitted", "jax_accumulated+mean_of_means", "jax_by_hand+printed_last_batch"],
+}[ENGINE]
+
+
+@pytest.mark.own
+@pytest.mark.parametrize("name", SOME)
+def test_a_loop_is_judged(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    judged = row(LOOPS[name], answer(name))
+    assert judged.is_certified or judged.is_located, str(judged)
+    assert not judged.is_wrong
+
+
+def test_a_loop_that_ends_in_an_error(monkeypatch):
+    def watched(loop):
+        raise SystemExit(loop.name)
+
+    monkeypatch.setattr(present, "watched", watched)
+    assert answer(SOME[0]) == {"failed": f"SystemExit: {SOME[0]}"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,63 @@
+"""An epoch as one lax.scan
+
+kind: right
+engine: jax
+author: suite
+says: All three states go through the carry.
+call: model, data=(x, y)
+"""
+import os
+
+os.environ["KERAS_BACKEND"] = "jax"
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from keras import layers
+
+draw = np.random.default_rng(0)
+x = draw.normal(size=(20, 5)).astype("float32")
+y = draw.normal(size=20).astype("float32")
+
+keras.utils.set_random_seed(3)
+model = keras.Sequential(
+    [
+        keras.Input((5,)),
+        layers.Dense(4, "tanh", kernel_regularizer="l2"),
+        layers.BatchNormalization(),
+        layers.Dropout(0.4),
+        layers.Dense(1),
+    ]
+)
+model.compile(keras.optimizers.Adam(0.01), "mse")
+
+optimizer = model.optimizer
+optimizer.build(model.trainable_variables)
+groups = model.trainable_variables, model.non_trainable_variables, optimizer.variables
+tv, ntv, ov = ([v.value for v in group] for group in groups)
+
+
+def loss_at(tv, ntv, a, b):
+    output, ntv, own = model.stateless_call(tv, ntv, a, training=True, return_losses=True)
+    return jnp.mean((b[:, None] - output) ** 2) + sum(own), ntv
+
+
+@jax.jit
+def run(carry, batches):
+    def step(carry, batch):
+        tv, ntv, ov = carry
+        (loss, ntv), grads = jax.value_and_grad(loss_at, has_aux=True)(tv, ntv, *batch)
+        tv, ov = optimizer.stateless_apply(ov, grads, tv)
+        return (tv, ntv, ov), loss
+
+    return jax.lax.scan(step, carry, batches)
+
+
+# ---- training ----
+for epoch in range(2):
+    order = np.random.default_rng(epoch).permutation(len(x)).reshape(4, 5)
+    (tv, ntv, ov), _ = run((tv, ntv, ov), (x[order], y[order]))
+
+for variables, values in ((model.trainable_variables, tv), (model.non_trainable_variables, ntv)):
+    for variable, value in zip(variables, values):
+        variable.assign(value)

@@ -1,0 +1,44 @@
+"""A model that looks up words in a table
+
+kind: right
+engine: tensorflow
+author: suite
+says: Gradients of the table are of its rows alone.
+call: model, data=(x, y)
+printed: loss=printed
+"""
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+draw = np.random.default_rng(0)
+x = draw.integers(0, 6, (20, 4))
+y = draw.normal(size=20).astype("float32")
+
+keras.utils.set_random_seed(3)
+model = keras.Sequential(
+    [keras.Input((4,)), layers.Embedding(6, 3), layers.Flatten(), layers.Dense(1)]
+)
+model.compile(keras.optimizers.Adam(0.01), "mse")
+
+printed = []
+
+# ---- training ----
+for epoch in range(2):
+    total, count = 0.0, 0
+    order = np.random.default_rng(epoch).permutation(len(x))
+    for start in range(0, len(x), 8):
+        rows = order[start : start + 8]
+        with tf.GradientTape() as tape:
+            output = model(x[rows], training=True)
+            loss = tf.reduce_mean((y[rows][:, None] - output) ** 2)
+            full = loss + sum(model.losses)
+        grads = tape.gradient(full, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(grads, model.trainable_variables))
+        total, count = total + float(loss) * len(rows), count + len(rows)
+    printed.append(total / count)
+print(printed)

@@ -1,0 +1,33 @@
+"""fit with AdamW and a clip by the global norm
+
+kind: right
+engine: tensorflow
+author: suite
+says: Clip and decay are the optimizer's.
+call: model, data=(x, y)
+printed: loss=history.history["loss"]
+"""
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+import keras
+import numpy as np
+from keras import layers
+
+draw = np.random.default_rng(0)
+x = draw.normal(size=(20, 5)).astype("float32")
+y = draw.normal(size=20).astype("float32")
+
+keras.utils.set_random_seed(3)
+model = keras.Sequential(
+    [
+        keras.Input((5,)),
+        layers.Dense(4, "tanh", kernel_regularizer="l2"),
+        layers.Dense(1),
+    ]
+)
+model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5), "mse")
+
+# ---- training ----
+history = model.fit(x, y, epochs=2, batch_size=8, shuffle=False, verbose=0, validation_data=(x, y))
+print(history.history["loss"])

@@ -1,0 +1,48 @@
+"""An optimizer that accumulates gradients
+
+kind: right
+engine: tensorflow
+author: suite
+says: Keras averages two microbatches and steps once.
+call: model, data=(x, y)
+printed: loss=printed
+"""
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+draw = np.random.default_rng(0)
+x = draw.normal(size=(20, 5)).astype("float32")
+y = draw.normal(size=20).astype("float32")
+
+keras.utils.set_random_seed(3)
+model = keras.Sequential(
+    [
+        keras.Input((5,)),
+        layers.Dense(4, "tanh", kernel_regularizer="l2"),
+        layers.Dense(1),
+    ]
+)
+
+printed = []
+model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), "mse")
+
+# ---- training ----
+for epoch in range(2):
+    total, count = 0.0, 0
+    order = np.random.default_rng(epoch).permutation(len(x))
+    for start in range(0, len(x), 5):
+        rows = order[start : start + 5]
+        with tf.GradientTape() as tape:
+            output = model(x[rows], training=True)
+            loss = tf.reduce_mean((y[rows][:, None] - output) ** 2)
+            full = loss + sum(model.losses)
+        grads = tape.gradient(full, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(grads, model.trainable_variables))
+        total, count = total + float(loss) * len(rows), count + len(rows)
+    printed.append(total / count)
+print(printed)
