@@ -30,13 +30,9 @@ slow: $(VENV)/installed-all
 	$(call on-both,-m "slow and not large")
 
 # stepcheck on PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
-OF_TORCH = $(addprefix tests/test_audit_torch,.py _flow.py _scripts.py _supposed.py _ordinary.py _processes.py _whole.py)
+OF_TORCH = $(addprefix tests/test_,audit_torch.py audit_torch_ordinary.py audit_torch_processes.py audit_torch_whole.py command.py)
 torch: $(VENV)-torch/installed
 	cd stepcheck && KERAS_BACKEND=jax $(VENV)-torch/bin/pytest $(PARALLEL) $(OF_TORCH)
-
-# stepcheck on scripts of Transformers, Accelerate and Lightning, with models made on the spot.
-trainers: $(VENV)-trainers/installed
-	cd stepcheck && KERAS_BACKEND=jax $(VENV)-trainers/bin/pytest tests/test_audit_torch_trainers.py
 
 # The same with versions of Transformers whose faults are known, each in an environment of its own.
 BEFORE ?= 4.45.2 4.46.0
