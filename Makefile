@@ -9,7 +9,7 @@ on-both = for engine in jax tensorflow; do for package in $(PACKAGES); do \
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: train test slow lint suite torch trainers trainers-before remote large keras-own matrix release corpus bench docs clean
+.PHONY: train test slow lint suite torch remote large keras-own matrix release corpus bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
 	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
@@ -30,21 +30,9 @@ slow: $(VENV)/installed-all
 	$(call on-both,-m "slow and not large")
 
 # stepcheck on PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
-OF_TORCH = $(addprefix tests/test_audit_torch,.py _ordinary.py _processes.py _whole.py)
+OF_TORCH = $(addprefix tests/test_,audit_torch.py audit_torch_ordinary.py audit_torch_processes.py audit_torch_whole.py command.py)
 torch: $(VENV)-torch/installed
 	cd stepcheck && KERAS_BACKEND=jax $(VENV)-torch/bin/pytest $(PARALLEL) $(OF_TORCH)
-
-# stepcheck on scripts of Transformers, Accelerate and Lightning, with models made on the spot.
-trainers: $(VENV)-trainers/installed
-	cd stepcheck && KERAS_BACKEND=jax $(VENV)-trainers/bin/pytest tests/test_audit_torch_trainers.py
-
-# The same with versions of Transformers whose faults are known, each in an environment of its own.
-BEFORE ?= 4.45.2 4.46.0
-trainers-before: $(BEFORE:%=$(VENV)-transformers-%/installed)
-	for version in $(BEFORE); do \
-		(cd stepcheck && KERAS_BACKEND=jax $(VENV)-transformers-$$version/bin/pytest tests/test_audit_torch_trainers.py \
-			-k versions) || exit 1; \
-	done
 
 # Checkpoints in a local server of S3's protocol.
 remote: $(VENV)-remote/installed
@@ -126,13 +114,6 @@ $(VENV)-trainers/installed: $(PROJECTS)
 		--editable './stepcheck[keras,torch,trainers,dev]'
 	touch $@
 
-$(VENV)-transformers-%/installed: $(PROJECTS)
-	$(PYTHON) -m venv $(VENV)-transformers-$*
-	$(VENV)-transformers-$*/bin/pip install --quiet --constraint constraints.txt --editable './wholestep[jax,dev]' \
-		--editable './stepcheck[keras,torch,dev]' \
-		transformers==$* 'accelerate>=1,<2'
-	touch $@
-
 $(VENV)-remote/installed: $(PROJECTS)
 	$(PYTHON) -m venv $(VENV)-remote
 	$(VENV)-remote/bin/pip install --quiet --editable './wholestep[jax,dev,stores]'  # s3fs fits few versions of its dependencies
@@ -154,4 +135,4 @@ $(VENV)/installed-docs: $(PROJECTS)
 	touch $@
 
 clean:
-	rm -rf build $(VENV) $(VENV)-keras $(VENV)-release $(VENV)-remote $(VENV)-torch $(VENV)-trainers* $(VENV)-transformers-*
+	rm -rf build $(VENV) $(VENV)-keras $(VENV)-release $(VENV)-remote $(VENV)-torch $(VENV)-trainers

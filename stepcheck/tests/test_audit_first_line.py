@@ -402,91 +402,6 @@ def test_a_side_check_that_fails_is_a_line_and_no_traceback(monkeypatch):
     assert report.first_line.startswith("Nothing found in 6 updates: ")
 
 
-DATA = """
-x = rng.normal(size=(48, 5)).astype("float32")
-y = (x.sum(1) > 0).astype("float32")[:, None]
-loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
-import tensorflow as tf
-
-
-def taken(a, b):
-    with tf.GradientTape() as tape:
-        loss = loss_fn(b, model(a, training=True))
-    return tape.gradient(loss, model.trainable_variables)
-
-"""
-LOOP = """
-
-for epoch in range(3):
-    order = rng.permutation(48)
-    for start in range(0, 48, 12):
-        rows = order[start : start + 12]
-        step(x[rows], y[rows])
-"""
-MOMENTUM = """
-model = network()
-speed = [tf.zeros_like(v) for v in model.trainable_variables]
-
-
-def step(a, b):
-    for i, (v, g) in enumerate(zip(model.trainable_variables, taken(a, b))):
-        speed[i] = 0.9 * speed[i] - 0.05 * g
-        v.assign_add(speed[i])
-"""
-RATE_ZERO = """
-model, count = network(), 0
-
-
-def step(a, b):
-    global count
-    for v, g in zip(model.trainable_variables, taken(a, b)):
-        v.assign_sub(0.1 * min(1, count / 6) * (count % 5 > 0) * g)
-    count += 1
-"""
-SHARPNESS = """
-model, optimizer = network(), keras.optimizers.SGD(0.05)
-
-
-def step(a, b):
-    there = [0.05 * g / tf.norm(g) for g in taken(a, b)]
-    for v, e in zip(model.trainable_variables, there):
-        v.assign_add(e)
-    grads = taken(a, b)
-    for v, e in zip(model.trainable_variables, there):
-        v.assign_sub(e)
-    optimizer.apply_gradients(zip(grads, model.trainable_variables))
-"""
-ON_BOTH = """
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-with strategy.scope():
-    model, optimizer = network(), keras.optimizers.SGD(0.05)
-    optimizer.build(model.trainable_variables)
-
-
-def one(a, b):
-    optimizer.apply_gradients(zip(taken(a, b), model.trainable_variables))
-
-
-@tf.function
-def both(a, b):
-    strategy.run(one, args=(a, b))
-
-
-def step(a, b):
-    both(tf.constant(a), tf.constant(b))
-"""
-OWN_STEP = "Not judged: the optimizer step is your own. Nothing found in "
-LOOPS = {
-    "momentum by hand": (MOMENTUM, 0, "Nothing found in "),
-    "a rate of zero": (RATE_ZERO, 2, OWN_STEP),
-    "sharpness": (SHARPNESS, 0, "Nothing found in 12 updates: rows, mode, gradient, step, state were judged."),
-    "the same rows on both replicas": (ON_BOTH, 1, "Each of the 2 replicas gets the same rows, so an update is of"),
-}
-
-
-HALF = "zip([g / 2 for g in grads], model"
-
-
 def test_a_model_that_is_frozen_at_the_end_is_judged_as_it_was_trained():
     """As the discriminator of a GAN is, while the generator is trained."""
     x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
@@ -517,13 +432,6 @@ def test_the_inner_tape_of_a_gradient_penalty_is_not_that_of_the_loss(tmp_path):
     (tmp_path / "loop.py").write_text(PENALTY)
     line = line_of_loss(Line(str(tmp_path / "loop.py"), 6))
     assert line.text == "loss = loss_fn(b, out) + tf.reduce_sum(slope**2)"
-
-
-USED_UP = (
-    "for epoch in range(2):\n    for rows in rng.permutation(24).reshape(3, 8):",
-    "{made}for epoch in range(3):\n{anew}    for rows in parts:",
-)
-MADE = "parts = (part for part in rng.permutation(24).reshape(3, 8))\n"
 
 
 def fitted(x, y, *, order, data=None, num=1):
@@ -624,44 +532,6 @@ def test_inputs_that_are_no_rows_of_the_data_stand_beside_the_nearest_row():
     ).groups()
     assert [float(number) for number in own.split(", ")] == pytest.approx(x[0].tolist(), rel=1e-3)
     assert [float(n) for n in got.split(", ")] == pytest.approx((x[0] + [1e-3, 2e-3]).tolist(), rel=1e-3)
-
-
-OWN_LOSS = """
-model, optimizer = network(), keras.optimizers.SGD(0.01)
-
-
-def own_loss(labels, out):
-    return tf.reduce_mean(tf.abs(labels - out) ** 1.5 + tf.random.normal((1,)) * out)
-
-
-def step(a, b):
-    with tf.GradientTape() as tape:
-        out = model(a, training=True)
-        loss = own_loss(b, out)
-    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
-"""
-
-
-CLIPPED = """
-model, optimizer = network(), keras.optimizers.SGD(0.01)
-
-
-@tf.function
-def step(a, b):
-    grads = taken(a, b)
-    {} = tf.clip_by_global_norm(grads, 0.1)
-    optimizer.apply_gradients(zip(grads, model.trainable_variables))
-"""
-
-
-STALE = """
-model, optimizer = network(), keras.optimizers.SGD(0.01)
-for epoch in range(3):
-    order = rng.permutation(48)
-    held = [taken(x[order[i : i + 12]], y[order[i : i + 12]]) for i in range(0, 48, 12)]
-    for grads in held:
-        optimizer.apply_gradients(zip(grads, model.trainable_variables))
-"""
 
 
 class Pooled(keras.layers.Layer):

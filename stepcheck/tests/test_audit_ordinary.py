@@ -138,37 +138,6 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
     assert looped(net, loss=OfOut(), num=3).first_line.startswith("Nothing found in 9 updates (gradients of 5): ")
 
 
-FOCAL = """
-class Power(keras.losses.Loss):
-    def __init__(self, power):
-        super().__init__(name="power")
-        self.power = power
-
-    def call(self, y, out):
-        return keras.ops.mean(keras.ops.abs(y - out) ** self.power, -1)
-{}
-
-def value(model, a, b):
-    out = model(a, training=True)
-    return Power(2.0)(b, out) + Power(4.0)(0 * b, out)
-
-
-x = rng.normal(size=(24, 5)).astype("float32")
-y = x.sum(1, keepdims=True)
-model = network()
-step = update(model, keras.optimizers.SGD(0.01), value)
-for epoch in range(2):
-    for rows in rng.permutation(24).reshape(3, 8):
-        step(x[rows], y[rows])
-"""
-
-
-WITHOUT_CONFIG = """
-    def get_config(self):
-        raise NotImplementedError
-"""
-
-
 class Eager(keras.Model):
     """A model that reads numbers while it runs."""
 
@@ -336,39 +305,6 @@ def test_a_prediction_in_another_thread_hides_no_update():
         may_end.set()
         actor.join()
     assert report.first_line.startswith("Nothing found in 6 updates: rows, mode, gradient")
-
-
-READ = """
-class Counted:
-    num = 0
-
-    def __getitem__(self, rows):
-        Counted.num += 1
-        return self.y[rows]
-
-    @property
-    def all(self):
-        Counted.num += 1
-        return self.y
-
-
-def own_loss(labels, out):
-    return keras.ops.mean((labels - out) ** 2)
-
-
-x = rng.normal(size=(24, 5)).astype("float32")
-labels, model = Counted(), network()
-labels.y = x.sum(1, keepdims=True)
-optimizer = keras.optimizers.SGD(0.01)
-for start in range(0, 24, 8):
-    now = slice(start, start + 8)
-    with tf.GradientTape() as tape:
-        out = model(x[now], training=True)
-        loss = own_loss({}, out)
-    grads = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(grads, model.trainable_variables))
-print("reads", Counted.num)
-"""
 
 
 def test_later_models_have_the_names_that_they_have_without_an_audit():

@@ -7,21 +7,15 @@ import numpy as np
 import pytest
 
 import stepcheck
-from stepcheck.keras.chain import averages, divergence
 from stepcheck.report.found import Likely
 from stepcheck.solve.optimizers import Moves, solved
 from stepcheck.stages.steps import anew_in_each_pass, apply
-from stepcheck.trace.log import Applied, Called, Log
+from stepcheck.trace.log import Applied
 from stepcheck.trace.rows import mixed
 from stepcheck.trace.windows import Piece, Update, Windows
 
 ENGINE = keras.backend.backend()
 PIECE = Piece(None, np.arange(3))  # type: ignore[arg-type]
-
-
-LOOP = "for epoch in range(2):"
-OF_OTHER = "other = network()\nother.compile('adam', 'mse')\nother.fit(x, y, epochs=9, batch_size=4, verbose=0)\n"
-OF_ITSELF = "model.fit(x[:16], y[:16], epochs=9, batch_size=4, verbose=0)\n"
 
 
 BETAS = {"other beta": (0.9, 0.9), "swapped": (0.99, 0.9), "one alone": (0.9, 0.0), "none": (0.0, 0.0)}
@@ -153,84 +147,6 @@ def test_optimizers_that_move_the_same_variables_in_turn_begin_nothing_anew():
     steps = [Applied(i, i % 2, grads, grads, slots[i], grads, slots[i + 2], 0.1, i // 2, None) for i in range(6)]
     updates = [Update(i, [PIECE], step) for i, step in enumerate(steps, start=1)]
     assert list(apply(updates, None)) == ["2 optimizers move the same variables in turn. Is that meant?"]
-
-
-CUT = [("def value(model, a, b):", "def value(model, a, b):\n    a, b = a[:, :-1], a[:, 1:]"), ("a > 0", "b > 0")]
-
-
-BY_KERAS = [
-    ("keras.ops.mean((first - b[0]) ** 2)", "keras.losses.MeanSquaredError()(b[0], first)"),
-    (
-        "keras.ops.mean(keras.ops.sparse_categorical_crossentropy(b[1], second, from_logits=True))",
-        "keras.losses.SparseCategoricalCrossentropy(from_logits=True)(b[1], second)",
-    ),
-]
-
-WEIGHTS = "OF_AGE, OF_KIND =", "LOSS_WEIGHTS = [1.0, 0.2]\nOF_AGE, OF_KIND ="
-NAMED = [
-    (
-        "[layers.Dense(1)(inner), layers.Dense(2)(inner)])",
-        '{"age": layers.Dense(1)(inner), "kind": layers.Dense(2)(inner)})',
-    ),
-    ("first, second = model(a, training=True)", 'first, second = map(model(a, training=True).get, ("age", "kind"))'),
-    ("OF_AGE, OF_KIND =", 'weights = {"age": 1.0, "kind": 0.2}\nOF_AGE, OF_KIND ='),
-]
-
-
-COMPILED = (
-    "OF_AGE, OF_KIND =",
-    """ce = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-model.compile(keras.optimizers.Adam(0.01), ["mse", ce], loss_weights=[0.2, 1.0])
-OF_AGE, OF_KIND =""",
-)
-
-
-@pytest.mark.parametrize(("share", "is_said"), [(0.99, True), (0.01, False), (1.0, False), (None, False)])
-def test_an_average_of_weights_that_forgets_all_but_the_last_is_said(share, is_said):
-    rng = np.random.default_rng(0)
-    fast = rng.normal(size=(8, 50)).astype("float32")
-    slow, called, steps = fast[0], [], []
-    for t, new in enumerate(fast):
-        called.append(Called(2 * t, [], [], [], [slow[:20], slow[20:]], False, None))  # of a frozen model
-        after = [new[:20], new[20:]]
-        steps.append(Applied(2 * t + 1, 0, after, after, [], after, [], 0.1, t, None))
-        slow = slow + np.float32(1 / (t + 1) if share is None else share) * (
-            new - slow
-        )  # a mean of all, or of late ones
-    pair = [
-        SimpleNamespace(model=SimpleNamespace(name=n), log=Log(called=c, applied=a))
-        for n, c, a in (("slow", called, []), ("fast", [], steps))
-    ]
-    assert sum("forgets all but the last update" in note for note in averages(*pair)) == is_said
-
-
-@pytest.mark.parametrize(
-    ("count", "of_outputs", "said"),
-    [
-        (1.0, 1.0, ["1 times its sum over 3 dimensions, beside a sum"]),
-        (1 / 3, 1.0, ["0.3333 times its sum over 3 dimensions, beside a sum", "counts 1 / 3 of"]),
-        (1 / 3, 0.1, ["0.3333 times its sum over 3 dimensions"]),  # both are means
-        (4.0, 1.0, ["4 times its sum over 3 dimensions, beside a sum"]),
-        (0.0, 1.0, []),
-    ],
-)
-@pytest.mark.parametrize("is_root", [False, True])
-def test_the_share_of_a_divergence_is_solved_for(count, of_outputs, said, is_root):
-    rng, logs = np.random.default_rng(0), (Log(), Log())
-    for t in range(5):
-        num = 6 + t
-        x, out, mean, log, noise, by_z = (rng.normal(size=(num, k)) for k in (10, 10, 3, 3, 3, 3))
-        power = 1.0 if is_root else 0.5
-        z = mean + np.exp(power * log) * noise
-        by_mean = by_z + count * mean / num
-        by_log = by_z * power * (z - mean) + count * power * (np.exp(2 * power * log) - 1) / num
-        moved = of_outputs * (1 / (1 + np.exp(-out)) - x) / num
-        one = Called(2 * t, [x], [mean, log], [mean], [], True, None, derivatives={0: [by_mean], 1: [by_log]})
-        two = Called(2 * t + 1, [z], [out], [mean], [], True, None, derivatives={0: [moved]})
-        logs[0].called.append(one)
-        logs[1].called.append(two)
-    found = list(divergence(*(SimpleNamespace(model=SimpleNamespace(name="m"), log=log) for log in logs)))
-    assert [part in told for part, told in zip(said, found, strict=True)] == [True] * len(said), found
 
 
 @pytest.mark.parametrize(

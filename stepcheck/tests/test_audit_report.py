@@ -163,13 +163,6 @@ def test_a_notebook_sees_that_an_audit_is_not_over():
 
 # ---- a loop that is called again ----
 
-EVEN = [("range(0, len(rows), 5)", "range(0, len(rows), 4)"), ("i : i + 5", "i : i + 4")]
-ARGUMENTS = ("def train(model, x, y, w):", "def train(model, x, y, w=None):")
-TWINS = {
-    "divided by a full window": [SUM_TO_MEAN, ("t / len(rows) + o", "t / 3 + o")],
-    "divided by the full batch": [("t / len(rows) + o", "t / 12 + o")],
-}
-
 
 # ---- options ----
 

@@ -15,7 +15,6 @@ LABELS = "y[rows][:, None]" if IS_TF else "b[:, None]"
 MEAN = f"{'tf.reduce_mean' if IS_TF else 'jnp.mean'}({ERROR} ** 2)"
 PENALTY = " + sum(model.losses)" if IS_TF else " + sum(own)"
 SUM = "ops.sum(error)"
-LOGITS = "loss_fn(y[rows], output)" if IS_TF else "loss_fn(b, output)"
 ADD = "total = [t + g for t, g in zip(total, grads)]"
 WEIGHTED = (
     ("sample_weight=w[rows]", "sample_weight={}") if IS_TF else ("x[rows], y[rows], w[rows])", "x[rows], y[rows], {})")

@@ -173,44 +173,6 @@ def test_a_rate_that_is_a_number_of_the_script_times_the_rows_is_a_sum(rate, val
     assert (words in " ".join(report.notes), "rows times" in " ".join(report.notes)) == (True, bool(words)), str(report)
 
 
-BY_PLAIN_STEPS = """
-x = rng.normal(size=(44, 5)).astype("float32")
-y = x.sum(1)
-model, SIZE = network(), 8
-RATE = 0.005
-step = gradients_of(model, lambda out, b: keras.ops.sum((out[:, 0] - b) ** 2))
-for epoch in range(3):
-    order = rng.permutation(44)
-    for start in range(0, 44, SIZE):
-        rows = order[start : start + SIZE]
-        for v, g in zip(model.trainable_variables, step(x[rows], y[rows])):
-            v.assign(v - RATE * keras.ops.convert_to_tensor(g))
-"""
-BY_TAPE = """
-import tensorflow as tf
-
-
-def gradients_of(model, value):
-    def step(a, b):
-        with tf.GradientTape() as tape:
-            loss = value(model(a, training=True), b)
-        return tape.gradient(loss, model.trainable_variables)
-
-    return step
-"""
-BY_JAX = """
-import jax
-
-
-def gradients_of(model, value):
-    def at(values, a, b):
-        return value(model.stateless_call(values, [], a, training=True)[0], b)
-
-    gradient = jax.grad(at)
-    return lambda a, b: gradient([v.value for v in model.trainable_variables], a, b)
-"""
-
-
 def first_of_all(own, kept=[]):  # noqa: B006
     """Return the statistics of the first call again and again."""
     kept[:] = kept or own

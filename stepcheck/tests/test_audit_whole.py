@@ -5,40 +5,16 @@ import time
 import keras
 import numpy as np
 import pytest
-from audit_scripts import HEAD, UPDATE
 from keras import layers, ops
 
 import stepcheck
 from stepcheck.report import progress
 
-ENGINE = keras.backend.backend()
-ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop is TensorFlow's")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(48, 5)).astype("float32")
 CLASSES = np.tile(np.arange(3, dtype="int32"), 16)
 
 # ---- forward passes whose gradient is not taken ----
-
-LAST_ALONE = f"""{HEAD}{UPDATE}
-x = rng.normal(size=(96, 5)).astype("float32")
-y = x.sum(1, keepdims=True)
-model = network()
-loss_fn = keras.losses.MeanSquaredError()
-
-
-def value(model, a, b):
-    return loss_fn(b, model(a, training=True))
-
-
-step = update(model, keras.optimizers.SGD(0.05), value)
-for epoch in range(4):
-    for i, rows in enumerate(np.split(rng.permutation(96), 6)):
-        if i == 5:
-            step(x[rows], y[rows])
-        else:
-            loss = value(model, x[rows], y[rows])
-"""
-UNUSED = "20 of 24 forward passes in training mode gave no gradient. Nothing else found in 4 updates: mode, gradient"
 
 
 # ---- losses of whole batches ----
@@ -129,11 +105,6 @@ def two_parts():
     return base, keras.Model(inputs, layers.Dense(4, "softmax")(base(inputs)))
 
 
-def by_variable(base, *, trainable):
-    for variable in base.variables:
-        variable.trainable = trainable
-
-
 def trained(model, rate):
     model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy")
     model.fit(X, CLASSES, batch_size=16, epochs=2, verbose=0)
@@ -152,25 +123,6 @@ def test_a_second_stage_of_as_many_variables_is_judged():
         trained(model, 1e-3)
     assert (report.causes, CHANGED in report.notes) == ([], True), str(report)
     assert report.first_line.startswith("Nothing found in 6 updates"), str(report)
-
-
-STAGES = f"""{HEAD}
-x = rng.normal(size=(48, 5)).astype("float32")
-y = np.tile(np.arange(3), 16)
-model = network(num=3, activation="softmax")
-
-
-def stage(rate):
-    model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy")
-    model.fit(x, y, batch_size=16, epochs=2, verbose=0)
-
-
-FREEZE
-stage(1e-2)
-THAW
-stage(1e-3)
-"""
-FREEZE = "for variable in model.layers[0].variables: variable.trainable = {}"
 
 
 # ---- time ----
@@ -192,29 +144,3 @@ def test_judging_names_its_stages(monkeypatch):
     monkeypatch.setattr(progress._Progress, "__setattr__", lambda self, name, value: stages.append(value))
     assert compiled("sparse_categorical_crossentropy").has_seen
     assert {"the order of the rows", "the gradients", "the optimizer steps"} <= {*stages}
-
-
-WITHOUT_SCOPE = f"""{HEAD}
-import tensorflow as tf
-
-x = rng.normal(size=(48, 5)).astype("float32")
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-with strategy.scope():
-    model = network()
-optimizer = keras.optimizers.Adam()
-
-
-def train_step(a):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(model(a, training=True) ** 2)
-    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
-
-
-@tf.function
-def distributed(a):
-    strategy.run(train_step, args=(a,))
-
-
-for a in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(16)):
-    distributed(a)
-"""
