@@ -146,7 +146,7 @@ def as_given(log: Log, labels: dict[int, np.ndarray]) -> Given:
     leaves = [leaf[kept] for leaf in leaves]
     whole = [each.order for each in called if each.is_whole]
     are_known = bool(whole) and labels.keys() >= {*whole}
-    by_pass = {order: (labels[order],) for order in whole} if are_known else None
+    by_pass: ByPass | None = {order: (labels[order],) for order in whole} if are_known else None
     given = Given(leaves[0] if len(leaves) == 1 else tuple(leaves), by_pass)
     return given._replace(told=given.told.format(len(kept)))
 
