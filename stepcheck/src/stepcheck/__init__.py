@@ -41,7 +41,7 @@ def watch(
         loss: the loss that is meant. Keras: a loss, its name, a function (labels, outputs), a list or dict of them, one
             for each output, or an `Objective` of wholestep; None for the compiled loss. PyTorch: a loss of `torch.nn`
             or `torch.nn.functional`, or a function of outputs and labels that returns a value for each row, or
-            (values, weights); None for the one loss of PyTorch that the loop calls.
+            (values, weights); None for the loss that the model computes itself of its labels, as Transformers' do.
         learning_rate: the rate that is meant: a number, or a function (or a schedule of Keras) of the number of the
             update, from 0; None for the schedule of the optimizer, if it has one.
         optimizer: Keras: the optimizer that is meant. If the loop applies another one, both are compared; its schedule,
