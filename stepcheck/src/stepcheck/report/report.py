@@ -146,7 +146,7 @@ class Report:
         return self._verdict
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as data: dicts, lists, strings, numbers and None, as docs/audit.md lists them."""
+        """Return the report as data: dicts, lists, strings, numbers and None, as docs/report.md describes them."""
         verdict = self._judged()
         lines = [cause.line and cause.line._asdict() | {"text": cause.line.text} for cause in verdict.causes]
         causes = [asdict(cause) | {"line": line} for cause, line in zip(verdict.causes, lines, strict=True)]
