@@ -1,4 +1,4 @@
-"""The pages: their code runs, their links and the table of contents lead somewhere, and they are short."""
+"""The pages: their code runs, their links lead somewhere, and they are short."""
 
 import pkgutil
 import re
@@ -18,6 +18,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = {path: path.read_text() for path in [*PAGES, ROOT / "README.md"]}
 TO_READ = [path for path in TEXTS if path.parent.name != "notes"]
 SITE = (ROOT / "mkdocs.yml").read_text()
+BROADCAST = "Broadcast. Each output meets the labels of all rows"
 REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
 
 
@@ -38,10 +39,11 @@ def test_the_programs_of_the_first_page_run():
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop calls JAX")
 @pytest.mark.slow
 def test_the_loop_of_jax_is_a_broadcast():
-    text = TEXTS[DOCS / "index.md"].replace("print(report.first_line)  # Broadcast.", "found = report  # Broadcast.")
+    shown = "print(report.first_line)  # Broadcast."
+    text = TEXTS[DOCS / "index.md"].replace(shown, "found = report  # Broadcast.")
     names: dict = {}
     exec(compile(program(text, "jax"), "index.md", "exec"), names)
-    assert names["found"].first_line.startswith("Broadcast. Each output meets the labels of all rows")
+    assert names["found"].first_line.startswith(BROADCAST)
 
 
 @on("tensorflow")
@@ -56,7 +58,7 @@ def test_the_program_of_the_reference_runs():
 def test_the_loop_of_torch_is_a_broadcast():
     pytest.importorskip("torch")
     report = run("pytorch.md", "torch")
-    assert report.first_line.startswith("Broadcast. Each output meets the labels of all rows")
+    assert report.first_line.startswith(BROADCAST)
 
 
 def test_the_table_of_contents_has_every_page():
@@ -79,7 +81,7 @@ def anchors(path):
 
 
 def where(path, link):
-    """Return the file that a link of a page leads to, and the heading in it; None if it leads elsewhere."""
+    """Return the file and the heading that a link leads to; None if it leads elsewhere."""
     if link.startswith(f"{REPOSITORY}/"):
         link = re.sub(rf"^{REPOSITORY}/(blob|tree|raw)/main/", "", link)
         path = TOP / "x"
@@ -92,8 +94,8 @@ def where(path, link):
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_links_of_a_page_lead_somewhere(path):
     text = re.sub(r"```.*?```|`[^`\n]*`", "", TEXTS[path], flags=re.S)
-    found = [place for link in re.findall(r"\]\(([^)\s]+)\)", text) if (place := where(path, link)) is not None]
-    for file, heading in found:
+    places = [where(path, link) for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    for file, heading in filter(None, places):
         assert file.exists(), file
         assert not heading or heading in anchors(file), (file, heading)
 

@@ -1,4 +1,4 @@
-"""The first pages: their programs run in the environment that their own words make, and print what the page shows."""
+"""The first pages: their programs run with what they install, and print what they show."""
 
 import importlib.util
 import re
@@ -14,8 +14,10 @@ from shares import on
 ROOT = Path(__file__).parents[1]
 TOP = ROOT.parent
 README = (ROOT / "README.md").read_text()
-PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/pytorch.md")}
-OF_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop calls TensorFlow")
+PATHS = (ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "pytorch.md")
+PAGES = {path.name: path.read_text() for path in PATHS}
+ENGINE = keras.backend.backend()
+OF_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop calls TensorFlow")
 
 LOOP = """
 import torch
@@ -42,8 +44,8 @@ def without_numbers(text):
     return " ".join(re.sub(r"-?\d+(\.\d+)?(e-\d+)?", "0", text).split())
 
 
-def shown(page, number=0):
-    return re.findall(r"```text\n(.*?)```", page, re.S)[number]
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page, re.S)
 
 
 def run(code, path):
@@ -58,8 +60,8 @@ def run(code, path):
 @pytest.mark.slow
 def test_the_report_of_the_readme_is_that_of_its_loop(tmp_path):
     text, _ = run(program(README, "tensorflow"), tmp_path / "train.py")
-    assert without_numbers(text) == without_numbers(shown(README))
-    (line,) = re.findall(r"your code: .*", shown(README))
+    assert without_numbers(text) == without_numbers(blocks(README, "text")[0])
+    (line,) = re.findall(r"your code: .*", README)
     assert line in text
 
 
@@ -82,7 +84,7 @@ def test_the_picture_is_of_the_loop_of_the_readme(tmp_path):
 def test_the_right_loop_of_torch_has_the_certificate_that_the_readme_shows(tmp_path):
     pytest.importorskip("torch")
     _, report = run(program(README, "torch"), tmp_path / "train.py")
-    assert report.first_line == shown(README, 1).strip()
+    assert report.first_line == blocks(README, "text")[1].strip()
 
 
 @on("jax")
@@ -90,9 +92,9 @@ def test_the_right_loop_of_torch_has_the_certificate_that_the_readme_shows(tmp_p
 def test_the_report_of_the_first_page_is_that_of_a_loop_of_torch(tmp_path):
     pytest.importorskip("torch")
     page = (TOP / "README.md").read_text()
-    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "stepcheck" in block)
+    (block,) = (each for each in blocks(page, "python") if "stepcheck" in each)
     text, _ = run(LOOP.lstrip() + block, tmp_path / "train.py")
-    *_, lines = (each for each in re.findall(r"```text\n(.*?)```", page, re.S) if "your code" in each)
+    (lines,) = (each for each in blocks(page, "text") if "your code" in each)
     for line in lines.splitlines():
         assert without_numbers(line) in without_numbers(text)
     (line,) = re.findall(r"your code: .*", lines)
@@ -104,9 +106,10 @@ def installed(page, framework):
     lines = re.findall(r"^    (pip .*?)(?:  +#.*)?$", page, re.M)
     (line,) = (each for each in lines if f"[{framework}]" in each)
     asked = re.findall(r"'\./(\w+)\[(\w+)\]'", line)
-    projects = {name: tomllib.loads((TOP / name / "pyproject.toml").read_text())["project"] for name, _ in asked}
-    needed = [each for project in projects.values() for each in project["dependencies"]]
-    needed += [each for name, extra in asked for each in projects[name]["optional-dependencies"][extra]]
+    needed = []
+    for name, extra in asked:
+        project = tomllib.loads((TOP / name / "pyproject.toml").read_text())["project"]
+        needed += project["dependencies"] + project["optional-dependencies"][extra]
     return {re.match(r"[\w-]+", each)[0].removesuffix("-cpu") for each in needed} | {"stepcheck"}
 
 
@@ -118,7 +121,8 @@ def test_a_page_installs_what_it_imports(page, framework):
     if is_of_torch and framework != "torch":
         pytest.skip("a page on PyTorch alone")
     text = PAGES["index.md" if is_of_torch else page]
-    assert imported(program(PAGES[page], framework)) <= installed(text, framework) | sys.stdlib_module_names
+    known = installed(text, framework) | sys.stdlib_module_names
+    assert imported(program(PAGES[page], framework)) <= known
 
 
 def test_the_readme_is_readable_elsewhere():

@@ -1,4 +1,4 @@
-"""`make release`: build both packages, install each into empty environments, and run READMEs and examples there."""
+"""`make release`: build both packages, and run their READMEs and examples in empty environments."""
 
 import os
 import shutil
@@ -19,8 +19,14 @@ EXAMPLES = {
     "tensorflow": ("distributed_mnist", "accumulation"),
     "torch": ("audit_torch",),
 }
-CHECK = "import sys, {0}; print({0}.__version__, {0}.__file__); sys.exit(not {0}.__file__.startswith(sys.prefix))"
-NONE_OF = "import importlib.util as i, sys; sys.exit(any(map(i.find_spec, {})))"
+CHECK = """
+import sys, {0}
+print({0}.__version__, {0}.__file__)
+sys.exit(not {0}.__file__.startswith(sys.prefix))
+"""
+NONE_OF = "import sys; from importlib.util import find_spec; sys.exit(any(map(find_spec, {})))"
+SHOWS = {"wholestep": "doctor", "stepcheck": "--version"}
+UNSET = ("PYTHONPATH", "VIRTUAL_ENV", "KERAS_BACKEND")
 BESIDE_TORCH = ("keras", "jax", "tensorflow", "wholestep")
 
 
@@ -42,7 +48,8 @@ def build(package):
     root = TOP / package
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     run(sys.executable, "-m", "build", "--outdir", OUT, root)
-    wheel, source = OUT / f"{package}-{version}-py3-none-any.whl", OUT / f"{package}-{version}.tar.gz"
+    wheel = OUT / f"{package}-{version}-py3-none-any.whl"
+    source = OUT / f"{package}-{version}.tar.gz"
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, source)
     names = zipfile.ZipFile(wheel).namelist()
     packaged = {name for name in names if not name.startswith(f"{package}-{version}.dist-info/")}
@@ -52,24 +59,25 @@ def build(package):
 
 
 def try_out(framework, requirements, packages):
-    """Install archives into an empty environment, and run the packages' READMEs and the framework's examples there."""
+    """Install archives into an empty environment; run the packages' READMEs and examples there."""
     home = OUT / f"with-{framework}"
     venv.create(home, with_pip=True)
     run(home / "bin" / "pip", "install", "--quiet", *requirements)
     work = home / "work"
     work.mkdir()
-    known = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "KERAS_BACKEND")}
+    known = {k: v for k, v in os.environ.items() if k not in UNSET}
     engine = {} if framework == "torch" else {"KERAS_BACKEND": framework}
     how = {"cwd": work, "env": known | engine}
     python = home / "bin" / "python"
     for package in packages:
         run(python, "-c", CHECK.format(package), **how)
-        run(home / "bin" / package, *(["doctor"] if package == "wholestep" else ["--version"]), **how)
+        run(home / "bin" / package, SHOWS[package], **how)
         script = work / f"{package}_readme.py"
         script.write_text(program((TOP / package / "README.md").read_text(), framework))
         run(python, script.name, stdout=subprocess.DEVNULL, **how)
     for name in EXAMPLES[framework]:
-        quick = ["--quick"] if "--quick" in (path := TOP / "examples" / f"{name}.py").read_text() else []
+        path = TOP / "examples" / f"{name}.py"
+        quick = ["--quick"] if "--quick" in path.read_text() else []
         run(python, path, *quick, stdout=subprocess.DEVNULL, **how)
     return python
 
