@@ -174,7 +174,7 @@ class Report:
         parts += map(figure, pictures(self._case, verdict) if can_draw() and verdict.has_seen else [])
         for title, lines in self._lists():
             parts.append(f"<h2>{title}</h2><ul>{''.join(f'<li>{_words(line)}</li>' for line in lines)}</ul>")
-        missing = "" if can_draw() else " The pictures need matplotlib: pip install 'stepcheck[pictures]'."
+        missing = "" if can_draw() else " The pictures need matplotlib: pip install './stepcheck[pictures]'."
         parts.append(f"<footer><p>{escape(self._looked_at() + missing)}</p></footer>")
         return part_of_page(parts)
 
