@@ -334,7 +334,7 @@ BY_NAME = {cause.name: cause for cause in CAUSES}
 
 
 def table() -> str:
-    """Return the causes as two tables of docs/findings.md: known causes, and errors that the audit solves for."""
+    """Return the causes as two tables of docs/audit.md: known causes, and errors that the audit solves for."""
     listed = ["| stage | cause | explanation | fix | met in |", "|---|---|---|---|---|"]
     listed += [f"| {c.stage} | {c.name} | {c.explanation} | {c.fix} | {c.source} |" for c in CAUSES if c.explanation]
     solved = ["| cause | fix | met in |", "|---|---|---|"]

@@ -146,7 +146,7 @@ class Report:
         return self._verdict
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as data: dicts, lists, strings, numbers and None, as docs/report.md describes them."""
+        """Return the report as data: dicts, lists, strings, numbers and None, as docs/audit.md lists them."""
         verdict = self._judged()
         lines = [cause.line and cause.line._asdict() | {"text": cause.line.text} for cause in verdict.causes]
         causes = [asdict(cause) | {"line": line} for cause, line in zip(verdict.causes, lines, strict=True)]
@@ -174,7 +174,7 @@ class Report:
         parts += map(figure, pictures(self._case, verdict) if can_draw() and verdict.has_seen else [])
         for title, lines in self._lists():
             parts.append(f"<h2>{title}</h2><ul>{''.join(f'<li>{_words(line)}</li>' for line in lines)}</ul>")
-        missing = "" if can_draw() else " The pictures need matplotlib: pip install './stepcheck[pictures]'."
+        missing = "" if can_draw() else " The pictures need matplotlib: pip install 'stepcheck[pictures]'."
         parts.append(f"<footer><p>{escape(self._looked_at() + missing)}</p></footer>")
         return part_of_page(parts)
 
