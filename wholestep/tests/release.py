@@ -53,8 +53,9 @@ def build(package):
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, source)
     names = zipfile.ZipFile(wheel).namelist()
     packaged = {name for name in names if not name.startswith(f"{package}-{version}.dist-info/")}
-    paths = {path for suffix in ("*.py", "py.typed") for path in (root / "src").rglob(suffix)}
-    assert packaged == {str(path.relative_to(root / "src")) for path in paths}
+    files = {path for path in (root / "src" / package).rglob("*") if path.is_file()}
+    files = {path for path in files if path.suffix != ".pyc"}
+    assert packaged == {str(path.relative_to(root / "src")) for path in files}
     return Archives(wheel, source)
 
 
