@@ -25,7 +25,7 @@ lint: $(VENV)/installed-all
 suite: $(VENV)/installed-all
 	$(call on-both,)
 
-# What takes the long way: processes, whole examples, long audits. It belongs to a change as `make test` does.
+# What takes the long way: processes, whole examples, long loops. It belongs to a change as `make test` does.
 slow: $(VENV)/installed-all
 	$(call on-both,-m "slow and not large")
 
@@ -33,6 +33,7 @@ slow: $(VENV)/installed-all
 OF_TORCH = $(addprefix tests/test_,audit_torch.py audit_torch_ordinary.py audit_torch_processes.py audit_torch_whole.py command.py)
 torch: $(VENV)-torch/installed
 	cd stepcheck && KERAS_BACKEND=jax $(VENV)-torch/bin/pytest $(PARALLEL) $(OF_TORCH)
+	cd stepcheck && KERAS_BACKEND=jax $(VENV)-torch/bin/pytest -k torch tests/test_docs.py tests/test_readme.py
 
 # Checkpoints in a local server of S3's protocol.
 remote: $(VENV)-remote/installed
@@ -73,7 +74,7 @@ matrix-%: $(VENV)-release/installed
 	grep -iE '^(keras|jax|tensorflow-cpu|tensorflow|numpy|ml-dtypes|xxhash)==' $(HERE)/versions.txt | xargs echo $*:
 	KERAS_BACKEND=$(ENGINE) $(HERE)/bin/pytest -c wholestep/pyproject.toml $(PARALLEL) $(QUICK)
 
-# Builds both archives in build/release, checks them, and runs the README and examples in empty environments.
+# Builds the archives of both packages in build/release, checks them, and runs READMEs and examples in empty environments.
 release: $(VENV)-release/installed
 	$(VENV)-release/bin/python wholestep/tests/release.py
 

@@ -1,12 +1,12 @@
-"""Why does my model learn in `fit`, and stay on a plateau in my own loop? Audit the loop.
+"""Why does my model learn in `fit`, and stay on a plateau in my own loop? Check the loop.
 
 The model predicts how often two words co-occur (GloVe). The loop is the one in the question: labels of shape (B,)
-against outputs of shape (B, 1). The audit runs it for two passes over a few hundred pairs, and names the fault: the
+against outputs of shape (B, 1). stepcheck runs it for two passes over a few hundred pairs, and names the fault: the
 shape of the labels, not the shuffling, which is the usual first guess. The pairs are random, as the fault does not
 depend on the text; `examples/glove.py` shows its cost on a real text.
 
-1. the loop as written, audited: one cause, in the gradient, and the line to change;
-2. the same loop with the fix that the audit proposes: no cause.
+1. the loop as written: one cause, in the gradient, and the line to change;
+2. the same loop with the fix that the report proposes: no cause.
 
     KERAS_BACKEND=tensorflow python examples/audit.py        (or jax)
 """
@@ -21,24 +21,24 @@ import numpy as np
 from glove_loops import jax_step, tape_step
 from keras import layers, ops
 
-import wholestep as ws
+import stepcheck
 
 NUM_WORDS, NUM_PAIRS, BATCH_SIZE = 60, 240, 64
 
 
 def main():
-    """Audit the loop as written and mended; return both reports."""
+    """Watch the loop as written and mended; return both reports."""
     pairs = draw_pairs(np.random.default_rng(0))
-    reports = [audited("as written", as_written, pairs), audited("with that fix", mended, pairs)]
-    print("You have seen: the audit ran the loop as it stands, and named the line to change.")
+    reports = [watched("as written", as_written, pairs), watched("with that fix", mended, pairs)]
+    print("You have seen: stepcheck ran the loop as it stands, and named the line to change.")
     return reports
 
 
-def audited(title, loss, pairs):
-    """Run a loop that minimises `loss` under an audit, and print the report."""
+def watched(title, loss, pairs):
+    """Run a loop that minimises `loss`, watch it, and print the report."""
     random.seed(1)  # from which Keras draws the seeds of weights
     model = network()
-    with ws.audit(model, data=pairs, loss=glove_loss) as report:
+    with stepcheck.watch(model, data=pairs, loss=glove_loss) as report:
         train(model, loss, pairs)
     print(f"---- the loop {title} ----\n{report}\n")
     return report

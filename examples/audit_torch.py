@@ -1,11 +1,11 @@
-"""Why does my PyTorch loop learn slowly? Audit it: the labels have shape (N,), the outputs (N, 1).
+"""Why does my PyTorch loop learn slowly? Check it: the labels have shape (N,), the outputs (N, 1).
 
 `MSELoss` then compares each output with the labels of all rows of its batch: the model learns the mean of the labels.
 
-1. the loop as written, audited: one cause, and the line to change;
-2. the same loop with the fix that the audit proposes: no cause.
+1. the loop as written: one cause, and the line to change;
+2. the same loop with the fix that the report proposes: no cause.
 
-    pip install '.[torch]'                (in a clone)
+    pip install './stepcheck[torch]'      (in a clone)
     python examples/audit_torch.py        (no Keras, JAX or TensorFlow is imported)
 """
 
@@ -13,25 +13,25 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import wholestep as ws
+import stepcheck
 
 NUM_ROWS, BATCH_SIZE, NUM_EPOCHS = 120, 32, 2
 
 
 def main():
-    """Audit the loop as written and mended; return both reports."""
+    """Watch the loop as written and mended; return both reports."""
     torch.manual_seed(0)
     x = torch.randn(NUM_ROWS, 4)
     y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + 0.1 * torch.randn(NUM_ROWS)
-    reports = [audited("as written", as_written, x, y), audited("with that fix", mended, x, y)]
-    print("You have seen: the audit ran the loop as it stands, and named the fault; with its fix the loop is right.")
+    reports = [watched("as written", as_written, x, y), watched("with that fix", mended, x, y)]
+    print("You have seen: stepcheck ran the loop as it stands, and named the fault; with its fix the loop is right.")
     return reports
 
 
-def audited(title, loss, x, y):
-    """Run a loop that minimises `loss` under an audit, and print the report."""
+def watched(title, loss, x, y):
+    """Run a loop that minimises `loss`, watch it, and print the report."""
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
-    with ws.audit.torch(model, data=(x, y), loss=nn.MSELoss()) as report:
+    with stepcheck.watch(model, data=(x, y), loss=nn.MSELoss()) as report:
         train(model, loss, x, y)
     print(f"---- the loop {title} ----\n{report}\n")
     return report

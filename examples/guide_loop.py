@@ -1,4 +1,4 @@
-"""Does the training loop of a Keras guide for JAX train as `fit` does? Audit it.
+"""Does the training loop of a Keras guide for JAX train as `fit` does? Check it.
 
 The loop has the habits of the one in Keras' guide "Multi-GPU distributed training with JAX", on one device
 (https://keras.io/guides/distributed_training_with_jax). It calls the model without `training`, takes the rows
@@ -6,8 +6,8 @@ unshuffled, drops the last, shorter batch, and prints the last batch's loss as t
 on MNIST: 60 000 images, 64 to a batch, so 32 are never used. Here the data are scikit-learn's digits: 1248 images, of
 which 32 are never used, and 549 others to test on.
 
-1. the loop as written, audited for two epochs: three causes and a note, with the lines to change;
-2. the same loop with these changes, audited: nothing found;
+1. the loop as written, watched for two epochs: three causes, with the lines to change;
+2. the same loop with these changes: nothing found;
 3. both loops and `fit`, trained for 30 epochs: how many of the other images they classify correctly.
 
     KERAS_BACKEND=jax python examples/guide_loop.py
@@ -23,29 +23,29 @@ import numpy as np
 from keras import layers
 from sklearn.datasets import load_digits
 
-import wholestep as ws
+import stepcheck
 
 BATCH_SIZE, NUM_TRAINED, NUM_EPOCHS = 64, 1248, 30
 
 
 def main():
-    """Audit the loop as written and with the changes, and train by each; return the reports and the accuracies."""
+    """Watch the loop as written and with the changes, and train by each; return the reports and the accuracies."""
     if keras.backend.backend() != "jax":
         raise SystemExit("This loop calls JAX. Run it with KERAS_BACKEND=jax.")
     train, test = digits()
     loops = {"as written": as_written, "with the changes": mended}
-    reports = [audited(name, loop, train) for name, loop in loops.items()]
+    reports = [watched(name, loop, train) for name, loop in loops.items()]
     accuracies = {name: accuracy(loop, train, test) for name, loop in {**loops, "fit": by_fit}.items()}
     for name, share in accuracies.items():
         print(f"{NUM_EPOCHS} epochs, {name}: {share:.0%} of {len(test[0])} other images are classified correctly")
-    print("You have seen: the audit named the habits of a guide's loop that make it worse than `fit`.")
+    print("You have seen: stepcheck named the habits of a guide's loop that make it worse than `fit`.")
     return reports, accuracies
 
 
-def audited(name, loop, train):
-    """Train a new model for two epochs under an audit, and print the report."""
+def watched(name, loop, train):
+    """Train a new model for two epochs, watch it, and print the report."""
     model = network()
-    with ws.audit(model, data=train) as report:
+    with stepcheck.watch(model, data=train) as report:
         printed = loop(model, *train, num_epochs=2)
     report.printed(loss=printed)
     print(f"---- the loop {name} ----\nIt prints the losses {np.round(printed, 3).tolist()}.\n{report}\n")

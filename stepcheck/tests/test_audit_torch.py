@@ -473,14 +473,6 @@ def test_the_example_names_the_fault_and_its_fix_mends_it(capsys):
     assert "Nothing found in " in capsys.readouterr().out
 
 
-def test_the_loop_of_the_page_has_the_fault_that_the_page_says():
-    page = (Path(__file__).parents[1] / "docs" / "audit.md").read_text()
-    (block,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "import torch" in each)
-    names = {}
-    exec(compile(block, "audit.md", "exec"), names)
-    assert [cause.name for cause in names["report"].causes] == ["broadcast"]
-
-
 WITHOUT_KERAS = """
 import sys, warnings
 sys.modules |= dict.fromkeys(("keras", "jax", "tensorflow"))  # so that their import fails

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 ENGINES = ("jax", "tensorflow")
+FRAMEWORKS = (*ENGINES, "torch")
 HERE = Path(__file__).parent
 
 
@@ -29,10 +30,13 @@ def imported(block: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def program(text: str, engine: str) -> str:
-    """Return the blocks of a page as one program, without those for the other engine."""
+def program(text: str, framework: str) -> str:
+    """Return the blocks of a page as one program, without those for another framework."""
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    return "\n".join(block for block in blocks if not imported(block) & set(ENGINES) - {engine})
+    others = {*FRAMEWORKS} - {framework}
+    if framework == "torch":
+        others.add("keras")
+    return "\n".join(block for block in blocks if not imported(block) & others)
 
 
 class Tags(html.parser.HTMLParser):

@@ -47,7 +47,7 @@ def test_an_engine_that_is_not_installed_is_named_with_the_way_to_install_it(fre
     fresh.setenv("KERAS_BACKEND", "tensorflow")
     fresh.delitem(sys.modules, "tensorflow", raising=False)
     fresh.setattr(backend, "find_spec", lambda name: None)
-    with pytest.raises(ws.SpecificationError, match=r"pip install 'wholestep\[tensorflow\]'"):
+    with pytest.raises(ws.SpecificationError, match=r"pip install './wholestep\[tensorflow\]'"):
         ws.Trainer  # noqa: B018
     assert "keras" not in sys.modules
 

@@ -107,7 +107,8 @@ def test_the_reference_has_every_public_name():
 
 def anchors(path):
     """Return the names of a page's headings, as links spell them."""
-    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", TEXTS[path], flags=re.S), re.M)
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.S), re.M)
+    titles = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title) for title in titles]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 

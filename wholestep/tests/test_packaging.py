@@ -1,5 +1,6 @@
 """What an installed wholestep is to others: typed, and made of what pyproject.toml names."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from scripts import ENGINES, imported, lean, program
 from shares import on
 
 import wholestep as ws
+from wholestep import cli
 
 ROOT = Path(__file__).parents[1]
 TOP = ROOT.parent
@@ -99,6 +101,25 @@ def test_tensorflow_trains_where_jax_is_not_installed():
     command = [sys.executable, "-c", ALONE]
     done = subprocess.run(command, env=lean(KERAS_BACKEND="tensorflow"), capture_output=True, text=True, timeout=300)
     assert "4 microbatches" in done.stdout, done.stderr
+
+
+@on("jax")
+def test_wholestep_imports_nothing_of_stepcheck():
+    for path in (ROOT / "src").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        assert "stepcheck" not in {name.partition(".")[0] for name in names}, path
+
+
+@on("jax")
+def test_a_former_name_says_how_to_install_stepcheck(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "stepcheck", None)  # as if it were not installed
+    for call in (ws.audit, ws.audit.torch):
+        with pytest.raises(ws.SpecificationError, match=r"none installed.*pip install '\./stepcheck\[keras\]'"):
+            call(None, data=())
+    assert cli.main(["audit", "train.py"]) == 2
+    assert "pip install './stepcheck[keras]'" in capsys.readouterr().err
 
 
 def test_a_version_is_the_same_everywhere():

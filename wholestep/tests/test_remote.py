@@ -785,5 +785,5 @@ def test_what_cannot_be_a_store_is_refused(tmp_path, monkeypatch):
         with pytest.raises(ws.SpecificationError, match=f"An address must name a folder. Received: {path}. Try"):
             ws.Trainer(small()).fit(X, Y, checkpoints=path, **HOW)
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(ws.SpecificationError, match=r"needs fsspec.*pip install 'wholestep\[remote\]'"):
+    with pytest.raises(ws.SpecificationError, match=r"needs fsspec.*pip install './wholestep\[remote\]'"):
         ws.Trainer(small()).fit(X, Y, checkpoints="memory://a/b", **HOW)

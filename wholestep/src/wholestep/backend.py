@@ -28,7 +28,7 @@ def check() -> None:
     if name not in sys.modules and find_spec(name) is None:
         must = f"The Keras backend is {name}, so {name} must be installed."
         other = "tensorflow" if name == "jax" else "jax"
-        attempt = f"pip install 'wholestep[{name}]', or set the environment variable KERAS_BACKEND={other}."
+        attempt = f"pip install './wholestep[{name}]', or set the environment variable KERAS_BACKEND={other}."
         raise SpecificationError(message(must, "no such package", attempt))
 
 

@@ -59,7 +59,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     missing = [package for module, package in _DEMO_NEEDS.items() if find_spec(module) is None]
     if missing:
         must = "wholestep demo needs scikit-learn and matplotlib."
-        print(message(must, f"{' and '.join(missing)} missing", "pip install 'wholestep[demo]'"), file=sys.stderr)
+        print(message(must, f"{' and '.join(missing)} missing", "pip install './wholestep[demo]'"), file=sys.stderr)
         return 1
     try:
         backend.check()

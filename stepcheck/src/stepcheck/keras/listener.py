@@ -1,4 +1,4 @@
-"""The listener: what a hook asks of an engine, and the one of the running Keras backend."""
+"""The listener: the questions of a hook to an engine, and the one of the running Keras backend."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager

@@ -1,1 +1,1 @@
-"""What a report says, and how it looks."""
+"""Findings, and how they look."""

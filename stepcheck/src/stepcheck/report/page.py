@@ -54,7 +54,7 @@ def assert_drawable() -> None:
     if not can_draw():
         must, attempt = (
             "The pictures of a report need matplotlib.",
-            "pip install 'stepcheck[pictures]', or print(report).",
+            "pip install './stepcheck[pictures]', or print(report).",
         )
         raise SpecificationError(message(must, "none installed", attempt))
 

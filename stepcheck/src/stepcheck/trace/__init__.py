@@ -1,1 +1,1 @@
-"""What was recorded, cut into updates."""
+"""The record of a loop, cut into updates."""

@@ -79,7 +79,7 @@ class Store:
             self._files, root = url_to_fs(self.folder.raw, **how)
         except (ImportError, ValueError) as error:
             must = f"{self.folder} needs fsspec, and its package for this kind of address."
-            attempt = "pip install 'wholestep[remote]', with s3fs for s3://, gcsfs for gs:// or adlfs for az://."
+            attempt = "pip install './wholestep[remote]', with s3fs for s3://, gcsfs for gs:// or adlfs for az://."
             received, cause = self.folder.without_secrets(str(error)), self.folder.cause(error)
             raise SpecificationError(message(must, received, attempt)) from cause
         self._root, self._is_fresh = root.rstrip("/"), True

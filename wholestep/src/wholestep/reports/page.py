@@ -52,7 +52,8 @@ def assert_drawable() -> None:
         SpecificationError: it is not.
     """
     if not can_draw():
-        must, attempt = "The pictures of a report need matplotlib.", "pip install 'wholestep[demo]', or print(report)."
+        must = "The pictures of a report need matplotlib."
+        attempt = "pip install './wholestep[demo]', or print(report)."
         raise SpecificationError(message(must, "none installed", attempt))
 
 

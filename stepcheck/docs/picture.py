@@ -1,6 +1,6 @@
-"""Draws docs/loop.png: the losses of the README's first loop, as written and with the line that the audit proposes.
+"""Draws docs/loop.png: the losses of the README's first loop, as written and with the line that the report proposes.
 
-KERAS_BACKEND=tensorflow python docs/picture.py
+KERAS_BACKEND=tensorflow python stepcheck/docs/picture.py
 """
 
 import re
@@ -19,9 +19,9 @@ FIX = "y = y[:, None]"
 
 
 def program() -> str:
-    """Return the README's code up to the audit: the data, the model and the loop."""
+    """Return the README's code up to the `with`: the data, the model and the loop."""
     blocks = re.findall(r"```python\n(.*?)```", (DOCS.parent / "README.md").read_text(), re.S)
-    return "\n".join(blocks[:2]).partition("\nwith ws.audit(")[0]
+    return "\n".join(blocks[:2]).partition("\nwith stepcheck.watch(")[0]
 
 
 def losses(code: str) -> np.ndarray:

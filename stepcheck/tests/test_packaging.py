@@ -1,0 +1,92 @@
+"""An installed stepcheck is typed, and brings no framework that the loop does not use."""
+
+import re
+import subprocess
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from scripts import program
+from shares import on
+
+import stepcheck
+
+ROOT = Path(__file__).parents[1]
+TOP = ROOT.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FRAMEWORKS = ("keras", "jax", "tensorflow", "torch", "wholestep")
+
+SCRIPT = """
+from typing import Any
+
+import stepcheck
+
+
+def check(model: Any, data: tuple[Any, Any]) -> str:
+    with stepcheck.watch(model, data=data, loss="mse", learning_rate=lambda update: 0.1) as report:
+        print(report.is_judged)
+    try:
+        return report.first_line.upper()
+    except stepcheck.SpecificationError as error:
+        return str(error)
+"""
+WRONG = "print(report.first_line + 1)"  # found only if a report's attributes have types
+
+
+@on("jax")
+@pytest.mark.slow
+def test_a_users_script_has_types(tmp_path, monkeypatch):
+    api = pytest.importorskip("mypy.api")
+    wrong = SCRIPT.replace("print(report.is_judged)", WRONG)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "wrong.py").write_text(wrong)
+    settings = "[mypy]\nfollow_imports = silent\nignore_missing_imports = True\n"
+    (tmp_path / "mypy.ini").write_text(settings)
+    monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
+    monkeypatch.chdir(tmp_path)
+    options = ["--strict", "--config-file", "mypy.ini", "--no-color-output"]
+    out, err, _ = api.run([*options, "script.py", "wrong.py"])
+    assert err == ""
+    number = wrong.splitlines().index(f"        {WRONG}") + 1
+    (error,) = re.findall(r"^.*: error: .*$", out, re.M)
+    assert error.startswith(f"wrong.py:{number}: error: Unsupported operand types for +")
+    assert (ROOT / "src" / "stepcheck" / "py.typed").exists()  # or checkers ignore an installed one
+
+
+def test_a_version_is_the_same_everywhere():
+    assert PROJECT["project"]["version"] == stepcheck.__version__
+
+
+def test_no_framework_is_needed_without_an_extra():
+    names = {re.match(r"[\w-]+", each)[0] for each in PROJECT["project"]["dependencies"]}
+    assert not names & {*FRAMEWORKS, "tensorflow-cpu"}
+
+
+def test_what_goes_into_a_source_archive_is_there():
+    included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert all((ROOT / path.strip("/")).exists() for path in included)
+
+
+def test_every_link_of_the_project_leads_to_one_repository():
+    urls = PROJECT["project"]["urls"]
+    (repository,) = re.findall(r"^repo_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert set(urls) >= {"Documentation", "Source", "Issues"}
+    assert all(url.startswith(repository) for url in urls.values())
+
+
+@on("jax")
+@pytest.mark.slow
+def test_a_loop_of_torch_is_judged_where_no_other_framework_is_installed(tmp_path):
+    home = tmp_path / "environment"
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--constraint", TOP / "constraints.txt"]
+    subprocess.run([*install, f"{ROOT}[torch]"], check=True)
+    found = f"from importlib.util import find_spec; print(*filter(find_spec, {FRAMEWORKS}))"
+    (tmp_path / "train.py").write_text(program((ROOT / "README.md").read_text(), "torch"))
+    how = {"cwd": tmp_path, "check": True, "capture_output": True, "text": True}
+    installed = subprocess.run([python, "-I", "-c", found], **how).stdout
+    report = subprocess.run([python, "-I", "train.py"], **how).stdout
+    assert installed.split() == ["torch"]
+    assert report.startswith("Nothing found in 8 updates: rows, mode, gradient, step, state")
