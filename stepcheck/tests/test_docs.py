@@ -1,5 +1,6 @@
 """The pages: their code runs, their links lead somewhere, and they are short."""
 
+import importlib.util
 import pkgutil
 import re
 from pathlib import Path
@@ -109,3 +110,10 @@ def test_a_page_has_short_paragraphs_and_lines_of_code(path):
     assert not too_long, too_long
     code = "".join(re.findall(r"```python\n(.*?)```", TEXTS[path], re.S))
     assert [line for line in code.splitlines() if len(line) > 88] == []
+
+
+def test_the_findings_are_those_of_the_source():
+    spec = importlib.util.spec_from_file_location("findings", DOCS / "findings.py")
+    findings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(findings)
+    assert (DOCS / "findings.md").read_text() == findings.page()  # or run docs/findings.py

@@ -84,7 +84,7 @@ def test_the_picture_is_of_the_loop_of_the_readme(tmp_path):
 def test_the_right_loop_of_torch_has_the_certificate_that_the_readme_shows(tmp_path):
     pytest.importorskip("torch")
     _, report = run(program(README, "torch"), tmp_path / "train.py")
-    assert report.first_line == blocks(README, "text")[1].strip()
+    assert without_numbers(report.first_line) == without_numbers(blocks(README, "text")[1])
 
 
 @on("jax")

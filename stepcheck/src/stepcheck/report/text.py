@@ -102,8 +102,9 @@ def _apart(finding: Finding) -> str:
     """Return both distances in words."""
     if math.isnan(finding.with_error):
         return f"distance from what was meant {finding.apart:.2g}; no known error reproduces it"
-    expected, with_error = _columns(finding)
-    return f"distance: {expected} {finding.apart:.2g}; {with_error} {finding.with_error:.2g}"
+    others, too = (" with the other errors", " too") if finding.is_beside else ("", "")
+    meant = f"distance from what was meant{others} {finding.apart:.2g}"
+    return f"{meant}; from that with this error{too} {finding.with_error:.2g}"
 
 
 def _facts(finding: Finding, framework: str) -> Iterator[tuple[str, str]]:
