@@ -19,7 +19,6 @@ NOT_YET = {
     "keras/derived.py",
     "keras/families.py",
     "keras/supposing.py",
-    "keras/surroundings.py",
     "keras/usual.py",
     "keras/watch.py",
     "report/causes.py",
