@@ -54,7 +54,8 @@ def found_of(finding: values.Finding, port: type[Port]) -> Found:
         parameters = f"The variables that differ: {', '.join(where.parameters)}." if where.parameters else ""
         outputs = f"Of output {', '.join(where.outputs)}." if where.outputs else ""
         explanation = " ".join(part for part in (told, more, outputs, parameters) if part)
-        return not_known("gradient", explanation, finding.apart, where.line, where.updates, proof)
+        unlike = not_known("gradient", explanation, finding.apart, where.line, where.updates, proof)
+        return replace(unlike, finding=finding)
     name = name_of(change.fault)
     fix, explanation = _FIXES.get(change.fault, ""), told
     if name in BY_NAME:
@@ -63,7 +64,7 @@ def found_of(finding: values.Finding, port: type[Port]) -> Found:
     twins = tuple(name_of(twin) for twin in change.twins)
     detail = f"These updates cannot tell it from: {', '.join(twins)}." if twins else ""
     numbers = finding.apart, finding.with_error, where.line, where.updates
-    found = Found(name, "gradient", explanation, fix, *numbers, detail, proof, twins, finding.is_beside)
+    found = Found(name, "gradient", explanation, fix, *numbers, detail, proof, twins, finding.is_beside, finding)
     is_of_lanes = change.setting.part is Part.REPLICA and name in ON_REPLICAS
     return _on_replicas(found, change, port.engine()) if is_of_lanes else found
 

@@ -9,6 +9,7 @@ from traceback import walk_tb
 
 import numpy as np
 
+from stepcheck import values
 from stepcheck.errors import SpecificationError
 from stepcheck.report.causes import BY_NAME
 from stepcheck.trace.log import Line
@@ -117,6 +118,7 @@ class Found:
         proof: the numbers of one update, three times; None where there are none to show.
         twins: other causes that reproduce the same numbers.
         is_beside: whether the reference has the other faults of the gradient, in the distances and in the proof.
+        finding: the same as a value, of the gradient.
     """
 
     name: str
@@ -131,6 +133,7 @@ class Found:
     proof: Proof | None = None
     twins: tuple[str, ...] = ()
     is_beside: bool = False
+    finding: values.Finding | None = None
 
     @property
     def is_known(self) -> bool:
