@@ -197,15 +197,15 @@ def _as_classes(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int)
 
 
-def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
-    """Yield the losses with numbers in them: smoothed labels, labels of another scale or origin."""
-    objective, loss = meant.objective, getattr(meant.objective, "loss", None)
-    losses, is_masked = meant.replay.losses, meant.replay.is_masked
-    if not isinstance(objective, OneLoss) or is_masked or not _is_plain(meant, evidence):
-        return
-    if (plain := losses.unsmoothed(loss)) is not None:
-        other, own, is_sparse = plain
-        yield _smoothed(meant.replay.objective(other), own, _shape(evidence), is_sparse)
+def smoothed(meant: Meant, evidence: list[Evidence]) -> Mixture | None:
+    """Return the loss of labels that are smoothed by some number, if it has such a form."""
+    replay, objective = meant.replay, meant.objective
+    if not isinstance(objective, OneLoss) or replay.is_masked or not _is_plain(meant, evidence):
+        return None
+    if (plain := replay.losses.unsmoothed(objective.loss)) is None:
+        return None
+    other, own, is_sparse = plain
+    return _smoothed(replay.objective(other), own, _shape(evidence), is_sparse)
 
 
 def _smoothed(full: OneLoss, own: float, shape: tuple[int, ...], is_sparse: bool) -> Mixture:
