@@ -382,7 +382,7 @@ BOTH = ("step(x_train[rows], y_train[rows])", "[s(x_train[rows], y_train[rows]) 
     ("edits", "code", "part"),
     halves(
         [
-            ([(CALL, f"{CALL} + {PENALTY}")], 0, "plus 0.2 times the weights, as a penalty gives. Is that meant?"),
+            ([(CALL, f"{CALL} + {PENALTY}")], 0, "Nothing found"),
             ([(CALL, f"{CALL} * keras.ops.mean(b**2)")], 0, "The gradient is that of MeanSquaredError, but: "),
             ([("for epoch in", OTHER), BOTH], 2, "it is not that of MeanSquaredError alone; if nothing else is meant"),
         ]

@@ -52,7 +52,8 @@ def found_of(finding: values.Finding, port: type[Port]) -> Found:
     if not change.is_known:
         more = {Fault.LOSS_UNLIKE: _IN_THE_LOSS, Fault.PASSES_LEFT_OUT: _NO_PART}.get(change.fault, "")
         parameters = f"The variables that differ: {', '.join(where.parameters)}." if where.parameters else ""
-        outputs = f"Of output {', '.join(where.outputs)}." if where.outputs else ""
+        of = "It is" if change.fault is Fault.LOSS_UNLIKE else "No gradient of the loop comes from that"
+        outputs = f"{of} of output {', '.join(where.outputs)}." if where.outputs else ""
         explanation = " ".join(part for part in (told, more, outputs, parameters) if part)
         unlike = not_known("gradient", explanation, finding.apart, where.line, where.updates, proof)
         return replace(unlike, finding=finding)

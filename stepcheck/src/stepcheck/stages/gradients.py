@@ -11,7 +11,7 @@ from stepcheck.port import OneLoss
 from stepcheck.solve.basis import NUM_SOLVED, derivatives
 from stepcheck.solve.changes import Added, added, clipped
 from stepcheck.solve.coefficients import RAW
-from stepcheck.solve.evidence import Evidence, Meant, left_out, narrowed
+from stepcheck.solve.evidence import Evidence, Meant, left_out, narrowed, without_derivative
 from stepcheck.solve.explain import Explanation, Search, setting_of
 from stepcheck.solve.outputs import differing_outputs
 from stepcheck.trace.measure import NUM_PLACES, distance, places
@@ -296,6 +296,7 @@ def _located(differing: list[Evidence]) -> Finding:
         apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
         change = Change(Fault.GRADIENT_UNLIKE)
         parameters = tuple(name for name, far in apart.items() if far > differs)
+        outputs = without_derivative(e)
     elif passes := left_out(at, *found):
         change = Change(Fault.PASSES_LEFT_OUT, numbers=(*passes, len(e.update.pieces)))
     else:
