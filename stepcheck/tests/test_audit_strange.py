@@ -124,12 +124,12 @@ CASES = {
     "labels moved": (
         "deep",
         loss(f"{'tf.reduce_mean' if IS_TF else 'jnp.mean'}(({LABELS} - 0.3 - output) ** 2)"),
-        Change(Fault.LOSS_UNLIKE),
+        Change(Fault.OTHER_LABELS, Detail.ADDED, (-0.3,)),
     ),
     "outputs smaller": (
         "deep",
         loss(f"{'tf.reduce_mean' if IS_TF else 'jnp.mean'}(({LABELS} - 0.7 * output) ** 2)"),
-        Change(Fault.LOSS_UNLIKE),
+        Change(Fault.OTHER_OUTPUTS, Detail.SCALED, (0.7, 0.0)),
     ),
     "Huber": (
         "deep",

@@ -349,6 +349,8 @@ class Detail(Enum):
     ROOT = auto()
     OF_OTHER_ROWS = auto()
     SMOOTHED = auto()  # numbers: the smoothing, and the one that was meant
+    SCALED = auto()  # numbers: a factor beside the labels, and what is added to the labels
+    ADDED = auto()  # numbers: what
     FUNCTION_AGAIN = auto()  # names: the activation
     ARGUMENTS_SWAPPED = auto()
     OTHER_FUNCTION = auto()  # names: the function, and the one that was meant

@@ -112,6 +112,8 @@ _DETAILS = {
     Detail.INVERTED: "are inverted",
     Detail.ROOT: "come under a root",
     Detail.OF_OTHER_ROWS: "are each those of some other row",
+    Detail.SCALED: "are times {0} beside the labels, and the labels have {1} added",
+    Detail.ADDED: "have {0} added",
     Detail.FUNCTION_AGAIN: "go through one more {names}",
     Detail.ARGUMENTS_SWAPPED: "gets labels and outputs in the other order",
     Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",

@@ -12,7 +12,7 @@ from stepcheck.solve.basis import MOST_ROWS, NUM_SOLVED, Basis, labels_of_others
 from stepcheck.solve.changes import by_variable, in_sums
 from stepcheck.solve.coefficients import RAW, SPARE, Made, Said, Vectors, solve
 from stepcheck.solve.evidence import Evidence, Meant
-from stepcheck.solve.forms import BASE, Form, forms, smoothed
+from stepcheck.solve.forms import BASE, Form, forms, mixtures
 from stepcheck.solve.outputs import Output, differing_outputs
 from stepcheck.solve.ratios import least
 from stepcheck.trace.measure import SOLVED
@@ -125,10 +125,10 @@ class Search:
                     basis.forget()
             if any(each.cost <= _SURE for each in self.found) or self.is_over:
                 return
-        mixture = smoothed(self.meant, evidence)
-        if mixture is not None and all(map(self._is_possible, mixture.forms)):
-            columns = [[basis.whole(form) for form in mixture.forms] for basis in self.bases]
-            self._mixed(columns, mixture.change)
+        for mixture in mixtures(self.meant, evidence):
+            if all(map(self._is_possible, mixture.forms)):
+                columns = [[basis.whole(form) for form in mixture.forms] for basis in self.bases]
+                self._mixed(columns, mixture.change)
 
     def _of_forms_by_piece(self) -> None:
         for form in self._forms:

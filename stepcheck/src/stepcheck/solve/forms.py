@@ -197,15 +197,17 @@ def _as_classes(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int)
 
 
-def smoothed(meant: Meant, evidence: list[Evidence]) -> Mixture | None:
-    """Return the loss of labels that are smoothed by some number, if it has such a form."""
+def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
+    """Yield the losses with numbers in them: smoothed labels, labels and outputs of another scale."""
     replay, objective = meant.replay, meant.objective
     if not isinstance(objective, OneLoss) or replay.is_masked or not _is_plain(meant, evidence):
-        return None
-    if (plain := replay.losses.unsmoothed(objective.loss)) is None:
-        return None
-    other, own, is_sparse = plain
-    return _smoothed(replay.objective(other), own, _shape(evidence), is_sparse)
+        return
+    if (plain := replay.losses.unsmoothed(objective.loss)) is not None:
+        other, own, is_sparse = plain
+        yield _smoothed(replay.objective(other), own, _shape(evidence), is_sparse)
+    if replay.losses.is_squared(objective.loss):
+        constant = (partial(np.full_like, fill_value=value) for value in (0, 1))
+        yield Mixture((BASE, *(Form(labels=labels) for labels in constant)), _scaled)
 
 
 def _smoothed(full: OneLoss, own: float, shape: tuple[int, ...], is_sparse: bool) -> Mixture:
@@ -235,3 +237,17 @@ def _smoothing(numbers: np.ndarray, own: float, num: int) -> Change | None:
     if own > 0 and abs(smoothing - twice) < SOLVED:
         fault = Fault.SMOOTHING_TWICE
     return Change(fault, Detail.SMOOTHED, (smoothing, own))
+
+
+def _scaled(numbers: np.ndarray) -> Change | None:
+    """Return the error of a squared loss.
+
+    Its derivative by the outputs o is a (o - y) + b o + c (o - 1).
+    """
+    labels, whole, origin = float(numbers[0]), float(numbers.sum()), float(numbers[2])
+    if abs(labels) < SOLVED or abs(whole) < SOLVED:
+        return None
+    times, plus = whole / labels, origin / labels
+    if abs(times - 1) > SOLVED:
+        return Change(Fault.OTHER_OUTPUTS, Detail.SCALED, (times, plus))
+    return Change(Fault.OTHER_LABELS, Detail.ADDED, (plus,)) if abs(plus) > SOLVED else None
