@@ -96,7 +96,7 @@ CASES = {
     "each sum clipped": (
         "accumulated",
         [(ADD, ADD.replace(", grads)", f", {SHORTER})"))],
-        Change(Fault.CLIP_PER_MICROBATCH, Detail.CLIPPED_BY_NORM, (2.0,)),
+        Change(Fault.CLIP_PER_MICROBATCH, Detail.CLIPPED_BY_NORM),
     ),
     "one layer halved": (
         "deep",
