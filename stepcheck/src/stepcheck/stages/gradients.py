@@ -289,7 +289,7 @@ def _located(differing: list[Evidence]) -> Finding:
     outputs: tuple[str, ...] = ()
     if len(others := differing_outputs(e.meant, [e])) == 1:
         at, outputs = others[0].evidence[0], (others[0].name,)
-    line = e.update.applied.line
+    line = e.meant.replay.line_of_loss(e.update.pieces[-1].called) or e.update.applied.line
     rows, parameters = tuple[int, ...](), tuple[str, ...]()
     proof = proved(differing[-1], None)
     if (found := derivatives(at)) is None:
@@ -299,12 +299,12 @@ def _located(differing: list[Evidence]) -> Finding:
         outputs = without_derivative(e)
     elif passes := left_out(at, *found):
         change = Change(Fault.PASSES_LEFT_OUT, numbers=(*passes, len(e.update.pieces)))
+        line = e.update.applied.line
     else:
         change, of_rows = Change(Fault.LOSS_UNLIKE), _on_rows(at, *found)
         rows = tuple(dict.fromkeys(row for row, _ in of_rows))
         numbers = tuple(number for _, number in of_rows)
         proof = replace(proof, numbers=(*numbers, *proof.numbers))
-        line = e.meant.replay.line_of_loss(e.update.pieces[-1].called) or line
     where = Where(_numbers(differing), rows, parameters, outputs, line)
     return Finding(change, max(each.without for each in differing), _NAN, where, proof)
 
