@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: The first gradient is of the rows, and is set to zero in the model.
-call: model
+call: model, loss=nn.CrossEntropyLoss()
 """
 import torch
 from torch import nn

@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: The generator's loss leaves a gradient in the critic, which is set to zero before its own.
-call: critic
+call: none
 """
 import torch
 from torch import nn

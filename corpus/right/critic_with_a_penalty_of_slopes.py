@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: The penalty has a backward pass of its own.
-call: D
+call: none
 """
 import torch
 from torch import nn

@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: The generator has its own zero and step.
-call: generator
+call: none
 """
 import torch
 from torch import nn

@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: The critic's loss leaves a gradient in the generator, which is set to zero before its own.
-call: generator
+call: none
 """
 import torch
 from torch import nn

@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: The features are returned beside the scores.
-call: model, data=(X, CLASSES), loss=criterion
+call: model, data=(X, CLASSES), loss=lambda out, y: criterion(out["scores"], y)
 """
 import torch
 from torch import nn

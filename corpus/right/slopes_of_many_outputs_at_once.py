@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: `is_grads_batched` takes the slopes of both outputs in one call.
-call: model, data=(X, Y)
+call: none
 """
 import torch
 from torch import nn

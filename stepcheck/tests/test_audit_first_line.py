@@ -11,6 +11,7 @@ from stepcheck.stages import judge
 from stepcheck.trace import log
 from stepcheck.trace.log import Line
 from stepcheck.user_code.source import line_of_loss
+from stepcheck.values import Shown
 
 ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
 
@@ -359,8 +360,8 @@ def test_a_loss_that_becomes_nan_is_said_first(has_nan_inputs):
     model.compile(keras.optimizers.SGD(0.1 if has_nan_inputs else 1e30), "binary_crossentropy")
     with stepcheck.watch(model, (x, (x[:, :1] > 0).astype("float32"))) as report:
         model.fit(x, (x[:, :1] > 0).astype("float32"), batch_size=8, epochs=2, shuffle=False, verbose=0)
-    why = "its inputs hold NaN or infinity." if has_nan_inputs else "is the learning rate too large, or are labels NaN?"
-    assert re.match(rf"The gradient is not finite from update 2 on: {re.escape(why)}", report.first_line)
+    assert "updates: it is not finite" in str(report)
+    assert report.causes == []
     assert "from_logits" not in str(report)
 
 
@@ -502,7 +503,7 @@ def test_losses_that_do_not_fit_the_outputs_are_refused():
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_known_shows_one_row_with_both_losses():
+def test_a_loss_that_is_not_known_shows_rows_with_both_derivatives():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(24, 5)).astype("float32"), draw.normal(size=(24, 1)).astype("float32")
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
@@ -511,17 +512,10 @@ def test_a_loss_that_is_not_known_shows_one_row_with_both_losses():
         model.fit(x, y, batch_size=8, epochs=2, verbose=0)
     (cause,) = report.causes
     assert (cause.name, cause.stage) == ("not known", "gradient")
-    found = re.search(
-        r"On row (\d+) of the data, label (.+), output (.+): the loss that was meant is (.+), with derivative (.+) by "
-        r"the output in this batch; the loop's has (.+)\.$",
-        cause.detail,
-    )
-    label, output, loss, own, other = map(float, found.groups()[1:])
-    assert label == pytest.approx(y[int(found[1]), 0], rel=1e-3)
-    error = output - label
-    assert loss == pytest.approx(error**2, rel=1e-2)
-    assert own == pytest.approx(2 * error / 8, rel=1e-2)
-    assert other == pytest.approx(1.5 * np.sign(error) * abs(error) ** 0.5 / 8, rel=1e-2)
+    number = cause.finding.proof.numbers[0]
+    assert (number.what, number.of) == (Shown.DERIVATIVE, f"{cause.finding.where.rows[0]}[0]")
+    error = number.expected * 8 / 2
+    assert number.observed == pytest.approx(1.5 * np.sign(error) * abs(error) ** 0.5 / 8, rel=1e-2)
 
 
 def test_inputs_that_are_no_rows_of_the_data_stand_beside_the_nearest_row():

@@ -16,7 +16,6 @@ class Known(Enum):
     ROWS_WITH_A_WEIGHT = auto()
     ROWS_WITH_PADDING = auto()
     PLACES_OF_UPDATE = auto()
-    PLACES_WITH_INPUT = auto()
     SUM_OF_SAMPLE_WEIGHTS = auto()
     MICROBATCHES = auto()
     MICROBATCHES_OF_FULL_WINDOW = auto()
@@ -32,7 +31,6 @@ class Known(Enum):
     NUMBER_OF_BATCH = auto()
     WEIGHT_OF_ROW = auto()
     SAMPLE_WEIGHT_OF_ROW = auto()
-    SUM_OF_THESE = auto()
     MEANT = auto()
 
 
@@ -69,13 +67,6 @@ class Level(Enum):
     SHAPE = auto()
 
 
-class Kind(Enum):
-    """What rows have in common that count alike."""
-
-    LABEL = auto()
-    PREDICTED_CLASS = auto()
-
-
 class Rows(NamedTuple):
     """Rows of an update: a group, with its numbers (the second microbatch; each third row from row 1 on)."""
 
@@ -91,7 +82,6 @@ class Count:
         above, below: the counts that the number is multiplied with, and divided by.
         rows: the rows that count so; None for all.
         others: how the other rows count; None if `rows` is.
-        by_kind: (kind, its value, weight) of rows.
         numbers: numbers that no fraction reproduces, the farthest from 1 first, of vectors of this `level`.
         instead: how it should count; None where `above` has what was meant, or nothing counts.
     """
@@ -101,7 +91,6 @@ class Count:
     below: tuple[Counted, ...] = ()
     rows: Rows | None = None
     others: "Count | None" = None
-    by_kind: tuple[tuple[Kind, float, float], ...] = ()
     numbers: tuple[float, ...] = ()
     level: Level | None = None
     instead: "Count | None" = None
@@ -140,9 +129,9 @@ class Detail(Enum):
     INVERTED = auto()
     ROOT = auto()
     OF_OTHER_ROWS = auto()
-    CLASSES_FROM = auto()  # numbers: the first class
     SMOOTHED = auto()  # numbers: the smoothing, and the one that was meant
-    SCALED = auto()  # numbers: a factor of the labels, and what is added
+    SCALED = auto()  # numbers: a factor beside the labels, and what is added to the labels
+    ADDED = auto()  # numbers: what
     FUNCTION_AGAIN = auto()  # names: the activation
     ARGUMENTS_SWAPPED = auto()
     OTHER_FUNCTION = auto()  # names: the function, and the one that was meant
@@ -150,10 +139,6 @@ class Detail(Enum):
     CLIPPED_BY_NORM = auto()  # numbers: the bound
     CLIPPED_BY_VALUE = auto()
     CLIPPED_IN_TURN = auto()
-    CLIPPED_EACH = auto()
-    CLIPPED_BY_SQUARE = auto()
-    LENGTHENED = auto()
-    CLIPPED_FROM_BELOW = auto()
     CENTRED = auto()
     SIGN = auto()
     TIMES = auto()
@@ -164,7 +149,6 @@ class Detail(Enum):
     PLUS_WEIGHTS = auto()  # numbers: the factor, and the optimizer's decay
     NOT_FINITE = auto()
     ADDED_UP_TWICE = auto()  # numbers: of the replicas
-    PERHAPS_ADDED_UP_TWICE = auto()
 
 
 class Part(Enum):

@@ -11,7 +11,6 @@ from stepcheck.values import (
     Counted,
     Detail,
     Group,
-    Kind,
     Known,
     Level,
     Part,
@@ -22,7 +21,7 @@ from stepcheck.values import (
 
 _MULTIPLES = {1.0: "", -1.0: "minus ", 2.0: "twice ", 0.5: "half of "}
 _WHOLE, _SAME = range(10, 5000), 1e-5  # numbers n of which 1 / n is written; a larger one may be close by chance
-_MOST_NUMBERS, _LEAST = 4, 1e-3
+_MOST_NUMBERS = 4
 _SUM = {
     Unit.ROWS: "the number of rows",
     Unit.SAMPLE_WEIGHTS: "the sum of the sample weights",
@@ -36,7 +35,6 @@ _KNOWN = {
     Known.ROWS_WITH_A_WEIGHT: "the number of rows with a weight",
     Known.ROWS_WITH_PADDING: "the number of rows with those that fill up",
     Known.PLACES_OF_UPDATE: "the number of places of the update",
-    Known.PLACES_WITH_INPUT: "the number of places whose input is not 0",
     Known.SUM_OF_SAMPLE_WEIGHTS: "the sum of the sample weights",
     Known.MICROBATCHES: "the number of {parts}",
     Known.MICROBATCHES_OF_FULL_WINDOW: "the {parts} of a full window",
@@ -52,7 +50,6 @@ _KNOWN = {
     Known.NUMBER_OF_BATCH: "the number of the batch",
     Known.WEIGHT_OF_ROW: "the row's own weight",
     Known.SAMPLE_WEIGHT_OF_ROW: "the row's sample weight",
-    Known.SUM_OF_THESE: "the sum of these",
     Known.MEANT: "what it should",
 }
 _CHANGED = {Changed.PLUS_ONE: "({} + 1)", Changed.MINUS_ONE: "({} - 1)", Changed.ROOT: "sqrt({})"}
@@ -66,7 +63,6 @@ _GROUPS = {
     Group.FIRST_HALF_OF_BATCH: "the first half of each batch",
     Group.EACH_NTH_ROW: "each {0}. row, from row {1} on",
 }
-_KINDS = {Kind.LABEL: "label", Kind.PREDICTED_CLASS: "predicted class"}
 _LEVELS = {
     Level.UPDATE: "update by update",
     Level.MICROBATCH: "{part} by {part}",
@@ -116,7 +112,8 @@ _DETAILS = {
     Detail.INVERTED: "are inverted",
     Detail.ROOT: "come under a root",
     Detail.OF_OTHER_ROWS: "are each those of some other row",
-    Detail.CLASSES_FROM: "are those of classes counted from {0}",
+    Detail.SCALED: "are times {0} beside the labels, and the labels have {1} added",
+    Detail.ADDED: "have {0} added",
     Detail.FUNCTION_AGAIN: "go through one more {names}",
     Detail.ARGUMENTS_SWAPPED: "gets labels and outputs in the other order",
     Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",
@@ -215,14 +212,9 @@ def _with_numbers(change: Change) -> str:
         half = len(numbers) // 2
         these, those = _list(numbers[:half]), _list(numbers[half:])
         return f"count {these}, and not {those}"
-    if change.detail is Detail.SMOOTHED:
-        by, *own = numbers
-        more = f"instead of {own[0]:.3g}" if own else "for each class"
-        return f"are smoothed by {by:.3g} {more}"
-    ratio, plus = numbers  # of labels
-    scaled = [f"are times {ratio:.4g} beside the outputs (the outputs times {1 / ratio:.4g})"]
-    moved = [f"have {plus:.4g} added"]
-    return " and ".join(scaled * (abs(ratio - 1) > _LEAST) + moved * (abs(plus) > _LEAST))
+    by, *of_loss = numbers  # the smoothing
+    more = f"instead of {of_loss[0]:.3g}" if of_loss else "for each class"
+    return f"are smoothed by {by:.3g} {more}"
 
 
 def _fields(setting: Setting) -> dict[str, str]:
@@ -238,7 +230,7 @@ def count(own: Count, setting: Setting, fault: Fault | None = None) -> str:
         told = _of_some(own, setting)
     if fault is not None and fault.quantity is Quantity.PENALTY:
         return f"{told} instead of once"
-    return f"{told} instead of {_instead(own.instead, setting)}" if own.instead and not own.by_kind else told
+    return f"{told} instead of {_instead(own.instead, setting)}" if own.instead else told
 
 
 def _instead(own: Count, setting: Setting) -> str:
@@ -268,8 +260,6 @@ def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
     """Return a count of all rows; `is_one`: once is what is meant."""
     if own.numbers:
         return _numbers(own, setting)
-    if own.by_kind:
-        return _by_kind(own, setting)
     if own == MEANT:
         return "as meant"
     if not own.number:
@@ -318,10 +308,3 @@ def _list(numbers: Iterable[float]) -> str:
     told = [f"{number:.4g}" for number in numbers]
     more = ", ..." if len(told) > _MOST_NUMBERS else ""
     return f"{', '.join(told[:_MOST_NUMBERS])}{more}"
-
-
-def _by_kind(own: Count, setting: Setting) -> str:
-    told = ", ".join(f"{w:.4g} for {_KINDS[kind]} {value:g}" for kind, value, w in own.by_kind)
-    if own.instead is not None:
-        told += f" (should: {', '.join(f'{w:.4g}' for *_, w in own.instead.by_kind)})"
-    return f"{told}, divided by {known(own.below[0], setting)}" if own.below else told

@@ -12,9 +12,8 @@ from stepcheck.port import OneLoss
 from stepcheck.solve.evidence import AtOutputs, Evidence, narrowed
 from stepcheck.solve.forms import BASE, Form
 from stepcheck.solve.ratios import Counts, least
-from stepcheck.trace.measure import classes
 from stepcheck.trace.windows import PAD, Piece
-from stepcheck.values import NOTHING, Changed, Count, Counted, Group, Kind, Known, Rows
+from stepcheck.values import NOTHING, Changed, Count, Counted, Group, Known, Rows
 
 MOST_ROWS = 64  # rows of an update that get a coefficient each
 _OF_ROWS = (
@@ -83,7 +82,6 @@ class Basis:
             Known.ROWS_WITH_A_WEIGHT: int(np.count_nonzero(weights)),
             Known.ROWS_WITH_PADDING: sum(self.sizes),
             Known.PLACES_OF_UPDATE: e.num_places,
-            Known.PLACES_WITH_INPUT: sum(map(_unpadded, pieces)) if e.num_places else 0,
             Known.SUM_OF_SAMPLE_WEIGHTS: self._sample_weights().sum(),
             Known.MICROBATCHES: len(pieces),
             Known.MICROBATCHES_OF_FULL_WINDOW: meant.usual,
@@ -139,21 +137,6 @@ class Basis:
         for num, i in ((n, i) for n in _NTH for i in range(n)):
             found[Rows(Group.EACH_NTH_ROW, (num, i + 1))] = place % num == i
         return found
-
-    @cached_property
-    def kinds(self) -> dict[Kind, np.ndarray]:
-        """The label and the predicted class of each row, if a row has one."""
-        rows, labels = self.e.update.rows, self.e.meant.replay.data[1]
-        called = [piece.called for piece in self.e.update.pieces]
-        outs = [each.outputs[0] for each in called if len(each.outputs) == 1]
-        found = {}
-        if hasattr(labels, "shape"):
-            found[Kind.LABEL] = classes(np.asarray(labels)[np.where(rows == PAD, 0, rows)])
-        are_classes = all(out.ndim == 2 and out.shape[1] > 1 for out in outs)
-        if len(outs) == len(self.sizes) and are_classes:
-            found[Kind.PREDICTED_CLASS] = np.concatenate([np.argmax(out, axis=1) for out in outs])
-        num = sum(self.sizes)
-        return {kind: own for kind, own in found.items() if own is not None and len(own) == num}
 
     @cached_property
     def shapes(self) -> dict[Count, np.ndarray]:
@@ -353,10 +336,3 @@ def _is_rule(rows: np.ndarray, others: np.ndarray, labels: np.ndarray) -> bool:
         told.setdefault(labels[row].tobytes(), set()).add(labels[other].tobytes())
     is_one = len(told) <= len(rows) // 2 and all(len(each) == 1 for each in told.values())
     return is_one and any(own not in each for own, each in told.items())
-
-
-def _unpadded(piece: Piece) -> int:
-    """Return the number of places whose input is not 0, as padding is; 0 if the inputs are not by place."""
-    (first, *_), out = piece.called.inputs, piece.called.outputs[0]
-    is_by_place = first.shape == out.shape[:-1] and first.dtype.kind in "iu"
-    return int(np.count_nonzero(first)) if is_by_place else 0

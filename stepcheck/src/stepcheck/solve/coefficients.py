@@ -15,9 +15,9 @@ from stepcheck.solve.basis import MOST_ROWS, Basis
 from stepcheck.solve.evidence import Evidence
 from stepcheck.solve.forms import BASE, Form
 from stepcheck.solve.known import of_penalty, of_rows, of_scale
-from stepcheck.solve.ratios import Counts, Reading, by_kind, farthest_first, least, readings
+from stepcheck.solve.ratios import Counts, Reading, farthest_first, least, readings
 from stepcheck.trace.measure import SOLVED
-from stepcheck.values import MEANT, Change, Count, Detail, Group, Kind, Known, Level, Rows
+from stepcheck.values import MEANT, Change, Count, Detail, Group, Known, Level, Rows
 
 SPARE, RAW = 4, 8.0  # numbers beyond the unknowns of a solution; the cost of numbers without a fraction
 SAME = 2 * SOLVED  # of norms to which gradients are clipped
@@ -163,7 +163,6 @@ class _Series(NamedTuple):
     meant: np.ndarray
     counts: Counts
     sets: dict[Rows, np.ndarray]
-    kinds: dict[Kind, np.ndarray]
 
     def read(self, *, is_plain: bool) -> list[Reading]:
         """Return what these numbers may be."""
@@ -188,7 +187,7 @@ def _series(solved: list[_Solved], quantity: Quantity) -> _Series:
     numbers, slack, meant = (
         np.concatenate(each) for each in zip(*((b.numbers, b.slack, b.meant) for b in blocks), strict=True)
     )
-    tables = [basis.counts for basis in bases], [basis.sets for basis in bases], [basis.kinds for basis in bases]
+    tables = [basis.counts for basis in bases], [basis.sets for basis in bases]
     return _Series(numbers, slack, meant, *map(joined, tables))
 
 
@@ -252,8 +251,6 @@ def _of_rows(vectors: Vectors, series: _Series) -> list[Reading]:
                 both[some], both[~some] = a.values, b.values
                 count = replace(a.count, rows=rows, others=b.count)
                 found.append(Reading(1 + 0.5 * (a.cost + b.cost), count, both))
-    if not found and level is Level.ROW and vectors.is_of_base:
-        found = by_kind(series.numbers, series.slack, series.counts, series.kinds)
     return sorted(found, key=lambda reading: reading.cost)
 
 
@@ -315,7 +312,7 @@ def _changes_of_rows(
     if not names and vectors.level is Level.UPDATE:
         names = of_scale(bases, ratios)
     count = rows.count if vectors.shape is None else rows.count.times(vectors.shape)
-    is_whole = count.rows is None and not (rows.is_right or count.by_kind) and count.number != 0
+    is_whole = count.rows is None and not rows.is_right and count.number != 0
     if is_whole and Known.MEANT not in count.above:
         count = replace(count, instead=Count(below=(Known.WEIGHT_OF_UPDATE,) * bases[0].is_divided))
     changes = [*vectors.form.changes]

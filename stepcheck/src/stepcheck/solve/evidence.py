@@ -348,6 +348,14 @@ def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
 _NOTHING = 1e-4  # of the largest derivative
 
 
+def without_derivative(e: Evidence) -> tuple[str, ...]:
+    """Return the outputs, from 1, by which the loop takes no derivative, if it takes some by others."""
+    called = [piece.called for piece in e.update.pieces]
+    used = {i for own in called for i in own.derivatives}
+    num = max(len(own.outputs) for own in called)
+    return tuple(str(i + 1) for i in range(num) if used and i not in used)
+
+
 def left_out(e: Evidence, solved: np.ndarray, should: np.ndarray) -> list[int]:
     """Return the forward passes, from 1, that have no part in derivatives by the outputs; none if all have none."""
     sizes = [piece.called.outputs[0].size for piece in e.update.pieces]

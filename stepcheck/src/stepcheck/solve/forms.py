@@ -89,7 +89,6 @@ def forms(meant: Meant, evidence: list[Evidence]) -> Iterator[Form]:
     elif _is_plain(meant, evidence):
         shape = _shape(evidence)
         yield from _losses(meant.replay, loss, shape[-1], labels)
-        yield from _classes(meant.replay, loss, shape)
 
 
 def _is_plain(meant: Meant, evidence: list[Evidence]) -> bool:
@@ -195,35 +194,19 @@ def _losses(replay: Port, loss: Any, width: int, labels: Any) -> Iterator[Form]:
         yield Form((another,), objective=objective(other))
 
 
-def _classes(replay: Port, loss: Any, shape: tuple[int, ...]) -> Iterator[Form]:
-    """Yield the loss by classes that are counted from another number."""
-    if (plain := replay.losses.unsmoothed(loss)) is None or not plain[2]:
-        return
-    full, num = replay.objective(plain[0]), shape[-1]
-    for start, by in ((1, 1), (0, -1)):
-        hot = np.eye(num + 2, num, k=by - 1, dtype="float32")  # no class beyond the last counts
-
-        def labels(labels: np.ndarray, hot: np.ndarray = hot) -> np.ndarray:
-            return hot[_as_classes(labels, shape) + 1]
-
-        change = Change(Fault.OTHER_LABELS, Detail.CLASSES_FROM, (start,))
-        yield Form((change,), full, labels=labels)
-
-
 def _as_classes(labels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.reshape(labels, labels.shape[: len(shape) - 1]).astype(int)
 
 
 def mixtures(meant: Meant, evidence: list[Evidence]) -> Iterator[Mixture]:
-    """Yield the losses with numbers in them: smoothed labels, labels of another scale or origin."""
-    objective, loss = meant.objective, getattr(meant.objective, "loss", None)
-    losses, is_masked = meant.replay.losses, meant.replay.is_masked
-    if not isinstance(objective, OneLoss) or is_masked or not _is_plain(meant, evidence):
+    """Yield the losses with numbers in them: smoothed labels, labels and outputs of another scale."""
+    replay, objective = meant.replay, meant.objective
+    if not isinstance(objective, OneLoss) or replay.is_masked or not _is_plain(meant, evidence):
         return
-    if (plain := losses.unsmoothed(loss)) is not None:
+    if (plain := replay.losses.unsmoothed(objective.loss)) is not None:
         other, own, is_sparse = plain
-        yield _smoothed(meant.replay.objective(other), own, _shape(evidence), is_sparse)
-    if losses.is_squared(loss):
+        yield _smoothed(replay.objective(other), own, _shape(evidence), is_sparse)
+    if replay.losses.is_squared(objective.loss):
         constant = (partial(np.full_like, fill_value=value) for value in (0, 1))
         yield Mixture((BASE, *(Form(labels=labels) for labels in constant)), _scaled)
 
@@ -265,7 +248,7 @@ def _scaled(numbers: np.ndarray) -> Change | None:
     labels, whole, origin = float(numbers[0]), float(numbers.sum()), float(numbers[2])
     if abs(labels) < SOLVED or abs(whole) < SOLVED:
         return None
-    ratio, plus = labels / whole, origin / labels
-    if max(abs(ratio - 1), abs(plus)) <= SOLVED:
-        return None
-    return Change(Fault.OTHER_LABELS, Detail.SCALED, (ratio, plus))
+    times, plus = whole / labels, origin / labels
+    if abs(times - 1) > SOLVED:
+        return Change(Fault.OTHER_OUTPUTS, Detail.SCALED, (times, plus))
+    return Change(Fault.OTHER_LABELS, Detail.ADDED, (plus,)) if abs(plus) > SOLVED else None

@@ -6,18 +6,15 @@ from itertools import combinations
 
 import numpy as np
 
-from stepcheck.values import MEANT, NOTHING, Count, Counted, Kind, Known
+from stepcheck.values import MEANT, NOTHING, Count, Counted
 
 Counts = dict[Counted, np.ndarray]
 _MULTIPLES = 1.0, -1.0, 2.0, 0.5
 _USUAL = 1, 2, 3, 4, 5, 10, -1, 0.5
 _MOST_COUNTS = 3  # in one fraction
 _MOST_FOUND = 5
-_ROUNDING, _ROUGHLY, _TINY = 1e-9, 1e-3, 1e-30
+_ROUNDING = 1e-9
 _LEAST_SLACK, _SAME_NUMBER = 1e-12, 1e-4
-_SAME = 1e-5  # weights of kinds of rows, relative
-_MOST_KINDS, _LEAST_ROWS = 10, 4  # numbers that may be solved for, and rows that each must stand for
-_DIVISORS = Known.ROWS_OF_UPDATE, Known.WEIGHT_OF_UPDATE
 
 
 @dataclass(frozen=True)
@@ -122,72 +119,6 @@ def _fractions(values: np.ndarray, slack: np.ndarray, counts: Counts, right: np.
         cost += 2.5 if near is None else float(near != 1)
         count = Count(number, top, low)
         yield Reading(max(cost, 0.5), count, number * shape, is_solved=near is None)
-
-
-def by_kind(values: np.ndarray, slack: np.ndarray, counts: Counts, kinds: dict[Kind, np.ndarray]) -> list[Reading]:
-    """Return what these factors of rows are if all rows of a kind should have one weight.
-
-    Args:
-        values, slack, counts: as in `readings`.
-        kinds: the kind of each row, such as its label.
-    """
-    own_weights = counts[Known.WEIGHT_OF_ROW]
-    if not np.all(own_weights):
-        return []
-    values, slack = values * own_weights, slack * np.abs(own_weights)
-    found = list[Reading]()
-    for kind, column in kinds.items():
-        single, at, nums = np.unique(column, return_inverse=True, return_counts=True)
-        if not 1 < len(single) <= min(_MOST_KINDS, len(values) // _LEAST_ROWS):
-            continue
-        divisors: dict[Known | None, np.ndarray] = {None: np.ones_like(values)}
-        divisors |= {known: counts[known] for known in _DIVISORS}
-        is_usual = column == single[nums.argmax()]
-        if (own := _own_sum(values, counts, is_usual)) is not None:
-            divisors[Known.SUM_OF_THESE] = own
-        for below, divisor in divisors.items():
-            given = values * divisor, slack * np.abs(divisor), own_weights
-            if (weighed := _weighed(*given, at, has_scale=below is not Known.SUM_OF_THESE)) is None:
-                continue
-            weights, should, scale = weighed
-            size = abs(np.log(max(np.abs(weights).max(), _TINY) / own_weights.max()))
-            cost = 2 + 0.25 * len(single) + 0.5 * (below is not None) + min(1.0, size)
-            told = [(kind, float(k), float(w)) for k, w in zip(single, weights, strict=True)]
-            those = [(kind, float(k), float(w)) for k, w in zip(single, should, strict=True)]
-            instead = Count(by_kind=tuple(those)) if len(should) else None
-            divided = () if below is None else (below,)
-            count = Count(below=divided, by_kind=tuple(told), instead=instead)
-            made = weights[at] / (divisor * scale) / own_weights
-            found.append(Reading(cost, count, made))
-    return sorted(found, key=_cost)
-
-
-def _weighed(
-    scaled: np.ndarray, loose: np.ndarray, own: np.ndarray, at: np.ndarray, *, has_scale: bool
-) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Return (the weight of each kind, the ones meant if they are one for each, their scale)."""
-    some = [at == i for i in range(at.max() + 1)]
-    weights = np.array([np.median(scaled[rows]) for rows in some])
-    is_off = np.abs(scaled - weights[at]) > loose + _SAME * np.abs(weights[at])
-    if np.ptp(weights) <= _SAME or np.any(is_off):
-        return None
-    meant = [np.unique(own[rows].round(6)) for rows in some]
-    is_known = all(len(each) == 1 for each in meant)
-    should = np.concatenate(meant) if is_known else np.zeros(0)
-    if has_scale:
-        return weights, should, 1.0
-    scale = float((should.max() if is_known else 1) / weights.max())
-    return weights * scale, should, scale
-
-
-def _own_sum(values: np.ndarray, counts: Counts, is_usual: np.ndarray) -> np.ndarray | None:
-    """Return the sum of each update's weights, up to a factor; None if nothing is divided by it."""
-    sums, updates = np.zeros_like(values), counts[Known.NUMBER_OF_UPDATE]
-    for own in (updates == each for each in np.unique(updates)):
-        if not np.any(own & is_usual) or abs(values[own].sum() - 1) > _ROUGHLY:
-            return None
-        sums[own] = 1 / np.median(values[own & is_usual])
-    return sums
 
 
 def farthest_first(ratios: np.ndarray) -> np.ndarray:

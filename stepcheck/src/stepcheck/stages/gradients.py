@@ -12,7 +12,7 @@ from stepcheck.port import OneLoss
 from stepcheck.solve.basis import NUM_SOLVED, derivatives
 from stepcheck.solve.changes import Added, added, clipped
 from stepcheck.solve.coefficients import RAW
-from stepcheck.solve.evidence import Evidence, Meant, left_out, narrowed
+from stepcheck.solve.evidence import Evidence, Meant, left_out, narrowed, without_derivative
 from stepcheck.solve.explain import Explanation, Search, setting_of
 from stepcheck.solve.outputs import differing_outputs
 from stepcheck.trace.measure import NUM_PLACES, distance, places
@@ -255,9 +255,8 @@ def _told(change: Change, evidence: list[Evidence], twins: tuple[Fault, ...]) ->
     num = evidence[-1].num_replicas
     is_summed = change.fault is Fault.SUMMED_OVER_REPLICAS and change.setting.part is Part.REPLICA
     if is_summed and all(map(_is_added_up_twice, evidence)):
-        is_sure = any(map(_has_uneven_replicas, evidence))
-        detail = Detail.ADDED_UP_TWICE if is_sure else Detail.PERHAPS_ADDED_UP_TWICE
-        change = replace(change, detail=detail, numbers=(num,))
+        if any(map(_has_uneven_replicas, evidence)):  # else each may be divided by its own rows
+            change = replace(change, detail=Detail.ADDED_UP_TWICE, numbers=(num,))
     return replace(change, twins=twins)
 
 
@@ -275,21 +274,22 @@ def _located(differing: list[Evidence]) -> Finding:
     outputs: tuple[str, ...] = ()
     if len(others := differing_outputs(e.meant, [e])) == 1:
         at, outputs = others[0].evidence[0], (others[0].name,)
-    line = e.update.applied.line
+    line = e.meant.replay.line_of_loss(e.update.pieces[-1].called) or e.update.applied.line
     rows, parameters = tuple[int, ...](), tuple[str, ...]()
     proof = proved(differing[-1], None)
     if (found := derivatives(at)) is None:
         apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
         change = Change(Fault.GRADIENT_UNLIKE)
         parameters = tuple(name for name, far in apart.items() if far > differs)
+        outputs = without_derivative(e)
     elif passes := left_out(at, *found):
         change = Change(Fault.PASSES_LEFT_OUT, numbers=(*passes, len(e.update.pieces)))
+        line = e.update.applied.line
     else:
         change, of_rows = Change(Fault.LOSS_UNLIKE), _on_rows(at, *found)
         rows = tuple(dict.fromkeys(row for row, _ in of_rows))
         numbers = tuple(number for _, number in of_rows)
         proof = replace(proof, numbers=(*numbers, *proof.numbers))
-        line = e.meant.replay.line_of_loss(e.update.pieces[-1].called) or line
     where = Where(_numbers(differing), rows, parameters, outputs, line)
     return Finding(change, max(each.without for each in differing), _NAN, where, proof)
 
