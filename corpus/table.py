@@ -171,7 +171,7 @@ def worse(before: dict[str, Row], now: Iterable[Row]) -> Iterator[str]:
         missed = sorted(old.found_beside - new.found_beside)
         if missed:
             yield f"{new.name}: no longer found: {', '.join(missed)}"
-        fewer = [stage for stage in old.judged if stage not in new.judged]
+        fewer = [stage for stage in STAGES if stage in old.judged and stage not in new.judged]
         if new.kind == "right" and fewer:
             yield f"{new.name}: no longer judged: {', '.join(fewer)}"
         if new.seconds > 2 * old.seconds and new.seconds > old.seconds + SLACK:

@@ -141,7 +141,7 @@ def _objective(
     Raises:
         UnfitError: the form of the loss is not known.
     """
-    whole = [each for each in watcher.log.called if each.is_whole]
+    whole = [each for each in watcher.log.called if each.is_whole and (by_pass is None or each.order in by_pass)]
     if stated is None:
         return data, _models_own(whole, watcher)
     if not whole:
