@@ -94,7 +94,8 @@ def descend(model, value, data, size, move, passes=2):
         order = rng.permutation(len(data[0]))
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            move(model.trainable_variables, gradient(*(part[rows] for part in data)))
+            gradients = gradient(*(part[rows] for part in data))
+            move(model.trainable_variables, gradients)
 
 
 def by(optimizer):

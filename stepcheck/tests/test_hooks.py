@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from small import NUM, X, Y, by_hand, descend, faults, network, reasons, train
+from small import NUM, X, Y, by, descend, faults, network, reasons, train
 
 import stepcheck
 import wholestep as ws
@@ -272,10 +272,11 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
             return self.own(x) * self.scale
 
     monkeypatch.setattr(logs, "_ROOM", 4 * 40)  # of one weight, as it has before
-    model = Unbuilt()
-    with stepcheck.watch(model, (X, Y[:, 0]), loss=lambda y, out: keras.ops.mean((out - y) ** 2)) as report:
-        descend(model, lambda out, y: keras.ops.mean((out - y) ** 2), (X, Y), 8, by_hand(0.1), passes=3)
-    assert report.has_seen
+    model, optimizer = Unbuilt(), keras.optimizers.SGD(0.1)
+    with stepcheck.watch(model, (X, Y), loss="mse") as report:
+        descend(model, lambda out, y: keras.ops.mean((out - y) ** 2), (X, Y), 8, by(optimizer), passes=3)
+    assert report.is_right, str(report)
+    assert [each.updates for each in report.unjudged if each.reason is Reason.NOT_KEPT] == [4]
 
 
 # ---- what cannot be seen is not judged ----

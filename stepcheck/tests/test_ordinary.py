@@ -1,116 +1,45 @@
-"""Right loops of ordinary scripts, which the audit must neither accuse nor break."""
+"""Right loops by hand of ordinary scripts, which must neither be accused nor broken."""
 
-import threading
-import weakref
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from small import X, Y, by, descend, faults, gradient_of, network
 
 import stepcheck
 import wholestep as ws
-from stepcheck.keras.hooks import Hooks
-from stepcheck.keras.listener import listener
-from stepcheck.stages import judge
-from stepcheck.trace import log
-from stepcheck.trace.measure import are_shares
+from stepcheck.faults import Fault, Stage
 
-ONLY_TENSORFLOW = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop is TensorFlow's")
-X = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
-Y = X[:, :1]
+ENGINE = keras.backend.backend()
+ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop is TensorFlow's")
 
 
-class WithPenalty(keras.Sequential):
-    """A model that adds a penalty to its compiled loss."""
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return super().compute_loss(x, y, y_pred, sample_weight, training) + 0.1 * ops.mean(y_pred**2)
+def squared(outputs, labels):
+    return ops.mean((outputs - labels) ** 2)
 
 
-def network(kind=keras.Sequential, loss="mse", optimizer="sgd", **others):
-    """Return a small compiled model."""
-    keras.utils.set_random_seed(1)
-    model = kind([keras.Input((5,)), layers.Dense(3, "tanh", **others), layers.Dense(1)])
-    model.compile(optimizer, loss)
-    return model
-
-
-def fitted(model, x=X, y=Y, **others):
-    """Return the report of a `fit`."""
-    with stepcheck.watch(model, (x, y), **others) as report:
-        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+def looped(model, value=squared, *, optimizer=None, data=(X, Y), **meant):
+    """Return the report of a loop by hand."""
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
+    if model.built:
+        optimizer.build(model.trainable_variables)
+    with stepcheck.watch(model, data, **({"loss": "mse"} | meant)) as report:
+        descend(model, value, data, 8, by(optimizer))
     return report
 
 
-@pytest.mark.parametrize(("loss", "num"), [("mse", None), (["mse"], 3)])
-def test_a_model_with_a_penalty_in_its_compute_loss_is_judged_by_it(loss, num):
-    optimizer = keras.optimizers.SGD(0.01, gradient_accumulation_steps=num)
-    report = fitted(network(WithPenalty, loss, optimizer, kernel_regularizer="l2"))
-    told = f"Nothing found in {6 // (num or 1)} updates: rows, mode, gradient, step, state were judged."
-    assert report.first_line == told
-
-
 class Several(keras.Model):
-    """A model that returns numbers beside its output; `more` makes further ones."""
+    """A model that returns more beside its output."""
 
-    def __init__(self, more=lambda scale: {}):
+    def __init__(self, more):
         super().__init__()
         self.dense, self.more = layers.Dense(1), more
         self.scale = self.add_weight(name="scale", shape=(), initializer="ones")
 
     def call(self, x, training=None):
         return {"out": self.dense(x) * self.scale, **self.more(self.scale)}
-
-
-def stepper(model, optimizer, *, is_traced=False):
-    """Return a step of a loop by hand, on this engine; the loss is the mean of the squared errors."""
-    if keras.backend.backend() == "jax":
-        return _stepper_on_jax(model, optimizer)
-    import tensorflow as tf
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((_out(model(x, training=True)) - y) ** 2)
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-
-    return tf.function(step) if is_traced else step
-
-
-def _out(outputs):
-    return outputs["out"] if isinstance(outputs, dict) else outputs
-
-
-def _stepper_on_jax(model, optimizer):
-    import jax
-
-    def loss(tv, ntv, x, y):
-        outputs, ntv = model.stateless_call(tv, ntv, x, training=True)
-        return ops.mean((_out(outputs) - y) ** 2), ntv
-
-    taken = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    state = [v.value for v in model.trainable_variables], [v.value for v in optimizer.variables]
-
-    def step(x, y):
-        nonlocal state
-        tv, ov = state
-        (_, _), grads = taken(tv, [v.value for v in model.non_trainable_variables], x, y)
-        state = optimizer.stateless_apply(ov, grads, tv)
-
-    return step
-
-
-def looped(model, *, num=2, data=(X, Y), loss="mse", is_traced=False, **others):
-    """Return the report of a right loop by hand."""
-    optimizer = keras.optimizers.SGD(0.1)
-    if model.built:
-        optimizer.build(model.trainable_variables)
-    with stepcheck.watch(model, data, loss, **others) as report:
-        step = stepper(model, optimizer, is_traced=is_traced)
-        for order in np.random.default_rng(1).permuted([np.arange(24)] * num, axis=1):
-            for rows in order.reshape(3, 8):
-                step(X[rows], Y[rows])
-    return report
 
 
 class OfOut(ws.Objective):
@@ -122,51 +51,11 @@ class OfOut(ws.Objective):
 
 
 @pytest.mark.parametrize("is_text", [False, True])
-@pytest.mark.parametrize("is_traced", [False, pytest.param(True, marks=ONLY_TENSORFLOW)])
-def test_what_a_model_returns_beside_tensors_breaks_no_loop(is_text, is_traced):
+def test_what_a_model_returns_beside_tensors_breaks_no_loop(is_text):
     model = Several(lambda scale: {"name": "a", "of": object()} if is_text else {"scale": scale, "one": 1.0})
     model(X)
-    report = looped(model, loss=OfOut(), is_traced=is_traced)
-    assert report.causes == []
-    assert report.is_judged, str(report)
-
-
-@ONLY_TENSORFLOW
-def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypatch):
-    monkeypatch.setattr(log, "_ROOM", 4 * 40)  # of one weight, as it has before
-    net = Several()
-    assert looped(net, loss=OfOut(), num=3).first_line.startswith("Nothing found in 9 updates (gradients of 5): ")
-
-
-FOCAL = """
-class Power(keras.losses.Loss):
-    def __init__(self, power):
-        super().__init__(name="power")
-        self.power = power
-
-    def call(self, y, out):
-        return keras.ops.mean(keras.ops.abs(y - out) ** self.power, -1)
-{}
-
-def value(model, a, b):
-    out = model(a, training=True)
-    return Power(2.0)(b, out) + Power(4.0)(0 * b, out)
-
-
-x = rng.normal(size=(24, 5)).astype("float32")
-y = x.sum(1, keepdims=True)
-model = network()
-step = update(model, keras.optimizers.SGD(0.01), value)
-for epoch in range(2):
-    for rows in rng.permutation(24).reshape(3, 8):
-        step(x[rows], y[rows])
-"""
-
-
-WITHOUT_CONFIG = """
-    def get_config(self):
-        raise NotImplementedError
-"""
+    report = looped(model, lambda outputs, y: squared(outputs["out"], y), loss=OfOut())
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
 
 
 class Eager(keras.Model):
@@ -181,217 +70,223 @@ class Eager(keras.Model):
         return self.dense(x)
 
 
-def squared(y, out):
-    return ops.mean((y - out) ** 2)
-
-
 @ONLY_TENSORFLOW
-@pytest.mark.parametrize("loss", [squared, ["mse"]])
-def test_a_model_that_runs_eagerly_alone_can_be_audited(loss):
+@pytest.mark.parametrize("loss", [lambda y, out: squared(out, y), ["mse"]])
+def test_a_model_that_runs_eagerly_alone_can_be_watched(loss):
     model = Eager()
     model(X)
     report = looped(model, loss=loss)
-    assert report.causes == []
+    assert report.findings == []
     assert report.has_seen
 
 
-def test_inputs_of_different_lengths_are_no_error_of_the_report():
+def test_inputs_of_different_lengths_are_no_error():
     """As the one time step beside the rows of a diffusion model is."""
     inputs = [keras.Input((5,)), keras.Input(batch_shape=(1,))]
     model = keras.Model(inputs, layers.Dense(1)(inputs[0]) + inputs[1][:, None])
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
+    gradient = gradient_of(model, squared)
     with stepcheck.watch(model, ([X, X[:, 0]], Y), "mse") as report:
-        step = stepper(model, optimizer)
         for start in range(0, 24, 8):
-            step([X[start : start + 8], X[:1, 0]], Y[start : start + 8])
+            rows = slice(start, start + 8)
+            by(optimizer)(model.trainable_variables, gradient([X[rows], X[:1, 0]], Y[rows]))
     assert not report.has_seen
-    assert "IndexError" not in str(report)
+    assert report.findings == []
 
 
-def broken(*given, **others):
-    raise ZeroDivisionError
+class WithArguments(keras.optimizers.SGD):
+    """An optimizer whose configuration lacks an argument."""
+
+    def __init__(self, total, **others):
+        super().__init__(**others)
+        self.total = total
 
 
-def test_no_check_raises_out_of_a_report(monkeypatch):
-    monkeypatch.setattr(judge, "altered", broken)
+def test_an_optimizer_without_a_whole_configuration_hides_no_fault():
+    optimizer = WithArguments(100, learning_rate=0.1)
+    report = looped(network(), lambda out, y: 8 * squared(out, y), optimizer=optimizer)
+    assert faults(report) == [Fault.NEVER_DIVIDED], str(report)
+
+
+class Weighed(keras.losses.BinaryCrossentropy):
+    """A loss whose configuration lacks an argument."""
+
+    def __init__(self, alpha, **others):
+        super().__init__(**others)
+        self.alpha = alpha
+
+    def call(self, y_true, y_pred):
+        return self.alpha * super().call(y_true, y_pred)
+
+
+def test_a_loss_without_a_whole_configuration_hides_no_fault():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(1, "sigmoid")])
+    loss, data = Weighed(0.3), (X, (Y > 0).astype("float32"))
+    assert looped(model, lambda out, y: loss(y, out), data=data, loss=loss).findings == []
+    report = looped(model, lambda out, y: loss(y, ops.sigmoid(out)), data=data, loss=loss)
+    assert faults(report) == [Fault.OTHER_OUTPUTS], str(report)
+
+
+def test_a_loss_that_counts_its_calls_is_called_after_the_loop_alone():
+    calls = []
+
+    def loss(y, outputs):
+        calls.append(y)
+        return squared(outputs, y)
+
     model = network()
-    with stepcheck.watch(model, (X, Y)) as report:
-        model.fit(X + 1, Y, batch_size=8, verbose=0)
-    assert "the inputs: ZeroDivisionError:" in report.unseen
+    with stepcheck.watch(model, (X, Y), loss=loss) as report:
+        assert calls == []
+        descend(model, squared, (X, Y), 8, by(model.optimizer))
+        assert calls == []
+    assert report.is_right, str(report)
 
 
-def test_a_stage_that_fails_was_not_judged(monkeypatch):
-    monkeypatch.setattr(judge, "of_steps", broken)
-    monkeypatch.setattr(judge, "state", broken)
-    monkeypatch.setattr(judge, "order", broken)
-    assert fitted(network()).first_line == "Nothing found in 6 updates: mode, gradient were judged."
+class Twins(keras.Model):
+    """A model with two variables of one path."""
+
+    def build(self, shape):
+        self.one = self.add_weight(shape=(5, 8), name="w")
+        self.two = self.add_weight(shape=(8, 1), name="w")
+
+    def call(self, x):
+        return ops.matmul(ops.matmul(x, self.one), self.two)
 
 
-def test_a_printed_loss_that_is_passed_later_is_judged_by_the_whole_log():
-    model = network()
-    with stepcheck.watch(model, (X, Y)) as report:
-        model.layers[0].trainable = False
-        model.compile("sgd", "mse")
-        model.fit(X, Y, batch_size=8, verbose=0)
-        model.layers[0].trainable = True
-        model.compile("sgd", "mse")
-        model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
-    first = str(report)
-    report.printed(loss=[1.0, 1.0, 1.0])
-    assert str(report) == first
+def test_variables_of_one_name_are_told_apart():
+    model = Twins()
+    model.build((None, 5))
+    assert faults(looped(model, lambda out, y: 8 * squared(out, y))) == [Fault.NEVER_DIVIDED]
 
 
 @ONLY_TENSORFLOW
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_rows_of_text_are_found(shape):
-    import tensorflow as tf
-
-    words = ["one", "two", "three", "four"]
-    texts = np.array([f"{words[i % 4]} {words[i // 8]} w{i}" for i in range(24)], object)
-    split = layers.TextVectorization(output_mode="multi_hot", vocabulary=words)
-    model = keras.Sequential([keras.Input(shape, dtype="string"), split, layers.Dense(1)])
-    model.compile("sgd", "mse")
-    texts = texts.reshape(24, *shape)
-    with stepcheck.watch(model, (texts, Y)) as report:
-        for _ in range(2):
-            order = np.random.permutation(24)
-            parts = tf.data.Dataset.from_tensor_slices((texts[order], Y[order])).batch(8)
-            model.fit(parts, shuffle=False, verbose=0)
-    assert report.first_line.startswith("Nothing found in 6 updates: rows, mode, gradient"), str(report)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_softmax_of_half_precision_is_one(dtype):
-    out = ops.softmax(ops.convert_to_tensor(np.random.default_rng(0).normal(size=(64, 10)) * 3, dtype))
-    assert are_shares(np.asarray(ops.convert_to_numpy(out)))
-    assert not are_shares(np.asarray(ops.convert_to_numpy(out * 0.95)))
-
-
-def test_rows_that_are_tested_after_the_audit_are_not_forgotten():
-    """More than a batch of the last rows may be held out; less is the remainder of a division."""
-    for num, causes in ((12, []), (20, ["rows never used"])):
-        model = network()
-        with stepcheck.watch(model, (X, Y)) as report:
-            model.fit(X[:num], Y[:num], batch_size=5 if num == 20 else 6, epochs=2, shuffle=False, verbose=0)
-        assert [cause.name for cause in report.causes] == causes
-        assert any("Held out, or forgotten?" in note for note in report.notes) != bool(causes)
-
-
-@ONLY_TENSORFLOW
-@pytest.mark.parametrize("is_reptile", [False, True])
-def test_an_inner_step_of_meta_learning_is_no_fault(is_reptile):
-    import tensorflow as tf
-
+def test_two_passes_of_one_loss_are_no_microbatches():
     model = network()
-    inner, outer, variables = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01), model.trainable_variables
-    for each in (inner, outer):
-        each.build(variables)
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
 
-    def taken(rows):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(X[rows], training=True) - Y[rows]) ** 2)
-        return tape.gradient(loss, variables)
+    def value(outputs, x, y):
+        return squared(outputs, y) + ops.mean(model(-x) ** 2)
 
-    with stepcheck.watch(model, (X, Y), optimizer=outer) as report:
-        for order in np.random.default_rng(1).permuted([np.arange(24)] * 2, axis=1):
-            for rows in order.reshape(3, 2, 4):
-                start = [v.numpy() for v in variables]
-                inner.apply(taken(rows[0]), variables)
-                way = [s - v for v, s in zip(variables, start, strict=True)]
-                grads = way if is_reptile else taken(rows[1])
-                for variable, value in zip(variables, start, strict=True):
-                    variable.assign(value)
-                outer.apply(grads, variables)
-    assert report.causes == [], str(report)
-
-
-@ONLY_TENSORFLOW
-def test_outputs_whose_gradient_was_taken_are_not_kept():
-    import tensorflow as tf
-
-    model, optimizer, kept, record = network(), keras.optimizers.SGD(0.1), [], log.Log()
     optimizer.build(model.trainable_variables)
-    with Hooks(model, listener(), record).on():
-        for rows in np.random.default_rng(1).permutation(24).reshape(6, 4):
-            with tf.GradientTape() as one, tf.GradientTape() as two:
-                out = model(X[rows], training=True)
-                loss = tf.reduce_mean((out - Y[rows]) ** 2)
-            kept.append(weakref.ref(out))
-            grads = [tape.gradient(loss, model.trainable_variables) for tape in (one, two)]
-            optimizer.apply([(a + b) / 2 for a, b in zip(*grads, strict=True)], model.trainable_variables)
-        del one, two, out, loss
-        assert sum(each() is not None for each in kept) <= 1
-    assert [len(called.derivatives[0]) for called in record.called] == [2] * 6
-
-
-def test_a_prediction_in_another_thread_hides_no_update():
-    model, are_begun, may_end = network(), threading.Event(), threading.Event()
-    model.predict = lambda x: (are_begun.set(), may_end.wait(60))
-    with stepcheck.watch(model, (X, Y)) as report:
-        actor = threading.Thread(target=lambda: model.predict(X))
-        actor.start()
-        assert are_begun.wait(60)
-        model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
-        may_end.set()
-        actor.join()
-    assert report.first_line.startswith("Nothing found in 6 updates: rows, mode, gradient")
-
-
-READ = """
-class Counted:
-    num = 0
-
-    def __getitem__(self, rows):
-        Counted.num += 1
-        return self.y[rows]
-
-    @property
-    def all(self):
-        Counted.num += 1
-        return self.y
-
-
-def own_loss(labels, out):
-    return keras.ops.mean((labels - out) ** 2)
-
-
-x = rng.normal(size=(24, 5)).astype("float32")
-labels, model = Counted(), network()
-labels.y = x.sum(1, keepdims=True)
-optimizer = keras.optimizers.SGD(0.01)
-for start in range(0, 24, 8):
-    now = slice(start, start + 8)
-    with tf.GradientTape() as tape:
-        out = model(x[now], training=True)
-        loss = own_loss({}, out)
-    grads = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(grads, model.trainable_variables))
-print("reads", Counted.num)
-"""
-
-
-def test_later_models_have_the_names_that_they_have_without_an_audit():
-    inputs = keras.Input((5,))
-    model = keras.Model(inputs, layers.Dense(1)(inputs), name="own")
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    with stepcheck.watch(model, (X, Y), loss=["mse"]) as report:
-        for start in range(0, 24, 8):
-            model.train_on_batch(X[start : start + 8], 2 * Y[start : start + 8])
-    assert report.causes
-    names = keras.Model(inputs, layers.Dense(1)(inputs)).name, keras.Variable(0.0).name, layers.Dense(1).name
-    assert names == ("functional", "variable", "dense_2")
+    with stepcheck.watch(model, (X, Y), loss="mse", optimizer=optimizer) as report:
+        descend(model, value, (X, X, Y), 6, by(optimizer))
+    assert Fault.ACCUMULATED_TWICE not in faults(report)
 
 
 @ONLY_TENSORFLOW
-@pytest.mark.slow
-def test_a_fit_on_two_replicas_that_validates_is_right():
+def test_two_optimizers_on_one_batch_apply_no_stale_gradients():
     import tensorflow as tf
 
-    reduction = tf.distribute.ReductionToOneDevice()
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=reduction).scope():
-        model = network()
+    model, optimizers = network(), [keras.optimizers.Adam(0.01) for _ in range(2)]
+    for optimizer in optimizers:
+        optimizer.build(model.trainable_variables)
+    with stepcheck.watch(model, (X, Y), loss="mse") as report:
+        for epoch in range(2):
+            for rows in np.split(np.random.default_rng(epoch).permutation(len(X)), 3):
+                with tf.GradientTape(persistent=True) as tape:
+                    losses = [squared(model(X[part], training=True), Y[part]) for part in np.split(rows, 2)]
+                grads = [tape.gradient(loss, model.trainable_variables) for loss in losses]
+                for optimizer, own in zip(optimizers, grads, strict=True):
+                    optimizer.apply(own)
+    assert Fault.STALE_GRADIENTS not in faults(report)
+
+
+@ONLY_TENSORFLOW
+def test_a_sum_over_rows_of_unknown_number_is_found():
+    import tensorflow as tf
+
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])])
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = keras.losses.mean_squared_error(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
     with stepcheck.watch(model, (X, Y)) as report:
-        model.evaluate(X, Y, verbose=0)
-        model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X, Y), verbose=0)
-    assert report.first_line.startswith("Nothing found in 6 updates: rows, mode, gradient")
+        for batch in tf.data.Dataset.from_tensor_slices((X, Y)).batch(8):
+            step(*batch)
+    assert faults(report) == [Fault.NEVER_DIVIDED]
+
+
+@ONLY_TENSORFLOW
+@pytest.mark.parametrize("clips", [{"clipnorm": 0.5}, {"clipvalue": 0.01}, {"global_clipnorm": 0.5}])
+def test_the_clips_of_an_optimizer_are_not_those_of_the_loop(clips):
+    import tensorflow as tf
+
+    model, optimizer = network(), keras.optimizers.Adam(0.01, **clips)
+    sums = [tf.Variable(tf.zeros(v.shape)) for v in model.trainable_variables]
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = squared(model(x, training=True), y)
+        for total, gradient in zip(sums, tape.gradient(loss, model.trainable_variables), strict=True):
+            total.assign(gradient)
+        optimizer.apply(list(sums), model.trainable_variables)
+
+    with stepcheck.watch(model, (X, Y), optimizer=optimizer) as report:
+        for epoch in range(2):
+            for rows in np.split(np.random.default_rng(epoch).permutation(24), 3):
+                step(tf.constant(X[rows]), tf.constant(Y[rows]))
+    assert report.is_right, str(report)
+
+
+@ONLY_TENSORFLOW  # JAX has numbers of 64 bits only if it is set so at its beginning
+@pytest.mark.parametrize("found", [[], [Fault.BROADCAST]])
+def test_loops_in_float64_are_judged(found):
+    keras.config.set_floatx("float64")
+    data = X.astype("float64"), Y.astype("float64")
+    value = (lambda out, y: squared(out, y[:, 0])) if found else squared
+    report = looped(network(), value, data=data)
+    assert faults(report) == found, str(report)
+    assert Stage.GRADIENT in report.judged
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="the values are held outside of the model")
+def test_a_loop_that_gives_the_models_values_away_is_judged_all_the_same():
+    import jax
+
+    model = network()
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, slots, x, y):
+        def loss(params):
+            return squared(model.stateless_call(params, [], x, training=True)[0], y)
+
+        return model.optimizer.stateless_apply(slots, jax.grad(loss)(params), params)
+
+    with stepcheck.watch(model, (X, Y)) as report:
+        state = [v.value for v in model.trainable_variables], [v.value for v in model.optimizer.variables]
+        for epoch in range(2):
+            for rows in np.split(np.random.default_rng(epoch).permutation(24), 3):
+                state = step(*state, X[rows], Y[rows])
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="stateless steps")
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_stateless_steps_have_their_own_state(is_reset):
+    import jax
+
+    model = network(keras.optimizers.Adam(0.01))
+
+    @jax.jit
+    def step(weights, slots, x, y):
+        def loss(weights):
+            return squared(model.stateless_call(weights, [], x, training=True)[0], y)
+
+        return model.optimizer.stateless_apply(slots, jax.grad(loss)(weights), weights)
+
+    first = [v.value for v in model.optimizer.variables]
+    weights, slots = [v.value for v in model.trainable_variables], first
+    with stepcheck.watch(model, (X, Y)) as report:
+        for epoch in range(3):
+            slots = first if is_reset else slots
+            for rows in np.split(np.random.default_rng(epoch).permutation(24), 3):
+                weights, slots = step(weights, slots, X[rows], Y[rows])
+        for variable, value in zip(model.trainable_variables, weights, strict=True):
+            variable.assign(value)
+    assert faults(report) == [Fault.OPTIMIZER_STATE_THROWN_AWAY] * is_reset, str(report)

@@ -1,12 +1,14 @@
-"""The audit of models with several outputs: an error of one output's loss is found in that loss."""
+"""Models with several outputs: an error of one output's loss is found in that loss."""
 
 import keras
 import numpy as np
 import pytest
-from audit_users import train
 from keras import layers, ops
+from small import by, descend, faults
 
 import stepcheck
+from stepcheck.faults import Fault
+from stepcheck.values import Detail
 
 RNG = np.random.default_rng(0)
 NUM = 48
@@ -32,6 +34,7 @@ def model_of_three():
     outputs = {"price": layers.Dense(1)(pooled), "kind": layers.Dense(3)(pooled), "tags": layers.Dense(4)(states)}
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.Adam(0.01), MEANT, loss_weights=COUNTS)
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -44,56 +47,25 @@ def over_places(logits, labels, tokens):
     return ops.sum(entropy(labels, logits) * there) / ops.sum(there)
 
 
+def softmax(logits):
+    return ops.exp(logits) / ops.sum(ops.exp(logits), -1, keepdims=True)
+
+
 RIGHT = {
     "price": lambda out, y, tokens: ops.mean((out - y[:, None]) ** 2),
     "kind": lambda out, y, tokens: ops.mean(entropy(y, out)),
     "tags": over_places,
 }
 BROADCAST = {"price": lambda out, y, tokens: ops.mean((out - y) ** 2)}
-TWICE = {"kind": lambda out, y, tokens: ops.mean(entropy(y, ops.exp(out) / ops.sum(ops.exp(out), -1, keepdims=True)))}
-WRONG = {
-    "broadcast": (BROADCAST, "Broadcast. Each output (price) meets the labels of all rows"),
-    "softmax": (TWICE, "Softmax twice. The outputs (kind) go through one more softmax."),
-    "sum": (
-        {"kind": lambda out, y, tokens: ops.sum(entropy(y, out))},
-        "Never divided. Each row's gradient (output kind) counts 1 instead of 1 / 8, as the update has 8 rows.",
-    ),
-    "padding": (
-        {"tags": lambda out, y, tokens: ops.mean(entropy(y, out))},
-        "Mask ignored. The mask (output tags) is left out.",
-    ),
-    "smoothed": (
-        {"kind": lambda out, y, tokens: ops.mean(ops.categorical_crossentropy(smooth(y), out, from_logits=True))},
-        "The labels (output kind) are smoothed by 0.3 instead of 0.",
-    ),
-    "classes": (
-        {"kind": lambda out, y, tokens: ops.mean(ops.categorical_crossentropy(hot(y + 1), out, from_logits=True))},
-        "The labels (output kind) are one class higher, as if the classes of the loss were counted from 1.",
-    ),
-    "other rows": (
-        {"price": lambda out, y, tokens: ops.mean((out - ops.roll(y, 1)[:, None]) ** 2)},
-        "Labels shifted. The labels (output price) are those of the row before in the batch.",
-    ),
-    "half": (
-        {"kind": lambda out, y, tokens: 0.3 * ops.mean(entropy(y, out))},
-        "Other loss weights. The losses of price_loss, kind_loss, tags_loss count 1, 0.15, 2, and not 1, 0.5, 2.",
-    ),
-    "unknown": (
-        {"kind": lambda out, y, tokens: ops.mean(entropy(y, out**3))},
-        "so it is in the loss of output kind: its derivative by the outputs is",
-    ),
-}
+TWICE = {"kind": lambda out, y, tokens: ops.mean(entropy(y, softmax(out)))}
+SUM = {"kind": lambda out, y, tokens: ops.sum(entropy(y, out))}
+PADDING = {"tags": lambda out, y, tokens: ops.mean(entropy(y, out))}
+CLASSES = {"kind": lambda out, y, tokens: ops.mean(entropy(ops.where(y < 2, y + 1, 2), out))}
+UNKNOWN = {"kind": lambda out, y, tokens: ops.mean(entropy(y, out**3))}
+HALF = {"kind": lambda out, y, tokens: 0.3 * ops.mean(entropy(y, out))}
 
 
-def hot(labels):
-    return ops.one_hot(labels, 3)
-
-
-def smooth(labels):
-    return 0.7 * hot(labels) + 0.1
-
-
-def audited(losses):
+def watched(losses):
     """Return the report on a loop whose losses are these, and the right ones of the other outputs."""
     model, of = model_of_three(), RIGHT | losses
 
@@ -101,49 +73,81 @@ def audited(losses):
         labels = {"price": price, "kind": kind, "tags": tags}
         return sum(COUNTS[name] * of[name](outputs[name], labels[name], tokens) for name in of)
 
-    data = TOKENS, {"price": PRICES, "kind": KINDS, "tags": TAGS}
-    with stepcheck.watch(model, data=data) as report:
-        train(
-            model,
-            value,
-            (TOKENS, TOKENS, PRICES, KINDS, TAGS),
-            8,
-            lambda variables, grads: model.optimizer.apply(grads, variables),
-        )
+    given = (TOKENS, TOKENS, PRICES, KINDS, TAGS)
+    with stepcheck.watch(model, data=(TOKENS, {"price": PRICES, "kind": KINDS, "tags": TAGS})) as report:
+        descend(model, value, given, 8, by(model.optimizer))
     return report
 
 
 def test_right_losses_of_three_outputs_are_right():
-    report = audited({})
-
-    assert not report.causes
-    assert str(report).startswith("Nothing found in 12 updates")
+    assert watched({}).is_right
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_the_output_whose_loss_is_wrong_is_named(case):
-    losses, told = WRONG[case]
-
-    report = audited(losses)
-
-    assert len(report.causes) == 1
-    assert told in str(report)
-
-
-def test_two_wrong_losses_are_two_causes():
-    report = audited(BROADCAST | TWICE)
-
-    assert [cause.name for cause in report.causes] == ["broadcast", "softmax twice"]
-    assert all(cause.without > 0.01 and cause.with_change < 1e-4 for cause in report.causes)
+@pytest.mark.parametrize(
+    ("losses", "fault", "output"),
+    [
+        (BROADCAST, Fault.BROADCAST, "price"),
+        (TWICE, Fault.SOFTMAX_TWICE, "kind"),
+        (SUM, Fault.NEVER_DIVIDED, "kind"),
+        (PADDING, Fault.MASK_IGNORED, "tags"),
+    ],
+)
+def test_the_output_whose_loss_is_wrong_is_named(losses, fault, output):
+    (found,) = watched(losses).findings
+    assert (found.fault, found.change.outputs) == (fault, (output,))
 
 
-def test_one_error_of_two_losses_is_one_cause():
+def test_the_output_of_a_loss_that_is_not_known_is_its_place():
+    (found,) = watched(UNKNOWN).findings
+    assert not found.change.is_known
+    assert found.where.outputs == ("kind",) or found.change.outputs == ("kind",)
+
+
+def test_other_loss_weights_are_told_by_numbers():
+    (found,) = watched(HALF).findings
+    assert (found.fault, found.change.detail) == (Fault.OTHER_LOSS_WEIGHTS, Detail.TERMS_COUNT)
+    assert found.change.numbers == pytest.approx((1, 0.15, 2, 1, 0.5, 2), rel=1e-3)
+
+
+def test_two_wrong_losses_are_two_findings():
+    report = watched(BROADCAST | TWICE)
+    assert faults(report) == [Fault.BROADCAST, Fault.SOFTMAX_TWICE]
+    assert all(found.apart > 0.01 and found.with_error < 1e-4 for found in report.findings)
+
+
+def test_one_error_of_two_losses_is_one_finding():
     pair = {name: lambda out, y, tokens, own=RIGHT[name]: 8 * own(out, y, tokens) for name in ("price", "kind")}
+    (found,) = watched(pair).findings
+    assert (found.fault, found.change.outputs) == (Fault.NEVER_DIVIDED, ("price", "kind"))
 
-    report = audited(pair)
 
-    assert [cause.name for cause in report.causes] == ["never divided"]
-    assert "Each row's gradient (outputs price, kind) counts" in str(report)
+@pytest.mark.parametrize("losses", [{"a": "mse", "b": "mae"}, ["mse", "mae"]])
+def test_losses_are_stated_as_compile_takes_them(losses):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(24, 5)).astype("float32"), [rng.normal(size=(24, 1)).astype("float32") for _ in range(2)]
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [layers.Dense(1, name=name)(inputs) for name in ("a", "b")])
+    model.compile("sgd", ["mse", "mae"])
+    with stepcheck.watch(model, (x, y), loss=losses) as report:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert report.is_right, str(report)
+    with stepcheck.watch(model, (x, y), loss=losses) as report:
+        model.compile("sgd", ["mae", "mse"])
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert faults(report) == [Fault.ANOTHER_LOSS] * 2
+    assert [found.change.outputs for found in report.findings] == [("a",), ("b",)]
+
+
+def test_inputs_that_a_loop_gives_by_name_are_not_swapped():
+    one, two = np.random.default_rng(0).normal(size=(2, 24, 5)).astype("float32")
+    names = ("two", "one")
+    inputs = [keras.Input((5,), name=name) for name in names]
+    outputs = layers.Dense(1)(layers.Subtract()([layers.Dense(4)(each) for each in inputs]))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    with stepcheck.watch(model, ((one, two), one[:, :1])) as report:
+        model.fit(dict(zip(names, (one, two), strict=True)), one[:, :1], batch_size=8, epochs=2, verbose=0)
+    assert report.is_right, str(report)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a tape gives several gradients of one pass")
@@ -151,8 +155,6 @@ def test_losses_that_are_applied_in_turn_are_no_output_that_is_left_out():
     import tensorflow as tf
 
     model = model_of_three()
-    optimizer = model.optimizer
-    optimizer.build(model.trainable_variables)
     labels = {"price": PRICES, "kind": KINDS, "tags": TAGS}
     with stepcheck.watch(model, data=(TOKENS, labels)) as report:
         for start in [*range(0, NUM, 8)] * 2:
@@ -163,7 +165,5 @@ def test_losses_that_are_applied_in_turn_are_no_output_that_is_left_out():
             for loss in losses:
                 grads = tape.gradient(loss, model.trainable_variables)
                 pairs = zip(grads, model.trainable_variables, strict=True)
-                optimizer.apply_gradients([(tf.convert_to_tensor(g), v) for g, v in pairs if g is not None])
-
-    assert not report.causes, str(report)
-    assert report.first_line.startswith("Each batch makes several steps of one optimizer, with another gradient each")
+                model.optimizer.apply_gradients([(tf.convert_to_tensor(g), v) for g, v in pairs if g is not None])
+    assert Fault.OUTPUT_LEFT_OUT not in faults(report), str(report)

@@ -1,34 +1,29 @@
-"""Loops by hand: beside `fit`, with an optimizer of the script, and with a loss that has to be supposed."""
-
-from types import SimpleNamespace
+"""Optimizers by hand: which steps the weights make is solved for, and compared with the optimizer that is stated."""
 
 import keras
 import numpy as np
 import pytest
+from small import X, Y, by_hand, descend, faults, network, reasons, square
 
 import stepcheck
-from stepcheck.keras.chain import averages, divergence
-from stepcheck.report.found import Likely
+from stepcheck.faults import Fault, Stage
 from stepcheck.solve.optimizers import Moves, solved
-from stepcheck.stages.steps import anew_in_each_pass, apply
-from stepcheck.trace.log import Applied, Called, Log
-from stepcheck.trace.rows import mixed
-from stepcheck.trace.windows import Piece, Update, Windows
-
-ENGINE = keras.backend.backend()
-PIECE = Piece(None, np.arange(3))  # type: ignore[arg-type]
-
-
-LOOP = "for epoch in range(2):"
-OF_OTHER = "other = network()\nother.compile('adam', 'mse')\nother.fit(x, y, epochs=9, batch_size=4, verbose=0)\n"
-OF_ITSELF = "model.fit(x[:16], y[:16], epochs=9, batch_size=4, verbose=0)\n"
-
+from stepcheck.values import Reason
 
 BETAS = {"other beta": (0.9, 0.9), "swapped": (0.99, 0.9), "one alone": (0.9, 0.0), "none": (0.0, 0.0)}
+KERNELS = np.arange(90) < 80
+DECAYS = {
+    "decay by rate": 0.05,
+    "rising decay by rate": 0.05,
+    "rising decay": 0.005,
+    "decay": 0.2,
+    "decay of plain steps": 0.0222,
+}
+LABELS = Y[:, 0]
 
 
 def fall(kind, grads, params):
-    """Return the falls of the weights by an optimizer, at rates of 0.1, or rising ones."""
+    """Yield the falls of the weights by an optimizer, at rates of 0.1, or rising ones."""
     first, second = np.zeros_like(grads[0]), np.zeros_like(grads[0])
     for t, (g, p) in enumerate(zip(grads, params, strict=True), start=1):
         rate = 0.1 * t if "rising" in kind else 0.1
@@ -50,63 +45,46 @@ def fall(kind, grads, params):
         yield rate * step + p * KERNELS * DECAYS.get(kind, 0.0) * (rate if "by rate" in kind else 1)
 
 
-KERNELS = np.arange(90) < 80
-DECAYS = {
-    "decay by rate": 0.05,
-    "rising decay by rate": 0.05,
-    "rising decay": 0.005,
-    "decay": 0.2,
-    "decay of plain steps": 0.0222,
-}
-MOMENTS = "mean with 0.9, over the root of its mean square with 0.99)"
+def moves_of(kind, near=(1e-4,) * 6):
+    rng = np.random.default_rng(0)
+    grads, params = (list(rng.normal(size=(6, 90))) for _ in range(2))
+    return Moves(params, list(fall(kind, grads, params)), grads, list(near), KERNELS)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "note"),
+    ("kind", "momenta"),
     [
-        ("momentum", "0.9 times the move before", ""),
-        ("nesterov", "0.9 times the move before", ""),
-        ("rising nesterov", "times the move before", ""),
-        ("rising nesterov of Keras", "0.9 times the move before", ""),
-        ("adam", MOMENTS, ""),
-        ("rising", MOMENTS, ""),
-        ("decay by rate", f"{MOMENTS}, and shrinks the weights by 0.005, 0.05 times the rate", ""),
-        ("rising decay by rate", "by 0.05 times the rate", ""),
-        ("rising decay", "by 0.005, at any rate", ""),
-        ("decay", "by 0.2, 2 times the rate", "forget all but the last 5 updates"),
-        ("decay of plain steps", "and shrinks the weights by 0.0222", ""),
-        ("a frozen count", "mean with 0.9", "does the count of updates move?"),
-        ("none", "mean with 0.9", "does the count of updates move?"),
-        ("other beta", MOMENTS, "mean square is divided by 1 - 0.9 ** count, and not divided by 1 - 0.99 ** count."),
-        (
-            "swapped",
-            MOMENTS,
-            "the mean is divided by 1 - 0.99 ** count, and not divided by 1 - 0.9 ** count; the mean sq",
-        ),
-        ("one alone", MOMENTS, "the mean square is not corrected, and not divided by 1 - 0.99 ** count."),
-        ("next count", MOMENTS, "as in Adam: the count is that of the next update."),
+        ("momentum", (0.9,)),
+        ("nesterov", (0.9,)),
+        ("rising nesterov", (0.9,)),
+        ("rising nesterov of Keras", (0.9,)),
+        ("adam", (0.9, 0.99)),
+        ("rising", (0.9, 0.99)),
+        ("a frozen count", (0.9, 0.99)),
+        ("none", (0.9, 0.99)),
+        ("other beta", (0.9, 0.99)),
+        ("swapped", (0.9, 0.99)),
+        ("one alone", (0.9, 0.99)),
+        ("next count", (0.9, 0.99)),
     ],
 )
-def test_an_optimizer_by_hand_is_solved_for(kind, told, note):
-    rng = np.random.default_rng(0)
-    grads, params = (list(rng.normal(size=(6, 90))) for _ in range(2))
-    moves = Moves(params, list(fall(kind, grads, params)), grads, [1e-3] * 6, KERNELS)
+def test_an_optimizer_by_hand_is_solved_for(kind, momenta):
+    moves = moves_of(kind, [1e-3] * 6)
     rule = solved(moves)
-    assert rule is not None
-    assert (told in rule.told, note in "".join(rule.notes), len(rule.notes)) == (True, True, int(bool(note)))
-    assert ("before" in rule.told, "0.222 times" in rule.told) == ("momentum" in kind or "nesterov" in kind, False)
-    assert rule.rates == pytest.approx([0.1 * t if "rising" in kind else 0.1 for t in range(1, 7)], rel=1e-3)
-    assert solved(moves._replace(grads=list(rng.normal(size=(6, 90))))) is None
+    assert rule.momenta == pytest.approx(momenta, rel=1e-3)
+    assert rule.is_adaptive == (len(momenta) == 2)
+    if kind != "a frozen count":
+        rates = [0.1 * t if "rising" in kind else 0.1 for t in range(1, 7)]
+        assert rule.rates == pytest.approx(rates, rel=1e-3)
+    others = list(np.random.default_rng(1).normal(size=(6, 90)))
+    assert solved(moves._replace(grads=others)) is None
 
 
-def test_a_decay_of_the_wrong_sign_is_said():
-    rng = np.random.default_rng(0)
-    grads, params = (list(rng.normal(size=(6, 90))) for _ in range(2))
-    falls = [fall - 0.01 * p * KERNELS for fall, p in zip(fall("adam", grads, params), params, strict=True)]
-    rule = solved(Moves(params, falls, grads, [1e-4] * 6, KERNELS))
-    (note,) = rule.notes
-    assert isinstance(note, Likely)
-    assert note.startswith("Each update makes the weights grow by the share 0.01, beside its step.")
+@pytest.mark.parametrize(
+    ("kind", "share"), [("decay by rate", 0.05), ("rising decay by rate", 0.05), ("decay", 2.0), ("adam", 0.0)]
+)
+def test_a_decay_beside_the_steps_is_solved_for(kind, share):
+    assert solved(moves_of(kind)).decay[0] == pytest.approx(share, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -114,158 +92,180 @@ def test_a_decay_of_the_wrong_sign_is_said():
     [("decay by rate", 1e-4, 0.05, True), ("decay by rate", 0.1, 0.0, False), ("adam", 0.1, 0.0, True)],
 )
 def test_a_decay_that_does_not_show_in_each_update_is_neither_found_nor_excluded(kind, near, own, is_known):
-    rng = np.random.default_rng(0)
-    grads, params = (list(rng.normal(size=(6, 90))) for _ in range(2))
-    rule = solved(Moves(params, list(fall(kind, grads, params)), grads, [1e-4] * 5 + [near], KERNELS))
+    rule = solved(moves_of(kind, [1e-4] * 5 + [near]))
     assert rule.decay[0] == pytest.approx(own, rel=1e-3)
     assert np.isfinite(rule.decay[1]) == is_known
 
 
-WARM, FALLING = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
+# ---- loops ----
+
+
+def by_momentum(rates, momentum=0.9, sign=1):
+    """Return steps with momentum, whose rate is one of these in each update."""
+    kept, numbers = {}, iter(rates)
+
+    def move(variables, gradients):
+        rate = next(numbers)
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            kept[i] = momentum * kept.get(i, 0.0) + rate * keras.ops.convert_to_numpy(gradient)
+            variable.assign(variable - sign * kept[i])
+
+    return move
+
+
+def by_adam(rate=0.01, decay=0.0, bound=None):
+    """Return the steps of AdamW, perhaps on clipped gradients."""
+    means, squares, count = {}, {}, [0]
+
+    def move(variables, gradients):
+        count[0] += 1
+        gradients = [*map(keras.ops.convert_to_numpy, gradients)]
+        norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
+        factor = min(1.0, bound / norm) if bound else 1.0
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            means[i] = 0.9 * means.get(i, 0.0) + 0.1 * factor * gradient
+            squares[i] = 0.999 * squares.get(i, 0.0) + 0.001 * (factor * gradient) ** 2
+            mean, square_of = means[i] / (1 - 0.9 ** count[0]), squares[i] / (1 - 0.999 ** count[0])
+            variable.assign(variable * (1 - rate * decay) - rate * mean / (np.sqrt(square_of) + 1e-7))
+
+    return move
+
+
+def by_lion(rate):
+    """Return the steps of an optimizer that is not solved for: of the signs of a mean of gradients."""
+    means = {}
+
+    def move(variables, gradients):
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            gradient = keras.ops.convert_to_numpy(gradient)
+            mean = means.get(i, 0 * gradient)
+            variable.assign(variable - rate * np.sign(0.9 * mean + 0.1 * gradient))
+            means[i] = 0.99 * mean + 0.01 * gradient
+
+    return move
+
+
+def report_of(value, move, passes=3, size=8, data=(X, LABELS), **meant):
+    model = network()
+    with stepcheck.watch(model, data, **({"loss": "mse"} | meant)) as report:
+        descend(model, value, data, size, move, passes)
+    return report
+
+
+def summed(outputs, labels):
+    return keras.ops.sum((outputs - labels[:, None]) ** 2)
+
+
+ADAM, SGD = keras.optimizers.Adam, keras.optimizers.SGD
 
 
 @pytest.mark.parametrize(
-    ("rates", "sizes", "told", "is_likely"),
+    ("move", "optimizer"),
     [
-        (WARM * 2, [3] * 8, "begins anew with each pass", True),
-        (FALLING * 2, [3] * 8, "begins anew with each pass", False),  # a warm restart
-        ([0.1, 0.4, 0.2, 0.1] * 2, [3] * 8, "begins anew with each pass", False),  # a triangle
-        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4], [3] * 8, "", False),
-        ([0.1, 0.1, 0.5, 0.5] * 2, [3, 3, 2, 2] * 2, "on the number of rows of a batch alone: 0.1 for 3 rows", True),
-        ([0.1] * 4 + [0.5] * 4, [3] * 4 + [2] * 4, "", False),  # another stage
-        ([0.3, 0.3, 0.2, 0.2] * 2, [3, 3, 2, 2] * 2, "begins anew with each pass", False),  # scaled by the rows
+        (by_hand(0.05), SGD(0.05)),
+        (by_momentum([0.01] * 9), SGD(0.01, momentum=0.9)),
+        (by_adam(), ADAM(0.01)),
+        (by_adam(bound=0.5), ADAM(0.01, global_clipnorm=0.5)),
     ],
 )
-def test_rates_that_begin_anew_or_depend_on_a_batch_are_said(rates, sizes, told, is_likely):
-    updates, place = [], {}
-    for i, (rate, size) in enumerate(zip(rates, sizes, strict=True)):
-        piece = Piece(SimpleNamespace(order=i), np.arange(size))  # type: ignore[arg-type]
-        updates.append(Update(i, [piece], Applied(i, 0, [], [], [], [], [], rate, i, None)))
-        place[i] = i // 4, 0
-    seen = Windows([], updates, [], 0, set(), 0, place)
-    found = list(anew_in_each_pass(seen))
-    assert (len(found), told in "".join(found)) == (bool(told), True), found
-    assert [isinstance(note, Likely) for note in found] == [is_likely] * bool(told)
-
-
-def test_optimizers_that_move_the_same_variables_in_turn_begin_nothing_anew():
-    grads, slots = [np.ones(3, "float32")], [[np.full(1, float(i // 2))] for i in range(8)]
-    steps = [Applied(i, i % 2, grads, grads, slots[i], grads, slots[i + 2], 0.1, i // 2, None) for i in range(6)]
-    updates = [Update(i, [PIECE], step) for i, step in enumerate(steps, start=1)]
-    assert list(apply(updates, None)) == ["2 optimizers move the same variables in turn. Is that meant?"]
-
-
-CUT = [("def value(model, a, b):", "def value(model, a, b):\n    a, b = a[:, :-1], a[:, 1:]"), ("a > 0", "b > 0")]
-
-
-BY_KERAS = [
-    ("keras.ops.mean((first - b[0]) ** 2)", "keras.losses.MeanSquaredError()(b[0], first)"),
-    (
-        "keras.ops.mean(keras.ops.sparse_categorical_crossentropy(b[1], second, from_logits=True))",
-        "keras.losses.SparseCategoricalCrossentropy(from_logits=True)(b[1], second)",
-    ),
-]
-
-WEIGHTS = "OF_AGE, OF_KIND =", "LOSS_WEIGHTS = [1.0, 0.2]\nOF_AGE, OF_KIND ="
-NAMED = [
-    (
-        "[layers.Dense(1)(inner), layers.Dense(2)(inner)])",
-        '{"age": layers.Dense(1)(inner), "kind": layers.Dense(2)(inner)})',
-    ),
-    ("first, second = model(a, training=True)", 'first, second = map(model(a, training=True).get, ("age", "kind"))'),
-    ("OF_AGE, OF_KIND =", 'weights = {"age": 1.0, "kind": 0.2}\nOF_AGE, OF_KIND ='),
-]
-
-
-COMPILED = (
-    "OF_AGE, OF_KIND =",
-    """ce = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-model.compile(keras.optimizers.Adam(0.01), ["mse", ce], loss_weights=[0.2, 1.0])
-OF_AGE, OF_KIND =""",
-)
-
-
-@pytest.mark.parametrize(("share", "is_said"), [(0.99, True), (0.01, False), (1.0, False), (None, False)])
-def test_an_average_of_weights_that_forgets_all_but_the_last_is_said(share, is_said):
-    rng = np.random.default_rng(0)
-    fast = rng.normal(size=(8, 50)).astype("float32")
-    slow, called, steps = fast[0], [], []
-    for t, new in enumerate(fast):
-        called.append(Called(2 * t, [], [], [], [slow[:20], slow[20:]], False, None))  # of a frozen model
-        after = [new[:20], new[20:]]
-        steps.append(Applied(2 * t + 1, 0, after, after, [], after, [], 0.1, t, None))
-        slow = slow + np.float32(1 / (t + 1) if share is None else share) * (
-            new - slow
-        )  # a mean of all, or of late ones
-    pair = [
-        SimpleNamespace(model=SimpleNamespace(name=n), log=Log(called=c, applied=a))
-        for n, c, a in (("slow", called, []), ("fast", [], steps))
-    ]
-    assert sum("forgets all but the last update" in note for note in averages(*pair)) == is_said
+def test_a_right_step_by_hand_is_right(move, optimizer):
+    report = report_of(square, move, optimizer=optimizer)
+    assert report.findings == [], str(report)
+    assert Stage.GRADIENT in report.judged
 
 
 @pytest.mark.parametrize(
-    ("count", "of_outputs", "said"),
+    ("value", "move", "found"),
     [
-        (1.0, 1.0, ["1 times its sum over 3 dimensions, beside a sum"]),
-        (1 / 3, 1.0, ["0.3333 times its sum over 3 dimensions, beside a sum", "counts 1 / 3 of"]),
-        (1 / 3, 0.1, ["0.3333 times its sum over 3 dimensions"]),  # both are means
-        (4.0, 1.0, ["4 times its sum over 3 dimensions, beside a sum"]),
-        (0.0, 1.0, []),
+        (summed, by_hand(0.01), [Fault.NEVER_DIVIDED]),
+        (square, by_momentum([0.01] * 9, sign=-1), [Fault.ASCENT]),
+        (lambda out, y: keras.ops.mean((out - y) ** 2), by_adam(), [Fault.BROADCAST]),
     ],
 )
-@pytest.mark.parametrize("is_root", [False, True])
-def test_the_share_of_a_divergence_is_solved_for(count, of_outputs, said, is_root):
-    rng, logs = np.random.default_rng(0), (Log(), Log())
-    for t in range(5):
-        num = 6 + t
-        x, out, mean, log, noise, by_z = (rng.normal(size=(num, k)) for k in (10, 10, 3, 3, 3, 3))
-        power = 1.0 if is_root else 0.5
-        z = mean + np.exp(power * log) * noise
-        by_mean = by_z + count * mean / num
-        by_log = by_z * power * (z - mean) + count * power * (np.exp(2 * power * log) - 1) / num
-        moved = of_outputs * (1 / (1 + np.exp(-out)) - x) / num
-        one = Called(2 * t, [x], [mean, log], [mean], [], True, None, derivatives={0: [by_mean], 1: [by_log]})
-        two = Called(2 * t + 1, [z], [out], [mean], [], True, None, derivatives={0: [moved]})
-        logs[0].called.append(one)
-        logs[1].called.append(two)
-    found = list(divergence(*(SimpleNamespace(model=SimpleNamespace(name="m"), log=log) for log in logs)))
-    assert [part in told for part, told in zip(said, found, strict=True)] == [True] * len(said), found
+def test_a_fault_is_found_behind_a_step_by_hand(value, move, found):
+    report = report_of(value, move, size=7, optimizer=SGD(0.01) if value is summed else None)
+    assert faults(report) == found, str(report)
 
 
 @pytest.mark.parametrize(
-    ("other", "part"), [(0, "the same mixture of their labels in 10"), (1, "the loss gets other l")]
+    ("value", "found"),
+    [
+        (square, []),
+        (lambda out, y: 12 * square(out, y), []),  # hidden by a step that is not known
+        (lambda out, y: keras.ops.mean((out - y) ** 2), [Fault.BROADCAST]),
+    ],
 )
-def test_labels_that_are_mixed_otherwise_than_the_inputs_are_said(other, part):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(40, 6)).astype("float32"), np.eye(5)[np.arange(40) % 5]
-    i, a = rng.permutation(40)[:12], rng.uniform(0.2, 0.8, (12, 1)).astype("float32")
-    a[:2] = 0  # no mixtures
-    j = (i + 7) % 40
-    inputs, labels = a * x[i] + (1 - a) * x[j], a * y[i] + (1 - a) * y[(j + other) % 40]
-    given = [([inputs[k : k + 4]], labels[k : k + 4]) for k in (0, 4, 8)]
-    (note,) = mixed(x, y, given)
-    assert (part in note, "in 10 of 12 rows" in note, isinstance(note, Likely)) == (True, True, bool(other)), note
-    assert not list(mixed(x, y, [([rng.normal(size=(4, 6))], labels[:4])]))
+def test_the_loss_is_judged_behind_an_optimizer_that_is_not_known(value, found):
+    report = report_of(value, by_lion(0.003))
+    assert faults(report) == found, str(report)
+    assert Reason.OWN_STEP in reasons(report)
+    assert Stage.STEP not in report.judged
 
 
-@pytest.mark.skipif(ENGINE != "jax", reason="the loop is JAX's")
+def warm(number):
+    return 0.002 * min(int(number), 5)
+
+
+def test_steps_by_hand_whose_rate_begins_at_0_are_judged_by_the_stated_schedule():
+    report = report_of(square, by_momentum(map(warm, range(40))), passes=4, learning_rate=warm)
+    assert report.findings == [], str(report)
+    assert Stage.STEP in report.judged
+
+
+def test_a_penalty_that_steps_by_hand_forget_is_found():
+    model = network()
+    model.trainable_variables[0].regularizer = keras.regularizers.L2(0.1)
+    with stepcheck.watch(model, (X, LABELS), loss="mse", optimizer=SGD(0.01, momentum=0.9)) as report:
+        descend(model, square, (X, LABELS), 8, by_momentum([0.01] * 9), passes=3)
+    assert faults(report) == [Fault.PENALTY_FORGOTTEN], str(report)
+
+
+@pytest.mark.parametrize(
+    ("move", "optimizer"),
+    [
+        (by_momentum([0.01] * 9), SGD(0.01, momentum=0.5)),
+        (by_momentum([0.01] * 9), ADAM(0.01)),
+        (by_adam(), ADAM(0.01, beta_1=0.8)),
+        (by_adam(), SGD(0.01)),
+    ],
+)
+def test_another_optimizer_than_the_stated_one_is_found(move, optimizer):
+    assert faults(report_of(square, move, optimizer=optimizer)) == [Fault.ANOTHER_OPTIMIZER]
+
+
+@pytest.mark.parametrize(("own", "meant", "found"), [(0.5, 0.5, []), (0.0, 0.5, [Fault.ANOTHER_OPTIMIZER])])
+def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(own, meant, found):
+    report = report_of(square, by_adam(0.01, own), passes=4, optimizer=keras.optimizers.AdamW(0.01, weight_decay=meant))
+    assert faults(report) == found, str(report)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_divisor_is_solved_for_under_an_optimizer_by_hand(is_right):
+    weights = np.linspace(0.2, 2, len(X)).astype("float32")
+
+    def value(outputs, labels, own):
+        total = keras.ops.sum(own[:, None] * (outputs - labels[:, None]) ** 2)
+        return total / (len(labels) if is_right else keras.ops.sum(own))
+
+    report = report_of(value, by_adam(), data=(X, LABELS, weights), optimizer=ADAM(0.01))
+    assert faults(report) == [Fault.DIVIDED_BY_THE_WEIGHTS] * (not is_right), str(report)
+    assert Stage.GRADIENT in report.judged
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop is JAX's")
 def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
     import jax
 
-    x = np.random.default_rng(0).normal(size=(24, 5)).astype("float32")
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+    model = network()
 
-    def loss(weights, x):
-        return ((model.stateless_call(weights, [], x, training=True)[0] - x[:, :1]) ** 2).mean()
+    def loss(weights, x, y):
+        return square(model.stateless_call(weights, [], x, training=True)[0], y)
 
-    with stepcheck.watch(model, (x, x[:, :1]), loss="mse") as report:
+    with stepcheck.watch(model, (X, LABELS)) as report:
         weights = [variable.value for variable in model.trainable_variables]
-        for start in [*range(0, 24, 4)] * 2:
-            rate = 0.01 if start < 16 else np.inf
-            weights = [
-                w - rate * g for w, g in zip(weights, jax.grad(loss)(weights, x[start : start + 4]), strict=True)
-            ]
-    assert report.causes == []
-    assert "here by 0.01 times the gradient." in report.notes[0]
-    assert report.notes[1] == "Weights are not finite from update 5 on: not judged."
+        for i, start in enumerate([*range(0, 24, 4)] * 2):
+            rate = 0.01 if i < 4 else np.inf
+            grads = jax.grad(loss)(weights, X[start : start + 4], LABELS[start : start + 4])
+            weights = [w - rate * g for w, g in zip(weights, grads, strict=True)]
+    assert report.findings == []
+    assert Reason.NOT_FINITE in reasons(report)

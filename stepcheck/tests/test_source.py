@@ -1,18 +1,19 @@
-"""The line that a report shows: one that has run, of the loss or of the step."""
+"""The line of a finding: one that has run, of the loss or of the step."""
 
-import importlib.util
-import itertools
+import runpy
 
 import keras
 import numpy as np
 import pytest
 
 import stepcheck
+from stepcheck.faults import Fault
+from stepcheck.user_code.source import line_of_loss
+from stepcheck.values import Line
 
 X = np.random.default_rng(0).normal(size=(48, 3)).astype("float32")
 Y = X[:, :1] - X[:, 1:2]
-COUNT = itertools.count()
-NAMES = {"ascent": "ascent", "minus": "ascent", "means": "mean of means"}
+FAULTS = {"ascent": Fault.ASCENT, "minus": Fault.ASCENT, "means": Fault.MEAN_OF_MEANS}
 
 ON_JAX = """
 import jax, keras
@@ -102,37 +103,82 @@ LINES = {
 
 
 @pytest.mark.parametrize("how", LINES)
-def test_the_line_that_is_shown_has_run(how, tmp_path):
-    path = tmp_path / f"loop_{next(COUNT)}.py"
+def test_the_line_of_a_finding_has_run(how, tmp_path):
+    path = tmp_path / "loop.py"
     path.write_text(ON_JAX if keras.backend.backend() == "jax" else ON_TENSORFLOW)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    loop = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loop)
+    train = runpy.run_path(str(path))["train"]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     with stepcheck.watch(model, data=(X, Y), loss="mse", optimizer=keras.optimizers.SGD(0.1)) as report:
-        loop.train(model, X, Y, how)
-    (cause,) = report.causes
-    assert (cause.line.text, cause.name) == (LINES[how], NAMES.get(how, "never divided"))
+        train(model, X, Y, how)
+    (found,) = report.findings
+    assert (found.where.line.text, found.fault) == (LINES[how], FAULTS.get(how, Fault.NEVER_DIVIDED))
 
 
-SWAPPED = {
-    "jax": ("stateless_apply(slots, grads, tv)", "stateless_apply(slots, grads[2:] + grads[:2], tv)"),
-    "tensorflow": ("zip(grads, model", "zip(grads[2:] + grads[:2], model"),
-}[keras.backend.backend()]
+TEXT = """
+def train(model, x, y):
+    @tf.function
+    def step(a, b):
+        with tf.GradientTape() as tape:
+            output = model(a, training=True)
+            loss = mean((b - output) ** 2)
+            full = loss + sum(model.losses)
+        grads = tape.gradient(full, model.trainable_variables)
+        return loss
+    for i in range(3):
+        step(x, y)
+    return model
+
+def value_at(tv, ntv, a, b):
+    output, ntv = model.stateless_call(tv, ntv, a)
+    error = mean((b - output) ** 2)
+    error += sum(model.losses)
+    return error, ntv
+
+def direct(tv, a, b):
+    output = model.stateless_call(tv, [], a)[0]
+    return mean((b - output) ** 2)
+
+def by_layers(model, x):
+    for part in x:
+        output = model(part)
+    return output
+"""
 
 
-def test_swapped_gradients_are_told_in_pairs(tmp_path):
+@pytest.mark.parametrize(
+    ("called", "is_penalty", "found"),
+    [
+        ("output = model(a, training=True)", False, "loss = mean((b - output) ** 2)"),
+        ("output = model(a, training=True)", True, "full = loss + sum(model.losses)"),
+        ("step(x, y)", False, "loss = mean((b - output) ** 2)"),
+        ("output, ntv = model.stateless_call(tv, ntv, a)", False, "error = mean((b - output) ** 2)"),
+        ("output, ntv = model.stateless_call(tv, ntv, a)", True, "error += sum(model.losses)"),
+        ("output = model.stateless_call(tv, [], a)[0]", False, "return mean((b - output) ** 2)"),
+        ("output = model(part)", False, ""),
+    ],
+)
+def test_the_line_of_a_loss_is_read_off_the_source(called, is_penalty, found, tmp_path):
     path = tmp_path / "loop.py"
-    text = ON_JAX if keras.backend.backend() == "jax" else ON_TENSORFLOW
-    path.write_text(text.replace(*SWAPPED))
-    spec = importlib.util.spec_from_file_location("swapped", path)
-    loop = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loop)
-    layers = [keras.layers.Dense(3, name="one"), keras.layers.Dense(3, name="two")]
-    model = keras.Sequential([keras.Input((3,)), *layers], name="sequential")
-    with stepcheck.watch(model, data=(X, X), loss="mse", optimizer=keras.optimizers.SGD(0.1)) as report:
-        loop.train(model, X, X, "mean")
-    (cause,) = report.causes
-    pairs = [("one", "two", "kernel"), ("one", "two", "bias"), ("two", "one", "kernel"), ("two", "one", "bias")]
-    told = [f"{a}/{c} is that of {b}/{c}" for a, b, c in pairs]
-    assert cause.explanation.replace("sequential/", "") == f"The gradient of {', that of '.join(told)}."
+    path.write_text(TEXT)
+    number = [line.strip() for line in TEXT.splitlines()].index(called) + 1
+    line = line_of_loss(Line(str(path), number), is_penalty=is_penalty)
+    assert (line.text if line else "") == found
+    assert line_of_loss(Line(str(tmp_path / "none.py"), 3)) is None
+
+
+PENALTY = """
+def step(a, b):
+    with tf.GradientTape() as tape:
+        with tf.GradientTape() as inner:
+            inner.watch(a)
+            out = model(a)
+        slope = inner.gradient(out, a)
+        loss = loss_fn(b, out) + tf.reduce_sum(slope**2)
+    grads = tape.gradient(loss, model.trainable_variables)
+"""
+
+
+def test_the_inner_tape_of_a_gradient_penalty_is_not_that_of_the_loss(tmp_path):
+    (tmp_path / "loop.py").write_text(PENALTY)
+    line = line_of_loss(Line(str(tmp_path / "loop.py"), 6))
+    assert line.text == "loss = loss_fn(b, out) + tf.reduce_sum(slope**2)"
