@@ -26,7 +26,7 @@ from stepcheck.stages.rows import altered, carried, order
 from stepcheck.stages.steps import between, of_steps, repeated
 from stepcheck.stages.variables import ends, frozen, left_out
 from stepcheck.trace.log import Applied, Called, Log, Values
-from stepcheck.trace.measure import all_same, classes
+from stepcheck.trace.measure import all_same, are_finite, classes
 from stepcheck.trace.windows import Rows, Update, Windows, windows
 from stepcheck.values import Finding, Reason, Unjudged
 
@@ -278,6 +278,8 @@ def _seen(context: _Context) -> Judged:
         yield from altered(context.rows, labels, seen.pieces)
     elif seen.foreign:
         yield Unjudged(Reason.OTHER_INPUTS, Stage.ROWS, seen.foreign)
+    if seen.is_by_hand and (lost := sum(not are_finite(piece.called.params) for piece in seen.pieces)):
+        yield Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, lost)
     trained = {each.trained for each in _events(context.log) if each.trained}
     if len(trained) > 1:
         yield Unjudged(Reason.THAWED)
