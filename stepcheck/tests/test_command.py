@@ -1,12 +1,16 @@
 """`stepcheck run` watches a script that knows nothing of it: what is meant is stated by the script's names."""
 
 import json
+import signal
+import time
 from importlib.util import find_spec
 
 import keras
 import pytest
 
 from stepcheck.cli import main
+from stepcheck.command.names import Names
+from stepcheck.command.script import Run
 
 ENGINE = keras.backend.backend()
 RIGHT, WRONG, UNSEEN = 0, 1, 2
@@ -132,6 +136,17 @@ def test_an_optimizer_is_stated(run):
 def test_a_script_ends_after_enough_updates(run):
     code, out, _ = run(loop(epochs=2000), *STATED, "--updates", "12")
     assert (code, "12 updates" in out, "the end" in out) == (RIGHT, True, False), out
+
+
+def test_an_alarm_after_the_script_has_ended_ends_nothing(tmp_path):
+    """Engines report an update late: the last ones may come when the script is over."""
+    (tmp_path / "empty.py").write_text("")
+    before = signal.getsignal(signal.SIGALRM)
+    Run(Names({}), None, 1).of(str(tmp_path / "empty.py"), [])
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    time.sleep(0.1)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def test_arguments_after_two_dashes_are_those_of_the_script(run):
