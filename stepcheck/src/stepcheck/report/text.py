@@ -161,5 +161,6 @@ def _cells(tag: str, texts: Row) -> str:
 def _coded(line: str) -> str:
     """Escape a line, and set the parts between backticks as code."""
     parts = escape(line).split("`")
-    is_even = len(parts) % 2
-    return "".join(f"<code>{part}</code>" if i % 2 and is_even else part for i, part in enumerate(parts))
+    if len(parts) % 2 == 0:
+        return escape(line)
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
