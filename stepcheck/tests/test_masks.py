@@ -85,8 +85,7 @@ def with_weights(y, out):
     return entropy(out, y), ops.cast(y != 0, "float32")
 
 
-@pytest.mark.parametrize("has_more", [False, True])
-@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize(("is_masked", "has_more"), [(True, False), (True, True), (False, False)])
 def test_a_loss_may_return_values_and_weights(is_masked, has_more):
     rows = RNG.uniform(0.5, 2, len(TOKENS)).astype("float32") if has_more else np.ones(len(TOKENS), "float32")
 

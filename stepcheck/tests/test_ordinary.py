@@ -151,7 +151,7 @@ class Twins(keras.Model):
         self.one = self.add_weight(shape=(5, 8), name="w")
         self.two = self.add_weight(shape=(8, 1), name="w")
 
-    def call(self, x):
+    def call(self, x, training=None):
         return ops.matmul(ops.matmul(x, self.one), self.two)
 
 
