@@ -34,6 +34,8 @@ import hypothesis  # noqa: E402
 import keras  # noqa: E402
 import pytest  # noqa: E402
 
+from stepcheck import judge  # noqa: E402
+
 for name in SLOW:
     del sys.modules[name]
 
@@ -77,7 +79,7 @@ hypothesis.settings.load_profile("suite")
 # What these hold does not depend on the engine: the suite runs them on JAX, apart from what is marked as TensorFlow's
 # `own`; the larger runs have them on both.
 _EITHER = """
-audit_report audit_torch audit_torch_ordinary audit_torch_processes audit_torch_trainers house
+report values words docs readme packaging audit_torch audit_torch_ordinary audit_torch_processes audit_torch_trainers house
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 
@@ -101,6 +103,29 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     gc.freeze()
+
+
+VERDICTS = []
+
+
+def _kept(judged):
+    def keeping(case):
+        VERDICTS.append(judged(case))
+        return VERDICTS[-1]
+
+    return keeping
+
+
+judge._judged = _kept(judge._judged)
+
+
+@pytest.fixture(autouse=True)
+def verdicts():
+    """The verdicts of a test: no stage may have ended with an error of its own."""
+    yield VERDICTS
+    failures = [verdict.failures for verdict in VERDICTS if verdict.failures]
+    VERDICTS.clear()
+    assert failures == []
 
 
 @pytest.fixture(autouse=True)

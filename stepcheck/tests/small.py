@@ -1,4 +1,4 @@
-"""A small loop on either engine: the usual hand-written one, and its faults."""
+"""Small loops on either engine, and what is asserted of their reports."""
 
 import keras
 import numpy as np
@@ -65,3 +65,62 @@ def _stateless(model, value):
                 variable.assign(value)
 
     return step
+
+
+def gradient_of(model, value):
+    """Return the function of rows that computes the gradients of `value(outputs, *rows)`."""
+    if ENGINE == "tensorflow":
+        import tensorflow as tf
+
+        def with_tape(x, *rows):
+            with tf.GradientTape() as tape:
+                loss = value(model(x, training=True), *rows)
+            return [tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)]
+
+        return with_tape
+    import jax
+
+    def loss(params, x, *rows):
+        return value(model.stateless_call(params, model.non_trainable_variables, x, training=True)[0], *rows)
+
+    gradient = jax.grad(loss)
+    return lambda *rows: [*map(np.asarray, gradient([v.value for v in model.trainable_variables], *rows))]
+
+
+def descend(model, value, data, size, move, passes=2):
+    """Train by `move(variables, gradients)`, on all rows of the data in a new order in each pass."""
+    gradient, rng = gradient_of(model, value), np.random.default_rng(1)
+    for _ in range(passes):
+        order = rng.permutation(len(data[0]))
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            gradients = gradient(*(part[rows] for part in data))
+            move(model.trainable_variables, gradients)
+
+
+def by(optimizer):
+    """Return the step of an optimizer."""
+    return lambda variables, gradients: optimizer.apply([*map(keras.ops.array, gradients)], variables)
+
+
+def by_hand(rate):
+    """Return a step without an optimizer."""
+
+    def move(variables, gradients):
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign(variable - rate * gradient)
+
+    return move
+
+
+def square(outputs, labels):
+    """Return the mean squared error of outputs (rows, 1) and labels (rows,)."""
+    return keras.ops.mean((outputs - labels[:, None]) ** 2)
+
+
+def faults(report):
+    return [each.fault for each in report.findings]
+
+
+def reasons(report):
+    return [each.reason for each in report.unjudged]

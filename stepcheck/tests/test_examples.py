@@ -6,6 +6,9 @@ from pathlib import Path
 import keras
 import pytest
 from shares import on
+from small import faults
+
+from stepcheck.faults import Fault
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -22,9 +25,9 @@ def load(name):
 @pytest.mark.slow
 def test_audit(capsys):
     written, mended = load("audit").main()
-    assert [cause.name for cause in written.causes] == ["broadcast"]
-    assert mended.causes == mended.unseen == []
-    assert "Nothing found in " in capsys.readouterr().out
+    assert faults(written) == [Fault.BROADCAST]
+    assert mended.is_right
+    assert "all as meant" in capsys.readouterr().out
 
 
 OF_JAX = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop calls JAX")
@@ -39,9 +42,8 @@ def test_guide_loop(monkeypatch, capsys):
     monkeypatch.setattr(module, "NUM_EPOCHS", 1)
     monkeypatch.setattr(module, "NUM_TRAINED", 352)
     (written, mended), _ = module.main()
-    assert [cause.name for cause in written.causes] == ["rows never used", "inference mode", "printed: last batch"]
-    assert "they are not shuffled" in "".join(written.notes)
-    assert mended.causes == mended.notes == mended.unseen == []
+    assert faults(written) == [Fault.ROWS_NEVER_USED, Fault.INFERENCE_MODE, Fault.PRINTED_LAST_BATCH]
+    assert mended.findings == []
     assert "32 of 352 rows" in capsys.readouterr().out
 
 

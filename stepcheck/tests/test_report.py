@@ -1,6 +1,7 @@
 """Reports: as text, as a page, as data for programs, and as the assertion of a test."""
 
 import json
+import linecache
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from small import NUM, X, Y, mean, network, train
 
 import stepcheck
 from stepcheck.faults import Error, Fault, Quantity, Stage
-from stepcheck.report import changes, schema, words
+from stepcheck.report import changes, page, schema, words
 from stepcheck.values import Change, Finding, Reason, Where
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
@@ -96,10 +97,37 @@ def test_the_text_shows_numbers_three_times_and_the_line(wrong):
 
 def test_a_page_is_html_with_pictures(wrong, tmp_path):
     wrong.html(tmp_path / "a.html")
-    page = Tags((tmp_path / "a.html").read_text())
-    assert page.tags.count("img") == 4
-    assert "never divided" in " ".join(page.words).lower()
+    written = Tags((tmp_path / "a.html").read_text())
+    assert written.tags.count("img") == 4
+    assert "script" not in written.tags
+    assert "never divided" in " ".join(written.words).lower()
     assert Tags(wrong._repr_html_()).tags.count("table") == 1
+
+
+def test_words_of_the_user_are_escaped(wrong, monkeypatch):
+    line = "loss = a < b  # <b>&`$x^{"
+    monkeypatch.setattr(linecache, "getline", lambda *_: line)
+    tags = Tags(wrong._repr_html_())
+    assert "b" not in tags.tags
+    assert any("<b>&`$x^{" in word for word in tags.words)
+
+
+def test_without_matplotlib_a_notebook_has_the_words_and_a_page_says_what_to_install(wrong, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
+    text = wrong._repr_html_()
+    assert "img" not in Tags(text).tags
+    assert "pip install" in text
+    with pytest.raises(stepcheck.SpecificationError, match="matplotlib"):
+        wrong.html(tmp_path / "a.html")
+    assert not (tmp_path / "a.html").exists()
+
+
+@pytest.mark.parametrize("patience", [0.0, 1000.0])
+def test_a_report_that_takes_long_says_on_the_error_output_what_it_does(patience, monkeypatch, capsys):
+    monkeypatch.setattr("stepcheck.report.report.PATIENCE", patience)
+    str(watched())
+    told = "stepcheck: judging 6 updates of the loop, which may take minutes.\n"
+    assert capsys.readouterr().err == told * (patience == 0)
 
 
 def keys(told):
@@ -125,7 +153,7 @@ def test_the_schema_is_the_one_of_its_page(wrong, right):
     assert report["updates"] == 6
 
 
-def test_a_stage_that_fails_is_no_finding_and_its_traceback_is_kept(monkeypatch):
+def test_a_stage_that_fails_is_no_finding_and_its_traceback_is_kept(monkeypatch, verdicts):
     def broken(*_):
         raise ZeroDivisionError("of our own")
 
@@ -136,6 +164,7 @@ def test_a_stage_that_fails_is_no_finding_and_its_traceback_is_kept(monkeypatch)
     assert "of our own" in report.as_json()["failures"]["state"]
     assert "An error in the stage state" in str(report)
     assert not report.is_right
+    verdicts.clear()  # it was planted
 
 
 def test_sentences_change_no_verdict(monkeypatch, wrong):

@@ -17,7 +17,7 @@ class SpecificationError(ValueError):
 
 
 def attempt(function: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
-    """Return (result, error) of a function of the user's or of a framework, which may refuse what it is given here.
+    """Return (result, error) of a function of the user's or of a framework, which may refuse its arguments.
 
     >>> attempt(lambda: 1), attempt(lambda: 1 / 0)
     ((1, None), (None, ZeroDivisionError('division by zero')))

@@ -84,7 +84,7 @@ class Fault(Enum):
 
     @property
     def has_name(self) -> bool:
-        """Whether the field has a name for it: else it is told by its numbers, or by its place."""
+        """Whether the field has a name for it: else its numbers or its place say it."""
         return self not in UNNAMED and self not in _BY_NUMBERS
 
     # rows
@@ -194,7 +194,7 @@ class Fault(Enum):
     STATE_OF_ONE_MICROBATCH = Quantity.STATE, Error.LEFT_OUT
     STATISTICS_NEVER_WRITTEN_BACK = Quantity.STATE, Error.LEFT_OUT
     SECOND_PASS_IN_TRAINING_MODE = Quantity.STATE, Error.TWICE
-    # what is printed
+    # the printed loss
     PRINTED_MEAN_OF_MEANS = Quantity.PRINTED, Error.COUNTED
     PRINTED_LAST_BATCH = Quantity.PRINTED, Error.LEFT_OUT
     PRINTED_NOT_RESET = Quantity.PRINTED, Error.MIXED_WITH_LAST

@@ -26,7 +26,7 @@ from stepcheck.stages.rows import altered, carried, order
 from stepcheck.stages.steps import between, of_steps, repeated
 from stepcheck.stages.variables import ends, frozen, left_out
 from stepcheck.trace.log import Applied, Called, Log, Values
-from stepcheck.trace.measure import all_same, classes
+from stepcheck.trace.measure import all_same, are_finite, classes
 from stepcheck.trace.windows import Rows, Update, Windows, windows
 from stepcheck.values import Finding, Line, Reason, Unjudged
 
@@ -38,11 +38,11 @@ Judged = Iterable[Finding | Unjudged]
 
 @dataclass
 class Verdict:
-    """What was found, and what was judged.
+    """The findings of a loop, and the stages that were judged.
 
     Attributes:
         findings: the differences from the update that was meant, in the order of the stages.
-        unjudged: what was not judged, and why.
+        unjudged: the parts that were not judged, and why.
         failures: tracebacks of errors of our own, by the stage that has ended in one.
         seen: the updates; None before they were looked for.
         evidence: the updates whose gradients were computed again.
@@ -120,7 +120,7 @@ class Check(NamedTuple):
     """One check of a stage.
 
     Attributes:
-        run: yields what it finds.
+        run: yields its findings.
         is_of_updates: whether it needs updates on rows of the data.
     """
 
@@ -285,6 +285,8 @@ def _seen(context: _Context) -> Judged:
         yield from altered(context.rows, labels, seen.pieces)
     elif seen.foreign:
         yield Unjudged(Reason.OTHER_INPUTS, Stage.ROWS, seen.foreign)
+    if seen.is_by_hand and (lost := sum(not are_finite(piece.called.params) for piece in seen.pieces)):
+        yield Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, lost)
     trained = {each.trained for each in _events(context.log) if each.trained}
     if len(trained) > 1:
         yield Unjudged(Reason.THAWED)

@@ -9,7 +9,7 @@ from stepcheck.faults import UNNAMED, Error, Fault, Quantity, Stage
 
 
 class Known(Enum):
-    """A count that is known of each row: what the coefficient of its gradient may be a fraction of."""
+    """A count that is known of each row: the coefficient of its gradient may be a fraction of it."""
 
     WEIGHT_OF_UPDATE = auto()
     ROWS_OF_UPDATE = auto()
@@ -83,7 +83,7 @@ class Count:
         rows: the rows that count so; None for all.
         others: how the other rows count; None if `rows` is.
         numbers: numbers that no fraction reproduces, the farthest from 1 first, of vectors of this `level`.
-        instead: how it should count; None where `above` has what was meant, or nothing counts.
+        instead: how it should count; None where `above` has the meant count, or nothing counts.
     """
 
     number: float = 1.0
@@ -117,7 +117,7 @@ NOTHING = Count(0.0)
 
 
 class Detail(Enum):
-    """What a change does, where its fault alone does not say it."""
+    """The kind of a change, where its fault alone does not say it."""
 
     OF_ROW_IN_BATCH = auto()  # numbers: rows after (or before, if negative)
     OF_ROW_IN_DATA = auto()
@@ -152,7 +152,7 @@ class Detail(Enum):
 
 
 class Part(Enum):
-    """What a microbatch of an update is: one of the loop, of a replica, or of a call of an accumulating optimizer."""
+    """The kind of an update's microbatches: of the loop, of replicas, or of calls of an accumulating optimizer."""
 
     MICROBATCH = auto()
     REPLICA = auto()
@@ -160,7 +160,7 @@ class Part(Enum):
 
 
 class Unit(Enum):
-    """What the weights of rows are: 1 each, sample weights of the user, or others, as of a mask."""
+    """The kind of the rows' weights: 1 each, sample weights of the user, or others, as of a mask."""
 
     ROWS = auto()
     SAMPLE_WEIGHTS = auto()
@@ -168,7 +168,7 @@ class Unit(Enum):
 
 
 class Setting(NamedTuple):
-    """The updates in which a change was seen: by it a change and its mend are told.
+    """The updates in which a change was seen: its words and its mend depend on them.
 
     `num_rows`: of each update, if all have as many and each row has the weight 1; else 0.
     """
@@ -183,7 +183,7 @@ _UNTOLD = Setting()
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to a quantity.
+    """A change of a quantity.
 
     Attributes:
         fault: its name; one of `UNNAMED` where nothing known reproduces it.
@@ -205,7 +205,7 @@ class Change:
 
     @property
     def is_known(self) -> bool:
-        """Whether it says what was done, and not only where."""
+        """Whether it says how the quantity was changed, and not only where."""
         return self.fault not in UNNAMED
 
 
@@ -236,7 +236,7 @@ class Where:
 
 
 class Shown(Enum):
-    """What a number of a proof is."""
+    """The kind of a number of a proof."""
 
     GRADIENT_LENGTH = auto()
     GRADIENT = auto()
@@ -266,7 +266,7 @@ class Proof:
 
     Attributes:
         step: the distance of the weights' step from the one that was meant; NaN if it was not computed again.
-        parameters: of a gradient, by parameter: the distance from what was meant, and from it with the error.
+        parameters: of a gradient, by parameter: the distance from the meant one, and from it with the error.
     """
 
     update: int
@@ -282,7 +282,7 @@ class Finding:
     Attributes:
         apart: the relative distance of the loop's numbers from those that were meant.
         with_error: their distance from those that were meant but for this error; NaN if nothing known reproduces them.
-        is_beside: whether what was meant has the other errors of the gradient, in the distances and in the proof.
+        is_beside: whether the meant gradient has the other errors, in the distances and in the proof.
     """
 
     change: Change
@@ -358,7 +358,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Unjudged:
-    """What was not judged, and why.
+    """A part that was not judged, and why.
 
     Attributes:
         stage: None for all stages.

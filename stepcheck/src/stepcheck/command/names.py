@@ -22,7 +22,7 @@ Scope = Mapping[str, Any]
 
 
 class Names:
-    """What is stated by name, by argument of `stepcheck.watch`; a loss may be named as Keras does.
+    """The objects that are stated by name, by argument of `stepcheck.watch`; a loss may be named as Keras does.
 
     Raises:
         SpecificationError: an expression has more than names, attributes and items.

@@ -39,7 +39,7 @@ class Run:
     """One run of a script.
 
     Attributes:
-        report: of what was watched; None if nothing was.
+        report: None if nothing was watched.
         how: how the script failed, in words; "" if it did not.
         scopes: the names that had values at the last call of a model; none without such a call.
     """
@@ -50,13 +50,13 @@ class Run:
         self.scopes: list[Scope] = []
         self._names, self._learning_rate, self._num_updates = names, learning_rate, num_updates
         self._doors, self._watch, self._opened = ExitStack(), ExitStack(), set[str]()
-        self._looking, self._has_stopped = threading.Lock(), False
+        self._looking, self._has_stopped, self._is_over = threading.Lock(), False, False
 
     def of(self, script: str, arguments: list[str]) -> None:
         """Run a script to its end, or until there were enough updates.
 
         Raises:
-            SpecificationError: what is stated cannot be watched; the script has ended there.
+            SpecificationError: the stated objects cannot be watched; the script has ended there.
         """
         signal.signal(signal.SIGALRM, self._end)
         path = [str(Path(script).resolve().parent), *sys.path[1:]]
@@ -76,10 +76,11 @@ class Run:
             try:
                 runpy.run_path(script, run_name="__main__")
             finally:
+                self._is_over = True  # later updates that an engine reports end nothing
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except BaseException as error:
-            is_over = isinstance(error, SystemExit) and not error.code
-            if not is_over and not self._has_stopped:  # an engine may raise an error of its own for `Enough`
+            has_exited = isinstance(error, SystemExit) and not error.code
+            if not has_exited and not self._has_stopped:  # an engine may raise an error of its own for `Enough`
                 raise
 
     def _importing(self, plain: Callable) -> Callable:
@@ -133,6 +134,9 @@ class Run:
 
     def _end(self, _: int, frame: FrameType | None) -> None:
         """End the script; not inside of a callback, in which an exception would be the engine's."""
+        if self._is_over:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return
         if not any(each.f_code.co_filename.endswith(_CALLING_BACK) for each in frames(frame)):
             raise Enough
         signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)

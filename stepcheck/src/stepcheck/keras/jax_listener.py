@@ -95,6 +95,7 @@ class EngineListener:
         if keras.distribution.distribution() is not None:
             return "what runs under a keras.distribution"
         if len(_axes()) > 1:
+            self._are_several = True  # the optimizer's step may be in the same program
             return "what runs under jax.shard_map over several axes of a mesh"
         return "what runs under jax.vmap" if "BatchTracer" in _kinds(values) else ""
 

@@ -1,4 +1,4 @@
-"""The sentences of changes: what is done to which quantity, and by which count."""
+"""The sentences of changes: the effect on which quantity, and by which count."""
 
 from collections.abc import Iterable
 
@@ -133,7 +133,7 @@ _DETAILS = {
 
 
 def sentence(change: Change) -> str:
-    """Return what a change does.
+    """Return a change in a sentence.
 
     >>> sentence(Change(Fault.LABELS_SHIFTED, Detail.OF_ROW_IN_BATCH, (-2,)))
     'The labels are those 2 rows before in the batch.'
@@ -257,7 +257,7 @@ def group(rows: Rows, setting: Setting) -> str:
 
 
 def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
-    """Return a count of all rows; `is_one`: once is what is meant."""
+    """Return a count of all rows; `is_one`: once is meant."""
     if own.numbers:
         return _numbers(own, setting)
     if own == MEANT:

@@ -18,7 +18,7 @@ STAGES = tuple(stage for stage in Stage if stage is not Stage.PRINTED)
 
 
 class Report:
-    """What was found in a loop, and what was judged; complete once its `with` has ended.
+    """The findings on a loop, and the stages that were judged; complete once its `with` has ended.
 
     >>> from stepcheck.report.report import Report
     >>> print(Report())
@@ -43,7 +43,7 @@ class Report:
 
     @property
     def unjudged(self) -> list[Unjudged]:
-        """What was not judged, and why."""
+        """The parts that were not judged, and why."""
         return self._judged().unjudged
 
     @property

@@ -19,7 +19,7 @@ Row = tuple[str, ...]
 
 
 def first_line(verdict: Verdict) -> str:
-    """Return the verdict in a line: the first finding, or what was judged."""
+    """Return the verdict in a line: the first finding, or the stages that were judged."""
     if verdict.findings:
         return heading(verdict.findings[0])
     if not verdict.has_seen or verdict.seen is None:
@@ -162,5 +162,6 @@ def _cells(tag: str, texts: Row) -> str:
 def _coded(line: str) -> str:
     """Escape a line, and set the parts between backticks as code."""
     parts = escape(line).split("`")
-    is_even = len(parts) % 2
-    return "".join(f"<code>{part}</code>" if i % 2 and is_even else part for i, part in enumerate(parts))
+    if len(parts) % 2 == 0:
+        return escape(line)
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""The text of findings and of what was not judged: by value, from `faults.toml` and the tables here."""
+"""The text of findings, and of parts that were not judged: by value, from `faults.toml` and the tables here."""
 
 import tomllib
 from functools import cache
@@ -96,7 +96,7 @@ def stage(of: Stage) -> str:
 
 
 def sentence(finding: Finding) -> str:
-    """Return what was found, in a sentence."""
+    """Return a finding in a sentence."""
     change, where = finding.change, finding.where
     told = _text(finding.fault).get("says", "")
     if not told:
@@ -121,12 +121,12 @@ def fix(change: Change, framework: str) -> str:
 
 
 def number(of: Number) -> str:
-    """Return what a number of a proof is."""
+    """Return the name of a number of a proof."""
     return _SHOWN[of.what].format(of.of)
 
 
 def reason(unjudged: Unjudged) -> str:
-    """Return what was not judged, and why.
+    """Return in words which part was not judged, and why.
 
     >>> reason(Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, 2))
     'gradient of 2 updates: their gradients are not finite'

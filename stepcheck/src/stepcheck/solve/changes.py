@@ -30,7 +30,7 @@ _Gradients = list[np.ndarray]  # of one variable, by update
 
 
 class _Way(NamedTuple):
-    """A change of one variable's gradient: what it does, its cost, and the changed gradients."""
+    """A change of one variable's gradient: its kind, its cost, and the changed gradients."""
 
     detail: Detail
     told: float | str

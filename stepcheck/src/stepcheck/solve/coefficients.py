@@ -192,7 +192,7 @@ def _series(solved: list[_Solved], quantity: Quantity) -> _Series:
 
 
 def _said(vectors: Vectors, solved: list[_Solved]) -> Iterator[Said]:
-    """Yield what the coefficients say: of the rows, of the penalty, of the gradient before."""
+    """Yield the readings of the coefficients: of the rows, of the penalty, of the gradient before."""
     series = _series(solved, _ROWS)
     rows, penalties, befores = _of_rows(vectors, series), [_RIGHT], [_RIGHT]
     if any(_PENALTY in each.blocks for each in solved):
@@ -236,7 +236,7 @@ def _raw(vectors: Vectors, solved: list[_Solved], series: _Series) -> Reading | 
 
 
 def _of_rows(vectors: Vectors, series: _Series) -> list[Reading]:
-    """Return what the rows' factors are: one fraction for all of them, or another one for some."""
+    """Return the rows' factors as counts: one fraction for all of them, or another one for some."""
     level = vectors.level
     found = series.read(is_plain=level is not Level.ROW)
     if (found and found[0].cost <= _SURE) or level in (Level.UPDATE, Level.SHAPE):

@@ -289,7 +289,7 @@ def _of_last_batch(e: Evidence) -> np.ndarray:
 
 
 def setting_of(change: Change, evidence: Sequence[Evidence]) -> Setting:
-    """Return the updates that a change was seen in, as it is told by them."""
+    """Return the updates that a change was seen in, by which it is put into words."""
     every = [(p, w) for e in evidence for p, w in zip(e.update.pieces, e.weights, strict=True)]
     are_ones = all(np.all(weights[:, piece.rows != PAD] == 1) for piece, weights in every)
     meant, sizes = evidence[0].meant, {sum(e.update.sizes) - sum(e.pads) for e in evidence}

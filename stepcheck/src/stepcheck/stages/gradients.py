@@ -50,7 +50,7 @@ _NAN, _INFINITE = float("nan"), float("inf")
 
 
 class Judged(NamedTuple):
-    """What the gradients of some updates show, and the evidence."""
+    """The findings on the gradients of some updates, and the evidence."""
 
     findings: list[Finding]
     unjudged: list[Unjudged]
@@ -58,7 +58,7 @@ class Judged(NamedTuple):
 
 
 def gradients(meant: Meant, updates: list[Update]) -> Judged:
-    """Return what the gradients of these updates show.
+    """Return the findings on the gradients of these updates.
 
     Sample weights may be a mask: the mean over rows of weight 1 is tried too, if that explains more.
     """
@@ -249,7 +249,7 @@ def _faults(change: Change) -> tuple[Fault, ...]:
 
 
 def _told(change: Change, evidence: list[Evidence], twins: tuple[Fault, ...]) -> Change:
-    """Return a change as it is told: in which updates, with its twins."""
+    """Return a change with the setting of its updates, and with its twins."""
     if not change.outputs:
         change = replace(change, setting=setting_of(change, evidence))
     num = evidence[-1].num_replicas
@@ -344,7 +344,7 @@ def proved(e: Evidence, changed: np.ndarray | None, reference: np.ndarray | None
 
     Args:
         changed: the gradient with an error; None if nothing known makes the handed one.
-        reference: what was meant, perhaps with other errors.
+        reference: the gradient that was meant, perhaps with other errors.
     """
     reference = e.reference if reference is None else reference
     unknown = np.full_like(e.handed, np.nan)

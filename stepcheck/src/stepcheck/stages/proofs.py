@@ -1,4 +1,4 @@
-"""The numbers of a proof: those of a vector in which what was seen and what was meant differ most."""
+"""The numbers of a proof: those of a vector in which the observed and the meant one differ most."""
 
 from collections.abc import Callable, Sequence
 

@@ -243,7 +243,7 @@ def _check(model: nn.Module) -> None:
 
 
 def _check_intention(model: nn.Module, data: Any, stated: Loss | Function | None) -> None:
-    """Refuse a loop whose update is not stated: stepcheck does not guess what is meant."""
+    """Refuse a loop whose update is not stated: stepcheck does not guess it."""
     if stated is None and not _computes_loss(model):
         must = "loss must be stated for a model that computes none of its own from labels"
         raise _refused(must, "loss=None", "loss=nn.CrossEntropyLoss(), or loss=lambda outputs, labels: ...")

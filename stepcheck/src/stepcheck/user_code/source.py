@@ -1,4 +1,4 @@
-"""The user's code: the lines that run, and in its source the line that computes the loss."""
+"""The user's code: the line that runs, and in its source the line that computes the loss."""
 
 import ast
 import sys
@@ -73,7 +73,7 @@ def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | Non
 
     It is the last line that assigns the target of `tape.gradient` or, without a tape, the function's result. If that
     line adds to another name (`full = loss + sum(model.losses)`), and the penalty is not asked for, it is the line that
-    assigns this name. None where it cannot be read.
+    assigns this name. None where it cannot be read, or where only a branch could tell.
     """
     if called is None or (module := parsed(called.file)) is None:
         return None
@@ -82,7 +82,9 @@ def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | Non
     for function in [] if targets else _called(module, home, called.number):
         targets += _asked_of_tapes(function)
         home = function if targets else home
-    targets = targets or [*_returned(home, called.number)]
+    if not targets:
+        targets = [*_returned(home, called.number)]
+        targets = targets if len(targets) == 1 else []  # of several results, which one came is not known
     if not targets:
         return None
     return Line(called.file, _assigned(home, min(targets, key=lambda node: node.lineno), is_penalty))
@@ -162,14 +164,17 @@ def _returned(function: Function, number: int) -> Iterator[ast.expr]:
 def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
     """Return the line before a target on which its name gets its value, or the target's own."""
     given = [node for node in _own(function) if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)]
+    branches = [node for node in _own(function) if isinstance(node, ast.If | ast.Match)]
     wanted, line = target, target.lineno
     while isinstance(wanted, ast.Name):
         before = [node for node in given if node.lineno < line and wanted.id in _names(node)]
         if not before:
             break
         last = max(before, key=lambda node: node.lineno)
-        value, line = last.value, last.lineno
         is_added = isinstance(last, ast.AugAssign)
+        if not is_added and any(each.lineno < last.lineno <= (each.end_lineno or 0) < line for each in branches):
+            break  # perhaps another branch ran
+        value, line = last.value, last.lineno
         is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
         if is_penalty or not (is_added or is_sum):
             break

@@ -1,10 +1,13 @@
-"""Loops by hand on several devices of JAX: they run under the audit as without, and the devices are replicas to it."""
+"""Loops by hand on several devices of JAX: they run as without, and the devices are replicas."""
 
 import keras
 import numpy as np
 import pytest
+from small import faults, reasons
 
 import stepcheck
+from stepcheck.faults import Fault
+from stepcheck.values import Detail, Reason
 
 pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="programs of JAX"),
@@ -27,11 +30,18 @@ def built():
     return model
 
 
+def mesh_of(*axes):
+    import jax
+
+    shape = (NUM,) if len(axes) == 1 else (2, NUM // 2)
+    return jax.sharding.Mesh(np.array(jax.devices()[:NUM]).reshape(shape), axes)
+
+
 def sharded(model, batches, reduced):
     """Train in a program over arrays whose rows lie on several devices: JAX itself reduces."""
     import jax
 
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:NUM]), ("rows",))
+    mesh = mesh_of("rows")
     whole, parts = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in ((), ("rows",)))
 
     @jax.jit
@@ -45,17 +55,17 @@ def sharded(model, batches, reduced):
     return params
 
 
-def mapped(model, batches, reduced):
+def mapped(model, batches, reduced, *axes):
     """Train by gradients that are taken on each device under `shard_map`; one step after it."""
     import jax
 
-    spec, mesh = jax.sharding.PartitionSpec, jax.sharding.Mesh(np.array(jax.devices()[:NUM]), ("rows",))
+    spec, axes = jax.sharding.PartitionSpec, axes or ("rows",)
 
     def local(params, x, y):
-        return reduced(jax.grad(loss_of(model))(params, x, y))
+        return reduced(jax.grad(loss_of(model))(params, x, y), axes)
 
     specs = {"in_specs": (spec(), spec("rows"), spec("rows")), "out_specs": spec(), "check_vma": False}
-    taken = jax.shard_map(local, mesh=mesh, **specs)
+    taken = jax.shard_map(local, mesh=mesh_of(*axes), **specs)
 
     @jax.jit
     def step(params, slots, x, y):
@@ -73,7 +83,7 @@ def copied(model, batches, reduced):
     import jax.numpy as jnp
 
     def local(params, slots, x, y):
-        grads = reduced(jax.grad(loss_of(model))(params, x, y))
+        grads = reduced(jax.grad(loss_of(model))(params, x, y), "rows")
         return model.optimizer.stateless_apply(slots, grads, params)
 
     step = jax.pmap(local, axis_name="rows", devices=jax.devices()[:NUM])
@@ -95,16 +105,16 @@ def loss_of(model):
     return loss
 
 
-def mean(grads):
+def mean(grads, axes):
     import jax
 
-    return jax.lax.pmean(grads, "rows")
+    return jax.lax.pmean(grads, axes)
 
 
-def added_up(grads):
+def added_up(grads, axes="rows"):
     import jax
 
-    return jax.lax.psum(grads, "rows")
+    return jax.lax.psum(grads, axes)
 
 
 def batches():
@@ -119,29 +129,17 @@ def test_a_right_loop_on_several_devices_is_right_and_computes_the_same_bits(tra
     alone, model = train(built(), batches(), mean), built()
     with stepcheck.watch(model, data=(X, Y)) as report:
         found = train(model, batches(), mean)
-    assert (report.causes, report.has_seen) == ([], True), str(report)
-    assert "gradient" in str(report).splitlines()[0]
+    assert report.is_right, str(report)
     for one, two in zip(alone, found, strict=True):
         np.testing.assert_array_equal(one, two)
 
 
-def test_a_loop_over_several_axes_of_a_mesh_runs_and_is_said_not_to_be_looked_at():
-    import jax
-
-    model, spec = built(), jax.sharding.PartitionSpec
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:NUM]).reshape(2, 2), ("rows", "others"))
-
-    def local(params, x, y):
-        return jax.lax.pmean(jax.grad(loss_of(model))(params, x, y), ("rows", "others"))
-
-    specs = {"in_specs": (spec(), spec("rows"), spec("rows")), "out_specs": spec(), "check_vma": False}
-    taken = jax.jit(jax.shard_map(local, mesh=mesh, **specs))
-    params, slots = values(model)
+def test_a_loop_over_several_axes_of_a_mesh_runs_and_is_not_judged():
+    model = built()
     with stepcheck.watch(model, data=(X, Y)) as report:
-        for x, y in batches():
-            params, slots = model.optimizer.stateless_apply(slots, taken(params, x, y), params)
-    assert report.causes == []
-    assert "what runs under jax.shard_map over several axes of a mesh" in str(report)
+        mapped(model, batches(), mean, "rows", "others")
+    assert report.findings == []
+    assert Reason.BLIND in reasons(report)
 
 
 @pytest.mark.parametrize("train", [mapped, copied])
@@ -149,10 +147,7 @@ def test_means_of_devices_that_are_added_up_are_named(train):
     model = built()
     with stepcheck.watch(model, data=(X, Y)) as report:
         train(model, batches(), added_up)
-    (cause,) = report.causes
-    assert cause.name == "summed over replicas", str(report)
-    assert "Each replica divides by its own rows" in str(report)
-    assert "jax.lax.psum" in cause.fix
+    assert faults(report) == [Fault.SUMMED_OVER_REPLICAS], str(report)
 
 
 def test_the_line_of_a_penalty_that_each_device_adds_is_that_of_the_loss(monkeypatch):
@@ -168,9 +163,9 @@ def test_the_line_of_a_penalty_that_each_device_adds_is_that_of_the_loss(monkeyp
     model = built()
     with stepcheck.watch(model, data=(X, Y)) as report:
         mapped(model, batches(), added_up)
-    (cause,) = report.causes
-    assert (cause.name, cause.line.text) == ("penalty once per replica", "return data + sum(penalties)")
-    assert "sum(losses) / jax.lax.psum(1, axis)" in cause.fix
+    (found,) = report.findings
+    assert found.fault is Fault.PENALTY_ONCE_PER_REPLICA
+    assert found.where.line.text == "return data + sum(penalties)"
 
 
 def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
@@ -180,7 +175,7 @@ def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
     """
     import jax
 
-    spec, mesh = jax.sharding.PartitionSpec, jax.sharding.Mesh(np.array(jax.devices()[:NUM]), ("rows",))
+    spec = jax.sharding.PartitionSpec
 
     def local(params, x, y, weight):
         def loss(params):
@@ -191,7 +186,7 @@ def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
         return added_up(jax.value_and_grad(loss)(params))
 
     specs = {"in_specs": (spec(), *[spec("rows")] * 3), "out_specs": spec(), "check_vma": is_summed_by_jax}
-    taken = jax.shard_map(local, mesh=mesh, **specs)
+    taken = jax.shard_map(local, mesh=mesh_of("rows"), **specs)
 
     @jax.jit
     def step(params, slots, *given):
@@ -215,76 +210,63 @@ def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
     return np.reshape(losses, (2, -1))
 
 
-FILLED = {
-    "": lambda losses, w, total, penalty: (losses * w).sum() / total(w.sum()) + penalty / NUM,
-    "mean of means": lambda losses, w, total, penalty: (
-        ((losses * w).sum() / keras.ops.maximum(w.sum(), 1) + penalty) / NUM
-    ),
-    "summed over replicas": lambda losses, w, total, penalty: (
-        (losses * w).sum() / keras.ops.maximum(w.sum(), 1) + penalty / NUM
-    ),
-    "padding trained on": lambda losses, w, total, penalty: (losses.mean() + penalty) / NUM,
-    "padding counted": lambda losses, w, total, penalty: ((losses * w).mean() + penalty) / NUM,
-    "penalty once per replica": lambda losses, w, total, penalty: (losses * w).sum() / total(w.sum()) + penalty,
-    "penalty forgotten": lambda losses, w, total, penalty: (losses * w).sum() / total(w.sum()),
-    "divided by the replicas twice": lambda losses, w, total, penalty: (
-        ((losses * w).sum() / total(w.sum()) + penalty / NUM) / NUM
-    ),
-}
+def right(losses, w, total, penalty):
+    return (losses * w).sum() / total(w.sum()) + penalty / NUM
+
+
+def mean_of_means(losses, w, total, penalty):
+    return ((losses * w).sum() / keras.ops.maximum(w.sum(), 1) + penalty) / NUM
 
 
 @pytest.mark.parametrize("fill", ["zeros", "copies"])
-@pytest.mark.parametrize("fault", FILLED)
-def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(fault, fill):
+@pytest.mark.parametrize(
+    ("valued", "found"),
+    [
+        (right, []),
+        (mean_of_means, [Fault.MEAN_OF_MEANS]),
+        (lambda losses, w, total, penalty: ((losses * w).mean() + penalty) / NUM, [Fault.PADDING_COUNTED]),
+    ],
+)
+def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(valued, found, fill):
     model = built()
     with stepcheck.watch(model, data=(X[:84], Y[:84])) as report:
-        filled_up(model, FILLED[fault], fill)
-    assert [cause.name for cause in report.causes] == [fault] * bool(fault), str(report)
-    assert not any("replacement" in note for note in report.notes), str(report)
-    assert not any(words in str(report) for words in ("on other inputs", "of microbatches", "own microbatch", "window"))
-    assert fault or report.first_line.startswith("Nothing found in 6 updates: rows,")
+        filled_up(model, valued, fill)
+    assert faults(report) == found, str(report)
+    assert found or report.is_right
 
 
-@pytest.mark.parametrize("num", [84, 64])  # 20 rows at the end, on four devices, or none
-def test_a_sum_over_devices_that_is_taken_twice_is_said(num):
-    def valued(losses, w, total, penalty):
-        return (losses * w).sum() / total(w.sum()) + penalty / NUM
-
+def test_a_sum_over_devices_that_is_taken_twice_has_its_detail():
     model = built()
-    with stepcheck.watch(model, data=(X[:num], Y[:num])) as report:
-        filled_up(model, valued, "zeros", num=num, is_summed_by_jax=True)
-    (cause,) = report.causes
-    assert cause.name == "summed over replicas"
-    assert "otherwise `jax.shard_map` adds up a gradient by values that the devices share" in cause.fix
-    assert cause.explanation.startswith("The sum over the replicas is taken twice") == (num == 84), str(report)
+    with stepcheck.watch(model, data=(X[:84], Y[:84])) as report:
+        filled_up(model, right, "zeros", is_summed_by_jax=True)
+    (found,) = report.findings
+    assert (found.fault, found.change.detail) == (Fault.SUMMED_OVER_REPLICAS, Detail.ADDED_UP_TWICE)
 
 
-def test_each_of_two_causes_has_the_numbers_of_an_update_where_it_has_an_effect():
+def test_each_of_two_findings_has_the_numbers_of_an_update_where_it_has_an_effect():
     def valued(losses, w, total, penalty):
         return losses.sum() / 32 + penalty  # the last batch has 20 rows
 
     model = built()
     with stepcheck.watch(model, data=(X[:84], Y[:84]), loss="mse") as report:
         filled_up(model, valued, None)
-    assert [cause.name for cause in report.causes] == ["divided by the full batch", "penalty once per replica"]
-    first, second = report.causes
-    assert (set(first.updates), first.is_beside, second.is_beside) == ({3, 6}, True, True), str(report)
-    assert 1 in second.updates
-    for cause in report.causes:
-        length = cause.proof.lines[0]
-        assert abs(length.yours - length.changed) < 1e-5 < abs(length.yours - length.reference), str(report)
-        assert 3 * cause.with_change < cause.without
-    assert "reference with the other faults" in str(report)
+    assert faults(report) == [Fault.DIVIDED_BY_THE_FULL_BATCH, Fault.PENALTY_ONCE_PER_REPLICA]
+    first, second = report.findings
+    assert ({*first.where.updates}, first.is_beside, second.is_beside) == ({3, 6}, True, True)
+    assert 1 in second.where.updates
+    for found in report.findings:
+        length = found.proof.numbers[0]
+        assert abs(length.observed - length.with_error) < 1e-5 < abs(length.observed - length.expected)
+        assert 3 * found.with_error < found.apart
 
 
-@pytest.mark.parametrize(("weights", "names"), [([32, 32, 20], []), (None, ["printed: mean of means"])])
-def test_printed_losses_are_those_of_the_batches_of_all_devices(weights, names):
+@pytest.mark.parametrize(("weights", "found"), [([32, 32, 20], []), (None, [Fault.PRINTED_MEAN_OF_MEANS])])
+def test_printed_losses_are_those_of_the_batches_of_all_devices(weights, found):
     model = built()
     with stepcheck.watch(model, data=(X[:84], Y[:84])) as report:
-        losses = filled_up(model, FILLED[""], "zeros")
+        losses = filled_up(model, right, "zeros")
     report.printed(loss=np.average(losses, axis=1, weights=weights))
-    assert [cause.name for cause in report.causes] == names, str(report)
-    assert not any("printed" in line for line in [*report.notes, *report.unseen]), str(report)
+    assert faults(report) == found, str(report)
 
 
 def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever_these_arrive(monkeypatch):
@@ -315,36 +297,3 @@ def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever
     for call, replica in ((on_each, 0), (outside, 0), (on_each, 0), (on_each, 1), (outside, 0), (on_each, 1)):
         call(np.int32(replica))
     assert [each[1:] for each in sorted(told)] == [("pass", 0), ("pass", 1), ("step", 0)] * 2
-
-
-@pytest.mark.parametrize("has_own", [False, True])
-def test_replicas_that_draw_from_equal_seeds_are_a_note(has_own):
-    import jax
-    import jax.numpy as jnp
-
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.3), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    model.optimizer.build(model.trainable_variables)
-
-    def local(params, slots, seeds, x, y):
-        def loss(params):
-            own = [seed + has_own * jax.lax.axis_index("rows").astype(seed.dtype) for seed in seeds]
-            outputs, new = model.stateless_call(params, own, x, training=True)
-            return keras.ops.mean((outputs - y) ** 2), new
-
-        grads, new = jax.grad(loss, has_aux=True)(params)
-        params, slots = model.optimizer.stateless_apply(slots, jax.lax.pmean(grads, "rows"), params)
-        return params, slots, new if not has_own else [seed + jnp.array([0, 8], seed.dtype) for seed in seeds]
-
-    def train():
-        step = jax.pmap(local, axis_name="rows", devices=jax.devices()[:NUM])
-        held = *values(model), [v.value for v in model.non_trainable_variables]
-        held = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM), held)
-        for x, y in batches():
-            held = step(*held, x.reshape(NUM, -1, 6), y.reshape(NUM, -1, 1))
-
-    with stepcheck.watch(model, data=(X, Y)) as report:
-        train()
-    assert report.is_judged, str(report)
-    noted = [note for note in report.notes if note.startswith("All replicas draw from the same seeds")]
-    assert len(noted) == (not has_own), str(report)

@@ -1,0 +1,159 @@
+"""Models with several outputs: an error of one output's loss is found in that loss."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from small import by, descend, faults
+
+import stepcheck
+from stepcheck.faults import Fault
+from stepcheck.values import Detail
+
+RNG = np.random.default_rng(0)
+NUM = 48
+TOKENS = RNG.integers(1, 9, (NUM, 5)) * (np.arange(5) < RNG.integers(1, 6, (NUM, 1)))
+TOKENS[:, 0] = np.arange(NUM) % 8 + 1
+PRICES = RNG.normal(size=NUM).astype("float32")
+KINDS = RNG.integers(0, 3, NUM)
+TAGS = RNG.integers(0, 4, (NUM, 5))
+MEANT = {
+    "price": keras.losses.MeanSquaredError(),
+    "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "tags": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+}
+COUNTS = {"price": 1.0, "kind": 0.5, "tags": 2.0}
+
+
+def model_of_three():
+    """Return a model of a number, a class, and a tag for each token that is no padding."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None,), dtype="int32")
+    states = layers.Dense(6, "tanh")(layers.Embedding(9, 4, mask_zero=True)(inputs))
+    pooled = layers.GlobalAveragePooling1D()(states)
+    outputs = {"price": layers.Dense(1)(pooled), "kind": layers.Dense(3)(pooled), "tags": layers.Dense(4)(states)}
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.Adam(0.01), MEANT, loss_weights=COUNTS)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def entropy(labels, logits):
+    return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+
+
+def over_places(logits, labels, tokens):
+    there = ops.cast(ops.not_equal(tokens, 0), "float32")
+    return ops.sum(entropy(labels, logits) * there) / ops.sum(there)
+
+
+def softmax(logits):
+    return ops.exp(logits) / ops.sum(ops.exp(logits), -1, keepdims=True)
+
+
+RIGHT = {
+    "price": lambda out, y, tokens: ops.mean((out - y[:, None]) ** 2),
+    "kind": lambda out, y, tokens: ops.mean(entropy(y, out)),
+    "tags": over_places,
+}
+BROADCAST = {"price": lambda out, y, tokens: ops.mean((out - y) ** 2)}
+TWICE = {"kind": lambda out, y, tokens: ops.mean(entropy(y, softmax(out)))}
+PADDING = {"tags": lambda out, y, tokens: ops.mean(entropy(y, out))}
+UNKNOWN = {"kind": lambda out, y, tokens: ops.mean(entropy(y, out**3))}
+HALF = {"kind": lambda out, y, tokens: 0.3 * ops.mean(entropy(y, out))}
+
+
+def watched(losses):
+    """Return the report on a loop whose losses are these, and the right ones of the other outputs."""
+    model, of = model_of_three(), RIGHT | losses
+
+    def value(outputs, tokens, price, kind, tags):
+        labels = {"price": price, "kind": kind, "tags": tags}
+        return sum(COUNTS[name] * of[name](outputs[name], labels[name], tokens) for name in of)
+
+    given = (TOKENS, TOKENS, PRICES, KINDS, TAGS)
+    with stepcheck.watch(model, data=(TOKENS, {"price": PRICES, "kind": KINDS, "tags": TAGS})) as report:
+        descend(model, value, given, 8, by(model.optimizer))
+    return report
+
+
+def test_right_losses_of_three_outputs_are_right():
+    assert watched({}).is_right
+
+
+def test_the_output_whose_mask_is_ignored_is_named():
+    (found,) = watched(PADDING).findings
+    assert (found.fault, found.change.outputs) == (Fault.MASK_IGNORED, ("tags",))
+
+
+def test_the_output_of_a_loss_that_is_not_known_is_its_place():
+    (found,) = watched(UNKNOWN).findings
+    assert not found.change.is_known
+    assert found.where.outputs == ("kind",) or found.change.outputs == ("kind",)
+
+
+def test_other_loss_weights_are_told_by_numbers():
+    (found,) = watched(HALF).findings
+    assert (found.fault, found.change.detail) == (Fault.OTHER_LOSS_WEIGHTS, Detail.TERMS_COUNT)
+    assert found.change.numbers == pytest.approx((1, 0.15, 2, 1, 0.5, 2), rel=1e-3)
+
+
+def test_two_wrong_losses_are_two_findings():
+    report = watched(BROADCAST | TWICE)
+    assert faults(report) == [Fault.BROADCAST, Fault.SOFTMAX_TWICE]
+    assert [found.change.outputs for found in report.findings] == [("price",), ("kind",)]
+    assert all(found.apart > 0.01 and found.with_error < 1e-4 for found in report.findings)
+
+
+def test_one_error_of_two_losses_is_one_finding():
+    pair = {name: lambda out, y, tokens, own=RIGHT[name]: 8 * own(out, y, tokens) for name in ("price", "kind")}
+    (found,) = watched(pair).findings
+    assert (found.fault, found.change.outputs) == (Fault.NEVER_DIVIDED, ("price", "kind"))
+
+
+@pytest.mark.parametrize("losses", [{"a": "mse", "b": "mae"}, ["mse", "mae"]])
+def test_losses_are_stated_as_compile_takes_them(losses):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(24, 5)).astype("float32"), [rng.normal(size=(24, 1)).astype("float32") for _ in range(2)]
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [layers.Dense(1, name=name)(inputs) for name in ("a", "b")])
+    model.compile("sgd", ["mse", "mae"])
+    with stepcheck.watch(model, (x, y), loss=losses) as report:
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert report.is_right, str(report)
+    with stepcheck.watch(model, (x, y), loss=losses) as report:
+        model.compile("sgd", ["mae", "mse"])
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert faults(report) == [Fault.ANOTHER_LOSS] * 2
+    assert [found.change.outputs for found in report.findings] == [("a",), ("b",)]
+
+
+def test_inputs_that_a_loop_gives_by_name_are_not_swapped():
+    one, two = np.random.default_rng(0).normal(size=(2, 24, 5)).astype("float32")
+    names = ("two", "one")
+    inputs = [keras.Input((5,), name=name) for name in names]
+    outputs = layers.Dense(1)(layers.Subtract()([layers.Dense(4)(each) for each in inputs]))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    with stepcheck.watch(model, ((one, two), one[:, :1])) as report:
+        model.fit(dict(zip(names, (one, two), strict=True)), one[:, :1], batch_size=8, epochs=2, verbose=0)
+    assert report.is_right, str(report)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a tape gives several gradients of one pass")
+def test_losses_that_are_applied_in_turn_are_no_output_that_is_left_out():
+    import tensorflow as tf
+
+    model = model_of_three()
+    labels = {"price": PRICES, "kind": KINDS, "tags": TAGS}
+    with stepcheck.watch(model, data=(TOKENS, labels)) as report:
+        for start in [*range(0, NUM, 8)] * 2:
+            rows = slice(start, start + 8)
+            with tf.GradientTape(persistent=True) as tape:
+                outputs = model(TOKENS[rows], training=True)
+                losses = [COUNTS[n] * RIGHT[n](outputs[n], labels[n][rows], TOKENS[rows]) for n in RIGHT]
+            for loss in losses:
+                grads = tape.gradient(loss, model.trainable_variables)
+                pairs = zip(grads, model.trainable_variables, strict=True)
+                model.optimizer.apply_gradients([(tf.convert_to_tensor(g), v) for g, v in pairs if g is not None])
+    assert Fault.OUTPUT_LEFT_OUT not in faults(report), str(report)
