@@ -252,11 +252,11 @@ def _told(change: Change, evidence: list[Evidence], twins: tuple[Fault, ...]) ->
     """Return a change with the setting of its updates, and with its twins."""
     if not change.outputs:
         change = replace(change, setting=setting_of(change, evidence))
-    num = evidence[-1].num_replicas
     is_summed = change.fault is Fault.SUMMED_OVER_REPLICAS and change.setting.part is Part.REPLICA
-    if is_summed and all(map(_is_added_up_twice, evidence)):
-        if any(map(_has_uneven_replicas, evidence)):  # else each may be divided by its own rows
-            change = replace(change, detail=Detail.ADDED_UP_TWICE, numbers=(num,))
+    is_uneven = any(map(_has_uneven_replicas, evidence))  # else each may be divided by its own rows
+    if is_summed and is_uneven and all(map(_is_added_up_twice, evidence)):
+        numbers = (evidence[-1].num_replicas,)
+        change = replace(change, detail=Detail.ADDED_UP_TWICE, numbers=numbers)
     return replace(change, twins=twins)
 
 
