@@ -17,7 +17,6 @@ class Found:
     """One finding of an audit.
 
     Attributes:
-        stage: "" if the finding has none.
         number: the relative distance from the update that was meant; None if it is not finite.
         line: in the loop's file; None if the finding has none.
         is_at_fault: whether the line is one of the fault's.
@@ -92,7 +91,7 @@ class Row:
         first = self.first
         if first is None:
             return False
-        is_known = first.quantity in ("", self.expected, *self.also)
+        is_known = first.quantity in (self.expected, *self.also)
         is_elsewhere = bool(self.expected) and not is_known
         return self.kind == "right" or is_elsewhere
 
@@ -160,8 +159,7 @@ def worse(before: dict[str, Row], now: Iterable[Row]) -> Iterator[str]:
             yield f"{new.name}: {new.failed}"
             continue
         if new.kind == "right" and new.findings:
-            quantity = new.findings[0].quantity or "in a note"
-            yield f"{new.name}: a finding on a right loop ({quantity})"
+            yield f"{new.name}: a finding on a right loop ({new.findings[0].quantity})"
         if old is None or old.not_run or old.failed:
             continue
         if old.is_located and not new.is_located:

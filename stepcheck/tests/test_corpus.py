@@ -17,11 +17,11 @@ from corpus import __main__ as command
 from corpus import present, workers
 from corpus.edits import EditError, edited
 from corpus.loops import FAULT, FOLDER, HeaderError, Quantity, edits_path, loops, read, with_edits
-from corpus.present import _BY_NAME, _with_audit, answer, finding, restored
+from corpus.present import _with_audit, answer, finding, restored
 from corpus.table import STAGES, Found, Row, load, page, row, save, worse
-from stepcheck.report.causes import BY_NAME
-from stepcheck.report.found import found, not_known
+from stepcheck import faults
 from stepcheck.trace.log import Line
+from stepcheck.values import Change, Finding, Where
 
 ENGINE = keras.backend.backend()
 LOOPS = {loop.name: loop for loop in loops()}
@@ -203,10 +203,8 @@ def test_stages_of_quantities():
     assert Quantity.PENALTY.stage == "gradient"
 
 
-def test_quantities_are_of_causes_that_are_known():
-    of_solved = {f"other {noun}" for noun in ("labels", "weights", "outputs")} | {"another loss", "gradient changed"}
-    of_solved |= {"rows counted otherwise", "penalty counted otherwise"}
-    assert set(_BY_NAME) - set(BY_NAME) == of_solved
+def test_quantities_are_those_of_stepcheck():
+    assert {each.name: each.stage for each in Quantity} == {each.name: each.stage for each in faults.Quantity}
 
 
 def test_nothing_is_worse():
@@ -215,9 +213,6 @@ def test_nothing_is_worse():
     missing = replace(FAULTY, name="lightning", findings=(), judged=(), not_run="lightning not installed")
     before = {each.name: each for each in (FAULTY, RIGHT, replace(FAULTY, name="lightning"))}
     assert list(worse(before, [slower, other, missing])) == []
-
-
-NOTE = Found("", "", "NOTE", None, None, False)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +224,6 @@ NOTE = Found("", "", "NOTE", None, None, False)
         (FAULTY, replace(FAULTY, findings=(replace(AT_FAULT, is_at_fault=False),)), "line of the fault"),
         (FAULTY, replace(FAULTY, findings=(), failed="ValueError"), "ValueError"),
         (RIGHT, replace(RIGHT, findings=(AT_FAULT,)), "a finding on a right loop"),
-        (RIGHT, replace(RIGHT, findings=(NOTE,)), "a finding on a right loop"),
         (RIGHT, replace(RIGHT, judged=STAGES[:-1]), "no longer judged: state"),
         (RIGHT, replace(RIGHT, seconds=7.1), "7.1 s"),
     ],
@@ -273,9 +267,8 @@ def test_a_row_knows_the_line_of_the_fault():
 def test_the_page_counts():
     elsewhere = replace(FAULTY, name="other", findings=(replace(AT_FAULT, quantity="PENALTY"),))
     unjudged = replace(RIGHT, name="vae", judged=("rows",), author="second")
-    noted = replace(FAULTY, name="noted", findings=(NOTE,))
-    lines = page([FAULTY, elsewhere, noted, RIGHT, unjudged]).splitlines()
-    assert lines[-1] == "| all (5) | 1 of 3 (1) | 1 of 2 | 1 | 1 | 2.0, 2.0 |"
+    lines = page([FAULTY, elsewhere, RIGHT, unjudged]).splitlines()
+    assert lines[-1] == "| all (4) | 1 of 2 (1) | 1 of 2 | 1 | 1 | 2.0, 2.0 |"
     assert "| second author (1) | 0 of 0 (0) | 0 of 1 | 1 | 0 | 2.0, 2.0 |" in lines
 
 
@@ -441,8 +434,8 @@ def test_the_rest_of_a_block_is_audited(tmp_path):
 
 
 def test_findings_are_of_the_loops_file():
-    line = Line("/elsewhere/clip.py", 31)
-    cause = found("clip per microbatch", 0.97321, line, [1])
+    change = Change(faults.Fault.CLIP_PER_MICROBATCH)
+    found = Finding(change, 0.97321, where=Where(line=Line("/elsewhere/clip.py", 31)))
     expected = {
         "stage": "gradient",
         "quantity": "HANDED_GRADIENT",
@@ -450,21 +443,6 @@ def test_findings_are_of_the_loops_file():
         "number": 0.973,
         "line": 31,
     }
-    assert finding(cause, FOLDER / "faulty" / "clip.py") == expected
-    assert finding(cause, FOLDER / "faulty" / "other.py") == expected | {"line": None}
-
-
-@pytest.mark.parametrize(
-    ("stage", "told", "quantity", "error"),
-    [
-        ("gradient", "it differs; so it is in the loss: 3 instead of 2.", "LOSS_FORM", "UNLIKE"),
-        ("gradient", "the variables that differ: kernel", "HANDED_GRADIENT", "UNLIKE"),
-        ("apply", "The learning rate of update 3 is 0, and 1 was meant.", "RATE", "UNLIKE"),
-        ("apply", "The step of update 3 is another.", "STEP", "UNLIKE"),
-        ("state", "Statistics differ.", "STATE", "UNLIKE"),
-    ],
-)
-def test_differences_that_no_cause_reproduces(stage, told, quantity, error):
-    cause = not_known(stage, told, float("inf"), None, [1])
-    facts = finding(cause, FOLDER)
-    assert (facts["quantity"], facts["error"], facts["number"]) == (quantity, error, None)
+    assert finding(found, FOLDER / "faulty" / "clip.py") == expected
+    assert finding(found, FOLDER / "faulty" / "other.py") == expected | {"line": None}
+    assert finding(replace(found, apart=float("inf")), FOLDER)["number"] is None

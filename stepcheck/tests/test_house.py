@@ -102,32 +102,6 @@ def test_few_handlers_catch_every_error_and_each_has_its_reason():
         assert "#" in line, f"{name_of(path)}:{node.lineno} has no reason"
 
 
-def is_sentence(node):
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip()
-
-
-def branches(path):
-    """Yield the strings that a file compares, looks up, or has as keys."""
-    for node in nodes(path):
-        if isinstance(node, ast.Dict):
-            yield from (key for key in node.keys if key is not None)
-        elif isinstance(node, ast.Compare):
-            parts = [node.left, *node.comparators]
-            yield from parts
-            yield from (each for part in parts for each in getattr(part, "elts", ()))
-        elif isinstance(node, ast.Subscript):
-            yield node.slice
-        elif isinstance(node, ast.MatchValue):
-            yield node.value
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("get", "startswith", "endswith"):
-            yield from node.args[:1]
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_branch_on_a_sentence(path):
-    assert [node.value for node in branches(path) if is_sentence(node)] == []
-
-
 def test_every_value_has_its_words():
     assert {fault.id for fault in Fault} == {*words._texts()}
     assert {*Reason} == {*words._REASONS}

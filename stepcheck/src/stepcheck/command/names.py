@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from stepcheck import tree
-from stepcheck.errors import SpecificationError, message
+from stepcheck.errors import SpecificationError, attempt, message
 
 _PLAIN = ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple, ast.UnaryOp
 _KINDS = {
@@ -35,9 +35,8 @@ class Names:
     def values(self, scope: Scope) -> dict[str, Any] | None:
         """Return the objects by argument; None where a name has no value, or one without numbers as in a trace."""
         own = {**self._of_keras(), **scope, "__builtins__": {}}
-        try:
-            found = {argument: eval(code, own) for argument, code in self._codes.items()}
-        except Exception:  # a name or an item that comes later
+        found, _ = attempt(lambda: {argument: eval(code, own) for argument, code in self._codes.items()})
+        if found is None:  # a name or an item comes later
             return None
         kinds = {type(leaf).__name__ for leaf in tree.leaves(found.get("data"))}
         return None if any(kind.endswith("Tracer") for kind in kinds) else found

@@ -67,7 +67,7 @@ class Run:
                     self._execute(script)
             except SpecificationError:
                 raise
-            except BaseException as error:
+            except BaseException as error:  # the script's, which is said
                 self.how = f"the script ended with {type(error).__name__}: {error}"
                 traceback.print_exc()
 

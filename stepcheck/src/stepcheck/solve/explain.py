@@ -8,6 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
+from stepcheck.errors import attempt
 from stepcheck.faults import Fault
 from stepcheck.solve.basis import MOST_ROWS, NUM_SOLVED, Basis, labels_of_others
 from stepcheck.solve.changes import by_variable, in_sums
@@ -106,8 +107,8 @@ class Search:
 
     def _of_output(self, output: Output) -> Explanation | None:
         search = Search(output.meant, output.evidence, self._until)
-        for attempt, enough in search.stages():
-            attempt()
+        for search_more, enough in search.stages():
+            search_more()
             if any(each.cost <= enough for each in search.found) or search.is_over:
                 break
         best = min(search.found, key=lambda each: each.cost, default=None)
@@ -146,18 +147,13 @@ class Search:
                 self._can_try(one.with_(two))
 
     def _is_possible(self, form: Form) -> bool:
-        try:
-            return bool(np.all(np.isfinite(self.bases[0].whole(form))))
-        except Exception:  # the engine's, or a loss's, of labels that are none for it
-            return False
+        whole, _ = attempt(lambda: self.bases[0].whole(form))  # an error: of labels that are none for a loss
+        return whole is not None and bool(np.all(np.isfinite(whole)))
 
     def _can_try(self, form: Form) -> bool:
         """Try a form; return False where a loss refuses the outputs of a later update, as PyTorch's do."""
-        try:
-            self._whole(form)
-        except Exception:  # the engine's, or a loss's
-            return False
-        return True
+        _, error = attempt(lambda: self._whole(form))
+        return error is None
 
     def _is_other(self, form: Form) -> bool:
         pairs = ((basis.whole(form), basis.whole()) for basis in self.bases)

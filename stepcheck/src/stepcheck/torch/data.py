@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from stepcheck import tree
-from stepcheck.errors import SpecificationError, message
+from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.port import ByPass
 from stepcheck.torch.losses import Function, Loss
 from stepcheck.torch.state import array, unpacked, untouched
@@ -64,10 +64,8 @@ def rows_of(data: Any) -> tuple[Tree, ...]:
 
 def _copied(dataset: Any) -> Any:
     """Return a copy of a dataset, whose generators draw in place of the user's; the dataset if it has no copy."""
-    try:
-        return copy.deepcopy(dataset)
-    except Exception:  # a handle of a file, a lock
-        return dataset
+    copied, error = attempt(lambda: copy.deepcopy(dataset))
+    return copied if error is None else dataset  # it has a handle of a file, or a lock
 
 
 def _leaves(part: Tree) -> tuple:
