@@ -11,6 +11,7 @@ import pytest
 from stepcheck.cli import main
 from stepcheck.command.names import Names
 from stepcheck.command.script import Run
+from stepcheck.trace.log import STEPPED
 
 ENGINE = keras.backend.backend()
 RIGHT, WRONG, UNSEEN = 0, 1, 2
@@ -231,6 +232,7 @@ def test_what_cannot_be_watched_ends_the_script(run):
     code, out, err = run(loop(), "--model", "net", "--data", "x_all", "--loss", "mse")
     assert (code, "the end" in out) == (UNSEEN, False)
     assert "data must be (x, y) or (x, y, sample_weight)." in err
+    assert STEPPED.get() is None
 
 
 def test_a_script_that_fails_is_judged_up_to_there(run):

@@ -155,12 +155,13 @@ def test_a_number_for_a_batch_is_not_masked():
     assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
 
 
-@ONLY_TENSORFLOW
 def test_a_layer_that_sets_its_own_weights_is_no_fault():
     parts = [layers.SpectralNormalization(layers.Dense(8)), layers.Dense(1)]
     model = keras.Sequential([keras.Input((5,)), *parts])
     model.compile("sgd", "mse")
-    assert fitted(model).findings == []
+    report = fitted(model)
+    assert report.findings == []
+    assert (Reason.MOVING in reasons(report)) == (ENGINE == "tensorflow"), str(report)  # by the moved weights, there
 
 
 def test_rows_of_numbers_that_the_loop_makes_columns_are_judged():

@@ -72,12 +72,13 @@ class Eager(keras.Model):
 
 @ONLY_TENSORFLOW
 @pytest.mark.parametrize("loss", [lambda y, out: squared(out, y), ["mse"]])
-def test_a_model_that_runs_eagerly_alone_can_be_watched(loss):
+def test_a_model_that_runs_eagerly_alone_can_be_watched(loss, verdicts):
     model = Eager()
     model(X)
     report = looped(model, loss=loss)
     assert report.findings == []
     assert report.has_seen
+    verdicts.clear()  # no program can be made of it, and a stage ends with that error
 
 
 def test_inputs_of_different_lengths_are_no_error():

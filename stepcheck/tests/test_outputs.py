@@ -138,22 +138,3 @@ def test_inputs_that_a_loop_gives_by_name_are_not_swapped():
     with stepcheck.watch(model, ((one, two), one[:, :1])) as report:
         model.fit(dict(zip(names, (one, two), strict=True)), one[:, :1], batch_size=8, epochs=2, verbose=0)
     assert report.is_right, str(report)
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a tape gives several gradients of one pass")
-def test_losses_that_are_applied_in_turn_are_no_output_that_is_left_out():
-    import tensorflow as tf
-
-    model = model_of_three()
-    labels = {"price": PRICES, "kind": KINDS, "tags": TAGS}
-    with stepcheck.watch(model, data=(TOKENS, labels)) as report:
-        for start in [*range(0, NUM, 8)] * 2:
-            rows = slice(start, start + 8)
-            with tf.GradientTape(persistent=True) as tape:
-                outputs = model(TOKENS[rows], training=True)
-                losses = [COUNTS[n] * RIGHT[n](outputs[n], labels[n][rows], TOKENS[rows]) for n in RIGHT]
-            for loss in losses:
-                grads = tape.gradient(loss, model.trainable_variables)
-                pairs = zip(grads, model.trainable_variables, strict=True)
-                model.optimizer.apply_gradients([(tf.convert_to_tensor(g), v) for g, v in pairs if g is not None])
-    assert Fault.OUTPUT_LEFT_OUT not in faults(report), str(report)

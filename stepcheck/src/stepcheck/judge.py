@@ -333,6 +333,9 @@ def _gradient(context: _Context) -> Judged:
         context.seen = verdict.seen = replace(seen, rule=None)  # by another optimizer than the stated one
         yield Unjudged(Reason.OWN_STEP, Stage.GRADIENT)
         return
+    if context.replay.moves_weights and not all(each.change.is_known for each in judged.findings):
+        yield Unjudged(Reason.MOVING, Stage.GRADIENT)  # TensorFlow's gradient is by the weights as they were moved
+        return
     verdict.evidence = judged.evidence
     if not judged.evidence and not judged.findings:
         yield Unjudged(Reason.NO_GRADIENT, Stage.GRADIENT)

@@ -122,8 +122,10 @@ class Run:
             return False
         self._doors.close()
         token = STEPPED.set(self._count)
-        self.report = self._watch.enter_context(watch(**stated, learning_rate=self._learning_rate))
-        STEPPED.reset(token)
+        try:
+            self.report = self._watch.enter_context(watch(**stated, learning_rate=self._learning_rate))
+        finally:
+            STEPPED.reset(token)
         return True
 
     def _count(self, log: Log) -> None:
