@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-import wholestep as ws
+import stepcheck
 from benchmarks.works import same_start
 
 _UPDATES, _BATCH = 30, 64
@@ -31,12 +31,12 @@ def measure(kind: str, rounds: int, quick: bool) -> dict[str, Any]:
         model, data, loss = _work(kind, quick)
         with _Peak() as peak:
             begin = time.perf_counter()
-            with ws.audit(model, data=data, loss="mse") as report:
+            with stepcheck.watch(model, data=data, loss="mse") as report:
                 _train(model, loss, data)
             times["hooks"].append(time.perf_counter() - begin)
-            names = [cause.name for cause in report.causes]
+            found = [finding.fault.id for finding in report.findings]
             times["audited"].append(time.perf_counter() - begin)
-        assert names == ([] if kind == "right" else ["broadcast"]), names
+        assert found == ([] if kind == "right" else ["gradient.broadcast"]), found
         peaks.append(peak.megabytes)
     num = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
     return {"times": times, "peak": peaks, "model": 4 * num / 1e6}

@@ -45,10 +45,10 @@ def watch(
         learning_rate: the rate that is meant: a number, or a function (or a schedule of Keras) of the number of the
             update, from 0; None for the schedule of the optimizer, if it has one.
         optimizer: Keras: the optimizer that is meant. If the loop applies another one, both are compared; its schedule,
-            if it has one, is the learning rate that is meant. None: the compiled one, compared in a note alone.
+            if it has one, is the learning rate that is meant. None: the compiled one.
 
     Yields:
-        A `Report`, complete after the `with`: print it, or read its `causes`.
+        A `Report`, complete after the `with`: print it, or read its `findings`.
 
     Raises:
         SpecificationError: the model, the data or the loss cannot be watched. Nothing has been hooked.
