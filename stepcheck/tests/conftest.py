@@ -77,7 +77,7 @@ hypothesis.settings.load_profile("suite")
 # What these hold does not depend on the engine: the suite runs them on JAX, apart from what is marked as TensorFlow's
 # `own`; the larger runs have them on both.
 _EITHER = """
-audit_report audit_torch audit_torch_ordinary audit_torch_processes audit_torch_trainers house
+audit_report house torch torch_processes torch_trainers
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 
