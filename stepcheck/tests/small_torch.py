@@ -11,12 +11,12 @@ from torch import nn
 import stepcheck
 
 torch.set_num_threads(1)  # other tests run beside
-NUM, SIZE, PLACES = 22, 4, 6  # rows; of a batch, whose last one of a pass is short; places of a text
+NUM, SIZE = 22, 4  # rows, and rows of a batch: the last one of a pass is short
 _draw = torch.Generator().manual_seed(0)
 X = torch.randn(NUM, 3, generator=_draw)
 Y = X @ torch.tensor([[1.0], [-2.0], [3.0]]) + torch.randn(NUM, 1, generator=_draw)
 CLASSES = torch.randint(0, 4, (NUM,), generator=_draw)
-TEXT = torch.randint(0, 10, (NUM, PLACES + 1), generator=_draw)
+TEXT = torch.randint(0, 10, (NUM, 7), generator=_draw)
 MSE, CROSS = nn.MSELoss(), nn.CrossEntropyLoss()
 
 
@@ -30,22 +30,25 @@ def network(width=4, *more):
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), *more, nn.Linear(6, width))
 
 
-def batches(num=2):
+def usual(model, fault="", *, of=lambda out: out, value=CROSS, x=X, y=CLASSES, num=3, **given):
+    """Return the report on a loop that minimises a value of what `of` makes of outputs, with a fault or without."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+
+    def train():
+        for rows in batches(num):
+            if fault != "not_zeroed":
+                optimizer.zero_grad()
+            labels = y[(rows + 1) % NUM] if fault == "shifted" else y[rows]
+            out = of(model(x[rows]))
+            value(out.softmax(1) if fault == "softmax" else out, labels).backward()
+            optimizer.step()
+
+    return watched(model, train, **given)
+
+
+def batches(num=3):
     for _ in range(num):
         yield from torch.randperm(NUM).split(SIZE)
-
-
-def fit(model, of, *, optimizer=None, num=2):
-    """Make an update of the loss of each batch's rows."""
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.05)
-    for rows in batches(num):
-        optimizer.zero_grad()
-        of(rows).backward()
-        optimizer.step()
-
-
-def cross(model, rows):
-    return CROSS(model(X[rows]), CLASSES[rows])
 
 
 def watched(model, train, data=(X, CLASSES), loss=CROSS, **intention):
