@@ -80,7 +80,7 @@ hypothesis.settings.load_profile("suite")
 # `own`; the larger runs have them on both.
 _EITHER = """
 report values words docs readme packaging house
-audit_torch audit_torch_ordinary audit_torch_processes audit_torch_trainers
+torch torch_processes torch_trainers
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 

@@ -1,6 +1,7 @@
 """Losses of PyTorch and functions with their reduction taken apart, and their relatives."""
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -267,17 +268,18 @@ class ModelsOwn:
 
     @staticmethod
     def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
-        """Return the form that has this loss on a pass: the mean, or the sum divided by `num`."""
+        """Return the form that is nearest to this loss on a pass: the mean, or the sum divided by `num`."""
+        nearest, own = _NEAR, None
         for each in _FORMS:
-            own = ModelsOwn(*each)
+            form = ModelsOwn(*each)
             try:
-                found = own.of(outputs, labels)
+                found = form.of(outputs, labels)
             except (IndexError, KeyError, RuntimeError, TypeError, ValueError):
                 continue
-            total, weight = float(found.values.sum()), float(found.weights.sum())
-            if any(abs(loss * n - total) <= _NEAR * abs(total) for n in (weight, num) if n):
-                return own
-        return None
+            apart = _apart(found, loss, num)
+            if apart < nearest:
+                nearest, own = apart, form
+        return own
 
     def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
         """Return the loss of outputs by row: the sum over its places, and their number."""
@@ -289,6 +291,14 @@ class ModelsOwn:
         values = self._function(logits, given)
         own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
         return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
+
+
+def _apart(found: ByRow, loss: float, num: float | None) -> float:
+    """Return the relative distance of a loss from a mean by row, or from the sum divided by `num`."""
+    total, weight = float(found.values.sum()), float(found.weights.sum())
+    sums = [loss * divisor for divisor in (weight, num) if divisor]
+    length = abs(total) or 1.0
+    return min((abs(each - total) / length for each in sums), default=math.inf)
 
 
 def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:

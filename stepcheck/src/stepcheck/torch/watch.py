@@ -147,9 +147,7 @@ def _objective(
     if not whole:
         return data, Objective(stated)
     called = whole[0]
-    outputs = [called.outputs[i] for i in called.derivatives] or called.outputs
-    rows = called.inputs[0].shape[:1] if called.inputs else None
-    if rows is None or any(out.shape[:1] != rows for out in outputs if out.ndim):
+    if not all(_has_rows_first(each) for each in whole if each is called or each.derivatives):
         raise UnfitError(Reason.LOSS_OF_OTHER_AXIS)
     if isinstance(stated, Loss) and len(called.outputs) > 1:
         raise UnfitError(Reason.LOSS_OF_ONE_OUTPUT)
@@ -159,6 +157,15 @@ def _objective(
     if tried is None:  # of the user's function, or of a loss of other shapes
         raise UnfitError(Reason.LOSS_FAILED, f"{type(error).__name__}: {error}") from error
     return tried, Objective(stated)
+
+
+def _has_rows_first(called: Called) -> bool:
+    """Whether the first axis of a pass's outputs has the rows, as that of its inputs."""
+    if not called.inputs:
+        return False
+    outputs = [called.outputs[i] for i in called.derivatives] or called.outputs
+    rows = called.inputs[0].shape[:1]
+    return all(out.shape[:1] == rows for out in outputs if out.ndim)
 
 
 def _models_own(whole: list[Called], watcher: Watcher) -> ModelsOwn:
