@@ -33,7 +33,9 @@ def page() -> str:
         for fault in (each for each in Fault if each.quantity.stage is stage):
             fixes = list(texts[fault.id].get("fix", {}).values())
             told = " Or: ".join(dict.fromkeys(fixes)).replace("|", "\\|")
-            lines.append(f"| {fault.id} | {words.name(fault)} | {told} | {texts[fault.id].get('met_in', '')} |")
+            lines.append(
+                f"| {fault.id} | {words.name(fault)} | {told} | {texts[fault.id].get('met_in', '')} |"
+            )
         lines.append("")
     return "\n".join(lines)
 

@@ -28,7 +28,9 @@ def losses(code: str) -> np.ndarray:
     """Return the mean of the losses that the loop returns, for each epoch."""
     names: dict = {}
     exec(compile(code, "train.py", "exec"), names)
-    return np.reshape(names["train"](names["model"], epochs=NUM_EPOCHS), (NUM_EPOCHS, -1)).mean(axis=1)
+    return np.reshape(names["train"](names["model"], epochs=NUM_EPOCHS), (NUM_EPOCHS, -1)).mean(
+        axis=1
+    )
 
 
 def drawn_from(path: Path) -> str:
@@ -45,7 +47,14 @@ def draw(path: Path) -> dict[str, np.ndarray]:
     epochs = np.arange(1, NUM_EPOCHS + 1)
     for (label, curve), colour in zip(curves.items(), ("tab:red", "tab:blue"), strict=True):
         axes.plot(epochs, curve, color=colour, linewidth=2)
-        axes.annotate(label, (epochs[-1], curve[-1]), (0, 7), textcoords="offset points", color=colour, ha="right")
+        axes.annotate(
+            label,
+            (epochs[-1], curve[-1]),
+            (0, 7),
+            textcoords="offset points",
+            color=colour,
+            ha="right",
+        )
     axes.set(xlabel="epoch", ylabel="loss of the loop", ylim=0, xlim=(1, NUM_EPOCHS))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)

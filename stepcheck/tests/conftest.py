@@ -16,7 +16,11 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-JAXLIB = [int(part) for found in metadata.distributions(name="jaxlib") for part in found.version.split(".")[:2]]
+JAXLIB = [
+    int(part)
+    for found in metadata.distributions(name="jaxlib")
+    for part in found.version.split(".")[:2]
+]
 sys.path.append(str(Path(__file__).parents[2] / "examples"))  # where one example helps another
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -93,7 +97,10 @@ def _is_of_the_other(item):
     if module in EITHER:
         return engine != "jax"
     is_for_one = item.get_closest_marker("skipif") is not None
-    return not is_for_one and engine != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
+    return (
+        not is_for_one
+        and engine != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -23,7 +23,10 @@ def share(cases: Iterable, *, other: bool = False) -> list:
 def halves(cases: Iterable) -> list:
     """Return the cases, each for one engine's suite: JAX has the first, TensorFlow the second. None is left out."""
     return [
-        pytest.param(*case, marks=pytest.mark.own if ("jax", "tensorflow")[i % 2] == ENGINE else pytest.mark.large)
+        pytest.param(
+            *case,
+            marks=pytest.mark.own if ("jax", "tensorflow")[i % 2] == ENGINE else pytest.mark.large,
+        )
         for i, case in enumerate(_parts(cases))
     ]
 

@@ -12,7 +12,9 @@ Y = (X[:, :1] - X[:, 1:2]).astype("float32")
 
 def network(optimizer=None):
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    )
     model.compile(optimizer or keras.optimizers.SGD(0.05), "mse")
     model.optimizer.build(model.trainable_variables)
     return model
@@ -56,11 +58,18 @@ def _stateless(model, value):
     def step(x, y):
         params, others, slots = (
             [v.value for v in each]
-            for each in (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
+            for each in (
+                model.trainable_variables,
+                model.non_trainable_variables,
+                model.optimizer.variables,
+            )
         )
         grads, others = gradient(params, others, x, y)
         params, slots = model.optimizer.stateless_apply(slots, grads, params)
-        for variables, values in ((model.trainable_variables, params), (model.optimizer.variables, slots)):
+        for variables, values in (
+            (model.trainable_variables, params),
+            (model.optimizer.variables, slots),
+        ):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
 
@@ -81,10 +90,14 @@ def gradient_of(model, value):
     import jax
 
     def loss(params, x, *rows):
-        return value(model.stateless_call(params, model.non_trainable_variables, x, training=True)[0], *rows)
+        return value(
+            model.stateless_call(params, model.non_trainable_variables, x, training=True)[0], *rows
+        )
 
     gradient = jax.grad(loss)
-    return lambda *rows: [*map(np.asarray, gradient([v.value for v in model.trainable_variables], *rows))]
+    return lambda *rows: [
+        *map(np.asarray, gradient([v.value for v in model.trainable_variables], *rows))
+    ]
 
 
 def descend(model, value, data, size, move, passes=2):
@@ -100,7 +113,9 @@ def descend(model, value, data, size, move, passes=2):
 
 def by(optimizer):
     """Return the step of an optimizer."""
-    return lambda variables, gradients: optimizer.apply([*map(keras.ops.array, gradients)], variables)
+    return lambda variables, gradients: optimizer.apply(
+        [*map(keras.ops.array, gradients)], variables
+    )
 
 
 def by_hand(rate):

@@ -117,7 +117,9 @@ def test_a_fault_is_located(run):
 
 
 def test_names_have_dots_and_brackets_and_a_loss_that_of_keras(run):
-    code, out, _ = run(loop(), "--model", "trainer['models'][0]", "--data", "x_all[:48],y_all", "--loss", "mse")
+    code, out, _ = run(
+        loop(), "--model", "trainer['models'][0]", "--data", "x_all[:48],y_all", "--loss", "mse"
+    )
     assert code == RIGHT, out
 
 
@@ -225,7 +227,9 @@ def test_a_loss_is_never_supposed(run):
 def test_an_expression_that_is_no_name_is_refused_before_the_script_runs(run, given):
     code, out, err = run(loop(), "--model", given, "--data", "x_all,y_all")
     assert (code, out) == (UNSEEN, "")
-    assert err.startswith(f"--model must be a name of the script, with dots and brackets. Received: {given}. Try: ")
+    assert err.startswith(
+        f"--model must be a name of the script, with dots and brackets. Received: {given}. Try: "
+    )
 
 
 def test_what_cannot_be_watched_ends_the_script(run):
@@ -238,14 +242,21 @@ def test_what_cannot_be_watched_ends_the_script(run):
 def test_a_script_that_fails_is_judged_up_to_there(run):
     text = loop().replace('    print("the end")', "    raise KeyError('no such file')")
     code, out, err = run(text, *STATED)
-    assert (code, "KeyError: 'no such file'" in err, "ended with an error (KeyError)" in out) == (UNSEEN, True, True)
+    assert (code, "KeyError: 'no such file'" in err, "ended with an error (KeyError)" in out) == (
+        UNSEEN,
+        True,
+        True,
+    )
     assert run(text.replace("1.0 * squares", "8 * squares"), *STATED)[0] == WRONG
 
 
 def test_a_script_that_fails_before_its_first_pass(run):
     code, _, err = run("import no_such_module\n")
     assert code == UNSEEN
-    assert "Nothing was watched: the script ended with ModuleNotFoundError: No module named 'no_such_module'." in err
+    assert (
+        "Nothing was watched: the script ended with ModuleNotFoundError: No module named 'no_such_module'."
+        in err
+    )
 
 
 def test_an_exit_code_of_the_script_is_no_success(run):

@@ -83,7 +83,12 @@ def test_a_loop_states_its_engine_and_its_call(loop):
 
 def test_a_header_is_read_and_not_run(tmp_path):
     loop = read(written(tmp_path))
-    assert (loop.title, loop.kind, loop.engine, loop.needs) == ("A title", "faulty", "jax", ("optax", "flax"))
+    assert (loop.title, loop.kind, loop.engine, loop.needs) == (
+        "A title",
+        "faulty",
+        "jax",
+        ("optax", "flax"),
+    )
     assert (loop.changes, loop.quantity, loop.author) == ("update", Quantity.ROW_GRADIENTS, "first")
     assert loop.says == "One sentence, on two lines."
     assert loop.meant == "def loss(y, p):\n    return (y - p) ** 2"
@@ -143,8 +148,17 @@ def made(folder: Path, text: str = EDIT):
 def test_an_edit_is_a_loop(tmp_path):
     right, loop = made(tmp_path)
     assert (right.name, right.kind, right.fault_lines) == ("loop", "right", frozenset())
-    assert (loop.name, loop.kind, loop.engine, loop.author) == ("loop+penalty_forgotten", "faulty", "jax", "second")
-    assert (loop.quantity, loop.also, loop.says) == (Quantity.PENALTY, (Quantity.RATE,), "No penalty.")
+    assert (loop.name, loop.kind, loop.engine, loop.author) == (
+        "loop+penalty_forgotten",
+        "faulty",
+        "jax",
+        "second",
+    )
+    assert (loop.quantity, loop.also, loop.says) == (
+        Quantity.PENALTY,
+        (Quantity.RATE,),
+        "No penalty.",
+    )
     assert loop.source == right.source.replace("step(", "leap(")
     assert (loop.call, loop.fault_lines) == (right.call, {16, 17, 18})
 
@@ -204,13 +218,17 @@ def test_stages_of_quantities():
 
 
 def test_quantities_are_those_of_stepcheck():
-    assert {each.name: each.stage for each in Quantity} == {each.name: each.stage for each in faults.Quantity}
+    assert {each.name: each.stage for each in Quantity} == {
+        each.name: each.stage for each in faults.Quantity
+    }
 
 
 def test_nothing_is_worse():
     slower = replace(RIGHT, seconds=6.9)  # more than twice, within the slack
     other = replace(FAULTY, findings=(replace(AT_FAULT, error="UNLIKE", number=0.5), AT_FAULT))
-    missing = replace(FAULTY, name="lightning", findings=(), judged=(), not_run="lightning not installed")
+    missing = replace(
+        FAULTY, name="lightning", findings=(), judged=(), not_run="lightning not installed"
+    )
     before = {each.name: each for each in (FAULTY, RIGHT, replace(FAULTY, name="lightning"))}
     assert list(worse(before, [slower, other, missing])) == []
 
@@ -219,9 +237,21 @@ def test_nothing_is_worse():
     ("before", "now", "told"),
     [
         (FAULTY, replace(FAULTY, findings=()), "no longer located"),
-        (FAULTY, replace(FAULTY, findings=(replace(AT_FAULT, quantity="PENALTY"),)), "no longer located"),
-        (FAULTY, replace(FAULTY, findings=(replace(AT_FAULT, stage="step"), AT_FAULT)), "no longer located"),
-        (FAULTY, replace(FAULTY, findings=(replace(AT_FAULT, is_at_fault=False),)), "line of the fault"),
+        (
+            FAULTY,
+            replace(FAULTY, findings=(replace(AT_FAULT, quantity="PENALTY"),)),
+            "no longer located",
+        ),
+        (
+            FAULTY,
+            replace(FAULTY, findings=(replace(AT_FAULT, stage="step"), AT_FAULT)),
+            "no longer located",
+        ),
+        (
+            FAULTY,
+            replace(FAULTY, findings=(replace(AT_FAULT, is_at_fault=False),)),
+            "line of the fault",
+        ),
         (FAULTY, replace(FAULTY, findings=(), failed="ValueError"), "ValueError"),
         (RIGHT, replace(RIGHT, findings=(AT_FAULT,)), "a finding on a right loop"),
         (RIGHT, replace(RIGHT, judged=STAGES[:-1]), "no longer judged: state"),
@@ -251,14 +281,22 @@ def test_a_fault_outside_of_updates_is_not_located():
 def test_a_table_is_written_and_read(tmp_path):
     path = tmp_path / "table.jsonl"
     save([RIGHT, FAULTY], path)
-    save([replace(FAULTY, seconds=3.0), replace(RIGHT, judged=(), not_run="jax not installed")], path)
+    save(
+        [replace(FAULTY, seconds=3.0), replace(RIGHT, judged=(), not_run="jax not installed")], path
+    )
     assert load(path) == {"clip": replace(FAULTY, seconds=3.0), "scan": RIGHT}
 
 
 def test_a_row_knows_the_line_of_the_fault():
     loop = LOOPS["clip_each_microbatch"]
     (line,) = loop.fault_lines
-    found = {"stage": "gradient", "quantity": "HANDED_GRADIENT", "error": "ANOTHER_FORM", "number": 0.9, "line": line}
+    found = {
+        "stage": "gradient",
+        "quantity": "HANDED_GRADIENT",
+        "error": "ANOTHER_FORM",
+        "number": 0.9,
+        "line": line,
+    }
     facts = {"findings": [found], "judged": [*STAGES], "seconds": 1.0}
     assert row(loop, facts).is_at_fault
     assert not row(loop, facts | {"findings": [found | {"line": line + 1}]}).is_at_fault
@@ -325,10 +363,15 @@ def run(monkeypatch):
     loop = LOOPS["clip_each_microbatch"]
 
     def rows(*named, alone=(), **options):
-        made = [replace(loop, path=Path(f"{name}.py"), engine=engine, is_alone=name in alone) for engine, name in named]
+        made = [
+            replace(loop, path=Path(f"{name}.py"), engine=engine, is_alone=name in alone)
+            for engine, name in named
+        ]
         found = list(workers.rows(made, **options))
         assert all(process.is_closed for process in Process.made)
-        return [row.name for row in found if not row.failed], [process.names for process in Process.made]
+        return [row.name for row in found if not row.failed], [
+            process.names for process in Process.made
+        ]
 
     return rows
 
@@ -425,11 +468,18 @@ def test_the_rest_of_a_block_is_audited(tmp_path):
         yield
         seen.append("over")
 
-    scope = {"_audited": audited, "seen": seen, "step": lambda x: seen.append("step"), "after": lambda: None}
+    scope = {
+        "_audited": audited,
+        "seen": seen,
+        "step": lambda x: seen.append("step"),
+        "after": lambda: None,
+    }
     code = _with_audit(read(written(tmp_path, text)))
     exec(compile(code, "loop.py", "exec"), scope)
     assert seen == [3, "step", "over", 3]
-    (step,) = (node.lineno for node in ast.walk(code) if isinstance(node, ast.Name) and node.id == "step")
+    (step,) = (
+        node.lineno for node in ast.walk(code) if isinstance(node, ast.Name) and node.id == "step"
+    )
     assert text.splitlines()[step - 1] == "    step(x)  # fault"
 
 

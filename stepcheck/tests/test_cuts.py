@@ -22,7 +22,14 @@ def stepped(order):
 
 def test_passes_of_another_models_step_are_no_microbatches():
     log = Log()
-    for event in (passed(1, ROWS), stepped(2), passed(3, NOISE), Other(4), passed(5, ROWS), stepped(6)):
+    for event in (
+        passed(1, ROWS),
+        stepped(2),
+        passed(3, NOISE),
+        Other(4),
+        passed(5, ROWS),
+        stepped(6),
+    ):
         log.add(event)
     assert [[called.order for called in step.called] for step in steps(log)] == [[1], [5], []]
     log.others.clear()

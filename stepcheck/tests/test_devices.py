@@ -23,7 +23,9 @@ Y = (X[:, :1] > 0).astype("float32") + X[:, 1:2]
 def built():
     keras.utils.set_random_seed(0)
     penalty = keras.regularizers.L2(1e-2)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "tanh", kernel_regularizer=penalty)])
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(5, "tanh", kernel_regularizer=penalty)]
+    )
     model.add(keras.layers.Dense(1))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -42,7 +44,10 @@ def sharded(model, batches, reduced):
     import jax
 
     mesh = mesh_of("rows")
-    whole, parts = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in ((), ("rows",)))
+    whole, parts = (
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+        for axes in ((), ("rows",))
+    )
 
     @jax.jit
     def step(params, slots, x, y):
@@ -64,7 +69,11 @@ def mapped(model, batches, reduced, *axes):
     def local(params, x, y):
         return reduced(jax.grad(loss_of(model))(params, x, y), axes)
 
-    specs = {"in_specs": (spec(), spec("rows"), spec("rows")), "out_specs": spec(), "check_vma": False}
+    specs = {
+        "in_specs": (spec(), spec("rows"), spec("rows")),
+        "out_specs": spec(),
+        "check_vma": False,
+    }
     taken = jax.shard_map(local, mesh=mesh_of(*axes), **specs)
 
     @jax.jit
@@ -94,12 +103,16 @@ def copied(model, batches, reduced):
 
 
 def values(model):
-    return [v.value for v in model.trainable_variables], [v.value for v in model.optimizer.variables]
+    return [v.value for v in model.trainable_variables], [
+        v.value for v in model.optimizer.variables
+    ]
 
 
 def loss_of(model):
     def loss(params, x, y):
-        outputs, _, penalties = model.stateless_call(params, [], x, training=True, return_losses=True)
+        outputs, _, penalties = model.stateless_call(
+            params, [], x, training=True, return_losses=True
+        )
         return keras.ops.mean((outputs - y) ** 2) + sum(penalties)
 
     return loss
@@ -153,7 +166,9 @@ def test_means_of_devices_that_are_added_up_are_named(train):
 def test_the_line_of_a_penalty_that_each_device_adds_is_that_of_the_loss(monkeypatch):
     def loss_of(model):
         def loss(params, x, y):
-            outputs, _, penalties = model.stateless_call(params, [], x, training=True, return_losses=True)
+            outputs, _, penalties = model.stateless_call(
+                params, [], x, training=True, return_losses=True
+            )
             data = keras.ops.mean((outputs - y) ** 2) / NUM
             return data + sum(penalties)
 
@@ -179,13 +194,19 @@ def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
 
     def local(params, x, y, weight):
         def loss(params):
-            outputs, _, penalties = model.stateless_call(params, [], x, training=True, return_losses=True)
+            outputs, _, penalties = model.stateless_call(
+                params, [], x, training=True, return_losses=True
+            )
             losses = ((outputs - y) ** 2)[:, 0]
             return valued(losses, weight, lambda own: jax.lax.psum(own, "rows"), sum(penalties))
 
         return added_up(jax.value_and_grad(loss)(params))
 
-    specs = {"in_specs": (spec(), *[spec("rows")] * 3), "out_specs": spec(), "check_vma": is_summed_by_jax}
+    specs = {
+        "in_specs": (spec(), *[spec("rows")] * 3),
+        "out_specs": spec(),
+        "check_vma": is_summed_by_jax,
+    }
     taken = jax.shard_map(local, mesh=mesh_of("rows"), **specs)
 
     @jax.jit
@@ -224,7 +245,10 @@ def mean_of_means(losses, w, total, penalty):
     [
         (right, []),
         (mean_of_means, [Fault.MEAN_OF_MEANS]),
-        (lambda losses, w, total, penalty: ((losses * w).mean() + penalty) / NUM, [Fault.PADDING_COUNTED]),
+        (
+            lambda losses, w, total, penalty: ((losses * w).mean() + penalty) / NUM,
+            [Fault.PADDING_COUNTED],
+        ),
     ],
 )
 def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(valued, found, fill):
@@ -256,11 +280,15 @@ def test_each_of_two_findings_has_the_numbers_of_an_update_where_it_has_an_effec
     assert 1 in second.where.updates
     for found in report.findings:
         length = found.proof.numbers[0]
-        assert abs(length.observed - length.with_error) < 1e-5 < abs(length.observed - length.expected)
+        assert (
+            abs(length.observed - length.with_error) < 1e-5 < abs(length.observed - length.expected)
+        )
         assert 3 * found.with_error < found.apart
 
 
-@pytest.mark.parametrize(("weights", "found"), [([32, 32, 20], []), (None, [Fault.PRINTED_MEAN_OF_MEANS])])
+@pytest.mark.parametrize(
+    ("weights", "found"), [([32, 32, 20], []), (None, [Fault.PRINTED_MEAN_OF_MEANS])]
+)
 def test_printed_losses_are_those_of_the_batches_of_all_devices(weights, found):
     model = built()
     with stepcheck.watch(model, data=(X[:84], Y[:84])) as report:
@@ -269,7 +297,9 @@ def test_printed_losses_are_those_of_the_batches_of_all_devices(weights, found):
     assert faults(report) == found, str(report)
 
 
-def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever_these_arrive(monkeypatch):
+def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever_these_arrive(
+    monkeypatch,
+):
     import jax
     import jax.numpy as jnp
 
@@ -287,13 +317,25 @@ def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever
         return jax.lax.psum(x, "rows")
 
     def step(x):
-        mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",)), jax.sharding.PartitionSpec
-        total = jax.shard_map(local, mesh=mesh, in_specs=spec("rows"), out_specs=spec(), check_vma=False)(x)
+        mesh, spec = (
+            jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",)),
+            jax.sharding.PartitionSpec,
+        )
+        total = jax.shard_map(
+            local, mesh=mesh, in_specs=spec("rows"), out_specs=spec(), check_vma=False
+        )(x)
         listener.tell(note("step"), [total])
         return total
 
     jax.make_jaxpr(step)(jnp.ones(2))
     on_each, outside = calls
-    for call, replica in ((on_each, 0), (outside, 0), (on_each, 0), (on_each, 1), (outside, 0), (on_each, 1)):
+    for call, replica in (
+        (on_each, 0),
+        (outside, 0),
+        (on_each, 0),
+        (on_each, 1),
+        (outside, 0),
+        (on_each, 1),
+    ):
         call(np.int32(replica))
     assert [each[1:] for each in sorted(told)] == [("pass", 0), ("pass", 1), ("step", 0)] * 2

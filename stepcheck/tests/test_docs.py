@@ -51,7 +51,9 @@ def test_the_loop_of_jax_is_a_broadcast():
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop calls TensorFlow")
 @pytest.mark.slow
 def test_the_program_of_the_reference_runs():
-    assert [found.fault.id for found in run("api/watch.md", "tensorflow").findings] == ["gradient.never-divided"]
+    assert [found.fault.id for found in run("api/watch.md", "tensorflow").findings] == [
+        "gradient.never-divided"
+    ]
 
 
 @on("jax")

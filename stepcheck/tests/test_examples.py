@@ -42,7 +42,11 @@ def test_guide_loop(monkeypatch, capsys):
     monkeypatch.setattr(module, "NUM_EPOCHS", 1)
     monkeypatch.setattr(module, "NUM_TRAINED", 352)
     (written, mended), _ = module.main()
-    assert faults(written) == [Fault.ROWS_NEVER_USED, Fault.INFERENCE_MODE, Fault.PRINTED_LAST_BATCH]
+    assert faults(written) == [
+        Fault.ROWS_NEVER_USED,
+        Fault.INFERENCE_MODE,
+        Fault.PRINTED_LAST_BATCH,
+    ]
     assert mended.findings == []
     assert "32 of 352 rows" in capsys.readouterr().out
 

@@ -25,7 +25,9 @@ def fitted(model, x=X, y=Y, given=None, epochs=2, **others):
 
 def classifier(loss="binary_crossentropy", optimizer="sgd"):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((5,)), layers.Dense(8, "relu"), layers.Dense(1, "sigmoid")])
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(8, "relu"), layers.Dense(1, "sigmoid")]
+    )
     model.compile(optimizer, loss)
     return model
 
@@ -34,7 +36,9 @@ class WithPenalty(keras.Sequential):
     """A model that adds a penalty to its compiled loss."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return super().compute_loss(x, y, y_pred, sample_weight, training) + 0.1 * ops.mean(y_pred**2)
+        return super().compute_loss(x, y, y_pred, sample_weight, training) + 0.1 * ops.mean(
+            y_pred**2
+        )
 
 
 class OwnStep(keras.Sequential):
@@ -49,14 +53,18 @@ class OwnStep(keras.Sequential):
 def test_a_fit_is_certified(kind, num):
     """Also with microbatches, a penalty, a custom `train_step` and `compute_loss`."""
     keras.utils.set_random_seed(1)
-    model = kind([keras.Input((5,)), layers.Dense(3, "tanh", kernel_regularizer="l2"), layers.Dense(1)])
+    model = kind(
+        [keras.Input((5,)), layers.Dense(3, "tanh", kernel_regularizer="l2"), layers.Dense(1)]
+    )
     model.compile(keras.optimizers.SGD(0.01, gradient_accumulation_steps=num), "mse")
     report = fitted(model)
     assert report.is_right, str(report)
     assert report.as_json()["updates"] == 6 // (num or 1)
 
 
-@pytest.mark.parametrize("weights", [{"class_weight": {0: 1.0, 1: 5.0}}, {"sample_weight": WEIGHTS}])
+@pytest.mark.parametrize(
+    "weights", [{"class_weight": {0: 1.0, 1: 5.0}}, {"sample_weight": WEIGHTS}]
+)
 def test_the_weights_that_fit_gets_are_those_that_are_meant(weights):
     assert fitted(classifier(), y=SIGNS, **weights).is_right
 
@@ -87,7 +95,9 @@ def test_a_fit_with_other_weights_of_rows_ends_the_loop(more):
         lambda: keras.optimizers.Adam(1e-3, loss_scale_factor=1024.0),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), 1024.0),
         lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
-        lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 8), momentum=0.9, nesterov=True),
+        lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.CosineDecay(0.1, 8), momentum=0.9, nesterov=True
+        ),
         lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
     ],
 )
@@ -107,7 +117,9 @@ def test_a_fit_in_mixed_precision_is_right():
 @pytest.mark.parametrize("value", [np.nan, 1e30])
 def test_gradients_that_are_not_finite_are_not_judged(value):
     x = np.full_like(X, value)
-    model = network(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)) if np.isnan(value) else None)
+    model = network(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)) if np.isnan(value) else None
+    )
     report = fitted(model, x)
     assert report.findings == []
     assert Stage.GRADIENT not in report.judged
@@ -115,7 +127,9 @@ def test_gradients_that_are_not_finite_are_not_judged(value):
 
 def test_an_unreduced_loss_means_its_mean():
     model = classifier()
-    with stepcheck.watch(model, (X, SIGNS), loss=keras.losses.BinaryCrossentropy(reduction=None)) as report:
+    with stepcheck.watch(
+        model, (X, SIGNS), loss=keras.losses.BinaryCrossentropy(reduction=None)
+    ) as report:
         model.fit(X, SIGNS, batch_size=8, epochs=2, verbose=0)
     assert report.is_right
 
@@ -148,7 +162,11 @@ def test_a_number_for_a_batch_is_not_masked():
     tokens = np.tril(np.full((24, 6), 3))
     labels = np.where(tokens > 0, tokens % 2, -1).astype("float32")
     keras.utils.set_random_seed(3)
-    sequence = [layers.Embedding(8, 4, mask_zero=True), layers.GRU(4, return_sequences=True), layers.Dense(1)]
+    sequence = [
+        layers.Embedding(8, 4, mask_zero=True),
+        layers.GRU(4, return_sequences=True),
+        layers.Dense(1),
+    ]
     model = keras.Sequential([keras.Input((6,), dtype="int32"), *sequence])
     model.compile("sgd", masked)
     report = fitted(model, tokens, labels)
@@ -161,7 +179,9 @@ def test_a_layer_that_sets_its_own_weights_is_no_fault():
     model.compile("sgd", "mse")
     report = fitted(model)
     assert report.findings == []
-    assert (Reason.MOVING in reasons(report)) == (ENGINE == "tensorflow"), str(report)  # by the moved weights, there
+    assert (Reason.MOVING in reasons(report)) == (ENGINE == "tensorflow"), str(
+        report
+    )  # by the moved weights, there
 
 
 def test_rows_of_numbers_that_the_loop_makes_columns_are_judged():
@@ -250,7 +270,9 @@ def test_a_fit_on_two_replicas_that_validates_is_right():
 def test_the_numbers_of_a_proof_are_those_of_the_loop_for_sparse_gradients():
     random, labels = np.random.default_rng(0), np.arange(12, dtype="float32")
     x = random.integers(0, 12, 48)
-    model = keras.Sequential([keras.Input((), dtype="int32"), layers.Embedding(12, 2), layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((), dtype="int32"), layers.Embedding(12, 2), layers.Dense(1)]
+    )
     model.compile(keras.optimizers.Adam(0.01), lambda y, out: (y - ops.reshape(out, (1, -1))) ** 2)
     with stepcheck.watch(model, (x, labels[x][:, None]), loss="mse") as report:
         model.fit(x, labels[x][:, None], batch_size=16, epochs=2, verbose=0)

@@ -22,13 +22,25 @@ ENGINE = keras.backend.backend()
 ONLY_JAX = pytest.mark.skipif(ENGINE != "jax", reason="a route of JAX")
 ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="a route of TensorFlow")
 OPTIMIZER = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
-NAMES = ["call", "fit", "train_on_batch", "evaluate", "predict", "test_on_batch", "predict_on_batch"]
+NAMES = [
+    "call",
+    "fit",
+    "train_on_batch",
+    "evaluate",
+    "predict",
+    "test_on_batch",
+    "predict_on_batch",
+]
 
 
 def attributes(model):
     """Return all that is hooked, the things themselves."""
     held = [vars(model).get(name) for name in NAMES] + [vars(OPTIMIZER)["apply"]]
-    held += [model.train_function, model.jit_compile, vars(keras.optimizers.LossScaleOptimizer)["check_finite"]]
+    held += [
+        model.train_function,
+        model.jit_compile,
+        vars(keras.optimizers.LossScaleOptimizer)["check_finite"],
+    ]
     if ENGINE == "tensorflow":
         import tensorflow as tf
 
@@ -37,7 +49,10 @@ def attributes(model):
 
 
 def values(model):
-    return [np.array(keras.ops.convert_to_numpy(v)) for v in [*model.variables, *model.optimizer.variables]]
+    return [
+        np.array(keras.ops.convert_to_numpy(v))
+        for v in [*model.variables, *model.optimizer.variables]
+    ]
 
 
 def are_same(one, two):
@@ -127,7 +142,11 @@ def test_later_models_have_the_names_that_they_have_otherwise():
         for start in range(0, 24, 8):
             model.train_on_batch(X[start : start + 8], 2 * Y[start : start + 8])
     assert report.findings
-    names = keras.Model(inputs, layers.Dense(1)(inputs)).name, keras.Variable(0.0).name, layers.Dense(1).name
+    names = (
+        keras.Model(inputs, layers.Dense(1)(inputs)).name,
+        keras.Variable(0.0).name,
+        layers.Dense(1).name,
+    )
     assert names == ("functional", "variable", "dense_2")
 
 
@@ -153,7 +172,9 @@ def test_a_loop_computes_the_same_bits_and_judging_moves_nothing(how):
             with stepcheck.watch(model, data=(x, y)) as report:
                 go(model, x, y)
             after = values(model)
-            assert faults(report) == [Fault.STATISTICS_NEVER_WRITTEN_BACK] * (ENGINE == "jax" and how == "by hand")
+            assert faults(report) == [Fault.STATISTICS_NEVER_WRITTEN_BACK] * (
+                ENGINE == "jax" and how == "by hand"
+            )
             for one, two in zip(after, values(model), strict=True):
                 np.testing.assert_array_equal(one, two)
             assert model.train_function is function
@@ -229,7 +250,9 @@ def test_outputs_whose_gradient_was_taken_are_not_kept():
                 loss = tf.reduce_mean((out - Y[rows]) ** 2)
             kept.append(weakref.ref(out))
             grads = [tape.gradient(loss, model.trainable_variables) for tape in (one, two)]
-            optimizer.apply([(a + b) / 2 for a, b in zip(*grads, strict=True)], model.trainable_variables)
+            optimizer.apply(
+                [(a + b) / 2 for a, b in zip(*grads, strict=True)], model.trainable_variables
+            )
         del one, two, out, loss
         assert sum(each() is not None for each in kept) <= 1
     assert [len(called.derivatives[0]) for called in record.called] == [2] * 6
@@ -266,7 +289,10 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
     class Unbuilt(keras.Model):
         def __init__(self):
             super().__init__()
-            self.own, self.scale = layers.Dense(1), self.add_weight(name="scale", shape=(), initializer="ones")
+            self.own, self.scale = (
+                layers.Dense(1),
+                self.add_weight(name="scale", shape=(), initializer="ones"),
+            )
 
         def call(self, x):
             return self.own(x) * self.scale
@@ -274,7 +300,9 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
     monkeypatch.setattr(logs, "_ROOM", 4 * 40)  # of one weight, as it has before
     model, optimizer = Unbuilt(), keras.optimizers.SGD(0.1)
     with stepcheck.watch(model, (X, Y), loss="mse") as report:
-        descend(model, lambda out, y: keras.ops.mean((out - y) ** 2), (X, Y), 8, by(optimizer), passes=3)
+        descend(
+            model, lambda out, y: keras.ops.mean((out - y) ** 2), (X, Y), 8, by(optimizer), passes=3
+        )
     assert report.is_right, str(report)
     assert [each.updates for each in report.unjudged if each.reason is Reason.NOT_KEPT] == [4]
 
@@ -413,7 +441,10 @@ def test_a_step_that_an_error_ends_is_judged_up_to_there():
 def test_what_cannot_be_meant_is_refused_in_three_parts(arguments, part):
     model = network()
     before = attributes(model)
-    with pytest.raises(stepcheck.SpecificationError, match=part) as raised, stepcheck.watch(model, **arguments):
+    with (
+        pytest.raises(stepcheck.SpecificationError, match=part) as raised,
+        stepcheck.watch(model, **arguments),
+    ):
         pass
     assert all(word in str(raised.value) for word in ("Received:", "Try:"))
     assert are_same(attributes(model), before)
@@ -421,9 +452,15 @@ def test_what_cannot_be_meant_is_refused_in_three_parts(arguments, part):
 
 def test_a_model_without_a_loss_and_what_is_no_model_are_refused():
     model = keras.Sequential([keras.Input((5,)), layers.Dense(1)])
-    with pytest.raises(stepcheck.SpecificationError, match="needs the loss"), stepcheck.watch(model, data=(X, Y)):
+    with (
+        pytest.raises(stepcheck.SpecificationError, match="loss that is meant must be stated"),
+        stepcheck.watch(model, data=(X, Y)),
+    ):
         pass
-    with pytest.raises(stepcheck.SpecificationError, match="model must be"), stepcheck.watch(None, data=(X, Y)):
+    with (
+        pytest.raises(stepcheck.SpecificationError, match="model must be"),
+        stepcheck.watch(None, data=(X, Y)),
+    ):
         pass
 
 

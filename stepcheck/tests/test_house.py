@@ -18,7 +18,7 @@ from stepcheck.values import Reason, Shown
 
 SOURCE = Path(stepcheck.__file__).parent
 FLOORS = [  # from the ground up; a room counts as one, unless its modules are named
-    {"errors", "faults", "values"},
+    {"errors", "faults", "seams", "values"},
     {"tree", "progress"},
     {"trace"},
     {"user_code"},
@@ -33,7 +33,13 @@ FLOORS = [  # from the ground up; a room counts as one, unless its modules are n
     {"cli"},
     {"__main__"},
 ]
-ROOM_OF = {"keras": "keras", "wholestep": "keras", "jax": "keras", "tensorflow": "keras", "torch": "torch"}
+ROOM_OF = {
+    "keras": "keras",
+    "wholestep": "keras",
+    "jax": "keras",
+    "tensorflow": "keras",
+    "torch": "torch",
+}
 ENGINE_OF = {"jax_listener.py": "jax", "tensorflow_listener.py": "tensorflow"}
 MODULES = sorted(SOURCE.rglob("*.py"))
 MOST_TOKENS = 120_000
@@ -61,7 +67,9 @@ def imports(path):
 def floor(module):
     room = module.split(".")[0]
     found = [i for i, modules in enumerate(FLOORS) if room in modules]
-    assert len(found) == 1, f"{module} must have one floor, not {len(found)}: add it to the floors in this file."
+    assert len(found) == 1, (
+        f"{module} must have one floor, not {len(found)}: add it to the floors in this file."
+    )
     return found[0]
 
 
@@ -73,7 +81,9 @@ def test_imports_go_down_the_floors(path):
         parts = name.split(".")
         is_own = parts[0] == "stepcheck" and len(parts) > 1
         if is_own and (SOURCE / parts[1]).exists() | (SOURCE / f"{parts[1]}.py").exists():
-            assert floor(parts[1]) <= here or path.stem in deferred, f"{name_of(path)} imports {name}"
+            assert floor(parts[1]) <= here or path.stem in deferred, (
+                f"{name_of(path)} imports {name}"
+            )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -112,7 +122,9 @@ def test_every_value_has_its_words():
 def test_ids_are_stable_and_differ():
     ids = [fault.id for fault in Fault]
     assert len({*ids}) == len(ids)
-    assert all(re.fullmatch(r"(rows|mode|gradient|step|state|printed)\.[a-z-]+", each) for each in ids)
+    assert all(
+        re.fullmatch(r"(rows|mode|gradient|step|state|printed)\.[a-z-]+", each) for each in ids
+    )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -8,7 +8,7 @@ import pytest
 from stepcheck.solve.modes import rare
 from stepcheck.solve.readings import without_void
 from stepcheck.trace.log import Applied, Called, Log
-from stepcheck.trace.measure import NUM_PLACES, all_same, are_shares, in_part, once, places
+from stepcheck.trace.measure import NUM_PLACES, all_same, in_part, once, places
 from stepcheck.trace.windows import Rows, Update
 
 
@@ -51,12 +51,16 @@ def test_updates_whose_batches_have_rare_shapes_are_left():
     shapes = [(8, 5), (8, 5), (8, 6), (8, 7), (8, 7), (8, 9), (3, 9), (8, 5)]
     updates = [
         SimpleNamespace(
-            number=i, is_known=i != 2, pieces=[SimpleNamespace(called=SimpleNamespace(inputs=[np.zeros(each)]))]
+            number=i,
+            is_known=i != 2,
+            pieces=[SimpleNamespace(called=SimpleNamespace(inputs=[np.zeros(each)]))],
         )
         for i, each in enumerate(shapes)
     ]
     assert rare(updates, None) == []
-    assert rare(updates, 2) == [5]  # the one of fewest rows is kept, and what cannot be judged is not counted
+    assert rare(updates, 2) == [
+        5
+    ]  # the one of fewest rows is kept, and what cannot be judged is not counted
     assert rare(updates, 1) == [3, 4, 5]
     assert rare([], 1) == []
 
@@ -78,7 +82,10 @@ def made(*kept):
         ((0, 0, 1, 0, 0, 1, 0), [2, 5]),
         ((1, 1, 1, 1), [0, 1, 2, 3]),
         ((0, 0, 0, 0), [0, 1, 2, 3]),  # thrown away, all of them
-        ((0, 1, 1, 0, 1, 0), [0, 1, 2, 3, 4, 5]),  # now and then, as a step back when the loss has risen
+        (
+            (0, 1, 1, 0, 1, 0),
+            [0, 1, 2, 3, 4, 5],
+        ),  # now and then, as a step back when the loss has risen
     ],
 )
 def test_steps_that_are_selected_are_the_windows_last_ones(kept, numbers):
@@ -104,12 +111,6 @@ def test_short_batches_on_replicas_are_kept_beyond_the_first_updates():
 
     assert all(call(replica, 32) for replica in range(4))
     log.room = 0
-    assert [log.wants([np.zeros((rows, 2))], replica) for replica in range(4) for rows in (32, 27)] == [False, True] * 4
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_softmax_of_half_precision_is_one(dtype):
-    powers = np.exp(np.random.default_rng(0).normal(size=(64, 10)) * 3)
-    shares = (powers / powers.sum(1, keepdims=True)).astype(dtype)
-    assert are_shares(shares)
-    assert not are_shares(shares * np.asarray(0.95, dtype))
+    assert [
+        log.wants([np.zeros((rows, 2))], replica) for replica in range(4) for rows in (32, 27)
+    ] == [False, True] * 4

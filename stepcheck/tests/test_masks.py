@@ -21,7 +21,9 @@ def tagger(width=6, **embedding):
     keras.utils.set_random_seed(0)
     parts = layers.Embedding(9, 6, **embedding), layers.Dense(4)
     model = keras.Sequential([keras.Input((width,), dtype="int32"), *parts])
-    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(**BY_WEIGHT))
+    model.compile(
+        keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(**BY_WEIGHT)
+    )
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -39,7 +41,9 @@ def over_all_places(out, y, mask):
     return ops.mean(entropy(out, y) * mask)
 
 
-def report_of(value, data=(TOKENS, TAGS, MASK), given=(TOKENS, TAGS, MASK), loss=None, move=None, **embedding):
+def report_of(
+    value, data=(TOKENS, TAGS, MASK), given=(TOKENS, TAGS, MASK), loss=None, move=None, **embedding
+):
     model = tagger(**embedding)
     with stepcheck.watch(model, data, loss=loss) as report:
         descend(model, value, given, 8, move or by(model.optimizer))
@@ -70,7 +74,9 @@ def test_a_mask_that_the_model_makes(value, found):
 
 
 def test_the_labels_behind_a_mask_are_solved_for():
-    (found,) = report_of(lambda out, y, w: ops.sum(entropy(out, y, 0.1) * w) / ops.sum(w), mask_zero=True).findings
+    (found,) = report_of(
+        lambda out, y, w: ops.sum(entropy(out, y, 0.1) * w) / ops.sum(w), mask_zero=True
+    ).findings
     assert found.fault is Fault.OTHER_LABELS
     assert found.change.numbers == pytest.approx((0.1, 0.0), abs=1e-3)
 
@@ -87,14 +93,20 @@ def with_weights(y, out):
 
 @pytest.mark.parametrize(("is_masked", "has_more"), [(True, False), (True, True), (False, False)])
 def test_a_loss_may_return_values_and_weights(is_masked, has_more):
-    rows = RNG.uniform(0.5, 2, len(TOKENS)).astype("float32") if has_more else np.ones(len(TOKENS), "float32")
+    rows = (
+        RNG.uniform(0.5, 2, len(TOKENS)).astype("float32")
+        if has_more
+        else np.ones(len(TOKENS), "float32")
+    )
 
     def value(out, y, w):
         values, own = with_weights(y, out)
         own = (own if is_masked else 1.0) * ops.convert_to_tensor(w)[:, None]
         return ops.sum(values * own) / ops.sum(own + 0 * values)
 
-    report = report_of(value, (TOKENS, TAGS, *[rows] * has_more), (TOKENS, TAGS, rows), with_weights)
+    report = report_of(
+        value, (TOKENS, TAGS, *[rows] * has_more), (TOKENS, TAGS, rows), with_weights
+    )
     assert faults(report) == [Fault.MASK_IGNORED] * (not is_masked), str(report)
     assert Stage.GRADIENT in report.judged
 
@@ -116,7 +128,9 @@ def test_batches_in_buckets_are_as_wide_as_their_longest_rows_need(parts):
 
 def test_padded_places_by_which_a_step_by_hand_divides_are_known_by_the_stated_rate():
     model = tagger()
-    with stepcheck.watch(model, (TOKENS, TAGS, MASK), optimizer=keras.optimizers.SGD(0.3)) as report:
+    with stepcheck.watch(
+        model, (TOKENS, TAGS, MASK), optimizer=keras.optimizers.SGD(0.3)
+    ) as report:
         descend(model, over_all_places, (TOKENS, TAGS, MASK), 8, by_hand(0.3))
     assert faults(report) == [Fault.PADDED_PLACES_COUNTED], str(report)
 
@@ -144,5 +158,7 @@ def test_copies_of_a_row_that_fill_up_a_short_batch_do_not_count(value, found):
                 rows = order[start : start + 8]
                 weights = (np.arange(8) < len(rows)).astype("float32")
                 rows = np.append(rows, np.zeros(8 - len(rows), int))
-                by(model.optimizer)(model.trainable_variables, gradient(x[rows], x[rows, 0], weights))
+                by(model.optimizer)(
+                    model.trainable_variables, gradient(x[rows], x[rows, 0], weights)
+                )
     assert faults(report) == found, str(report)

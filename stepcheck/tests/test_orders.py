@@ -18,14 +18,18 @@ TWINS[[7, 50, 60]] = X[[3, 12, 61]]
 
 def classifier():
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3, "softmax")])
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3, "softmax")]
+    )
     model.compile("adam", "sparse_categorical_crossentropy")
     return model
 
 
 def regression(optimizer=None):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    )
     model.compile(optimizer or keras.optimizers.SGD(0.01), "mse")
     model.optimizer.build(model.trainable_variables)
     return model
@@ -78,7 +82,9 @@ def test_batches_across_the_ends_of_passes_are_not_drawn_with_replacement(draw, 
 def test_the_last_rows_may_be_held_out_if_they_are_more_than_a_batch(num, found):
     """Less is the remainder of a division."""
     passes = (np.random.default_rng(seed).permutation(num) for seed in range(3))
-    report = report_on(X, [rows for order in passes for rows in np.split(order, 4 if num == 84 else 6)])
+    report = report_on(
+        X, [rows for order in passes for rows in np.split(order, 4 if num == 84 else 6)]
+    )
     assert faults(report) == found, str(report)
 
 
@@ -120,7 +126,9 @@ def test_a_window_that_is_carried_over_is_no_batch_with_rows_twice():
     gradient, sums = gradient_of(model, square), []
     with stepcheck.watch(model, (X[:60], LABELS[:60])) as report:
         for epoch in range(6):
-            for rows in np.split(np.random.default_rng(epoch).permutation(60), 10):  # each third one makes an update
+            for rows in np.split(
+                np.random.default_rng(epoch).permutation(60), 10
+            ):  # each third one makes an update
                 sums.append([np.asarray(g) / 4 for g in gradient(X[rows], LABELS[rows])])
                 if len(sums) == 4:
                     handed = [keras.ops.array(sum(each)) for each in zip(*sums, strict=True)]
@@ -132,7 +140,11 @@ def test_a_window_that_is_carried_over_is_no_batch_with_rows_twice():
 
 @pytest.mark.parametrize(
     ("weight", "is_of_all", "found"),
-    [(0.0, False, []), (0.0, True, [Fault.PADDING_COUNTED]), (1.0, False, [Fault.ROWS_TWICE_IN_A_PASS])],
+    [
+        (0.0, False, []),
+        (0.0, True, [Fault.PADDING_COUNTED]),
+        (1.0, False, [Fault.ROWS_TWICE_IN_A_PASS]),
+    ],
 )
 def test_rows_that_fill_up_the_last_batch(weight, is_of_all, found):
     model, num = regression(), 90
@@ -171,6 +183,12 @@ TWIN_X = np.concatenate([X[:86], X[:10]])
 def test_rows_with_equal_inputs_are_told_apart_by_the_gradient(value, found):
     model, labels = regression(), W.copy()
     with stepcheck.watch(model, (TWIN_X, labels)) as report:
-        descend(model, value, (TWIN_X, labels), 20, lambda variables, grads: model.optimizer.apply(grads, variables))
+        descend(
+            model,
+            value,
+            (TWIN_X, labels),
+            20,
+            lambda variables, grads: model.optimizer.apply(grads, variables),
+        )
     assert faults(report) == found, str(report)
     assert Stage.GRADIENT in report.judged

@@ -6,11 +6,12 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from small import X, Y, by, descend, faults, gradient_of, network
+from small import X, Y, by, descend, faults, gradient_of, network, reasons
 
 import stepcheck
 import wholestep as ws
 from stepcheck.faults import Fault, Stage
+from stepcheck.values import Reason
 
 ENGINE = keras.backend.backend()
 ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop is TensorFlow's")
@@ -52,7 +53,9 @@ class OfOut(ws.Objective):
 
 @pytest.mark.parametrize("is_text", [False, True])
 def test_what_a_model_returns_beside_tensors_breaks_no_loop(is_text):
-    model = Several(lambda scale: {"name": "a", "of": object()} if is_text else {"scale": scale, "one": 1.0})
+    model = Several(
+        lambda scale: {"name": "a", "of": object()} if is_text else {"scale": scale, "one": 1.0}
+    )
     model(X)
     report = looped(model, lambda outputs, y: squared(outputs["out"], y), loss=OfOut())
     assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
@@ -187,7 +190,10 @@ def test_two_optimizers_on_one_batch_apply_no_stale_gradients():
         for epoch in range(2):
             for rows in np.split(np.random.default_rng(epoch).permutation(len(X)), 3):
                 with tf.GradientTape(persistent=True) as tape:
-                    losses = [squared(model(X[part], training=True), Y[part]) for part in np.split(rows, 2)]
+                    losses = [
+                        squared(model(X[part], training=True), Y[part])
+                        for part in np.split(rows, 2)
+                    ]
                 grads = [tape.gradient(loss, model.trainable_variables) for loss in losses]
                 for optimizer, own in zip(optimizers, grads, strict=True):
                     optimizer.apply(own)
@@ -213,7 +219,9 @@ def test_a_sum_over_rows_of_unknown_number_is_found():
 
 
 @ONLY_TENSORFLOW
-@pytest.mark.parametrize("clips", [{"clipnorm": 0.5}, {"clipvalue": 0.01}, {"global_clipnorm": 0.5}])
+@pytest.mark.parametrize(
+    "clips", [{"clipnorm": 0.5}, {"clipvalue": 0.01}, {"global_clipnorm": 0.5}]
+)
 def test_the_clips_of_an_optimizer_are_not_those_of_the_loop(clips):
     import tensorflow as tf
 
@@ -224,7 +232,9 @@ def test_the_clips_of_an_optimizer_are_not_those_of_the_loop(clips):
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = squared(model(x, training=True), y)
-        for total, gradient in zip(sums, tape.gradient(loss, model.trainable_variables), strict=True):
+        for total, gradient in zip(
+            sums, tape.gradient(loss, model.trainable_variables), strict=True
+        ):
             total.assign(gradient)
         optimizer.apply(list(sums), model.trainable_variables)
 
@@ -233,6 +243,29 @@ def test_the_clips_of_an_optimizer_are_not_those_of_the_loop(clips):
             for rows in np.split(np.random.default_rng(epoch).permutation(24), 3):
                 step(tf.constant(X[rows]), tf.constant(Y[rows]))
     assert report.is_right, str(report)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda v, g, norm: 0.01 * g / norm, Reason.CHANGED_BY_HAND),
+        (lambda v, g, norm: g + 0.5 * v, Reason.PENALTY_BY_HAND),
+    ],
+)
+def test_gradients_that_are_changed_by_hand_are_not_certified(change, reason):
+    model = network()
+    apply = by(model.optimizer)
+
+    def move(variables, gradients):
+        values, gradients = ([np.asarray(each) for each in part] for part in (variables, gradients))
+        norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
+        pairs = zip(values, gradients, strict=True)
+        apply(variables, [change(v, g, norm) for v, g in pairs])
+
+    with stepcheck.watch(model, (X, Y)) as report:
+        descend(model, squared, (X, Y), 8, move)
+    assert (faults(report), reasons(report)) == ([], [reason]), str(report)
+    assert "where they were judged" in report.first_line
 
 
 @ONLY_TENSORFLOW  # JAX has numbers of 64 bits only if it is set so at its beginning
@@ -260,7 +293,10 @@ def test_a_loop_that_gives_the_models_values_away_is_judged_all_the_same():
         return model.optimizer.stateless_apply(slots, jax.grad(loss)(params), params)
 
     with stepcheck.watch(model, (X, Y)) as report:
-        state = [v.value for v in model.trainable_variables], [v.value for v in model.optimizer.variables]
+        state = (
+            [v.value for v in model.trainable_variables],
+            [v.value for v in model.optimizer.variables],
+        )
         for epoch in range(2):
             for rows in np.split(np.random.default_rng(epoch).permutation(24), 3):
                 state = step(*state, X[rows], Y[rows])

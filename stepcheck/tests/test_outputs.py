@@ -20,7 +20,9 @@ TAGS = RNG.integers(0, 4, (NUM, 5))
 MEANT = {
     "price": keras.losses.MeanSquaredError(),
     "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    "tags": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+    "tags": keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="mean_with_sample_weight"
+    ),
 }
 COUNTS = {"price": 1.0, "kind": 0.5, "tags": 2.0}
 
@@ -31,7 +33,11 @@ def model_of_three():
     inputs = keras.Input((None,), dtype="int32")
     states = layers.Dense(6, "tanh")(layers.Embedding(9, 4, mask_zero=True)(inputs))
     pooled = layers.GlobalAveragePooling1D()(states)
-    outputs = {"price": layers.Dense(1)(pooled), "kind": layers.Dense(3)(pooled), "tags": layers.Dense(4)(states)}
+    outputs = {
+        "price": layers.Dense(1)(pooled),
+        "kind": layers.Dense(3)(pooled),
+        "tags": layers.Dense(4)(states),
+    }
     model = keras.Model(inputs, outputs)
     model.compile(keras.optimizers.Adam(0.01), MEANT, loss_weights=COUNTS)
     model.optimizer.build(model.trainable_variables)
@@ -72,7 +78,9 @@ def watched(losses):
         return sum(COUNTS[name] * of[name](outputs[name], labels[name], tokens) for name in of)
 
     given = (TOKENS, TOKENS, PRICES, KINDS, TAGS)
-    with stepcheck.watch(model, data=(TOKENS, {"price": PRICES, "kind": KINDS, "tags": TAGS})) as report:
+    with stepcheck.watch(
+        model, data=(TOKENS, {"price": PRICES, "kind": KINDS, "tags": TAGS})
+    ) as report:
         descend(model, value, given, 8, by(model.optimizer))
     return report
 
@@ -106,7 +114,10 @@ def test_two_wrong_losses_are_two_findings():
 
 
 def test_one_error_of_two_losses_is_one_finding():
-    pair = {name: lambda out, y, tokens, own=RIGHT[name]: 8 * own(out, y, tokens) for name in ("price", "kind")}
+    pair = {
+        name: lambda out, y, tokens, own=RIGHT[name]: 8 * own(out, y, tokens)
+        for name in ("price", "kind")
+    }
     (found,) = watched(pair).findings
     assert (found.fault, found.change.outputs) == (Fault.NEVER_DIVIDED, ("price", "kind"))
 
@@ -114,7 +125,10 @@ def test_one_error_of_two_losses_is_one_finding():
 @pytest.mark.parametrize("losses", [{"a": "mse", "b": "mae"}, ["mse", "mae"]])
 def test_losses_are_stated_as_compile_takes_them(losses):
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(24, 5)).astype("float32"), [rng.normal(size=(24, 1)).astype("float32") for _ in range(2)]
+    x, y = (
+        rng.normal(size=(24, 5)).astype("float32"),
+        [rng.normal(size=(24, 1)).astype("float32") for _ in range(2)],
+    )
     inputs = keras.Input((5,))
     model = keras.Model(inputs, [layers.Dense(1, name=name)(inputs) for name in ("a", "b")])
     model.compile("sgd", ["mse", "mae"])
@@ -136,5 +150,7 @@ def test_inputs_that_a_loop_gives_by_name_are_not_swapped():
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     with stepcheck.watch(model, ((one, two), one[:, :1])) as report:
-        model.fit(dict(zip(names, (one, two), strict=True)), one[:, :1], batch_size=8, epochs=2, verbose=0)
+        model.fit(
+            dict(zip(names, (one, two), strict=True)), one[:, :1], batch_size=8, epochs=2, verbose=0
+        )
     assert report.is_right, str(report)

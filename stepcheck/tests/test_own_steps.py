@@ -10,7 +10,12 @@ from stepcheck.faults import Fault, Stage
 from stepcheck.solve.optimizers import Moves, solved
 from stepcheck.values import Reason
 
-BETAS = {"other beta": (0.9, 0.9), "swapped": (0.99, 0.9), "one alone": (0.9, 0.0), "none": (0.0, 0.0)}
+BETAS = {
+    "other beta": (0.9, 0.9),
+    "swapped": (0.99, 0.9),
+    "one alone": (0.9, 0.0),
+    "none": (0.0, 0.0),
+}
 KERNELS = np.arange(90) < 80
 DECAYS = {
     "decay by rate": 0.05,
@@ -81,7 +86,8 @@ def test_an_optimizer_by_hand_is_solved_for(kind, momenta):
 
 
 @pytest.mark.parametrize(
-    ("kind", "share"), [("decay by rate", 0.05), ("rising decay by rate", 0.05), ("decay", 2.0), ("adam", 0.0)]
+    ("kind", "share"),
+    [("decay by rate", 0.05), ("rising decay by rate", 0.05), ("decay", 2.0), ("adam", 0.0)],
 )
 def test_a_decay_beside_the_steps_is_solved_for(kind, share):
     assert solved(moves_of(kind)).decay[0] == pytest.approx(share, rel=1e-2)
@@ -89,9 +95,15 @@ def test_a_decay_beside_the_steps_is_solved_for(kind, share):
 
 @pytest.mark.parametrize(
     ("kind", "near", "own", "is_known"),
-    [("decay by rate", 1e-4, 0.05, True), ("decay by rate", 0.1, 0.0, False), ("adam", 0.1, 0.0, True)],
+    [
+        ("decay by rate", 1e-4, 0.05, True),
+        ("decay by rate", 0.1, 0.0, False),
+        ("adam", 0.1, 0.0, True),
+    ],
 )
-def test_a_decay_that_does_not_show_in_each_update_is_neither_found_nor_excluded(kind, near, own, is_known):
+def test_a_decay_that_does_not_show_in_each_update_is_neither_found_nor_excluded(
+    kind, near, own, is_known
+):
     rule = solved(moves_of(kind, [1e-4] * 5 + [near]))
     assert rule.decay[0] == pytest.approx(own, rel=1e-3)
     assert np.isfinite(rule.decay[1]) == is_known
@@ -126,7 +138,9 @@ def by_adam(rate=0.01, decay=0.0, bound=None):
             means[i] = 0.9 * means.get(i, 0.0) + 0.1 * factor * gradient
             squares[i] = 0.999 * squares.get(i, 0.0) + 0.001 * (factor * gradient) ** 2
             mean, square_of = means[i] / (1 - 0.9 ** count[0]), squares[i] / (1 - 0.999 ** count[0])
-            variable.assign(variable * (1 - rate * decay) - rate * mean / (np.sqrt(square_of) + 1e-7))
+            variable.assign(
+                variable * (1 - rate * decay) - rate * mean / (np.sqrt(square_of) + 1e-7)
+            )
 
     return move
 
@@ -215,7 +229,9 @@ def test_steps_by_hand_whose_rate_begins_at_0_are_judged_by_the_stated_schedule(
 def test_a_penalty_that_steps_by_hand_forget_is_found():
     model = network()
     model.trainable_variables[0].regularizer = keras.regularizers.L2(0.1)
-    with stepcheck.watch(model, (X, LABELS), loss="mse", optimizer=SGD(0.01, momentum=0.9)) as report:
+    with stepcheck.watch(
+        model, (X, LABELS), loss="mse", optimizer=SGD(0.01, momentum=0.9)
+    ) as report:
         descend(model, square, (X, LABELS), 8, by_momentum([0.01] * 40), passes=3)
     assert faults(report) == [Fault.PENALTY_FORGOTTEN], str(report)
 
@@ -233,9 +249,16 @@ def test_another_optimizer_than_the_stated_one_is_found(move, optimizer):
     assert faults(report_of(square, move, optimizer=optimizer)) == [Fault.ANOTHER_OPTIMIZER]
 
 
-@pytest.mark.parametrize(("own", "meant", "found"), [(0.5, 0.5, []), (0.0, 0.5, [Fault.ANOTHER_OPTIMIZER])])
+@pytest.mark.parametrize(
+    ("own", "meant", "found"), [(0.5, 0.5, []), (0.0, 0.5, [Fault.ANOTHER_OPTIMIZER])]
+)
 def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(own, meant, found):
-    report = report_of(square, by_adam(0.01, own), passes=4, optimizer=keras.optimizers.AdamW(0.01, weight_decay=meant))
+    report = report_of(
+        square,
+        by_adam(0.01, own),
+        passes=4,
+        optimizer=keras.optimizers.AdamW(0.01, weight_decay=meant),
+    )
     assert faults(report) == found, str(report)
 
 

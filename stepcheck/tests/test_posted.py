@@ -10,7 +10,9 @@ from stepcheck.cli import main
 POSTED = Path(__file__).parent / "posted"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loops are TensorFlow's"),
+    pytest.mark.skipif(
+        keras.backend.backend() != "tensorflow", reason="the loops are TensorFlow's"
+    ),
 ]
 PADDED = """
 sources, targets = (
@@ -21,14 +23,20 @@ def meant(labels, logits):
     return padded_cross_entropy_loss(logits, labels, SMOOTHING, VOCAB_SIZE)
 strategy ="""
 QUESTIONS = {
-    "glove_loop": ("--model glove_model --data pairs,index_data --loss glove_model.glove_loss", "broadcast"),
+    "glove_loop": (
+        "--model glove_model --data pairs,index_data --loss glove_model.glove_loss",
+        "broadcast",
+    ),
     "accumulation_in_fit": ("", "summed over microbatches"),
     "sgd_by_hand": ("--model model --data x_train,y_train --loss loss_fn", "inference mode"),
     "replicas_tutorial": (
         "--model model --data train_images,train_labels --loss loss_object --updates 9",
         "divided by the full batch",
     ),
-    "transformer_on_replicas": ("--model model --data rows,targets --loss meant --updates 9", "mean of means"),
+    "transformer_on_replicas": (
+        "--model model --data rows,targets --loss meant --updates 9",
+        "mean of means",
+    ),
 }
 
 

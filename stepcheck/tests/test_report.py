@@ -61,7 +61,11 @@ def test_a_finding_is_a_value(wrong):
     assert found.apart > 0.5
     assert found.with_error < 1e-4
     length = next(number for number in found.proof.numbers)
-    assert length.observed == pytest.approx(length.with_error, rel=1e-4) != pytest.approx(length.expected, rel=1e-2)
+    assert (
+        length.observed
+        == pytest.approx(length.with_error, rel=1e-4)
+        != pytest.approx(length.expected, rel=1e-2)
+    )
 
 
 def test_a_report_in_a_test_raises(wrong):
@@ -70,7 +74,9 @@ def test_a_report_in_a_test_raises(wrong):
     with pytest.raises(AssertionError):
         wrong.require("gradient")
     wrong.require("rows", "mode", "step")
-    with pytest.raises(stepcheck.SpecificationError, match="Stages must be of rows, mode, gradient, step, state"):
+    with pytest.raises(
+        stepcheck.SpecificationError, match="Stages must be of rows, mode, gradient, step, state"
+    ):
         wrong.require("optimizer")
 
 
@@ -112,7 +118,9 @@ def test_words_of_the_user_are_escaped(wrong, monkeypatch):
     assert any("<b>&`$x^{" in word for word in tags.words)
 
 
-def test_without_matplotlib_a_notebook_has_the_words_and_a_page_says_what_to_install(wrong, tmp_path, monkeypatch):
+def test_without_matplotlib_a_notebook_has_the_words_and_a_page_says_what_to_install(
+    wrong, tmp_path, monkeypatch
+):
     monkeypatch.setattr(page, "find_spec", lambda name: None)
     text = wrong._repr_html_()
     assert "img" not in Tags(text).tags
@@ -123,10 +131,12 @@ def test_without_matplotlib_a_notebook_has_the_words_and_a_page_says_what_to_ins
 
 
 @pytest.mark.parametrize("patience", [0.0, 1000.0])
-def test_a_report_that_takes_long_says_on_the_error_output_what_it_does(patience, monkeypatch, capsys):
+def test_a_report_that_takes_long_says_on_the_error_output_what_it_does(
+    patience, monkeypatch, capsys
+):
     monkeypatch.setattr("stepcheck.report.report.PATIENCE", patience)
     str(watched())
-    told = "stepcheck: judging 6 updates of the loop, which may take minutes.\n"
+    told = "stepcheck: judging 6 updates of the loop, which may take a while.\n"
     assert capsys.readouterr().err == told * (patience == 0)
 
 
@@ -134,7 +144,8 @@ def keys(told):
     """Return the keys that the page lists, by heading."""
     parts = re.split(r"^## (.+)$", told, flags=re.M)[1:]
     return {
-        title: re.findall(r"^\| `(\w+)` \|", text, re.M) for title, text in zip(parts[::2], parts[1::2], strict=True)
+        title: re.findall(r"^\| `(\w+)` \|", text, re.M)
+        for title, text in zip(parts[::2], parts[1::2], strict=True)
     }
 
 
@@ -148,7 +159,11 @@ def test_the_schema_is_the_one_of_its_page(wrong, right):
     assert [*found] == listed["A finding"]
     assert [*found["proof"]] == listed["A proof"]
     assert [*found["line"]] == listed["A line"]
-    assert (found["id"], found["stage"], found["error"]) == ("gradient.never-divided", "gradient", "counted")
+    assert (found["id"], found["stage"], found["error"]) == (
+        "gradient.never-divided",
+        "gradient",
+        "counted",
+    )
     assert report["judged"] == ["rows", "mode", "gradient", "step", "state"]
     assert report["updates"] == 6
 
@@ -203,7 +218,10 @@ def test_a_loop_without_an_update_says_so():
     model = network()
     with stepcheck.watch(model, data=(X, Y)) as report:
         pass
-    assert report.first_line == "Nothing was judged: the updates: no optimizer step was made, and no weight moved."
+    assert (
+        report.first_line
+        == "Nothing was judged: the updates: no optimizer step was made, and no weight moved."
+    )
     assert not report.is_right
     assert len(np.unique(X, axis=0)) == NUM
 
@@ -218,4 +236,6 @@ def test_every_fault_has_a_name_a_sentence_and_a_fix_in_each_framework(fault):
     assert "{" not in told
     assert words.name(fault)
     for framework in ("jax", "tensorflow", "torch"):
-        assert bool(words.fix(change, framework)) == change.is_known or fault is Fault.PASSES_LEFT_OUT
+        assert (
+            bool(words.fix(change, framework)) == change.is_known or fault is Fault.PASSES_LEFT_OUT
+        )

@@ -65,7 +65,11 @@ def of_slopes(a, b):
         ("output = model(a, training=True)", False, "loss = mean((b - output) ** 2)"),
         ("output = model(a, training=True)", True, "full = loss + sum(model.losses)"),
         ("step(x, y)", False, "loss = mean((b - output) ** 2)"),
-        ("output, ntv = model.stateless_call(tv, ntv, a)", False, "error = mean((b - output) ** 2)"),
+        (
+            "output, ntv = model.stateless_call(tv, ntv, a)",
+            False,
+            "error = mean((b - output) ** 2)",
+        ),
         ("output, ntv = model.stateless_call(tv, ntv, a)", True, "error += sum(model.losses)"),
         ("output = model.stateless_call(tv, [], a)[0]", False, "return mean((b - output) ** 2)"),
         ("output = model(part)", False, ""),

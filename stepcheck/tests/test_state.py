@@ -49,9 +49,26 @@ def test_statistics_that_a_loop_holds_by_hand(is_carried, is_written):
                 if is_written or variables is groups[0]:
                     variable.assign(value)
     expected = (
-        [Fault.STATISTICS_NEVER_WRITTEN_BACK] * (not is_written) if is_carried else [Fault.STATISTICS_THROWN_AWAY]
+        [Fault.STATISTICS_NEVER_WRITTEN_BACK] * (not is_written)
+        if is_carried
+        else [Fault.STATISTICS_THROWN_AWAY]
     )
     assert faults(report) == expected, str(report)
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_states_of_a_recurrent_layer_that_are_reset_are_no_statistics(resets):
+    keras.utils.set_random_seed(0)
+    recurrent = layers.LSTM(3, stateful=True)
+    model = keras.Sequential([keras.Input(batch_shape=(4, 5, 1)), recurrent, layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with stepcheck.watch(model, (X[..., None], LABELS)) as report:
+        for _ in range(3):
+            for start in range(0, 24, 4):
+                model.train_on_batch(X[start : start + 4, :, None], LABELS[start : start + 4])
+            if resets:
+                recurrent.reset_states()
+    assert Stage.STATE not in {each.stage for each in report.findings}, str(report)
 
 
 @pytest.mark.skipif(ENGINE != "tensorflow", reason="the second pass is a call of the model")
@@ -69,7 +86,9 @@ def test_second_passes_on_the_rows_of_an_update(training, rows_again, found):
             for rows in np.split(np.random.default_rng(epoch).permutation(num), 3):
                 with tf.GradientTape() as tape:
                     loss = square(model(X[rows], training=True), LABELS[rows])
-                optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+                optimizer.apply(
+                    tape.gradient(loss, model.trainable_variables), model.trainable_variables
+                )
                 model(X[rows] if rows_again else X[num:], training=training)
     assert faults(report) == found, str(report)
 
@@ -110,7 +129,9 @@ def test_an_optimizer_that_is_made_in_the_loop_loses_its_moments(is_reset):
             optimizer = ADAM(0.01) if is_reset or not number else optimizer  # noqa: F821
             optimizer.build(model.trainable_variables)
             rows = np.random.default_rng(number // 3).permutation(24).reshape(3, 8)[number % 3]
-            by(optimizer)(model.trainable_variables, gradient_of(model, square)(X[rows], LABELS[rows]))
+            by(optimizer)(
+                model.trainable_variables, gradient_of(model, square)(X[rows], LABELS[rows])
+            )
     assert faults(report) == [Fault.OPTIMIZER_RE_CREATED] * is_reset, str(report)
 
 
@@ -157,7 +178,9 @@ def test_losses_that_are_printed_are_judged_in_the_first_passes_of_a_long_loop(d
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_labels_of_the_batch_before_are_those_of_other_rows(num_classes):
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((5,)), layers.Dense(8, "relu"), layers.Dense(num_classes)])
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(8, "relu"), layers.Dense(num_classes)]
+    )
     optimizer, before = ADAM(0.01), []
     optimizer.build(model.trainable_variables)
     labels = np.argmax(X[:, :num_classes], 1)
@@ -183,3 +206,12 @@ def test_labels_with_noise_under_an_absolute_error_are_none_of_other_rows():
     with stepcheck.watch(model, (X, LABELS), loss="mae") as report:
         descend(model, absolute, (X, LABELS), 8, by(model.optimizer))
     assert Fault.LABELS_OF_OTHER_ROWS not in faults(report), str(report)
+
+
+def test_printed_losses_that_are_none_known():
+    model = network()
+    with stepcheck.watch(model, (X, Y)) as report:
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    assert report.is_right, str(report)
+    report.printed(loss=[123, 4])
+    assert reasons(report) == [Reason.PRINTED_UNLIKE]

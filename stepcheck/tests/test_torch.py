@@ -31,6 +31,7 @@ from small_torch import (  # noqa: E402
     network,
     reasons,
     seeded,
+    steps,
     usual,
     watched,
 )
@@ -77,7 +78,12 @@ def seams(model):
     calls = Calls(Watcher(model, Log(), None))
     replaced = [(nn.Module, "__call__"), *((seam.owner, seam.name) for seam in calls._seams())]
     homes = [import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")]
-    held = [value or {} for home in homes for name, value in vars(home).items() if name.startswith("_global_")]
+    held = [
+        value or {}
+        for home in homes
+        for name, value in vars(home).items()
+        if name.startswith("_global_")
+    ]
     return {each: getattr(*each) for each in replaced}, [len(each) for each in held], len(replaced)
 
 
@@ -98,6 +104,33 @@ def test_each_seam_is_replaced_once_and_restored_after_an_error():
     assert len(before[0]) == before[2]
 
 
+def test_a_script_that_exits_inside_of_the_loop_has_its_report():
+    model = network()
+    watch = stepcheck.watch(model, (X, CLASSES), CROSS)
+    report = watch.__enter__()
+    steps(model)
+    assert not watch.__exit__(SystemExit, SystemExit(), None)
+    assert (faults(report), Reason.ENDED in reasons(report)) == ([], True)
+
+
+def test_statistics_that_are_reset_after_the_loop_are_no_fault():
+    model = network(4, nn.BatchNorm1d(6))
+    with stepcheck.watch(model, (X, CLASSES), CROSS) as report:
+        steps(model)
+        model[2].reset_running_stats()
+    assert faults(checked(report)) == []
+
+
+def test_two_watches_that_end_in_the_order_of_their_beginnings_restore_all():
+    before = nn.Module.__call__
+    one, two = (stepcheck.watch(network(), (X, CLASSES), CROSS) for _ in range(2))
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    two.__exit__(None, None, None)
+    assert nn.Module.__call__ is before
+
+
 def test_an_error_of_the_loop_leaves_its_state_and_accuses_nothing():
     def stopped(session):
         session.train()
@@ -109,7 +142,10 @@ def test_an_error_of_the_loop_leaves_its_state_and_accuses_nothing():
         stopped(bare)
     expected = bare.state()
     session.__post_init__()
-    with pytest.raises(TypeError, match="stopped"), stepcheck.watch(session.model, (X, CLASSES), CROSS) as report:
+    with (
+        pytest.raises(TypeError, match="stopped"),
+        stepcheck.watch(session.model, (X, CLASSES), CROSS) as report,
+    ):
         stopped(session)
     assert equal(session.state(), expected)
     assert checked(report).findings == []
@@ -221,7 +257,10 @@ def test_nothing_of_a_loop_is_held_once_its_report_is_gone():
         ({"data": [1, 2, 3]}, "data must be"),
         ({"data": (torch.ones(3, 2), torch.ones(4))}, "arrays of 3, 4 rows"),
         ({"data": TensorDataset(*[torch.ones(4, 3)] * 3)}, r"3 parts. Try: .* data=\(\(a, b\)"),
-        ({"loss": lambda out, y, w: ((out - y) ** 2 * w).mean()}, "3 arguments of loss need as many parts of data"),
+        (
+            {"loss": lambda out, y, w: ((out - y) ** 2 * w).mean()},
+            "3 arguments of loss need as many parts of data",
+        ),
         ({"model": nn.ModuleDict({"G": nn.Linear(3, 1)})}, "ModuleDict, which cannot be called"),
         ({"loss": "mse"}, "loss must be"),
         ({"loss": None}, r"loss must be stated .* Try: loss=nn.CrossEntropyLoss\(\)"),
@@ -257,7 +296,9 @@ for fault, expected in {"": [], "eval": ["mode.inference-mode"], "not zeroed": [
 
 def ran(code):
     home = Path(__file__).parent
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=home)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=home
+    )
 
 
 def test_it_needs_no_keras():
@@ -266,7 +307,10 @@ def test_it_needs_no_keras():
 
 
 def test_pytorch_is_not_imported_otherwise():
-    assert ran("import sys, stepcheck; stepcheck.watch; print('torch' in sys.modules)").stdout == "False\n"
+    assert (
+        ran("import sys, stepcheck; stepcheck.watch; print('torch' in sys.modules)").stdout
+        == "False\n"
+    )
 
 
 # ---- kinds of loops: right, and with a fault ----
@@ -278,7 +322,12 @@ def kind(**expected):
     """Keep a kind of loop, a function that returns the report; by the names of its faults: what is found."""
 
     def kept(make):
-        KINDS.update({(make.__name__, fault): (make, found) for fault, found in ({"": None} | expected).items()})
+        KINDS.update(
+            {
+                (make.__name__, fault): (make, found)
+                for fault, found in ({"": None} | expected).items()
+            }
+        )
         return make
 
     return kept
@@ -295,7 +344,11 @@ def autocast(fault):
     return usual(Cast(*network()), fault, of=lambda out: out.float())
 
 
-@kind(clips_scaled=Fault.CLIP_BEFORE_UNSCALE, own_step=Fault.LOSS_SCALE_LEFT_IN, unscaled=Fault.LOSS_NOT_SCALED)
+@kind(
+    clips_scaled=Fault.CLIP_BEFORE_UNSCALE,
+    own_step=Fault.LOSS_SCALE_LEFT_IN,
+    unscaled=Fault.LOSS_NOT_SCALED,
+)
 def scaler(fault):
     """Scales the loss; the first steps of the right loop are skipped, as at this scale gradients are not finite."""
     model = network()
@@ -357,7 +410,9 @@ def of_own_loss(model, x, y, fault=""):
 @kind(not_zeroed=Fault.NOT_RESET)
 def tied(fault):
     model = Tied()
-    model.table.weight.data *= 1e-2  # so that the losses of all forms that the model may have are nearly one
+    model.table.weight.data *= (
+        1e-2  # so that the losses of all forms that the model may have are nearly one
+    )
     return of_own_loss(model, TEXT[:, :-1], TEXT[:, 1:], fault)
 
 
@@ -435,12 +490,20 @@ def test_findings_are_values():
     report = watched(session.model, session.train)
     (found,) = report.findings
     assert found.fault is Fault.MEAN_OF_MEANS
-    assert (found.stage, found.quantity, found.error) == (Stage.GRADIENT, Quantity.ROW_GRADIENTS, Error.COUNTED)
+    assert (found.stage, found.quantity, found.error) == (
+        Stage.GRADIENT,
+        Quantity.ROW_GRADIENTS,
+        Error.COUNTED,
+    )
     assert found.where.updates == (2, 4)  # whose last microbatch is short
     assert found.apart > 1e-3 > found.with_error
     length = found.proof.numbers[0]
     assert length.what is Shown.GRADIENT_LENGTH
-    assert length.observed == pytest.approx(length.with_error, rel=1e-4) != pytest.approx(length.expected, rel=1e-4)
+    assert (
+        length.observed
+        == pytest.approx(length.with_error, rel=1e-4)
+        != pytest.approx(length.expected, rel=1e-4)
+    )
     report.require("rows", "mode", "step", "state")
     with pytest.raises(AssertionError):
         report.require()
@@ -479,10 +542,19 @@ UNJUDGED = {  # right loops, and the stages that are not judged
     Reason.NOT_REPLAYED: (lambda: usual(Locked(3, 4)), ALL),
     Reason.CLOSURE: (lambda: by_closure(torch.optim.LBFGS), ALL[1:]),
     Reason.LOSS_FAILED: (lambda: usual(network(), loss=lambda out, y: 1 / 0), [OF]),
-    Reason.LOSS_WITH_PARAMETERS: (lambda: usual(network(), of=HEAD, loss=lambda out, y: CROSS(HEAD(out), y)), [OF]),
+    Reason.LOSS_WITH_PARAMETERS: (
+        lambda: usual(network(), of=HEAD, loss=lambda out, y: CROSS(HEAD(out), y)),
+        [OF],
+    ),
     Reason.LOSS_OF_MODEL: (lambda: of_own_loss(Own(3, 1), X, Y), [OF]),
-    Reason.LOSS_OF_OTHER_AXIS: (lambda: usual(changed(lambda out: out.T), of=lambda out: out.T), [OF]),
-    Reason.LOSS_OF_ONE_OUTPUT: (lambda: usual(changed(lambda out: (X, out)), of=lambda out: out[1]), [OF]),
+    Reason.LOSS_OF_OTHER_AXIS: (
+        lambda: usual(changed(lambda out: out.T), of=lambda out: out.T),
+        [OF],
+    ),
+    Reason.LOSS_OF_ONE_OUTPUT: (
+        lambda: usual(changed(lambda out: (X, out)), of=lambda out: out[1]),
+        [OF],
+    ),
     Reason.LOSS_WITHOUT_LABELS: (
         lambda: usual(network(1), value=torch.dist, y=Y, data=None, loss=MSE),
         [Stage.ROWS, OF],

@@ -31,7 +31,10 @@ def reasons(report):
 
 
 def test_each_process_trains_the_same_bits(told):
-    same = [{name: report["is_same"] for name, report in each.items() if "is_same" in report} for each in told]
+    same = [
+        {name: report["is_same"] for name, report in each.items() if "is_same" in report}
+        for each in told
+    ]
     assert same == [dict.fromkeys(LOOPS, True)] * 2
 
 
@@ -45,7 +48,9 @@ def test_process_0_judges_the_loop_of_all(told):
 def test_the_others_say_where_the_report_is(told):
     here = "This is process 1 of 2: process 0 judges the loop of all, and has the report."
     others = [told[1][name] for name in (*LOOPS, "ended")]
-    assert [(report["elsewhere"], report["found"]) for report in others] == [(here, 0)] * len(others)
+    assert [(report["elsewhere"], report["found"]) for report in others] == [(here, 0)] * len(
+        others
+    )
 
 
 def test_processes_that_begin_with_other_weights_are_not_judged(told):

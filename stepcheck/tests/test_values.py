@@ -9,17 +9,41 @@ import pytest
 import stepcheck
 from stepcheck.faults import Fault
 from stepcheck.report.changes import sentence
-from stepcheck.values import MEANT, NOTHING, Change, Count, Detail, Group, Known, Part, Rows, Setting, Unit
+from stepcheck.values import (
+    MEANT,
+    NOTHING,
+    Change,
+    Count,
+    Detail,
+    Group,
+    Known,
+    Part,
+    Rows,
+    Setting,
+    Unit,
+)
 
 SOURCE = Path(stepcheck.__file__).parent
-METHODS = {"startswith", "endswith", "get", "index", "find", "partition", "replace", "split", "removeprefix"}
+METHODS = {
+    "startswith",
+    "endswith",
+    "get",
+    "index",
+    "find",
+    "partition",
+    "replace",
+    "split",
+    "removeprefix",
+}
 
 
 def strings(nodes: Iterator[ast.AST | None]) -> Iterator[ast.Constant]:
     """Yield the constants with a blank inside, also those of f-strings and of tuples or sets."""
     for node in nodes:
         for each in (
-            ast.walk(node) if isinstance(node, ast.Constant | ast.JoinedStr | ast.Tuple | ast.Set | ast.List) else ()
+            ast.walk(node)
+            if isinstance(node, ast.Constant | ast.JoinedStr | ast.Tuple | ast.Set | ast.List)
+            else ()
         ):
             text = each.value if isinstance(each, ast.Constant) else None
             if isinstance(text, str) and " " in text and any(map(str.isalpha, text)):
@@ -37,7 +61,11 @@ def branched(tree: ast.AST) -> Iterator[ast.Constant]:
             yield from strings(iter([node.value]))
         elif isinstance(node, ast.Subscript):
             yield from strings(iter([node.slice]))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in METHODS
+        ):
             yield from strings(iter(node.args[:1]))
 
 
@@ -95,19 +123,27 @@ SENTENCES = [
         "Each row's gradient counts only the last microbatch.",
     ),
     (
-        Change(Fault.LAST_MICROBATCH_LOST, count=MEANT.times(Count(0.0, rows=LAST, others=Count()))),
+        Change(
+            Fault.LAST_MICROBATCH_LOST, count=MEANT.times(Count(0.0, rows=LAST, others=Count()))
+        ),
         "Each row's gradient counts all but the last microbatch.",
     ),
     (
         Change(Fault.PENALTY_ADDED_TWICE, count=Count(2.0, MEANT.above)),
         "The penalty counts 2 times what it should instead of once.",
     ),
-    (Change(Fault.OTHER_LABELS, Detail.SMOOTHED, (0.3, 0.0)), "The labels are smoothed by 0.3 instead of 0."),
+    (
+        Change(Fault.OTHER_LABELS, Detail.SMOOTHED, (0.3, 0.0)),
+        "The labels are smoothed by 0.3 instead of 0.",
+    ),
     (
         Change(Fault.GRADIENTS_SWAPPED, Detail.OF_OTHER_VARIABLE, names=("a", "b", "b", "a")),
         "The gradient of a is that of b, that of b is that of a.",
     ),
-    (Change(Fault.FROM_LOGITS, outputs=("a", "b")), "The loss (outputs a, b) takes from_logits the other way."),
+    (
+        Change(Fault.FROM_LOGITS, outputs=("a", "b")),
+        "The loss (outputs a, b) takes from_logits the other way.",
+    ),
 ]
 
 

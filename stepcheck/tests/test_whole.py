@@ -106,11 +106,15 @@ def test_a_loss_of_all_pairs_of_a_batch_is_taken_whole(is_swapped):
 
     keras.utils.set_random_seed(3)
     left, right = keras.Input((5,)), keras.Input((5,))
-    model = keras.Model([left, right], [layers.Dense(3, name="left")(left), layers.Dense(3, name="right")(right)])
+    model = keras.Model(
+        [left, right], [layers.Dense(3, name="left")(left), layers.Dense(3, name="right")(right)]
+    )
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
     gradient = gradient_of(model, lambda both: contrast(None, both))
-    with stepcheck.watch(model, data=((X, X + 1), np.zeros(len(X), "float32")), loss=contrast) as report:
+    with stepcheck.watch(
+        model, data=((X, X + 1), np.zeros(len(X), "float32")), loss=contrast
+    ) as report:
         for start in range(0, 24, 6):
             rows = slice(start, start + 6)
             move(model.trainable_variables, gradient([X[rows], X[rows] + 1]))
@@ -125,7 +129,10 @@ def test_a_loss_of_all_pairs_of_a_batch_is_taken_whole(is_swapped):
         (lambda y, out: ops.sum(y * out) / ops.sum(y), False),
         (lambda y, out: ops.sqrt(ops.mean((y - out) ** 2)), True),
         (lambda y, out: ops.std(out), True),
-        (lambda y, out: ops.mean(ops.reshape(y - out, (2, 3)) ** 2), True),  # of a batch of six alone
+        (
+            lambda y, out: ops.mean(ops.reshape(y - out, (2, 3)) ** 2),
+            True,
+        ),  # of a batch of six alone
     ],
 )
 def test_only_losses_that_look_at_several_rows_are_taken_whole(function, is_coupled):
@@ -174,8 +181,12 @@ def test_what_is_trainable_in_turn_is_not_judged():
             for optimizer, judge.trainable in zip(optimizers, (True, False), strict=True):
                 variables = judge.trainable_variables or made.trainable_variables
                 with tf.GradientTape() as tape:
-                    loss = ops.mean((made(X[start : start + 8], training=True) - Y[start : start + 8]) ** 2)
-                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+                    loss = ops.mean(
+                        (made(X[start : start + 8], training=True) - Y[start : start + 8]) ** 2
+                    )
+                optimizer.apply_gradients(
+                    zip(tape.gradient(loss, variables), variables, strict=True)
+                )
     assert (report.findings, report.judged) == ([], [])
     assert Reason.THAWED in reasons(report)
 
@@ -247,7 +258,11 @@ def test_an_inner_step_of_meta_learning_is_no_fault(is_reptile):
     import tensorflow as tf
 
     model = network()
-    inner, outer, variables = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01), model.trainable_variables
+    inner, outer, variables = (
+        keras.optimizers.SGD(0.1),
+        keras.optimizers.Adam(0.01),
+        model.trainable_variables,
+    )
     for each in (inner, outer):
         each.build(variables)
 
@@ -285,6 +300,8 @@ def test_what_is_judged_is_shown_again_and_again():
 
 def test_judging_shows_its_stages(monkeypatch):
     stages = []
-    monkeypatch.setattr(progress._Progress, "__setattr__", lambda self, name, value: stages.append(value))
+    monkeypatch.setattr(
+        progress._Progress, "__setattr__", lambda self, name, value: stages.append(value)
+    )
     assert compiled("sparse_categorical_crossentropy").has_seen
     assert {*stages} >= {Stage.ROWS, Stage.GRADIENT, Stage.STEP}

@@ -39,7 +39,9 @@ def lines_of_page(path):
 
 
 def found(paths, lines):
-    return [(path.name, line) for path in sorted(paths) for line in lines(path) if PHRASES.search(line)]
+    return [
+        (path.name, line) for path in sorted(paths) for line in lines(path) if PHRASES.search(line)
+    ]
 
 
 SOURCES = set((ROOT / "src").rglob("*.py"))
@@ -54,4 +56,6 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_phrases_that_stumble_a_reader_only_get_fewer(place):
     lines = found(*PLACES[place])
-    assert len(lines) == ALLOWED[place], "\n".join(f"{name}: {line.strip()}" for name, line in lines)
+    assert len(lines) == ALLOWED[place], "\n".join(
+        f"{name}: {line.strip()}" for name, line in lines
+    )

@@ -72,7 +72,9 @@ def same_bits(name, rank):
 def watched_by_one(rank):
     processes._FEW = 0.5  # seconds, for a record that does not come
     loop = Squares(rank)
-    with stepcheck.watch(loop.model, (X, Y), MSE) if not rank else contextlib.nullcontext() as report:
+    with (
+        stepcheck.watch(loop.model, (X, Y), MSE) if not rank else contextlib.nullcontext() as report
+    ):
         loop.train()
     return report
 
@@ -88,7 +90,10 @@ def ended(rank):
 
 def told(report, **more):
     if report is None or report.elsewhere:
-        return more | {"elsewhere": report and report.elsewhere, "found": report and len(report.findings)}
+        return more | {
+            "elsewhere": report and report.elsewhere,
+            "found": report and len(report.findings),
+        }
     return report.as_json() | {"is_right": report.is_right} | more
 
 

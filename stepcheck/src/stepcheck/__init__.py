@@ -26,7 +26,7 @@ def watch(
 
     Nothing of the training changes. A few updates are enough: two passes over a few batches show most. The first 40
     updates are kept with all their numbers; of a model of more than 6e5 weights as many as fit in 100 MB, but at least
-    five.
+    four.
 
     Keras, on JAX or TensorFlow: loops that use `fit` or `train_on_batch` (also with a custom `train_step`),
     `tf.GradientTape` (eager, or in a `tf.function` whose first call is inside the `with`, also under a
@@ -64,13 +64,17 @@ def watch(
     if _is_of("torch.nn", "Module", model):
         if optimizer is not None:
             must = "optimizer= is for models of Keras."
-            raise SpecificationError(message(must, type(optimizer).__name__, "learning_rate=, or leave it out."))
+            raise SpecificationError(
+                message(must, type(optimizer).__name__, "learning_rate=, or leave it out.")
+            )
         from stepcheck.torch.watch import watched
 
         return watched(model, data, loss, learning_rate=learning_rate)
     if not _is_of("keras", "Model", model):
         must = "model must be a model of Keras or a module of PyTorch."
-        raise SpecificationError(message(must, type(model).__name__, "stepcheck.watch(model, data=(x, y))."))
+        raise SpecificationError(
+            message(must, type(model).__name__, "stepcheck.watch(model, data=(x, y)).")
+        )
     from stepcheck.keras.watch import watched as watched_by_keras
 
     return watched_by_keras(model, data, loss, learning_rate=learning_rate, optimizer=optimizer)

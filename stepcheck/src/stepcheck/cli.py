@@ -38,17 +38,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="stepcheck", description="gradcheck for a whole training step.")
+    parser = argparse.ArgumentParser(
+        prog="stepcheck", description="gradcheck for a whole training step."
+    )
     parser.add_argument("--version", action="version", version=f"stepcheck {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    run = commands.add_parser("run", help="judge the updates of a training script", description=_ABOUT)
+    run = commands.add_parser(
+        "run", help="judge the updates of a training script", description=_ABOUT
+    )
     run.add_argument("script", help="the Python script")
     for name, told in _STATED.items():
         run.add_argument(f"--{name}", metavar="NAME", help=told)
     run.add_argument("--learning-rate", type=float, metavar="RATE", help="the rate that is meant")
-    run.add_argument("--updates", type=int, default=40, help="updates after which the script ends (default: 40)")
-    run.add_argument("--json", action="store_true", help="print JSON; what the script prints goes to stderr")
-    run.add_argument("--html", type=Path, metavar="FILE", help="write the report with pictures, too")
+    run.add_argument(
+        "--updates", type=int, default=40, help="updates after which the script ends (default: 40)"
+    )
+    run.add_argument(
+        "--json", action="store_true", help="print JSON; what the script prints goes to stderr"
+    )
+    run.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the report with pictures, too"
+    )
     return parser
 
 
@@ -59,7 +69,9 @@ def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     from stepcheck.report.page import assert_drawable
 
     if not Path(own.script).is_file():
-        raise SpecificationError(message("The script must be a file.", own.script, "the path of a Python file."))
+        raise SpecificationError(
+            message("The script must be a file.", own.script, "the path of a Python file.")
+        )
     if own.html is not None:
         assert_drawable()
     stated = {name: text for name in _STATED if (text := getattr(own, name))}
@@ -72,7 +84,7 @@ def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     print(json.dumps(report.as_json(), indent=1) if own.json else report)
     if own.html is not None:
         report.html(own.html)
-    is_judged = Stage.GRADIENT in report.judged and not run.how
+    is_judged = Stage.GRADIENT in report.judged and not run.how and not report.failures
     return WRONG if report.findings else RIGHT if report.elsewhere or is_judged else UNSEEN
 
 

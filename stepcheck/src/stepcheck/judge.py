@@ -31,7 +31,11 @@ from stepcheck.trace.windows import Rows, Update, Windows, windows
 from stepcheck.values import Finding, Line, Reason, Unjudged
 
 LEAST = 3  # updates after the last change of what is trainable
-_MOVED_INSIDE = {Fault.DECAY_BY_MICROBATCH, Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW, Fault.REPLICAS_DRIFT_APART}
+_MOVED_INSIDE = {
+    Fault.DECAY_BY_MICROBATCH,
+    Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW,
+    Fault.REPLICAS_DRIFT_APART,
+}
 IMPLIES = {Fault.ACCUMULATED_TWICE: {Fault.WINDOW_CARRIED_OVER}}  # faults of the same numbers
 Judged = Iterable[Finding | Unjudged]
 
@@ -134,7 +138,9 @@ class _Context:
 
     def __init__(self, case: Case):
         self.case, self.verdict = case, Verdict()
-        if case.compiled is not None and any(step.optimizer != case.compiled for step in case.log.applied):
+        if case.compiled is not None and any(
+            step.optimizer != case.compiled for step in case.log.applied
+        ):
             case.schedule = None  # the compiled optimizer's, which is not the loop's
         self.log, self.is_late = _late(case.log)
         self.before = case.before if not self.is_late else _first_params(self.log)
@@ -144,6 +150,9 @@ class _Context:
         self.seen = self.verdict.seen = replace(seen, updates=without_void(seen.updates))
         self.objective = self.replay.unmasked(case.objective, self.seen.pieces)
         self.verdict.unjudged += self.log.unjudged
+        if self.is_late:
+            num = len(case.log.applied) - len(self.log.applied)
+            self.verdict.unjudged.append(Unjudged(Reason.THAWED, Stage.GRADIENT, num))
 
     @property
     def has_loss(self) -> bool:
@@ -173,7 +182,14 @@ class _Context:
     def read(self) -> None:
         """Choose the open facts of the log so that they make the gradients."""
         case = self.case
-        meant = Meant(self.replay, self.objective, self.modes, self.seen.place, self.log.scaled, case.optimizer)
+        meant = Meant(
+            self.replay,
+            self.objective,
+            self.modes,
+            self.seen.place,
+            self.log.scaled,
+            case.optimizer,
+        )
         self.seen = self.verdict.seen = read(meant, self.seen, self.rows, case.data, case.schedule)
 
     @cached_property
@@ -187,7 +203,9 @@ class _Context:
     def moved(self) -> list[Finding]:
         """The findings on what moves between updates."""
         optimizer = self.case.optimizer
-        is_own = bool(self.steps) and all(step.applied.optimizer == id(optimizer) for step in self.steps)
+        is_own = bool(self.steps) and all(
+            step.applied.optimizer == id(optimizer) for step in self.steps
+        )
         decay = self.replay.decay(optimizer) if is_own else None
         moves = self.replay.moves_weights
         found = [*between(self.steps, decay, self.replay.names, moves_weights=moves)]
@@ -196,16 +214,22 @@ class _Context:
     @cached_property
     def known(self) -> list[Update]:
         """The updates whose gradients can be computed again."""
-        moving = {n for each in self.moved if each.fault in _MOVED_INSIDE for n in each.where.updates}
+        moving = {
+            n for each in self.moved if each.fault in _MOVED_INSIDE for n in each.where.updates
+        }
         known = [u for u in self.seen.updates if self.modes.knows(u) and u.number not in self.twice]
         clear = self.seen.settled | {u.number for u in known if self._is_clear(u)}
         loss = getattr(self.objective, "loss", None)
-        coupled = {u.number for u in known if getattr(loss, "is_coupled", False) and len(u.pieces) > 1}
+        coupled = {
+            u.number for u in known if getattr(loss, "is_coupled", False) and len(u.pieces) > 1
+        }
         left = {
             Reason.COUPLED: len(coupled),
             Reason.EQUAL_ROWS: sum(u.number not in clear for u in known),
             Reason.NOT_KEPT: sum(not u.applied.is_whole for u in self.seen.updates),
-            Reason.NO_FORWARD_PASS: sum(not u.pieces for u in self.seen.updates if u.number not in self.twice),
+            Reason.NO_FORWARD_PASS: sum(
+                not u.pieces for u in self.seen.updates if u.number not in self.twice
+            ),
             Reason.RARE_SHAPES: len(self.modes.left),
             Reason.MOVING: len(moving),
         }
@@ -245,7 +269,9 @@ def _at_line(finding: Finding, line: Line | None) -> Finding:
 
 
 def _has_updates(context: _Context) -> bool:
-    return context.verdict.has_seen and all(each.stage or each.updates for each in context.verdict.unjudged)
+    return context.verdict.has_seen and all(
+        each.stage or each.updates for each in context.verdict.unjudged
+    )
 
 
 def _late(log: Log) -> tuple[Log, bool]:
@@ -275,7 +301,9 @@ def _seen(context: _Context) -> Judged:
     replay.settle(context.objective, seen.pieces)
     if not seen.updates:
         now = replay.values()
-        has_moved = bool(context.before) and now is not None and not all_same(context.before, now.params)
+        has_moved = (
+            bool(context.before) and now is not None and not all_same(context.before, now.params)
+        )
         yield Unjudged(Reason.OUTLINED if has_moved else Reason.NO_UPDATE)
     elif not seen.pieces:
         yield Unjudged(Reason.NO_FORWARD_PASS)
@@ -285,7 +313,9 @@ def _seen(context: _Context) -> Judged:
         yield from altered(context.rows, labels, seen.pieces)
     elif seen.foreign:
         yield Unjudged(Reason.OTHER_INPUTS, Stage.ROWS, seen.foreign)
-    if seen.is_by_hand and (lost := sum(not are_finite(piece.called.params) for piece in seen.pieces)):
+    if seen.is_by_hand and (
+        lost := sum(not are_finite(piece.called.params) for piece in seen.pieces)
+    ):
         yield Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, lost)
     trained = {each.trained for each in _events(context.log) if each.trained}
     if len(trained) > 1:
@@ -306,14 +336,18 @@ def _rows(context: _Context) -> Judged:
         yield Unjudged(Reason.DATA_AS_GIVEN, Stage.ROWS)
     elif context.seen.in_training[0]:
         yield Unjudged(Reason.NO_GRADIENT, Stage.ROWS)
-    elif not any(follows(context.replay, context.seen.pieces)):  # else in the order of their sequences
+    elif not any(
+        follows(context.replay, context.seen.pieces)
+    ):  # else in the order of their sequences
         yield from order(context.seen, context.rows, context.log, classes(context.case.data[1]))
 
 
 def _mode(context: _Context) -> Judged:
     modes = context.modes
     yield from mode(modes)
-    yield from (Unjudged(Reason.UNLIKE_OUTPUTS, stage) for stage in modes.unlooked(context.seen.updates))
+    yield from (
+        Unjudged(Reason.UNLIKE_OUTPUTS, stage) for stage in modes.unlooked(context.seen.updates)
+    )
     if modes.unlike:
         yield Unjudged(Reason.UNLIKE_OUTPUTS, Stage.GRADIENT, len(modes.unlike))
 
@@ -330,11 +364,15 @@ def _gradient(context: _Context) -> Judged:
     judged = gradients(context.meant, known) if known else OfGradients([], [], [])
     is_supposed = seen.rule is not None and seen.rule.is_stated
     if is_supposed and not all(each.fault.has_name for each in judged.findings):
-        context.seen = verdict.seen = replace(seen, rule=None)  # by another optimizer than the stated one
+        context.seen = verdict.seen = replace(
+            seen, rule=None
+        )  # by another optimizer than the stated one
         yield Unjudged(Reason.OWN_STEP, Stage.GRADIENT)
         return
     if context.replay.moves_weights and not all(each.change.is_known for each in judged.findings):
-        yield Unjudged(Reason.MOVING, Stage.GRADIENT)  # TensorFlow's gradient is by the weights as they were moved
+        yield Unjudged(
+            Reason.MOVING, Stage.GRADIENT
+        )  # TensorFlow's gradient is by the weights as they were moved
         return
     verdict.evidence = judged.evidence
     if not judged.evidence and not judged.findings:
@@ -389,7 +427,8 @@ def _state(context: _Context) -> Judged:
     yield from second_passes(context.log, context.seen)
     if context.case.ended is not None and not context.moved:
         averages = bool(getattr(context.case.optimizer, "use_ema", False))
-        yield from ends(context.replay, context.before, context.case.ended, context.seen, averages=averages)
+        given = context.replay, context.before, context.case.ended, context.seen
+        yield from ends(*given, averages=averages, is_stateless=context.log.is_stateless)
 
 
 def _printed(context: _Context) -> Judged:

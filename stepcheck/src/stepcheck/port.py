@@ -100,7 +100,10 @@ class Port(ABC):
     def _measure(self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]) -> None:
         """Take the names and shapes of the trainable variables, and the dtypes in which is computed."""
         names, self.shapes = [name for name, _ in named], [shape for _, shape in named]
-        self.names = [n if names.count(n) == 1 else f"{n} ({names[:i].count(n) + 1})" for i, n in enumerate(names)]
+        self.names = [
+            n if names.count(n) == 1 else f"{n} ({names[:i].count(n) + 1})"
+            for i, n in enumerate(names)
+        ]
         self.sizes = [int(np.prod(shape)) for shape in self.shapes]
         self._kept = list(map(places, self.sizes))
         self.is_in_part = any(chosen is not None for chosen in self._kept)
@@ -130,7 +133,9 @@ class Port(ABC):
         """Return the other variables that would be trained if their layer were set to be trainable."""
 
     @abstractmethod
-    def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
+    def stepped(
+        self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
+    ) -> list | None:
         """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots.
 
         Later steps continue with the slots of the step before. None if another optimizer made the steps, or if their
@@ -142,7 +147,15 @@ class Port(ABC):
         """Return (leaves of the output, the model's other values afterwards) of a forward pass."""
 
     @abstractmethod
-    def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
+    def terms(
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        *,
+        training: bool,
+        is_by_outputs: bool = False,
+    ) -> Terms:
         """Return the loss of a piece, unreduced.
 
         Args:
@@ -151,7 +164,14 @@ class Port(ABC):
 
     @abstractmethod
     def gradient(
-        self, piece: Piece, objective: Any, batch: Any, factors: np.ndarray, *, training: bool, penalty: float = 0.0
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        factors: np.ndarray,
+        *,
+        training: bool,
+        penalty: float = 0.0,
     ) -> np.ndarray:
         """Return the gradient of the sum of factors (terms, rows) times values and weights, flat.
 
@@ -219,7 +239,11 @@ class Port(ABC):
     def of(self, one: OfOutput, pieces: list[Piece]) -> tuple["Port", Any]:
         """Return (the port, the objective) of one of several outputs: its passes have this output alone."""
         found = copy(self)
-        found.data, found.output, found.has_losses = (self.data[0], one.labels, one.weights), one.place, False
+        found.data, found.output, found.has_losses = (
+            (self.data[0], one.labels, one.weights),
+            one.place,
+            False,
+        )
         return found, found.unmasked(one.objective, pieces)
 
     @abstractmethod
@@ -247,11 +271,19 @@ class Port(ABC):
 
     def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Cut such a vector into the parameters."""
-        sizes = [size if kept is None else len(kept) for size, kept in zip(self.sizes, self._kept, strict=True)]
+        sizes = [
+            size if kept is None else len(kept)
+            for size, kept in zip(self.sizes, self._kept, strict=True)
+        ]
         return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
 
     def batch(
-        self, piece: Piece, *, shift: int = 0, labels: np.ndarray | None = None, has_their_weights: bool = False
+        self,
+        piece: Piece,
+        *,
+        shift: int = 0,
+        labels: np.ndarray | None = None,
+        has_their_weights: bool = False,
     ) -> Any:
         """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
 
@@ -275,7 +307,9 @@ class Port(ABC):
         if self.data[2] is None:
             return batch
         rows = shifted if has_their_weights else rows
-        return *batch, tree.map_leaves(lambda leaf: self.as_wide(np.asarray(leaf)[rows], piece), self.data[2])
+        return *batch, tree.map_leaves(
+            lambda leaf: self.as_wide(np.asarray(leaf)[rows], piece), self.data[2]
+        )
 
     def as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
         """Return labels or weights of rows as wide as the outputs, where the batch is narrower than the data."""
@@ -283,7 +317,11 @@ class Port(ABC):
         is_narrow = any(np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs)
         if not is_narrow or leaf.ndim < 2 or not piece.called.outputs:
             return leaf
-        return leaf[:, : piece.called.outputs[0].shape[1]] if piece.called.outputs[0].ndim > 1 else leaf
+        return (
+            leaf[:, : piece.called.outputs[0].shape[1]]
+            if piece.called.outputs[0].ndim > 1
+            else leaf
+        )
 
     def _packed(self, inputs: list) -> Tree:
         return packed(inputs, self.data[0])

@@ -1,4 +1,4 @@
-"""The part of an audit that is judged at present, on stderr, where judging takes long."""
+"""The stage that is judged at present, on stderr, where judging takes long."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ _EVERY = 10.0  # seconds between two lines
 class _Progress:
     """The name of the present stage, which the stages set; another thread reads it."""
 
-    stage = "the search for the data and the loss"
+    stage = "rows"
 
 
 NOW = _Progress()

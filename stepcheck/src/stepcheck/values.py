@@ -104,11 +104,21 @@ class Count:
         number = self.number * of_rows.number
         fraction = (self.above + of_rows.above, self.below + of_rows.below) if number else ((), ())
         others = None if of_rows.others is None else self.times(of_rows.others)
-        return replace(self, number=number, above=fraction[0], below=fraction[1], rows=of_rows.rows, others=others)
+        return replace(
+            self,
+            number=number,
+            above=fraction[0],
+            below=fraction[1],
+            rows=of_rows.rows,
+            others=others,
+        )
 
     def uses(self, known: Known) -> bool:
         """Whether it, or the count of the other rows, is made with a known count."""
-        is_in = any(known in (each, *(each if isinstance(each, tuple) else ())) for each in self.above + self.below)
+        is_in = any(
+            known in (each, *(each if isinstance(each, tuple) else ()))
+            for each in self.above + self.below
+        )
         return is_in or (self.others is not None and self.others.uses(known))
 
 
@@ -281,13 +291,13 @@ class Finding:
 
     Attributes:
         apart: the relative distance of the loop's numbers from those that were meant.
-        with_error: their distance from those that were meant but for this error; NaN if nothing known reproduces them.
+        with_error: their distance from those that were meant but for this error; NaN where these were not computed.
         is_beside: whether the meant gradient has the other errors, in the distances and in the proof.
     """
 
     change: Change
     apart: float
-    with_error: float = 0.0
+    with_error: float = float("nan")
     where: Where = field(default_factory=Where)
     proof: Proof | None = None
     is_beside: bool = False
@@ -354,6 +364,9 @@ class Reason(Enum):
     CUT = auto()
     FAILED = auto()
     BLIND = auto()
+    PENALTY_BY_HAND = auto()
+    CHANGED_BY_HAND = auto()
+    PRINTED_UNLIKE = auto()
 
 
 @dataclass(frozen=True)
@@ -362,7 +375,7 @@ class Unjudged:
 
     Attributes:
         stage: None for all stages.
-        updates: how many, or 0 where it concerns all.
+        updates: how many, or 0 where it concerns all; without a stage, those before it.
         told: of the framework or the user's code: the kind of an error, the name of a function.
     """
 

@@ -30,12 +30,17 @@ class Names:
 
     def __init__(self, texts: Mapping[str, str]):
         self.texts = texts
-        self._codes = {argument: compile(_parsed(argument, text), "names", "eval") for argument, text in texts.items()}
+        self._codes = {
+            argument: compile(_parsed(argument, text), "names", "eval")
+            for argument, text in texts.items()
+        }
 
     def values(self, scope: Scope) -> dict[str, Any] | None:
         """Return the objects by argument; None where a name has no value, or one without numbers as in a trace."""
         own = {**self._of_keras(), **scope, "__builtins__": {}}
-        found, _ = attempt(lambda: {argument: eval(code, own) for argument, code in self._codes.items()})
+        found, _ = attempt(
+            lambda: {argument: eval(code, own) for argument, code in self._codes.items()}
+        )
         if found is None:  # a name or an item comes later
             return None
         kinds = {type(leaf).__name__ for leaf in tree.leaves(found.get("data"))}
@@ -63,8 +68,12 @@ def _parsed(argument: str, text: str) -> ast.Expression:
     try:
         parsed = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:
-        raise SpecificationError(message(must, text, "net, trainer.model or batch['x'].")) from error
-    if not all(isinstance(node, _PLAIN) for node in ast.walk(parsed.body) if isinstance(node, ast.expr)):
+        raise SpecificationError(
+            message(must, text, "net, trainer.model or batch['x'].")
+        ) from error
+    if not all(
+        isinstance(node, _PLAIN) for node in ast.walk(parsed.body) if isinstance(node, ast.expr)
+    ):
         raise SpecificationError(message(must, text, "give it a name in the script."))
     return parsed
 
@@ -98,4 +107,6 @@ def advice(script: str, stated: Mapping[str, str], scopes: Iterable[Scope]) -> s
         seen.setdefault(kind, {})[name] = None
     found = {kind: "|".join([*names][:_MOST_NAMES]) for kind, names in seen.items()}
     every = {"model": "NET", "data": "X,Y", "loss": "LOSS"} | found | {**stated}
-    return " ".join([f"stepcheck run {script}", *(f"--{kind} {name}" for kind, name in every.items())])
+    return " ".join(
+        [f"stepcheck run {script}", *(f"--{kind} {name}" for kind, name in every.items())]
+    )

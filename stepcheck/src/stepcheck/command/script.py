@@ -6,8 +6,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -17,13 +17,19 @@ from stepcheck import watch
 from stepcheck.command.names import Names, Scope, imported
 from stepcheck.errors import SpecificationError
 from stepcheck.report.report import Report
+from stepcheck.seams import replaced
 from stepcheck.trace.log import STEPPED, Log
 from stepcheck.user_code.source import is_of_user
 from stepcheck.user_code.stack import frames
 
 _DOORS = (  # methods of every loop, by their classes; inside of those of TensorFlow a pass has no numbers
     *("keras:layers.Layer.__call__", "keras:layers.Layer.stateless_call", "keras:Model.fit"),
-    *("keras:Model.train_on_batch", "keras:Model.evaluate", "keras:Model.predict", "torch:nn.Module.__call__"),
+    *(
+        "keras:Model.train_on_batch",
+        "keras:Model.evaluate",
+        "keras:Model.predict",
+        "torch:nn.Module.__call__",
+    ),
     "tensorflow:GradientTape.__enter__",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
 )
@@ -60,8 +66,10 @@ class Run:
         """
         signal.signal(signal.SIGALRM, self._end)
         path = [str(Path(script).resolve().parent), *sys.path[1:]]
-        with _replaced(sys, "argv", [script, *arguments]), _replaced(sys, "path", path), self._doors:
-            self._doors.enter_context(_replaced(builtins, "__import__", self._importing(builtins.__import__)))
+        with replaced(sys, "argv", [script, *arguments]), replaced(sys, "path", path), self._doors:
+            self._doors.enter_context(
+                replaced(builtins, "__import__", self._importing(builtins.__import__))
+            )
             try:
                 with self._watch:
                     self._execute(script)
@@ -80,7 +88,9 @@ class Run:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except BaseException as error:
             has_exited = isinstance(error, SystemExit) and not error.code
-            if not has_exited and not self._has_stopped:  # an engine may raise an error of its own for `Enough`
+            if (
+                not has_exited and not self._has_stopped
+            ):  # an engine may raise an error of its own for `Enough`
                 raise
 
     def _importing(self, plain: Callable) -> Callable:
@@ -92,7 +102,9 @@ class Run:
                 owner, _, name = place.rpartition(".")
                 if (kind := imported(owner)) is not None:
                     self._opened.add(place)
-                    self._doors.enter_context(_replaced(kind, name, self._looking_before(kind, name)))
+                    self._doors.enter_context(
+                        replaced(kind, name, self._looking_before(kind, name))
+                    )
             return module
 
         return importing
@@ -105,17 +117,30 @@ class Run:
         def called(own: Any, *arguments: Any, **others: Any) -> Any:
             fitted = _fitted(own, *arguments, **others) if name == "fit" else {}
             has_begun = self._looking.acquire(blocking=False) and self._begins(fitted)
-            return getattr(own, name)(*arguments, **others) if has_begun else method(own, *arguments, **others)
+            return (
+                getattr(own, name)(*arguments, **others)
+                if has_begun
+                else method(own, *arguments, **others)
+            )
 
         return called
 
     def _begins(self, fitted: dict[str, Any]) -> bool:
         """Begin to watch, if all has values here; return whether that is so. Else the next call looks again."""
         running = (each for each in frames(sys._getframe(1)) if is_of_user(each.f_code.co_filename))
-        self.scopes = [*(each.f_globals | each.f_locals for each in running), vars(sys.modules["__main__"])]
-        found = (values for scope in self.scopes if (values := self._names.values(scope)) is not None)
+        self.scopes = [
+            *(each.f_globals | each.f_locals for each in running),
+            vars(sys.modules["__main__"]),
+        ]
+        found = (
+            values for scope in self.scopes if (values := self._names.values(scope)) is not None
+        )
         values = next(found, {})
-        stated = fitted | values if values.get("model", fitted.get("model")) is fitted.get("model") else values
+        stated = (
+            fitted | values
+            if values.get("model", fitted.get("model")) is fitted.get("model")
+            else values
+        )
         is_compiled = getattr(stated.get("model"), "compiled", False)
         if not {"model", "data"} <= {*stated} or not ("loss" in stated or is_compiled):
             self._looking.release()
@@ -123,7 +148,9 @@ class Run:
         self._doors.close()
         token = STEPPED.set(self._count)
         try:
-            self.report = self._watch.enter_context(watch(**stated, learning_rate=self._learning_rate))
+            self.report = self._watch.enter_context(
+                watch(**stated, learning_rate=self._learning_rate)
+            )
         finally:
             STEPPED.reset(token)
         return True
@@ -155,17 +182,9 @@ def _fitted(
 ) -> dict[str, Any]:
     """Return what `fit` states of a compiled model, if it is given arrays."""
     data = (x, y) if sample_weight is None else (x, y, sample_weight)
-    if not getattr(model, "compiled", False) or not all(hasattr(part, "__array__") for part in data):
+    if not getattr(model, "compiled", False) or not all(
+        hasattr(part, "__array__") for part in data
+    ):
         return {}
     num_rows = int(len(x) * (1.0 - (validation_split or 0.0)))
     return {"model": model, "data": tuple(part[:num_rows] for part in data)}
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before, is_own = getattr(owner, name), name in vars(owner)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before) if is_own else delattr(owner, name)

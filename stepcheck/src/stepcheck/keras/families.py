@@ -16,8 +16,20 @@ from stepcheck.tree import Tensor, Tree
 
 _LOSSES = (
     *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
-    *("MeanAbsolutePercentageError", "Poisson", "KLDivergence", "Hinge", "SquaredHinge", "CosineSimilarity"),
-    *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
+    *(
+        "MeanAbsolutePercentageError",
+        "Poisson",
+        "KLDivergence",
+        "Hinge",
+        "SquaredHinge",
+        "CosineSimilarity",
+    ),
+    *(
+        "BinaryCrossentropy",
+        "BinaryFocalCrossentropy",
+        "CategoricalCrossentropy",
+        "CategoricalFocalCrossentropy",
+    ),
     "SparseCategoricalCrossentropy",
 )
 
@@ -59,7 +71,9 @@ class Function(Loss):
         values, weights = self.pair(y_true, y_pred)
         if weights is not None and self.reduction != "mean_with_sample_weight":
             must = "A loss that returns (values, weights) needs a built model of one output, and labels of one array."
-            raise SpecificationError(message(must, self.name, "data=(x, y, weights), and a loss that returns values."))
+            raise SpecificationError(
+                message(must, self.name, "data=(x, y, weights), and a loss that returns values.")
+            )
         return values
 
     def pair(self, y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -70,7 +84,9 @@ class Function(Loss):
         shapes = [tuple(getattr(part, "shape", ())) for part in found]
         if len(found) != 2 or not shapes[1] or not _fit(*shapes):
             must = "A loss must return values, or (values, weights) of one shape."
-            raise SpecificationError(message(must, f"parts of the shapes {shapes}", "the values alone."))
+            raise SpecificationError(
+                message(must, f"parts of the shapes {shapes}", "the values alone.")
+            )
         return found[0], found[1]
 
     def _called(self, y_true: Tensor, y_pred: Tensor) -> Any:
@@ -85,7 +101,9 @@ class Function(Loss):
 
 def _fit(values: tuple[int, ...], weights: tuple[int, ...]) -> bool:
     """Whether weights have the shape of values, or 1 in the place of some of its sizes."""
-    return len(values) == len(weights) and all(w in (v, 1) for v, w in zip(values, weights, strict=True))
+    return len(values) == len(weights) and all(
+        w in (v, 1) for v, w in zip(values, weights, strict=True)
+    )
 
 
 def is_unreduced(loss: Any) -> bool:
@@ -134,7 +152,10 @@ def is_squared(loss: Any) -> bool:
 
 def flipped(loss: Loss) -> Loss | None:
     """Return a loss with `from_logits` the other way; None if it has no such argument."""
-    function, config = getattr(loss, "_function", None), {} if isinstance(loss, Function) else loss.get_config()
+    function, config = (
+        getattr(loss, "_function", None),
+        {} if isinstance(loss, Function) else loss.get_config(),
+    )
     if function is not None and "from_logits" in signature(function).parameters:
         is_set = getattr(function, "keywords", {}).get("from_logits", False)
         return Function(partial(function, from_logits=not is_set))
@@ -145,7 +166,9 @@ def flipped(loss: Loss) -> Loss | None:
 
 def swapped(loss: Loss) -> Loss:
     """Return a loss that gets outputs and labels in the other order."""
-    other = Function(lambda y, y_pred: loss.call(ops.cast(y_pred, "float32"), ops.cast(y, "float32")))
+    other = Function(
+        lambda y, y_pred: loss.call(ops.cast(y_pred, "float32"), ops.cast(y, "float32"))
+    )
     other.reduction = loss.reduction
     return other
 
@@ -167,13 +190,21 @@ def others(loss: Loss, labels: Any) -> Iterator[tuple[str, Loss]]:
 def changes(loss: Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
     """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
     functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if width > 1 else {}
-    functions |= {"sigmoid": _sigmoid, "tanh": ops.tanh, "relu": ops.relu, "exp": ops.exp, "square": ops.square}
+    functions |= {
+        "sigmoid": _sigmoid,
+        "tanh": ops.tanh,
+        "relu": ops.relu,
+        "exp": ops.exp,
+        "square": ops.square,
+    }
     own = "sigmoid" if "Binary" in type(loss).__name__ else "softmax"
     yield from ((name, function, name == own) for name, function in functions.items())
 
 
 def _softmax(outputs: Tensor) -> Tensor:
-    return ops.exp(ops.log_softmax(outputs))  # written out, as `_sigmoid` is: Keras would undo its own activations
+    return ops.exp(
+        ops.log_softmax(outputs)
+    )  # written out, as `_sigmoid` is: Keras would undo its own activations
 
 
 def _sigmoid(outputs: Tensor) -> Tensor:
@@ -183,7 +214,9 @@ def _sigmoid(outputs: Tensor) -> Tensor:
 def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
     """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
     if type(loss).__name__ == "SparseCategoricalCrossentropy":
-        dense = keras.losses.CategoricalCrossentropy(loss.get_config()["from_logits"], reduction=loss.reduction)
+        dense = keras.losses.CategoricalCrossentropy(
+            loss.get_config()["from_logits"], reduction=loss.reduction
+        )
         return dense, 0.0, True
     if not hasattr(loss, "label_smoothing"):
         return None

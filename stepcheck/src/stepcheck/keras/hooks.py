@@ -18,6 +18,7 @@ from stepcheck.errors import SpecificationError
 from stepcheck.keras.listener import Listener
 from stepcheck.keras.meaning import are_numbers, is_result, tensors
 from stepcheck.keras.replay import Replay, flags, is_outdated_in, trained_in, untrained
+from stepcheck.seams import replaced
 from stepcheck.trace import log as logs
 from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, clips_of
 from stepcheck.trace.measure import places
@@ -28,25 +29,26 @@ from wholestep.model import uncast, with_mask_of
 
 _TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
-_MEETING = "compile", "__call__", "stateless_call"  # and not `fit`, which callers may compare with Keras' own
+_MEETING = (
+    "compile",
+    "__call__",
+    "stateless_call",
+)  # and not `fit`, which callers may compare with Keras' own
 _GONE = object()
-_HELD: dict[tuple[Any, str], dict[Any, Any]] = {}  # by a replaced attribute, of each value the one before it
 _THAWED = (
     "The model must be compiled after its layers are set to be trained. It was not: `fit` does not train the layers "
-    "that were thawed. Try: model.compile(...) once more, or an audit that begins before."
+    "that were thawed. Try: model.compile(...) once more, or watch from before on."
 )
 
 
 class Hooks:
     """The hooks on one model and all optimizers, which write to a log.
 
-    Args:
-        has_twins: whether other models of the very same variables, such as `Own(model.inputs, model.outputs)`, are
-            recorded as this one.
+    Other models of the very same variables, such as `Own(model.inputs, model.outputs)`, are recorded as this one.
     """
 
-    def __init__(self, model: keras.Model, listener: Listener, log: Log, *, has_twins: bool = False):
-        self.model, self.listener, self.log, self.has_twins = model, listener, log, has_twins
+    def __init__(self, model: keras.Model, listener: Listener, log: Log):
+        self.model, self.listener, self.log = model, listener, log
         self._hooked: dict[int, Callable[[], None]] = {}
         self._num_muted: Counter[int] = Counter()  # by thread
         self._optimizers: list = []  # kept, so that no two have one id
@@ -60,10 +62,12 @@ class Hooks:
         with self.listener.listening(), ExitStack() as stack:
             stack.callback(self._close)
             self._hook(self.model)
-            for name in _MEETING if self.has_twins else ():
+            for name in _MEETING:
                 stack.enter_context(self._meeting(name))
             stack.enter_context(replaced(owner, "apply", self._apply(owner.apply)))
-            stack.enter_context(replaced(scaling, "check_finite", self._check(scaling.check_finite)))
+            stack.enter_context(
+                replaced(scaling, "check_finite", self._check(scaling.check_finite))
+            )
             yield
 
     def _close(self) -> None:
@@ -82,9 +86,13 @@ class Hooks:
         compiled = compiled_in(model)
 
         def unhook() -> None:
-            if any(a is not b for a, b in zip(compiled, compiled_in(model), strict=True)):  # the old one is outdated
+            if any(
+                a is not b for a, b in zip(compiled, compiled_in(model), strict=True)
+            ):  # the old one is outdated
                 before["train_function"] = None
-            vars(model).update({name: value for name, value in before.items() if value is not _GONE})
+            vars(model).update(
+                {name: value for name, value in before.items() if value is not _GONE}
+            )
             for name in (name for name, value in before.items() if value is _GONE):
                 vars(model).pop(name, None)
 
@@ -99,7 +107,11 @@ class Hooks:
 
         @wraps(method)
         def met(layer: Any, *arguments: Any, **others: Any) -> Any:
-            if isinstance(layer, keras.Model) and id(layer) not in self._hooked and self._is_twin(layer):
+            if (
+                isinstance(layer, keras.Model)
+                and id(layer) not in self._hooked
+                and self._is_twin(layer)
+            ):
                 self._hook(layer)
             return method(layer, *arguments, **others)
 
@@ -110,11 +122,17 @@ class Hooks:
         """Whether another model trains this one's variables, neither being a part of the other."""
         own, others = ({id(v) for v in each.trainable_variables} for each in (self.model, model))
         parts = [*self.model._flatten_layers(), *model._flatten_layers(include_self=False)]
-        return bool(own) and own == others and not any(part is model or part is self.model for part in parts[1:])
+        return (
+            bool(own)
+            and own == others
+            and not any(part is model or part is self.model for part in parts[1:])
+        )
 
     def _is_silent(self) -> bool:
         thread = threading.current_thread()
-        is_replica = "Replica" in type(thread).__name__  # of TensorFlow, in which a prediction runs on
+        is_replica = (
+            "Replica" in type(thread).__name__
+        )  # of TensorFlow, in which a prediction runs on
         num = self._num_muted.total() if is_replica else self._num_muted[thread.ident or 0]
         return num > 0 or not self.log.is_open
 
@@ -147,7 +165,11 @@ class Hooks:
             if name == "fit":
                 given = {"x": arguments[0] if arguments else None} | others
                 self.log.fit(given["x"], given.get("class_weight"), given.get("sample_weight"))
-            compiled = held["_jit_compile"] if self.listener.is_deaf_to_xla and model.jit_compile else _GONE
+            compiled = (
+                held["_jit_compile"]
+                if self.listener.is_deaf_to_xla and model.jit_compile
+                else _GONE
+            )
             if compiled is _GONE:
                 return method(*arguments, **others)
             held["_jit_compile"] = False
@@ -237,14 +259,18 @@ class Hooks:
             self.log.leave(Reason.BLIND, told=blind)
         return not blind
 
-    def _tell_call(self, groups: tuple[list, ...], differentiated: bool | None, *, is_training: bool) -> None:
+    def _tell_call(
+        self, groups: tuple[list, ...], differentiated: bool | None, *, is_training: bool
+    ) -> None:
         line, trained = line_of_user(self.listener.stack()), trained_in(self.model)
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             given, outputs, params, buffers = _apart(numbers, groups)
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs, replica)
-            kept = ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
+            kept = (
+                ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
+            )
             known: dict[str, Any] = {"trained": trained, "is_training": is_training}
             self.log.add(Called(order, inputs, *kept, differentiated, line, replica, **known))
 
@@ -271,12 +297,17 @@ class Hooks:
             held = [_in_part(listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
             if (scale := optimizer.loss_scale_factor) is not None:  # by which `apply` divides
                 held = [each / scale for each in held]
-            numbers = [self._number(n) for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)]
+            numbers = [
+                self._number(n)
+                for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)
+            ]
             before = self._states(optimizer)
             result = apply(optimizer, grads, given)
             groups = (held, *before, *self._states(optimizer), numbers)
             if self._can_record([leaf for group in groups for leaf in group]):
-                lost = [i for i, v in enumerate(params) if id(v) in handed and handed[id(v)] is None]
+                lost = [
+                    i for i, v in enumerate(params) if id(v) in handed and handed[id(v)] is None
+                ]
                 self._tell_apply(optimizer, (place, lost, len(params)), groups)
             return result
 
@@ -290,29 +321,39 @@ class Hooks:
     def _states(self, optimizer: Any) -> list[list]:
         """Return the values of the model's parameters and of the optimizer's variables, of large ones in part."""
         groups = self.model.trainable_variables, optimizer.variables
-        return [[_in_part(self.listener.value(v), v.shape) for v in variables] for variables in groups]
+        return [
+            [_in_part(self.listener.value(v), v.shape) for v in variables] for variables in groups
+        ]
 
     def _number(self, number: Any) -> Any:
         """Return the present value of an optimizer's number, which may be a variable or computed from some."""
         is_variable = isinstance(number, keras.Variable)
         return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
 
-    def _tell_apply(self, optimizer: Any, handed: tuple[list[int], list[int], int], groups: tuple[list, ...]) -> None:
+    def _tell_apply(
+        self, optimizer: Any, handed: tuple[list[int], list[int], int], groups: tuple[list, ...]
+    ) -> None:
         line, self.log.optimizers[id(optimizer)] = line_of_user(self.listener.stack()), optimizer
         (place, lost, num), kind = handed, type(optimizer).__name__
         slots = {id(v) for v in optimizer._trainable_variables}
         built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
         accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
         trained = trained_in(self.model)
-        is_scheduled = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+        is_scheduled = isinstance(
+            optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
+        )
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-            held, params, slots, params_after, slots_after, (rate, count, calls) = _apart(numbers, groups)
+            held, params, slots, params_after, slots_after, (rate, count, calls) = _apart(
+                numbers, groups
+            )
             by_place = dict(zip(place, map(np.array, held), strict=True))
             states = [by_place.get(i) for i in range(num)], params, slots, params_after, slots_after
             states = states if self.log.wants_step(replica) else ([], [], [], [], [])
             counted = replica, accumulates, int(calls), clips, built
-            applied = Applied(order, id(optimizer), *states, float(rate), int(count), line, *counted)
+            applied = Applied(
+                order, id(optimizer), *states, float(rate), int(count), line, *counted
+            )
             known: dict[str, Any] = {"lost": tuple(lost), "kind": kind, "trained": trained}
             self.log.add(replace(applied, **known, is_scheduled=is_scheduled))
 
@@ -334,25 +375,6 @@ def _in_part(value: Any, shape: tuple[int, ...]) -> Any:
 def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
     rest = iter(values)
     return [list(itertools.islice(rest, len(group))) for group in groups]
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a class or module inside of a `with`; several may end in any order."""
-    held = _HELD.setdefault((owner, name), {})
-    held[value] = vars(owner).get(name, _GONE)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        before = held.pop(value)
-        later = next((each for each, own in held.items() if own is value), None)
-        if later is not None:
-            held[later] = before
-        elif before is _GONE:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 def room(model: keras.Model) -> int:

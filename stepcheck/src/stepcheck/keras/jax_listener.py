@@ -1,4 +1,4 @@
-"""The listener of an audit on JAX: eager, under `grad` and inside `jit`."""
+"""The listener on JAX: eager, under `grad` and inside `jit`."""
 
 import threading
 from collections import Counter
@@ -50,13 +50,17 @@ class EngineListener:
                 index = int(replica)
                 self._clock += 1
                 self._num_told[index] += bool(axes)
-                order = (self._num_told[index] << 32) + (index if axes else self._clock + _MOST_DEVICES)
+                order = (self._num_told[index] << 32) + (
+                    index if axes else self._clock + _MOST_DEVICES
+                )
                 told(order, index, [np.asarray(number) for number in numbers])
 
         if not _kinds(values):
             jax.effects_barrier()  # earlier values are reported first
             heard(np.zeros((), np.int32), *map(np.asarray, values))
-        elif self._spans_devices():  # JAX orders no other callback there, but has no derivative of this one
+        elif (
+            self._spans_devices()
+        ):  # JAX orders no other callback there, but has no derivative of this one
             replica = jax.lax.axis_index(axes) if axes else np.zeros((), np.int32)
             io_callback(heard, None, replica, *map(jax.lax.stop_gradient, values), ordered=True)
         else:
@@ -66,14 +70,18 @@ class EngineListener:
         """Whether the loop has programs on several devices, as far as is known here."""
         if not self._are_several and jax.device_count() > 1:
             arrays = jax.live_arrays()
-            self._are_several = bool(_axes()) or any(len(each.sharding.device_set) > 1 for each in arrays)
+            self._are_several = bool(_axes()) or any(
+                len(each.sharding.device_set) > 1 for each in arrays
+            )
         return self._are_several
 
     def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
         """Return the value, through an identity whose transpose tells the gradient."""
         if not _kinds([value]):
             return value  # nothing is differentiated
-        return _watched.bind(value, jax.lax.stop_gradient(value), told=lambda *both: self.tell(told, list(both)))
+        return _watched.bind(
+            value, jax.lax.stop_gradient(value), told=lambda *both: self.tell(told, list(both))
+        )
 
     def value(self, variable: keras.Variable) -> Tensor:
         """Return the value of a Keras variable here."""

@@ -11,7 +11,9 @@ import numpy as np
 from stepcheck.errors import SpecificationError, message
 from stepcheck.tree import Tensor
 
-Told = Callable[[int, int, list[np.ndarray]], None]  # the index of a call, of its replica, and the numbers
+Told = Callable[
+    [int, int, list[np.ndarray]], None
+]  # the index of a call, of its replica, and the numbers
 ENGINES = "jax", "tensorflow"
 
 
@@ -23,7 +25,10 @@ def listener() -> "Listener":
     """
     backend = keras.backend.backend()
     if backend not in ENGINES:
-        must, attempt = "Keras must run on JAX or TensorFlow.", "KERAS_BACKEND=jax or KERAS_BACKEND=tensorflow."
+        must, attempt = (
+            "Keras must run on JAX or TensorFlow.",
+            "KERAS_BACKEND=jax or KERAS_BACKEND=tensorflow.",
+        )
         raise SpecificationError(message(must, backend, attempt))
     return import_module(f"stepcheck.keras.{backend}_listener").EngineListener()
 

@@ -32,7 +32,9 @@ _AT_ONCE = 1 << 22  # outputs of the rows whose own weights are computed at once
 _FEW = 8  # rows by which weights of their own are told
 
 
-def _shares(objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int, ...]) -> np.ndarray | None:
+def _shares(
+    objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int, ...]
+) -> np.ndarray | None:
     """Return the rows' weights in a function that returns one number for a batch; None if they are equal.
 
     Args:
@@ -59,14 +61,24 @@ def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.nd
 
     def weights(own: Any, level: float) -> Any:
         values, found = loss.pair(own, np.full((len(own), *outputs[1:]), level, "float32"))
-        return None if found is None else np.broadcast_to(keras.ops.convert_to_numpy(found), values.shape)
+        return (
+            None
+            if found is None
+            else np.broadcast_to(keras.ops.convert_to_numpy(found), values.shape)
+        )
 
-    first, _ = attempt(lambda: weights(labels[:_FEW], 0.3))  # an error: of a function of batches of one size
+    first, _ = attempt(
+        lambda: weights(labels[:_FEW], 0.3)
+    )  # an error: of a function of batches of one size
     if first is None:
         return None
     if not np.array_equal(first, weights(labels[:_FEW], 0.6), equal_nan=True):
-        must = "The weights that a loss returns must be those of the labels, whatever the outputs are."
-        raise SpecificationError(message(must, loss.name, "the weights in its values, and values alone."))
+        must = (
+            "The weights that a loss returns must be those of the labels, whatever the outputs are."
+        )
+        raise SpecificationError(
+            message(must, loss.name, "the weights in its values, and values alone.")
+        )
     size = max(1, _AT_ONCE // max(1, int(np.prod(outputs[1:]))))
     parts = [weights(labels[start : start + size], 0.3) for start in range(0, len(labels), size)]
     return np.concatenate([np.asarray(part, "float32") for part in parts])
@@ -86,7 +98,10 @@ def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
 
     def moves(pair: list[Tree], others: Tree) -> float:
         """Return the effect of another first row on the number, beside these other rows."""
-        both = (tree.map_leaves(lambda row, other: np.concatenate([row[:1], other[1:]]), each, others) for each in pair)
+        both = (
+            tree.map_leaves(lambda row, other: np.concatenate([row[:1], other[1:]]), each, others)
+            for each in pair
+        )
         one, two = (keras.ops.convert_to_numpy(loss.whole(labels, each)) for each in both)
         return float(two) - float(one) if np.ndim(one) == 0 else float("nan")
 
@@ -97,12 +112,16 @@ def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
     return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
 
 
-def _is_of_a_batch(objective: "LossObjective", data: tuple[Tree, Tree, Tree], outputs: Tree) -> bool:
+def _is_of_a_batch(
+    objective: "LossObjective", data: tuple[Tree, Tree, Tree], outputs: Tree
+) -> bool:
     """Whether a loss of the user's own class gives one number for several rows."""
     num = min(NUM_COUPLED, tree.num_rows(data[:2]))
     made = tree.map_leaves(lambda leaf: np.full((num, *leaf.shape[1:]), 0.5, "float32"), outputs)
     labels, weight = (tree.map_leaves(lambda leaf: leaf[:num], part) for part in data[1:])
-    term, _ = attempt(lambda: objective.of(labels, made, weight))  # an error: of a loss of batches of one size
+    term, _ = attempt(
+        lambda: objective.of(labels, made, weight)
+    )  # an error: of a loss of batches of one size
     return isinstance(term, Whole)
 
 
@@ -121,12 +140,16 @@ class LossObjective(OneLoss, Objective):
         """Return the loss before its reduction, with the divisor of Keras."""
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training)
-        y_pred = y_pred if self.is_masked else tree.map_leaves(lambda leaf: leaf + 0, y_pred)  # without the mask
+        y_pred = (
+            y_pred if self.is_masked else tree.map_leaves(lambda leaf: leaf + 0, y_pred)
+        )  # without the mask
         return self.of(y, y_pred, weight)
 
     def of(self, y: Any, y_pred: Any, weight: Any = None) -> Term:
         """Return the loss of outputs; a single number for a batch cannot be masked."""
-        if isinstance(self.loss, Function) and not len((number := self.loss.whole(y, y_pred)).shape):
+        if isinstance(self.loss, Function) and not len(
+            (number := self.loss.whole(y, y_pred)).shape
+        ):
             if self.loss.is_coupled:
                 is_weighed = weight is not None and isinstance(self.given, keras.losses.Loss)
                 return Whole(self.given(y, y_pred, weight) if is_weighed else number)
@@ -140,7 +163,9 @@ class _AsCompiled(Objective):
     def __init__(self, model: keras.Model, loss: Any, x: Tree, y: Tree):
         symbols = outputs(model, x)
         given = (model.inputs, model.outputs) if getattr(model, "inputs", None) else ()
-        of = keras.Model(*given, name="audited")  # a default name would change those of later models
+        of = keras.Model(
+            *given, name="watched"
+        )  # a default name would change those of later models
         of.compile(loss=loss)
         of._compile_loss.build(y, symbols)
         self._loss, self._objective = of._compile_loss, CompiledObjective([])
@@ -165,23 +190,35 @@ class _AsCompiled(Objective):
             vars(model)["_compile_loss"] = before
 
 
-def by_output(model: keras.Model, objective: Objective, data: tuple[Tree, ...]) -> list[port.OfOutput]:
+def by_output(
+    model: keras.Model, objective: Objective, data: tuple[Tree, ...]
+) -> list[port.OfOutput]:
     """Return the losses of several outputs; none if the objective is no sum of them, one for each."""
     x, y, weight = data
-    if not isinstance(objective, CompiledObjective | _AsCompiled) or is_overridden(model, "compute_loss"):
+    if not isinstance(objective, CompiledObjective | _AsCompiled) or is_overridden(
+        model, "compute_loss"
+    ):
         return []
     symbols = outputs(model, x)
     leaves = [id(leaf) for leaf in tree.leaves(symbols)]
     calls = objective.calls(model, y, symbols, weight)
     at = [leaves.index(id(call.y_pred)) if id(call.y_pred) in leaves else -1 for call in calls]
     is_given = all(
-        isinstance(leaf, np.ndarray) for call in calls for leaf in (call.y_true, call.weight) if leaf is not None
+        isinstance(leaf, np.ndarray)
+        for call in calls
+        for leaf in (call.y_true, call.weight)
+        if leaf is not None
     )
     if len(leaves) < 2 or -1 in at or len({*at}) < len(at) or not is_given:
         return []
     return [
         port.OfOutput(
-            i, call.name, LossObjective(averaging(call.loss)), float(call.coefficient), call.y_true, call.weight
+            i,
+            call.name,
+            LossObjective(averaging(call.loss)),
+            float(call.coefficient),
+            call.y_true,
+            call.weight,
         )
         for i, call in zip(at, calls, strict=True)
     ]
@@ -197,8 +234,12 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         return loss
     if loss is None:
         if not getattr(model, "compiled", False) or model._compile_loss is None:
-            must, attempt = "The audit needs the loss that is meant.", "stepcheck.watch(model, data=(x, y), loss=...)."
-            raise SpecificationError(message(must, "loss=None, and a model without a compiled loss", attempt))
+            must, example = (
+                "The loss that is meant must be stated.",
+                "watch(model, data, loss=...).",
+            )
+            received = "loss=None, and a model without a compiled loss"
+            raise SpecificationError(message(must, received, example))
         loss = model.loss
         if isinstance(loss, dict | list | tuple) or is_overridden(model, "compute_loss"):
             if not model._compile_loss.built:  # as `fit` does before its first batch
@@ -210,14 +251,15 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         except (TypeError, ValueError, KeyError) as error:
             must = "Several losses must fit the model's outputs and the labels, as in compile."
             raise SpecificationError(message(must, f"{loss}: {error}", "one for each.")) from error
+    stated = loss
     if isinstance(loss, str):
-        loss = keras.losses.get(loss)
+        loss, _ = attempt(lambda: keras.losses.get(stated))
     if isinstance(loss, keras.losses.Loss):
         return LossObjective(averaging(loss))
-    if callable(loss):
+    if callable(loss) and not isinstance(loss, type):
         return LossObjective(Function(loss))
     must = "loss must be a Keras loss, a function of labels and outputs, or an Objective."
-    raise SpecificationError(message(must, type(loss).__name__, "loss=keras.losses.MeanSquaredError()."))
+    raise SpecificationError(message(must, repr(stated), "loss=keras.losses.MeanSquaredError()."))
 
 
 def weighed(
@@ -272,13 +314,18 @@ def outputs(model: keras.Model, x: Tree) -> Tree:
 
 def are_numbers(leaf: object) -> bool:
     """Whether a part of a model's outputs has numbers; others may be text, or objects of the user's."""
-    return ops.is_tensor(leaf) or isinstance(leaf, int | float | np.ndarray | np.generic | keras.Variable)
+    return ops.is_tensor(leaf) or isinstance(
+        leaf, int | float | np.ndarray | np.generic | keras.Variable
+    )
 
 
 def tensors(outputs: Tree) -> list[Tensor]:
     """Return the numbers in a model's outputs, as tensors."""
     leaves = [leaf for leaf in tree.leaves(outputs) if are_numbers(leaf)]
-    return [ops.convert_to_tensor(leaf.value if isinstance(leaf, keras.Variable) else leaf) for leaf in leaves]
+    return [
+        ops.convert_to_tensor(leaf.value if isinstance(leaf, keras.Variable) else leaf)
+        for leaf in leaves
+    ]
 
 
 def is_result(leaf: object) -> bool:
@@ -313,5 +360,8 @@ class Pulled(Objective):
         """Return the outputs times the derivative, by row: the sum of these has this derivative."""
         outputs = tensors(model(batch[0], training=training))
         num = batch[1][0].shape[0]  # that of the outputs is not known behind a layer of text
-        parts = [ops.reshape(ops.cast(o, "float32") * d, (num, -1)) for o, d in zip(outputs, batch[1], strict=True)]
+        parts = [
+            ops.reshape(ops.cast(o, "float32") * d, (num, -1))
+            for o, d in zip(outputs, batch[1], strict=True)
+        ]
         return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,), "float32")))

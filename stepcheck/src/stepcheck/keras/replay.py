@@ -1,4 +1,4 @@
-"""Keras behind the port of the audit: a model as a function of recorded values."""
+"""Keras behind the port of the judge: a model as a function of recorded values."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +23,15 @@ from wholestep.engines import choose
 from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, mask_of, read
 from wholestep.program import ProgramCache
 
-_FEW, _FEW_ROWS, _SAME = 3, 16, 1e-3  # passes, and rows, by which it is seen that a loss is one of rows
+_FEW, _FEW_ROWS, _SAME = (
+    3,
+    16,
+    1e-3,
+)  # passes, and rows, by which it is seen that a loss is one of rows
 _PULLED, _BY_WEIGHT = Pulled(), "mean_with_sample_weight"
-_OF_LOSSES = ProgramCache(128)  # the derivatives of Keras' losses, for all replays: a search tries the same ones anew
+_OF_LOSSES = ProgramCache(
+    128
+)  # the derivatives of Keras' losses, for all replays: a search tries the same ones anew
 
 
 class Replay(Port):
@@ -34,7 +40,9 @@ class Replay(Port):
     losses = families
     most_shapes = 6  # programs for each shape take a compiler seconds
 
-    def __init__(self, model: keras.Model, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
+    def __init__(
+        self, model: keras.Model, data: tuple[Tree, ...], *, by_pass: ByPass | None = None
+    ):
         super().__init__(model, data, by_pass=by_pass)
         layers = model._flatten_layers()
         dtypes = [layer.compute_dtype for layer in layers]
@@ -76,10 +84,20 @@ class Replay(Port):
     def unmasked(self, objective: Any, pieces: list[Piece]) -> Any:
         loss: Any = getattr(objective, "loss", None)
         labels, weight = self.data[1], self.data[2]
-        is_own = not isinstance(loss, families.Function) or loss.has_own_weights or loss.reduction == _BY_WEIGHT
+        is_own = (
+            not isinstance(loss, families.Function)
+            or loss.has_own_weights
+            or loss.reduction == _BY_WEIGHT
+        )
         reductions = (_BY_WEIGHT, *("sum_over_batch_size", "mean") * (weight is None))
-        is_known = type(objective) is LossObjective and is_own and getattr(loss, "reduction", "") in reductions
-        if not (self.is_masked and is_known and self.by_pass is None and isinstance(labels, np.ndarray)):
+        is_known = (
+            type(objective) is LossObjective
+            and is_own
+            and getattr(loss, "reduction", "") in reductions
+        )
+        if not (
+            self.is_masked and is_known and self.by_pass is None and isinstance(labels, np.ndarray)
+        ):
             return objective
         known = [piece for piece in pieces if piece.is_known and piece.called.is_whole]
         masks = [(piece.rows, mask) for piece in known if (mask := self._mask(piece)) is not None]
@@ -93,7 +111,9 @@ class Replay(Port):
             if weight is None:
                 loss = copy(loss)
                 loss.reduction, self.data = _BY_WEIGHT, (self.data[0], labels, made)
-            elif (w := np.asarray(weight)).shape != made.shape or np.any(w[used] * (made[used] == 0)):
+            elif (w := np.asarray(weight)).shape != made.shape or np.any(
+                w[used] * (made[used] == 0)
+            ):
                 return objective
         self.is_masked = False
         return LossObjective(loss, is_masked=False)
@@ -102,8 +122,14 @@ class Replay(Port):
         loss: Any = getattr(objective, "loss", None)
         if not isinstance(loss, families.Function) or loss.is_coupled:
             return
-        known = [piece for piece in pieces if piece.is_known and len(piece.called.outputs) == 1 < len(piece.rows)]
-        loss.is_coupled = any(_is_of_all(loss, p.called.outputs[0], *self.batch(p)[1:]) for p in known[:_FEW])
+        known = [
+            piece
+            for piece in pieces
+            if piece.is_known and len(piece.called.outputs) == 1 < len(piece.rows)
+        ]
+        loss.is_coupled = any(
+            _is_of_all(loss, p.called.outputs[0], *self.batch(p)[1:]) for p in known[:_FEW]
+        )
 
     def by_output(self, objective: Any) -> list[OfOutput]:
         return [] if self.by_pass else by_output(self.model, objective, self.data)
@@ -113,11 +139,15 @@ class Replay(Port):
 
         def run(params: list, buffers: list, inputs: list) -> Tensor:
             with self._scope(params, buffers):
-                mask = mask_of(tree.leaves(self.model(self._packed(inputs), training=False))[self.output])
+                mask = mask_of(
+                    tree.leaves(self.model(self._packed(inputs), training=False))[self.output]
+                )
             return ops.zeros(()) if mask is None else mask
 
         found = np.asarray(
-            self._program(("mask", self.output), run)(piece.called.params, piece.called.buffers, piece.called.inputs)
+            self._program(("mask", self.output), run)(
+                piece.called.params, piece.called.buffers, piece.called.inputs
+            )
         )
         return found if found.ndim else None
 
@@ -126,7 +156,9 @@ class Replay(Port):
 
     def beside(self, i: int) -> list[int]:
         variables = self.model.trainable_variables
-        homes = [{id(v) for v in layer._trainable_variables} for layer in self.model._flatten_layers()]
+        homes = [
+            {id(v) for v in layer._trainable_variables} for layer in self.model._flatten_layers()
+        ]
         beside = set[int]().union(*(home for home in homes if id(variables[i]) in home))
         return [j for j, v in enumerate(variables) if id(v) in beside]
 
@@ -134,20 +166,29 @@ class Replay(Port):
         own = {id(v) for layer in self.model._flatten_layers() for v in layer._trainable_variables}
         return [i for i, v in enumerate(self._others) if id(v) in own]
 
-    def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
-        config, _ = attempt(optimizer.get_config)  # an error: of a step of JAX that was ended halfway
+    def stepped(
+        self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
+    ) -> list | None:
+        config, _ = attempt(
+            optimizer.get_config
+        )  # an error: of a step of JAX that was ended halfway
         if not config or "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
             return None
         other, _ = attempt(lambda: type(optimizer).from_config(config))
         if other is None:  # an error of an optimizer with arguments of its own
             return None
         other.loss_scale_factor = None  # the gradients are divided already
-        if any(a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads) for a, grads in steps):
+        if any(
+            a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads)
+            for a, grads in steps
+        ):
             return None
-        variables = [keras.Variable(value, name="audited") for value in steps[0][0].params]
+        variables = [keras.Variable(value, name="replayed") for value in steps[0][0].params]
         other.build(variables)
         slots = steps[0][0].slots
-        if len(slots) == len(other.variables):  # else the optimizer was not built: its state is as it begins
+        if len(slots) == len(
+            other.variables
+        ):  # else the optimizer was not built: its state is as it begins
             for variable, value in zip(other.variables, slots, strict=True):
                 variable.assign(value)
         for applied, grads in steps:
@@ -155,7 +196,10 @@ class Replay(Port):
                 variable.assign(value)
             if not callable(getattr(other, "_learning_rate", None)):
                 other.learning_rate = applied.learning_rate
-            tensors = [ops.convert_to_tensor(g, dtype=v.dtype) for g, v in zip(grads, variables, strict=True)]
+            tensors = [
+                ops.convert_to_tensor(g, dtype=v.dtype)
+                for g, v in zip(grads, variables, strict=True)
+            ]
             other.apply(tensors, variables)
         return [np.array(ops.convert_to_numpy(v)) for v in variables]
 
@@ -175,14 +219,24 @@ class Replay(Port):
         outputs, buffers = program(piece.called.params, piece.called.buffers, piece.called.inputs)
         return [np.asarray(leaf) for leaf in outputs], [np.asarray(leaf) for leaf in buffers]
 
-    def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
+    def terms(
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        *,
+        training: bool,
+        is_by_outputs: bool = False,
+    ) -> Terms:
         num = len(piece.called.inputs[0])
         found: dict = {}
 
         def summed(outcome: Reading) -> list[tuple[Tensor, Tensor]]:
             terms = checked(outcome.terms, num)
             is_mean = outcome.is_complete  # a custom `compute_loss` returns the mean of its batch
-            found["terms"] = [(float(t.coefficient), is_mean or isinstance(t, Mean)) for t in terms.values()]
+            found["terms"] = [
+                (float(t.coefficient), is_mean or isinstance(t, Mean)) for t in terms.values()
+            ]
             found["names"] = tuple(map(str, terms))
             return [_by_row(term, num) for term in terms.values()]
 
@@ -193,14 +247,23 @@ class Replay(Port):
             return ops.stack([s[0] for s in sums]), ops.stack([s[1] for s in sums]), penalty
 
         if is_by_outputs and not self.has_losses:
-            term = objective.of(batch[1], ops.convert_to_tensor(piece.called.outputs[0]), *batch[2:])
+            term = objective.of(
+                batch[1], ops.convert_to_tensor(piece.called.outputs[0]), *batch[2:]
+            )
             parts = summed(read(term, {}))
             values, weights, penalty = *zip(*parts, strict=True), 0.0
         else:
             program, found = self._program(("terms", training, id(objective), num), run, found)
             values, weights, penalty = program(piece.called.params, piece.called.buffers, batch)
         coefficients, divided = (np.array(each) for each in zip(*found["terms"], strict=True))
-        return Terms(np.array(values), np.array(weights), coefficients, divided, float(penalty), found["names"])
+        return Terms(
+            np.array(values),
+            np.array(weights),
+            coefficients,
+            divided,
+            float(penalty),
+            found["names"],
+        )
 
     def gradient(
         self,
@@ -219,7 +282,10 @@ class Replay(Port):
                 with self._scope(params, buffers):
                     outcome = read(objective(self.model, batch, training), {})
                     sums, own = _sums(outcome, num), self._penalty(outcome)
-                total = ops.sum(ops.where(factors == 0, ops.zeros_like(sums), sums) * factors) + penalty * own
+                total = (
+                    ops.sum(ops.where(factors == 0, ops.zeros_like(sums), sums) * factors)
+                    + penalty * own
+                )
                 return total, own
 
             return self._ops.differentiate(loss, params)
@@ -253,12 +319,16 @@ class Replay(Port):
         """Return the function whose first result is the derivative by outputs; equal Keras losses share it."""
         function, key = partial(_by_loss, self._ops, objective, num), _key_of(objective)
         if key is None:
-            return function if is_once else self._program(("derivative", id(objective), num), function)
+            return (
+                function if is_once else self._program(("derivative", id(objective), num), function)
+            )
         if (*key, num) not in _OF_LOSSES:
             _OF_LOSSES[*key, num] = self._traced(function)
         return _OF_LOSSES[*key, num]
 
-    def of_frozen(self, piece: Piece, objective: Objective, i: int, *, training: bool) -> np.ndarray:
+    def of_frozen(
+        self, piece: Piece, objective: Objective, i: int, *, training: bool
+    ) -> np.ndarray:
         num = len(piece.called.inputs[0])
 
         def run(params: list, buffers: list, chosen: list, batch: Any) -> tuple:
@@ -277,11 +347,17 @@ class Replay(Port):
 
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
         batch = self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in chosen]
-        return self.gradient(piece, _PULLED, batch, np.ones((1, len(piece.called.inputs[0]))), training=training)
+        return self.gradient(
+            piece, _PULLED, batch, np.ones((1, len(piece.called.inputs[0]))), training=training
+        )
 
     def _penalty(self, outcome: Reading) -> Tensor:
-        losses = [] if outcome.is_complete else self.model.losses  # which a custom `compute_loss` has added
-        return sum((ops.cast(ops.sum(loss), "float32") for loss in losses), ops.zeros((), "float32"))
+        losses = (
+            [] if outcome.is_complete else self.model.losses
+        )  # which a custom `compute_loss` has added
+        return sum(
+            (ops.cast(ops.sum(loss), "float32") for loss in losses), ops.zeros((), "float32")
+        )
 
     def _scope(self, params: list, buffers: list) -> keras.StatelessScope:
         held = [*zip(self.model.trainable_variables, params, strict=True)]
@@ -304,14 +380,24 @@ def _key_of(objective: Any) -> tuple | None:
     """Return the key of a Keras loss; None for other objectives."""
     loss: Any = getattr(objective, "loss", None)
     kind = type(loss)
-    is_known = kind.__module__.startswith("keras.src.") and kind.__name__ != "LossFunctionWrapper"  # of any function
+    is_known = (
+        kind.__module__.startswith("keras.src.") and kind.__name__ != "LossFunctionWrapper"
+    )  # of any function
     if type(objective) is not LossObjective or not is_known:
         return None
     traced = keras.config.epsilon(), keras.config.floatx()
-    return kind, objective.is_masked, str(loss.dtype), repr(sorted(loss.get_config().items())), *traced
+    return (
+        kind,
+        objective.is_masked,
+        str(loss.dtype),
+        repr(sorted(loss.get_config().items())),
+        *traced,
+    )
 
 
-def _by_loss(operations: Any, objective: Any, num: int, given: list, labels: Tree, weights: Tree) -> tuple:
+def _by_loss(
+    operations: Any, objective: Any, num: int, given: list, labels: Tree, weights: Tree
+) -> tuple:
     def total(given: list) -> tuple:
         return ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0]), given[0]
 
@@ -335,18 +421,23 @@ def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
     if isinstance(term, Whole):
         first = ops.cast(ops.arange(num) == 0, term.values.dtype)
         return first * term.values, first
-    weights = ops.ones_like(term.values) if term.weights is None else ops.cast(term.weights, term.values.dtype)
-    weights = ops.reshape(weights, tuple(weights.shape) + (1,) * (len(term.values.shape) - len(weights.shape)))
-    weights = ops.broadcast_to(weights, term.values.shape)
-    values = ops.cast(ops.where(weights == 0, ops.zeros_like(term.values), term.values) * weights, "float32")
-    weights = ops.cast(weights, "float32")
-    return ops.sum(ops.reshape(values, (num, -1)), axis=1), ops.sum(ops.reshape(weights, (num, -1)), axis=1)
+    values, weights = term.values, term.weights
+    weights = ops.ones_like(values) if weights is None else ops.cast(weights, values.dtype)
+    missing = len(values.shape) - len(weights.shape)
+    weights = ops.reshape(weights, tuple(weights.shape) + (1,) * missing)
+    weights = ops.broadcast_to(weights, values.shape)
+    values = ops.where(weights == 0, ops.zeros_like(values), values) * weights
+    by_row = (ops.reshape(ops.cast(each, "float32"), (num, -1)) for each in (values, weights))
+    values, weights = (ops.sum(each, axis=1) for each in by_row)
+    return values, weights
 
 
 def untrained(model: keras.Model) -> list[keras.Variable]:
     """Return the variables that no gradient moves: the model's own list, and the states of its recurrent layers."""
-    states = [getattr(layer, "states", None) for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
-    return [*model.non_trainable_variables, *(v for v in keras.tree.flatten(states) if isinstance(v, keras.Variable))]
+    stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    states = keras.tree.flatten([getattr(layer, "states", None) for layer in stateful])
+    recurrent = (state for state in states if isinstance(state, keras.Variable))
+    return [*model.non_trainable_variables, *recurrent]
 
 
 def _is_of_all(loss: Any, outputs: np.ndarray, labels: Tree, weights: Tree = None) -> bool:
@@ -390,7 +481,9 @@ def values(model: keras.Model) -> Values | None:
     """Return copies of a model's values; None in a trace, or if a step of JAX has taken them (`donate_argnums`)."""
     groups = model.trainable_variables, untrained(model)
     try:
-        return Values(*([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups))
+        return Values(
+            *([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups)
+        )
     except (TypeError, RuntimeError, AttributeError):  # raised by Keras, JAX and TensorFlow
         return None
 
@@ -400,4 +493,6 @@ def is_outdated_in(model: keras.Model) -> bool:
     optimizer = vars(model).get("optimizer")
     if vars(model).get("train_function") is None or not getattr(optimizer, "built", False):
         return False
-    return {id(v) for v in optimizer._trainable_variables} != {id(v) for v in model.trainable_variables}
+    return {id(v) for v in optimizer._trainable_variables} != {
+        id(v) for v in model.trainable_variables
+    }

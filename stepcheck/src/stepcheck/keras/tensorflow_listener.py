@@ -1,4 +1,4 @@
-"""The listener of an audit on TensorFlow: eager and inside a `tf.function`."""
+"""The listener on TensorFlow: eager and inside a `tf.function`."""
 
 import sys
 import threading
@@ -20,7 +20,11 @@ from stepcheck.user_code.stack import running, uncollected
 _ACTIVATIONS = "Softmax", "Sigmoid"
 _MOST_WATCHED = 64  # values that wait for their gradients
 _FUNCTION = type(tf.function(lambda: None))
-_KNOWN = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy, type(tf.distribute.get_strategy())
+_KNOWN = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+    type(tf.distribute.get_strategy()),
+)
 
 
 class EngineListener:
@@ -45,7 +49,9 @@ class EngineListener:
     def listening(self) -> Iterator[None]:
         """Count the open tapes, and take the gradients by watched values. Earlier traces are kept."""
         tape = tf.GradientTape
-        enter, leave, gradient = (tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient"))
+        enter, leave, gradient = (
+            tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient")
+        )
 
         def counted(taken: tf.GradientTape) -> tf.GradientTape:
             if not self._num_open:  # else a tape around this one may have the same values
@@ -57,15 +63,27 @@ class EngineListener:
             self._num_open -= 1
             return leave(taken, *raised)
 
-        def asked(taken: tf.GradientTape, target: Tensor, sources: Tree, *arguments: object, **others: object) -> Tree:
-            is_of_variables = any(hasattr(source, "assign") for source in keras.tree.flatten(sources))
+        def asked(
+            taken: tf.GradientTape,
+            target: Tensor,
+            sources: Tree,
+            *arguments: object,
+            **others: object,
+        ) -> Tree:
+            is_of_variables = any(
+                hasattr(source, "assign") for source in keras.tree.flatten(sources)
+            )
             watched = self._watched_here() if is_of_variables else []
-            found, *own = gradient(taken, target, [sources, *(each for each, *_ in watched)], *arguments, **others)
+            found, *own = gradient(
+                taken, target, [sources, *(each for each, *_ in watched)], *arguments, **others
+            )
             for (_, value, tell), grad in zip(watched, own, strict=True):
                 if grad is not None:
                     self.tell(tell, [value, grad])
             if not taken._persistent:
-                self._done().update(id(each) for (each, *_), g in zip(watched, own, strict=True) if g is not None)
+                self._done().update(
+                    id(each) for (each, *_), g in zip(watched, own, strict=True) if g is not None
+                )
             return found
 
         call, without = _FUNCTION.__call__, list[Any]()
@@ -73,7 +91,10 @@ class EngineListener:
         def called(function: Any, *arguments: object, **others: object) -> Any:
             if function._jit_compile and not function.experimental_get_tracing_count():
                 module = function.python_function.__module__ or ""
-                if module.split(".")[0] not in ("keras", "wholestep"):  # theirs are compiled as ever
+                if module.split(".")[0] not in (
+                    "keras",
+                    "wholestep",
+                ):  # theirs are compiled as ever
                     function._jit_compile = False
                     without.append(function)
             return call(function, *arguments, **others)
@@ -91,7 +112,9 @@ class EngineListener:
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told`; a counter, incremented first, gives the operations of a trace an order."""
         context = tf.distribute.get_replica_context()
-        replica = 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
+        replica = (
+            0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
+        )
         if tf.executing_eagerly():
             self._clock.assign_add(1)
             told(int(self._clock), replica, [np.asarray(value) for value in values])
@@ -107,7 +130,9 @@ class EngineListener:
 
     def watch_gradient(self, value: Any, told: Told) -> Tensor:
         """Return a copy of the value, whose gradient is taken with the variables' gradients."""
-        is_hidden = not tf.executing_eagerly() and value.op.type in _ACTIVATIONS  # Keras would take what it gets
+        is_hidden = (
+            not tf.executing_eagerly() and value.op.type in _ACTIVATIONS
+        )  # Keras would take what it gets
         logits = getattr(value, "_keras_logits", None)  # of which Keras' cross entropies are
         if not value.dtype.is_floating or (logits is None and is_hidden):
             return value
@@ -116,7 +141,11 @@ class EngineListener:
         if logits is not None:
             copy._keras_logits = tf.identity(logits)
             self._waiting().append(
-                (copy._keras_logits, copy, lambda order, replica, both: told(order, replica, _by_output(*both)))
+                (
+                    copy._keras_logits,
+                    copy,
+                    lambda order, replica, both: told(order, replica, _by_output(*both)),
+                )
             )
         return copy
 
@@ -165,7 +194,9 @@ class EngineListener:
                 getattr(frame.f_locals.get("self"), "_jit_compile", None) is True
                 and "tensorflow" in frame.f_code.co_filename
             ):
-                return "what runs in a tf.function(jit_compile=True), from which nothing can be told"
+                return (
+                    "what runs in a tf.function(jit_compile=True), from which nothing can be told"
+                )
         return ""
 
     def stack(self) -> Iterable[tuple[str, int]]:
@@ -189,5 +220,7 @@ def _places(operation: tf.Operation) -> list[tuple[str, int]]:
 def _by_output(output: np.ndarray, by_logits: np.ndarray) -> list[np.ndarray]:
     """Return [output, a derivative by the output] that gives this one by the logits: of a softmax, or of a sigmoid."""
     known = np.maximum(output.astype("float64"), 1e-30)
-    is_softmax = output.ndim > 1 and output.shape[-1] > 1 and np.allclose(output.sum(-1), 1, atol=1e-3)
+    is_softmax = (
+        output.ndim > 1 and output.shape[-1] > 1 and np.allclose(output.sum(-1), 1, atol=1e-3)
+    )
     return [output, by_logits / (known if is_softmax else known * np.maximum(1 - known, 1e-30))]

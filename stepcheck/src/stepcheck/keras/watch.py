@@ -27,7 +27,7 @@ from wholestep.errors import WholestepError
 
 
 class _Unentered(AbstractContextManager):
-    """The context of an audit, which begins in `with`; its text says so."""
+    """The context of a watched loop, which begins in `with`; its text says so."""
 
     def __init__(self, begin: Callable[[], AbstractContextManager[Report]]):
         self._begin = begin
@@ -67,11 +67,13 @@ def _watching(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Re
     log.room = room(model)
     log.begin(made.before)
     try:
-        with Hooks(model, listener(), log, has_twins=True).on():
+        with Hooks(model, listener(), log).on():
             yield report
     except BaseException as error:
-        log.unjudged.append(Unjudged(Reason.ENDED, updates=log.num_updates, told=type(error).__name__))
-        _close(report, made)
+        log.unjudged.append(
+            Unjudged(Reason.ENDED, updates=log.num_updates, told=type(error).__name__)
+        )
+        attempt(lambda: _close(report, made))  # an error here would hide the loop's
         raise
     made.ended = None if log.is_cut else values(model)
     _close(report, made)
@@ -81,7 +83,10 @@ def _close(report: Report, made: Case) -> None:
     """Close a report with its case, of the weights that `fit` got if none were stated."""
     names, x = [each.name for each in getattr(made.model, "inputs", None) or []], made.data[0]
     if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
-        made.data = (dict(zip(names, x, strict=True)), *made.data[1:])  # the order of a dict is that of its names
+        made.data = (
+            dict(zip(names, x, strict=True)),
+            *made.data[1:],
+        )  # the order of a dict is that of its names
     (fitted, by_class, weight), (x, y, stated) = made.log.fitted, made.data
     if stated is None and by_class is not None:
         try:
@@ -95,9 +100,8 @@ def _close(report: Report, made: Case) -> None:
         else:
             made.log.leave(Reason.WEIGHTS_NOT_STATED, Stage.GRADIENT)
             made.objective = NoLoss()
-    found, error = attempt(
-        lambda: weighed(made.model, made.data, made.objective)
-    )  # after the loop: it may have a state
+    # The loss is called after the loop: it may have a state.
+    found, error = attempt(lambda: weighed(made.model, made.data, made.objective))
     if error is not None:
         made.log.leave(Reason.LOSS_FAILED, Stage.GRADIENT, type(error).__name__)
     elif found is not None:
@@ -113,42 +117,55 @@ def case(
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: keras.optimizers.Optimizer | None = None,
-    before: list[np.ndarray] | None = None,
 ) -> Case:
-    """Return the case of an audit, of the present data, and of the present weights unless `before` is given.
+    """Return the case of a loop that begins with the present data and weights.
 
     Raises:
-        SpecificationError: the model, the data or the loss cannot be audited.
+        SpecificationError: the model, the data or the loss cannot be judged.
     """
     given = _checked(model, data)
     objective = meant(model, loss, *given[:2])
     if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
-        must, attempt = "optimizer must be an optimizer of Keras.", "the one that the loop applies, or leave it out."
+        must, attempt = (
+            "optimizer must be an optimizer of Keras.",
+            "the one that the loop applies, or leave it out.",
+        )
         raise SpecificationError(message(must, type(optimizer).__name__, attempt))
     own = getattr(model, "optimizer", None) if optimizer is None else optimizer
     own = getattr(own, "inner_optimizer", own)  # the one that moves the weights
     schedule = _schedule(own, learning_rate)
-    if before is None:
-        now = values(model)
-        before = now.params if now else []
-    made = Case(Replay, model, given, objective, schedule, log, before, optimizer=own, is_told=optimizer is not None)
+    now = values(model)
+    before = now.params if now else []
+    made = Case(
+        Replay,
+        model,
+        given,
+        objective,
+        schedule,
+        log,
+        before,
+        optimizer=own,
+        is_told=optimizer is not None,
+    )
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)
     return made
 
 
 def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
-    if not isinstance(model, keras.Model):
-        must, attempt = "The audit needs a Keras model.", "stepcheck.watch(model, data=(x, y))."
-        raise SpecificationError(message(must, type(model).__name__, attempt))
     if not isinstance(data, tuple | list) or len(data) not in (2, 3):
         received = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
-        must, attempt = "data must be (x, y) or (x, y, sample_weight).", "pass arrays, e.g. data=(x_train, y_train)."
+        must, attempt = (
+            "data must be (x, y) or (x, y, sample_weight).",
+            "pass arrays, e.g. data=(x_train, y_train).",
+        )
         raise SpecificationError(message(must, received, attempt))
     for leaf in tree.leaves(tuple(data)):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
             attempt = "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`."
-            raise SpecificationError(message("data must hold arrays.", type(leaf).__name__, attempt))
+            raise SpecificationError(
+                message("data must hold arrays.", type(leaf).__name__, attempt)
+            )
     x, y, *rest = (tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data)
     weight = rest[0] if rest else None
     tree.num_rows(tuple(part for part in (x, y, weight) if part is not None), "data")

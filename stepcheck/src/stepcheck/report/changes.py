@@ -20,7 +20,10 @@ from stepcheck.values import (
 )
 
 _MULTIPLES = {1.0: "", -1.0: "minus ", 2.0: "twice ", 0.5: "half of "}
-_WHOLE, _SAME = range(10, 5000), 1e-5  # numbers n of which 1 / n is written; a larger one may be close by chance
+_WHOLE, _SAME = (
+    range(10, 5000),
+    1e-5,
+)  # numbers n of which 1 / n is written; a larger one may be close by chance
 _MOST_NUMBERS = 4
 _SUM = {
     Unit.ROWS: "the number of rows",
@@ -204,7 +207,9 @@ def _predicate(change: Change) -> str:
 def _with_numbers(change: Change) -> str:
     numbers, names = change.numbers, change.names
     if change.detail is Detail.OF_OTHER_VARIABLE:  # each variable with its own
-        pairs = [f"{one} is that of {other}" for one, other in zip(names[::2], names[1::2], strict=True)]
+        pairs = [
+            f"{one} is that of {other}" for one, other in zip(names[::2], names[1::2], strict=True)
+        ]
         return f"of {', that of '.join(pairs)}"
     if change.detail is Detail.OTHER_FUNCTION:
         return f"is {names[0]} instead of {names[1]}"

@@ -15,7 +15,12 @@ from stepcheck.stages.gradients import by_parameter
 from stepcheck.trace.measure import FINE, SOLVED
 from stepcheck.trace.windows import PAD, Piece, Update, passes
 
-_MEANT, _RIGHT, _WRONG, _CHANGED = "#222222", "#7f9fbf", "#c8553d", "#1a7f3c"  # colours; _RIGHT, _WRONG: the loop's
+_MEANT, _RIGHT, _WRONG, _CHANGED = (
+    "#222222",
+    "#7f9fbf",
+    "#c8553d",
+    "#1a7f3c",
+)  # colours; _RIGHT, _WRONG: the loop's
 _NUM_PARAMETERS = 24
 _Distances = list[tuple[str, float, float]]  # as `by_parameter` yields them
 
@@ -27,7 +32,10 @@ def pictures(case: Case, verdict: Verdict) -> Iterator[Picture]:
         if (factors := factors_of_rows(e)) is not None:
             yield drawn(partial(_factors, e, *factors), 3.2)
         if parameters:
-            yield drawn(partial(_parameters, e, parameters), 1.6 + 0.28 * min(len(parameters), _NUM_PARAMETERS))
+            yield drawn(
+                partial(_parameters, e, parameters),
+                1.6 + 0.28 * min(len(parameters), _NUM_PARAMETERS),
+            )
     if verdict.seen is not None:
         known = [piece for piece in verdict.seen.pieces if piece.is_known]
         if known:
@@ -35,7 +43,11 @@ def pictures(case: Case, verdict: Verdict) -> Iterator[Picture]:
         updates, schedule = verdict.seen.updates, case.schedule
         if updates and np.isfinite(updates[0].applied.learning_rate):
             first = updates[0].applied.iterations
-            meant = None if schedule is None else np.array([schedule(first + i) for i in range(len(updates))])
+            meant = (
+                None
+                if schedule is None
+                else np.array([schedule(first + i) for i in range(len(updates))])
+            )
             yield drawn(partial(_rates, updates, meant), 2.8)
 
 
@@ -57,7 +69,10 @@ def _coloured(near: np.ndarray) -> list[str]:
 
 def _name_colours(axes: Any, near: np.ndarray, name: str) -> None:
     """Add the used ones of the two colours to the legend."""
-    for colour, is_there, end in ((_RIGHT, np.any(near), "the same"), (_WRONG, not np.all(near), "differs")):
+    for colour, is_there, end in (
+        (_RIGHT, np.any(near), "the same"),
+        (_WRONG, not np.all(near), "differs"),
+    ):
         if is_there:
             axes.plot([], [], "s", color=colour, ms=8, label=f"{name}: {end}")
 
@@ -71,18 +86,36 @@ def _factors(e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any) -
     _name_colours(axes, near, "in your loop")
     lost = x[np.isclose(solved, 0, atol=slack) & ~near]
     axes.plot(lost, np.zeros(len(lost)), "x", color=_WRONG, ms=8, mew=2, clip_on=False)
-    axes.stairs(should, np.arange(len(x) + 1) + 0.5, baseline=None, color=_MEANT, lw=1.5, label="as it should be")
+    axes.stairs(
+        should,
+        np.arange(len(x) + 1) + 0.5,
+        baseline=None,
+        color=_MEANT,
+        lw=1.5,
+        label="as it should be",
+    )
     top = max(float(np.max([solved, should])), 1e-12)
     axes.set_ylim(min(float(np.min(solved)), 0.0) * 1.1, top * 1.35)
     ends = np.cumsum([0, *(np.count_nonzero(weights) for weights in e.weights)])
     for i, (start, end) in enumerate(pairwise(ends) if len(ends) > 2 else (), start=1):
-        axes.text((start + end) / 2 + 0.5, top * 1.06, f"microbatch {i}", ha="center", fontsize=8, color="#666666")
+        axes.text(
+            (start + end) / 2 + 0.5,
+            top * 1.06,
+            f"microbatch {i}",
+            ha="center",
+            fontsize=8,
+            color="#666666",
+        )
         if i > 1:
             axes.axvline(start + 0.5, color="#999999", lw=0.8, ls=":")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="upper right", ncols=3, **LEGEND)
     axes.set_xlim(0.4, len(x) + 0.6)
-    bare(axes, f"row of update {e.update.number}, in the order in which it was used", "factor of the row's\ngradient")
+    bare(
+        axes,
+        f"row of update {e.update.number}, in the order in which it was used",
+        "factor of the row's\ngradient",
+    )
     end = "All bars reach the black line." if np.all(near) else "Red bars are off the black line."
     return "How much each row counts", end
 
@@ -102,7 +135,14 @@ def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> tuple[str, 
     axes.axvspan(floor / 2, fits, color="#3d9e5f", alpha=0.10, lw=0, zorder=0)
     axes.axvline(differs, color=_MEANT, lw=1, ls="--")
     axes.text(differs * 1.2, len(shown) - 0.38, "differs", fontsize=8, va="bottom")
-    axes.text(fits / 1.2, len(shown) - 0.38, "the same, but for rounding", fontsize=8, va="bottom", ha="right")
+    axes.text(
+        fits / 1.2,
+        len(shown) - 0.38,
+        "the same, but for rounding",
+        fontsize=8,
+        va="bottom",
+        ha="right",
+    )
     axes.set_xscale("log")
     axes.set_xlim(floor / 2, 4)
     axes.set_ylim(-0.6, len(shown) + 0.1)
@@ -124,7 +164,14 @@ def _orders(cut: list[list[Piece]], figure: Any) -> tuple[str, str]:
             axes.scatter(np.arange(1, len(rows) + 1), rows + 1, s=size, color="#35608f", lw=0)
             axes.set_title(f"pass {i + 1}: {len(rows)} rows", fontsize=10)
         else:
-            axes.text(0.5, 0.5, "no second pass was seen", transform=axes.transAxes, ha="center", color="#666666")
+            axes.text(
+                0.5,
+                0.5,
+                "no second pass was seen",
+                transform=axes.transAxes,
+                ha="center",
+                color="#666666",
+            )
         bare(axes, "place in the pass", "row of the data, from 1" if i == 0 else "")
     each_axes[0].yaxis.get_major_locator().set_params(integer=True)
     each_axes[0].set_ylim(bottom=0)
@@ -138,10 +185,16 @@ def _orders(cut: list[list[Piece]], figure: Any) -> tuple[str, str]:
 
 def _rates(updates: list[Update], meant: np.ndarray | None, figure: Any) -> tuple[str, str]:
     axes = figure.subplots()
-    numbers, used = [u.number for u in updates], np.array([u.applied.learning_rate for u in updates])
+    numbers, used = (
+        [u.number for u in updates],
+        np.array([u.applied.learning_rate for u in updates]),
+    )
     caption, near = "No schedule was given to compare with.", np.ones(len(used), bool)
     if meant is not None:
-        caption, near = "The points should lie on the line.", np.isclose(used, meant, rtol=FINE.differs)
+        caption, near = (
+            "The points should lie on the line.",
+            np.isclose(used, meant, rtol=FINE.differs),
+        )
         axes.plot(numbers, meant, color=_MEANT, lw=1.5, label="as it was meant", zorder=1)
         _name_colours(axes, near, "in your loop")
         axes.legend(loc="upper right", ncols=3, **LEGEND)

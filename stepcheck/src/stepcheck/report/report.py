@@ -52,13 +52,18 @@ class Report:
         return self._judged().judged
 
     @property
+    def failures(self) -> dict[Stage, str]:
+        """The tracebacks of errors inside of stepcheck, by the stage that has ended in one."""
+        return self._judged().failures
+
+    @property
     def has_seen(self) -> bool:
         """Whether at least one update on rows of the data was seen."""
         return self._judged().has_seen
 
     @property
     def is_right(self) -> bool:
-        """Whether all stages of an update were judged, and nothing was found."""
+        """Whether all stages were judged, and nothing was found; `unjudged` has the updates that were not."""
         return not self.findings and {*STAGES} <= {*self.judged}
 
     @property
@@ -78,7 +83,10 @@ class Report:
         """
         unknown = {*stages} - {*STAGES}
         if unknown:
-            must, attempt = f"Stages must be of {', '.join(STAGES)}.", "report.require('gradient', 'step')."
+            must, attempt = (
+                f"Stages must be of {', '.join(STAGES)}.",
+                "report.require('gradient', 'step').",
+            )
             raise SpecificationError(message(must, ", ".join(sorted(unknown)), attempt))
         wanted = {*stages} or {*STAGES}
         wrong = wanted & {finding.stage for finding in self.findings}
@@ -95,7 +103,9 @@ class Report:
             numbers = np.ravel(np.asarray(loss, "float64")).tolist()
         except (TypeError, ValueError) as error:
             must = "loss must be a number, or one for each pass over the data."
-            raise SpecificationError(message(must, type(loss).__name__, "report.printed(loss=[0.7, 0.5]).")) from error
+            raise SpecificationError(
+                message(must, type(loss).__name__, "report.printed(loss=[0.7, 0.5]).")
+            ) from error
         if not numbers or not np.all(np.isfinite(numbers)):
             must, attempt = "Printed losses must be finite numbers.", "leave out the others."
             raise SpecificationError(message(must, loss, attempt))
@@ -140,7 +150,7 @@ class Report:
                 return Verdict()
             case = self._own_case()
             num = case.log.num_updates
-            line = f"stepcheck: judging {num} updates of the loop, which may take minutes."
+            line = f"stepcheck: judging {num} updates of the loop, which may take a while."
             with notify_if_long(line, PATIENCE), shown():
                 self._verdict = case.judge()
         return self._verdict

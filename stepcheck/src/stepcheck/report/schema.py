@@ -48,6 +48,7 @@ def _finding(finding: Finding, framework: str) -> dict[str, Any]:
         "twins": [fault.id for fault in change.twins],
         "apart": finding.apart,
         "with_error": finding.with_error,
+        "is_beside": finding.is_beside,
         "updates": where.updates,
         "rows": where.rows,
         "parameters": where.parameters,

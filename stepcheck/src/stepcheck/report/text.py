@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from stepcheck.faults import Stage
+from stepcheck.faults import Error, Stage
 from stepcheck.judge import Case, Verdict
 from stepcheck.report import words
 from stepcheck.report.page import can_draw, figure, part_of_page
@@ -14,7 +14,10 @@ from stepcheck.values import Finding, Proof
 HIDDEN = 1e-3  # of a step's length: an optimizer that divides by the gradient's size hides a factor on it
 _REQUIRED = [stage for stage in Stage if stage is not Stage.PRINTED]
 EXPECTED, WITH_ERROR = "meant", "meant, with this error"
-WITH_OTHERS, WITH_ALL = "with the other errors", "with this error too"  # where a finding is one of several
+WITH_OTHERS, WITH_ALL = (
+    "with the other errors",
+    "with this error too",
+)  # where a finding is one of several
 Row = tuple[str, ...]
 
 
@@ -28,19 +31,23 @@ def first_line(verdict: Verdict) -> str:
     num = words.many(len(verdict.seen.updates), "update")
     left = [words.stage(stage) for stage in _REQUIRED if stage not in verdict.judged]
     if not left:
-        return f"{num}, all as meant: rows, forward pass, gradient, optimizer step, state.{_largest(verdict)}"
+        judged = ", ".join(map(words.stage, _REQUIRED))
+        where = " where they were judged" if verdict.unjudged else ""
+        return f"{num}, all as meant{where}: {judged}.{_largest(verdict)}"
     judged = ", ".join(map(words.stage, verdict.judged)) or "nothing"
     return f"Nothing found in {num}. Judged: {judged}. Not judged: {', '.join(left)}.{_largest(verdict)}"
 
 
 def _largest(verdict: Verdict) -> str:
-    """Return the largest distance of a gradient from the one that was meant, in words."""
+    """Return the largest distance of a gradient that is as meant, in words."""
     if not verdict.evidence:
         return ""
-    largest = max(e.without for e in verdict.evidence)
-    fits = verdict.evidence[0].meant.replay.tolerance.fits
-    num = words.many(len(verdict.evidence), "gradient")
-    return f" Largest distance of {num} from what was meant: {largest:.2g} (rounding: up to {fits:g})."
+    fits, differs = verdict.evidence[0].meant.replay.tolerance
+    apart = [e.without for e in verdict.evidence if e.without <= differs]
+    largest, num = max(apart, default=0.0), words.many(len(apart), "gradient")
+    return (
+        f" Largest distance of {num} from what was meant: {largest:.2g} (rounding: up to {fits:g})."
+    )
 
 
 def heading(finding: Finding) -> str:
@@ -66,8 +73,12 @@ def _unjudged(verdict: Verdict) -> list[str]:
 def _looked_at(verdict: Verdict, framework: str) -> str:
     num = len(verdict.seen.updates) if verdict.seen is not None else 0
     batches = words.many(verdict.num_batches, "batch", "batches")
-    failed = "".join(f" An error in the stage {words.stage(each)}: see as_json()." for each in verdict.failures)
-    return f"Looked at {words.many(num, 'update')} of {batches} of the data, on {framework}.{failed}"
+    failed = "".join(
+        f" An error in the stage {words.stage(each)}: see as_json()." for each in verdict.failures
+    )
+    return (
+        f"Looked at {words.many(num, 'update')} of {batches} of the data, on {framework}.{failed}"
+    )
 
 
 def _told(number: int, finding: Finding, framework: str) -> str:
@@ -77,7 +88,10 @@ def _told(number: int, finding: Finding, framework: str) -> str:
     if finding.proof is not None:
         rows = _table(finding.proof, _columns(finding))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        padded = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)
+        padded = (
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in rows
+        )
         lines += ["", *(f"   {line}".rstrip() for line in padded), ""]
     lines.append(f"   {_apart(finding)}")
     lines += [f"   {name}: {value}" for name, value in _facts(finding, framework)]
@@ -93,7 +107,9 @@ def _table(proof: Proof, names: tuple[str, str]) -> list[Row]:
     rows: list[Row] = [(f"update {proof.update}:", "yours", *names)]
     for number in proof.numbers:
         values = number.observed, number.expected, number.with_error
-        rows.append((words.number(number), *("-" if math.isnan(each) else f"{each:.6g}" for each in values)))
+        rows.append(
+            (words.number(number), *("-" if math.isnan(each) else f"{each:.6g}" for each in values))
+        )
     is_explained = not all(math.isnan(number.with_error) for number in proof.numbers)
     return rows if is_explained else [row[:3] for row in rows]
 
@@ -101,7 +117,8 @@ def _table(proof: Proof, names: tuple[str, str]) -> list[Row]:
 def _apart(finding: Finding) -> str:
     """Return both distances in words."""
     if math.isnan(finding.with_error):
-        return f"distance from what was meant {finding.apart:.2g}; no known error reproduces it"
+        unknown = "; no known error reproduces it" if finding.error is Error.UNLIKE else ""
+        return f"distance from what was meant {finding.apart:.2g}{unknown}"
     others, too = (" with the other errors", " too") if finding.is_beside else ("", "")
     meant = f"distance from what was meant{others} {finding.apart:.2g}"
     return f"{meant}; from that with this error{too} {finding.with_error:.2g}"
@@ -125,7 +142,10 @@ def _facts(finding: Finding, framework: str) -> Iterator[tuple[str, str]]:
         why = "the optimizer divides the gradient by its own size"
         yield "effect on the weights", f"{proof.step:.2g} of the step's length: {why}"
     else:
-        yield "effect on the weights", f"the step of update {proof.update} is off by {proof.step:.2g} of its length"
+        yield (
+            "effect on the weights",
+            f"the step of update {proof.update} is off by {proof.step:.2g} of its length",
+        )
 
 
 def html(case: Case, verdict: Verdict) -> str:
@@ -149,9 +169,14 @@ def _section(number: int, finding: Finding, framework: str) -> str:
     if finding.proof is not None:
         head, *rows = _table(finding.proof, _columns(finding))
         body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
-        parts.append(f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>")
+        parts.append(
+            f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"
+        )
     parts.append(f"<p>{escape(_apart(finding)).capitalize()}.</p><dl>")
-    parts += [f"<dt>{escape(name)}</dt><dd>{_coded(value)}</dd>" for name, value in _facts(finding, framework)]
+    parts += [
+        f"<dt>{escape(name)}</dt><dd>{_coded(value)}</dd>"
+        for name, value in _facts(finding, framework)
+    ]
     return f"{''.join(parts)}</dl>"
 
 

@@ -33,14 +33,14 @@ _REASONS = {
     Reason.NO_UPDATE: "no optimizer step was made, and no weight moved",
     Reason.OUTLINED: "the weights moved, and no update was seen: begin before the first step, so that functions which "
     "were traced or compiled earlier are not used",
-    Reason.NO_FORWARD_PASS: "no forward pass of this model was seen before them (layers called one by one?)",
+    Reason.NO_FORWARD_PASS: "no forward pass of this model was seen before them, as where layers are called one by one",
     Reason.OTHER_INPUTS: "the model's inputs are no rows of `data`, bit for bit: state the arrays that the model gets",
     Reason.OWN_STEP: "the weights do not move by a known optimizer's steps on the gradients that were meant",
     Reason.OWN_TRAINER: "they are made by `wholestep.Trainer`, whose `explain()` shows how they run",
     Reason.FEW_PASSES: "less than two whole passes over the data were seen",
     Reason.EQUAL_ROWS: "rows of the data have equal inputs, and which was meant cannot be told",
     Reason.DATA_AS_GIVEN: "no data are stated",
-    Reason.UNLIKE_OUTPUTS: "the outputs are not those of the model in either mode (draws outside of its seeds?)",
+    Reason.UNLIKE_OUTPUTS: "the outputs are not those of the model in either mode, as with draws outside of its seeds",
     Reason.RARE_SHAPES: "their batches have shapes that few others have",
     Reason.NOT_KEPT: "their numbers were not kept, to spare memory",
     Reason.NO_GRADIENT: "no gradient could be computed again",
@@ -65,9 +65,12 @@ _REASONS = {
     Reason.NO_TENSOR: "an output has no tensor",
     Reason.PROCESS_MISSING: "the record of another process is missing",
     Reason.PROCESSES_APART: "the processes share their gradients, and begin with different weights, which they keep",
-    Reason.CUT: "what was kept is as much as is kept",
+    Reason.CUT: "no more is kept",
     Reason.FAILED: "an error inside of stepcheck; please report it",
     Reason.BLIND: "what ran there reports no values",
+    Reason.PENALTY_BY_HAND: "multiples of the weights are added to what was meant: a penalty that is not stated",
+    Reason.CHANGED_BY_HAND: "what was meant is clipped or scaled by hand, which is not stated",
+    Reason.PRINTED_UNLIKE: "the numbers are not those of the loss that is meant, nor of an error that is known",
 }
 
 
@@ -131,10 +134,13 @@ def reason(unjudged: Unjudged) -> str:
     >>> reason(Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, 2))
     'gradient of 2 updates: their gradients are not finite'
     """
-    of = "the updates" if unjudged.stage is None else stage(unjudged.stage)
-    some = f" of {many(unjudged.updates, 'update')}" if unjudged.updates else ""
+    num = many(unjudged.updates, "update")
+    if unjudged.stage is None:
+        some = f"after {num}" if unjudged.updates else "the updates"
+    else:
+        some = stage(unjudged.stage) + f" of {num}" * bool(unjudged.updates)
     more = f" ({unjudged.told})" if unjudged.told else ""
-    return f"{of}{some}: {_REASONS[unjudged.reason]}{more}"
+    return f"{some}: {_REASONS[unjudged.reason]}{more}"
 
 
 def listed(parts: tuple, num: int = NUM_NAMED) -> str:

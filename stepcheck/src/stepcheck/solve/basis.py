@@ -49,7 +49,9 @@ class Basis:
         self.e, self.most_rows = e, most_rows
         self.sizes = [*e.update.sizes]
         self.starts = np.cumsum([0, *self.sizes])[:-1]
-        self.before = e.before if e.before is not None and len(e.before.handed) == len(e.handed) else None
+        self.before = (
+            e.before if e.before is not None and len(e.before.handed) == len(e.handed) else None
+        )
         self.has_penalty = e.meant.has_penalty and bool(np.any(e.penalty))
         first = e.terms[0]
         self.is_divided = bool(first.divided[0])
@@ -193,7 +195,9 @@ class Basis:
         if self.is_small:  # many shapes are sums of few rows
             return by_row @ self._kept(("rows", form), lambda: self._by_row(form))
         parts = (self._part(form, i, factors) for i, factors in enumerate(self.cut(by_row)))
-        return self._kept((form, by_row.tobytes()), lambda: sum(parts, np.zeros_like(self.e.handed)))
+        return self._kept(
+            (form, by_row.tobytes()), lambda: sum(parts, np.zeros_like(self.e.handed))
+        )
 
     def _by_row(self, form: Form) -> np.ndarray:
         if form == BASE:
@@ -204,12 +208,18 @@ class Basis:
     def of_term(self, i: int) -> np.ndarray:
         """Return the part of one term."""
         chosen = (np.arange(len(self.e.whole)) == i)[:, None]
-        return sum((self._part(BASE, j, chosen) for j in range(len(self.sizes))), np.zeros_like(self.e.handed))
+        return sum(
+            (self._part(BASE, j, chosen) for j in range(len(self.sizes))),
+            np.zeros_like(self.e.handed),
+        )
 
     def rows(self) -> list[np.ndarray]:
         """Return the part of each row, of all terms."""
         pairs = zip(self.e.rows, self.e.factors, strict=True)
-        parts = (np.einsum("tr,trp->rp", factors, rows.reshape(*factors.shape, -1)) for rows, factors in pairs)
+        parts = (
+            np.einsum("tr,trp->rp", factors, rows.reshape(*factors.shape, -1))
+            for rows, factors in pairs
+        )
         return self._kept("rows", lambda: [row for part in parts for row in part])
 
     def forget(self) -> None:
@@ -240,15 +250,24 @@ class Basis:
         num, factors = len(piece.rows), e.factors[i] * by_row
         moved = partial(e.meant.replay.batch, piece, has_their_weights=form.has_their_weights)
         batches = (moved(shift=shift) for shift in range(num))
-        return sum((e.gradient(i, factors / num, batch=batch) for batch in batches), np.zeros_like(e.handed))
+        return sum(
+            (e.gradient(i, factors / num, batch=batch) for batch in batches),
+            np.zeros_like(e.handed),
+        )
 
     def _batch(self, form: Form, piece: Piece) -> tuple:
         replay = self.e.meant.replay
-        rows = None if form.rows is None else np.where(piece.rows == PAD, 0, form.rows(self.e, piece))
+        rows = (
+            None if form.rows is None else np.where(piece.rows == PAD, 0, form.rows(self.e, piece))
+        )
         x, labels, *weight = replay.batch(piece, labels=rows)
         labels = labels if form.labels is None else tree.map_leaves(form.labels, labels)
         if (own := form.weights) is not None and weight:
-            weight = [tree.map_leaves(lambda leaf: replay.as_wide(own(self.e, piece, leaf), piece), replay.data[2])]
+            weight = [
+                tree.map_leaves(
+                    lambda leaf: replay.as_wide(own(self.e, piece, leaf), piece), replay.data[2]
+                )
+            ]
         return x, labels, *weight
 
     def _weights(self, form: Form) -> list[np.ndarray]:
@@ -262,8 +281,13 @@ class Basis:
         objective = meant.objective if is_of_meant else form.objective
 
         def found() -> list[np.ndarray]:
-            terms = [e.terms_of(p, objective, self._batch(form, p)).weights for p in e.update.pieces]
-            return [np.where(p.rows[None] == PAD, 0.0, w) for p, w in zip(e.update.pieces, terms, strict=True)]
+            terms = [
+                e.terms_of(p, objective, self._batch(form, p)).weights for p in e.update.pieces
+            ]
+            return [
+                np.where(p.rows[None] == PAD, 0.0, w)
+                for p, w in zip(e.update.pieces, terms, strict=True)
+            ]
 
         return self._kept(("weights", form), found)
 
@@ -310,7 +334,9 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
         return None
     labels = np.asarray(labels)
     _, first = np.unique(labels.reshape(len(labels), -1), axis=0, return_index=True)
-    if any(len(leaves) != 1 or are_too_many(objective, leaves[0], len(first)) for leaves in outputs):
+    if any(
+        len(leaves) != 1 or are_too_many(objective, leaves[0], len(first)) for leaves in outputs
+    ):
         return None
     if (solved := derivatives(e)) is None:
         return None
@@ -319,7 +345,10 @@ def labels_of_others(e: Evidence) -> list[np.ndarray] | None:
         had = solved[0][start : start + leaf.size].reshape(len(leaf), 1, -1)
         start += leaf.size
         given = np.repeat(leaf, len(first), axis=0), np.concatenate([labels[first]] * len(leaf))
-        could = replay.derivative(objective, *given).reshape(len(leaf), len(first), -1) * factors[0][:, None, None]
+        could = (
+            replay.derivative(objective, *given).reshape(len(leaf), len(first), -1)
+            * factors[0][:, None, None]
+        )
         apart = np.linalg.norm(had - could, axis=2)
         fits = apart <= _NEAR * np.linalg.norm(had, axis=2).max()
         most = max(1, _FEW_FIT * len(first))  # a mere sign has the labels of half the rows

@@ -72,13 +72,20 @@ def by_variable(bases: list[Basis], fits: float, *, is_bare: bool) -> Said | Non
         ways = [done[name] for name in some]
         changes.append(_of_variables(detail, [] if len(some) == len(names) > 1 else some, ways))
         costs.append(max(way.cost for way in ways))
-    made: Made = [np.concatenate([done[n].made[i] if n in done else own[n] for n in names]) for i, own in enumerate(of)]
+    made: Made = [
+        np.concatenate([done[n].made[i] if n in done else own[n] for n in names])
+        for i, own in enumerate(of)
+    ]
     return Said(changes, sum(costs), made, [])
 
 
 def _of_variables(detail: Detail, names: list[str], ways: list[_Way]) -> Change:
     if detail is Detail.OF_OTHER_VARIABLE:  # each variable with its own
-        pairs = [name for pair in zip(names, (str(way.told) for way in ways), strict=False) for name in pair]
+        pairs = [
+            name
+            for pair in zip(names, (str(way.told) for way in ways), strict=False)
+            for name in pair
+        ]
         return Change(Fault.GRADIENTS_SWAPPED, detail, names=tuple(pairs))
     numbers = tuple(dict.fromkeys(way.told for way in ways if not isinstance(way.told, str)))
     return Change(Fault.GRADIENT_CHANGED, detail, numbers, tuple(names))
@@ -171,7 +178,9 @@ def _clipped(everything: list[Evidence], fits: float) -> Iterator[float]:
     yield max(_by_norm([(h[n], m[n]) for h, m in parts], fits, same) for n in names)
     if not replay.is_in_part:
         shapes = dict(zip(replay.names, replay.shapes, strict=True))
-        lists = [([h[n] for n in names], [_centred(m[n], shapes[n]) for n in names]) for h, m in parts]
+        lists = [
+            ([h[n] for n in names], [_centred(m[n], shapes[n]) for n in names]) for h, m in parts
+        ]
         yield max(distance(handed, made) for handed, made in lists)
 
 

@@ -19,10 +19,16 @@ from stepcheck.solve.ratios import Counts, Reading, farthest_first, least, readi
 from stepcheck.trace.measure import SOLVED
 from stepcheck.values import MEANT, Change, Count, Detail, Group, Known, Level, Rows
 
-SPARE, RAW = 4, 8.0  # numbers beyond the unknowns of a solution; the cost of numbers without a fraction
+SPARE, RAW = (
+    4,
+    8.0,
+)  # numbers beyond the unknowns of a solution; the cost of numbers without a fraction
 SAME = 2 * SOLVED  # of norms to which gradients are clipped
 _RIGHT = Reading(0, MEANT, np.zeros(0))
-_ZERO, _KNOWN = 1e-4, 0.05  # of the largest factor: rounding; of a factor: by how much it may be off
+_ZERO, _KNOWN = (
+    1e-4,
+    0.05,
+)  # of the largest factor: rounding; of a factor: by how much it may be off
 _SURE, _CLIPPED = 2, 1.2  # costs: above the former more is tried; of a clip
 _OF_PENALTY = 1e-2  # relative
 _MOST_IN_ORDER, _MOST_NUMBERS = 4, 5
@@ -80,7 +86,9 @@ class _Solved(NamedTuple):
         return len(self.blocks[_ROWS].vectors)
 
 
-Made = list[np.ndarray | None]  # a gradient of each update; None where the update before is not known
+Made = list[
+    np.ndarray | None
+]  # a gradient of each update; None where the update before is not known
 
 
 class Said(NamedTuple):
@@ -116,7 +124,9 @@ def solve(vectors: Vectors, bases: list[Basis], fits: float) -> Iterator[Said]:
             return
 
 
-def _solved(vectors: Vectors, basis: Basis, fits: float, before: _Before | None, with_penalty: bool) -> _Solved | None:
+def _solved(
+    vectors: Vectors, basis: Basis, fits: float, before: _Before | None, with_penalty: bool
+) -> _Solved | None:
     e = basis.e
     blocks = _blocks(vectors, basis, before, with_penalty)
     fixed = e.penalty
@@ -135,7 +145,9 @@ def _solved(vectors: Vectors, basis: Basis, fits: float, before: _Before | None,
     return _Solved(basis, fixed, found)
 
 
-def _blocks(vectors: Vectors, basis: Basis, before: _Before | None, with_penalty: bool) -> dict[Quantity, _Block]:
+def _blocks(
+    vectors: Vectors, basis: Basis, before: _Before | None, with_penalty: bool
+) -> dict[Quantity, _Block]:
     e, at = basis.e, vectors.at(basis)
     meant = np.full(len(at), basis.unit)
     if vectors.level is Level.ROW:
@@ -179,13 +191,17 @@ def _series(solved: list[_Solved], quantity: Quantity) -> _Series:
 
     def joined(tables: list[dict]) -> dict:
         at = [block.at for _, block in own]
-        every = [{key: column[rows] for key, column in table.items()} for table, rows in zip(tables, at, strict=True)]
+        every = [
+            {key: column[rows] for key, column in table.items()}
+            for table, rows in zip(tables, at, strict=True)
+        ]
         keys = [key for key in every[0] if all(key in each for each in every)]
         return {key: np.concatenate([each[key] for each in every]) for key in keys}
 
     bases, blocks = zip(*own, strict=True)
     numbers, slack, meant = (
-        np.concatenate(each) for each in zip(*((b.numbers, b.slack, b.meant) for b in blocks), strict=True)
+        np.concatenate(each)
+        for each in zip(*((b.numbers, b.slack, b.meant) for b in blocks), strict=True)
     )
     tables = [basis.counts for basis in bases], [basis.sets for basis in bases]
     return _Series(numbers, slack, meant, *map(joined, tables))
@@ -222,7 +238,9 @@ def _raw(vectors: Vectors, solved: list[_Solved], series: _Series) -> Reading | 
     if level is Level.ROW and num_levels > max(2, len(numbers) // 10):
         return None
     ratios = np.divide(numbers, meant, out=np.ones_like(meant), where=meant != 0)
-    is_known = (meant != 0) & (series.slack <= _KNOWN * np.abs(meant))  # others have hardly a gradient
+    is_known = (meant != 0) & (
+        series.slack <= _KNOWN * np.abs(meant)
+    )  # others have hardly a gradient
     most = np.abs(ratios[is_known]).max(initial=0.0)
     ratios = np.where(np.abs(ratios) < _ZERO * most, 0.0, ratios)
     in_order, differing = ratios[: solved[0].num_rows], farthest_first(ratios[is_known])
@@ -254,7 +272,9 @@ def _of_rows(vectors: Vectors, series: _Series) -> list[Reading]:
     return sorted(found, key=lambda reading: reading.cost)
 
 
-def _combined(vectors: Vectors, solved: list[_Solved], rows: Reading, penalty: Reading, before: Reading) -> Said:
+def _combined(
+    vectors: Vectors, solved: list[_Solved], rows: Reading, penalty: Reading, before: Reading
+) -> Said:
     """Return what these readings say, its cost, and the gradients that they make."""
     bases = [each.basis for each in solved]
     ends = np.cumsum([each.num_rows for each in solved])[:-1]
@@ -272,7 +292,12 @@ def _combined(vectors: Vectors, solved: list[_Solved], rows: Reading, penalty: R
     elif not penalty.is_right:
         some = [each.basis for each in solved if _PENALTY in each.blocks]
         found.append(
-            (_named(Fault.PENALTY_COUNTED_OTHERWISE, of_penalty(some, penalty.values), penalty.count), _PENALTY)
+            (
+                _named(
+                    Fault.PENALTY_COUNTED_OTHERWISE, of_penalty(some, penalty.values), penalty.count
+                ),
+                _PENALTY,
+            )
         )
     if not before.is_right:
         is_sum = before.count == Count()
@@ -302,7 +327,11 @@ def _named(fault: Fault, names: tuple[Fault, ...], count: Count) -> Change:
 
 
 def _changes_of_rows(
-    vectors: Vectors, bases: list[Basis], rows: Reading, own: list[np.ndarray], counted: list[np.ndarray]
+    vectors: Vectors,
+    bases: list[Basis],
+    rows: Reading,
+    own: list[np.ndarray],
+    counted: list[np.ndarray],
 ) -> tuple[list[Change], bool]:
     """Return (the changes of the rows' factors and of the form, whether a fraction may be it by chance)."""
     names, more = of_rows(bases, counted), list[Change]()
@@ -326,7 +355,11 @@ def _changes_of_rows(
 
 
 def _made(
-    vectors: Vectors, solved: list[_Solved], own: list[np.ndarray], penalty: np.ndarray, blocks: list[Quantity]
+    vectors: Vectors,
+    solved: list[_Solved],
+    own: list[np.ndarray],
+    penalty: np.ndarray,
+    blocks: list[Quantity],
 ) -> tuple[Made, list[Made]]:
     """Return (the gradients of a solution, the same without the change of each of these blocks)."""
     made, at = Made(), 0
@@ -356,7 +389,9 @@ def _is_in_rows(bases: list[Basis], counted: list[np.ndarray], penalty: np.ndarr
     return len(own) == len(penalty) and bool(np.all(np.abs(np.array(own) - penalty) <= near))
 
 
-def _clipped(vectors: Vectors, solved: list[_Solved], series: _Series, penalty: Reading) -> Iterator[Said]:
+def _clipped(
+    vectors: Vectors, solved: list[_Solved], series: _Series, penalty: Reading
+) -> Iterator[Said]:
     """Yield that each vector is shortened to one norm, if the longer ones are."""
     is_plain = vectors.level is Level.UPDATE
     may_be_meant = is_plain and vectors.is_of_base and penalty.is_right
@@ -374,7 +409,9 @@ def _clipped(vectors: Vectors, solved: list[_Solved], series: _Series, penalty: 
         return
 
 
-def _cuts(solved: list[_Solved], series: _Series, is_plain: bool) -> Iterator[tuple[Reading, float]]:
+def _cuts(
+    solved: list[_Solved], series: _Series, is_plain: bool
+) -> Iterator[tuple[Reading, float]]:
     """Yield (factors that shorten the longer vectors to one norm, the norm)."""
     blocks = [(each.basis, each.blocks[_ROWS]) for each in solved]
     whole = series.counts[Known.WEIGHT_OF_UPDATE]

@@ -47,7 +47,12 @@ class Meant:
         scaled: list[Scaled],
         optimizer: Any = None,
     ):
-        self.replay, self.objective, self.modes, self.optimizer = replay, objective, modes, optimizer
+        self.replay, self.objective, self.modes, self.optimizer = (
+            replay,
+            objective,
+            modes,
+            optimizer,
+        )
         self.place, self.scaled, self.is_scaled = place, scaled, bool(scaled)
         self.scales = {each.scale for each in scaled if each.scale}
         self.clips_scaled = any(each.is_last for each in scaled)
@@ -83,11 +88,17 @@ class Evidence:
         grads = update.applied.grads
         self.mask = replay.flat([None if g is None else np.ones_like(g) for g in grads]) > 0
         self.handed = replay.flat(grads)[self.mask]
-        self.norm = float(np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads if g is not None)))
+        self.norm = float(
+            np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads if g is not None))
+        )
         self.pads = [int(np.count_nonzero(piece.rows == PAD)) for piece in update.pieces]
-        self.terms = [self.terms_of(piece, meant.objective, replay.batch(piece)) for piece in update.pieces]
+        self.terms = [
+            self.terms_of(piece, meant.objective, replay.batch(piece)) for piece in update.pieces
+        ]
         pairs = zip(update.pieces, self.terms, strict=True)
-        self.weights = [np.where(piece.rows[None] == PAD, 0.0, terms.weights) for piece, terms in pairs]
+        self.weights = [
+            np.where(piece.rows[None] == PAD, 0.0, terms.weights) for piece, terms in pairs
+        ]
         self.whole = np.sum([w.sum(axis=1) for w in self.weights], axis=0)
         meant.windows[len(update.pieces)] += 1
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
@@ -98,7 +109,9 @@ class Evidence:
         """Return the terms of a loss of one piece."""
         is_by_outputs = self.is_by_outputs and isinstance(objective, OneLoss)
         training = self.meant.modes.of(piece)
-        return self.meant.replay.terms(piece, objective, batch, training=training, is_by_outputs=is_by_outputs)
+        return self.meant.replay.terms(
+            piece, objective, batch, training=training, is_by_outputs=is_by_outputs
+        )
 
     @property
     def of(self) -> "Evidence":
@@ -130,7 +143,11 @@ class Evidence:
     def num_places(self) -> int:
         """The number of places of its outputs, padding included; 0 if rows have none."""
         leaves = [leaf for piece in self.update.pieces for leaf in piece.called.outputs]
-        return sum(leaf.size // leaf.shape[-1] for leaf in leaves) if all(leaf.ndim > 2 for leaf in leaves) else 0
+        return (
+            sum(leaf.size // leaf.shape[-1] for leaf in leaves)
+            if all(leaf.ndim > 2 for leaf in leaves)
+            else 0
+        )
 
     @cached_property
     def penalty(self) -> np.ndarray:
@@ -138,7 +155,10 @@ class Evidence:
         if not self.meant.has_penalty:
             return np.zeros_like(self.handed)
         num = self.update.sizes
-        parts = (self.gradient(i, np.zeros_like(w), penalty=num[i] / sum(num)) for i, w in enumerate(self.weights))
+        parts = (
+            self.gradient(i, np.zeros_like(w), penalty=num[i] / sum(num))
+            for i, w in enumerate(self.weights)
+        )
         return sum(parts, np.zeros_like(self.handed))
 
     @cached_property
@@ -162,23 +182,37 @@ class Evidence:
         The sum is estimated from a few rows, and computed where it matters.
         """
         parts = self.factors
-        entries = [(i, entry) for i, part in enumerate(parts) for entry in np.flatnonzero(part).tolist()]
+        entries = [
+            (i, entry) for i, part in enumerate(parts) for entry in np.flatnonzero(part).tolist()
+        ]
         if not entries or self.scale:
             return
-        most, length = float(np.linalg.norm(self.reference)), _NEARLY * sum(float(np.abs(part).sum()) for part in parts)
+        most, length = (
+            float(np.linalg.norm(self.reference)),
+            _NEARLY * sum(float(np.abs(part).sum()) for part in parts),
+        )
         if 8 * length * self.meant.length > most or not self.meant.length:
             some = entries[:: -(-len(entries) // NUM_DRAWN)]
-            self.meant.length = float(np.mean([np.linalg.norm(self._some(i, [entry])) for i, entry in some]))
+            self.meant.length = float(
+                np.mean([np.linalg.norm(self._some(i, [entry])) for i, entry in some])
+            )
         self.scale = length * self.meant.length
         if len(entries) > NUM_DRAWN and 8 * self.scale > most:
-            sizes = [abs(parts[i].flat[entry]) * np.linalg.norm(self._some(i, [entry])) for i, entry in entries]
+            sizes = [
+                abs(parts[i].flat[entry]) * np.linalg.norm(self._some(i, [entry]))
+                for i, entry in entries
+            ]
             self.scale = _NEARLY * float(np.sum(sizes))
 
     def apart(self, candidate: np.ndarray) -> float:
         """Return the distance of the handed gradient from a candidate, relative to the larger or to its parts."""
         size = float(np.linalg.norm(self.reference))
         scale = self.scale * min(1.0, float(np.linalg.norm(self.handed)) / size if size else 1.0)
-        return distance(self.handed, candidate, scale) if np.all(np.isfinite(candidate)) else float("inf")
+        return (
+            distance(self.handed, candidate, scale)
+            if np.all(np.isfinite(candidate))
+            else float("inf")
+        )
 
     def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
         """Return an explanation's numbers as a gradient, and how far the handed one is apart from it."""
@@ -192,7 +226,10 @@ class Evidence:
     @property
     def is_along(self) -> bool:
         """Whether the handed gradient is the meant one times some number above 0."""
-        return self.share > 0 and self.apart(self.share * self.reference) <= self.meant.replay.tolerance.fits
+        return (
+            self.share > 0
+            and self.apart(self.share * self.reference) <= self.meant.replay.tolerance.fits
+        )
 
     @property
     def share(self) -> float:
@@ -209,14 +246,22 @@ class Evidence:
         """Return a vector by parameter, of the parameters that were handed over."""
         full = np.full(len(self.mask), np.nan)
         full[self.mask] = vector
-        return {name: part for name, part in self.meant.replay.parts(full).items() if not np.isnan(part).any()}
+        return {
+            name: part
+            for name, part in self.meant.replay.parts(full).items()
+            if not np.isnan(part).any()
+        }
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether the loss depends on one output, row by row, and the loop took a derivative by this output."""
         objective, pieces = self.meant.objective, self.update.pieces
-        is_by_row = isinstance(objective, OneLoss) and not getattr(objective.loss, "is_coupled", False)
-        has_one = all(set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces)
+        is_by_row = isinstance(objective, OneLoss) and not getattr(
+            objective.loss, "is_coupled", False
+        )
+        has_one = all(
+            set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces
+        )
         return is_by_row and has_one and not self.meant.is_masked
 
     @cached_property
@@ -239,15 +284,28 @@ class Evidence:
 
     @cached_property
     def _derived(self) -> list[np.ndarray]:
-        return [self.derivative(p, self.meant.objective, self.meant.replay.batch(p)) for p in self.update.pieces]
+        return [
+            self.derivative(p, self.meant.objective, self.meant.replay.batch(p))
+            for p in self.update.pieces
+        ]
 
-    def derivative(self, piece: Piece, objective: Any, batch: Any, change: Callable | None = None) -> np.ndarray:
+    def derivative(
+        self, piece: Piece, objective: Any, batch: Any, change: Callable | None = None
+    ) -> np.ndarray:
         """Return the derivative of the sum of the rows' losses by a piece's one output, perhaps changed before them."""
         weights = batch[2] if len(batch) > 2 else None
-        return self.meant.replay.derivative(objective, piece.called.outputs[0], batch[1], weights, change)
+        return self.meant.replay.derivative(
+            objective, piece.called.outputs[0], batch[1], weights, change
+        )
 
     def gradient(
-        self, i: int, factors: np.ndarray, objective: Any = None, *, penalty: float = 0.0, batch: Tree = None
+        self,
+        i: int,
+        factors: np.ndarray,
+        objective: Any = None,
+        *,
+        penalty: float = 0.0,
+        batch: Tree = None,
     ) -> np.ndarray:
         """Return the gradient of one piece, with a factor for each row and term; by default of the meant objective."""
         piece, is_meant = self.update.pieces[i], objective is None and batch is None
@@ -258,20 +316,27 @@ class Evidence:
             by_row = np.reshape(factors, (-1, *(1 for _ in made.shape[1:])))
             return self.pulled(i, np.where(by_row == 0, 0.0, made * by_row))
         training = self.meant.modes.of(piece)
-        found = self.meant.replay.gradient(piece, objective, batch, factors, training=training, penalty=penalty)
+        found = self.meant.replay.gradient(
+            piece, objective, batch, factors, training=training, penalty=penalty
+        )
         return found[self.mask]
 
     def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
         """Return the gradient that a derivative by one piece's one output gives."""
         piece = self.update.pieces[i]
-        return self.meant.replay.pulled(piece, [derivative], training=self.meant.modes.of(piece))[self.mask]
+        return self.meant.replay.pulled(piece, [derivative], training=self.meant.modes.of(piece))[
+            self.mask
+        ]
 
     def _some(self, i: int, entries: list[int]) -> list[np.ndarray]:
         """Return gradients of one term of one row each: an entry is its index in (terms, rows), flat."""
         zeros, shape = np.zeros(len(self.handed), "float32"), self.weights[i].shape
         found = {entry: zeros for entry in entries if not self.weights[i].flat[entry]}
         others = [entry for entry in entries if entry not in found]
-        factors = [np.reshape(np.arange(np.prod(shape)) == entry, shape).astype("float64") for entry in others]
+        factors = [
+            np.reshape(np.arange(np.prod(shape)) == entry, shape).astype("float64")
+            for entry in others
+        ]
         found |= zip(others, self._by_factors(i, factors), strict=True)
         return [found[entry] for entry in entries]
 
@@ -281,7 +346,10 @@ class Evidence:
         if self.is_by_outputs:
             return [self.gradient(i, each).astype("float32") for each in factors]
         given = piece, meant.objective, replay.batch(piece), factors
-        return [g[self.mask].astype("float32") for g in replay.gradients(*given, training=meant.modes.of(piece))]
+        return [
+            g[self.mask].astype("float32")
+            for g in replay.gradients(*given, training=meant.modes.of(piece))
+        ]
 
 
 class AtOutputs(Evidence):
@@ -292,7 +360,10 @@ class AtOutputs(Evidence):
         self._of, self.before, self.scale, self.is_by_outputs = of, None, 0.0, True
         self._starts = np.cumsum([0, *(p.called.outputs[0].size for p in self.update.pieces)])
         self.mask = np.ones(int(self._starts[-1]), bool)
-        own = (factor * taken_at(piece) for factor, piece in zip(factors, self.update.pieces, strict=True))
+        own = (
+            factor * taken_at(piece)
+            for factor, piece in zip(factors, self.update.pieces, strict=True)
+        )
         self.handed = np.concatenate([np.ravel(each) for each in own])
         self.norm = float(np.linalg.norm(self.handed))
 
@@ -321,8 +392,13 @@ class AtOutputs(Evidence):
         if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
             return made, apart
         parts = np.split(made, self._starts[1:-1])
-        shaped = [part.reshape(p.called.outputs[0].shape) for part, p in zip(parts, self.update.pieces, strict=True)]
-        return self.of.proven(sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty))
+        shaped = [
+            part.reshape(p.called.outputs[0].shape)
+            for part, p in zip(parts, self.update.pieces, strict=True)
+        ]
+        return self.of.proven(
+            sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty)
+        )
 
 
 def taken_at(piece: Piece, i: int = 0) -> np.ndarray:

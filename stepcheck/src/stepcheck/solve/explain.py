@@ -100,7 +100,9 @@ class Search:
         num_more = len(found) - 1  # each has the loop's others
         made: Made = [sum(each) - num_more * basis.e.handed for basis, each in pairs]
         rests: list[Made] = (
-            [] if is_one or len(changes) == 1 else [o.without_error for o, b in found for _ in b.changes]
+            []
+            if is_one or len(changes) == 1
+            else [o.without_error for o, b in found for _ in b.changes]
         )
         cost = max(best.cost for _, best in found)
         self._add(Said([*shared] if is_one else changes, cost, made, rests))
@@ -131,7 +133,9 @@ class Search:
 
     def _of_forms_by_piece(self) -> None:
         for form in self._forms:
-            is_short = self._is_small and not self.is_over  # else each takes many long backward passes
+            is_short = (
+                self._is_small and not self.is_over
+            )  # else each takes many long backward passes
             is_short &= not form.is_of_pairs or self._num_rows <= _MOST_PAIRED
             if form.changes[0].fault.has_name and is_short:
                 self._by_piece(form)
@@ -147,7 +151,9 @@ class Search:
                 self._can_try(one.with_(two))
 
     def _is_possible(self, form: Form) -> bool:
-        whole, _ = attempt(lambda: self.bases[0].whole(form))  # an error: of labels that are none for a loss
+        whole, _ = attempt(
+            lambda: self.bases[0].whole(form)
+        )  # an error: of labels that are none for a loss
         return whole is not None and bool(np.all(np.isfinite(whole)))
 
     def _can_try(self, form: Form) -> bool:
@@ -157,7 +163,10 @@ class Search:
 
     def _is_other(self, form: Form) -> bool:
         pairs = ((basis.whole(form), basis.whole()) for basis in self.bases)
-        return any(np.linalg.norm(made - meant) > self.fits * np.linalg.norm(meant) for made, meant in pairs)
+        return any(
+            np.linalg.norm(made - meant) > self.fits * np.linalg.norm(meant)
+            for made, meant in pairs
+        )
 
     def _whole(self, form: Form) -> None:
         self._solve(Vectors(Level.UPDATE, form, lambda basis: [basis.whole(form)], _first))
@@ -227,7 +236,9 @@ class Search:
 
         self._mixed([[basis.of_term(i) for i in used] for basis in self.bases], change)
 
-    def _mixed(self, columns: list[list[np.ndarray]], change: Callable[[np.ndarray], Change | None]) -> None:
+    def _mixed(
+        self, columns: list[list[np.ndarray]], change: Callable[[np.ndarray], Change | None]
+    ) -> None:
         """Try numbers that are the same in all updates: solved for in one half, to hold in both."""
         half = list(zip(columns, self.bases, strict=True))[: (len(columns) + 1) // 2]
         solved = [least(own, basis.e.handed - basis.e.penalty)[0] for own, basis in half]
@@ -254,7 +265,9 @@ class Search:
     def _add(self, said: Said, bases: list[Basis] | None = None) -> None:
         pairs = zip(bases or self.bases, said.made, strict=True)
         changes = tuple(said.changes)
-        proven = [own if own is None else basis.e.proven(own) for basis, own in pairs] if changes else []
+        proven = (
+            [own if own is None else basis.e.proven(own) for basis, own in pairs] if changes else []
+        )
         apart = max((each[1] for each in proven if each is not None), default=np.inf)
         if apart <= self.fits:
             num_named = sum(change.fault.has_name for change in changes)
@@ -292,7 +305,9 @@ def setting_of(change: Change, evidence: Sequence[Evidence]) -> Setting:
     unit = Unit.WEIGHTS if meant.replay.data[2] is None else Unit.SAMPLE_WEIGHTS
     num_rows = sizes.pop() if are_ones and len(sizes) == 1 else 0
     is_of_lanes = change.count is not None and change.count.uses(Known.WEIGHT_OF_REPLICA)
-    nums = [(e.num_replicas, e.num_replicas if is_of_lanes else len(e.update.pieces)) for e in evidence]
+    nums = [
+        (e.num_replicas, e.num_replicas if is_of_lanes else len(e.update.pieces)) for e in evidence
+    ]
     part = Part.REPLICA if all(1 < num == pieces for num, pieces in nums) else Part.MICROBATCH
     if getattr(meant.optimizer, "gradient_accumulation_steps", None):
         part = Part.CALL

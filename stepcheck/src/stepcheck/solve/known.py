@@ -17,7 +17,9 @@ _OF_PENALTY, _OF_POWER = 1e-2, 0.05
 _Ways = dict[Fault, list[np.ndarray]]
 
 
-def of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False) -> tuple[Fault, ...]:
+def of_rows(
+    bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool = False
+) -> tuple[Fault, ...]:
     """Return the names of these factors; `is_of_last`: rows of the pass before the last are in no update."""
     tables = [_known(basis, bases, is_of_last) for basis in bases]
     used = [basis.counts[Known.WEIGHT_OF_ROW] > 0 for basis in bases]
@@ -34,7 +36,9 @@ def of_rows(bases: list[Basis], counted: list[np.ndarray], *, is_of_last: bool =
         return all(np.allclose(*pair, rtol=_SAME, atol=0) for pair in pairs)
 
     num_ways = {fault: min(len(table.get(fault, ())) for table in tables) for fault in tables[0]}
-    return tuple(fault for fault, num in num_ways.items() if any(is_so(fault, i) for i in range(num)))
+    return tuple(
+        fault for fault, num in num_ways.items() if any(is_so(fault, i) for i in range(num))
+    )
 
 
 def _known(basis: Basis, bases: list[Basis], is_of_last: bool) -> _Ways:
@@ -91,7 +95,10 @@ def of_scale(bases: list[Basis], factors: np.ndarray) -> tuple[Fault, ...]:
     """Return the name of a factor of whole gradients in half precision, or with a scaled loss."""
     middle, meant = float(np.median(factors)), bases[0].e.meant
     if meant.scales:
-        at = {Fault.LOSS_SCALE_LEFT_IN: middle, Fault.LOSS_NOT_SCALED: 1 / middle if middle else 0.0}
+        at = {
+            Fault.LOSS_SCALE_LEFT_IN: middle,
+            Fault.LOSS_NOT_SCALED: 1 / middle if middle else 0.0,
+        }
         fits = meant.replay.tolerance.differs
         scales = meant.scales
         return tuple(f for f, own in at.items() if any(abs(own / s - 1) <= fits for s in scales))

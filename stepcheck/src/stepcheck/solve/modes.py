@@ -46,11 +46,15 @@ class Modes:
 
     def knows(self, update: Update) -> bool:
         """Whether the outputs of an update were computed again."""
-        return update.is_known and update.number not in self.left and update.number not in self.unlike
+        return (
+            update.is_known and update.number not in self.left and update.number not in self.unlike
+        )
 
     def unlooked(self, updates: list[Update]) -> set[Stage]:
         """Return the stages of which updates show nothing: no pass was run again, or no numbers of a step are kept."""
-        own = [u for u in updates if any(piece.called.order in self._training for piece in u.pieces)]
+        own = [
+            u for u in updates if any(piece.called.order in self._training for piece in u.pieces)
+        ]
         is_alike = any(u.number not in self.unlike for u in own)
         found = set[Stage]() if is_alike else {Stage.MODE, Stage.STATE}
         return found if any(u.applied.is_whole for u in updates) else {*found, Stage.STEP}
@@ -72,14 +76,20 @@ class Modes:
                 self.inferring.append(Inferring(update, piece, training, inference))
                 if len(self.inferring) == 1:
                     every = own, outputs, others
-                    self.outputs = [np.concatenate([np.ravel(leaf) for leaf in each]) for each in every]
+                    self.outputs = [
+                        np.concatenate([np.ravel(leaf) for leaf in each]) for each in every
+                    ]
             elif inference > fits and update.number not in self.unlike:
                 self.unlike.append(update.number)
 
 
 def rare(updates: list[Update], most: int | None) -> list[int]:
     """Return the updates whose batches have rare shapes: none of the `most` frequent, and not the fewest rows."""
-    known = {u.number: tuple(leaf.shape for p in u.pieces for leaf in p.called.inputs) for u in updates if u.is_known}
+    known = {
+        u.number: tuple(leaf.shape for p in u.pieces for leaf in p.called.inputs)
+        for u in updates
+        if u.is_known
+    }
     kept = {shape for shape, _ in Counter(known.values()).most_common(most)}
     kept |= {min(known.values(), key=lambda shapes: shapes[0][0])} if known else set()
     return [number for number, shape in known.items() if shape not in kept]

@@ -15,12 +15,21 @@ from stepcheck.trace.log import clips_of
 from stepcheck.trace.measure import FINE, distance, is_even
 from stepcheck.trace.windows import Rule, Update, Windows
 
-_ROUNDING, _SHARE = 4e-7, 0.01  # of a move: for a unit of the weights; by less it is made without the gradient
+_ROUNDING, _SHARE = (
+    4e-7,
+    0.01,
+)  # of a move: for a unit of the weights; by less it is made without the gradient
 NUM_SPARE = 8  # numbers of a move beyond those that are solved for: no chance fits them
-_BETAS = (0.9, 0.5, 0.0, 0.8, 0.95), (0.999, 0.99, 0.9, 0.95, 0.98, 1.0)  # of both moments; 1 adds the squares up
+_BETAS = (
+    (0.9, 0.5, 0.0, 0.8, 0.95),
+    (0.999, 0.99, 0.9, 0.95, 0.98, 1.0),
+)  # of both moments; 1 adds the squares up
 _EPSILONS = 1e-8, 1e-7, 0.0, 1e-6, 1e-5, 1e-3
 _TINY = 1e-3  # a gradient that is so much smaller than most is known with few digits, and its step with none
-_NUM_MOVED, _SURE = 3, 3  # moves with a part of the gradient, before a rate of 0; times the distance of moves that fit
+_NUM_MOVED, _SURE = (
+    3,
+    3,
+)  # moves with a part of the gradient, before a rate of 0; times the distance of moves that fit
 
 
 class Moves(NamedTuple):
@@ -43,7 +52,9 @@ class Moves(NamedTuple):
 
     def at(self, places: np.ndarray) -> "Moves":
         """Return the moves at some places, for what does not go from one to the next."""
-        params, falls, near = ([each[i] for i in places] for each in (self.params, self.falls, self.near))
+        params, falls, near = (
+            [each[i] for i in places] for each in (self.params, self.falls, self.near)
+        )
         return self._replace(params=params, falls=falls, near=near)
 
 
@@ -53,16 +64,26 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     if not evidence:
         return seen
     params = [replay.flat(list(update.applied.params)) for update in updates]
-    lengths = [float(np.linalg.norm(each)) / max(e.norm, 1e-30) for each, e in zip(params, evidence, strict=True)]
+    lengths = [
+        float(np.linalg.norm(each)) / max(e.norm, 1e-30)
+        for each, e in zip(params, evidence, strict=True)
+    ]
     near = [max(replay.tolerance.differs, _ROUNDING * length) for length in lengths]
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
     shares, clips = [e.share for e in evidence], (0.0, 0.0, 0.0)
     rule: Rule | None = Rule(shares, momenta=(0.0,) * is_even(np.array(shares)))
-    is_plain = all(r and distance(f, r * g) <= n for f, r, g, n in zip(falls, shares, grads, near, strict=True))
+    is_plain = all(
+        r and distance(f, r * g) <= n for f, r, g, n in zip(falls, shares, grads, near, strict=True)
+    )
     if not is_plain:
-        are_kernels = replay.flat([np.full(shape, float(len(shape) > 1)) for shape in replay.shapes])
+        are_kernels = replay.flat(
+            [np.full(shape, float(len(shape) > 1)) for shape in replay.shapes]
+        )
         of_pass = tuple(seen.place[update.pieces[0].called.order][0] for update in updates)
-        own = [float(np.asarray(getattr(meant.optimizer, name, 0.0))) for name in ("beta_1", "beta_2", "epsilon")]
+        own = [
+            float(np.asarray(getattr(meant.optimizer, name, 0.0)))
+            for name in ("beta_1", "beta_2", "epsilon")
+        ]
         moves = Moves(params, falls, grads, near, are_kernels > 0, of_pass, own if own[1] else [])
         rule, clips = _clipped(moves, evidence)
         for others in other_gradients(evidence) if rule is None else ():
@@ -75,15 +96,24 @@ def rated(meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule
     found, meant_rates = [], rates.tolist()
     if not rule.is_adaptive:
         meant_rates = _meant_rates(evidence, rates, schedule)
-    for update, fall, grad, rate, own in zip(updates, falls, grads, rule.rates, meant_rates, strict=True):
+    for update, fall, grad, rate, own in zip(
+        updates, falls, grads, rule.rates, meant_rates, strict=True
+    ):
         factor = rate / own if abs(rate) > FINE.differs * np.max(np.abs(rule.rates)) else 1.0
         handed = fall / own if is_plain else factor * grad  # of an ascent: of the other sign
-        applied = replace(update.applied, grads=list(replay.parts(handed).values()), learning_rate=own, clips=clips)
+        applied = replace(
+            update.applied,
+            grads=list(replay.parts(handed).values()),
+            learning_rate=own,
+            clips=clips,
+        )
         found.append(replace(update, applied=applied))
     return replace(seen, updates=found, rule=rule._replace(rates=meant_rates))
 
 
-def _clipped(moves: Moves, evidence: list[Evidence]) -> tuple[Rule | None, tuple[float, float, float]]:
+def _clipped(
+    moves: Moves, evidence: list[Evidence]
+) -> tuple[Rule | None, tuple[float, float, float]]:
     """Return (the rule of all moves, the bounds of the stated optimizer if the gradients are clipped by them)."""
     optimizer = evidence[0].meant.optimizer
     rule, bounds = solved(moves), clips_of(optimizer)
@@ -100,24 +130,44 @@ def _of_loss(seen: Windows, evidence: list[Evidence]) -> Windows:
         return seen
     shares = [float(own @ meant) / max(float(meant @ meant), 1e-30) for own, meant in pairs]
     differs = evidence[0].meant.replay.tolerance.differs
-    if all(distance(own, share * meant) <= differs for share, (own, meant) in zip(shares, pairs, strict=True)):
+    if all(
+        distance(own, share * meant) <= differs
+        for share, (own, meant) in zip(shares, pairs, strict=True)
+    ):
         return seen
-    made = [e.meant.replay.parts(own + e.penalty) for e, (own, _) in zip(evidence, pairs, strict=True)]
-    steps = [replace(e.update.applied, grads=[*parts.values()]) for e, parts in zip(evidence, made, strict=True)]
+    made = [
+        e.meant.replay.parts(own + e.penalty) for e, (own, _) in zip(evidence, pairs, strict=True)
+    ]
+    steps = [
+        replace(e.update.applied, grads=[*parts.values()])
+        for e, parts in zip(evidence, made, strict=True)
+    ]
     updates = [replace(e.update, applied=step) for e, step in zip(evidence, steps, strict=True)]
     return replace(seen, updates=updates, is_of_loss=True)
 
 
-def _meant_rates(evidence: list[Evidence], rates: np.ndarray, schedule: Schedule | None) -> list[float]:
+def _meant_rates(
+    evidence: list[Evidence], rates: np.ndarray, schedule: Schedule | None
+) -> list[float]:
     """Return the rates that are meant: the others have a factor that belongs to the gradient, as a sum of rows has."""
-    rows, parts, replicas = np.array([(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]).T
+    rows, parts, replicas = np.array(
+        [(e.whole[0], len(e.update.pieces), e.num_replicas) for e in evidence]
+    ).T
     most = max(float(rows.max()), 1e-30)
     shares, counts = rows / most, [rows, 0 * rows + most]
     if schedule is not None:
-        meant, counts = np.array([schedule(e.update.number - 1) for e in evidence]), [*counts, shares, parts]
+        meant, counts = (
+            np.array([schedule(e.update.number - 1) for e in evidence]),
+            [*counts, shares, parts],
+        )
     else:
-        meant = np.full(len(rates), float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0))))
-        counts = counts if np.log10(most) % 1 else []  # a loop without this optimizer may have ten times its rate
+        meant = np.full(
+            len(rates),
+            float(np.asarray(getattr(evidence[0].meant.optimizer, "learning_rate", 0.0))),
+        )
+        counts = (
+            counts if np.log10(most) % 1 else []
+        )  # a loop without this optimizer may have ten times its rate
     counts += [replicas] * bool(np.all(replicas > 1))
     places = np.array([e.num_places for e in evidence])
     counts += [rows / places] if np.all(places > 0) else []
@@ -139,7 +189,9 @@ def _with_momentum(moves: Moves) -> Rule | None:
         for t, grad in enumerate(moves.grads):
             before = [moves.falls[t - 1], *[moves.grads[t - 1]] * has_before] if t else []
             are_known = np.ones(len(grad), bool)
-            if (found := _fitted(moves, t, [grad, *before], are_known, may_lack=t > _NUM_MOVED)) is None:
+            if (
+                found := _fitted(moves, t, [grad, *before], are_known, may_lack=t > _NUM_MOVED)
+            ) is None:
                 break
             numbers.append(found)
         else:
@@ -147,12 +199,18 @@ def _with_momentum(moves: Moves) -> Rule | None:
             if has_before:  # Nesterov's: of the gradient there is 1 + the momentum; Keras' does not scale by the rate
                 momenta = np.array([float(parts[1]) for parts, _ in numbers[2:]])
                 scaled = momenta * rates[1:-1] / rates[2:]
-                momentum = float((scaled if is_even(scaled) and not is_even(momenta) else momenta)[-1])
+                momentum = float(
+                    (scaled if is_even(scaled) and not is_even(momenta) else momenta)[-1]
+                )
                 rates = [rate / (1 + momentum) for rate in rates]
             after = np.array([t for t in range(1, len(numbers)) if np.any(moves.falls[t - 1])], int)
             of_move = np.array([numbers[t][0][1] for t in after])
-            scaled = of_move * [rates[t - 1] / (rates[t] or 1.0) for t in after]  # of a velocity, by its rate
-            is_scaled = len(after) and is_even(scaled) and not (is_even(of_move) and _is_round(of_move[0]))
+            scaled = of_move * [
+                rates[t - 1] / (rates[t] or 1.0) for t in after
+            ]  # of a velocity, by its rate
+            is_scaled = (
+                len(after) and is_even(scaled) and not (is_even(of_move) and _is_round(of_move[0]))
+            )
             of_move = scaled if is_scaled else of_move
             last = float(np.median(of_move)) if len(of_move) else 0.0
             is_lost = np.abs(of_move) <= FINE.differs
@@ -165,14 +223,25 @@ def _with_momentum(moves: Moves) -> Rule | None:
 
 def _with_moments(moves: Moves) -> Rule | None:
     """Return the rule of Adam, RMSprop or Adagrad: a mean of the gradients, divided by a root of their squares."""
-    stated, of_passes = moves.stated, [t for t, (a, b) in enumerate(pairwise(moves.passes), 1) if a != b]
+    stated, of_passes = (
+        moves.stated,
+        [t for t, (a, b) in enumerate(pairwise(moves.passes), 1) if a != b],
+    )
     pairs = dict.fromkeys([*([(stated[0], stated[1])] if stated else []), *product(*_BETAS)])
     sizes = dict.fromkeys([*stated[2:], *_EPSILONS])
     ways = [*product([[]], pairs, sizes, (True, False))]
     ways += product([of_passes] * bool(of_passes), [*pairs][:1], [*sizes][:2], (True, False))
     for begins, betas, epsilon, is_corrected in ways:
         numbers = []
-        counts = np.array([t - max(each for each in (0, *begins) if each <= t) for t in range(len(moves.falls))]) + 1
+        counts = (
+            np.array(
+                [
+                    t - max(each for each in (0, *begins) if each <= t)
+                    for t in range(len(moves.falls))
+                ]
+            )
+            + 1
+        )
         for t, (first, second) in enumerate(_moments(moves.grads, betas[0], betas[1], begins)):
             root = np.sqrt(second)
             are_known = root > _TINY * np.sqrt(np.mean(second))
@@ -189,7 +258,9 @@ def _with_moments(moves: Moves) -> Rule | None:
     return None
 
 
-def _corrected(factors: np.ndarray, first: float, second: float, passes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _corrected(
+    factors: np.ndarray, first: float, second: float, passes: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
     """Return the rates of Adam: the factors of the moments by their corrections, the ones that are even.
 
     A correction divides a moment by 1 - beta ** count: by its beta, none, the other moment's, or of the next count, or
@@ -200,7 +271,9 @@ def _corrected(factors: np.ndarray, first: float, second: float, passes: np.ndar
     ways = [(*pair, counts + late) for pair in betas for late in (0, 1)]
     if len(passes) == len(counts):
         ways += [(first, squares, passes + late) for late in (0, 1) if np.all(passes + late > 0)]
-    meant, *others = (factors * (1 - one**count) / np.sqrt(1 - two**count) for one, two, count in ways)
+    meant, *others = (
+        factors * (1 - one**count) / np.sqrt(1 - two**count) for one, two, count in ways
+    )
     return next((rates for rates in (meant, factors, *others) if is_even(rates)), meant)
 
 
@@ -255,23 +328,41 @@ def _fitted(
         return None
     factors = np.zeros(len(basis))
     factors[are_there] = least(list(basis[are_there]), fall)[0]
-    share = abs(float(factors[0])) * float(np.linalg.norm(parts[0][are_known]))  # of the gradient, or its mean
+    share = abs(float(factors[0])) * float(
+        np.linalg.norm(parts[0][are_known])
+    )  # of the gradient, or its mean
     has_share = may_lack or share >= _SHARE * float(np.linalg.norm(fall))
-    return (factors[:-2], factors[-2:]) if has_share and distance(fall, factors @ basis) <= moves.near[t] else None
+    return (
+        (factors[:-2], factors[-2:])
+        if has_share and distance(fall, factors @ basis) <= moves.near[t]
+        else None
+    )
 
 
-def as_stated(optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]) -> Windows | None:
+def as_stated(
+    optimizer: Any, schedule: Schedule | None, seen: Windows, updates: list[Update]
+) -> Windows | None:
     """Return updates by hand with the gradients that steps of the stated SGD would have taken; None for others."""
     if type(optimizer).__name__ != "SGD" or optimizer.nesterov:
         return None
-    rates = [schedule(u.number - 1) if schedule else float(np.asarray(optimizer.learning_rate)) for u in updates]
+    rates = [
+        schedule(u.number - 1) if schedule else float(np.asarray(optimizer.learning_rate))
+        for u in updates
+    ]
     moves = [[fall for fall in update.applied.grads if fall is not None] for update in updates]
-    if min(rates) <= 0 or any(len(own) < len(u.applied.grads) for own, u in zip(moves, updates, strict=True)):
+    if min(rates) <= 0 or any(
+        len(own) < len(u.applied.grads) for own, u in zip(moves, updates, strict=True)
+    ):
         return None
     found, before = [], [0 * fall for fall in moves[0]]
     for update, falls, rate in zip(updates, moves, rates, strict=True):
-        grads = [(fall - optimizer.momentum * last) / rate for fall, last in zip(falls, before, strict=True)]
-        found.append(replace(update, applied=replace(update.applied, grads=[*grads], learning_rate=rate)))
+        grads = [
+            (fall - optimizer.momentum * last) / rate
+            for fall, last in zip(falls, before, strict=True)
+        ]
+        found.append(
+            replace(update, applied=replace(update.applied, grads=[*grads], learning_rate=rate))
+        )
         before = falls
     return replace(seen, updates=found, rule=Rule(rates, is_stated=True))
 

@@ -32,7 +32,9 @@ class AtOutput(AtOutputs):
     def __init__(self, whole: "_Whole", meant: Meant, one: OfOutput):
         pieces = [_alone(piece, one.place) for piece in whole.e.update.pieces]
         own = Evidence(meant, replace(whole.e.update, pieces=pieces))
-        own.terms = [terms._replace(coefficients=one.coefficient * terms.coefficients) for terms in own.terms]
+        own.terms = [
+            terms._replace(coefficients=one.coefficient * terms.coefficients) for terms in own.terms
+        ]
         super().__init__(own, whole.factors)
         self._of, self._whole, self._index = whole.e, whole, one.place
 
@@ -52,16 +54,24 @@ class _Whole:
 
     def __init__(self, e: Evidence):
         self.e = e
-        self._taken = [[taken_at(piece, i) for i in range(len(piece.called.outputs))] for piece in e.update.pieces]
+        self._taken = [
+            [taken_at(piece, i) for i in range(len(piece.called.outputs))]
+            for piece in e.update.pieces
+        ]
         parts = [self._pulled(i, taken) for i, taken in enumerate(self._taken)]
         self.factors = least(parts, e.handed - e.penalty)[0]
-        self.fits = e.apart(self.factors @ np.stack(parts) + e.penalty) <= e.meant.replay.tolerance.fits
+        self.fits = (
+            e.apart(self.factors @ np.stack(parts) + e.penalty) <= e.meant.replay.tolerance.fits
+        )
 
     def gradient(self, index: int, made: list[np.ndarray]) -> np.ndarray:
         """Return the gradient with the derivatives `made` by one output, by piece; `factors` are in them."""
         found = self.e.penalty
         for i, (factor, taken, own) in enumerate(zip(self.factors, self._taken, made, strict=True)):
-            given = [own.reshape(each.shape) if j == index else factor * each for j, each in enumerate(taken)]
+            given = [
+                own.reshape(each.shape) if j == index else factor * each
+                for j, each in enumerate(taken)
+            ]
             found = found + self._pulled(i, given)
         return found
 
@@ -77,7 +87,11 @@ def taken(e: Evidence) -> np.ndarray:
     if e.is_plain:
         return e.taken()[0]
     (piece,), replay = e.update.pieces, e.meant.replay
-    if e.meant.is_masked or not replay.by_output(e.meant.objective) or len(piece.called.derivatives) < 2:
+    if (
+        e.meant.is_masked
+        or not replay.by_output(e.meant.objective)
+        or len(piece.called.derivatives) < 2
+    ):
         return np.zeros(0)
     if {*piece.called.derivatives} != {*range(len(piece.called.outputs))}:
         return np.zeros(0)
@@ -99,7 +113,9 @@ def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
 
 
 def _alone(piece: Piece, i: int) -> Piece:
-    called = replace(piece.called, outputs=[piece.called.outputs[i]], derivatives={0: [taken_at(piece, i)]})
+    called = replace(
+        piece.called, outputs=[piece.called.outputs[i]], derivatives={0: [taken_at(piece, i)]}
+    )
     return replace(piece, called=called)
 
 

@@ -80,7 +80,9 @@ def _cost(reading: Reading) -> float:
 _Product = tuple[tuple[Counted, ...], np.ndarray]
 
 
-def _products(values: np.ndarray, counts: Counts, right: np.ndarray) -> tuple[list[_Product], list[_Product]]:
+def _products(
+    values: np.ndarray, counts: Counts, right: np.ndarray
+) -> tuple[list[_Product], list[_Product]]:
     """Return the numerators and the denominators that fractions may have."""
     kept: Counts = {}
     for known, column in counts.items():
@@ -95,7 +97,9 @@ def _products(values: np.ndarray, counts: Counts, right: np.ndarray) -> tuple[li
     return [one, *single, *squares, *meant], [one, *single, *pairs]
 
 
-def _fractions(values: np.ndarray, slack: np.ndarray, counts: Counts, right: np.ndarray) -> Iterator[Reading]:
+def _fractions(
+    values: np.ndarray, slack: np.ndarray, counts: Counts, right: np.ndarray
+) -> Iterator[Reading]:
     """Yield the fractions of counts that these numbers are, times 1, -1, 2, 1/2 or one number."""
     tops, lows = _products(values, counts, right)
     ways = [

@@ -19,13 +19,26 @@ from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows, passes, p
 from stepcheck.tree import Tree
 
 NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
-NUM_OPTIONS, NUM_COMBINED = 80, 14  # rows that may be others, and those that are tried in all combinations
-_WAYS = (False, True), (True, True), (True, False)  # of pairs of outputs and labels? with the weights of their rows?
+NUM_OPTIONS, NUM_COMBINED = (
+    80,
+    14,
+)  # rows that may be others, and those that are tried in all combinations
+_WAYS = (
+    (False, True),
+    (True, True),
+    (True, False),
+)  # of pairs of outputs and labels? with the weights of their rows?
 FEW_TWINS = 0.1  # of the rows: few that stand for one another change no order
 _OFTEN = 1.5  # times as often as most rows
 
 
-def read(meant: Meant, seen: Windows, rows: Rows, data: tuple[Tree, Tree, Tree], schedule: Schedule | None) -> Windows:
+def read(
+    meant: Meant,
+    seen: Windows,
+    rows: Rows,
+    data: tuple[Tree, Tree, Tree],
+    schedule: Schedule | None,
+) -> Windows:
     """Return the updates of a log, with the open facts chosen so that they make the gradients.
 
     Args:
@@ -96,7 +109,9 @@ def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.
         if Evidence(meant, changed).without <= fits:
             return changed
     same = _same(rows)
-    repeated = int(np.argmin([*(row in rows[:i] for i, row in reversed([*enumerate(rows)])), False]))
+    repeated = int(
+        np.argmin([*(row in rows[:i] for i, row in reversed([*enumerate(rows)])), False])
+    )
     is_suspect = same < len(rows) and (same > 1 or repeated > 0 or int(last) in often)
     if last == PAD or not is_suspect or Evidence(meant, update).without <= differs:
         return update
@@ -125,7 +140,10 @@ def _uncounted(update: Update) -> int:
 
 def _cut(update: Update, num: int) -> Update:
     """Return an update with its last rows as padding."""
-    return replace(update, pieces=_without(update.pieces, np.arange(len(update.rows)) >= len(update.rows) - num))
+    return replace(
+        update,
+        pieces=_without(update.pieces, np.arange(len(update.rows)) >= len(update.rows) - num),
+    )
 
 
 def _filled(updates: list[Update], num_rows: int) -> list[Update]:
@@ -154,14 +172,20 @@ def _filled(updates: list[Update], num_rows: int) -> list[Update]:
             used = set()
         elif len(used) == num_rows:
             return []
-    is_so = len(found) < len(updates) and len(set(sizes)) == 1 and (len(sizes) > 1 or sizes[0] == num_rows)
+    is_so = (
+        len(found) < len(updates)
+        and len(set(sizes)) == 1
+        and (len(sizes) > 1 or sizes[0] == num_rows)
+    )
     return found if is_so else []
 
 
 def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
     parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
     pairs = zip(pieces, parts, strict=True)
-    return [replace(p, rows=np.where(part, PAD, p.rows), fills=True, copied=p.rows) for p, part in pairs]
+    return [
+        replace(p, rows=np.where(part, PAD, p.rows), fills=True, copied=p.rows) for p, part in pairs
+    ]
 
 
 def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
@@ -171,7 +195,9 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
     microbatches give each row once in every pass, no pass is padded.
     """
     cuts = passes([piece for update in updates for piece in update.pieces])[:-1]
-    if cuts and all(sum(np.count_nonzero(piece.rows != PAD) for piece in cut) == num_rows for cut in cuts):
+    if cuts and all(
+        sum(np.count_nonzero(piece.rows != PAD) for piece in cut) == num_rows for cut in cuts
+    ):
         return {}
     found: dict[int, np.ndarray] = {}
     used = np.zeros(num_rows, bool)
@@ -197,18 +223,35 @@ def in_order(seen: Windows, rows: Rows, *, are_given: bool) -> Windows:
         are_given: whether the data have no row twice, as they were taken from the passes: rows that come more often
             than most are then unknown.
     """
-    pieces = [p for u in seen.updates for p in {(p.called.replica, p.rows.tobytes()): p for p in u.pieces}.values()]
-    again = {p.called.order for u in seen.updates for p in u.pieces} - {p.called.order for p in pieces}
+    pieces = [
+        p
+        for u in seen.updates
+        for p in {(p.called.replica, p.rows.tobytes()): p for p in u.pieces}.values()
+    ]
+    again = {p.called.order for u in seen.updates for p in u.pieces} - {
+        p.called.order for p in pieces
+    }
     pieces = [piece for piece in seen.pieces if piece.called.order not in again]
-    numbers, counts = np.unique(np.concatenate([*(p.rows for p in pieces), [PAD]]).astype(int), return_counts=True)
-    often = numbers[(numbers != PAD) & (counts > _OFTEN * np.median(counts))] if are_given else numbers[:0]
+    numbers, counts = np.unique(
+        np.concatenate([*(p.rows for p in pieces), [PAD]]).astype(int), return_counts=True
+    )
+    often = (
+        numbers[(numbers != PAD) & (counts > _OFTEN * np.median(counts))]
+        if are_given
+        else numbers[:0]
+    )
     often = often if len(often) <= FEW_TWINS * len(numbers) else often[:0]
-    equal = {row: rows.equal(row) for row in numbers.tolist() if row != PAD and len(rows.equal(row)) > 1}
+    equal = {
+        row: rows.equal(row) for row in numbers.tolist() if row != PAD and len(rows.equal(row)) > 1
+    }
     unknown, new = [*equal, *often.tolist()], dict[int, Piece]()
     if not (unknown or again):
         return seen
     whole = {piece.called.order: piece.rows for piece in pieces}
-    clear = [replace(piece, rows=np.where(np.isin(piece.rows, unknown), PAD, piece.rows)) for piece in pieces]
+    clear = [
+        replace(piece, rows=np.where(np.isin(piece.rows, unknown), PAD, piece.rows))
+        for piece in pieces
+    ]
     for cut in passes(clear):
         uses = Counter[int]()
         for piece in cut:
@@ -220,10 +263,17 @@ def in_order(seen: Windows, rows: Rows, *, are_given: bool) -> Windows:
                     uses[first] += 1
             new[piece.called.order] = replace(piece, rows=own)
     updates = [
-        replace(u, pieces=[new[p.called.order] for p in u.pieces if p.called.order in new]) for u in seen.updates
+        replace(u, pieces=[new[p.called.order] for p in u.pieces if p.called.order in new])
+        for u in seen.updates
     ]
     pieces = [*new.values()]
-    return replace(seen, updates=updates, pieces=pieces, place=placed(pieces), seen=seen.seen | {*often.tolist()})
+    return replace(
+        seen,
+        updates=updates,
+        pieces=pieces,
+        place=placed(pieces),
+        seen=seen.seen | {*often.tolist()},
+    )
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
@@ -248,7 +298,12 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
 
 def among(e: Evidence, options: list[list[list[int]]]) -> list[np.ndarray] | None:
     """Return, by piece, the rows that make the handed gradient, if each place may have any of its options, or None."""
-    free = [(i, place, row) for i, own in enumerate(options) for place, rows in enumerate(own) for row in rows[1:]]
+    free = [
+        (i, place, row)
+        for i, own in enumerate(options)
+        for place, rows in enumerate(own)
+        for row in rows[1:]
+    ]
     if len(free) > NUM_OPTIONS:
         return None
     first = [np.array([rows[0] for rows in own]) for own in options]
@@ -257,9 +312,17 @@ def among(e: Evidence, options: list[list[list[int]]]) -> list[np.ndarray] | Non
         made = partial(_by_label, e, is_of_pairs=is_of_pairs, has_weights=has_weights)
         parts = [made(i, own) for i, own in enumerate(options)]
         pairs = zip(parts, first, strict=True)
-        wholes = [sum(map(part, range(len(own)), own)) for part, own in pairs] if is_of_pairs else e.parts
-        changes = [parts[i](place, row) - parts[i](place, first[i][place]) for i, place, row in free]
-        taken = _taken(free, *(np.stack(each)[:, some] for each in (wholes, changes, [e.penalty], [e.handed])))
+        wholes = (
+            [sum(map(part, range(len(own)), own)) for part, own in pairs]
+            if is_of_pairs
+            else e.parts
+        )
+        changes = [
+            parts[i](place, row) - parts[i](place, first[i][place]) for i, place, row in free
+        ]
+        taken = _taken(
+            free, *(np.stack(each)[:, some] for each in (wholes, changes, [e.penalty], [e.handed]))
+        )
         if taken is not None:
             for i, place, row in taken:
                 first[i][place] = row
@@ -267,7 +330,9 @@ def among(e: Evidence, options: list[list[list[int]]]) -> list[np.ndarray] | Non
     return None
 
 
-def _by_label(e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: bool, has_weights: bool) -> Callable:
+def _by_label(
+    e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: bool, has_weights: bool
+) -> Callable:
     """Return the function that computes the gradient that a row's label has at a place: by its output, or by all."""
     piece, num = e.update.pieces[i], len(options)
     replay, factors = e.meant.replay, e.factors[i] / (num if is_of_pairs else 1)
@@ -283,27 +348,39 @@ def _by_label(e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: boo
         return passed
     every = np.tile(rows, num)
     given = (y, every), (weights, every if has_weights else piece.rows.repeat(len(rows)))
-    labels, own = (None if each is None else replay.as_wide(np.asarray(each)[by], piece) for each, by in given)
+    labels, own = (
+        None if each is None else replay.as_wide(np.asarray(each)[by], piece) for each, by in given
+    )
     made = replay.derivative(e.meant.objective, out.repeat(len(rows), axis=0), labels, own)
     made = made.reshape(num, len(rows), -1) * factors[0][:, None, None]
 
     def at_outputs(place: int, row: int) -> np.ndarray:
         own = made[:, rows.index(row)]
-        return e.pulled(i, own if is_of_pairs else np.where(np.arange(num)[:, None] == place, own, 0.0))
+        return e.pulled(
+            i, own if is_of_pairs else np.where(np.arange(num)[:, None] == place, own, 0.0)
+        )
 
     return at_outputs
 
 
 def _taken(
-    free: list[tuple[int, int, int]], wholes: np.ndarray, changes: np.ndarray, own: np.ndarray, handed: np.ndarray
+    free: list[tuple[int, int, int]],
+    wholes: np.ndarray,
+    changes: np.ndarray,
+    own: np.ndarray,
+    handed: np.ndarray,
 ) -> list[tuple[int, int, int]] | None:
     """Return the changes that make a gradient of the sums of pieces, times a factor each, and of the model's losses.
 
     Least squares give the share of each change; they are rounded one after the other, the surest first, and the last
     in all combinations: the labels of pairs have little more than their mean in a gradient.
     """
-    made = np.transpose(np.linalg.qr(np.concatenate([wholes, changes, own, handed]).T.astype("float64"))[1])
-    wholes, changes, own, (handed,) = np.split(made, np.cumsum([len(wholes), len(changes), len(own)]))
+    made = np.transpose(
+        np.linalg.qr(np.concatenate([wholes, changes, own, handed]).T.astype("float64"))[1]
+    )
+    wholes, changes, own, (handed,) = np.split(
+        made, np.cumsum([len(wholes), len(changes), len(own)])
+    )
     of_piece, num = np.array([i for i, _, _ in free]), len(wholes)
 
     def solved(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -336,7 +413,11 @@ def _taken(
         steps = ways @ ((signs * factors[of_piece[some]])[:, None] * changes[some])
         best = ways[np.argmin(np.linalg.norm(rest(factors, taken) - steps, axis=1))]
         taken ^= {k for k, is_changed in zip(some, best, strict=True) if is_changed}
-    return [free[k] for k in taken] if np.linalg.norm(solved(own, rest(factors, taken))[1]) <= most else None
+    return (
+        [free[k] for k in taken]
+        if np.linalg.norm(solved(own, rest(factors, taken))[1]) <= most
+        else None
+    )
 
 
 def without_void(updates: list[Update]) -> list[Update]:
@@ -352,7 +433,10 @@ def without_void(updates: list[Update]) -> list[Update]:
         return updates
     windows = [updates[start : start + size] for start in range(0, len(updates) - size + 1, size)]
     whole = [[piece for u in each for piece in u.pieces] for each in windows]
-    return [replace(w[-1], number=n, pieces=p) for n, (w, p) in enumerate(zip(windows, whole, strict=True), start=1)]
+    return [
+        replace(w[-1], number=n, pieces=p)
+        for n, (w, p) in enumerate(zip(windows, whole, strict=True), start=1)
+    ]
 
 
 def _is_void(one: Update, two: Update) -> bool:

@@ -17,7 +17,19 @@ from stepcheck.solve.explain import Explanation, Search, setting_of
 from stepcheck.solve.outputs import differing_outputs
 from stepcheck.trace.measure import NUM_PLACES, distance, places
 from stepcheck.trace.windows import PAD, Update
-from stepcheck.values import Change, Detail, Finding, Line, Number, Part, Proof, Reason, Shown, Unjudged, Where
+from stepcheck.values import (
+    Change,
+    Detail,
+    Finding,
+    Line,
+    Number,
+    Part,
+    Proof,
+    Reason,
+    Shown,
+    Unjudged,
+    Where,
+)
 
 _IN_THE_LOSS = {  # of the faults of the rows' factors
     Fault.PADDING_COUNTED,
@@ -97,7 +109,9 @@ def _judged(meant: Meant, updates: list[Update]) -> Judged:
     if not differing:
         return Judged([], [], everything)
     if not meant.has_penalty and (plus := added(everything)) is not None:
-        return Judged([*_of_weights(meant, differing, plus)], [], everything)
+        findings = [*_of_weights(meant, differing, plus)]
+        by_hand = Unjudged(Reason.PENALTY_BY_HAND, Stage.GRADIENT, len(differing))
+        return Judged(findings, [] if findings else [by_hand], everything)
     alike = [e for e in everything if all(e is not other for other in differing)]
     chosen = [*_spread(differing, NUM_DIFFERING), *_spread(alike, NUM_ALIKE)]
     for e in chosen:
@@ -105,7 +119,9 @@ def _judged(meant: Meant, updates: list[Update]) -> Judged:
     until = time.monotonic() + _SECONDS
     explanations, is_clipped = _explained(meant, chosen, everything, until)
     if is_clipped:
-        return Judged([], [], everything)
+        return Judged(
+            [], [Unjudged(Reason.CHANGED_BY_HAND, Stage.GRADIENT, len(differing))], everything
+        )
     findings = [*_found(explanations, chosen)] if explanations else [_located(differing)]
     is_known = any(each.cost < RAW for each in explanations)
     is_ended = time.monotonic() > until and not is_known
@@ -154,12 +170,17 @@ def _evidence(meant: Meant, updates: list[Update]) -> list[Evidence]:
 
 def _zeroed(meant: Meant, everything: list[Evidence]) -> set[int]:
     """Return the parameters, but not all, whose gradient is made zero by hand in every update, as a mask does."""
-    zeros = [{i for i, g in enumerate(e.update.applied.grads) if g is not None and not np.any(g)} for e in everything]
+    zeros = [
+        {i for i, g in enumerate(e.update.applied.grads) if g is not None and not np.any(g)}
+        for e in everything
+    ]
     found = set.intersection(*zeros) if len(zeros) > 1 else set()
     if not found or len(found) == len(meant.replay.names):
         return set()
     names = {meant.replay.names[i] for i in found}
-    has_one = {name for e in everything for name, apart in e.by_parameter(e.reference).items() if apart}
+    has_one = {
+        name for e in everything for name, apart in e.by_parameter(e.reference).items() if apart
+    }
     return found if names <= has_one else set()
 
 
@@ -368,17 +389,24 @@ def _after(e: Evidence, columns: list[np.ndarray]) -> tuple[list[np.ndarray], fl
     None unless the optimizer's step with the handed gradient is the one that was made.
     """
     _, reference, wrong = columns
-    chain = [e]  # the reference's slots hold its own gradients of the updates before; with other faults, theirs
+    chain = [
+        e
+    ]  # the reference's slots hold its own gradients of the updates before; with other faults, theirs
     while chain[0].before is not None and reference is e.reference:
         chain.insert(0, chain[0].before)
     before, after = e.update.applied.params, e.update.applied.params_after
     meant = _weights([*((one, one.reference) for one in chain[:-1]), (e, reference)])
-    again = _weights([(e, e.handed)])  # Keras on TensorFlow squares sparse gradients before it adds up equal rows
+    again = _weights(
+        [(e, e.handed)]
+    )  # Keras on TensorFlow squares sparse gradients before it adds up equal rows
     own = _moves(before, after)
     if meant is None or again is None or distance(own, _moves(before, again)) >= HIDDEN:
         return None
     every = [after, meant, _weights([(e, wrong)])]
-    flat = [columns[0] * _NAN if each is None else e.meant.replay.flat([*each])[e.mask] for each in every]
+    flat = [
+        columns[0] * _NAN if each is None else e.meant.replay.flat([*each])[e.mask]
+        for each in every
+    ]
     return flat, distance(own, _moves(before, meant))
 
 
@@ -404,13 +432,20 @@ def _weights(steps: list[tuple[Evidence, np.ndarray]]) -> list[np.ndarray] | Non
         return None
     if any(not np.all(np.isfinite(gradient)) for _, gradient in steps):
         return None
-    return meant.replay.stepped(meant.optimizer, [(e.update.applied, _as_grads(e, g)) for e, g in steps])
+    return meant.replay.stepped(
+        meant.optimizer, [(e.update.applied, _as_grads(e, g)) for e, g in steps]
+    )
 
 
 def _as_grads(e: Evidence, gradient: np.ndarray) -> list[np.ndarray | None]:
     full = np.zeros(len(e.mask))
     full[e.mask] = gradient
-    triples = zip(e.meant.replay.parts(full).values(), e.update.applied.params, e.update.applied.grads, strict=True)
+    triples = zip(
+        e.meant.replay.parts(full).values(),
+        e.update.applied.params,
+        e.update.applied.grads,
+        strict=True,
+    )
     return [None if g is None else part.reshape(p.shape).astype(p.dtype) for part, p, g in triples]
 
 

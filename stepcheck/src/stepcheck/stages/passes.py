@@ -33,10 +33,16 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
     updates = [u for u in updates if u.is_known and all(modes.of(p) for p in u.pieces)]
     if not updates:
         return
-    steps = [_Moved(b.number, a.pieces[-1], a.pieces[0], b.pieces[0]) for a, b in pairwise(updates) if b.follows(a)]
+    steps = [
+        _Moved(b.number, a.pieces[-1], a.pieces[0], b.pieces[0])
+        for a, b in pairwise(updates)
+        if b.follows(a)
+    ]
     first, last = (updates[0].pieces[i].called.line for i in (0, -1))
     num = len(replay.are_seeds) - replay.num_recurrent
-    statistics, seeds = ([i for i in range(num) if replay.are_seeds[i] == is_seed] for is_seed in (False, True))
+    statistics, seeds = (
+        [i for i in range(num) if replay.are_seeds[i] == is_seed] for is_seed in (False, True)
+    )
     thrown_away = [
         *_thrown_away(Fault.STATISTICS_THROWN_AWAY, modes, steps, first, statistics),
         *_thrown_away(Fault.SEEDS_THROWN_AWAY, modes, steps, first, seeds),
@@ -47,7 +53,9 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
         for replica in {p.called.replica for p in u.pieces}
     ]
     inside = [_Moved(number, a, a, b) for number, pieces in by_replica for a, b in pairwise(pieces)]
-    yield from thrown_away or _thrown_away(Fault.STATE_OF_ONE_MICROBATCH, modes, inside, last, [*range(num)])
+    yield from thrown_away or _thrown_away(
+        Fault.STATE_OF_ONE_MICROBATCH, modes, inside, last, [*range(num)]
+    )
 
 
 class _Moved(NamedTuple):
@@ -78,7 +86,11 @@ def _thrown_away(
     """Yield the finding on values, at the `chosen` indices, that every pass moves and no next pass begins with."""
     lost, shares, num_kept = [], [], 0
     for i, step in reversed([*enumerate(steps, 1)]):
-        every = step.before.called.buffers, step.after.called.buffers, modes.moved[step.mover.called.order]
+        every = (
+            step.before.called.buffers,
+            step.after.called.buffers,
+            modes.moved[step.mover.called.order],
+        )
         old, new, should = ([values[i] for i in chosen] for values in every)
         if all_same(old, should):
             continue

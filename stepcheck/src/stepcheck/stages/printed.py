@@ -29,24 +29,38 @@ class Losses:
         self._penalty = penalty
         batches = [_batches(cut) for cut in self._cuts]
         self.alone = [[self._mean(batch) for batch in each] for each in batches]
-        self.rows = [[sum(int(_real(part).sum()) for part in batch) for batch in each] for each in batches]
+        self.rows = [
+            [sum(int(_real(part).sum()) for part in batch) for batch in each] for each in batches
+        ]
         self.means = list(map(self._mean, self._cuts))
 
     @property
     def by_rows(self) -> list[float]:
         """The mean over the batches of each pass, each by its rows."""
-        return [float(np.average(means, weights=num)) for means, num in zip(self.alone, self.rows, strict=True)]
+        return [
+            float(np.average(means, weights=num))
+            for means, num in zip(self.alone, self.rows, strict=True)
+        ]
 
     def changed(self) -> Iterator[tuple[Fault, list[float]]]:
         """Yield (the fault, the numbers that are printed by mistake)."""
-        sums, updates = list(map(sum, self.alone)), [len({id(e) for e, _ in cut}) for cut in self._cuts]
+        sums, updates = (
+            list(map(sum, self.alone)),
+            [len({id(e) for e, _ in cut}) for cut in self._cuts],
+        )
         yield Fault.PRINTED_MEAN_OF_MEANS, list(map(mean, self.alone))
         yield Fault.PRINTED_LAST_BATCH, [each[-1] for each in self.alone]
         yield Fault.PRINTED_NOT_RESET, list(map(self._mean, accumulate(self._cuts)))
         yield Fault.PRINTED_NOT_RESET, list(map(mean, accumulate(self.alone)))
-        yield Fault.PRINTED_SUMMED_OVER_MICROBATCHES, [each / n for each, n in zip(sums, updates, strict=True)]
+        yield (
+            Fault.PRINTED_SUMMED_OVER_MICROBATCHES,
+            [each / n for each, n in zip(sums, updates, strict=True)],
+        )
         yield Fault.PRINTED_SUM, sums
-        yield Fault.PRINTED_MEANS_OVER_ROWS, [each / sum(num) for each, num in zip(sums, self.rows, strict=True)]
+        yield (
+            Fault.PRINTED_MEANS_OVER_ROWS,
+            [each / sum(num) for each, num in zip(sums, self.rows, strict=True)],
+        )
 
     def _mean(self, cut: list[tuple[Evidence, int]]) -> float:
         terms, real = [e.terms[i] for e, i in cut], list(map(_real, cut))
@@ -83,7 +97,9 @@ def printed(
         cut = passes([piece for piece in seen.pieces if piece.is_known])
         whole = [*takewhile(lambda one: {piece.called.order for piece in one} <= used, cut)]
         first = {piece.called.order for one in whole for piece in one if len(numbers) == len(cut)}
-        evidence = [e for e in evidence if {piece.called.order for piece in e.update.pieces} <= first]
+        evidence = [
+            e for e in evidence if {piece.called.order for piece in e.update.pieces} <= first
+        ]
         numbers = numbers[: len(whole)]
     both, num = [Losses(evidence, penalty=penalty) for penalty in (True, False)], len(numbers)
     if not evidence or num not in (1, len(both[0].means)):
@@ -103,3 +119,4 @@ def printed(
                 proof = proof_of(updates[-1], Shown.LOSS, str, columns)
                 yield Finding(Change(fault), min(right), apart, Where(updates), proof)
                 return
+    yield Unjudged(Reason.PRINTED_UNLIKE, Stage.PRINTED)

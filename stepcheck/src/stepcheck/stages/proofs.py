@@ -9,7 +9,9 @@ from stepcheck.values import Number, Proof, Shown
 NUM_SHOWN = 3
 
 
-def proof_of(update: int, what: Shown, of: Callable[[int], str], values: Sequence[np.ndarray]) -> Proof:
+def proof_of(
+    update: int, what: Shown, of: Callable[[int], str], values: Sequence[np.ndarray]
+) -> Proof:
     """Return the proof of three vectors: as they were seen, as they were meant, and with the error.
 
     Args:
@@ -21,6 +23,7 @@ def proof_of(update: int, what: Shown, of: Callable[[int], str], values: Sequenc
     observed, expected, with_error = (np.ravel(np.asarray(each, "float64")) for each in values)
     far = np.argsort(-np.abs(observed - expected), kind="stable")[:NUM_SHOWN]
     numbers = [
-        Number(what, of(i), float(observed[i]), float(expected[i]), float(with_error[i])) for i in sorted(far.tolist())
+        Number(what, of(i), float(observed[i]), float(expected[i]), float(with_error[i]))
+        for i in sorted(far.tolist())
     ]
     return Proof(update, tuple(numbers))

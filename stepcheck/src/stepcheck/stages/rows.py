@@ -12,15 +12,23 @@ from stepcheck.trace.log import Log
 from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows, passes
 from stepcheck.values import Change, Finding, Line, Reason, Unjudged, Where
 
-NUM_DRAWS, CHANCE = 20, 0.1  # a batch of few labels must be rarer than that in this many random orders
+NUM_DRAWS, CHANCE = (
+    20,
+    0.1,
+)  # a batch of few labels must be rarer than that in this many random orders
 MOSTLY = 0.7  # of the neighbouring batches; the others are at the ends of passes
 FEW, LEAST = 3, 4  # a batch of fewer labels is strange, if it has twice the latter of rows
-NUM_LOOKED, MOST_LEAVES = 6, 5  # forward passes that are compared; inputs of a model whose order is permuted
+NUM_LOOKED, MOST_LEAVES = (
+    6,
+    5,
+)  # forward passes that are compared; inputs of a model whose order is permuted
 _NEARLY_ALL, _ALMOST_ALL = 0.98, 0.9
 _BY_CHANCE = 1e-6  # of the beginning of a pass whose rows are all shuffled
 
 
-def order(windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = None) -> Iterator[Finding | Unjudged]:
+def order(
+    windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = None
+) -> Iterator[Finding | Unjudged]:
     """Yield the findings on the order of the rows.
 
     Args:
@@ -38,7 +46,9 @@ def order(windows: Windows, rows: Rows, log: Log, labels: np.ndarray | None = No
     own = [piece.rows[piece.rows != PAD].tolist() for piece in pieces]
     if not stream and any(len({*each}) < len(each) for each in own):  # drawn with replacement
         return
-    for found in () if stream else (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num)):
+    for found in (
+        () if stream else (_again(windows), _overlap(windows, pieces), _doubled(windows, rows.num))
+    ):
         if found is not None:
             yield found
             return
@@ -133,7 +143,9 @@ def _left_out(seen: _Passes, log: Log) -> Iterator[Finding]:
         return  # held out
     share = len(unused) / seen.num_rows
     numbers = len(unused), seen.num_rows
-    yield _finding(Fault.ROWS_NEVER_USED, share, windows.numbers, numbers=numbers, rows=tuple(unused))
+    yield _finding(
+        Fault.ROWS_NEVER_USED, share, windows.numbers, numbers=numbers, rows=tuple(unused)
+    )
 
 
 def _one_order(seen: _Passes, log: Log) -> Iterator[Finding]:
@@ -162,31 +174,56 @@ def _few_labels(windows: Windows, pieces: list[Piece], labels: np.ndarray | None
     if 2 * few <= len(pieces) or by_chance >= CHANCE * len(pieces):
         return None
     numbers = few, len(pieces), most, num
-    return _finding(Fault.BATCHES_OF_FEW_LABELS, few / len(pieces), windows.numbers, numbers=numbers)
+    return _finding(
+        Fault.BATCHES_OF_FEW_LABELS, few / len(pieces), windows.numbers, numbers=numbers
+    )
 
 
 def _are_alike(windows: Windows) -> bool:
     """Whether each replica gets the same rows."""
     num = [len({piece.called.replica for piece in u.pieces}) for u in windows.updates]
-    same = [len({piece.rows.tobytes() for piece in u.pieces}) == 1 < len(u.pieces) for u in windows.updates]
+    same = [
+        len({piece.rows.tobytes() for piece in u.pieces}) == 1 < len(u.pieces)
+        for u in windows.updates
+    ]
     return len(num) > 1 and min(num) > 1 and all(same)
 
 
 def carried(windows: Windows) -> Iterator[Finding]:
     """Find updates of microbatches of two passes, if their gradient is of all of them."""
-    shared = [u for u in windows.updates if len({windows.place[p.called.order][0] for p in u.pieces}) > 1]
-    shared = [u for u in shared if len({frozenset(p.rows.tolist()) for p in u.pieces}) == len(u.pieces)]
+    shared = [
+        u for u in windows.updates if len({windows.place[p.called.order][0] for p in u.pieces}) > 1
+    ]
+    shared = [
+        u for u in shared if len({frozenset(p.rows.tolist()) for p in u.pieces}) == len(u.pieces)
+    ]
     known = [piece for piece in windows.pieces if piece.called.order in windows.place]
-    first = {row for piece in known if not windows.place[piece.called.order][0] for row in piece.rows.tolist()}
+    first = {
+        row
+        for piece in known
+        if not windows.place[piece.called.order][0]
+        for row in piece.rows.tolist()
+    }
     early = {u.number: _num_early(windows, u) for u in shared}
-    sizes = {len(u.pieces) - early.get(u.number, 0) for u in windows.updates[:-1]}  # if counted anew in each pass
-    are_even = 1 in (len(sizes), len({len(u.pieces) for u in windows.updates[:-1]}))  # else they are the author's
-    if not shared or not are_even or len(first) < _NEARLY_ALL * len({r for p in known for r in p.rows.tolist()}):
+    sizes = {
+        len(u.pieces) - early.get(u.number, 0) for u in windows.updates[:-1]
+    }  # if counted anew in each pass
+    are_even = 1 in (
+        len(sizes),
+        len({len(u.pieces) for u in windows.updates[:-1]}),
+    )  # else they are the author's
+    if (
+        not shared
+        or not are_even
+        or len(first) < _NEARLY_ALL * len({r for p in known for r in p.rows.tolist()})
+    ):
         return  # rows come again by chance
     update = shared[0]
     num, whole = early[update.number], len(update.pieces)
     line = update.applied.line
-    yield _finding(Fault.WINDOW_CARRIED_OVER, num / whole, [*early], numbers=(num, whole), line=line)
+    yield _finding(
+        Fault.WINDOW_CARRIED_OVER, num / whole, [*early], numbers=(num, whole), line=line
+    )
 
 
 def _num_early(windows: Windows, update: Update) -> int:
@@ -200,12 +237,16 @@ def _again(windows: Windows) -> Finding | None:
     updates = [update for update in windows.updates if update.pieces]
     again = [b for a, b in pairwise(updates) if np.array_equal(a.rows, b.rows)]
     once = [update for update in updates if all(update is not other for other in again)]
-    cuts = [[sum(len(u.rows) for u in cut) for cut in passes(each)][:-1] for each in (updates, once)]
+    cuts = [
+        [sum(len(u.rows) for u in cut) for cut in passes(each)][:-1] for each in (updates, once)
+    ]
     if not again or len(set(cuts[1])) > 1 or len(set(cuts[0])) < 2:
         return None
     numbers, line = [u.number for u in again], again[0].applied.line
     count = len(again), len(updates)
-    return _finding(Fault.BATCH_TRAINED_ON_TWICE, len(again) / len(updates), numbers, numbers=count, line=line)
+    return _finding(
+        Fault.BATCH_TRAINED_ON_TWICE, len(again) / len(updates), numbers, numbers=count, line=line
+    )
 
 
 def _doubled(windows: Windows, num_rows: int) -> Finding | None:
@@ -226,7 +267,9 @@ def _overlap(windows: Windows, pieces: list[Piece]) -> Finding | None:
     usual = int(sizes[np.argmax(counts)])
     if not usual or counts.max() < max(2, MOSTLY * len(shared)):
         return None
-    return _finding(Fault.BATCHES_OVERLAP, usual / len(pieces[0].rows), windows.numbers, numbers=(usual,))
+    return _finding(
+        Fault.BATCHES_OVERLAP, usual / len(pieces[0].rows), windows.numbers, numbers=(usual,)
+    )
 
 
 def _shared(one: np.ndarray, two: np.ndarray) -> int:
@@ -254,7 +297,9 @@ def _is_drawn(lists: list[list[int]], num_rows: int) -> bool:
 def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> Iterator[Finding]:
     """Yield the finding on inputs that are no rows of the data: in another order, or with labels among them."""
     shapes = [leaf.shape[1:] for leaf in pieces[0].called.inputs] if pieces else []
-    looked = [p for p in pieces if [leaf.shape[1:] for leaf in p.called.inputs] == shapes][:NUM_LOOKED]
+    looked = [p for p in pieces if [leaf.shape[1:] for leaf in p.called.inputs] == shapes][
+        :NUM_LOOKED
+    ]
     if not looked or len(shapes) != len(rows.leaves):
         return
     for change, leaves in _ways(rows.leaves, labels, looked[0]):
@@ -278,7 +323,9 @@ def _ways(
         shape = piece.called.inputs[i].shape[1:]
         for label in labels:
             if label.shape[1:] == shape and label.ndim > 1:
-                change = Change(Fault.LABELS_AMONG_THE_INPUTS, numbers=(1.0 + i, float(len(leaves))))
+                change = Change(
+                    Fault.LABELS_AMONG_THE_INPUTS, numbers=(1.0 + i, float(len(leaves)))
+                )
                 yield change, [label if j == i else leaf for j, leaf in enumerate(leaves)]
 
 

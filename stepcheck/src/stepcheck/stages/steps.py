@@ -19,7 +19,14 @@ from stepcheck.values import Change, Finding, Line, Proof, Shown, Where
 
 _JUDGED_ELSEWHERE = {  # arguments of an optimizer that change no step, or that other stages judge
     *("name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps"),
-    *("clipnorm", "global_clipnorm", "clipvalue", "use_ema", "ema_momentum", "ema_overwrite_frequency"),
+    *(
+        "clipnorm",
+        "global_clipnorm",
+        "clipvalue",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+    ),
 }
 _SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in float32
 
@@ -27,7 +34,11 @@ _SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in floa
 def repeated(updates: list[Update]) -> list[int]:
     """Return the numbers of the updates that apply the gradient of the update before once more, or a part of it."""
     pairs = pairwise(updates)
-    return [b.number for a, b in pairs if not b.pieces and b.applied.is_whole and _are_same(a.applied, b.applied)]
+    return [
+        b.number
+        for a, b in pairs
+        if not b.pieces and b.applied.is_whole and _are_same(a.applied, b.applied)
+    ]
 
 
 def _are_same(one: Applied, two: Applied) -> bool:
@@ -47,8 +58,13 @@ def scheduled(learning_rate: Any) -> Schedule:
         return lambda number: float(learning_rate(number))
     if not isinstance(learning_rate, Real):
         must = "learning_rate must be a number or a function of the update."
-        raise SpecificationError(message(must, type(learning_rate).__name__, "learning_rate=1e-3, or a schedule."))
+        raise SpecificationError(
+            message(must, type(learning_rate).__name__, "learning_rate=1e-3, or a schedule.")
+        )
     return lambda number: float(learning_rate)
+
+
+_NAN = float("nan")
 
 
 def _finding(
@@ -59,7 +75,7 @@ def _finding(
     *,
     numbers: Sequence[float] = (),
     names: Sequence[str] = (),
-    with_error: float = 0.0,
+    with_error: float = _NAN,
     proof: Proof | None = None,
 ) -> Finding:
     change = Change(fault, numbers=tuple(map(float, numbers)), names=tuple(names))
@@ -94,19 +110,28 @@ def another_optimizer(stated: Any, used: list[Any], updates: list[Update]) -> It
         return
     kinds = [type(each).__name__ for each in (used[0], stated)]
     own, meant = (_numbers(each) for each in (used[0], stated))
-    is_other = kinds[0] != kinds[1] and {*kinds} != {"Adam", "AdamW"}  # which differ in their decay alone
+    is_other = kinds[0] != kinds[1] and {*kinds} != {
+        "Adam",
+        "AdamW",
+    }  # which differ in their decay alone
     names = [] if is_other else [key for key in meant if key in own and own[key] != meant[key]]
     if is_other or names:
         numbers = [float(of[key] or 0) for key in names for of in (own, meant)]
         where = [u.number for u in updates], updates[0].applied.line
-        yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[*kinds, *names], numbers=numbers)
+        yield _finding(
+            Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[*kinds, *names], numbers=numbers
+        )
 
 
 def _numbers(optimizer: Any) -> dict[str, Any]:
     """Return the arguments of an optimizer that change a step, as numbers."""
-    names = [name for name in signature(type(optimizer)).parameters if name not in _JUDGED_ELSEWHERE]
+    names = [
+        name for name in signature(type(optimizer)).parameters if name not in _JUDGED_ELSEWHERE
+    ]
     found = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
-    return {name: value for name, value in found.items() if value is None or isinstance(value, Real)}
+    return {
+        name: value for name, value in found.items() if value is None or isinstance(value, Real)
+    }
 
 
 def _rule_otherwise(stated: Any, rule: Rule, updates: list[Update]) -> Iterator[Finding]:
@@ -121,11 +146,15 @@ def _rule_otherwise(stated: Any, rule: Rule, updates: list[Update]) -> Iterator[
             yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[own, kind])
         elif any(abs(a - b) > _SAME_MOMENTUM for a, b in zip(rule.momenta, meant, strict=True)):
             numbers = [number for pair in zip(rule.momenta, meant, strict=True) for number in pair]
-            yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[kind, kind, *names], numbers=numbers)
+            yield _finding(
+                Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[kind, kind, *names], numbers=numbers
+            )
     decay, (own_decay, least) = float(getattr(stated, "weight_decay", None) or 0.0), rule.decay
     if abs(own_decay - decay) > max(least, FINE.differs * abs(decay)):
         decays = own_decay, decay
-        yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=(kind, kind, "weight_decay"), numbers=decays)
+        yield _finding(
+            Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=(kind, kind, "weight_decay"), numbers=decays
+        )
 
 
 def _applied(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
@@ -153,15 +182,26 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
     steps = [u.applied for u in updates]
     pairs = [(a, b) for a, b in pairwise(steps) if a.is_whole and b.is_whole]
     others = [(a, b) for a, b in pairs if b.optimizer != a.optimizer and _share_a_parameter(a, b)]
-    if any(b.optimizer == left.optimizer for i, (left, _) in enumerate(others) for _, b in others[i + 1 :]):
+    if any(
+        b.optimizer == left.optimizer
+        for i, (left, _) in enumerate(others)
+        for _, b in others[i + 1 :]
+    ):
         return None  # several optimizers in turn
     begins = {step.optimizer: step for step in reversed(steps)}
     anew = [(a, b) for a, b in others if b.iterations == 0]
-    lost = [(a, b) for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)]
-    for fault, begun in ((Fault.OPTIMIZER_RE_CREATED, anew), (Fault.OPTIMIZER_STATE_THROWN_AWAY, lost)):
+    lost = [
+        (a, b) for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)
+    ]
+    for fault, begun in (
+        (Fault.OPTIMIZER_RE_CREATED, anew),
+        (Fault.OPTIMIZER_STATE_THROWN_AWAY, lost),
+    ):
         alike = [(a, b) for a, b in begun if begun is lost or _is_alike(begins[a.optimizer], b)]
         on_the_way = [_goes_on(a, b) for a, b in alike]
-        has_state = any(np.ndim(slot) for _, b in begun for slot in b.slots_after)  # more than a count and a rate
+        has_state = any(
+            np.ndim(slot) for _, b in begun for slot in b.slots_after
+        )  # more than a count and a rate
         if has_state and (sum(on_the_way) > 1 or 2 * len(alike) > len(pairs) > 0):
             numbers = [u.number for u in updates if any(u.applied is b for _, b in begun)]
             return _finding(fault, 1.0, numbers, begun[0][1].line)
@@ -175,7 +215,9 @@ def _share_a_parameter(one: Applied, two: Applied) -> bool:
 
 def _is_alike(one: Applied, two: Applied) -> bool:
     """Whether two optimizers have one class and begin with one rate: another rate is a new stage of the training."""
-    return one.kind == two.kind and abs(one.learning_rate - two.learning_rate) <= FINE.differs * abs(one.learning_rate)
+    return one.kind == two.kind and abs(
+        one.learning_rate - two.learning_rate
+    ) <= FINE.differs * abs(one.learning_rate)
 
 
 def _goes_on(one: Applied, two: Applied) -> bool:
@@ -193,7 +235,9 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
     """Yield the finding on the learning rates: the schedule, read at other numbers than the updates'."""
     first = updates[0].applied.iterations
     used = np.array([u.applied.learning_rate for u in updates])
-    least = ROUNDED * float(np.max(np.abs(used)))  # a rate of 0 that was solved for is as small as rounding
+    least = ROUNDED * float(
+        np.max(np.abs(used))
+    )  # a rate of 0 that was solved for is as small as rounding
 
     def at(numbers: np.ndarray) -> np.ndarray:
         return np.maximum([schedule(int(number)) for number in first + numbers], least)
@@ -215,7 +259,9 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
     unknown = np.full(len(used), np.nan)
     proof = proof_of(shown[0], Shown.RATE, lambda i: str(updates[i].number), [used, meant, unknown])
     at_first = used[differing[0]], meant[differing[0]]
-    yield _finding(Fault.RATE_UNLIKE, apart, shown, line, numbers=at_first, with_error=np.nan, proof=proof)
+    yield _finding(
+        Fault.RATE_UNLIKE, apart, shown, line, numbers=at_first, with_error=np.nan, proof=proof
+    )
 
 
 def _other_counts(updates: list[Update]) -> Iterator[tuple[Fault, np.ndarray]]:
@@ -233,7 +279,11 @@ def _other_counts(updates: list[Update]) -> Iterator[tuple[Fault, np.ndarray]]:
 def _accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:
     """Yield the finding on sums of microbatches that the optimizer, in all its calls, accumulates once more."""
     num = max((step.accumulates for step in steps), default=1)
-    own = [u for u in seen.updates if len({piece.called.replica for piece in u.pieces}) == 1 and _are_parts(u)]
+    own = [
+        u
+        for u in seen.updates
+        if len({piece.called.replica for piece in u.pieces}) == 1 and _are_parts(u)
+    ]
     size = min((len(u.pieces) // num for u in own), default=0)
     if num > 1 and size > 1:
         where = [u.number for u in own], own[0].applied.line
@@ -245,7 +295,9 @@ def _are_parts(update: Update) -> bool:
     if not all(piece.is_known for piece in update.pieces):
         return False
     rows = update.rows[update.rows != PAD]
-    return len({piece.called.line for piece in update.pieces}) == 1 and len(set(rows.tolist())) == len(rows)
+    return len({piece.called.line for piece in update.pieces}) == 1 and len(
+        set(rows.tolist())
+    ) == len(rows)
 
 
 def _idle(seen: Windows) -> Iterator[Finding]:
@@ -258,7 +310,11 @@ def _idle(seen: Windows) -> Iterator[Finding]:
 
 
 def between(
-    updates: list[Update], decay: float | None, names: Sequence[str] = (), *, moves_weights: bool = False
+    updates: list[Update],
+    decay: float | None,
+    names: Sequence[str] = (),
+    *,
+    moves_weights: bool = False,
 ) -> Iterator[Finding]:
     """Yield the findings on weights that moved by no optimizer step.
 
@@ -276,7 +332,9 @@ def between(
     moved: list[tuple] = []
     for a, b in pairwise(updates):
         first = next(iter([*b.trials, *b.pieces]), None)
-        new = in_part(first.called.params if first is not None and first.called.is_whole else b.applied.params)
+        new = in_part(
+            first.called.params if first is not None and first.called.is_whole else b.applied.params
+        )
         made = in_part(a.applied.params_after)
         if b.follows(a) and b.number not in outer and not all_same(new, made):
             is_first = all_same(new, in_part(a.applied.params))
@@ -286,7 +344,9 @@ def between(
         numbers = [a.number for a, *_ in lost]
         yield _finding(Fault.UPDATE_THROWN_AWAY, apart, numbers, lost[0][0].applied.line)
         return
-    yield from _inside([u for u in updates if u.number not in outer], decay, moves_weights=moves_weights)
+    yield from _inside(
+        [u for u in updates if u.number not in outer], decay, moves_weights=moves_weights
+    )
     shrunk = [_shrunk(made, new) for _, made, new in moved]
     if decay and len(moved) > 1 and all(shrunk):
         apart = max(distance(new, made) for _, made, new in moved)
@@ -302,7 +362,9 @@ def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Fin
     if max(apart, default=0.0) > FINE.differs:
         i = int(np.argmax(apart))
         every = enumerate(zip(*states[i], strict=True))
-        differing = [names[k] for k, own in every if names and any(not same(own[0], v) for v in own)]
+        differing = [
+            names[k] for k, own in every if names and any(not same(own[0], v) for v in own)
+        ]
         where = [u.number for u in updates], updates[i].applied.line
         yield _finding(Fault.REPLICAS_DRIFT_APART, apart[i], *where, names=differing)
 
@@ -310,11 +372,16 @@ def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Fin
 def _outer(updates: list[Update]) -> set[int]:
     """Return the updates that begin where the steps of another optimizer before them began, as in meta-learning."""
     runs = [next(run) for _, run in groupby(updates, key=lambda update: update.applied.optimizer)]
-    same = [(b.number, all_same(in_part(a.applied.params), in_part(b.applied.params))) for a, b in pairwise(runs)]
+    same = [
+        (b.number, all_same(in_part(a.applied.params), in_part(b.applied.params)))
+        for a, b in pairwise(runs)
+    ]
     return {number for number, is_same in same if is_same}
 
 
-def _inside(updates: list[Update], decay: float | None, *, moves_weights: bool) -> Iterator[Finding]:
+def _inside(
+    updates: list[Update], decay: float | None, *, moves_weights: bool
+) -> Iterator[Finding]:
     """Find weights that move between the microbatches of one update, or between the last one and the step.
 
     Without microbatches a decay by hand before the step is one per update, and other weights may be earlier ones.

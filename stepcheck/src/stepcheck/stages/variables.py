@@ -16,7 +16,10 @@ from stepcheck.trace.windows import Piece, Update, Windows
 from stepcheck.values import Change, Finding, Where
 
 _AGAINST = 0.5  # a cosine: an average of other weights moves otherwise
-NUM_MOVES, FEW = 5, 4  # moves that are compared with their gradient; numbers that move against it by chance
+NUM_MOVES, FEW = (
+    5,
+    4,
+)  # moves that are compared with their gradient; numbers that move against it by chance
 NUM_ROWS = 32  # on this many rows the gradient is computed if no forward pass was seen
 
 
@@ -35,7 +38,9 @@ def left_out(
         before: the weights when the loop began.
         is_thawed: whether the loop itself has set them to be trained.
     """
-    whole = [step for step in steps if step.is_whole] or [u.applied for u in updates if u.applied.is_whole]
+    whole = [step for step in steps if step.is_whole] or [
+        u.applied for u in updates if u.applied.is_whole
+    ]
     num = len(replay.names)
     if len(before) != num:  # the model was not built
         before = next((p.called.params for u in updates for p in u.pieces if p.called.is_whole), [])
@@ -55,7 +60,9 @@ def left_out(
     if wrong:
         numbers = tuple(u.number for u in updates if u.applied.is_whole)
         where = Where(numbers, parameters=tuple(replay.names[i] for i in wrong), line=whole[0].line)
-        yield Finding(Change(Fault.VARIABLE_LEFT_OUT), float(np.linalg.norm(shares[wrong])), where=where)
+        yield Finding(
+            Change(Fault.VARIABLE_LEFT_OUT), float(np.linalg.norm(shares[wrong])), where=where
+        )
 
 
 def _is_meant(replay: Port, steps: list[Applied], missing: list[int], i: int) -> bool:
@@ -68,26 +75,36 @@ def _is_meant(replay: Port, steps: list[Applied], missing: list[int], i: int) ->
     return any(i in step.lost for step in steps) or any(sizes[j] > sizes[i] for j in beside)
 
 
-def frozen(replay: Port, objective: Any, updates: list[Update], *, has_others: bool) -> Iterator[Finding]:
+def frozen(
+    replay: Port, objective: Any, updates: list[Update], *, has_others: bool
+) -> Iterator[Finding]:
     """Yield the finding on variables that are set to be frozen, and move against their gradient all the same.
 
     Args:
         has_others: whether other optimizers make steps: they may train them on purpose.
     """
-    pieces = [piece for u in updates for piece in u.pieces if piece.called.is_whole and piece.is_known]
+    pieces = [
+        piece for u in updates for piece in u.pieces if piece.called.is_whole and piece.is_known
+    ]
     names: list[str] = []
     shares: list[float] = []
     numbers: set[int] = set()
     most = 0
     for i in replay.frozen():
-        moved = [(a, b) for a, b in pairwise(pieces) if not same(a.called.buffers[i], b.called.buffers[i])]
+        moved = [
+            (a, b)
+            for a, b in pairwise(pieces)
+            if not same(a.called.buffers[i], b.called.buffers[i])
+        ]
         cosines = (_cosine(replay, objective, i, pair) for pair in moved[:NUM_MOVES])
         if len(moved) > 1 and next(cosines) > _AGAINST and all(cosine > 0 for cosine in cosines):
             old, new = (np.asarray(piece.called.buffers[i], "float64") for piece in moved[0])
             size = float(np.linalg.norm(new - old))
             names.append(replay.names_of_others[i])
             shares.append(size / max(float(np.linalg.norm(old)), size))
-            numbers |= {u.number for u in updates for a, _ in moved if any(a is piece for piece in u.pieces)}
+            numbers |= {
+                u.number for u in updates for a, _ in moved if any(a is piece for piece in u.pieces)
+            }
             most = max(most, new.size)
     if names and most > FEW and not has_others:
         line = next(u.applied.line for u in updates if u.number in numbers)
@@ -103,34 +120,50 @@ def _cosine(replay: Port, objective: Any, i: int, moved: tuple[Piece, Piece]) ->
     return float(np.vdot(old - new, grad)) / size if size else 0.0
 
 
-def _shares(replay: Port, objective: Any, updates: list[Update], before: list[np.ndarray]) -> np.ndarray:
+def _shares(
+    replay: Port, objective: Any, updates: list[Update], before: list[np.ndarray]
+) -> np.ndarray:
     """Return the length of each variable's gradient of a sum over rows as a share of the whole; NaN if not known."""
-    piece = next((piece for u in updates if u.is_known for piece in u.pieces), None) or _first(replay, before)
+    piece = next((piece for u in updates if u.is_known for piece in u.pieces), None) or _first(
+        replay, before
+    )
 
     def gradient() -> np.ndarray:
         batch = replay.batch(piece)
         ones = np.ones_like(replay.terms(piece, objective, batch, training=False).weights)
-        return replay.gradient(piece, objective, batch, ones, training=False, penalty=len(piece.rows))
+        return replay.gradient(
+            piece, objective, batch, ones, training=False, penalty=len(piece.rows)
+        )
 
     whole, _ = attempt(gradient)  # an error: of a model that does not take the data as they are
     whole = np.zeros_like(replay.flat([*before])) if whole is None else whole
-    sizes, size = [np.linalg.norm(part) for part in replay.parts(whole).values()], float(np.linalg.norm(whole))
+    sizes, size = (
+        [np.linalg.norm(part) for part in replay.parts(whole).values()],
+        float(np.linalg.norm(whole)),
+    )
     return np.array(sizes) / size if 0 < size < np.inf else np.full(len(sizes), np.nan)
 
 
 def _first(replay: Port, before: list[np.ndarray]) -> Piece:
     inputs = [np.asarray(leaf)[:NUM_ROWS] for leaf in tree.leaves(replay.data[0])]
     now = replay.values()
-    return Piece(Called(0, inputs, [], before, now.buffers if now else [], True, None), np.arange(len(inputs[0])))
+    return Piece(
+        Called(0, inputs, [], before, now.buffers if now else [], True, None),
+        np.arange(len(inputs[0])),
+    )
 
 
-def _moving(replay: Port, updates: list[Update], before: list[np.ndarray], *, is_known: bool) -> set[int]:
+def _moving(
+    replay: Port, updates: list[Update], before: list[np.ndarray], *, is_known: bool
+) -> set[int]:
     """Return the variables that move, perhaps by something else.
 
     All may, if not all steps are known and no weight has moved in the end.
     """
     states = [piece.called.params for u in updates for piece in u.pieces if piece.called.is_whole]
-    moved = {i for i, value in enumerate(before) if not all(same(value, state[i]) for state in states)}
+    moved = {
+        i for i, value in enumerate(before) if not all(same(value, state[i]) for state in states)
+    }
     if len(moved) == len(before):  # no copy of a large model is made
         return moved
     now = replay.values()
@@ -146,13 +179,20 @@ NUM_KEPT = 300  # updates and microbatches whose weights may be averaged
 
 
 def ends(
-    replay: Port, before: list[np.ndarray], now: Values, seen: Windows, *, averages: bool = False
+    replay: Port,
+    before: list[np.ndarray],
+    now: Values,
+    seen: Windows,
+    *,
+    averages: bool,
+    is_stateless: bool,
 ) -> Iterator[Finding]:
     """Yield the findings on the values that the loop left in the model.
 
     Args:
         before: the weights when it began.
         averages: whether the optimizer keeps an average of the weights.
+        is_stateless: whether the loop has the values in its own hands, and may forget to write them back.
     """
     whole = [u for u in seen.updates if u.applied.is_whole and u.pieces and u.is_known]
     if not whole or not len(now.params) == len(before) == len(whole[0].pieces[0].called.params):
@@ -165,7 +205,8 @@ def ends(
     is_last_known = len(whole) == len(seen.updates) and not seen.is_by_hand
     if is_last_known and not averages and not all_same(now.params, last):
         yield from _averaged(now.params, whole)
-    yield from _lost_statistics(replay, now, whole)
+    if is_stateless:
+        yield from _lost_statistics(replay, now, whole)
 
 
 def _lost_statistics(replay: Port, now: Values, updates: list[Update]) -> Iterator[Finding]:
@@ -174,19 +215,30 @@ def _lost_statistics(replay: Port, now: Values, updates: list[Update]) -> Iterat
     if not len(first) == len(last) == len(now.buffers):
         return
     values = zip(replay.are_seeds, now.buffers, first, last, strict=True)
-    lost = [i for i, (is_seed, v, a, b) in enumerate(values) if not is_seed and same(v, a) and not same(v, b)]
+    lost = [
+        i
+        for i, (is_seed, v, a, b) in enumerate(values)
+        if not is_seed and same(v, a) and not same(v, b)
+    ]
     if lost:
         apart = distance([now.buffers[i] for i in lost], [last[i] for i in lost])
         names = tuple(replay.names_of_others[i] for i in lost)
-        where = Where((updates[-1].number,), parameters=names, line=updates[-1].pieces[-1].called.line)
+        where = Where(
+            (updates[-1].number,), parameters=names, line=updates[-1].pieces[-1].called.line
+        )
         yield Finding(Change(Fault.STATISTICS_NEVER_WRITTEN_BACK), apart, where=where)
 
 
 def _averaged(now: list[np.ndarray], updates: list[Update]) -> Iterator[Finding]:
     """Yield the finding on a moving average of the weights that moves with every microbatch."""
-    *states, last = (*(_as_vector(u.applied.params) for u in updates), _as_vector(updates[-1].applied.params_after))
+    *states, last = (
+        *(_as_vector(u.applied.params) for u in updates),
+        _as_vector(updates[-1].applied.params_after),
+    )
     _, by_update = _decayed(_as_vector(now), states, last)
-    pieces = [state for u, state in zip(updates, states, strict=True) for state in [state] * len(u.pieces)]
+    pieces = [
+        state for u, state in zip(updates, states, strict=True) for state in [state] * len(u.pieces)
+    ]
     if by_update <= FINE.differs or not len(states) < len(pieces) < NUM_KEPT:
         return
     decay, by_piece = _decayed(_as_vector(now), pieces, last)
@@ -217,7 +269,9 @@ def _decayed(wanted: np.ndarray, states: list[np.ndarray], last: np.ndarray) -> 
     scale = max(float(np.linalg.norm(state - origin)) for state in (*states, last)) or 1.0
     moved = np.stack([state - origin for state in (*states, last)]) / scale
     ways = (moved, moved[1:], moved[:-1], moved[1:-1]) if len(moved) > 2 else (moved,)
-    return min((_searched((wanted - origin) / scale, way) for way in ways), key=lambda each: each.apart)
+    return min(
+        (_searched((wanted - origin) / scale, way) for way in ways), key=lambda each: each.apart
+    )
 
 
 def _searched(wanted: np.ndarray, states: np.ndarray) -> _Decayed:
@@ -227,9 +281,13 @@ def _searched(wanted: np.ndarray, states: np.ndarray) -> _Decayed:
         shares = _parts(decays, len(states))
         squares = np.einsum("di,ij,dj->d", shares, gram, shares) - 2 * shares @ along + size
         best = int(np.argmin(squares))
-        decay, low, high = (float(decays[i]) for i in (best, max(best - 1, 0), min(best + 1, len(decays) - 1)))
+        decay, low, high = (
+            float(decays[i]) for i in (best, max(best - 1, 0), min(best + 1, len(decays) - 1))
+        )
         decays = np.linspace(low, high, len(_DECAYS))
-    return _Decayed(decay, float(np.linalg.norm(wanted - _parts(np.array([decay]), len(states))[0] @ states)))
+    return _Decayed(
+        decay, float(np.linalg.norm(wanted - _parts(np.array([decay]), len(states))[0] @ states))
+    )
 
 
 def _parts(decays: np.ndarray, num: int) -> np.ndarray:

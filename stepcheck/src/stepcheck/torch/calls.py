@@ -15,9 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from stepcheck.faults import Fault
+from stepcheck.seams import replaced
 from stepcheck.torch.hooks import Watcher
 from stepcheck.torch.losses import FUNCTIONS
-from stepcheck.torch.state import array, is_transformed, replaced, trained
+from stepcheck.torch.state import array, is_transformed, trained
 from stepcheck.trace.log import Scaled
 from stepcheck.user_code.source import line_here
 from stepcheck.values import Line
@@ -94,7 +95,9 @@ class Calls:
         def heard(*arguments: Any, **others: Any) -> Any:
             if is_transformed():
                 return function(*arguments, **others)
-            if arguments and isinstance(arguments[0], Iterator):  # of parameters, which is read once
+            if arguments and isinstance(
+                arguments[0], Iterator
+            ):  # of parameters, which is read once
                 arguments = [*arguments[0]], *arguments[1:]
             if before is not None:
                 before(*arguments, **others)
@@ -111,7 +114,10 @@ class Calls:
         lines = dict.fromkeys(_ZEROED, self.watcher.dropped)
         lines |= dict.fromkeys(_SCHEDULED, of.get("schedule"))
         lines |= dict.fromkeys(_CLIPPED, of.get("clip"))
-        lines |= {Fault.NOT_RESET: of.get("zero", of.get("take")), Fault.INFERENCE_MODE: of.get("eval")}
+        lines |= {
+            Fault.NOT_RESET: of.get("zero", of.get("take")),
+            Fault.INFERENCE_MODE: of.get("eval"),
+        }
         self.log.lines.update({fault: line for fault, line in lines.items() if line is not None})
 
     def _note(self, what: str) -> None:
@@ -122,7 +128,9 @@ class Calls:
     def _is_own(self, owner: Any) -> bool:
         return isinstance(owner, Optimizer) and self.watcher.is_own(owner)
 
-    def _after_loss(self, names: inspect.Signature, result: Any, *arguments: Any, **others: Any) -> None:
+    def _after_loss(
+        self, names: inspect.Signature, result: Any, *arguments: Any, **others: Any
+    ) -> None:
         """Keep the line and the labels of a loss of which a gradient may be taken."""
         is_open = self.log.is_open and bool(self.log.called) and not self.watcher.running
         if not is_open or not isinstance(result, Tensor) or not result.requires_grad:
@@ -166,10 +174,14 @@ class Calls:
     def _before_unscale(self, scaler: GradScaler, optimizer: Any) -> None:
         self._has_scale &= not self._is_own(optimizer)
 
-    def _before_check(self, scaler: GradScaler, optimizer: Any, *arguments: Any, **others: Any) -> None:
+    def _before_check(
+        self, scaler: GradScaler, optimizer: Any, *arguments: Any, **others: Any
+    ) -> None:
         self._num_steps = self.watcher.num_steps(optimizer)
 
-    def _after_check(self, result: Any, scaler: GradScaler, optimizer: Any, *arguments: Any, **others: Any) -> None:
+    def _after_check(
+        self, result: Any, scaler: GradScaler, optimizer: Any, *arguments: Any, **others: Any
+    ) -> None:
         """Note whether the optimizer has made a step."""
         if scaler.is_enabled() and self.log.is_open and self._is_own(optimizer):
             is_finite = self.watcher.num_steps(optimizer) > self._num_steps

@@ -25,9 +25,7 @@ def weighed(data: tuple, loss: Loss | Function | None) -> tuple:
         return x, (y, *more), None
     if num > 1 and not isinstance(y, tuple):
         must = f"{num + 1} arguments of loss need as many parts of data."
-        attempt = (
-            "data=(x, y, weights); several outputs are one argument, a tuple: loss=lambda outputs, y: f(*outputs, y)."
-        )
+        attempt = "data=(x, y, weights); outputs are one argument, a tuple: loss=lambda out, y: f(*out, y)."
         raise SpecificationError(message(must, f"{len(data)} parts", attempt))
     if more and (len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])):
         raise _no_rows(f"{len(data)} parts")
@@ -44,17 +42,25 @@ def rows_of(data: Any) -> tuple[Tree, ...]:
     """
     if isinstance(data, TensorDataset):
         data = data.tensors
-    elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict)):
+    elif isinstance(data, Dataset) or (
+        hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict)
+    ):
         with untouched():
             copied = _copied(data)
             items = [copied[i] for i in range(len(copied))]
-        if items and all(isinstance(item, dict) and "labels" in item for item in items):  # as Transformers has them
-            items = [({n: v for n, v in item.items() if n != "labels"}, item["labels"]) for item in items]
+        if items and all(
+            isinstance(item, dict) and "labels" in item for item in items
+        ):  # as Transformers has them
+            items = [
+                ({n: v for n, v in item.items() if n != "labels"}, item["labels"]) for item in items
+            ]
         if not items or any(not isinstance(item, tuple | list) or len(item) < 2 for item in items):
             raise _no_rows(f"a dataset whose items are {_shape_of(items[0] if items else ())}")
         data = tuple(_stacked([item[part] for item in items]) for part in range(len(items[0])))
     if not isinstance(data, tuple | list) or len(data) < 2:
-        raise _no_rows(f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__)
+        raise _no_rows(
+            f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        )
     parts = tuple(map(_arrays, data))
     lengths = {len(leaf) if leaf.ndim else 0 for part in parts for leaf in _leaves(part)}
     if len(lengths) != 1 or 0 in lengths:
@@ -137,8 +143,13 @@ def as_given(log: Log, labels: dict[int, np.ndarray]) -> Given:
     if not called:
         return Given(np.zeros((1, 1)), None)
     alike = [each for each in called if _ends(each) == _ends(called[0])]
-    leaves = [np.concatenate(_as_wide(list(parts))) for parts in zip(*(each.inputs for each in alike), strict=True)]
-    firsts = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))}
+    leaves = [
+        np.concatenate(_as_wide(list(parts)))
+        for parts in zip(*(each.inputs for each in alike), strict=True)
+    ]
+    firsts = {
+        b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))
+    }
     kept = sorted(firsts.values())
     leaves = [leaf[kept] for leaf in leaves]
     whole = [each.order for each in called if each.is_whole]

@@ -29,7 +29,11 @@ def flipped(loss: Any) -> Loss | None:
     own = loss.given
     if isinstance(own, nn.BCEWithLogitsLoss) and own.pos_weight is None:
         return Loss(nn.BCELoss(own.weight, reduction=own.reduction))
-    return Loss(nn.BCEWithLogitsLoss(own.weight, own.reduction)) if isinstance(own, nn.BCELoss) else None
+    return (
+        Loss(nn.BCEWithLogitsLoss(own.weight, own.reduction))
+        if isinstance(own, nn.BCELoss)
+        else None
+    )
 
 
 def swapped(loss: Any) -> Function:
@@ -48,7 +52,9 @@ def others(loss: Any, labels: Any) -> Iterator[tuple[str, Loss]]:
         bare.weight = None
         yield f"{loss.name} without its weights", Loss(bare)
     for kind in (*BY_ELEMENT, *BY_CLASS, nn.MultiMarginLoss):
-        if kind is not type(loss.given) and (is_whole or kind not in (nn.NLLLoss, nn.MultiMarginLoss)):
+        if kind is not type(loss.given) and (
+            is_whole or kind not in (nn.NLLLoss, nn.MultiMarginLoss)
+        ):
             how = "mean" if reduction == "batchmean" else reduction
             yield f"{kind.__name__}()", Loss(kind(reduction=how))
 
@@ -57,8 +63,12 @@ def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
     """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
     functions: dict[str, Callable] = {}
     if width > 1:
-        functions = {name: partial(getattr(torch, name), dim=1) for name in ("softmax", "log_softmax")}
-    functions |= {name: getattr(torch, name) for name in ("sigmoid", "tanh", "relu", "exp", "square")}
+        functions = {
+            name: partial(getattr(torch, name), dim=1) for name in ("softmax", "log_softmax")
+        }
+    functions |= {
+        name: getattr(torch, name) for name in ("sigmoid", "tanh", "relu", "exp", "square")
+    }
     own = "sigmoid" if "BCE" in loss.name else "softmax"
     yield from ((name, function, name == own) for name, function in functions.items())
 

@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from stepcheck.faults import Stage
+from stepcheck.seams import replaced
 from stepcheck.torch.state import (
     Nest,
     Own,
@@ -28,7 +33,6 @@ from stepcheck.torch.state import (
     of_torch,
     own_loss,
     rate_of,
-    replaced,
     split,
     states_of,
     tensors_of,
@@ -96,9 +100,13 @@ class Watcher:
     own: dict[int, Own] = field(default_factory=dict)
     dropped: Line | None = None
     running: list[_Begun] = field(default_factory=list)
-    _added: list[Called] = field(default_factory=list)  # whose gradients were added since the last step
+    _added: list[Called] = field(
+        default_factory=list
+    )  # whose gradients were added since the last step
     _differentiated: set[int] = field(default_factory=set)
-    _thrown: set[int] = field(default_factory=set)  # of passes with a gradient by their inputs, since the last step
+    _thrown: set[int] = field(
+        default_factory=set
+    )  # of passes with a gradient by their inputs, since the last step
     _steps: dict[int, int] = field(default_factory=dict)
     _before: dict[int, _Stepping] = field(default_factory=dict)
 
@@ -109,7 +117,9 @@ class Watcher:
             live = [self]
             stack.callback(self._close)
             stack.callback(live.clear)
-            stack.enter_context(replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live)))
+            stack.enter_context(
+                replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live))
+            )
             for handle in (
                 register_optimizer_step_pre_hook(self.harmless(self._before_step)),
                 register_optimizer_step_post_hook(self.harmless(self._after_step)),
@@ -148,14 +158,20 @@ class Watcher:
     def _close(self) -> None:
         """Sort the log, and mark the passes of which a gradient was taken."""
         self.log.close()
-        called = [replace(each, differentiated=self._is_differentiated(each)) for each in self.log.called]
+        called = [
+            replace(each, differentiated=self._is_differentiated(each)) for each in self.log.called
+        ]
         self.log.called[:], self.log.applied[:] = called, together(self.log.applied, called)
 
     def _is_differentiated(self, called: Called) -> bool | None:
         """Whether a gradient was taken of a pass; without any gradient, it is not known which have a graph."""
         grads = (g for step in self.log.applied for g in step.grads)
         is_known = bool(self._differentiated) or any(g is not None and np.any(g) for g in grads)
-        return called.order in self._differentiated if is_known or not called.setting.has_graph else None
+        return (
+            called.order in self._differentiated
+            if is_known or not called.setting.has_graph
+            else None
+        )
 
     def _begin(self, args: tuple, kwargs: dict) -> None:
         if not self.log.is_open:
@@ -163,7 +179,9 @@ class Watcher:
         module = self.module
         if not all(isinstance(p, nn.Parameter) for p in module.parameters()):
             self.log.leave(Reason.OTHER_WEIGHTS_OF_MODEL, Stage.GRADIENT)
-            self.log.is_open &= not torch.is_grad_enabled()  # the steps after it have gradients of it
+            self.log.is_open &= (
+                not torch.is_grad_enabled()
+            )  # the steps after it have gradients of it
             return
         flags = tuple(p.requires_grad for p in module.parameters())
         is_cast = torch.is_autocast_enabled("cpu")
@@ -254,7 +272,9 @@ class Watcher:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not self.log.is_open or not self.is_own(optimizer):
             return
-        is_kept = self.log.wants_step(0) or len(args) > 1 or bool(kwargs)  # a closure runs passes inside
+        is_kept = (
+            self.log.wants_step(0) or len(args) > 1 or bool(kwargs)
+        )  # a closure runs passes inside
         self._before[id(optimizer)] = _Stepping(
             step=states_of(self.module, optimizer, is_kept=is_kept),
             grads=grads_of(self.module, optimizer, is_kept=is_kept),
@@ -265,7 +285,9 @@ class Watcher:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         before = self._before.pop(id(optimizer), None)
-        if not self.log.is_open or getattr(optimizer, "found_inf", False):  # a fused step that was skipped
+        if not self.log.is_open or getattr(
+            optimizer, "found_inf", False
+        ):  # a fused step that was skipped
             return
         if before is None:
             self.log.has_others = True
@@ -278,7 +300,9 @@ class Watcher:
         self.is_waiting, self._added = False, []
         if all(optimizer is not other for other in self.optimizers):
             self.optimizers.append(optimizer)
-        if len(self.log.applied) == before.num_applied:  # else an optimizer inside of it has made the step
+        if (
+            len(self.log.applied) == before.num_applied
+        ):  # else an optimizer inside of it has made the step
             self._add_step(optimizer, before)
 
     def _add_step(self, optimizer: Optimizer, before: _Stepping) -> None:
@@ -346,7 +370,9 @@ def _recorded(call: Callable, live: list[Watcher]) -> Callable:
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_transformed() or not live or live[0].running or not live[0].is_of(module):
             return call(module, *args, **kwargs)
-        if isinstance(module, nn.parallel.DistributedDataParallel):  # it writes buffers, and then calls the module
+        if isinstance(
+            module, nn.parallel.DistributedDataParallel
+        ):  # it writes buffers, and then calls the module
             return call(module, *args, **kwargs)
         return live[0].run(call, module, args, kwargs)
 

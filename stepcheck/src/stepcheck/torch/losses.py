@@ -21,7 +21,15 @@ from stepcheck.trace.measure import shares
 from stepcheck.tree import Tree
 
 BY_ELEMENT = (
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.PoissonNLLLoss),
+    *(
+        nn.MSELoss,
+        nn.L1Loss,
+        nn.SmoothL1Loss,
+        nn.HuberLoss,
+        nn.BCELoss,
+        nn.BCEWithLogitsLoss,
+        nn.PoissonNLLLoss,
+    ),
     *(nn.KLDivLoss, nn.SoftMarginLoss),
 )
 BY_CLASS = nn.CrossEntropyLoss, nn.NLLLoss
@@ -110,11 +118,17 @@ class Loss:
         """Return labels in the shape and dtype that the loss takes with such outputs."""
         if not isinstance(self.given, (*BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)):
             return _in_shape(labels.to(out.dtype), out.shape)
-        if labels.ndim == out.ndim and labels.shape == out.shape and isinstance(self.given, nn.CrossEntropyLoss):
+        if (
+            labels.ndim == out.ndim
+            and labels.shape == out.shape
+            and isinstance(self.given, nn.CrossEntropyLoss)
+        ):
             return labels.to(out.dtype)
         if isinstance(self.given, nn.MultiLabelMarginLoss):
             return labels.long()
-        return (labels if labels.ndim == out.ndim - 1 else labels.reshape(len(out), *out.shape[2:])).long()
+        return (
+            labels if labels.ndim == out.ndim - 1 else labels.reshape(len(out), *out.shape[2:])
+        ).long()
 
 
 class Function:
@@ -144,7 +158,9 @@ class Function:
             own = own.broadcast_to(values.shape).to(values.dtype)
             return ByRow((values * own).reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
         if found.ndim:
-            return _summed(found, _unmasked(found, labels), weights if self.has_sample_weights else None)
+            return _summed(
+                found, _unmasked(found, labels), weights if self.has_sample_weights else None
+            )
         is_one = isinstance(labels, Tensor) or self.num_labels > 1
         if self.is_coupled or not isinstance(outputs, Tensor) or not is_one:
             return self._coupled(found, num)
@@ -153,9 +169,14 @@ class Function:
         alone = own * torch.where(own == 0, 0.0, alone)
         if self.has_sample_weights:
             return ByRow(alone, own, True)
-        near, total = _SAME * max(float(alone.detach().abs().sum()), 1e-30), float(alone.detach().sum())
+        near, total = (
+            _SAME * max(float(alone.detach().abs().sum()), 1e-30),
+            float(alone.detach().sum()),
+        )
         if num > 1 and own.sum():
-            is_mean, is_sum = (abs(float(found) * n - total) <= near * max(n, 1) for n in (float(own.sum()), 1))
+            is_mean, is_sum = (
+                abs(float(found) * n - total) <= near * max(n, 1) for n in (float(own.sum()), 1)
+            )
             self._is_divided, self.is_coupled = is_mean, not (is_mean or is_sum)
         return self._coupled(found, num) if self.is_coupled else ByRow(alone, own, self._is_divided)
 
@@ -170,7 +191,12 @@ class Function:
     def _tried(self, outputs: Any, labels: Any, num: int) -> Any:
         """Return the result; of labels as they are, if the function changes the rank of the outputs itself."""
         found = self.whole(outputs, labels)
-        if not self._is_aligned or not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or num < 2:
+        if (
+            not self._is_aligned
+            or not isinstance(outputs, Tensor)
+            or not isinstance(labels, Tensor)
+            or num < 2
+        ):
             return found
         if labels.ndim != outputs.ndim and self._meets_all(outputs, labels, found):
             self._is_aligned = False
@@ -183,7 +209,9 @@ class Function:
         """Whether outputs of rows meet the labels of others: the result is no mean and no sum of those of the rows."""
         if not isinstance(found, Tensor) or found.ndim:
             return isinstance(found, Tensor) and found.numel() == len(outputs) ** 2
-        alone = sum(float(self.whole(outputs[i : i + 1], labels[i : i + 1])) for i in range(len(outputs)))
+        alone = sum(
+            float(self.whole(outputs[i : i + 1], labels[i : i + 1])) for i in range(len(outputs))
+        )
         near = _SAME * max(abs(alone), 1e-30)
         return all(abs(float(found) * n - alone) > near * max(n, 1) for n in (len(outputs), 1))
 
@@ -193,7 +221,10 @@ class Function:
             return None
 
         def value(rows: list[int], outputs: np.ndarray) -> float:
-            found = self.whole(torch.as_tensor(outputs), _as_tensors(tree.map_leaves(lambda leaf: leaf[rows], labels)))
+            found = self.whole(
+                torch.as_tensor(outputs),
+                _as_tensors(tree.map_leaves(lambda leaf: leaf[rows], labels)),
+            )
             return float(found) if isinstance(found, Tensor) and not found.ndim else float("nan")
 
         return shares(value, len(tree.leaves(labels)[0]), shape)
@@ -204,7 +235,9 @@ class Function:
         leaves = [leaf.detach() for leaf in given.leaves]
         with torch.enable_grad():
             found = self.whole(given.packed(leaves), _as_tensors(labels))
-        return any(isinstance(each, Tensor) and each.requires_grad for each in unpacked(found).leaves)
+        return any(
+            isinstance(each, Tensor) and each.requires_grad for each in unpacked(found).leaves
+        )
 
     def _coupled(self, found: Tensor, num: int) -> ByRow:
         """Return a number for a batch as its first row's."""
@@ -212,7 +245,9 @@ class Function:
         return ByRow(first * found, first, True)
 
 
-def _summed(values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True, is_by_rows: bool = False) -> ByRow:
+def _summed(
+    values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True, is_by_rows: bool = False
+) -> ByRow:
     """Return values and their weights by row, times the sample weights of rows or places."""
     num = len(values)
     if sample is not None:
@@ -225,7 +260,12 @@ def _summed(values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True
 
 def _unmasked(values: Tensor, labels: Any) -> Tensor:
     """Return 1 for each value, and 0 where labels are ignored: the values of all places with such a label are zero."""
-    if not isinstance(labels, Tensor) or labels.shape != values.shape or labels.is_floating_point() or values.ndim < 2:
+    if (
+        not isinstance(labels, Tensor)
+        or labels.shape != values.shape
+        or labels.is_floating_point()
+        or values.ndim < 2
+    ):
         return torch.ones_like(values)
     ignored = set(labels[values == 0].tolist()) - set(labels[values != 0].tolist())
     return (~torch.isin(labels, torch.tensor(sorted(ignored), dtype=labels.dtype))).to(values.dtype)
@@ -256,15 +296,14 @@ class ModelsOwn:
     """The loss that a model of Transformers computes of its logits and labels; labels of -100 are ignored.
 
     Args:
-        told: in words.
         shift: the places by which labels are those of later ones; 1 for the next.
         function: the unreduced loss.
     """
 
     given = None
 
-    def __init__(self, told: str, shift: int, function: Callable):
-        self.told, self._shift, self._function = told, shift, function
+    def __init__(self, shift: int, function: Callable):
+        self._shift, self._function = shift, function
 
     @staticmethod
     def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
@@ -302,15 +341,17 @@ def _apart(found: ByRow, loss: float, num: float | None) -> float:
 
 
 def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    flat = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), reduction="none")
+    flat = functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), reduction="none"
+    )
     return flat.reshape(labels.shape)
 
 
 _FORMS = (
-    ("cross entropy of the next place, over the places whose label is not -100", 1, _of_classes),
-    ("cross entropy over the places whose label is not -100", 0, _of_classes),
-    ("squared error", 0, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
-    ("binary cross entropy", 0, partial(functional.binary_cross_entropy_with_logits, reduction="none")),
+    (1, _of_classes),
+    (0, _of_classes),
+    (0, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
+    (0, partial(functional.binary_cross_entropy_with_logits, reduction="none")),
 )
 
 
@@ -322,7 +363,9 @@ def meant(loss: Any) -> Loss | Function:
     """
     if isinstance(loss, type):
         must = "loss must be a loss, and no class of losses."
-        raise SpecificationError(message(must, f"the class {loss.__name__}", f"loss={loss.__name__}()."))
+        raise SpecificationError(
+            message(must, f"the class {loss.__name__}", f"loss={loss.__name__}().")
+        )
     arguments = loss.keywords if isinstance(loss, partial) and not loss.args else {}
     function = loss.func if isinstance(loss, partial) and not loss.args else loss
     if isinstance(function, Callable) and function in FUNCTIONS:  # type: ignore[arg-type]
@@ -330,7 +373,7 @@ def meant(loss: Any) -> Loss | Function:
     if isinstance(loss, (*BY_ELEMENT, *BY_CLASS, *_BY_ROW)):
         return Loss(loss)
     if isinstance(loss, nn.modules.loss._Loss) or not callable(loss):
-        must = "loss must be a loss of outputs and labels that the audit knows, or a function of both."
+        must = "loss must be a loss of outputs and labels that is known, or a function of both."
         attempt = "loss=lambda outputs, labels: ..., which returns a value for each row."
         raise SpecificationError(message(must, getattr(type(loss), "__name__", loss), attempt))
     return Function(loss)
@@ -351,7 +394,9 @@ def _classes_second(out: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if labels.shape != out.shape[:-1]:
         return out, labels
     if labels.shape == out.shape[:1] + out.shape[2:]:
-        raise ValueError("there are as many places as classes: a function of outputs and labels says which is which")
+        raise ValueError(
+            "there are as many places as classes: a function of outputs and labels says which is which"
+        )
     return out.movedim(-1, 1), labels
 
 
@@ -363,9 +408,17 @@ def _in_shape(labels: Tensor, shape: torch.Size) -> Tensor:
     """
     if labels.numel() != shape.numel() or labels.shape == shape:
         return labels
-    if not labels.ndim == len(shape) > 2 or sorted(labels.shape[1:]) != sorted(shape[1:]) or 1 in shape[1:]:
+    if (
+        not labels.ndim == len(shape) > 2
+        or sorted(labels.shape[1:]) != sorted(shape[1:])
+        or 1 in shape[1:]
+    ):
         return labels.reshape(shape)
-    orders = [order for order in permutations(range(1, labels.ndim)) if labels.permute(0, *order).shape == shape]
+    orders = [
+        order
+        for order in permutations(range(1, labels.ndim))
+        if labels.permute(0, *order).shape == shape
+    ]
     if len(orders) != 1:
         raise ValueError("the axes of the labels fit those of the outputs in several orders")
     return labels.permute(0, *orders[0])
@@ -375,21 +428,37 @@ def _num_required(function: Callable) -> int:
     """Return the number of arguments that a function needs, 2 at least."""
     with suppress(TypeError, ValueError):  # of a function without a signature
         own = signature(function).parameters.values()
-        return max(2, sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in own))
+        return max(
+            2,
+            sum(
+                p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+                for p in own
+            ),
+        )
     return 2
 
 
 def _cut(labels: Any, i: int) -> Any:
     """Return the labels of one row, with its axis."""
-    return tuple(leaf[i : i + 1] for leaf in labels) if isinstance(labels, tuple) else labels[i : i + 1]
+    return (
+        tuple(leaf[i : i + 1] for leaf in labels)
+        if isinstance(labels, tuple)
+        else labels[i : i + 1]
+    )
 
 
 def _as_tensors(labels: Tree) -> Any:
-    return tuple(map(_as_tensors, labels)) if isinstance(labels, tuple | list) else torch.as_tensor(labels)
+    return (
+        tuple(map(_as_tensors, labels))
+        if isinstance(labels, tuple | list)
+        else torch.as_tensor(labels)
+    )
 
 
 def _aligned(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return labels with the rank of the outputs, where one of both has a last axis of one."""
     if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
         return labels.unsqueeze(-1)
-    return labels.squeeze(-1) if labels.ndim == outputs.ndim + 1 and labels.shape[-1] == 1 else labels
+    return (
+        labels.squeeze(-1) if labels.ndim == outputs.ndim + 1 and labels.shape[-1] == 1 else labels
+    )

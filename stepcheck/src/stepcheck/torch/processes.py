@@ -1,6 +1,6 @@
 """The record of a loop in several processes, as of `DistributedDataParallel`: each keeps its own, and process 0 judges.
 
-The records go through the store by which the processes have met: the audit makes no collective operation, which could
+The records go through the store by which the processes have met: no collective operation, which could
 meet one of the loop.
 """
 
@@ -23,9 +23,13 @@ from stepcheck.trace.measure import all_same
 from stepcheck.user_code.source import line_here
 from stepcheck.values import Reason, Unjudged
 
-_PATIENCE, _FEW, _OFTEN = 120.0, 10.0, 0.02  # seconds for a process that is still in its loop, for one without an audit
+_PATIENCE, _FEW, _OFTEN = (
+    120.0,
+    10.0,
+    0.02,
+)  # seconds for a process that is still in its loop, for another
 _PART = 16 << 20  # bytes that the store is given at once
-_AUDITS = Counter[str]()  # of this process, by their lines
+_WATCHES = Counter[str]()  # of this process, by their lines
 _NAMES = "called", "applied", "scaled", "others"
 _YES, _NO = b"yes", b"no"
 
@@ -51,12 +55,16 @@ class Group:
     @classmethod
     def now(cls) -> "Group | None":
         """Return the group of this process; None if it trains alone."""
-        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:
+        if (
+            not distributed.is_available()
+            or not distributed.is_initialized()
+            or distributed.get_world_size() < 2
+        ):
             return None
         here = str(line_here())
-        _AUDITS[here] += 1
+        _WATCHES[here] += 1
         whole = distributed.distributed_c10d._get_default_store()
-        store = distributed.PrefixStore(f"stepcheck {here} {_AUDITS[here]}", whole)
+        store = distributed.PrefixStore(f"stepcheck {here} {_WATCHES[here]}", whole)
         group = cls(distributed.get_rank(), distributed.get_world_size(), store)
         store.set(f"{group.rank} begins", _YES)
         return group
@@ -75,7 +83,9 @@ class Group:
             Where the report is, in the other processes.
         """
         if self.rank:
-            with suppress(Exception):  # process 0 is gone, or does not audit: no report is missed here
+            with suppress(
+                Exception
+            ):  # process 0 is gone, or watches nothing: no report is missed here
                 self._send(None if has_failed else _Record.of(watcher, calls))
             return _ELSEWHERE.format(self.rank, self.num)
         if has_failed:
@@ -158,7 +168,9 @@ def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
     """Add records to the log of process 0 as replicas' records, unless the processes train different weights."""
     log: Log = watcher.log
     passes = _each("called", log, records)
-    begin: list[list[np.ndarray]] = [next((each.params for each in of if each.is_whole), []) for of in passes]
+    begin: list[list[np.ndarray]] = [
+        next((each.params for each in of if each.is_whole), []) for of in passes
+    ]
     is_one_model = all(not values or not begin[0] or all_same(values, begin[0]) for values in begin)
     if not is_one_model and _share(_each("applied", log, records)):
         _leave_out(log, Reason.PROCESSES_APART)
@@ -174,7 +186,9 @@ def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
         others = dict.fromkeys(step.optimizer for step in record.events["applied"])
         same = dict(zip(others, own, strict=False))
         for name in _NAMES:
-            getattr(log, name).extend(_as_replica(event, rank, same) for event in record.events[name])
+            getattr(log, name).extend(
+                _as_replica(event, rank, same) for event in record.events[name]
+            )
         log.unjudged += [each for each in record.unjudged if each not in log.unjudged]
         watcher.own.update(record.own)
         calls.targets.update(record.targets)
@@ -190,7 +204,9 @@ def _cut(events: dict[str, list], num: int) -> None:
     """Leave out all events after the `num`-th step: another process has no more."""
     if len(steps := events["applied"]) > num:
         last = steps[num - 1].order if num else -1
-        events |= {name: [event for event in events[name] if event.order <= last] for name in _NAMES}
+        events |= {
+            name: [event for event in events[name] if event.order <= last] for name in _NAMES
+        }
 
 
 def _as_replica(event: Event, rank: int, optimizers: dict[int, int]) -> Event:

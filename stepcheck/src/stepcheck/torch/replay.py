@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from stepcheck.errors import attempt
 from stepcheck.port import ByPass, OneLoss, Port, Terms
+from stepcheck.seams import replaced
 from stepcheck.torch import families
 from stepcheck.torch.losses import Function, Objective
 from stepcheck.torch.state import (
@@ -24,7 +25,6 @@ from stepcheck.torch.state import (
     Setting,
     array,
     modes,
-    replaced,
     set_modes,
     tensors_of,
     trained,
@@ -40,7 +40,10 @@ from stepcheck.trace.windows import Piece
 from stepcheck.tree import Tree
 from stepcheck.values import Line
 
-_MOST_PASSES, _MOST_NUMBERS = 64, 1_000_000  # whose graphs are kept, and the weights or inputs that all these may have
+_MOST_PASSES, _MOST_NUMBERS = (
+    64,
+    1_000_000,
+)  # whose graphs are kept, and the weights or inputs that all these may have
 _HALF = torch.bfloat16, torch.float16
 _FEW = 3  # passes by which it is seen that a loss is one of rows
 _AT_ONCE = 64  # gradients that are taken of a graph at once
@@ -69,7 +72,9 @@ class Replay(Port):
     def __init__(self, model: nn.Module, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
         super().__init__(model, data, by_pass=by_pass)
         named, self.trained = trained(model), trained_in(model)
-        self._measure([(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named])
+        self._measure(
+            [(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named]
+        )
         self.names_of_others = [name for name, _ in untrained(model)]
         self.are_seeds = [False] * len(self.names_of_others)
         self._passes: OrderedDict[Any, _Pass] = OrderedDict()
@@ -85,7 +90,9 @@ class Replay(Port):
     @contextmanager
     def as_then(model: nn.Module, log: Log) -> Iterator[None]:
         """Let the parameters be set to be trained as at the end of a log, for the time of a `with`."""
-        then = next((called.setting.flags for called in reversed(log.called) if called.is_whole), ())
+        then = next(
+            (called.setting.flags for called in reversed(log.called) if called.is_whole), ()
+        )
         params = list(model.parameters())
         now = [p.requires_grad for p in params]
         try:
@@ -111,7 +118,9 @@ class Replay(Port):
         own = {name for name, _ in self.model.named_parameters()}
         return [i for i, name in enumerate(self.names_of_others) if name in own]
 
-    def stepped(self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]) -> list | None:
+    def stepped(
+        self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
+    ) -> list | None:
         """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots."""
         if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
             return None
@@ -148,16 +157,33 @@ class Replay(Port):
         run = self._run(piece, training=training)
         return list(map(array, run.leaves)), run.after
 
-    def terms(self, piece: Piece, objective: Any, batch: Any, *, training: bool, is_by_outputs: bool = False) -> Terms:
+    def terms(
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        *,
+        training: bool,
+        is_by_outputs: bool = False,
+    ) -> Terms:
         """Return the loss of a piece, unreduced."""
         own = piece.called.outputs
         output = _tensor(own[0]) if is_by_outputs else self._run(piece, training=training).output
         found = objective.of(output, *batch[1:])
-        rows, weights = (array(each).astype("float64")[None] for each in (found.values, found.weights))
+        rows, weights = (
+            array(each).astype("float64")[None] for each in (found.values, found.weights)
+        )
         return Terms(rows, weights, np.ones(1), np.array([found.is_divided]), 0.0, ("loss",))
 
     def gradient(
-        self, piece: Piece, objective: Any, batch: Any, factors: np.ndarray, *, training: bool, penalty: float = 0.0
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        factors: np.ndarray,
+        *,
+        training: bool,
+        penalty: float = 0.0,
     ) -> np.ndarray:
         """Return the gradient of the sum of factors (1, rows) times values, flat."""
         return next(self.gradients(piece, objective, batch, [factors], training=training))
@@ -169,8 +195,13 @@ class Replay(Port):
         run = self._run(piece, training=training)
         by_row = objective.of(run.output, *batch[1:]).values
         for start in range(0, len(factors), _AT_ONCE):
-            some = [np.broadcast_to(each, (1, len(by_row)))[0] for each in factors[start : start + _AT_ONCE]]
-            yield from self._pulled(run.params, [by_row], [_tensor(np.stack(some)).to(by_row.dtype)])
+            some = [
+                np.broadcast_to(each, (1, len(by_row)))[0]
+                for each in factors[start : start + _AT_ONCE]
+            ]
+            yield from self._pulled(
+                run.params, [by_row], [_tensor(np.stack(some)).to(by_row.dtype)]
+            )
 
     def derivative(
         self,
@@ -185,7 +216,9 @@ class Replay(Port):
         """Return the derivative of the sum of the rows' losses by a module's one output."""
         out = _tensor(outputs).requires_grad_()
         with torch.enable_grad():
-            total = objective.of(out if change is None else change(out), labels, weights).values.sum()
+            total = objective.of(
+                out if change is None else change(out), labels, weights
+            ).values.sum()
             (grad,) = torch.autograd.grad(total, [out], allow_unused=True, materialize_grads=True)
         return array(grad).astype("float64")
 
@@ -193,13 +226,19 @@ class Replay(Port):
         """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
         run = self._run(piece, training=training, thawed=i)
         total = objective.of(run.output, *self.batch(piece)[1:]).values.sum()
-        (grad,) = torch.autograd.grad(total, [run.others[i]], allow_unused=True, materialize_grads=True)
+        (grad,) = torch.autograd.grad(
+            total, [run.others[i]], allow_unused=True, materialize_grads=True
+        )
         return array(grad).astype("float64")
 
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the outputs times the chosen factors, flat."""
         run = self._run(piece, training=training)
-        pairs = [(leaf, _tensor(c)) for leaf, c in zip(run.leaves, chosen, strict=True) if leaf.grad_fn is not None]
+        pairs = [
+            (leaf, _tensor(c))
+            for leaf, c in zip(run.leaves, chosen, strict=True)
+            if leaf.grad_fn is not None
+        ]
         leaves, factors = [leaf for leaf, _ in pairs], [c.to(leaf.dtype)[None] for leaf, c in pairs]
         return next(self._pulled(run.params, leaves, factors))
 
@@ -231,7 +270,9 @@ class Replay(Port):
             with untouched():
                 if self._drops_hooks is None:
                     self._drops_hooks = self._can_drop_hooks(piece)
-                self._passes[key] = self._made(piece, training, thawed, drops_hooks=self._drops_hooks)
+                self._passes[key] = self._made(
+                    piece, training, thawed, drops_hooks=self._drops_hooks
+                )
         self._passes.move_to_end(key)
         return self._passes[key]
 
@@ -243,26 +284,37 @@ class Replay(Port):
 
         def without() -> tuple[_Pass, list[np.ndarray]]:
             run = self._made(piece, training, None, drops_hooks=True)
-            return run, self._made(piece, training, None).after if run.after else []  # which a hook may move
+            return run, self._made(
+                piece, training, None
+            ).after if run.after else []  # which a hook may move
 
         made, _ = attempt(without)
         if made is None:  # an error: the model needs its hooks
             return False
         run, after = made
-        known = [(array(leaf), out) for leaf, out in zip(run.leaves, piece.called.outputs, strict=False)]
+        known = [
+            (array(leaf), out) for leaf, out in zip(run.leaves, piece.called.outputs, strict=False)
+        ]
         are_same = bool(known) and all(map(np.array_equal, run.after, after))
         return are_same and all(
-            one.shape == two.shape and distance(one.astype("float64"), two.astype("float64")) <= self.tolerance.fits
+            one.shape == two.shape
+            and distance(one.astype("float64"), two.astype("float64")) <= self.tolerance.fits
             for one, two in known
         )
 
-    def _made(self, piece: Piece, training: bool, thawed: int | None, *, drops_hooks: bool = False) -> _Pass:
+    def _made(
+        self, piece: Piece, training: bool, thawed: int | None, *, drops_hooks: bool = False
+    ) -> _Pass:
         called, setting = piece.called, self._setting(piece)
         model = _copied(self.model)
         for own in (own for part in model.modules() for own in _hooks(part) if drops_hooks):
             own.clear()
-        params, others = ([value for _, value in group] for group in (trained(model), untrained(model)))
-        for value, recorded in zip([*params, *others], [*called.params, *called.buffers], strict=True):
+        params, others = (
+            [value for _, value in group] for group in (trained(model), untrained(model))
+        )
+        for value, recorded in zip(
+            [*params, *others], [*called.params, *called.buffers], strict=True
+        ):
             value.data = _tensor(recorded).to(value.dtype)
         if thawed is not None:
             others[thawed].requires_grad_()
@@ -277,10 +329,14 @@ class Replay(Port):
         setting.random.set()
         if setting.is_cast:
             self.is_half, self.tolerance = True, tolerance(["bfloat16"])
-        cast = torch.autocast("cpu", setting.cast or torch.bfloat16, enabled=setting.cast is not None)
+        cast = torch.autocast(
+            "cpu", setting.cast or torch.bfloat16, enabled=setting.cast is not None
+        )
         has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
         stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
-        direct = staticmethod(lambda run, _, *given: run(*given))  # as `autograd.grad` does not go through checkpoints
+        direct = staticmethod(
+            lambda run, _, *given: run(*given)
+        )  # as `autograd.grad` does not go through checkpoints
         with (
             torch.enable_grad(),
             cast,
@@ -290,7 +346,9 @@ class Replay(Port):
         ):
             out = unpacked(tensors_of(model(*arguments, **named)))
         after = [array(value) for _, value in untrained(model)]
-        leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves]  # as the log has them
+        leaves = [
+            leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves
+        ]  # as the log has them
         return _Pass(out.packed(leaves), leaves, params, others, after)
 
     def _setting(self, piece: Piece) -> Setting:
@@ -299,7 +357,9 @@ class Replay(Port):
             return piece.called.setting
         return Setting(lambda leaves: (leaves, {}), modes(self.model), Random.now(), ())
 
-    def _pulled(self, params: list[nn.Parameter], outputs: list[Tensor], factors: list[Tensor]) -> Iterator[np.ndarray]:
+    def _pulled(
+        self, params: list[nn.Parameter], outputs: list[Tensor], factors: list[Tensor]
+    ) -> Iterator[np.ndarray]:
         """Yield gradients of outputs times factors (many, *output), each flat: at once, or else one by one."""
         ask = {"retain_graph": True, "allow_unused": True}
         num = len(factors[0]) if factors else 1
@@ -310,7 +370,9 @@ class Replay(Port):
             try:
                 grads = torch.autograd.grad(outputs, params, factors, is_grads_batched=True, **ask)
                 many = [None if g is None else array(g) for g in grads]
-                yield from (self.flat([None if g is None else g[j] for g in many]) for j in range(num))
+                yield from (
+                    self.flat([None if g is None else g[j] for g in many]) for j in range(num)
+                )
                 return
             except RuntimeError:  # an operation without a rule for many at once
                 pass
@@ -330,13 +392,26 @@ def _modes(recorded: tuple[bool, ...], *, training: bool) -> tuple[bool, ...]:
 
 def _hooks(part: nn.Module) -> list[dict]:
     """Return the hooks of a part of a module that are not PyTorch's, by kind; empty ones are left out."""
-    every = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
-    are_own = (all(not getattr(hook, "__module__", "").startswith("torch.") for hook in own.values()) for own in every)
+    every = (
+        part._forward_hooks,
+        part._forward_pre_hooks,
+        part._backward_hooks,
+        part._backward_pre_hooks,
+    )
+    are_own = (
+        all(not getattr(hook, "__module__", "").startswith("torch.") for hook in own.values())
+        for own in every
+    )
     return [own for own, is_own in zip(every, are_own, strict=True) if own and is_own]
 
 
 def _copied(model: nn.Module) -> nn.Module:
     """Return a copy of a module; results that it keeps of a pass are copied without their graph."""
-    kept = [leaf for part in model.modules() for value in vars(part).values() for leaf in unpacked(value).leaves]
+    kept = [
+        leaf
+        for part in model.modules()
+        for value in vars(part).values()
+        for leaf in unpacked(value).leaves
+    ]
     memo = {id(value): value.detach().clone() for value in kept if value.grad_fn is not None}
     return copy.deepcopy(model, memo)

@@ -1,6 +1,5 @@
 """The values of a module beside its code, and all that a call of it or an optimizer step needs beside its values."""
 
-import inspect
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -95,20 +94,6 @@ class Own(NamedTuple):
     num: float | None
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Let an attribute have another value for the time of a `with`."""
-    before, is_own = inspect.getattr_static(owner, name), name in vars(owner)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if is_own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
-
-
 def of_torch(function: Callable) -> Callable:
     """Return a function that `torch.compile` takes for a part of PyTorch, not for user code."""
     home = nn.Module.forward.__code__.co_filename
@@ -169,7 +154,9 @@ def _constant(value: Any, leaves: list) -> Any:
     return value
 
 
-def _as_mapping(kind: Any, names: list[str], order: list[str], packed: Callable[[list], Any], leaves: list) -> Any:
+def _as_mapping(
+    kind: Any, names: list[str], order: list[str], packed: Callable[[list], Any], leaves: list
+) -> Any:
     found = dict(zip(names, packed(leaves), strict=True))
     ordered = {name: found[name] for name in order}
     return ordered if kind is dict else kind(ordered)
@@ -222,7 +209,11 @@ def split(leaves: list[Tensor], num: int, like: list[tuple[int, ...]] | None = N
     """
     chosen: list[int] = []
     for shape in like or []:
-        fits = (i for i, leaf in enumerate(leaves) if leaf.ndim and i not in chosen and _is_like(leaf.shape[1:], shape))
+        fits = (
+            i
+            for i, leaf in enumerate(leaves)
+            if leaf.ndim and i not in chosen and _is_like(leaf.shape[1:], shape)
+        )
         chosen += itertools.islice(fits, 1)
     if like and len(chosen) == len(like) and len({len(leaves[i]) for i in chosen}) == 1:
         return chosen
@@ -252,7 +243,9 @@ def untrained(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def values(module: nn.Module) -> Values:
     """Return copies of all values."""
-    return Values(*([array(value) for _, value in group] for group in (trained(module), untrained(module))))
+    return Values(
+        *([array(value) for _, value in group] for group in (trained(module), untrained(module)))
+    )
 
 
 def modes(module: nn.Module) -> tuple[bool, ...]:
@@ -268,11 +261,20 @@ def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
 
 def own_loss(args: tuple, given: dict, output: Any) -> tuple[Tensor, Tensor, Own] | None:
     """Return the loss that a module computes itself of labels, the labels, and all in numbers; None if it does not."""
-    numbers = [o for o in output if isinstance(o, Tensor) and not o.ndim] if isinstance(output, tuple | list) else []
+    numbers = (
+        [o for o in output if isinstance(o, Tensor) and not o.ndim]
+        if isinstance(output, tuple | list)
+        else []
+    )
     loss = output.get("loss") if isinstance(output, dict) else next(iter(numbers), None)
     named = (given.get(name) for name in ("labels", "targets", "target"))
     labels = next((value for value in named if isinstance(value, Tensor)), None)
-    if labels is None and len(args) == 2 and isinstance(args[1], Tensor) and not args[1].is_floating_point():
+    if (
+        labels is None
+        and len(args) == 2
+        and isinstance(args[1], Tensor)
+        and not args[1].is_floating_point()
+    ):
         labels = args[1]
     if labels is None or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
         return None
@@ -329,7 +331,9 @@ def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step
     groups = optimizer.param_groups
     every = [(g, at, p) for g, group in enumerate(groups) for at, p in enumerate(group["params"])]
     places = [(g, at, own[id(p)]) for g, at, p in every if id(p) in own]
-    options = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    options = [
+        {name: value for name, value in group.items() if name != "params"} for group in groups
+    ]
     if not is_kept:
         return Step([], [], Rates(places, options, []))
     slots = [

@@ -30,7 +30,11 @@ from stepcheck.trace.log import Called, Log, room
 from stepcheck.trace.windows import Piece
 from stepcheck.values import Reason, Unjudged
 
-_LABELS = {"labels", "targets", "target"}  # names of an argument by which a model computes its own loss
+_LABELS = {
+    "labels",
+    "targets",
+    "target",
+}  # names of an argument by which a model computes its own loss
 
 
 class UnfitError(Exception):
@@ -43,7 +47,11 @@ class UnfitError(Exception):
 
 @contextmanager
 def watched(
-    model: nn.Module, data: Any, loss: Any, *, learning_rate: float | Callable[[int], Any] | None = None
+    model: nn.Module,
+    data: Any,
+    loss: Any,
+    *,
+    learning_rate: float | Callable[[int], Any] | None = None,
 ) -> Iterator[Report]:
     """Run the body of a `with` under hooks; see `stepcheck.watch`."""
     model = bare(model)
@@ -73,12 +81,16 @@ def watched(
     try:
         with watcher.on(), calls.on():
             yield report
-    except (Exception, KeyboardInterrupt) as error:
-        log.unjudged.append(Unjudged(Reason.ENDED, updates=log.num_updates, told=type(error).__name__))
+    except BaseException as error:
+        log.unjudged.append(
+            Unjudged(Reason.ENDED, updates=log.num_updates, told=type(error).__name__)
+        )
         attempt(lambda: finish(has_failed=True))  # an error here would hide the loop's
         raise
     finish(has_failed=False)
-    attempt(lambda: report.findings)  # before the module is changed; an error is raised where the report is read
+    attempt(
+        lambda: report.findings
+    )  # before the module is changed; an error is raised where the report is read
 
 
 def close(
@@ -101,7 +113,11 @@ def close(
     by_pass: ByPass | None = None
     is_given = data is None
     if data is None:
-        labels = calls.targets if stated is not None else {order: own.labels for order, own in watcher.own.items()}
+        labels = (
+            calls.targets
+            if stated is not None
+            else {order: own.labels for order, own in watcher.own.items()}
+        )
         given = as_given(log, labels)
         data, by_pass = given.data, given.by_pass
     _try(model, data, log)
@@ -116,7 +132,9 @@ def close(
     own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
 
     def case_of(objective: Any) -> Case:
-        case = Case(Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=by_pass)
+        case = Case(
+            Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=by_pass
+        )
         case.is_given = is_given
         return case
 
@@ -141,7 +159,11 @@ def _objective(
     Raises:
         UnfitError: the form of the loss is not known.
     """
-    whole = [each for each in watcher.log.called if each.is_whole and (by_pass is None or each.order in by_pass)]
+    whole = [
+        each
+        for each in watcher.log.called
+        if each.is_whole and (by_pass is None or each.order in by_pass)
+    ]
     if stated is None:
         return data, _models_own(whole, watcher)
     if not whole:
@@ -216,14 +238,18 @@ def _try(model: nn.Module, data: tuple, log: Log) -> None:
 
     def again() -> None:
         with Replay.as_then(model, log):
-            Replay(model, data).outputs(Piece(called, np.zeros(0, int)), training=any(called.setting.modes))
+            Replay(model, data).outputs(
+                Piece(called, np.zeros(0, int)), training=any(called.setting.modes)
+            )
 
     _, error = attempt(again)
     moved = [(buffer, before) for buffer, before in buffers if not torch.equal(buffer, before)]
     for buffer, before in moved:  # its `forward` is bound to the module itself
         buffer.data.copy_(before)
     if error is not None or moved:
-        log.leave(Reason.NOT_REPLAYED, told="" if error is None else f"{type(error).__name__}: {error}")
+        log.leave(
+            Reason.NOT_REPLAYED, told="" if error is None else f"{type(error).__name__}: {error}"
+        )
         log.called.clear()
         log.applied.clear()
 
@@ -232,7 +258,11 @@ def _check(model: nn.Module) -> None:
     """Refuse what cannot be watched."""
     if getattr(type(model), "forward", None) is nn.Module.forward:
         received = f"{type(model).__name__}, which cannot be called"
-        raise _refused("stepcheck watches one module, which the loop calls", received, "stepcheck.watch(model['part'])")
+        raise _refused(
+            "stepcheck watches one module, which the loop calls",
+            received,
+            "stepcheck.watch(model['part'])",
+        )
     if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
         attempt = "call it once before the `with`, on a batch"
         raise _refused("The model must have all its parameters", "one with lazy layers", attempt)
@@ -243,17 +273,23 @@ def _check(model: nn.Module) -> None:
     kinds = {type(part).__name__ for part in [*model.parameters(), *model.modules()]}
     if kinds & {"DTensor", "FullyShardedDataParallel"}:
         attempt = "`DistributedDataParallel` for the time of the `with`"
-        raise _refused("Each process must have the whole model", "one whose parameters are sharded", attempt)
+        raise _refused(
+            "Each process must have the whole model", "one whose parameters are sharded", attempt
+        )
     if not trained(model):
         attempt = "watch the module that the optimizer trains"
-        raise _refused("The model must have parameters to train", "none that requires a gradient", attempt)
+        raise _refused(
+            "The model must have parameters to train", "none that requires a gradient", attempt
+        )
 
 
 def _check_intention(model: nn.Module, data: Any, stated: Loss | Function | None) -> None:
     """Refuse a loop whose update is not stated: stepcheck does not guess it."""
     if stated is None and not _computes_loss(model):
         must = "loss must be stated for a model that computes none of its own from labels"
-        raise _refused(must, "loss=None", "loss=nn.CrossEntropyLoss(), or loss=lambda outputs, labels: ...")
+        raise _refused(
+            must, "loss=None", "loss=nn.CrossEntropyLoss(), or loss=lambda outputs, labels: ..."
+        )
     if data is None and isinstance(stated, Function):
         must = "data must be stated with a loss that is a function"
         raise _refused(must, "data=None", "data=(x, y)")

@@ -23,12 +23,24 @@ def steps(log: Log) -> list[Step]:
     events.sort(key=lambda event: event.order)
     if log.is_stateless:
         events = _filled(events)
-    own = {event.replica for event in events if not isinstance(event, Called)} or {0}  # one outside is that of all
-    lanes = [_cut([each for each in events if each.replica == replica or len(own) == 1]) for replica in own]
-    by_step = [[lane[i] for lane in lanes if i < len(lane) - 1] for i in range(max(map(len, lanes)) - 1)]
-    merged = [_side_by_side(parts, adds_up=not (log.is_stateless or log.is_shared)) for parts in by_step]
+    own = {event.replica for event in events if not isinstance(event, Called)} or {
+        0
+    }  # one outside is that of all
+    lanes = [
+        _cut([each for each in events if each.replica == replica or len(own) == 1])
+        for replica in own
+    ]
+    by_step = [
+        [lane[i] for lane in lanes if i < len(lane) - 1] for i in range(max(map(len, lanes)) - 1)
+    ]
+    merged = [
+        _side_by_side(parts, adds_up=not (log.is_stateless or log.is_shared)) for parts in by_step
+    ]
     rest = [called for lane in lanes for called in lane[-1].called]
-    return [*_side_by_side_optimizers(_accumulated(merged)), Step(sorted(rest, key=lambda called: called.order), None)]
+    return [
+        *_side_by_side_optimizers(_accumulated(merged)),
+        Step(sorted(rest, key=lambda called: called.order), None),
+    ]
 
 
 def _filled(events: list[Event]) -> list[Event]:
@@ -39,7 +51,11 @@ def _filled(events: list[Event]) -> list[Event]:
     last: list[np.ndarray] = []
     filled: list[Event] = []
     for event in events:
-        if isinstance(event, Applied) and event.built and len(last) == len(event.params) > len(event.built):
+        if (
+            isinstance(event, Applied)
+            and event.built
+            and len(last) == len(event.params) > len(event.built)
+        ):
             after = [v if i in event.built else last[i] for i, v in enumerate(event.params_after)]
             before = [v if i in event.built else last[i] for i, v in enumerate(event.params)]
             event = replace(event, params=before, params_after=after)
@@ -58,7 +74,9 @@ def _cut(events: list[Event]) -> list[Step]:
         elif isinstance(event, Other):
             num_before = len(window)
         elif isinstance(event, Applied) or not event.is_finite:
-            found.append(Step(window[num_before:] or window, event if isinstance(event, Applied) else None))
+            found.append(
+                Step(window[num_before:] or window, event if isinstance(event, Applied) else None)
+            )
             window, num_before = [], 0
     return [*found, Step(window, None)]
 
@@ -99,7 +117,10 @@ def _accumulated(found: list[Step]) -> list[Step]:
         else:
             made = made.emptied()
         merged.append(Step(called, made))
-    return [*merged, *(Step(each.called, None, is_complete=each.applied is None) for each in window)]
+    return [
+        *merged,
+        *(Step(each.called, None, is_complete=each.applied is None) for each in window),
+    ]
 
 
 def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
@@ -116,8 +137,16 @@ def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
         built = tuple(sorted({*one.built, *two.built}))
         grads = [b if a is None else a for a, b in zip(one.grads, two.grads, strict=True)]
         slots, after = [*one.slots, *two.slots], [*one.slots_after, *two.slots_after]
-        both = replace(one, optimizer=hash((one.optimizer, two.optimizer)), grads=grads, slots=slots, slots_after=after)
-        merged[-1] = replace(merged[-1], applied=replace(both, params_after=two.params_after, built=built))
+        both = replace(
+            one,
+            optimizer=hash((one.optimizer, two.optimizer)),
+            grads=grads,
+            slots=slots,
+            slots_after=after,
+        )
+        merged[-1] = replace(
+            merged[-1], applied=replace(both, params_after=two.params_after, built=built)
+        )
     return merged
 
 
@@ -128,11 +157,16 @@ def _are_apart(one: Applied, two: Applied) -> bool:
     if not one.is_whole:
         return bool(one.built and two.built) and {*one.built}.isdisjoint(two.built)
     pairs = zip(one.grads, two.grads, strict=True)
-    return len(one.grads) == len(two.grads) and not any(a is not None and b is not None for a, b in pairs)
+    return len(one.grads) == len(two.grads) and not any(
+        a is not None and b is not None for a, b in pairs
+    )
 
 
 def _summed(grads: list[list[np.ndarray | None]], divisor: int) -> list[np.ndarray | None]:
     if len(grads) == 1:
         return [None if g is None else g / divisor for g in grads[0]] if divisor > 1 else grads[0]
-    by_parameter = [[np.asarray(g, "float64") for g in each if g is not None] for each in zip(*grads, strict=False)]
+    by_parameter = [
+        [np.asarray(g, "float64") for g in each if g is not None]
+        for each in zip(*grads, strict=False)
+    ]
     return [np.sum(each, axis=0) / divisor if each else None for each in by_parameter]

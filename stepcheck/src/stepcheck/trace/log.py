@@ -14,16 +14,23 @@ from stepcheck.trace.measure import once, same
 from stepcheck.values import Line, Reason, Unjudged
 
 _MOST_BYTES = 512 << 20  # of inputs that are kept after the room is used up
-MOST, MOST_SIZES = 40, 3  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
+MOST, MOST_SIZES = (
+    40,
+    3,
+)  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
 _ROOM, _ROOM_BY_SIZE = 100_000_000, 4  # bytes, and times the size of a model
-STEPPED: ContextVar[Callable[["Log"], None] | None] = ContextVar("what is told of each event", default=None)
+STEPPED: ContextVar[Callable[["Log"], None] | None] = ContextVar(
+    "what is told of each event", default=None
+)
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, then variables, and whether each is set to be trained
 
 
 def clips_of(optimizer: Any) -> tuple[float, float, float]:
     """Return the bounds of an optimizer: of each gradient's norm, of the norm of all, of each number; 0 for none."""
-    norm, whole, value = (getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+    norm, whole, value = (
+        getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")
+    )
     return float(norm or 0), float(whole or 0), float(value or 0)
 
 
@@ -195,7 +202,9 @@ class Log:
     lines: dict[Fault, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
-    _sizes: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # of passes: (replica, rows of the input)
+    _sizes: set[tuple[int, tuple[int, ...]]] = field(
+        default_factory=set
+    )  # of passes: (replica, rows of the input)
     _num_bytes: int = 0  # of the inputs of forward passes of which no more is kept
 
     @property
@@ -208,7 +217,9 @@ class Log:
     @property
     def num_updates(self) -> int:
         """The number of updates of all replicas; calls that the optimizer accumulates are one update."""
-        counts = Counter(each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates)
+        counts = Counter(
+            each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates
+        )
         return min(counts.values(), default=0)
 
     @property
@@ -276,9 +287,15 @@ class Log:
         elif not all(map(np.array_equal, (by_class, weight), self.fitted[1:])):
             self.cut(Reason.OTHER_WEIGHTS)
 
-    def differentiate(self, replica: int, i: int, output: np.ndarray, derivative: np.ndarray) -> None:
+    def differentiate(
+        self, replica: int, i: int, output: np.ndarray, derivative: np.ndarray
+    ) -> None:
         """Keep the derivative of a loss by the i-th output of the last forward pass that had this output."""
-        passes = (each for each in reversed(self.called[-MOST:]) if each.replica == replica and i < len(each.outputs))
+        passes = (
+            each
+            for each in reversed(self.called[-MOST:])
+            if each.replica == replica and i < len(each.outputs)
+        )
         called = next((each for each in passes if same(each.outputs[i], output)), None)
         if self.is_open and called is not None:
             called.derivatives.setdefault(i, []).append(np.array(derivative))
@@ -288,7 +305,9 @@ class Log:
             return new
         old = self._last.get(kind, [])
         kept = once(new, old)
-        self._num_moved += kind == "params" and any(a is not b for a, b in zip(kept, old, strict=False))
+        self._num_moved += kind == "params" and any(
+            a is not b for a, b in zip(kept, old, strict=False)
+        )
         self._last[kind] = kept
         return kept
 

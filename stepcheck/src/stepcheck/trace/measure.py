@@ -8,9 +8,13 @@ import numpy as np
 
 from stepcheck.tree import Tree
 
-NUM_PLACES = 20_000  # of a larger parameter, gradient or slot this many entries are compared, drawn once
-SOLVED, ROUNDED = 1e-3, 1e-5  # relative distances of numbers that are solved for, and of values up to rounding
-ENOUGH = 16  # numbers: all of fewer logits may lie between 0 and 1
+NUM_PLACES = (
+    20_000  # of a larger parameter, gradient or slot this many entries are compared, drawn once
+)
+SOLVED, ROUNDED = (
+    1e-3,
+    1e-5,
+)  # relative distances of numbers that are solved for, and of values up to rounding
 Arrays = Sequence[np.ndarray]
 
 
@@ -26,7 +30,9 @@ class Tolerance(NamedTuple):
 
 
 FINE = Tolerance(1e-4, 1e-3)
-COARSE = Tolerance(4e-2, 4e-2)  # of float16 and bfloat16: two orders of the same sum differ by a percent
+COARSE = Tolerance(
+    4e-2, 4e-2
+)  # of float16 and bfloat16: two orders of the same sum differ by a percent
 
 
 def tolerance(dtypes: Iterable[str]) -> Tolerance:
@@ -55,17 +61,23 @@ def are_finite(arrays: Arrays) -> bool:
 
 def is_even(numbers: np.ndarray, *others: float) -> bool:
     """Whether all numbers are equal, up to rounding."""
-    return not len(numbers) or float(np.ptp([*numbers, *others])) <= FINE.differs * float(np.max(np.abs(numbers)))
+    return not len(numbers) or float(np.ptp([*numbers, *others])) <= FINE.differs * float(
+        np.max(np.abs(numbers))
+    )
 
 
 def _length(leaves: Arrays) -> float:
-    return float(np.linalg.norm([float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves]))
+    return float(
+        np.linalg.norm([float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves])
+    )
 
 
 def farthest(one: np.ndarray | Sequence[float], two: np.ndarray | Sequence[float]) -> float:
     """Return the largest relative distance of two numbers at the same place."""
     ones, twos = np.asarray(one, "float64"), np.asarray(two, "float64")
-    return float(np.max(np.abs(ones - twos) / np.maximum(np.maximum(np.abs(ones), np.abs(twos)), 1e-12)))
+    return float(
+        np.max(np.abs(ones - twos) / np.maximum(np.maximum(np.abs(ones), np.abs(twos)), 1e-12))
+    )
 
 
 @cache
@@ -77,12 +89,17 @@ def places(size: int) -> np.ndarray | None:
     """
     if size <= NUM_PLACES:
         return None
-    return np.sort(np.random.default_rng(size).choice(size, NUM_PLACES, replace=False, shuffle=False))
+    return np.sort(
+        np.random.default_rng(size).choice(size, NUM_PLACES, replace=False, shuffle=False)
+    )
 
 
 def in_part(leaves: Arrays) -> list[np.ndarray]:
     """Return parameters, of each large one the entries at its places."""
-    return [leaf if (chosen := places(leaf.size)) is None else np.asarray(leaf).reshape(-1)[chosen] for leaf in leaves]
+    return [
+        leaf if (chosen := places(leaf.size)) is None else np.asarray(leaf).reshape(-1)[chosen]
+        for leaf in leaves
+    ]
 
 
 def same(one: np.ndarray, two: np.ndarray) -> bool:
@@ -94,7 +111,9 @@ def same(one: np.ndarray, two: np.ndarray) -> bool:
     if one.dtype.itemsize not in (1, 2, 4, 8) or not one.shape:
         return one.tobytes() == two.tobytes()
     bits = f"u{one.dtype.itemsize}"
-    return np.array_equal(np.ascontiguousarray(one).view(bits), np.ascontiguousarray(two).view(bits))
+    return np.array_equal(
+        np.ascontiguousarray(one).view(bits), np.ascontiguousarray(two).view(bits)
+    )
 
 
 def all_same(one: Arrays, two: Arrays) -> bool:
@@ -112,7 +131,9 @@ def once(new: Arrays, old: Arrays) -> list[np.ndarray]:
 NUM_PROBES, NUM_WEIGHED = 3, 512
 
 
-def shares(value: Callable[[list[int], np.ndarray], float], num: int, shape: tuple[int, ...]) -> np.ndarray | None:
+def shares(
+    value: Callable[[list[int], np.ndarray], float], num: int, shape: tuple[int, ...]
+) -> np.ndarray | None:
     """Return the weight of each row in a function's number for a batch; None if they are equal, or are not known.
 
     A masked mean gives a row with more places more weight: the number of two rows lies between the numbers of each
@@ -133,7 +154,11 @@ def shares(value: Callable[[list[int], np.ndarray], float], num: int, shape: tup
             both = value([anchor, row], np.stack([one, two]))
             ratios.append((first - both, both - other))
         above, below = np.transpose(ratios)
-        return float(above @ below / (below @ below)) if np.all(np.isfinite(ratios)) and below.any() else 0.0
+        return (
+            float(above @ below / (below @ below))
+            if np.all(np.isfinite(ratios)) and below.any()
+            else 0.0
+        )
 
     some = range(num) if num <= NUM_WEIGHED else draw.permutation(num)[:NUM_WEIGHED].tolist()
     anchor = next((row for row in some if np.isfinite(value([row], probes[0, :1]))), None)
@@ -148,25 +173,6 @@ def shares(value: Callable[[list[int], np.ndarray], float], num: int, shape: tup
     ):
         return None
     return np.where(np.abs(found) < SOLVED, 0.0, found).astype("float32")
-
-
-def are_shares(out: np.ndarray) -> bool:
-    """Whether the numbers of each place are probabilities."""
-    rounding = 1e-3 if out.dtype.itemsize > 2 else 2e-2
-    return bool(out.min() >= 0 and np.allclose(out.sum(-1, dtype="float64"), 1, atol=rounding))
-
-
-def is_padded(labels: np.ndarray) -> bool:
-    """Whether rows of whole numbers end with zeros, and are of more than one length.
-
-    >>> is_padded(np.array([[3, 1, 0], [2, 0, 0]])), is_padded(np.array([[0, 1, 3], [2, 0, 1]]))
-    (True, False)
-    """
-    if labels.ndim < 2 or labels.dtype.kind not in "iu":
-        return False
-    used = np.reshape(labels, (len(labels), -1)) != 0
-    lengths = used.sum(axis=1)
-    return len(np.unique(lengths)) > 1 and bool(np.all(used == (np.arange(used.shape[1]) < lengths[:, None])))
 
 
 def shortened(vector: np.ndarray, bound: float) -> np.ndarray:

@@ -22,20 +22,27 @@ class Rule(NamedTuple):
     rates: list[float]
     is_stated: bool = False
     is_adaptive: bool = False  # a factor of the gradient moves nothing
-    decay: tuple[float, float] = (0.0, float("inf"))  # of the weights at a rate of 1, and the least that shows
+    decay: tuple[float, float] = (
+        0.0,
+        float("inf"),
+    )  # of the weights at a rate of 1, and the least that shows
     momenta: tuple[float, ...] = ()  # the momentum of SGD, or both betas of Adam
 
 
 def keys(leaves: list[np.ndarray]) -> list[bytes]:
     """Return the bytes of each row of some arrays of as many rows."""
-    return [b"".join(_bytes(leaf[row : row + 1]) for leaf in leaves) for row in range(len(leaves[0]))]
+    return [
+        b"".join(_bytes(leaf[row : row + 1]) for leaf in leaves) for row in range(len(leaves[0]))
+    ]
 
 
 def _bytes(part: np.ndarray) -> bytes:
     """Return the bytes of an array, or of its text."""
     if part.dtype.kind not in "OSU":
         return part.tobytes()
-    return b"\0".join(each if isinstance(each, bytes) else str(each).encode() for each in part.ravel().tolist())
+    return b"\0".join(
+        each if isinstance(each, bytes) else str(each).encode() for each in part.ravel().tolist()
+    )
 
 
 class Rows:
@@ -45,8 +52,13 @@ class Rows:
         self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
         self.num = len(self.leaves[0])
         self._tables: dict[tuple, dict[bytes, list[int]]] = {}
-        self._equal: dict[int, list[int]] = {}  # by row its group, of groups of several that were found
-        self._uses, self._passed = Counter[int](), set[int]()  # of equal rows, and other rows, in this pass
+        self._equal: dict[
+            int, list[int]
+        ] = {}  # by row its group, of groups of several that were found
+        self._uses, self._passed = (
+            Counter[int](),
+            set[int](),
+        )  # of equal rows, and other rows, in this pass
 
     def anew(self) -> "Rows":
         """Return the same rows, none of which was used."""
@@ -59,7 +71,9 @@ class Rows:
         if len(inputs) != len(self.leaves) or not inputs[0].ndim:
             return np.array([], int)
         found = np.full(len(inputs[0]), PAD)
-        if any(leaf.shape[:1] != inputs[0].shape[:1] for leaf in inputs):  # as one time step beside the rows
+        if any(
+            leaf.shape[:1] != inputs[0].shape[:1] for leaf in inputs
+        ):  # as one time step beside the rows
             return found
         table = self._table(tuple((leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
         for row, key in enumerate(keys(inputs)):
@@ -76,12 +90,6 @@ class Rows:
                     self._equal |= {each: equal for each in equal if each not in self._equal}
         return found
 
-    def find_clear(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Return the number of each row, `PAD` too where other rows of the data have the same inputs."""
-        found = self.find(inputs)
-        found[[row in self._equal for row in found.tolist()]] = PAD
-        return found
-
     def twins(self, rows: np.ndarray) -> float:
         """Return the share of these rows that have the inputs of other rows of the data."""
         return sum(row in self._equal for row in rows.tolist()) / max(1, len(rows))
@@ -94,47 +102,30 @@ class Rows:
         """Whether all rows with equal inputs have the same labels and weights too."""
         equal = [self._equal[row] for row in set(rows.tolist()) & set(self._equal)]
         leaves = [np.asarray(leaf) for leaf in tree.leaves(others)]
-        return all(len({leaf[row].tobytes() for row in group}) == 1 for group in equal for leaf in leaves)
+        return all(
+            len({leaf[row].tobytes() for row in group}) == 1 for group in equal for leaf in leaves
+        )
 
     def _table(self, kinds: tuple) -> dict[bytes, list[int]]:
         if kinds not in self._tables:
             pairs = [*zip(self.leaves, kinds, strict=True)]
             narrow = [
-                (leaf[:, : w[0]], leaf[:, w[0] :]) if w and leaf.ndim > 1 else (leaf, leaf[:0].reshape(0, 1))
+                (leaf[:, : w[0]], leaf[:, w[0] :])
+                if w and leaf.ndim > 1
+                else (leaf, leaf[:0].reshape(0, 1))
                 for leaf, (_, w) in pairs
             ]
             cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
             whole, cut = (dict[bytes, list[int]]() for _ in range(2))
             # A batch of inputs without their last token may cut the last token of its longest rows.
-            are_cut = np.any([[*map(np.any, rest[:, 1:])] for _, rest in narrow if rest[:, 1:].size], axis=0)
+            are_cut = np.any(
+                [[*map(np.any, rest[:, 1:])] for _, rest in narrow if rest[:, 1:].size], axis=0
+            )
             are_cut = np.broadcast_to(are_cut, self.num)
             for row, key in enumerate(keys(cast)):
                 (cut if are_cut[row] else whole).setdefault(key, []).append(row)
             self._tables[kinds] = cut | whole
         return self._tables[kinds]
-
-
-def agrees(array: np.ndarray, pairs: list[tuple[np.ndarray, Any]]) -> bool:
-    """Whether an array has the values that were seen at these rows."""
-    for rows, values in pairs:
-        known = rows != PAD
-        if array[rows[known]].size != values[known].size:
-            return False
-        with np.errstate(all="ignore"):
-            if not np.array_equal(array[rows[known]].reshape(-1).astype(values.dtype), values[known].reshape(-1)):
-                return False
-    return True
-
-
-def assembled(num: int, pairs: list[tuple[np.ndarray, Any]], fill: float = 0.0) -> np.ndarray | None:
-    """Return an array of the values that were seen at these rows; None if a row had several."""
-    whole = np.full((num, *pairs[0][1].shape[1:]), fill, pairs[0][1].dtype)
-    for rows, values in pairs:
-        known = rows != PAD
-        if values.shape[1:] != whole.shape[1:]:
-            return None
-        whole[rows[known]] = values[known]
-    return whole if agrees(whole, pairs) else None
 
 
 def packed(leaves: list, like: Tree) -> Any:
@@ -163,7 +154,9 @@ class Piece:
         if self.copied is not None:
             return True
         others = [leaf[are_others] for leaf in self.called.inputs]
-        is_at_end = np.all(are_others[np.count_nonzero(~are_others) :]) or not any(map(np.any, others))
+        is_at_end = np.all(are_others[np.count_nonzero(~are_others) :]) or not any(
+            map(np.any, others)
+        )
         return bool(is_at_end) and len({*keys(others)}) <= 1
 
 
@@ -197,7 +190,11 @@ class Update:
     @property
     def rows(self) -> np.ndarray:
         """The rows of all its pieces."""
-        return np.concatenate([piece.rows for piece in self.pieces]) if self.pieces else np.array([], int)
+        return (
+            np.concatenate([piece.rows for piece in self.pieces])
+            if self.pieces
+            else np.array([], int)
+        )
 
 
 _Part = TypeVar("_Part", Piece, Update)
@@ -259,13 +256,19 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     foreign = num_skipped = in_turn = num_waiting = 0
     *made, last = steps(log)
     passes_of = [_with_gradient(_found(step.called, rows), seen) for step in made]
-    in_training = [_in_training(step.called, own) for step, own in zip(made, passes_of, strict=True)]
+    in_training = [
+        _in_training(step.called, own) for step, own in zip(made, passes_of, strict=True)
+    ]
     ways = [_of_trials(window, step.applied) for window, step in zip(passes_of, made, strict=True)]
-    usual = next((way for way in ways if any(way)), [])  # also of updates whose numbers are not kept
+    usual = next(
+        (way for way in ways if any(way)), []
+    )  # also of updates whose numbers are not kept
     for step, window, way in zip(made, passes_of, ways, strict=True):
         way = way or (usual if len(usual) == len(window) else [False] * len(window))
         trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
-        window = _filled([piece for piece, is_trial in zip(window, way, strict=True) if not is_trial])
+        window = _filled(
+            [piece for piece, is_trial in zip(window, way, strict=True) if not is_trial]
+        )
         is_skipped = step.applied is None and step.is_complete  # the gradients were not finite
         num_skipped, in_turn = num_skipped + is_skipped, in_turn + 1 if is_skipped else 0
         num_waiting += not step.is_complete
@@ -273,16 +276,31 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
             updates.append(Update(len(updates) + 1, window, step.applied, trials))
         pieces += window
         foreign += sum(not piece.is_known for piece in window)
-    rest = [piece for piece in _with_gradient(_found(last.called, rows), seen) if piece.called.differentiated]
+    rest = [
+        piece
+        for piece in _with_gradient(_found(last.called, rows), seen)
+        if piece.called.differentiated
+    ]
     is_by_hand = not updates
     if is_by_hand:
         updates, left = by_hand(rest)
-        are_alone = all(len(update.pieces) == 1 for update in updates[1:])  # else microbatches may wait for a move
+        are_alone = all(
+            len(update.pieces) == 1 for update in updates[1:]
+        )  # else microbatches may wait for a move
         updates, rest = by_hand(rest, schedule) if are_alone else (updates, left)
     pieces = [*pieces, *rest, *(p for u in updates if is_by_hand for p in u.pieces)]
     pieces.sort(key=lambda piece: piece.called.order)
     updates, stale = _one_by_one(updates)
-    found = Windows(pieces, updates, rest, foreign, seen, num_skipped, placed(pieces), is_by_hand and bool(updates))
+    found = Windows(
+        pieces,
+        updates,
+        rest,
+        foreign,
+        seen,
+        num_skipped,
+        placed(pieces),
+        is_by_hand and bool(updates),
+    )
     num_unused, num_all = (sum(nums) for nums in zip((0, 0), *in_training, strict=True))
     found = replace(found, stale=stale, in_training=(num_unused, num_all))
     return replace(found, num_skipped_at_end=in_turn, num_waiting=num_waiting)
@@ -293,15 +311,25 @@ def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
 
     On TensorFlow weights that are moved and moved back are the first ones up to rounding.
     """
-    if applied is None or not applied.is_whole or not all(piece.called.is_whole for piece in window):
+    if (
+        applied is None
+        or not applied.is_whole
+        or not all(piece.called.is_whole for piece in window)
+    ):
         return []
     states, begin = [in_part(piece.called.params) for piece in window], in_part(applied.params)
-    firsts = {piece.called.replica: state for piece, state in zip(window[::-1], states[::-1], strict=True)}
-    if any(distance(state, states[0]) > SOLVED for state in firsts.values()):  # replicas that are not kept the same
+    firsts = {
+        piece.called.replica: state for piece, state in zip(window[::-1], states[::-1], strict=True)
+    }
+    if any(
+        distance(state, states[0]) > SOLVED for state in firsts.values()
+    ):  # replicas that are not kept the same
         return []
     apart = [distance(state, begin) for state in states]
     are_trials = [each <= SOLVED * max(apart) for each in apart]
-    return are_trials if are_trials and are_trials[0] and not are_trials[-1] else [False] * len(window)
+    return (
+        are_trials if are_trials and are_trials[0] and not are_trials[-1] else [False] * len(window)
+    )
 
 
 def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
@@ -312,8 +340,15 @@ def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
     found, stale, i = list(updates), set(), 0
     while i < len(updates):
         group = updates[i : i + (num := len(updates[i].pieces))]
-        if num > 1 and len(group) == num and not any(u.pieces for u in group[1:]) and _are_others(group):
-            found[i : i + num] = [replace(u, pieces=[p]) for u, p in zip(group, updates[i].pieces, strict=True)]
+        if (
+            num > 1
+            and len(group) == num
+            and not any(u.pieces for u in group[1:])
+            and _are_others(group)
+        ):
+            found[i : i + num] = [
+                replace(u, pieces=[p]) for u, p in zip(group, updates[i].pieces, strict=True)
+            ]
             stale |= {u.number for u in group[1:]}
         i += max(num, 1)
     return found, stale
@@ -323,9 +358,17 @@ def _are_others(group: list[Update]) -> bool:
     """Whether all these steps are one optimizer's, of the same parameters, and no two of the same gradient."""
     steps = [update.applied for update in group]
     parts = {tuple(g is None for g in step.grads) for step in steps}
-    keys = {b"".join(np.asarray(g).tobytes() for g in step.grads if g is not None) for step in steps}
-    has_one = all(step.is_whole and any(np.any(g) for g in step.grads if g is not None) for step in steps)
-    return has_one and len({step.optimizer for step in steps}) == len(parts) == 1 and len(keys) == len(steps)
+    keys = {
+        b"".join(np.asarray(g).tobytes() for g in step.grads if g is not None) for step in steps
+    }
+    has_one = all(
+        step.is_whole and any(np.any(g) for g in step.grads if g is not None) for step in steps
+    )
+    return (
+        has_one
+        and len({step.optimizer for step in steps}) == len(parts) == 1
+        and len(keys) == len(steps)
+    )
 
 
 def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
@@ -340,7 +383,9 @@ def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
 
 
 def _found(called: list[Called], rows: Rows) -> list[Piece]:
-    return [Piece(e, rows.find(e.inputs)) for e in called if e.inputs and e.inputs[0].shape[:1] != (0,)]
+    return [
+        Piece(e, rows.find(e.inputs)) for e in called if e.inputs and e.inputs[0].shape[:1] != (0,)
+    ]
 
 
 def _filled(window: list[Piece]) -> list[Piece]:
@@ -350,11 +395,20 @@ def _filled(window: list[Piece]) -> list[Piece]:
     """
     batch = sorted(window, key=lambda piece: piece.called.replica)
     are_others = [bool(np.all(piece.rows == PAD)) for piece in batch]
-    if all(are_others) or not any(are_others) or len({tuple(x.shape[1:] for x in p.called.inputs) for p in batch}) > 1:
+    if (
+        all(are_others)
+        or not any(are_others)
+        or len({tuple(x.shape[1:] for x in p.called.inputs) for p in batch}) > 1
+    ):
         return window
-    inputs = [np.concatenate(leaves) for leaves in zip(*(piece.called.inputs for piece in batch), strict=True)]
+    inputs = [
+        np.concatenate(leaves)
+        for leaves in zip(*(piece.called.inputs for piece in batch), strict=True)
+    ]
     rows = np.concatenate([piece.rows for piece in batch])
-    is_single = np.count_nonzero(rows == PAD) == 1 and any(np.any(leaf[rows == PAD]) for leaf in inputs)
+    is_single = np.count_nonzero(rows == PAD) == 1 and any(
+        np.any(leaf[rows == PAD]) for leaf in inputs
+    )
     if is_single or not Piece(replace(batch[0].called, inputs=inputs), rows).is_known:
         return window
     return [replace(piece, fills=bool(np.all(piece.rows == PAD))) for piece in window]
@@ -365,10 +419,15 @@ def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
 
     Beside passes with the derivative of a loss, those without one are cut off from it, as by `stop_gradient`.
     """
-    of = {wanted: [piece for piece in window if piece.called.differentiated is wanted] for wanted in (True, None)}
+    of = {
+        wanted: [piece for piece in window if piece.called.differentiated is wanted]
+        for wanted in (True, None)
+    }
     chosen = of[True] or of[None]
     if any(piece.called.derivatives for piece in chosen):
-        chosen = [piece for piece in chosen if piece.called.derivatives or not piece.called.is_whole]
+        chosen = [
+            piece for piece in chosen if piece.called.derivatives or not piece.called.is_whole
+        ]
     for piece in window:
         if not any(piece is other for other in chosen):
             seen.update(piece.rows[piece.rows != PAD].tolist())
@@ -398,7 +457,18 @@ def by_hand(pieces: list[Piece], schedule: Any = None) -> tuple[list[Update], li
             first, last = window[0].called, window[-1].called
             after, moved = piece.called.params, list[np.ndarray | None]()
             moved += [a.astype("float64") - b for a, b in zip(first.params, after, strict=True)]
-            applied = Applied(last.order, 0, moved, first.params, [], after, [], float("nan"), len(updates), last.line)
+            applied = Applied(
+                last.order,
+                0,
+                moved,
+                first.params,
+                [],
+                after,
+                [],
+                float("nan"),
+                len(updates),
+                last.line,
+            )
             updates.append(Update(len(updates) + 1, window, applied))
             window = []
         window.append(piece)

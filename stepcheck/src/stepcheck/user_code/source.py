@@ -14,13 +14,19 @@ from stepcheck.trace.log import Line
 from stepcheck.user_code.stack import frames, running
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
-_PACKAGE, _KERAS = Path(__file__).parent.parent, str(Path(getattr(find_spec("keras"), "origin", "")).parent)
-_TRAINER = Path(getattr(find_spec("wholestep"), "origin", None) or "").parent
+_PACKAGE = Path(__file__).parent.parent
+
+
+def _folder(package: str) -> Path | None:
+    """Return where a package lies; None if it is not installed."""
+    found = find_spec(package)
+    return Path(found.origin).parent if found and found.origin else None
+
+
+_KERAS, _TRAINER = _folder("keras"), _folder("wholestep")
 _COMMAND = "cli.py", "__main__.py"  # from where wholestep runs a script
 LIBRARIES = (
-    str(Path(_KERAS).parent),
-    str(_PACKAGE),
-    str(_TRAINER),
+    *(str(folder) for folder in (_KERAS and _KERAS.parent, _TRAINER, _PACKAGE) if folder),
     *map(sysconfig.get_path, ("purelib", "platlib", "stdlib")),
 )
 
@@ -52,7 +58,8 @@ def is_in_fit() -> bool:
 
 
 def _is_fit(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "fit" and frame.f_code.co_filename.startswith(_KERAS)
+    file = Path(frame.f_code.co_filename)
+    return frame.f_code.co_name == "fit" and _KERAS is not None and file.is_relative_to(_KERAS)
 
 
 def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
@@ -84,10 +91,14 @@ def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | Non
         home = function if targets else home
     if not targets:
         targets = [*_returned(home, called.number)]
-        targets = targets if len(targets) == 1 else []  # of several results, which one came is not known
+        targets = (
+            targets if len(targets) == 1 else []
+        )  # of several results, which one came is not known
     if not targets:
         return None
-    return Line(called.file, _assigned(home, min(targets, key=lambda node: node.lineno), is_penalty))
+    return Line(
+        called.file, _assigned(home, min(targets, key=lambda node: node.lineno), is_penalty)
+    )
 
 
 @cache
@@ -130,11 +141,17 @@ def _asked_of_tapes(function: Function) -> list[ast.expr]:
 
     A gradient that is taken inside of another tape, as for a penalty of gradients, is a part of the loss.
     """
-    calls = [node for node in _own(function) if isinstance(node, ast.Call) and _dotted(node.func) == ".gradient"]
+    calls = [
+        node
+        for node in _own(function)
+        if isinstance(node, ast.Call) and _dotted(node.func) == ".gradient"
+    ]
     around = [node for node in _own(function) if isinstance(node, ast.With) and _tapes(node)]
 
     def is_inside(call: ast.Call, block: ast.With) -> bool:
-        return block.lineno < call.lineno <= (block.end_lineno or 0) and _of(call) not in _tapes(block)
+        return block.lineno < call.lineno <= (block.end_lineno or 0) and _of(call) not in _tapes(
+            block
+        )
 
     outer = [call for call in calls if not any(is_inside(call, block) for block in around)]
     return [node.args[0] for node in outer or calls if node.args]
@@ -153,17 +170,29 @@ def _of(call: ast.Call) -> str:
 
 def _returned(function: Function, number: int) -> Iterator[ast.expr]:
     """Yield the results of a function whose gradient is taken: it does not call the model in a loop."""
-    loops = [node for node in _own(function) if isinstance(node, ast.For | ast.While | ast.AsyncFor)]
-    if isinstance(function, ast.Module) or any(loop.lineno <= number <= (loop.end_lineno or 0) for loop in loops):
+    loops = [
+        node for node in _own(function) if isinstance(node, ast.For | ast.While | ast.AsyncFor)
+    ]
+    if isinstance(function, ast.Module) or any(
+        loop.lineno <= number <= (loop.end_lineno or 0) for loop in loops
+    ):
         return
     for node in _own(function):
         if isinstance(node, ast.Return) and node.value is not None and node.lineno >= number:
-            yield node.value.elts[0] if isinstance(node.value, ast.Tuple) and node.value.elts else node.value
+            yield (
+                node.value.elts[0]
+                if isinstance(node.value, ast.Tuple) and node.value.elts
+                else node.value
+            )
 
 
 def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
     """Return the line before a target on which its name gets its value, or the target's own."""
-    given = [node for node in _own(function) if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)]
+    given = [
+        node
+        for node in _own(function)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+    ]
     branches = [node for node in _own(function) if isinstance(node, ast.If | ast.Match)]
     wanted, line = target, target.lineno
     while isinstance(wanted, ast.Name):
@@ -172,7 +201,9 @@ def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
             break
         last = max(before, key=lambda node: node.lineno)
         is_added = isinstance(last, ast.AugAssign)
-        if not is_added and any(each.lineno < last.lineno <= (each.end_lineno or 0) < line for each in branches):
+        if not is_added and any(
+            each.lineno < last.lineno <= (each.end_lineno or 0) < line for each in branches
+        ):
             break  # perhaps another branch ran
         value, line = last.value, last.lineno
         is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
@@ -184,9 +215,13 @@ def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
 
 def _names(given: ast.Assign | ast.AugAssign | ast.AnnAssign) -> set[str]:
     targets = given.targets if isinstance(given, ast.Assign) else [given.target]
-    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+    return {
+        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
+    }
 
 
 def line_here() -> Line | None:
     """Return the innermost line of the user's code that runs."""
-    return line_of_user((each.f_code.co_filename, each.f_lineno) for each in frames(sys._getframe(1)))
+    return line_of_user(
+        (each.f_code.co_filename, each.f_lineno) for each in frames(sys._getframe(1))
+    )
