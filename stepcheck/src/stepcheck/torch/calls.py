@@ -61,11 +61,13 @@ class Calls:
     def on(self) -> Iterator[None]:
         """Listen inside; afterwards PyTorch is as it was, also after an error."""
         with ExitStack() as stack:
+            stack.callback(self._close)
             for seam in self._seams():
-                heard = self._heard(getattr(seam.owner, seam.name), seam)
+                parts = [part and self.watcher.harmless(part) for part in (seam.before, seam.after)]
+                stack.callback(parts.clear)  # PyTorch may keep what it finds here
+                heard = _heard(getattr(seam.owner, seam.name), parts)
                 stack.enter_context(replaced(seam.owner, seam.name, heard))
             yield
-        self._close()
 
     def _seams(self) -> Iterator[Seam]:
         """Yield the functions that are listened to, each once."""
@@ -86,27 +88,6 @@ class Calls:
         yield Seam(Optimizer, "zero_grad", self._before_zero)
         yield Seam(nn.Module, "zero_grad", self._before_zero)
         yield Seam(nn.Module, "eval", self._before_eval)
-
-    def _heard(self, function: Callable, seam: Seam) -> Callable:
-        """Return a function that calls the listeners of a seam, too; an error of theirs ends the record alone."""
-        before, after = (part and self.watcher.harmless(part) for part in (seam.before, seam.after))
-
-        @wraps(function)
-        def heard(*arguments: Any, **others: Any) -> Any:
-            if is_transformed():
-                return function(*arguments, **others)
-            if arguments and isinstance(
-                arguments[0], Iterator
-            ):  # of parameters, which is read once
-                arguments = [*arguments[0]], *arguments[1:]
-            if before is not None:
-                before(*arguments, **others)
-            result = function(*arguments, **others)
-            if after is not None:
-                after(result, *arguments, **others)
-            return result
-
-        return heard
 
     def _close(self) -> None:
         """Write the lines of faults."""
@@ -203,3 +184,23 @@ def _kinds(base: Any) -> Iterator[Any]:
     yield base
     for kind in base.__subclasses__():
         yield from _kinds(kind)
+
+
+def _heard(function: Callable, parts: list[Callable | None]) -> Callable:
+    """Return a function that calls listeners before and after it, while there are any."""
+
+    @wraps(function)
+    def heard(*arguments: Any, **others: Any) -> Any:
+        if not parts or is_transformed():
+            return function(*arguments, **others)
+        if arguments and isinstance(arguments[0], Iterator):  # of parameters, which is read once
+            arguments = [*arguments[0]], *arguments[1:]
+        before, after = parts
+        if before is not None:
+            before(*arguments, **others)
+        result = function(*arguments, **others)
+        if after is not None:
+            after(result, *arguments, **others)
+        return result
+
+    return heard
