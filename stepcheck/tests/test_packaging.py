@@ -25,7 +25,7 @@ import stepcheck
 
 def check(model: Any, data: tuple[Any, Any]) -> str:
     with stepcheck.watch(model, data=data, loss="mse", learning_rate=lambda update: 0.1) as report:
-        print(report.is_judged)
+        print(report.is_right)
     try:
         return report.first_line.upper()
     except stepcheck.SpecificationError as error:
@@ -38,7 +38,7 @@ WRONG = "print(report.first_line + 1)"  # found only if a report's attributes ha
 @pytest.mark.slow
 def test_a_users_script_has_types(tmp_path, monkeypatch):
     api = pytest.importorskip("mypy.api")
-    wrong = SCRIPT.replace("print(report.is_judged)", WRONG)
+    wrong = SCRIPT.replace("print(report.is_right)", WRONG)
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "wrong.py").write_text(wrong)
     settings = "[mypy]\nfollow_imports = silent\nignore_missing_imports = True\n"
@@ -89,4 +89,6 @@ def test_a_loop_of_torch_is_judged_where_no_other_framework_is_installed(tmp_pat
     installed = subprocess.run([python, "-I", "-c", found], **how).stdout
     report = subprocess.run([python, "-I", "train.py"], **how).stdout
     assert installed.split() == ["torch"]
-    assert report.startswith("Nothing found in 8 updates: rows, mode, gradient, step, state")
+    assert report.startswith(
+        "8 updates, all as meant: rows, forward pass, gradient, optimizer step, state"
+    )
