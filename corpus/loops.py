@@ -44,7 +44,7 @@ class Quantity(StrEnum):
 
     @property
     def stage(self) -> str:
-        """The stage of an audit that judges it."""
+        """The stage that judges it."""
         return _STAGES.get(self, "gradient")
 
 
@@ -101,7 +101,7 @@ class Loop:
 
     @property
     def is_stated(self) -> bool:
-        """Whether the intention can be stated in a call of the audit."""
+        """Whether the intention can be stated in a call of `stepcheck.watch`."""
         return self.call != NO_CALL
 
 

@@ -14,7 +14,7 @@ SLACK = 5.0  # seconds
 
 @dataclass(frozen=True)
 class Found:
-    """One finding of an audit.
+    """One finding of a report.
 
     Attributes:
         number: the relative distance from the update that was meant; None if it is not finite.
@@ -32,16 +32,16 @@ class Found:
 
 @dataclass(frozen=True)
 class Row:
-    """What an audit finds in one loop.
+    """What stepcheck finds in one loop.
 
     Attributes:
-        expected: the quantity of a fault; "" if it is none that the audit judges.
+        expected: the quantity of a fault; "" if it is none that is judged.
         also: the quantities of other faults of the same loop.
         findings: in the order of the stages; the first one counts.
         judged: the stages that were judged.
-        seconds: of the processor, from the call of the audit to its verdict.
-        not_run: why the loop could not be audited here; "" if it could.
-        failed: the error in which the loop or its audit ended; "" if there was none.
+        seconds: of the processor, from the call to the verdict.
+        not_run: why the loop could not be run here; "" if it could.
+        failed: the error in which the loop or its judgement ended; "" if there was none.
     """
 
     name: str
@@ -83,7 +83,16 @@ class Row:
     @property
     def is_certified(self) -> bool:
         """Whether a right loop has no finding, and all stages judged."""
-        return self.kind == "right" and not self.findings and set(STAGES) <= set(self.judged)
+        return self.kind == "right" and self._has_certificate
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether a fault that changes an update has no finding, though all stages were judged."""
+        return bool(self.expected) and self._has_certificate
+
+    @property
+    def _has_certificate(self) -> bool:
+        return not self.findings and set(STAGES) <= set(self.judged)
 
     @property
     def is_wrong(self) -> bool:
@@ -190,20 +199,21 @@ def page(rows: Iterable[Row]) -> str:
 _PAGE = """\
 # The corpus
 
-`corpus/` has training loops, right and faulty: by authors who did not know the audit, as posted in
+`corpus/` has training loops, right and faulty: by authors who did not know stepcheck, as posted in
 public questions, and those of the test suite.
-`python -m corpus` runs each under the audit, with the update stated that its author meant.
+`python -m corpus` runs each under stepcheck, with the update stated that its author meant.
 This page is made from its table by `python -m corpus --page`.
 
 - *Located*: faults that change an update, or losses that are printed, and whose first finding has
   the right stage and quantity; in brackets those with the line of the fault, too.
 - *Certified*: of the right loops, those without a finding, with all five stages judged.
+- *Missed*: faulty loops that got a certificate, too.
 - *Not judged*: loops whose gradients, or whose intention, could not be judged, without a finding.
 - *Wrong*: right loops with a finding, and faults that are located elsewhere.
 - *Seconds*: of the processor, of a loop and its judgement, the median and the longest.
 
-| loops | located | certified | not judged | wrong | seconds |
-|---|---|---|---|---|---|
+| loops | located | certified | missed | not judged | wrong | seconds |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -221,6 +231,7 @@ def _sums(name: str, chosen: list[Row]) -> str:
         f"{name} ({len(chosen)})",
         f"{located} of {len(faulty)} ({at_fault})",
         f"{certified} of {len(right)}",
+        str(sum(row.is_missed for row in faulty)),
         str(not_judged),
         str(wrong),
         f"{median:.1f}, {seconds[-1]:.1f}",

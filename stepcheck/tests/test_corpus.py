@@ -305,9 +305,10 @@ def test_a_row_knows_the_line_of_the_fault():
 def test_the_page_counts():
     elsewhere = replace(FAULTY, name="other", findings=(replace(AT_FAULT, quantity="PENALTY"),))
     unjudged = replace(RIGHT, name="vae", judged=("rows",), author="second")
-    lines = page([FAULTY, elsewhere, RIGHT, unjudged]).splitlines()
-    assert lines[-1] == "| all (4) | 1 of 2 (1) | 1 of 2 | 1 | 1 | 2.0, 2.0 |"
-    assert "| second author (1) | 0 of 0 (0) | 0 of 1 | 1 | 0 | 2.0, 2.0 |" in lines
+    missed = replace(FAULTY, name="missed", findings=())
+    lines = page([FAULTY, elsewhere, missed, RIGHT, unjudged]).splitlines()
+    assert lines[-1] == "| all (5) | 1 of 3 (1) | 1 of 2 | 1 | 1 | 1 | 2.0, 2.0 |"
+    assert "| second author (1) | 0 of 0 (0) | 0 of 1 | 0 | 1 | 0 | 2.0, 2.0 |" in lines
 
 
 def test_the_table_is_of_these_loops():
