@@ -268,7 +268,7 @@ def test_nothing_of_a_loop_is_held_once_its_report_is_gone(verdicts):
         ({"data": None, "loss": lambda out, y: (out - y) ** 2}, "data must be stated"),
         ({"loss": nn.MSELoss}, r"the class MSELoss. Try: loss=MSELoss\(\)"),
         ({"learning_rate": "fast"}, "learning_rate must be"),
-        ({"optimizer": "sgd"}, "optimizer= is for models of Keras"),
+        ({"optimizer": "sgd"}, "optimizer must be an optimizer of PyTorch"),
         ({"model": nn.LazyLinear(1)}, "lazy layers"),
         ({"model": nn.ReLU()}, "parameters to train"),
         ({"model": nn.Linear(3, 1, device="meta")}, "on the CPU"),
@@ -515,6 +515,51 @@ def test_the_example_has_the_fault_and_its_fix_mends_it(capsys):
     written, mended = load("audit_torch").main()
     assert faults(written) == [Fault.BROADCAST]
     assert (mended.is_right, mended.unjudged) == (True, [])
+
+
+# ---- the optimizer that is meant ----
+
+ADAM, ADAMW, SGD = torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD
+STATED = {  # an optimizer that is meant, beside Adam with a decay of 0.1, and what differs
+    "another class": (lambda model: SGD(model.parameters()), ["Adam", "SGD"], []),
+    "another beta": (
+        lambda model: ADAM(model.parameters(), betas=(0.8, 0.999), weight_decay=0.1),
+        ["Adam", "Adam", "beta_1"],
+        [0.9, 0.8],
+    ),
+    "another decay of some": (
+        lambda model: ADAM(
+            [{"params": model[0].weight, "weight_decay": 0.1}, {"params": model[2].weight}]
+        ),
+        ["Adam", "Adam", "weight_decay of 2.weight"],
+        [0.1, 0.0],
+    ),
+    "the decay elsewhere": (
+        lambda model: ADAMW(model.parameters(), weight_decay=0.1),
+        ["Adam", "AdamW", "decoupled_weight_decay"],
+        [0.0, 1.0],
+    ),
+    "the same": (lambda model: ADAM(model.parameters(), 9.0, weight_decay=0.1), [], []),
+}
+
+
+@pytest.mark.parametrize("stated", STATED)
+def test_the_loops_optimizer_is_compared_with_the_stated_one(stated):
+    model = network()
+    meant, names, numbers = STATED[stated]
+    optimizer = ADAM(model.parameters(), 1e-2, weight_decay=0.1)
+
+    def train():
+        for rows in batches():
+            optimizer.zero_grad()
+            CROSS(model(X[rows]), CLASSES[rows]).backward()
+            optimizer.step()
+
+    report = watched(model, train, optimizer=meant(model))
+    assert faults(report) == ([Fault.ANOTHER_OPTIMIZER] if names else [])
+    for found in report.findings:
+        assert [*found.change.names] == names
+        assert [*found.change.numbers] == pytest.approx(numbers)
 
 
 # ---- what is not judged has a reason ----

@@ -44,8 +44,9 @@ def watch(
             (values, weights); None for the loss that the model computes itself of its labels, as Transformers' do.
         learning_rate: the rate that is meant: a number, or a function (or a schedule of Keras) of the number of the
             update, from 0; None for the schedule of the optimizer, if it has one.
-        optimizer: Keras: the optimizer that is meant. If the loop applies another one, both are compared; its schedule,
-            if it has one, is the learning rate that is meant. None: the compiled one.
+        optimizer: the optimizer that is meant. If the loop applies another one, the classes and
+            arguments of both are compared, without their learning rates. Keras: its schedule, if it
+            has one, is the learning rate that is meant; None: the compiled one.
 
     Yields:
         A `Report`, complete after the `with`: print it, or read its `findings`.
@@ -62,14 +63,9 @@ def watch(
     (False, [])
     """
     if _is_of("torch.nn", "Module", model):
-        if optimizer is not None:
-            must = "optimizer= is for models of Keras."
-            raise SpecificationError(
-                message(must, type(optimizer).__name__, "learning_rate=, or leave it out.")
-            )
         from stepcheck.torch.watch import watched
 
-        return watched(model, data, loss, learning_rate=learning_rate)
+        return watched(model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
     if not _is_of("keras", "Model", model):
         must = "model must be a model of Keras or a module of PyTorch."
         raise SpecificationError(

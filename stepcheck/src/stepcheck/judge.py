@@ -93,7 +93,7 @@ class Case:
         before: the weights when the loop began.
         printed: the losses that the loop prints.
         compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
-        optimizer: the optimizer that is meant; `is_told`: whether the user stated it.
+        optimizer: the optimizer whose steps can be made again; `stated`: the one that the user states.
         is_given: whether the data are the rows that the model was given: their order is the loop's own.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         by_pass: the labels by the order of a pass; None if they belong to the rows.
@@ -109,7 +109,7 @@ class Case:
     printed: list[float] = field(default_factory=list)
     compiled: int | None = None
     optimizer: Any = None
-    is_told: bool = False
+    stated: Any = None
     is_given: bool = False
     ended: Values | None = None
     by_pass: ByPass | None = None
@@ -379,8 +379,8 @@ def _gradient(context: _Context) -> Judged:
         yield Unjudged(Reason.NO_GRADIENT, Stage.GRADIENT)
     yield from judged.findings
     yield from judged.unjudged
-    if context.case.is_told and not judged.findings and judged.evidence:
-        yield from otherwise(judged.evidence, context.case.optimizer)
+    if context.case.stated is not None and not judged.findings and judged.evidence:
+        yield from otherwise(judged.evidence, context.case.stated)
 
 
 def _window(context: _Context) -> Judged:
@@ -416,9 +416,8 @@ def _step(context: _Context) -> Judged:
     case, seen = context.case, context.seen
     if seen.is_by_hand and not seen.is_rated:
         yield Unjudged(Reason.OWN_STEP, Stage.STEP)
-    optimizer = case.optimizer if case.is_told else None
-    schedule = case.schedule or (stated(optimizer, seen) if case.is_told else None)
-    yield from of_steps(seen, context.steps, context.log, schedule, optimizer)
+    schedule = case.schedule or stated(case.stated, seen)
+    yield from of_steps(seen, context.steps, context.log, schedule, case.stated, context.replay)
 
 
 def _state(context: _Context) -> Judged:

@@ -206,6 +206,17 @@ class Port(ABC):
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the outputs times the chosen factors, flat."""
 
+    @staticmethod
+    @abstractmethod
+    def numbers_of(optimizer: Any) -> dict[str, Any]:
+        """Return the arguments of an optimizer that change a step, by Keras' names."""
+
+    def differing(self, used: Any, stated: Any) -> dict[str, tuple[Any, Any]]:
+        """Return the arguments, by name, that change a step and differ: (used, stated)."""
+        own, meant = self.numbers_of(used), self.numbers_of(stated)
+        pairs = {name: (own[name], meant[name]) for name in meant if name in own}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
     def decay(self, optimizer: Any) -> float | None:
         """Return the weight decay of an optimizer, if it has one."""
         return getattr(optimizer, "weight_decay", None)

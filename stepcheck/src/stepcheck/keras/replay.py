@@ -14,6 +14,7 @@ from stepcheck import tree
 from stepcheck.errors import attempt
 from stepcheck.keras import families
 from stepcheck.keras.meaning import LossObjective, Pulled, by_output, is_masked, tensors
+from stepcheck.keras.optimizers import numbers_of
 from stepcheck.port import ByPass, OfOutput, Port, Terms
 from stepcheck.trace.log import Applied, Called, Flags, Line, Log, Values
 from stepcheck.trace.windows import PAD, Piece
@@ -37,7 +38,7 @@ _OF_LOSSES = ProgramCache(
 class Replay(Port):
     """A Keras model as a function of recorded values; its methods are those of the port."""
 
-    losses = families
+    losses, numbers_of = families, staticmethod(numbers_of)
     most_shapes = 6  # programs for each shape take a compiler seconds
 
     def __init__(

@@ -145,7 +145,7 @@ def case(
         log,
         before,
         optimizer=own,
-        is_told=optimizer is not None,
+        stated=None if optimizer is None else own,
     )
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)

@@ -1,7 +1,6 @@
 """The stages of the optimizer step, and of the moves between two."""
 
 from collections.abc import Iterator, Sequence
-from inspect import signature
 from itertools import groupby, pairwise
 from numbers import Real
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 
 from stepcheck.errors import SpecificationError, message
 from stepcheck.faults import Fault
+from stepcheck.port import Port
 from stepcheck.solve.changes import Schedule
 from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.log import Applied, Log
@@ -17,17 +17,6 @@ from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, farthest,
 from stepcheck.trace.windows import PAD, Rule, Update, Windows
 from stepcheck.values import Change, Finding, Line, Proof, Shown, Where
 
-_JUDGED_ELSEWHERE = {  # arguments of an optimizer that change no step, or that other stages judge
-    *("name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps"),
-    *(
-        "clipnorm",
-        "global_clipnorm",
-        "clipvalue",
-        "use_ema",
-        "ema_momentum",
-        "ema_overwrite_frequency",
-    ),
-}
 _SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in float32
 
 
@@ -83,7 +72,12 @@ def _finding(
 
 
 def of_steps(
-    seen: Windows, updates: list[Update], log: Log, schedule: Schedule | None, stated: Any
+    seen: Windows,
+    updates: list[Update],
+    log: Log,
+    schedule: Schedule | None,
+    stated: Any,
+    port: Port,
 ) -> Iterator[Finding]:
     """Yield the findings on the optimizer steps, or on rates by hand.
 
@@ -93,7 +87,8 @@ def of_steps(
     """
     if not seen.is_by_hand:
         if stated is not None:
-            yield from another_optimizer(stated, [*log.optimizers.values()], updates)
+            used = [*log.optimizers.values()]
+            yield from another_optimizer(stated, used, updates, port)
         yield from _applied(updates, schedule)
         yield from _idle(seen)
         yield from _accumulated_twice(seen, log.applied)
@@ -101,45 +96,37 @@ def of_steps(
         if schedule is not None:
             yield from rates(seen.updates, schedule, FINE.differs)
         if stated is not None:
-            yield from _rule_otherwise(stated, seen.rule, seen.updates)
+            kind, numbers = type(stated).__name__, port.numbers_of(stated)
+            yield from _rule_otherwise(kind, numbers, seen.rule, seen.updates)
 
 
-def another_optimizer(stated: Any, used: list[Any], updates: list[Update]) -> Iterator[Finding]:
+def another_optimizer(
+    stated: Any, used: list[Any], updates: list[Update], port: Port
+) -> Iterator[Finding]:
     """Yield the finding on the loop's one optimizer, if it has another class than the stated one, or other numbers."""
     if len(used) != 1 or used[0] is stated or not updates:
         return
     kinds = [type(each).__name__ for each in (used[0], stated)]
-    own, meant = (_numbers(each) for each in (used[0], stated))
     is_other = kinds[0] != kinds[1] and {*kinds} != {
         "Adam",
         "AdamW",
     }  # which differ in their decay alone
-    names = [] if is_other else [key for key in meant if key in own and own[key] != meant[key]]
-    if is_other or names:
-        numbers = [float(of[key] or 0) for key in names for of in (own, meant)]
+    differing = {} if is_other else port.differing(used[0], stated)
+    if is_other or differing:
+        numbers = [float(number or 0) for pair in differing.values() for number in pair]
         where = [u.number for u in updates], updates[0].applied.line
         yield _finding(
-            Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[*kinds, *names], numbers=numbers
+            Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[*kinds, *differing], numbers=numbers
         )
 
 
-def _numbers(optimizer: Any) -> dict[str, Any]:
-    """Return the arguments of an optimizer that change a step, as numbers."""
-    names = [
-        name for name in signature(type(optimizer)).parameters if name not in _JUDGED_ELSEWHERE
-    ]
-    found = {name: getattr(optimizer, name) for name in names if hasattr(optimizer, name)}
-    return {
-        name: value for name, value in found.items() if value is None or isinstance(value, Real)
-    }
-
-
-def _rule_otherwise(stated: Any, rule: Rule, updates: list[Update]) -> Iterator[Finding]:
+def _rule_otherwise(
+    kind: str, stated: dict[str, Any], rule: Rule, updates: list[Update]
+) -> Iterator[Finding]:
     """Yield the finding on steps by hand with other momenta, or another decay, than the stated optimizer has."""
     names = {1: ("momentum",), 2: ("beta_1", "beta_2")}.get(len(rule.momenta), ())
-    meant: list[Any] = [getattr(stated, name, None) for name in names]
+    meant: list[Any] = [stated.get(name) for name in names]
     where = [u.number for u in updates], updates[0].applied.line
-    kind = type(stated).__name__
     if names and len(rule.rates) > 2 and kind in ("SGD", "Adam", "AdamW"):
         own = "Adam" if len(names) == 2 else "SGD"
         if None in meant:
@@ -149,7 +136,7 @@ def _rule_otherwise(stated: Any, rule: Rule, updates: list[Update]) -> Iterator[
             yield _finding(
                 Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[kind, kind, *names], numbers=numbers
             )
-    decay, (own_decay, least) = float(getattr(stated, "weight_decay", None) or 0.0), rule.decay
+    decay, (own_decay, least) = float(stated.get("weight_decay") or 0.0), rule.decay
     if abs(own_decay - decay) > max(least, FINE.differs * abs(decay)):
         decays = own_decay, decay
         yield _finding(

@@ -300,6 +300,7 @@ class Watcher:
         self.is_waiting, self._added = False, []
         if all(optimizer is not other for other in self.optimizers):
             self.optimizers.append(optimizer)
+            self.log.optimizers[id(optimizer)] = optimizer
         if (
             len(self.log.applied) == before.num_applied
         ):  # else an optimizer inside of it has made the step

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ _MOST_PASSES, _MOST_NUMBERS = (
     64,
     1_000_000,
 )  # whose graphs are kept, and the weights or inputs that all these may have
+_KERAS = {"eps": "epsilon"}
+# Options that change no step, or that other stages judge.
+_ELSEWHERE = {"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 _HALF = torch.bfloat16, torch.float16
 _FEW = 3  # passes by which it is seen that a loss is one of rows
 _AT_ONCE = 64  # gradients that are taken of a graph at once
@@ -146,6 +150,32 @@ class Replay(Port):
                 return None
         last = steps[-1][0].params
         return [array(own[i]) if i in own else last[i] for i in range(len(last))]
+
+    @staticmethod
+    def numbers_of(optimizer: Any) -> dict[str, Any]:
+        """Return the options of an optimizer's first group that change a step, by Keras' names."""
+        return _options(optimizer.param_groups[0])
+
+    def differing(self, used: Any, stated: Any) -> dict[str, tuple[Any, Any]]:
+        """Return the options that change a step and differ: (used, stated).
+
+        They are compared by parameter. An option that differs for some parameters alone has the
+        name of the first of them.
+        """
+        own, meant = _by_parameter(used), _by_parameter(stated)
+        named = [(name, id(p)) for name, p in trained(self.model) if id(p) in own.keys() & meant]
+        found: dict[str, tuple[Any, Any]] = {}
+        options = dict.fromkeys(option for _, p in named for option in meant[p])
+        for option in options:
+            pairs = {
+                name: (own[p].get(option, 0.0), meant[p].get(option, 0.0)) for name, p in named
+            }
+            wrong = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+            if wrong:
+                first = next(iter(wrong))
+                are_all = len(wrong) == len(named) and len({*wrong.values()}) == 1
+                found[option if are_all else f"{option} of {first}"] = wrong[first]
+        return found
 
     def decay(self, optimizer: Any) -> float | None:
         """Return the weight decay of an optimizer's groups, the largest."""
@@ -379,6 +409,25 @@ class Replay(Port):
         for j in range(num):
             grads = torch.autograd.grad(outputs, params, [each[j] for each in factors], **ask)
             yield self.flat([None if g is None else array(g) for g in grads])
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a group that change a step, as numbers by Keras' names."""
+    own = {_KERAS.get(name, name): value for name, value in group.items()}
+    own |= zip(("beta_1", "beta_2"), group.get("betas", ()), strict=False)
+    if not group.get("weight_decay"):
+        own.pop("decoupled_weight_decay", None)
+    return {
+        name: float(value)
+        for name, value in own.items()
+        if name not in _ELSEWHERE and isinstance(value, Real | Tensor)
+    }
+
+
+def _by_parameter(optimizer: Any) -> dict[int, dict[str, float]]:
+    """Return the options that change a step, by the identity of a parameter."""
+    groups = [(_options(group), group["params"]) for group in optimizer.param_groups]
+    return {id(p): options for options, params in groups for p in params}
 
 
 def _tensor(values: np.ndarray) -> Tensor:

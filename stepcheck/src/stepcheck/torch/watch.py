@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import Optimizer
 
 from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
@@ -52,10 +53,12 @@ def watched(
     loss: Any,
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Iterator[Report]:
     """Run the body of a `with` under hooks; see `stepcheck.watch`."""
     model = bare(model)
     _check(model)
+    _check_optimizer(optimizer)
     stated = None if loss is None else meant(loss)
     _check_intention(model, data, stated)
     given = None if data is None else weighed(rows_of(data), stated)
@@ -76,6 +79,7 @@ def watched(
             report.elsewhere = elsewhere
             return
         case = close(report, watcher, calls, given, before, stated, schedule)
+        case.stated = optimizer
         case.ended = None if has_failed else values(model)
 
     try:
@@ -280,6 +284,14 @@ def _check(model: nn.Module) -> None:
         attempt = "watch the module that the optimizer trains"
         raise _refused(
             "The model must have parameters to train", "none that requires a gradient", attempt
+        )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        attempt = "torch.optim.Adam(model.parameters()), or leave it out"
+        raise _refused(
+            "optimizer must be an optimizer of PyTorch", type(optimizer).__name__, attempt
         )
 
 
