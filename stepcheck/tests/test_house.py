@@ -19,7 +19,7 @@ from stepcheck.values import Reason, Shown
 SOURCE = Path(stepcheck.__file__).parent
 FLOORS = [  # from the ground up; a room counts as one, unless its modules are named
     {"errors", "faults", "seams", "values"},
-    {"tree", "progress"},
+    {"tree", "progress", "batches"},
     {"trace"},
     {"user_code"},
     {"port"},
@@ -27,6 +27,8 @@ FLOORS = [  # from the ground up; a room counts as one, unless its modules are n
     {"stages"},
     {"judge"},
     {"report"},
+    {"variations"},
+    {"probe"},
     {"keras", "torch"},
     {"__init__"},
     {"command"},
@@ -133,7 +135,7 @@ def test_files_hold_one_idea(path):
 
 
 def test_public_names_are_frozen():
-    assert stepcheck.__all__ == ["SpecificationError", "watch"]
+    assert stepcheck.__all__ == ["SpecificationError", "probe", "watch"]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from stepcheck.errors import SpecificationError, message
+from stepcheck.probe import probe
 
 if TYPE_CHECKING:
     from stepcheck.report.report import Report
 
 __version__ = "0.1.0.dev0"
-__all__ = ["SpecificationError", "watch"]
+__all__ = ["SpecificationError", "probe", "watch"]
 
 
 def watch(
