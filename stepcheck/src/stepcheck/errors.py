@@ -13,11 +13,11 @@ _LONGEST = 200  # the most characters that a message shows of a value
 
 
 class SpecificationError(ValueError):
-    """The model, the data, the loss or another argument is not valid. Nothing was hooked, and nothing has run."""
+    """The model, the data, the loss or another argument is not valid. Nothing has run."""
 
 
 def attempt(function: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
-    """Return (result, error) of a function of the user's or of a framework, which may refuse its arguments.
+    """Return (result, error) of a function that is not our own.
 
     >>> attempt(lambda: 1), attempt(lambda: 1 / 0)
     ((1, None), (None, ZeroDivisionError('division by zero')))
@@ -36,7 +36,8 @@ def message(must: str, received: object, attempt: str) -> str:
     >>> message("updates must be at least 1.", 0, "leave it out for 40.")
     'updates must be at least 1. Received: 0. Try: leave it out for 40.'
     """
-    return f"{must} Received: {received if isinstance(received, str) else shown(received)}. Try: {attempt}"
+    came = received if isinstance(received, str) else shown(received)
+    return f"{must} Received: {came}. Try: {attempt}"
 
 
 def shown(value: Any) -> str:
@@ -61,7 +62,7 @@ def tell(line: str) -> None:
 
 @contextmanager
 def notify_if_long(line: str, seconds: float, tell: Callable[[str], None] = tell) -> Iterator[None]:
-    """Print a line once if the body takes longer, unless a context around this one has its own line."""
+    """Print a line once if the body takes longer, unless a context around it has its own."""
     if _NOTIFIES.get():
         yield
         return

@@ -12,7 +12,7 @@ _HELD: dict[
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a class, module or object inside of a `with`; several may end in any order.
+    """Replace an attribute inside of a `with`; several may end in any order.
 
     >>> class Owner:
     ...     word = "before"

@@ -1,6 +1,7 @@
-"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and is kept.
+"""Nested data: dicts, lists and tuples of arrays.
 
-A `Tree` is such data. A `Tensor` is one leaf: an array of numpy or the framework, or a tracer.
+A leaf is named by its path; None is no leaf, and is kept. A `Tree` is such data. A `Tensor` is one
+leaf: an array of numpy or the framework, or a tracer.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ _NAMESPACE = "keras"  # where Keras registers the lists and dicts of its models
 
 
 def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
-    """Apply `function` to every leaf (to the corresponding leaves of several trees), keeping the structure.
+    """Apply `function` to each leaf, or to corresponding leaves of several trees.
 
     >>> map_leaves(abs, {"x": -1, "optional": None})
     {'x': 1, 'optional': None}

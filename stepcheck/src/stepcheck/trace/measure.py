@@ -1,4 +1,4 @@
-"""How far observed numbers are from expected ones: equal bits, one relative distance, one tolerance for each dtype."""
+"""How far observed numbers are from expected ones: bits, a relative distance, its tolerance."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -8,31 +8,25 @@ import numpy as np
 
 from stepcheck.tree import Tree
 
-NUM_PLACES = (
-    20_000  # of a larger parameter, gradient or slot this many entries are compared, drawn once
-)
-SOLVED, ROUNDED = (
-    1e-3,
-    1e-5,
-)  # relative distances of numbers that are solved for, and of values up to rounding
+NUM_PLACES = 20_000  # of a larger parameter, gradient or slot so many entries are compared
+SOLVED = 1e-3  # a relative distance of numbers that are solved for
+ROUNDED = 1e-5  # and of values up to rounding
 Arrays = Sequence[np.ndarray]
 
 
 class Tolerance(NamedTuple):
-    """Relative distances: up to `fits` numbers are reproduced, above `differs` they are not as expected."""
+    """Relative distances: up to `fits` numbers are reproduced, above `differs` they differ."""
 
     fits: float
     differs: float
 
     def shows(self, without: float, with_change: float) -> bool:
-        """Whether a change of the expected numbers explains observed ones that are `without` apart from them."""
+        """Whether a change explains observed numbers, which are `without` apart from the expected."""
         return with_change <= self.fits and 3 * with_change <= without
 
 
 FINE = Tolerance(1e-4, 1e-3)
-COARSE = Tolerance(
-    4e-2, 4e-2
-)  # of float16 and bfloat16: two orders of the same sum differ by a percent
+COARSE = Tolerance(4e-2, 4e-2)  # of float16, bfloat16: two orders of a sum differ by a percent
 
 
 def tolerance(dtypes: Iterable[str]) -> Tolerance:
@@ -61,23 +55,22 @@ def are_finite(arrays: Arrays) -> bool:
 
 def is_even(numbers: np.ndarray, *others: float) -> bool:
     """Whether all numbers are equal, up to rounding."""
-    return not len(numbers) or float(np.ptp([*numbers, *others])) <= FINE.differs * float(
-        np.max(np.abs(numbers))
-    )
+    if not len(numbers):
+        return True
+    spread, most = float(np.ptp([*numbers, *others])), float(np.max(np.abs(numbers)))
+    return spread <= FINE.differs * most
 
 
 def _length(leaves: Arrays) -> float:
-    return float(
-        np.linalg.norm([float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves])
-    )
+    lengths = [float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves]
+    return float(np.linalg.norm(lengths))
 
 
 def farthest(one: np.ndarray | Sequence[float], two: np.ndarray | Sequence[float]) -> float:
     """Return the largest relative distance of two numbers at the same place."""
     ones, twos = np.asarray(one, "float64"), np.asarray(two, "float64")
-    return float(
-        np.max(np.abs(ones - twos) / np.maximum(np.maximum(np.abs(ones), np.abs(twos)), 1e-12))
-    )
+    sizes = np.maximum(np.abs(ones), np.abs(twos))
+    return float(np.max(np.abs(ones - twos) / np.maximum(sizes, 1e-12)))
 
 
 @cache
@@ -89,17 +82,15 @@ def places(size: int) -> np.ndarray | None:
     """
     if size <= NUM_PLACES:
         return None
-    return np.sort(
-        np.random.default_rng(size).choice(size, NUM_PLACES, replace=False, shuffle=False)
-    )
+    draw = np.random.default_rng(size)
+    return np.sort(draw.choice(size, NUM_PLACES, replace=False, shuffle=False))
 
 
 def in_part(leaves: Arrays) -> list[np.ndarray]:
     """Return parameters, of each large one the entries at its places."""
-    return [
-        leaf if (chosen := places(leaf.size)) is None else np.asarray(leaf).reshape(-1)[chosen]
-        for leaf in leaves
-    ]
+    chosen = [places(leaf.size) for leaf in leaves]
+    pairs = zip(leaves, chosen, strict=True)
+    return [leaf if own is None else np.asarray(leaf).reshape(-1)[own] for leaf, own in pairs]
 
 
 def same(one: np.ndarray, two: np.ndarray) -> bool:
@@ -111,9 +102,8 @@ def same(one: np.ndarray, two: np.ndarray) -> bool:
     if one.dtype.itemsize not in (1, 2, 4, 8) or not one.shape:
         return one.tobytes() == two.tobytes()
     bits = f"u{one.dtype.itemsize}"
-    return np.array_equal(
-        np.ascontiguousarray(one).view(bits), np.ascontiguousarray(two).view(bits)
-    )
+    ones, twos = (np.ascontiguousarray(each).view(bits) for each in (one, two))
+    return np.array_equal(ones, twos)
 
 
 def all_same(one: Arrays, two: Arrays) -> bool:
@@ -134,10 +124,11 @@ NUM_PROBES, NUM_WEIGHED = 3, 512
 def shares(
     value: Callable[[list[int], np.ndarray], float], num: int, shape: tuple[int, ...]
 ) -> np.ndarray | None:
-    """Return the weight of each row in a function's number for a batch; None if they are equal, or are not known.
+    """Return the weight of each row in a function's number for a batch.
 
-    A masked mean gives a row with more places more weight: the number of two rows lies between the numbers of each
-    alone. Weights are measured with random outputs, and are assumed to depend on the labels alone.
+    None if they are equal, or are not known. A masked mean gives a row with more places more
+    weight: the number of two rows lies between the numbers of each alone. Weights are measured with
+    random outputs, and are assumed to depend on the labels alone.
 
     Args:
         value: the number of some rows of the data, with outputs for them.

@@ -1,131 +1,33 @@
-"""From a log to updates: which forward passes made which optimizer step, on which rows of the data."""
+"""From a log to updates: which forward passes made which step, on which rows of the data."""
 
-from collections import Counter
-from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from stepcheck import tree
-from stepcheck.trace.cuts import steps
+from stepcheck.trace.cuts import Step, steps
 from stepcheck.trace.log import Applied, Called, Log
 from stepcheck.trace.measure import SOLVED, all_same, are_finite, distance, in_part
+from stepcheck.trace.rows import PAD, Rows, keys
 from stepcheck.tree import Tree
-
-PAD = -1
 
 
 class Rule(NamedTuple):
-    """An optimizer that was solved for or stated."""
+    """An optimizer that was solved for or stated.
+
+    Attributes:
+        is_adaptive: whether a factor of the gradient moves nothing.
+        decay: of the weights at a rate of 1, and the least that shows.
+        momenta: the momentum of SGD, or both betas of Adam.
+    """
 
     rates: list[float]
     is_stated: bool = False
-    is_adaptive: bool = False  # a factor of the gradient moves nothing
-    decay: tuple[float, float] = (
-        0.0,
-        float("inf"),
-    )  # of the weights at a rate of 1, and the least that shows
-    momenta: tuple[float, ...] = ()  # the momentum of SGD, or both betas of Adam
-
-
-def keys(leaves: list[np.ndarray]) -> list[bytes]:
-    """Return the bytes of each row of some arrays of as many rows."""
-    return [
-        b"".join(_bytes(leaf[row : row + 1]) for leaf in leaves) for row in range(len(leaves[0]))
-    ]
-
-
-def _bytes(part: np.ndarray) -> bytes:
-    """Return the bytes of an array, or of its text."""
-    if part.dtype.kind not in "OSU":
-        return part.tobytes()
-    return b"\0".join(
-        each if isinstance(each, bytes) else str(each).encode() for each in part.ravel().tolist()
-    )
-
-
-class Rows:
-    """Finds rows of the data by the bytes of the inputs, in their dtype; a batch may be narrower than the data."""
-
-    def __init__(self, inputs: Tree):
-        self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
-        self.num = len(self.leaves[0])
-        self._tables: dict[tuple, dict[bytes, list[int]]] = {}
-        self._equal: dict[
-            int, list[int]
-        ] = {}  # by row its group, of groups of several that were found
-        self._uses, self._passed = (
-            Counter[int](),
-            set[int](),
-        )  # of equal rows, and other rows, in this pass
-
-    def anew(self) -> "Rows":
-        """Return the same rows, none of which was used."""
-        found = copy(self)  # whose tables are shared
-        found._equal, found._uses, found._passed = {}, Counter[int](), set[int]()
-        return found
-
-    def find(self, inputs: list[np.ndarray]) -> np.ndarray:
-        """Return the number of each row, `PAD` for inputs not in the data; of equal rows a pass uses each once."""
-        if len(inputs) != len(self.leaves) or not inputs[0].ndim:
-            return np.array([], int)
-        found = np.full(len(inputs[0]), PAD)
-        if any(
-            leaf.shape[:1] != inputs[0].shape[:1] for leaf in inputs
-        ):  # as one time step beside the rows
-            return found
-        table = self._table(tuple((leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
-        for row, key in enumerate(keys(inputs)):
-            if len(equal := table.get(key, [])) == 1:
-                found[row] = equal[0]
-                if equal[0] in self._passed:  # a new pass
-                    self._passed.clear()
-                    self._uses.clear()
-                self._passed.add(equal[0])
-            elif equal:
-                found[row] = min(equal, key=self._uses.__getitem__)
-                self._uses[int(found[row])] += 1
-                if int(found[row]) not in self._equal:
-                    self._equal |= {each: equal for each in equal if each not in self._equal}
-        return found
-
-    def twins(self, rows: np.ndarray) -> float:
-        """Return the share of these rows that have the inputs of other rows of the data."""
-        return sum(row in self._equal for row in rows.tolist()) / max(1, len(rows))
-
-    def equal(self, row: int) -> list[int]:
-        """Return the rows of the data with the same inputs, this row among them."""
-        return self._equal.get(row, [row])
-
-    def agree(self, rows: np.ndarray, others: Tree) -> bool:
-        """Whether all rows with equal inputs have the same labels and weights too."""
-        equal = [self._equal[row] for row in set(rows.tolist()) & set(self._equal)]
-        leaves = [np.asarray(leaf) for leaf in tree.leaves(others)]
-        return all(
-            len({leaf[row].tobytes() for row in group}) == 1 for group in equal for leaf in leaves
-        )
-
-    def _table(self, kinds: tuple) -> dict[bytes, list[int]]:
-        if kinds not in self._tables:
-            pairs = [*zip(self.leaves, kinds, strict=True)]
-            narrow = [
-                (leaf[:, : w[0]], leaf[:, w[0] :])
-                if w and leaf.ndim > 1
-                else (leaf, leaf[:0].reshape(0, 1))
-                for leaf, (_, w) in pairs
-            ]
-            cast = [leaf.astype(dtype) for (leaf, _), (dtype, _) in zip(narrow, kinds, strict=True)]
-            whole, cut = (dict[bytes, list[int]]() for _ in range(2))
-            # A batch of inputs without their last token may cut the last token of its longest rows.
-            are_cut = np.any(
-                [[*map(np.any, rest[:, 1:])] for _, rest in narrow if rest[:, 1:].size], axis=0
-            )
-            are_cut = np.broadcast_to(are_cut, self.num)
-            for row, key in enumerate(keys(cast)):
-                (cut if are_cut[row] else whole).setdefault(key, []).append(row)
-            self._tables[kinds] = cut | whole
-        return self._tables[kinds]
+    is_adaptive: bool = False
+    decay: tuple[float, float] = (0.0, float("inf"))
+    momenta: tuple[float, ...] = ()
 
 
 def packed(leaves: list, like: Tree) -> Any:
@@ -136,9 +38,12 @@ def packed(leaves: list, like: Tree) -> Any:
 
 @dataclass(frozen=True)
 class Piece:
-    """A forward pass on rows of the data: a batch, or a microbatch. `rows` is `PAD` for inputs not in the data.
+    """A forward pass on rows of the data: a batch, or a microbatch.
 
-    `fills`: all its rows fill up the batch that it is a part of. `copied`: of padding, the rows that it repeats.
+    Attributes:
+        rows: `PAD` for inputs not in the data.
+        fills: whether all its rows fill up the batch that it is a part of.
+        copied: of padding, the rows that it repeats.
     """
 
     called: Called
@@ -148,15 +53,15 @@ class Piece:
 
     @property
     def is_known(self) -> bool:
-        """Whether its inputs are rows of the data; a batch may be padded with copies of one other row."""
-        if np.all(are_others := self.rows == PAD):
+        """Whether its inputs are rows of the data; a batch may be padded with copies of one row."""
+        are_others = self.rows == PAD
+        if are_others.all():
             return self.fills
         if self.copied is not None:
             return True
         others = [leaf[are_others] for leaf in self.called.inputs]
-        is_at_end = np.all(are_others[np.count_nonzero(~are_others) :]) or not any(
-            map(np.any, others)
-        )
+        num_known = np.count_nonzero(~are_others)
+        is_at_end = are_others[num_known:].all() or not any(map(np.any, others))
         return bool(is_at_end) and len({*keys(others)}) <= 1
 
 
@@ -164,7 +69,8 @@ class Piece:
 class Update:
     """An optimizer step and the forward passes whose gradients it was made of.
 
-    `trials` are passes before them, at other weights, as of sharpness-aware minimisation: no step has their gradients.
+    `trials` are passes before them, at other weights, as of sharpness-aware minimisation: no step
+    has their gradients.
     """
 
     number: int
@@ -190,11 +96,7 @@ class Update:
     @property
     def rows(self) -> np.ndarray:
         """The rows of all its pieces."""
-        return (
-            np.concatenate([piece.rows for piece in self.pieces])
-            if self.pieces
-            else np.array([], int)
-        )
+        return np.concatenate([np.array([], int), *(piece.rows for piece in self.pieces)])
 
 
 _Part = TypeVar("_Part", Piece, Update)
@@ -206,18 +108,20 @@ class Windows:
 
     Attributes:
         rest: forward passes after the last optimizer step.
-        foreign: the number of such passes on inputs that are not rows of the data.
+        foreign: the number of passes of updates on inputs that are not rows of the data.
         seen: rows of forward passes without a gradient (an evaluation).
-        num_skipped, num_skipped_at_end: optimizer steps whose gradients were not finite, in all and at the end.
-        num_waiting: gradients at the end that make no update, as the optimizer accumulates them.
-        in_training: forward passes in training mode, before steps that were kept: (without a gradient, all of them).
-        place: of each piece, by its order: (number of the pass over the data, rows before it in the pass).
+        in_training: the numbers of forward passes in training mode, before steps that were kept:
+            (without a gradient, all of them).
+        place: of each piece, by its order: (number of the pass over the data, rows before it in the
+            pass).
         is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
-        is_of_loss: whether their gradients are derivatives of the loop's loss, as the optimizer is not known.
-        rule: the optimizer of such updates, if they are steps of one on the gradients that were meant.
+        is_of_loss: whether their gradients are derivatives of the loop's loss, as the optimizer is
+            not known.
+        rule: the optimizer of such updates, if they are steps of one on the meant gradients.
         settled: updates with rows of equal inputs that were identified by the gradient.
         stale: updates whose gradients were taken at the weights of an update before.
-        idle: by the number of an update, its optimizer steps: of zeros while it was summed up, and the last step.
+        idle: by the number of an update, its optimizer steps: of zeros while it was summed up, and
+            the last step.
     """
 
     pieces: list[Piece]
@@ -225,7 +129,6 @@ class Windows:
     rest: list[Piece]
     foreign: int
     seen: set[int]
-    num_skipped: int
     place: dict[int, tuple[int, int]]
     is_by_hand: bool = False
     is_of_loss: bool = False
@@ -233,8 +136,6 @@ class Windows:
     settled: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
     idle: dict[int, list[Update]] = field(default_factory=dict)
-    num_skipped_at_end: int = 0
-    num_waiting: int = 0
     in_training: tuple[int, int] = (0, 0)
 
     @property
@@ -249,201 +150,169 @@ class Windows:
 
 
 def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
-    """Return the updates of a log; by the schedule that is meant, steps by hand at a rate of 0 are updates too."""
-    pieces: list[Piece] = []
-    updates: list[Update] = []
-    seen: set[int] = set()
-    foreign = num_skipped = in_turn = num_waiting = 0
+    """Return the updates of a log.
+
+    Args:
+        schedule: the rate that is meant: steps by hand at a rate of 0 are updates too.
+    """
     *made, last = steps(log)
-    passes_of = [_with_gradient(_found(step.called, rows), seen) for step in made]
-    in_training = [
-        _in_training(step.called, own) for step, own in zip(made, passes_of, strict=True)
-    ]
-    ways = [_of_trials(window, step.applied) for window, step in zip(passes_of, made, strict=True)]
-    usual = next(
-        (way for way in ways if any(way)), []
-    )  # also of updates whose numbers are not kept
-    for step, window, way in zip(made, passes_of, ways, strict=True):
-        way = way or (usual if len(usual) == len(window) else [False] * len(window))
-        trials = [piece for piece, is_trial in zip(window, way, strict=True) if is_trial]
-        window = _filled(
-            [piece for piece, is_trial in zip(window, way, strict=True) if not is_trial]
-        )
-        is_skipped = step.applied is None and step.is_complete  # the gradients were not finite
-        num_skipped, in_turn = num_skipped + is_skipped, in_turn + 1 if is_skipped else 0
-        num_waiting += not step.is_complete
-        if step.applied is not None:
-            updates.append(Update(len(updates) + 1, window, step.applied, trials))
-        pieces += window
-        foreign += sum(not piece.is_known for piece in window)
-    rest = [
-        piece
-        for piece in _with_gradient(_found(last.called, rows), seen)
-        if piece.called.differentiated
-    ]
+    found = [_found(step, rows) for step in [*made, last]]
+    used = [_with_gradient(pieces) for pieces in found]
+    seen = {row for pieces, own in zip(found, used, strict=True) for row in _without(pieces, own)}
+    rest = [piece for piece in used.pop() if piece.called.differentiated]
+    in_training = [_in_training(*each) for each in zip(made, used, strict=True)]
+    of_steps, updates = _of_steps(made, used)
     is_by_hand = not updates
     if is_by_hand:
-        updates, left = by_hand(rest)
-        are_alone = all(
-            len(update.pieces) == 1 for update in updates[1:]
-        )  # else microbatches may wait for a move
-        updates, rest = by_hand(rest, schedule) if are_alone else (updates, left)
-    pieces = [*pieces, *rest, *(p for u in updates if is_by_hand for p in u.pieces)]
-    pieces.sort(key=lambda piece: piece.called.order)
+        updates, rest = _by_hand(rest, schedule)
     updates, stale = _one_by_one(updates)
-    found = Windows(
-        pieces,
-        updates,
-        rest,
-        foreign,
-        seen,
-        num_skipped,
-        placed(pieces),
-        is_by_hand and bool(updates),
+    pieces = [*of_steps, *rest, *(p for u in updates if is_by_hand for p in u.pieces)]
+    pieces.sort(key=lambda piece: piece.called.order)
+    return Windows(
+        pieces=pieces,
+        updates=updates,
+        rest=rest,
+        foreign=sum(not piece.is_known for piece in of_steps),
+        seen=seen,
+        place=placed(pieces),
+        is_by_hand=is_by_hand and bool(updates),
+        stale=stale,
+        in_training=(sum(num for num, _ in in_training), sum(num for _, num in in_training)),
     )
-    num_unused, num_all = (sum(nums) for nums in zip((0, 0), *in_training, strict=True))
-    found = replace(found, stale=stale, in_training=(num_unused, num_all))
-    return replace(found, num_skipped_at_end=in_turn, num_waiting=num_waiting)
+
+
+def _found(step: Step, rows: Rows) -> list[Piece]:
+    called = [each for each in step.called if each.inputs and each.inputs[0].shape[:1] != (0,)]
+    return [Piece(each, rows.find(each.inputs)) for each in called]
+
+
+def _with_gradient(window: list[Piece]) -> list[Piece]:
+    """Return the passes whose gradients are in an update: the known, or else the possible ones.
+
+    Beside passes with the derivative of a loss, those without one are cut off from it, as by
+    `stop_gradient`.
+    """
+    known = [piece for piece in window if piece.called.differentiated]
+    chosen = known or [piece for piece in window if piece.called.differentiated is None]
+    if not any(piece.called.derivatives for piece in chosen):
+        return chosen
+    return [each for each in chosen if each.called.derivatives or not each.called.is_whole]
+
+
+def _without(pieces: list[Piece], used: list[Piece]) -> set[int]:
+    """Return the rows of the passes that are in no update."""
+    orders = {piece.called.order for piece in used}
+    others = [piece.rows for piece in pieces if piece.called.order not in orders]
+    return {int(row) for rows in others for row in rows} - {PAD}
+
+
+def _in_training(step: Step, used: list[Piece]) -> tuple[int, int]:
+    """Return how many passes in training mode have no gradient while others have one, and all."""
+    orders = {each.order for each in step.called if each.is_training}
+    own = {piece.called.order for piece in used}
+    is_known = bool(own) and all(each.is_whole for each in step.called)
+    return (len(orders - own), len(orders)) if is_known else (0, 0)
+
+
+def _of_steps(made: list[Step], used: list[list[Piece]]) -> tuple[list[Piece], list[Update]]:
+    """Return (the passes whose gradients are in steps, the updates)."""
+    ways = [_of_trials(pieces, step.applied) for pieces, step in zip(used, made, strict=True)]
+    usual = next((way for way in ways if any(way)), [])  # also where numbers are not kept
+    every, updates = list[Piece](), list[Update]()
+    for step, pieces, own in zip(made, used, ways, strict=True):
+        way = own or (usual if len(usual) == len(pieces) else [False] * len(pieces))
+        trials = [piece for piece, is_trial in zip(pieces, way, strict=True) if is_trial]
+        window = _filled([p for p, is_trial in zip(pieces, way, strict=True) if not is_trial])
+        every += window
+        if step.applied is not None:
+            updates.append(Update(len(updates) + 1, window, step.applied, trials))
+    return every, updates
 
 
 def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
-    """Return of each pass whether it is at the weights at which the step begins, while others are not, as the last one.
+    """Return of each pass whether it is at the weights at which the step begins, unlike the last.
 
     On TensorFlow weights that are moved and moved back are the first ones up to rounding.
     """
-    if (
-        applied is None
-        or not applied.is_whole
-        or not all(piece.called.is_whole for piece in window)
-    ):
+    if applied is None or not applied.is_whole or not all(p.called.is_whole for p in window):
         return []
     states, begin = [in_part(piece.called.params) for piece in window], in_part(applied.params)
-    firsts = {
-        piece.called.replica: state for piece, state in zip(window[::-1], states[::-1], strict=True)
-    }
-    if any(
-        distance(state, states[0]) > SOLVED for state in firsts.values()
-    ):  # replicas that are not kept the same
-        return []
+    first_of = {p.called.replica: s for p, s in zip(window[::-1], states[::-1], strict=True)}
+    are_alike = all(distance(state, states[0]) <= SOLVED for state in first_of.values())
     apart = [distance(state, begin) for state in states]
     are_trials = [each <= SOLVED * max(apart) for each in apart]
-    return (
-        are_trials if are_trials and are_trials[0] and not are_trials[-1] else [False] * len(window)
-    )
-
-
-def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
-    """Return (updates, the numbers of the stale ones).
-
-    If n forward passes come before n steps with different gradients, each step belongs to one pass.
-    """
-    found, stale, i = list(updates), set(), 0
-    while i < len(updates):
-        group = updates[i : i + (num := len(updates[i].pieces))]
-        if (
-            num > 1
-            and len(group) == num
-            and not any(u.pieces for u in group[1:])
-            and _are_others(group)
-        ):
-            found[i : i + num] = [
-                replace(u, pieces=[p]) for u, p in zip(group, updates[i].pieces, strict=True)
-            ]
-            stale |= {u.number for u in group[1:]}
-        i += max(num, 1)
-    return found, stale
-
-
-def _are_others(group: list[Update]) -> bool:
-    """Whether all these steps are one optimizer's, of the same parameters, and no two of the same gradient."""
-    steps = [update.applied for update in group]
-    parts = {tuple(g is None for g in step.grads) for step in steps}
-    keys = {
-        b"".join(np.asarray(g).tobytes() for g in step.grads if g is not None) for step in steps
-    }
-    has_one = all(
-        step.is_whole and any(np.any(g) for g in step.grads if g is not None) for step in steps
-    )
-    return (
-        has_one
-        and len({step.optimizer for step in steps}) == len(parts) == 1
-        and len(keys) == len(steps)
-    )
-
-
-def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
-    """Return of each piece, by its order, (number of the pass over the data, rows before it in the pass)."""
-    place: dict[int, tuple[int, int]] = {}
-    for number, cut in enumerate(passes(pieces)):
-        before = 0
-        for piece in cut:
-            place[piece.called.order] = number, before
-            before += len(piece.rows)
-    return place
-
-
-def _found(called: list[Called], rows: Rows) -> list[Piece]:
-    return [
-        Piece(e, rows.find(e.inputs)) for e in called if e.inputs and e.inputs[0].shape[:1] != (0,)
-    ]
+    is_so = are_alike and are_trials and are_trials[0] and not are_trials[-1]
+    return are_trials if is_so else [False] * len(window) if are_alike else []
 
 
 def _filled(window: list[Piece]) -> list[Piece]:
     """Return the passes of an update, and mark passes that only fill up its batch.
 
-    They do if the batch has known rows, and one unknown row, which is zeros or comes last, several times.
+    They do if the batch has known rows, and one unknown row, which is zeros or comes last, several
+    times.
     """
     batch = sorted(window, key=lambda piece: piece.called.replica)
     are_others = [bool(np.all(piece.rows == PAD)) for piece in batch]
-    if (
-        all(are_others)
-        or not any(are_others)
-        or len({tuple(x.shape[1:] for x in p.called.inputs) for p in batch}) > 1
-    ):
+    shapes = {tuple(leaf.shape[1:] for leaf in piece.called.inputs) for piece in batch}
+    if all(are_others) or not any(are_others) or len(shapes) > 1:
         return window
-    inputs = [
-        np.concatenate(leaves)
-        for leaves in zip(*(piece.called.inputs for piece in batch), strict=True)
-    ]
+    every = zip(*(piece.called.inputs for piece in batch), strict=True)
+    inputs = [np.concatenate(leaves) for leaves in every]
     rows = np.concatenate([piece.rows for piece in batch])
-    is_single = np.count_nonzero(rows == PAD) == 1 and any(
-        np.any(leaf[rows == PAD]) for leaf in inputs
-    )
+    is_other = rows == PAD
+    is_single = is_other.sum() == 1 and any(np.any(leaf[is_other]) for leaf in inputs)
     if is_single or not Piece(replace(batch[0].called, inputs=inputs), rows).is_known:
         return window
     return [replace(piece, fills=bool(np.all(piece.rows == PAD))) for piece in window]
 
 
-def _with_gradient(window: list[Piece], seen: set[int]) -> list[Piece]:
-    """Return the passes whose gradients are in an update: the known ones, or else the possible ones.
+def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
+    """Return (updates, the numbers of the stale ones).
 
-    Beside passes with the derivative of a loss, those without one are cut off from it, as by `stop_gradient`.
+    If n forward passes come before n steps with different gradients, each step has one pass.
     """
-    of = {
-        wanted: [piece for piece in window if piece.called.differentiated is wanted]
-        for wanted in (True, None)
-    }
-    chosen = of[True] or of[None]
-    if any(piece.called.derivatives for piece in chosen):
-        chosen = [
-            piece for piece in chosen if piece.called.derivatives or not piece.called.is_whole
-        ]
-    for piece in window:
-        if not any(piece is other for other in chosen):
-            seen.update(piece.rows[piece.rows != PAD].tolist())
-    return chosen
+    found, stale, i = list(updates), set(), 0
+    while i < len(updates):
+        pieces = updates[i].pieces
+        group = updates[i : i + len(pieces)]
+        is_first_alone = not any(update.pieces for update in group[1:])
+        if 1 < len(pieces) == len(group) and is_first_alone and _are_others(group):
+            pairs = zip(group, pieces, strict=True)
+            found[i : i + len(pieces)] = [replace(u, pieces=[piece]) for u, piece in pairs]
+            stale |= {update.number for update in group[1:]}
+        i += max(len(pieces), 1)
+    return found, stale
 
 
-def _in_training(called: list[Called], used: list[Piece]) -> tuple[int, int]:
-    """Return how many passes before a step, in training mode, have no gradient while others have one, and all."""
-    orders = {each.order for each in called if each.is_training}
-    own = {piece.called.order for piece in used}
-    is_known = bool(own) and all(each.is_whole for each in called)
-    return (len(orders - own), len(orders)) if is_known else (0, 0)
+def _are_others(group: list[Update]) -> bool:
+    """Whether these steps are one optimizer's, of the same parameters, each of another gradient."""
+    made = [update.applied for update in group]
+    parts = {(step.optimizer, *(g is None for g in step.grads)) for step in made}
+    handed = [[g for g in step.grads if g is not None] for step in made]
+    gradients = {b"".join(np.asarray(g).tobytes() for g in own) for own in handed}
+    are_known = all(step.is_whole for step in made) and all(any(map(np.any, g)) for g in handed)
+    return are_known and len(parts) == 1 and len(gradients) == len(made)
+
+
+def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
+    """Return of each piece, by its order, (number of the pass over the data, rows before it)."""
+    place: dict[int, tuple[int, int]] = {}
+    for number, cut in enumerate(passes(pieces)):
+        before = accumulate((len(piece.rows) for piece in cut), initial=0)
+        place |= {p.called.order: (number, num) for p, num in zip(cut, before, strict=False)}
+    return place
+
+
+def _by_hand(pieces: list[Piece], schedule: Any) -> tuple[list[Update], list[Piece]]:
+    """Return (updates, the passes after the last one) of a loop without an optimizer."""
+    updates, rest = by_hand(pieces)
+    if any(len(update.pieces) > 1 for update in updates[1:]):  # microbatches may wait for a move
+        return updates, rest
+    return by_hand(pieces, schedule)
 
 
 def by_hand(pieces: list[Piece], schedule: Any = None) -> tuple[list[Update], list[Piece]]:
-    """Return (updates, the passes after the last one) where the weights of the passes move by no optimizer of Keras.
+    """Return (updates, the passes after the last one), where the weights of the passes move.
 
     A gradient is the change of the weights, still multiplied by the unknown rate.
     """
@@ -454,29 +323,35 @@ def by_hand(pieces: list[Piece], schedule: Any = None) -> tuple[list[Update], li
             return updates, [*window, *pieces[i:]]
         is_still = schedule is not None and schedule(len(updates)) == 0
         if window and (is_still or not all_same(window[-1].called.params, piece.called.params)):
-            first, last = window[0].called, window[-1].called
-            after, moved = piece.called.params, list[np.ndarray | None]()
-            moved += [a.astype("float64") - b for a, b in zip(first.params, after, strict=True)]
-            applied = Applied(
-                last.order,
-                0,
-                moved,
-                first.params,
-                [],
-                after,
-                [],
-                float("nan"),
-                len(updates),
-                last.line,
-            )
-            updates.append(Update(len(updates) + 1, window, applied))
+            updates.append(_move(window, piece.called.params, len(updates) + 1))
             window = []
         window.append(piece)
     return updates, window
 
 
+def _move(window: list[Piece], after: list[np.ndarray], number: int) -> Update:
+    first, last = window[0].called, window[-1].called
+    pairs = zip(first.params, after, strict=True)
+    applied = Applied(
+        order=last.order,
+        optimizer=0,
+        grads=[old.astype("float64") - new for old, new in pairs],
+        params=first.params,
+        slots=[],
+        params_after=after,
+        slots_after=[],
+        learning_rate=float("nan"),
+        iterations=number - 1,
+        line=last.line,
+    )
+    return Update(number, window, applied)
+
+
 def passes(pieces: list[_Part]) -> list[list[_Part]]:
-    """Cut forward passes, or updates, into passes over the data: a new one begins where a row comes again."""
+    """Cut forward passes, or updates, into passes over the data.
+
+    A new one begins where a row comes again.
+    """
     cut: list[list[_Part]] = []
     used: set[int] = set()
     for piece in pieces:
