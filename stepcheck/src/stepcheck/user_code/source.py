@@ -9,6 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from stepcheck.trace.log import Line
 from stepcheck.user_code.stack import frames, running
@@ -32,7 +33,7 @@ LIBRARIES = (
 
 
 def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
-    """Return the innermost line of a stack outside of Keras, the engine, Python's own library and this one."""
+    """Return the innermost line of a stack outside of the frameworks and Python's own library."""
     line = _innermost_line(stack)
     main = threading.main_thread()
     is_of_keras = "keras" in sys.modules and threading.current_thread() is not main
@@ -66,21 +67,18 @@ def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
     return next((Line(file, number) for file, number in stack if is_of_user(file)), None)
 
 
-def _dotted(node: ast.expr) -> str:
-    """Return a name, with a dot before the name of an attribute."""
-    return f"{'.' * isinstance(node, ast.Attribute)}{_name_of(node)}"
-
-
 def _name_of(node: ast.expr) -> str:
+    """Return a name, or that of an attribute."""
     return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
 def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | None:
     """Return the line on which the loss is computed, from the one on which the model is called.
 
-    It is the last line that assigns the target of `tape.gradient` or, without a tape, the function's result. If that
-    line adds to another name (`full = loss + sum(model.losses)`), and the penalty is not asked for, it is the line that
-    assigns this name. None where it cannot be read, or where only a branch could tell.
+    It is the last line that assigns the target of `tape.gradient` or, without a tape, the
+    function's result. If that line adds to another name (`full = loss + sum(model.losses)`), and
+    the penalty is not asked for, it is the line that assigns this name. None where it cannot be
+    read, or where only a branch could tell.
     """
     if called is None or (module := parsed(called.file)) is None:
         return None
@@ -89,16 +87,13 @@ def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | Non
     for function in [] if targets else _called(module, home, called.number):
         targets += _asked_of_tapes(function)
         home = function if targets else home
-    if not targets:
-        targets = [*_returned(home, called.number)]
-        targets = (
-            targets if len(targets) == 1 else []
-        )  # of several results, which one came is not known
+    results = [] if targets else [*_returned(home, called.number)]
+    if len(results) == 1:  # of several results, which one came is not known
+        targets = results
     if not targets:
         return None
-    return Line(
-        called.file, _assigned(home, min(targets, key=lambda node: node.lineno), is_penalty)
-    )
+    first = min(targets, key=lambda node: node.lineno)
+    return Line(called.file, _assigned(home, first, is_penalty))
 
 
 @cache
@@ -110,6 +105,11 @@ def parsed(file: str) -> ast.Module | None:
         return None
 
 
+def _has(node: ast.AST, number: int) -> bool:
+    """Whether a line is one of a node's."""
+    return node.lineno <= number <= (node.end_lineno or 0)  # type: ignore[attr-defined]
+
+
 def _functions(module: ast.Module) -> Iterator[Function]:
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -117,83 +117,67 @@ def _functions(module: ast.Module) -> Iterator[Function]:
 
 
 def _innermost(module: ast.Module, number: int) -> Function:
-    around = [f for f in _functions(module) if f.lineno <= number <= (f.end_lineno or 0)]  # type: ignore[union-attr]
-    return max(around, key=lambda f: f.lineno, default=module)  # type: ignore[union-attr]
+    around = [function for function in _functions(module) if _has(function, number)]
+    return around[-1] if around else module  # an inner one is walked later
 
 
 def _called(module: ast.Module, home: Function, number: int) -> Iterator[Function]:
-    names = set()
-    for node in _own(home):
-        if isinstance(node, ast.Call) and node.lineno <= number <= (node.end_lineno or 0):
-            names.add(_name_of(node.func))
+    calls = [node for node in _own(home, ast.Call) if _has(node, number)]
+    names = {_name_of(call.func) for call in calls}
     yield from (f for f in _functions(module) if getattr(f, "name", "") in names)
 
 
-def _own(function: ast.AST) -> Iterator[ast.AST]:
+def _own(function: ast.AST, *kinds: type) -> Iterator[Any]:
+    """Yield the nodes of some kinds in a function, but not in functions inside of it."""
     for node in ast.iter_child_nodes(function):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        if isinstance(node, kinds):
             yield node
-            yield from _own(node)
+        yield from _own(node, *kinds)
 
 
 def _asked_of_tapes(function: Function) -> list[ast.expr]:
     """Return the targets of the gradients: the first arguments of `tape.gradient`.
 
-    A gradient that is taken inside of another tape, as for a penalty of gradients, is a part of the loss.
+    A gradient that is taken inside of another tape, as for a penalty of gradients, is a part of the
+    loss.
     """
-    calls = [
-        node
-        for node in _own(function)
-        if isinstance(node, ast.Call) and _dotted(node.func) == ".gradient"
+    attributes = [node for node in _own(function, ast.Call) if isinstance(node.func, ast.Attribute)]
+    calls = [node for node in attributes if node.func.attr == "gradient" and node.args]
+    blocks = [(block, _tapes(block)) for block in _own(function, ast.With)]
+    inner = [
+        call
+        for call in calls
+        for block, tapes in blocks
+        if tapes and block.lineno < call.lineno and _has(block, call.lineno)
+        if _name_of(call.func.value) not in tapes
     ]
-    around = [node for node in _own(function) if isinstance(node, ast.With) and _tapes(node)]
-
-    def is_inside(call: ast.Call, block: ast.With) -> bool:
-        return block.lineno < call.lineno <= (block.end_lineno or 0) and _of(call) not in _tapes(
-            block
-        )
-
-    outer = [call for call in calls if not any(is_inside(call, block) for block in around)]
-    return [node.args[0] for node in outer or calls if node.args]
+    return [call.args[0] for call in calls if call not in inner or len(inner) == len(calls)]
 
 
 def _tapes(block: ast.With) -> set[str]:
     """Return the names of the tapes that a `with` opens."""
     opened = [item for item in block.items if isinstance(item.context_expr, ast.Call)]
-    tapes = [i for i in opened if "GradientTape" in ast.dump(i.context_expr.func)]  # type: ignore[attr-defined]
-    return {i.optional_vars.id for i in tapes if isinstance(i.optional_vars, ast.Name)}
-
-
-def _of(call: ast.Call) -> str:
-    return getattr(getattr(call.func, "value", None), "id", "")
+    tapes = [item for item in opened if "GradientTape" in ast.unparse(item.context_expr)]
+    return {tape.optional_vars.id for tape in tapes if isinstance(tape.optional_vars, ast.Name)}
 
 
 def _returned(function: Function, number: int) -> Iterator[ast.expr]:
-    """Yield the results of a function whose gradient is taken: it does not call the model in a loop."""
-    loops = [
-        node for node in _own(function) if isinstance(node, ast.For | ast.While | ast.AsyncFor)
-    ]
-    if isinstance(function, ast.Module) or any(
-        loop.lineno <= number <= (loop.end_lineno or 0) for loop in loops
-    ):
+    """Yield the results of a function whose gradient is taken: it calls the model in no loop."""
+    loops = _own(function, ast.For, ast.While, ast.AsyncFor)
+    if isinstance(function, ast.Module) or any(_has(loop, number) for loop in loops):
         return
-    for node in _own(function):
-        if isinstance(node, ast.Return) and node.value is not None and node.lineno >= number:
-            yield (
-                node.value.elts[0]
-                if isinstance(node.value, ast.Tuple) and node.value.elts
-                else node.value
-            )
+    for node in _own(function, ast.Return):
+        if node.value is not None and node.lineno >= number:
+            is_tuple = isinstance(node.value, ast.Tuple) and node.value.elts
+            yield node.value.elts[0] if is_tuple else node.value
 
 
 def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
     """Return the line before a target on which its name gets its value, or the target's own."""
-    given = [
-        node
-        for node in _own(function)
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
-    ]
-    branches = [node for node in _own(function) if isinstance(node, ast.If | ast.Match)]
+    given = [*_own(function, ast.Assign, ast.AugAssign, ast.AnnAssign)]
+    branches = [*_own(function, ast.If, ast.Match)]
     wanted, line = target, target.lineno
     while isinstance(wanted, ast.Name):
         before = [node for node in given if node.lineno < line and wanted.id in _names(node)]
@@ -201,9 +185,8 @@ def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
             break
         last = max(before, key=lambda node: node.lineno)
         is_added = isinstance(last, ast.AugAssign)
-        if not is_added and any(
-            each.lineno < last.lineno <= (each.end_lineno or 0) < line for each in branches
-        ):
+        ended = [each for each in branches if _has(each, last.lineno) and not _has(each, line)]
+        if ended and not is_added:
             break  # perhaps another branch ran
         value, line = last.value, last.lineno
         is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
@@ -215,13 +198,10 @@ def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
 
 def _names(given: ast.Assign | ast.AugAssign | ast.AnnAssign) -> set[str]:
     targets = given.targets if isinstance(given, ast.Assign) else [given.target]
-    return {
-        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
-    }
+    nodes = [node for target in targets for node in ast.walk(target)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def line_here() -> Line | None:
     """Return the innermost line of the user's code that runs."""
-    return line_of_user(
-        (each.f_code.co_filename, each.f_lineno) for each in frames(sys._getframe(1))
-    )
+    return line_of_user(running(sys._getframe(1)))

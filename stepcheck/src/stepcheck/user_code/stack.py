@@ -22,9 +22,10 @@ def running(frame: FrameType | None = None) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Return a context without garbage collection: deleting TensorFlow functions waits for the running program.
+    """Return a context without garbage collection.
 
-    In a callback on another thread that would deadlock, as the program waits for the callback.
+    Deleting TensorFlow functions waits for the running program. In a callback on another thread
+    that would deadlock, as the program waits for the callback.
     """
     was_on = gc.isenabled()
     gc.disable()
