@@ -18,7 +18,7 @@ from stepcheck.values import Reason, Shown
 
 SOURCE = Path(stepcheck.__file__).parent
 FLOORS = [  # from the ground up; a room counts as one, unless its modules are named
-    {"errors", "faults", "seams", "values"},
+    {"errors", "faults", "objective", "seams", "values"},
     {"tree", "progress", "batches"},
     {"trace"},
     {"user_code"},
@@ -135,7 +135,7 @@ def test_files_hold_one_idea(path):
 
 
 def test_public_names_are_frozen():
-    assert stepcheck.__all__ == ["SpecificationError", "probe", "watch"]
+    assert stepcheck.__all__ == ["Objective", "SpecificationError", "probe", "watch"]
 
 
 @pytest.mark.parametrize(

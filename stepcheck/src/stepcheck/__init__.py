@@ -6,13 +6,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from stepcheck.errors import SpecificationError, message
+from stepcheck.objective import Objective
 from stepcheck.probe import probe
 
 if TYPE_CHECKING:
     from stepcheck.report.report import Report
 
 __version__ = "0.1.0.dev0"
-__all__ = ["SpecificationError", "probe", "watch"]
+__all__ = ["Objective", "SpecificationError", "probe", "watch"]
 
 
 def watch(
@@ -43,6 +44,7 @@ def watch(
             for each output, or an `Objective` of wholestep; None for the compiled loss. PyTorch: a loss of `torch.nn`
             or `torch.nn.functional`, or a function of outputs and labels that returns a value for each row, or
             (values, weights); None for the loss that the model computes itself of its labels, as Transformers' do.
+            An `Objective`: a function of the model and a batch.
         learning_rate: the rate that is meant: a number, or a function (or a schedule of Keras) of the number of the
             update, from 0; None for the schedule of the optimizer, if it has one.
         optimizer: the optimizer that is meant. If the loop applies another one, the classes and

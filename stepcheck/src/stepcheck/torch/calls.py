@@ -18,7 +18,7 @@ from stepcheck.faults import Fault
 from stepcheck.seams import replaced
 from stepcheck.torch.hooks import Watcher
 from stepcheck.torch.losses import FUNCTIONS
-from stepcheck.torch.state import array, is_transformed, trained
+from stepcheck.torch.state import array, is_silent, trained
 from stepcheck.trace.log import Scaled
 from stepcheck.user_code.source import line_here
 from stepcheck.values import Line
@@ -191,7 +191,7 @@ def _heard(function: Callable, parts: list[Callable | None]) -> Callable:
 
     @wraps(function)
     def heard(*arguments: Any, **others: Any) -> Any:
-        if not parts or is_transformed():
+        if not parts or is_silent():
             return function(*arguments, **others)
         if arguments and isinstance(arguments[0], Iterator):  # of parameters, which is read once
             arguments = [*arguments[0]], *arguments[1:]

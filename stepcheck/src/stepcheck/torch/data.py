@@ -11,15 +11,19 @@ from torch.utils.data import Dataset, TensorDataset
 from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.port import ByPass
-from stepcheck.torch.losses import Function, Loss
+from stepcheck.torch.losses import Function
+from stepcheck.torch.objective import OfModel
 from stepcheck.torch.state import array, unpacked, untouched
 from stepcheck.trace.log import Called, Log
 from stepcheck.tree import Tree
 
 
-def weighed(data: tuple, loss: Loss | Function | None) -> tuple:
+def weighed(data: Any, loss: Any) -> tuple:
     """Return (x, y, sample weights or None); further arguments of a function are in a tuple with its labels."""
-    x, y, *more = data
+    if isinstance(loss, OfModel):
+        x, *rest = rows_of(data, least=1)
+        return x, tuple(rest), None
+    data = x, y, *more = rows_of(data)
     num = loss.num_labels if isinstance(loss, Function) else 1
     if more and num == 1 + len(more):
         return x, (y, *more), None
@@ -34,8 +38,11 @@ def weighed(data: tuple, loss: Loss | Function | None) -> tuple:
     return x, y, more[0].reshape(-1) if more else None
 
 
-def rows_of(data: Any) -> tuple[Tree, ...]:
+def rows_of(data: Any, least: int = 2) -> tuple[Tree, ...]:
     """Return (x, y, ...) as arrays: of tensors or arrays, or of all items of a map-style dataset.
+
+    Args:
+        least: the number of parts that there must be.
 
     Raises:
         SpecificationError: these are no rows of inputs and labels.
@@ -54,10 +61,12 @@ def rows_of(data: Any) -> tuple[Tree, ...]:
             items = [
                 ({n: v for n, v in item.items() if n != "labels"}, item["labels"]) for item in items
             ]
-        if not items or any(not isinstance(item, tuple | list) or len(item) < 2 for item in items):
+        if not items or any(
+            not isinstance(item, tuple | list) or len(item) < least for item in items
+        ):
             raise _no_rows(f"a dataset whose items are {_shape_of(items[0] if items else ())}")
         data = tuple(_stacked([item[part] for item in items]) for part in range(len(items[0])))
-    if not isinstance(data, tuple | list) or len(data) < 2:
+    if not isinstance(data, tuple | list) or len(data) < least:
         raise _no_rows(
             f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
         )
@@ -139,7 +148,7 @@ class Given(NamedTuple):
 def as_given(log: Log, labels: dict[int, np.ndarray]) -> Given:
     """Return the rows that a module was given, each once, with the labels by the order of a pass."""
     called = [each for each in log.called if each.differentiated is not False] or log.called
-    called = [each for each in called if each.inputs and all(leaf.ndim for leaf in each.inputs)]
+    called = [each for each in called if len({leaf.shape[:1] for leaf in each.inputs} - {()}) == 1]
     if not called:
         return Given(np.zeros((1, 1)), None)
     alike = [each for each in called if _ends(each) == _ends(called[0])]

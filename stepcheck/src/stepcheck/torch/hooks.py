@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 
 from stepcheck.faults import Stage
 from stepcheck.seams import replaced
+from stepcheck.torch.beside import Beside
 from stepcheck.torch.state import (
     Nest,
     Own,
@@ -28,7 +29,7 @@ from stepcheck.torch.state import (
     bare,
     filled,
     grads_of,
-    is_transformed,
+    is_silent,
     modes,
     of_torch,
     own_loss,
@@ -85,6 +86,7 @@ class Watcher:
         is_waiting: whether a gradient was taken since the last step.
         is_taking: whether gradients are taken for a result, and not added to those that are there.
         running: the passes that have begun.
+        beside: keeps other modules, if the loss that is meant may call some.
         own: by the order of a pass, the loss that the module has computed itself.
         dropped: the line that threw away gradients before a step was made of them.
     """
@@ -100,6 +102,7 @@ class Watcher:
     own: dict[int, Own] = field(default_factory=dict)
     dropped: Line | None = None
     running: list[_Begun] = field(default_factory=list)
+    beside: Beside | None = None
     _added: list[Called] = field(
         default_factory=list
     )  # whose gradients were added since the last step
@@ -250,6 +253,8 @@ class Watcher:
 
         def heard(derivative: Tensor) -> None:
             self._differentiated.add(called.order)
+            if self.beside is not None and not called.setting.beside:
+                called.setting.beside.update(self.beside.now)
             if self.log.is_open and not self.is_taking:
                 self._added.append(called)
             self.note_line(called)
@@ -270,7 +275,7 @@ class Watcher:
         self._thrown |= {called.order for called in self._added if called.setting.is_through}
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.log.is_open or not self.is_own(optimizer):
+        if is_silent() or not self.log.is_open or not self.is_own(optimizer):
             return
         is_kept = (
             self.log.wants_step(0) or len(args) > 1 or bool(kwargs)
@@ -285,9 +290,8 @@ class Watcher:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         before = self._before.pop(id(optimizer), None)
-        if not self.log.is_open or getattr(
-            optimizer, "found_inf", False
-        ):  # a fused step that was skipped
+        was_skipped = getattr(optimizer, "found_inf", False)  # by a fused step
+        if is_silent() or not self.log.is_open or was_skipped:
             return
         if before is None:
             self.log.has_others = True
@@ -369,7 +373,7 @@ def _recorded(call: Callable, live: list[Watcher]) -> Callable:
 
     @wraps(call)
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_transformed() or not live or live[0].running or not live[0].is_of(module):
+        if is_silent() or not live or live[0].running or not live[0].is_of(module):
             return call(module, *args, **kwargs)
         if isinstance(
             module, nn.parallel.DistributedDataParallel

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,17 @@ from torch.utils.checkpoint import CheckpointFunction
 from stepcheck.errors import attempt
 from stepcheck.port import ByPass, OneLoss, Port, Terms
 from stepcheck.seams import replaced
-from stepcheck.torch import families
+from stepcheck.torch import families, optimizers
+from stepcheck.torch.beside import Draws, as_then
 from stepcheck.torch.losses import Function, Objective
+from stepcheck.torch.objective import ByTerm, OfModel
 from stepcheck.torch.state import (
     Random,
-    Rates,
     Setting,
     array,
     modes,
     set_modes,
+    tensor,
     tensors_of,
     trained,
     trained_in,
@@ -35,7 +36,7 @@ from stepcheck.torch.state import (
     untrained,
     values,
 )
-from stepcheck.trace.log import Applied, Called, Log, Values
+from stepcheck.trace.log import Called, Log, Values
 from stepcheck.trace.measure import distance, tolerance
 from stepcheck.trace.windows import Piece
 from stepcheck.tree import Tree
@@ -45,9 +46,6 @@ _MOST_PASSES, _MOST_NUMBERS = (
     64,
     1_000_000,
 )  # whose graphs are kept, and the weights or inputs that all these may have
-_KERAS = {"eps": "epsilon"}
-# Options that change no step, or that other stages judge.
-_ELSEWHERE = {"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 _HALF = torch.bfloat16, torch.float16
 _FEW = 3  # passes by which it is seen that a loss is one of rows
 _AT_ONCE = 64  # gradients that are taken of a graph at once
@@ -122,65 +120,13 @@ class Replay(Port):
         own = {name for name, _ in self.model.named_parameters()}
         return [i for i, name in enumerate(self.names_of_others) if name in own]
 
-    def stepped(
-        self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
-    ) -> list | None:
-        """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots."""
-        if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
-            return None
-        other, _ = attempt(lambda: copy.deepcopy(optimizer))
-        if other is None:  # an error of one with attributes of its own
-            return None
-        first: Rates = steps[0][0].setting
-        own = {i: other.param_groups[g]["params"][at] for g, at, i in first.places}
-        for p in (p for group in other.param_groups for p in group["params"]):
-            p.grad = None
-        for p in own.values():
-            other.state.pop(p, None)
-        for (i, name, is_plain), value in zip(first.slots, steps[0][0].slots, strict=True):
-            other.state[own[i]][name] = value.item() if is_plain else _tensor(value)
-        for applied, grads in steps:
-            for group, options in zip(other.param_groups, applied.setting.groups, strict=True):
-                group.update(options)
-            for i, p in own.items():
-                p.data = _tensor(applied.params[i]).to(p.dtype)
-                p.grad = None if (grad := grads[i]) is None else _tensor(grad).to(p.dtype)
-            _, error = attempt(other.step)
-            if error is not None:  # of one that needs a closure
-                return None
-        last = steps[-1][0].params
-        return [array(own[i]) if i in own else last[i] for i in range(len(last))]
-
-    @staticmethod
-    def numbers_of(optimizer: Any) -> dict[str, Any]:
-        """Return the options of an optimizer's first group that change a step, by Keras' names."""
-        return _options(optimizer.param_groups[0])
+    stepped = staticmethod(optimizers.stepped)
+    numbers_of = staticmethod(optimizers.numbers_of)
+    decay = staticmethod(optimizers.decay)
 
     def differing(self, used: Any, stated: Any) -> dict[str, tuple[Any, Any]]:
-        """Return the options that change a step and differ: (used, stated).
-
-        They are compared by parameter. An option that differs for some parameters alone has the
-        name of the first of them.
-        """
-        own, meant = _by_parameter(used), _by_parameter(stated)
-        named = [(name, id(p)) for name, p in trained(self.model) if id(p) in own.keys() & meant]
-        found: dict[str, tuple[Any, Any]] = {}
-        options = dict.fromkeys(option for _, p in named for option in meant[p])
-        for option in options:
-            pairs = {
-                name: (own[p].get(option, 0.0), meant[p].get(option, 0.0)) for name, p in named
-            }
-            wrong = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-            if wrong:
-                first = next(iter(wrong))
-                are_all = len(wrong) == len(named) and len({*wrong.values()}) == 1
-                found[option if are_all else f"{option} of {first}"] = wrong[first]
-        return found
-
-    def decay(self, optimizer: Any) -> float | None:
-        """Return the weight decay of an optimizer's groups, the largest."""
-        groups = [] if optimizer is None else optimizer.param_groups
-        return max((group.get("weight_decay") or 0.0 for group in groups), default=None)
+        """Return the options that change a step and differ: (used, stated)."""
+        return optimizers.differing(used, stated, trained(self.model))
 
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return (leaves of the output, the module's other values afterwards) of a forward pass."""
@@ -197,12 +143,15 @@ class Replay(Port):
         is_by_outputs: bool = False,
     ) -> Terms:
         """Return the loss of a piece, unreduced."""
+        if isinstance(objective, OfModel):
+            made: ByTerm = self._run(piece, training=training, objective=objective).output
+            values, weights = map(array, made[:2])
+            ones = np.ones(len(values))
+            return Terms(*_doubles(values, weights), ones, ones > 0, 0.0, made.names)
         own = piece.called.outputs
-        output = _tensor(own[0]) if is_by_outputs else self._run(piece, training=training).output
+        output = tensor(own[0]) if is_by_outputs else self._run(piece, training=training).output
         found = objective.of(output, *batch[1:])
-        rows, weights = (
-            array(each).astype("float64")[None] for each in (found.values, found.weights)
-        )
+        rows, weights = _doubles(array(found.values)[None], array(found.weights)[None])
         return Terms(rows, weights, np.ones(1), np.array([found.is_divided]), 0.0, ("loss",))
 
     def gradient(
@@ -215,23 +164,32 @@ class Replay(Port):
         training: bool,
         penalty: float = 0.0,
     ) -> np.ndarray:
-        """Return the gradient of the sum of factors (1, rows) times values, flat."""
+        """Return the gradient of the sum of factors (terms, rows) times values, flat."""
         return next(self.gradients(piece, objective, batch, [factors], training=training))
 
     def gradients(
         self, piece: Piece, objective: Any, batch: Any, factors: list[np.ndarray], *, training: bool
     ) -> Iterator[np.ndarray]:
         """Yield the gradient by each of several factors: backward passes through one graph."""
-        run = self._run(piece, training=training)
-        by_row = objective.of(run.output, *batch[1:]).values
+        if isinstance(objective, OfModel):
+            run = self._run(piece, training=training, objective=objective)
+            values = run.output.values
+        else:
+            run = self._run(piece, training=training)
+            values = objective.of(run.output, *batch[1:]).values[None]
         for start in range(0, len(factors), _AT_ONCE):
-            some = [
-                np.broadcast_to(each, (1, len(by_row)))[0]
-                for each in factors[start : start + _AT_ONCE]
-            ]
-            yield from self._pulled(
-                run.params, [by_row], [_tensor(np.stack(some)).to(by_row.dtype)]
-            )
+            some = factors[start : start + _AT_ONCE]
+            wide = np.stack([np.broadcast_to(each, values.shape) for each in some])
+            with self._as_beside(piece, objective):
+                yield from [*self._pulled(run.params, [values], [tensor(wide).to(values.dtype)])]
+
+    @contextmanager
+    def _as_beside(self, piece: Piece, objective: Any) -> Iterator[None]:
+        """Let other modules be as they were at a pass, where the objective may call them."""
+        modules = getattr(objective, "modules", [])
+        then = piece.called.setting.beside if modules else {}
+        with as_then(modules, then):
+            yield
 
     def derivative(
         self,
@@ -244,7 +202,7 @@ class Replay(Port):
         is_once: bool = False,
     ) -> np.ndarray:
         """Return the derivative of the sum of the rows' losses by a module's one output."""
-        out = _tensor(outputs).requires_grad_()
+        out = tensor(outputs).requires_grad_()
         with torch.enable_grad():
             total = objective.of(
                 out if change is None else change(out), labels, weights
@@ -254,18 +212,23 @@ class Replay(Port):
 
     def of_frozen(self, piece: Piece, objective: Any, i: int, *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
-        run = self._run(piece, training=training, thawed=i)
-        total = objective.of(run.output, *self.batch(piece)[1:]).values.sum()
-        (grad,) = torch.autograd.grad(
-            total, [run.others[i]], allow_unused=True, materialize_grads=True
-        )
+        if isinstance(objective, OfModel):
+            run = self._run(piece, training=training, thawed=i, objective=objective)
+            total = run.output.values.sum()
+        else:
+            run = self._run(piece, training=training, thawed=i)
+            total = objective.of(run.output, *self.batch(piece)[1:]).values.sum()
+        with self._as_beside(piece, objective):
+            (grad,) = torch.autograd.grad(
+                total, [run.others[i]], allow_unused=True, materialize_grads=True
+            )
         return array(grad).astype("float64")
 
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the outputs times the chosen factors, flat."""
         run = self._run(piece, training=training)
         pairs = [
-            (leaf, _tensor(c))
+            (leaf, tensor(c))
             for leaf, c in zip(run.leaves, chosen, strict=True)
             if leaf.grad_fn is not None
         ]
@@ -278,7 +241,7 @@ class Replay(Port):
         if not isinstance(loss, Function):
             return
         for piece in [piece for piece in pieces if piece.is_known and piece.called.is_whole][:_FEW]:
-            outputs = piece.called.setting.output(list(map(_tensor, piece.called.outputs)))
+            outputs = piece.called.setting.output(list(map(tensor, piece.called.outputs)))
             objective.of(outputs, *self.batch(piece)[1:])
 
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
@@ -289,9 +252,16 @@ class Replay(Port):
         """Return a loss as an objective."""
         return Objective(loss)
 
-    def _run(self, piece: Piece, *, training: bool, thawed: int | None = None) -> _Pass:
-        """Return a pass, run again as it was recorded, or in the other mode."""
-        key = piece.called.order, training, thawed
+    def _run(
+        self,
+        piece: Piece,
+        *,
+        training: bool,
+        thawed: int | None = None,
+        objective: "OfModel | None" = None,
+    ) -> _Pass:
+        """Return a pass, or a loss of its module and rows, run again in one of both modes."""
+        key = piece.called.order, training, thawed, objective is None
         if key not in self._passes:
             largest = max(sum(self.sizes), *(leaf.size for leaf in piece.called.inputs), 1)
             self._most = max(1, min(self._most, _MOST_NUMBERS // largest))
@@ -301,7 +271,7 @@ class Replay(Port):
                 if self._drops_hooks is None:
                     self._drops_hooks = self._can_drop_hooks(piece)
                 self._passes[key] = self._made(
-                    piece, training, thawed, drops_hooks=self._drops_hooks
+                    piece, training, thawed, drops_hooks=self._drops_hooks, objective=objective
                 )
         self._passes.move_to_end(key)
         return self._passes[key]
@@ -333,35 +303,26 @@ class Replay(Port):
         )
 
     def _made(
-        self, piece: Piece, training: bool, thawed: int | None, *, drops_hooks: bool = False
+        self,
+        piece: Piece,
+        training: bool,
+        thawed: int | None,
+        *,
+        drops_hooks: bool = False,
+        objective: "OfModel | None" = None,
     ) -> _Pass:
-        called, setting = piece.called, self._setting(piece)
+        setting = self._setting(piece)
         model = _copied(self.model)
         for own in (own for part in model.modules() for own in _hooks(part) if drops_hooks):
             own.clear()
         params, others = (
             [value for _, value in group] for group in (trained(model), untrained(model))
         )
-        for value, recorded in zip(
-            [*params, *others], [*called.params, *called.buffers], strict=True
-        ):
-            value.data = _tensor(recorded).to(value.dtype)
+        _set([*params, *others], [*piece.called.params, *piece.called.buffers])
         if thawed is not None:
             others[thawed].requires_grad_()
-        set_modes(model, _modes(setting.modes, training=training))
-        inputs = list(map(_tensor, called.inputs))
-        if setting.dtypes:
-            inputs = [
-                leaf.to(dtype).requires_grad_(needs)
-                for leaf, dtype, needs in zip(inputs, setting.dtypes, setting.needs, strict=True)
-            ]
-        arguments, named = setting.packed(inputs)
-        setting.random.set()
         if setting.is_cast:
             self.is_half, self.tolerance = True, tolerance(["bfloat16"])
-        cast = torch.autocast(
-            "cpu", setting.cast or torch.bfloat16, enabled=setting.cast is not None
-        )
         has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
         stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
         direct = staticmethod(
@@ -369,17 +330,79 @@ class Replay(Port):
         )  # as `autograd.grad` does not go through checkpoints
         with (
             torch.enable_grad(),
-            cast,
             stance,
             replaced(CheckpointFunction, "apply", direct),
             redirect_stdout(io.StringIO()),
         ):
-            out = unpacked(tensors_of(model(*arguments, **named)))
+            if objective is not None:
+                with self._as_beside(piece, objective):
+                    found = self._of_model(piece, model, others, objective, training=training)
+                return _Pass(found, [], params, others, [])
+            outs = [
+                unpacked(self._again(part, model, others, training=training))
+                for part in setting.parts or (piece.called,)
+            ]
         after = [array(value) for _, value in untrained(model)]
+        every = [leaf for out in outs for leaf in out.leaves]
         leaves = [
-            leaf.float() if leaf.dtype in _HALF else leaf for leaf in out.leaves
+            leaf.float() if leaf.dtype in _HALF else leaf for leaf in every
         ]  # as the log has them
-        return _Pass(out.packed(leaves), leaves, params, others, after)
+        output = outs[0].packed(leaves) if len(outs) == 1 else leaves
+        return _Pass(output, leaves, params, others, after)
+
+    def _again(
+        self, called: Called, model: nn.Module, others: list[Tensor], *, training: bool
+    ) -> Any:
+        """Return the tensors of the output of a recorded call of a module."""
+        setting = self._prepared(called, model, others, training=training)
+        arguments, named = setting.packed(_inputs(called))
+        dtype = setting.cast or torch.bfloat16
+        with torch.autocast("cpu", dtype, enabled=setting.cast is not None):
+            return tensors_of(model(*arguments, **named))
+
+    def _prepared(
+        self, called: Called, model: nn.Module, others: list[Tensor], *, training: bool
+    ) -> Setting:
+        """Let a module have the state in which it was called, and return the rest of it."""
+        setting = self._setting(Piece(called, np.zeros(0, int)))
+        _set(others, called.buffers)
+        set_modes(model, _modes(setting.modes, training=training))
+        setting.random.set()
+        return setting
+
+    def _of_model(
+        self,
+        piece: Piece,
+        model: nn.Module,
+        others: list[Tensor],
+        objective: OfModel,
+        *,
+        training: bool,
+    ) -> ByTerm:
+        """Return the loss of a piece by term and row; each call of the module is a recorded one."""
+        parts = self._setting(piece).parts or (piece.called,)
+        left = [*parts]
+        self._prepared(parts[0], model, others, training=training)
+        draws = Draws()
+
+        def begin(model: nn.Module, inputs: tuple) -> None:
+            if torch.is_grad_enabled():
+                _must_call(objective, are_left=bool(left))
+                draws.check()
+                self._prepared(left.pop(0), model, others, training=training)
+
+        def end(model: nn.Module, inputs: tuple, output: Any) -> None:
+            if torch.is_grad_enabled():
+                draws.end()
+
+        model.register_forward_pre_hook(begin, prepend=True)
+        model.register_forward_hook(end)
+        given = [leaf for part in parts for leaf in _inputs(part)]
+        with draws.at(objective.modules, piece.called.setting.beside):
+            found = objective.of(model, given, self.batch(piece)[1:])
+        draws.check()
+        _must_call(objective, are_left=not left)
+        return found
 
     def _setting(self, piece: Piece) -> Setting:
         """Return the setting of a recorded pass; of rows that no pass had, that of the plainest call."""
@@ -411,27 +434,30 @@ class Replay(Port):
             yield self.flat([None if g is None else array(g) for g in grads])
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a group that change a step, as numbers by Keras' names."""
-    own = {_KERAS.get(name, name): value for name, value in group.items()}
-    own |= zip(("beta_1", "beta_2"), group.get("betas", ()), strict=False)
-    if not group.get("weight_decay"):
-        own.pop("decoupled_weight_decay", None)
-    return {
-        name: float(value)
-        for name, value in own.items()
-        if name not in _ELSEWHERE and isinstance(value, Real | Tensor)
-    }
+def _set(own: list[Tensor], recorded: list[np.ndarray]) -> None:
+    """Let tensors have recorded values, where they are others."""
+    for value, kept in zip(own, recorded, strict=True):
+        if not np.array_equal(array(value), kept):
+            value.data = tensor(kept).to(value.dtype)
 
 
-def _by_parameter(optimizer: Any) -> dict[int, dict[str, float]]:
-    """Return the options that change a step, by the identity of a parameter."""
-    groups = [(_options(group), group["params"]) for group in optimizer.param_groups]
-    return {id(p): options for options, params in groups for p in params}
+def _inputs(called: Called) -> list[Tensor]:
+    """Return the inputs of a pass as its module got them."""
+    inputs, setting = [*map(tensor, called.inputs)], called.setting
+    if setting is None or not setting.dtypes:
+        return inputs
+    kinds = zip(inputs, setting.dtypes, setting.needs, strict=True)
+    return [leaf.to(dtype).requires_grad_(needs) for leaf, dtype, needs in kinds]
 
 
-def _tensor(values: np.ndarray) -> Tensor:
-    return torch.tensor(np.asarray(values))
+def _doubles(*arrays: np.ndarray) -> list[np.ndarray]:
+    return [each.astype("float64") for each in arrays]
+
+
+def _must_call(objective: OfModel, *, are_left: bool) -> None:
+    if not are_left:
+        calls = objective.given.calls
+        raise ValueError(f"the function must call the model {calls} times, as calls={calls} says")
 
 
 def _modes(recorded: tuple[bool, ...], *, training: bool) -> tuple[bool, ...]:

@@ -16,6 +16,8 @@ from torch.optim.optimizer import Optimizer
 from stepcheck.trace.log import Applied, Called, Line, Values
 from stepcheck.trace.measure import in_part
 
+_OWN: list[bool] = []  # judgements that run
+
 
 class Random(NamedTuple):
     """The state of the generators that a forward pass may draw from, on the CPU."""
@@ -45,6 +47,7 @@ class Setting:
     `lines`: that call a loss after the pass, or `backward`;
     `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
     `is_through`: whether a gradient can be taken by its inputs;
+    `parts`: the passes that it is made of, if these are several; `beside`: other modules at its backward pass;
     `cast`: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is around it or in it.
     """
 
@@ -61,6 +64,8 @@ class Setting:
     cast: torch.dtype | None = None
     is_cast: bool = False
     lines: list[Line] = field(default_factory=list)
+    parts: tuple[Called, ...] = ()
+    beside: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,13 @@ def of_torch(function: Callable) -> Callable:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Inside, draws move no random state of the user's."""
+    """Inside, draws move no random state of the user's, and other watches hear nothing."""
     before = Random.now()
+    _OWN.append(True)
     try:
         yield
     finally:
+        _OWN.pop()
         before.set()
 
 
@@ -194,6 +201,12 @@ def array(tensor: Tensor) -> np.ndarray:
     """Return a copy of a tensor as an array, of one in bfloat16 as float32."""
     plain = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
+
+
+def tensor(values: np.ndarray, like: Tensor | None = None) -> Tensor:
+    """Return an array as a tensor, on the device of another one."""
+    found = torch.tensor(np.asarray(values))
+    return found if like is None else found.to(like.device)
 
 
 def split(leaves: list[Tensor], num: int, like: list[tuple[int, ...]] | None = None) -> list[int]:
@@ -297,9 +310,10 @@ def tensors_of(output: Any) -> Any:
     return output
 
 
-def is_transformed() -> bool:
-    """Whether a function of `torch.func` runs: its tensors have no numbers that could be kept."""
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+def is_silent() -> bool:
+    """Whether nothing is recorded: a judgement runs, or a function of `torch.func`, without numbers."""
+    is_compiling = torch.compiler.is_compiling()
+    return is_compiling or bool(_OWN) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def rate_of(optimizer: Optimizer, group: int = 0) -> float:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from inspect import Parameter, signature
 from typing import Any
 
@@ -16,14 +16,17 @@ from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.faults import Stage
 from stepcheck.judge import Case
+from stepcheck.objective import Objective as Stated
 from stepcheck.port import ByPass
 from stepcheck.report.report import Report
 from stepcheck.solve.changes import Schedule
 from stepcheck.stages.steps import scheduled
+from stepcheck.torch.beside import Beside
 from stepcheck.torch.calls import Calls
-from stepcheck.torch.data import as_given, rows_of, weighed
+from stepcheck.torch.data import as_given, weighed
 from stepcheck.torch.hooks import Watcher
 from stepcheck.torch.losses import Function, Loss, ModelsOwn, NoLoss, Objective, meant
+from stepcheck.torch.objective import OfModel, joined
 from stepcheck.torch.processes import Group
 from stepcheck.torch.replay import Replay
 from stepcheck.torch.state import bare, trained, untouched, values
@@ -59,18 +62,23 @@ def watched(
     model = bare(model)
     _check(model)
     _check_optimizer(optimizer)
-    stated = None if loss is None else meant(loss)
+    stated = _stated(loss)
     _check_intention(model, data, stated)
-    given = None if data is None else weighed(rows_of(data), stated)
+    given = None if data is None else weighed(data, stated)
     schedule = None if learning_rate is None else scheduled(learning_rate)
     log, report = Log(), Report()
     before = values(model).params
     log.room = room(sum(p.numel() for _, p in trained(model)))
     log.begin(before)
-    like = [] if given is None else [leaf.shape[1:] for leaf in tree.leaves(given[0])]
+    calls_of = stated.given.calls if isinstance(stated, OfModel) else 1
+    leaves = [] if given is None else tree.leaves(given[0])
+    like = [leaf.shape[1:] for leaf in leaves[: len(leaves) // calls_of]]
     group = Group.now()
     order = itertools.count() if group is None else group.orders()
     watcher = Watcher(model, log, len(like) or None, order, like=like)
+    if isinstance(stated, OfModel):
+        watcher.beside = Beside(model)
+        stated.modules = watcher.beside.modules
     calls = Calls(watcher)
 
     def finish(*, has_failed: bool) -> None:
@@ -83,7 +91,11 @@ def watched(
         case.ended = None if has_failed else values(model)
 
     try:
-        with watcher.on(), calls.on():
+        with ExitStack() as stack:
+            stack.enter_context(watcher.on())
+            stack.enter_context(calls.on())
+            if watcher.beside is not None:
+                stack.enter_context(watcher.beside.on(watcher.harmless))
             yield report
     except BaseException as error:
         log.unjudged.append(
@@ -103,7 +115,7 @@ def close(
     calls: Calls,
     data: tuple | None,
     before: list[np.ndarray],
-    stated: Loss | Function | None,
+    stated: Loss | Function | OfModel | None,
     schedule: Schedule | None,
 ) -> Case:
     """Close a report with its case, and return it.
@@ -116,7 +128,12 @@ def close(
     model, log = watcher.module, watcher.log
     by_pass: ByPass | None = None
     is_given = data is None
-    if data is None:
+    if isinstance(stated, OfModel):
+        log.called[:] = joined(log, stated.given.calls)
+    if data is None and isinstance(stated, OfModel):
+        given = as_given(log, {each.order: np.zeros(0) for each in log.called})
+        data, by_pass = given.data, dict.fromkeys(given.by_pass or (), ())
+    elif data is None:
         labels = (
             calls.targets
             if stated is not None
@@ -156,7 +173,10 @@ def _divided(by_weights: Case, by_rows: Case) -> Case:
 
 
 def _objective(
-    stated: Loss | Function | None, data: tuple, watcher: Watcher, by_pass: ByPass | None
+    stated: Loss | Function | OfModel | None,
+    data: tuple,
+    watcher: Watcher,
+    by_pass: ByPass | None,
 ) -> tuple[tuple, Any]:
     """Return (the data with the weights that the loss shows, the objective), from the passes that were seen.
 
@@ -170,6 +190,9 @@ def _objective(
     ]
     if stated is None:
         return data, _models_own(whole, watcher)
+    if isinstance(stated, OfModel):
+        _try_of_model(stated, Replay(watcher.module, data, by_pass=by_pass), whole, watcher.log)
+        return data, stated
     if not whole:
         return data, Objective(stated)
     called = whole[0]
@@ -183,6 +206,19 @@ def _objective(
     if tried is None:  # of the user's function, or of a loss of other shapes
         raise UnfitError(Reason.LOSS_FAILED, f"{type(error).__name__}: {error}") from error
     return tried, Objective(stated)
+
+
+def _try_of_model(stated: OfModel, replay: Replay, whole: list[Called], log: Log) -> None:
+    """Call a stated function once, on a pass of which a gradient was taken."""
+    called = next((each for each in whole if each.differentiated is not False), None)
+    if called is None or not called.inputs:
+        return
+    piece = Piece(called, np.arange(len(called.inputs[0])) % replay.num_rows)
+    with Replay.as_then(replay.model, log):
+        _, error = attempt(lambda: replay.terms(piece, stated, None, training=True))
+    if error is not None:
+        told = f"{type(error).__name__}: {error}"
+        raise UnfitError(Reason.LOSS_FAILED, told) from error
 
 
 def _has_rows_first(called: Called) -> bool:
@@ -287,6 +323,12 @@ def _check(model: nn.Module) -> None:
         )
 
 
+def _stated(loss: Any) -> Loss | Function | OfModel | None:
+    if isinstance(loss, Stated):
+        return OfModel(loss)
+    return None if loss is None else meant(loss)
+
+
 def _check_optimizer(optimizer: Any) -> None:
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         attempt = "torch.optim.Adam(model.parameters()), or leave it out"
@@ -295,7 +337,7 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _check_intention(model: nn.Module, data: Any, stated: Loss | Function | None) -> None:
+def _check_intention(model: nn.Module, data: Any, stated: Any) -> None:
     """Refuse a loop whose update is not stated: stepcheck does not guess it."""
     if stated is None and not _computes_loss(model):
         must = "loss must be stated for a model that computes none of its own from labels"

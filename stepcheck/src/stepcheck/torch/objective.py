@@ -1,0 +1,117 @@
+"""A function of a module and a batch, as an objective of terms."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stepcheck.objective import Objective
+from stepcheck.trace.cuts import steps
+from stepcheck.trace.log import Called, Log
+
+
+class ByTerm(NamedTuple):
+    """A loss by term and row: values times weights, and weights, both (terms, rows)."""
+
+    values: Tensor
+    weights: Tensor
+    names: tuple[str, ...]
+
+
+@dataclass
+class OfModel:
+    """A stated function of a module and a batch.
+
+    Attributes:
+        is_coupled: whether a term is one number for a whole batch, as its first batch shows.
+        modules: other modules, whose values the passes have.
+    """
+
+    given: Objective
+    is_coupled: bool = False
+    modules: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def loss(self) -> "OfModel":
+        """The loss, which is this objective."""
+        return self
+
+    def of(self, model: nn.Module, inputs: list[Tensor], rest: tuple) -> ByTerm:
+        """Return the loss of a batch by term and row.
+
+        A number of the whole batch is the value of its first row, with the weight 1.
+
+        Args:
+            inputs: of the calls of the module.
+            rest: the other parts of the data in a tuple; empty where data are not stated.
+
+        >>> given = Objective(lambda model, batch: {"fit": model(*batch)[:, 0], "size": 2.0})
+        >>> OfModel(given).of(nn.Identity(), [torch.ones(3, 1)], ()).weights.tolist()
+        [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+        """
+        num = len(inputs[0])
+        batch = tuple(inputs)
+        if rest:
+            x = inputs[0] if len(inputs) == 1 else batch
+            batch = x, *map(torch.as_tensor, rest[0])
+        found = self.given.function(model, batch)
+        named = found if isinstance(found, dict) else {"loss": found}
+        terms = []
+        for name, term in named.items():
+            values, weights = term if isinstance(term, tuple | list) else (term, None)
+            self.is_coupled |= not torch.as_tensor(values).ndim
+            terms.append(_by_row(name, torch.as_tensor(values), weights, num))
+        values, weights = map(torch.stack, zip(*terms, strict=True))
+        return ByTerm(values, weights, tuple(map(str, named)))
+
+
+def _by_row(name: str, values: Tensor, weights: Any, num: int) -> tuple[Tensor, Tensor]:
+    """Return the sums of values times weights, and of weights, of each row."""
+    if not values.ndim:
+        first = (torch.arange(num, device=values.device) == 0).to(values.dtype)
+        return first * values, first
+    if len(values) != num:
+        shape = tuple(values.shape)
+        raise ValueError(f"values of {name!r} must have the {num} rows of the batch, not {shape}")
+    own = torch.ones_like(values) if weights is None else torch.as_tensor(weights).to(values)
+    own = own.reshape(*own.shape, *[1] * (values.ndim - own.ndim)).expand_as(values)
+    values = torch.where(own == 0, torch.zeros_like(values), values) * own
+    return values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1)
+
+
+def joined(log: Log, calls: int) -> list[Called]:
+    """Return the passes of a log; each `calls` of them with a gradient, of one step, are one."""
+    ones: dict[int, Called] = {}
+    parts: set[int] = set()
+    for step in steps(log):
+        own = [called for called in step.called if called.differentiated is not False]
+        for start in range(0, len(own) - calls + 1, calls):
+            group = own[start : start + calls]
+            ones[group[0].order] = _one(group) if calls > 1 else group[0]
+            parts |= {called.order for called in group[1:]}
+    return [ones.get(each.order, each) for each in log.called if each.order not in parts]
+
+
+def _one(group: list[Called]) -> Called:
+    """Return the passes of a group as one pass, with the inputs and outputs of all."""
+    first, last = group[0], group[-1]
+    derivatives: dict[int, list] = {}
+    num = 0
+    for called in group:
+        derivatives |= {num + i: found for i, found in called.derivatives.items()}
+        num += len(called.outputs)
+    setting = replace(
+        first.setting,
+        parts=tuple(group),
+        lines=[line for called in group for line in called.setting.lines],
+        beside=last.setting.beside,
+    )
+    return replace(
+        first,
+        inputs=[leaf for called in group for leaf in called.inputs],
+        outputs=[leaf for called in group for leaf in called.outputs],
+        derivatives=derivatives,
+        line=last.line,
+        setting=setting,
+    )
