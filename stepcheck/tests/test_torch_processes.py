@@ -48,9 +48,8 @@ def test_process_0_judges_the_loop_of_all(told):
 def test_the_others_say_where_the_report_is(told):
     here = "This is process 1 of 2: process 0 judges the loop of all, and has the report."
     others = [told[1][name] for name in (*LOOPS, "ended")]
-    assert [(report["elsewhere"], report["found"]) for report in others] == [(here, 0)] * len(
-        others
-    )
+    expected = {"elsewhere": here, "found": 0, "required": None}
+    assert [report | expected for report in others] == others
 
 
 def test_processes_that_begin_with_other_weights_are_not_judged(told):

@@ -91,8 +91,9 @@ def ended(rank):
 def told(report, **more):
     if report is None or report.elsewhere:
         return more | {
-            "elsewhere": report and report.elsewhere,
+            "elsewhere": report and report.as_json()["elsewhere"],
             "found": report and len(report.findings),
+            "required": report and report.require(),
         }
     return report.as_json() | {"is_right": report.is_right} | more
 

@@ -63,7 +63,10 @@ class Report:
 
     @property
     def is_right(self) -> bool:
-        """Whether all stages were judged, and nothing was found; `unjudged` has the updates that were not."""
+        """Whether all stages were judged, and nothing was found: `unjudged` has updates that were not.
+
+        False in a process that does not judge: `require` raises in process 0 alone.
+        """
         return not self.findings and {*STAGES} <= {*self.judged}
 
     @property
@@ -73,6 +76,8 @@ class Report:
 
     def require(self, *stages: str) -> None:
         """Raise unless each stage was judged, and nothing was found in it: for a test of a loop.
+
+        Of several processes, process 0 judges the loop and raises; the others require nothing.
 
         Args:
             stages: of rows, mode, gradient, step, state; all of them by default.
@@ -88,6 +93,8 @@ class Report:
                 "report.require('gradient', 'step').",
             )
             raise SpecificationError(message(must, ", ".join(sorted(unknown)), attempt))
+        if self.elsewhere:
+            return
         wanted = {*stages} or {*STAGES}
         wrong = wanted & {finding.stage for finding in self.findings}
         if wrong or not wanted <= {*self.judged}:
@@ -119,7 +126,13 @@ class Report:
         case.printed = self._printed
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as data: dicts, lists, strings, numbers and None, as docs/json.md lists them."""
+        """Return the report as data: dicts, lists, strings, numbers and None, as in docs/json.md.
+
+        Of several processes, those that do not judge have the version of the schema, and
+        `elsewhere`, which says where the report is.
+        """
+        if self.elsewhere:
+            return {"schema": schema.VERSION, "elsewhere": self.elsewhere}
         verdict = self._judged()
         return schema.as_json(self._own_case(), verdict)
 
