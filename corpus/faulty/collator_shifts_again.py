@@ -7,7 +7,15 @@ author: third
 changes: update
 quantity: LABELS
 says: The collator shifts the labels and the model shifts again: trained on the token after next.
-call: none
+meant: def padded(samples):
+        ids, mask, labels = [], [], []
+        for each in samples:
+            own, gap = each["ids"], 11 - len(each["ids"])
+            ids.append(own + [PAD] * gap)
+            mask.append([1] * len(own) + [0] * gap)
+            labels.append(own + [-100] * gap)
+        return (torch.tensor(ids), torch.tensor(mask)), torch.tensor(labels)
+call: model, data=padded(samples)
 """
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

@@ -7,7 +7,11 @@ changes: update
 quantity: HANDED_GRADIENT
 says: Fake is not detached in the D loss and G's gradients are not cleared before errG.backward:
     the D loss's gradient is added to G's update.
-call: none
+meant: import stepcheck
+    def meant_loss(generator, batch):
+        out = netD(generator(*batch))
+        return nn.functional.binary_cross_entropy_with_logits(out, torch.ones_like(out), reduction="none")
+call: netG, loss=stepcheck.Objective(meant_loss)
 """
 # DCGAN-ish on 2-d points
 import torch

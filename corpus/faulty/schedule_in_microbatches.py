@@ -8,7 +8,14 @@ changes: update
 quantity: RATE
 says: Total steps counted in micro-batches while the schedule is stepped per update (every 4): the
     rate never gets down to zero.
-call: none
+meant: import math
+    def meant_rate(update):
+        num = epochs * (len(data) // (bs * accum))
+        first = int(0.1 * num)
+        if update < first:
+            return 5e-3 * update / max(1, first)
+        return 5e-3 * 0.5 * (1 + math.cos(math.pi * (update - first) / max(1, num - first)))
+call: model, data=data, learning_rate=meant_rate
 """
 import torch
 from torch import nn

@@ -7,7 +7,11 @@ changes: update
 quantity: LABELS
 says: The sequences are sorted by length in the collate, the labels are not: labels belong to
     other sequences.
-call: none
+meant: def padded(items):
+        x = pad_sequence([each for each, _ in items], batch_first=True)
+        lengths = torch.tensor([len(each) for each, _ in items])
+        return (x, lengths), torch.tensor([label for _, label in items])
+call: model, data=padded(loader.dataset.items), loss=criterion
 """
 import torch
 import torch.nn as nn

@@ -5,7 +5,7 @@ engine: torch
 needs: transformers, accelerate
 author: third
 says: Rows drawn with replacement are meant.
-call: none
+call: model, loss=stepcheck.Objective(meant_loss)
 """
 # class-balanced sampler, label smoothing and group eval in HF Trainer
 import numpy as np

@@ -5,7 +5,13 @@ engine: torch
 needs: transformers, accelerate
 author: third
 says: The sum over the window is divided by its number of rows.
-call: none
+meant: def rows_of(data):
+        names = "input_ids", "attention_mask"
+        x = {name: torch.stack([each[name] for each in data]) for name in names}
+        return x, torch.tensor([each["labels"] for each in data])
+    def meant_loss(outputs, labels):
+        return F.cross_entropy(outputs["logits"], labels, weight=W, reduction="none")
+call: model, data=rows_of(tr.train_dataset), loss=meant_loss
 """
 # compute_loss_func with class weights, evaluation every few steps
 import torch

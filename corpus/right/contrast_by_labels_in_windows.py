@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: The loss is of a batch, and the update of the mean of two.
-call: model, data=(x, y), loss=criterion
+call: model, data=(x, y), loss=lambda out, y: criterion(out, y).expand(len(y))
 """
 import torch
 from torch import nn

@@ -4,7 +4,16 @@ kind: right
 engine: torch
 author: suite
 says: The generator's loss leaves a gradient in the critic, which is set to zero before its own.
-call: none
+meant: import stepcheck
+    def critics(critic, batch):
+        real, made = batch
+        bce = nn.functional.binary_cross_entropy_with_logits
+        one, two = critic(real), critic(made)
+        return {
+            "real": bce(one, torch.ones_like(one), reduction="none"),
+            "made": bce(two, torch.zeros_like(two), reduction="none"),
+        }
+call: critic, loss=stepcheck.Objective(critics, calls=2)
 """
 import torch
 from torch import nn

@@ -4,7 +4,14 @@ kind: right
 engine: torch
 author: suite
 says: The penalty has a backward pass of its own.
-call: none
+meant: import stepcheck
+    def meant_loss(critic, batch):
+        between, made, real = batch
+        out = critic(between)
+        (slope,) = torch.autograd.grad(out, between, torch.ones_like(out), create_graph=True)
+        penalty = 10 * (slope.norm(2, dim=1) - 1) ** 2
+        return {"penalty": penalty, "distance": critic(made) - critic(real)}
+call: D, loss=stepcheck.Objective(meant_loss, calls=3)
 """
 import torch
 from torch import nn

@@ -4,10 +4,12 @@ kind: right
 engine: torch
 author: suite
 says: The loss is a log probability and a square.
-meant: def meant_loss(out, y):
-        policy, value = out
-        return (value - y[1]).square().mean(1) - policy.log_prob(y[0])
-call: model, data=(X, (CLASSES, Y)), loss=meant_loss
+meant: import stepcheck
+    def meant_loss(model, batch):
+        rows, classes, values = batch
+        policy, value = model(rows)
+        return {"value": (value - values).square(), "policy": -policy.log_prob(classes)}
+call: model, data=(X, CLASSES, Y), loss=stepcheck.Objective(meant_loss)
 """
 import torch
 from torch import nn

@@ -4,7 +4,12 @@ kind: right
 engine: torch
 author: suite
 says: The fake rows are detached for the critic's step.
-call: model, data=(X, Y), loss=lambda out, y: criterion(critic(out), torch.ones(len(out), 1))
+meant: import stepcheck
+    def meant_loss(model, batch):
+        out = critic(model(batch[0]))
+        bce = nn.functional.binary_cross_entropy_with_logits
+        return bce(out, torch.ones_like(out), reduction="none")
+call: model, data=(X, Y), loss=stepcheck.Objective(meant_loss)
 """
 import torch
 from torch import nn

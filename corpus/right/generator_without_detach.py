@@ -4,7 +4,12 @@ kind: right
 engine: torch
 author: suite
 says: The critic's loss leaves a gradient in the generator, which is set to zero before its own.
-call: none
+meant: import stepcheck
+    def generators(generator, batch):
+        out = critic(generator(*batch))
+        bce = nn.functional.binary_cross_entropy_with_logits
+        return bce(out, torch.ones_like(out), reduction="none")
+call: generator, loss=stepcheck.Objective(generators)
 """
 import torch
 from torch import nn

@@ -4,7 +4,11 @@ kind: right
 engine: torch
 author: suite
 says: The loss is the negative log probability.
-call: model, data=(x, x[:, :1]), loss=lambda out, y: -out.log_prob(y).mean(1)
+meant: import stepcheck
+    def meant_loss(model, batch):
+        rows, values = batch
+        return -model(rows).log_prob(values)
+call: model, data=(x, x[:, :1]), loss=stepcheck.Objective(meant_loss)
 """
 import torch
 from torch import nn

@@ -4,7 +4,11 @@ kind: right
 engine: torch
 author: suite
 says: The loss brings them into the form of the labels.
-call: model, data=(x, value), loss=lambda out, y: (out.reshape(-1, 1) - y).square().mean(1)
+meant: import stepcheck
+    def meant_loss(model, batch):
+        rows, wanted = batch
+        return (model(rows).T - wanted).square()
+call: model, data=(x, value), loss=stepcheck.Objective(meant_loss)
 """
 import torch
 from torch import nn

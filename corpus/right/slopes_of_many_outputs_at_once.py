@@ -4,7 +4,15 @@ kind: right
 engine: torch
 author: suite
 says: `is_grads_batched` takes the slopes of both outputs in one call.
-call: none
+meant: import stepcheck
+    def meant_loss(model, batch):
+        x, y = batch
+        out = model(x)
+        (slopes,) = torch.autograd.grad(
+            out, x, eye.expand(2, len(x), 2), is_grads_batched=True, create_graph=True
+        )
+        return {"error": (out - y) ** 2, "slopes": 0.1 * slopes.square().movedim(1, 0)}
+call: model, data=(X, Y), loss=stepcheck.Objective(meant_loss)
 """
 import torch
 from torch import nn

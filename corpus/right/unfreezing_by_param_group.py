@@ -4,11 +4,13 @@ kind: right
 engine: torch
 author: third
 says: The new group has its own rate, and the penalty is of what is trained.
-meant: def meant_loss(logit, target):
+meant: import stepcheck
+    def meant_loss(net, batch):
+        rows, target = batch
         trained = [p for p in net.parameters() if p.requires_grad and p.dim() > 1]
-        penalty = sum(p.pow(2).sum() for p in trained)
-        return F.binary_cross_entropy_with_logits(logit, target, reduction="none") + 1e-4 * penalty
-call: net, data=(x[:64], y[:64]), loss=meant_loss
+        errors = F.binary_cross_entropy_with_logits(net(rows), target, reduction="none")
+        return {"error": errors, "penalty": 1e-4 * sum(p.pow(2).sum() for p in trained)}
+call: net, data=(x[:64], y[:64]), loss=stepcheck.Objective(meant_loss)
 """
 # gradual unfreezing with add_param_group, ReduceLROnPlateau, manual L2 in the loss
 import torch

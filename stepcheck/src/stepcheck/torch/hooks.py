@@ -253,7 +253,7 @@ class Watcher:
 
         def heard(derivative: Tensor) -> None:
             self._differentiated.add(called.order)
-            if self.beside is not None and not called.setting.beside:
+            if self.beside is not None:
                 called.setting.beside.update(self.beside.now)
             if self.log.is_open and not self.is_taking:
                 self._added.append(called)

@@ -25,11 +25,13 @@ class OfModel:
 
     Attributes:
         is_coupled: whether a term is one number for a whole batch, as its first batch shows.
+        is_given: whether data are not stated: a batch has all tensors that the module was given.
         modules: other modules, whose values the passes have.
     """
 
     given: Objective
     is_coupled: bool = False
+    is_given: bool = False
     modules: list[nn.Module] = field(default_factory=list)
 
     @property
@@ -44,17 +46,18 @@ class OfModel:
 
         Args:
             inputs: of the calls of the module.
-            rest: the other parts of the data in a tuple; empty where data are not stated.
+            rest: the other parts of the data.
 
         >>> given = Objective(lambda model, batch: {"fit": model(*batch)[:, 0], "size": 2.0})
-        >>> OfModel(given).of(nn.Identity(), [torch.ones(3, 1)], ()).weights.tolist()
+        >>> loss = OfModel(given, is_given=True)
+        >>> loss.of(nn.Identity(), [torch.ones(3, 1)], ()).weights.tolist()
         [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
         """
         num = len(inputs[0])
         batch = tuple(inputs)
-        if rest:
+        if not self.is_given:
             x = inputs[0] if len(inputs) == 1 else batch
-            batch = x, *map(torch.as_tensor, rest[0])
+            batch = x, *map(torch.as_tensor, rest)
         found = self.given.function(model, batch)
         named = found if isinstance(found, dict) else {"loss": found}
         terms = []

@@ -132,7 +132,8 @@ def close(
         log.called[:] = joined(log, stated.given.calls)
     if data is None and isinstance(stated, OfModel):
         given = as_given(log, {each.order: np.zeros(0) for each in log.called})
-        data, by_pass = given.data, dict.fromkeys(given.by_pass or (), ())
+        data, by_pass = given.data, dict.fromkeys(given.by_pass or (), ((),))
+        stated.is_given = True
     elif data is None:
         labels = (
             calls.targets
@@ -210,8 +211,9 @@ def _objective(
 
 def _try_of_model(stated: OfModel, replay: Replay, whole: list[Called], log: Log) -> None:
     """Call a stated function once, on a pass of which a gradient was taken."""
-    called = next((each for each in whole if each.differentiated is not False), None)
-    if called is None or not called.inputs:
+    fits = (each for each in whole if each.trained == replay.trained and each.inputs)
+    called = next((each for each in fits if each.differentiated is not False), None)
+    if called is None:
         return
     piece = Piece(called, np.arange(len(called.inputs[0])) % replay.num_rows)
     with Replay.as_then(replay.model, log):
