@@ -14,7 +14,8 @@ meant: def padded(samples):
             ids.append(own + [PAD] * gap)
             mask.append([1] * len(own) + [0] * gap)
             labels.append(own + [-100] * gap)
-        return (torch.tensor(ids), torch.tensor(mask)), torch.tensor(labels)
+        x = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        return x, torch.tensor(labels)
 call: model, data=padded(samples)
 """
 import torch

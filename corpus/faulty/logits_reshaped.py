@@ -7,7 +7,11 @@ changes: update
 quantity: LOSS_FORM
 says: Reshape instead of transpose: [B,T,V] is reinterpreted as [B,V,T], logits of other
     positions/classes are mixed.
-call: none
+meant: def rows(ids):
+        return ids.reshape(B, -1, T).transpose(0, 1).reshape(-1, T)
+    def meant_loss(outputs, labels):
+        return nn.functional.cross_entropy(outputs[0].transpose(1, 2), labels, reduction="none")
+call: model, data=(rows(xs), rows(ys)), loss=meant_loss
 """
 # stateful char RNN
 import torch

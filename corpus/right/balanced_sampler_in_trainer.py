@@ -5,7 +5,7 @@ engine: torch
 needs: transformers, accelerate
 author: third
 says: Rows drawn with replacement are meant.
-call: model, loss=stepcheck.Objective(meant_loss)
+call: none
 """
 # class-balanced sampler, label smoothing and group eval in HF Trainer
 import numpy as np

@@ -4,7 +4,8 @@ kind: right
 engine: torch
 author: suite
 says: A mean over the rows is as right as one over their weights.
-call: model, data=(X, CLASSES, W), loss=nn.CrossEntropyLoss()
+call: model, data=(X, CLASSES, W),
+    loss=lambda out, y, w: w * criterion(out, y)
 """
 import torch
 from torch import nn

@@ -63,10 +63,10 @@ class ByRow(NamedTuple):
 
 
 class Loss:
-    """A loss of PyTorch on outputs and labels, unreduced. Its reduction is the divisor, not a part of the values.
+    """A loss of PyTorch on outputs and labels, unreduced.
 
-    Args:
-        is_by_rows: whether a weighted mean is divided by the rows.
+    Its reduction is the divisor, not a part of the values. A mean over rows with sample weights is
+    divided by their sum.
 
     >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
@@ -76,8 +76,8 @@ class Loss:
 
     is_coupled = False
 
-    def __init__(self, given: nn.Module, *, is_by_rows: bool = False):
-        self.given, self.name, self._is_by_rows = given, type(given).__name__, is_by_rows
+    def __init__(self, given: nn.Module):
+        self.given, self.name = given, type(given).__name__
         self._bare = copy.deepcopy(given)
         self._bare.reduction = "none"
 
@@ -99,11 +99,7 @@ class Loss:
                 values = values.mean(-1)
             own = torch.ones(values.shape)
         values = torch.where(own == 0, torch.zeros_like(values), values)
-        return _summed(values, own, weights, is_divided=how != "sum", is_by_rows=self._is_by_rows)
-
-    def by_rows(self) -> "Loss":
-        """Return the loss whose weighted mean is divided by the rows."""
-        return Loss(self.given, is_by_rows=True)
+        return _summed(values, own, weights, is_divided=how != "sum")
 
     def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return the weight of each label: of its class, 0 for a label that is ignored."""
@@ -245,16 +241,14 @@ class Function:
         return ByRow(first * found, first, True)
 
 
-def _summed(
-    values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True, is_by_rows: bool = False
-) -> ByRow:
+def _summed(values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True) -> ByRow:
     """Return values and their weights by row, times the sample weights of rows or places."""
     num = len(values)
     if sample is not None:
         given = torch.as_tensor(sample).to(values.dtype)
         is_by_place = given.ndim > 1 and given.numel() == values.numel()
         given = given.reshape(values.shape if is_by_place else (num, *[1] * (values.ndim - 1)))
-        values, own = values * given, own if is_by_rows else own * given
+        values, own = values * given, own * given
     return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), is_divided)
 
 
@@ -272,13 +266,19 @@ def _unmasked(values: Tensor, labels: Any) -> Tensor:
 
 
 class Objective(port.OneLoss):
-    """One loss on the model's one output."""
+    """One loss on the model's one output.
 
-    def __init__(self, loss: Any):
-        self.loss, self.given = loss, loss.given
+    Args:
+        packed: makes the output of its one leaf.
+    """
+
+    def __init__(self, loss: Any, packed: Callable[[list], Any] | None = None):
+        self.loss, self.given, self._packed = loss, loss.given, packed
 
     def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
         """Return the loss of outputs by row."""
+        if isinstance(outputs, Tensor) and self._packed is not None:
+            outputs = self._packed([outputs])
         return self.loss.of(outputs, labels, *weights)
 
 

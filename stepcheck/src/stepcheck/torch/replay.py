@@ -149,10 +149,7 @@ class Replay(Port):
             ones = np.ones(len(values))
             return Terms(*_doubles(values, weights), ones, ones > 0, 0.0, made.names)
         own = piece.called.outputs
-        if is_by_outputs:
-            output = piece.called.setting.output([tensor(own[0])])
-        else:
-            output = self._run(piece, training=training).output
+        output = tensor(own[0]) if is_by_outputs else self._run(piece, training=training).output
         found = objective.of(output, *batch[1:])
         rows, weights = _doubles(array(found.values)[None], array(found.weights)[None])
         return Terms(rows, weights, np.ones(1), np.array([found.is_divided]), 0.0, ("loss",))

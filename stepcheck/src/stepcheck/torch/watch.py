@@ -152,25 +152,12 @@ def close(
         except UnfitError as error:
             log.leave(error.reason, Stage.GRADIENT, error.told)
     own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
-
-    def case_of(objective: Any) -> Case:
-        case = Case(
-            Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=by_pass
-        )
-        case.is_given = is_given
-        return case
-
-    case = case_of(objective)
-    if isinstance(stated, Loss) and isinstance(objective, Objective) and data[2] is not None:
-        case = _divided(case, case_of(Objective(stated.by_rows())))
+    case = Case(
+        Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=by_pass
+    )
+    case.is_given = is_given
     report.close(case)
     return case
-
-
-def _divided(by_weights: Case, by_rows: Case) -> Case:
-    """Return the case whose weighted mean is divided as the gradients show: by the weights, or by the rows."""
-    is_by_rows = by_weights.judge().of(Stage.GRADIENT) and not by_rows.judge().of(Stage.GRADIENT)
-    return by_rows if is_by_rows else by_weights
 
 
 def _objective(
@@ -206,7 +193,8 @@ def _objective(
         raise error
     if tried is None:  # of the user's function, or of a loss of other shapes
         raise UnfitError(Reason.LOSS_FAILED, f"{type(error).__name__}: {error}") from error
-    return tried, Objective(stated)
+    packed = called.setting.output if len(called.outputs) == 1 else None
+    return tried, Objective(stated, packed)
 
 
 def _try_of_model(stated: OfModel, replay: Replay, whole: list[Called], log: Log) -> None:
