@@ -1,6 +1,7 @@
 """`stepcheck run` watches a script that knows nothing of it: what is meant is stated by the script's names."""
 
 import json
+import re
 import signal
 import time
 from importlib.util import find_spec
@@ -210,12 +211,16 @@ def test_a_missing_name_lists_near_ones(run):
 
 def test_too_little_stated_prints_the_command_to_run(run):
     code, out, err = run(loop(), "--model", "net")
-    assert (code, "the end" in out) == (UNSEEN, True)
+    assert (code, "the end" in out) == (UNSEEN, False)  # at the first update
     assert "--model, --data and --loss must state what is meant" in err
-    (command,) = [line for line in err.splitlines() if "Try: stepcheck run" in line]
-    assert "--model net --data " in command
-    assert "x_all|y_all|w_all" in command
-    assert "--loss squares --optimizer opt" in command
+    first, last = err.splitlines()[-2:]
+    assert "Try: stepcheck run " in first
+    assert first.endswith("--model net --data X,Y --loss squares")
+    assert last.startswith("Seen in the script: models net; arrays ")
+    assert {"x_all (48, 4)", "y_all (48, 1)", "w_all (48,)"} <= {
+        *re.split(", (?=[a-z])|arrays |; ", last)
+    }
+    assert "optimizers opt" in last
 
 
 def test_a_loss_is_never_supposed(run):
@@ -266,7 +271,7 @@ def test_an_exit_code_of_the_script_is_no_success(run):
 
 def test_nothing_is_trained(run):
     code, _, err = run("print(1)")
-    assert (code, "calls no Keras model, and no module of PyTorch" in err) == (UNSEEN, True)
+    assert (code, "calls no model of Keras, and no module of PyTorch" in err) == (UNSEEN, True)
     code, out, _ = run(
         HEAD + "net = keras.Sequential([keras.layers.Dense(1)])\nnet(x_all)",
         "--model",
@@ -281,7 +286,46 @@ def test_nothing_is_trained(run):
 
 def test_a_file_that_does_not_exist(capsys):
     assert main(["run", "no_such_file.py"]) == UNSEEN
-    assert "The script must be a file. Received: no_such_file.py." in capsys.readouterr().err
+    assert (
+        "The script must be a file of Python. Received: no_such_file.py." in capsys.readouterr().err
+    )
+
+
+def test_a_notebook_is_watched_in_a_cell(tmp_path, capsys):
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text("{}")
+    assert main(["run", str(notebook)]) == UNSEEN
+    assert "Try: in a cell, `with stepcheck.watch(model" in capsys.readouterr().err
+
+
+def test_arguments_of_a_script_without_two_dashes(run):
+    code, out, err = run(loop(), *STATED, "--epochs", "3")
+    assert (code, out) == (UNSEEN, "")
+    assert err.startswith(
+        "Arguments of the script must stand after `--`. Received: --epochs 3. Try: stepcheck run "
+    )
+    assert err.endswith("train.py [options] -- --epochs 3\n")
+
+
+def test_a_name_that_comes_later_is_waited_for(run):
+    first = loop().replace("train()\n", "").replace("net", "teacher").replace("squares", "error")
+    text = first.replace("def train():", "def begin():") + "begin()\n" + loop().removeprefix(HEAD)
+    code, out, err = run(text, *STATED)
+    assert (code, out.count("the end")) == (RIGHT, 2), err
+
+
+def test_a_name_that_is_nowhere_written_ends_the_script_at_its_first_update(run):
+    code, out, err = run(loop(), *STATED[2:], "--model", "net" * 2)
+    assert (code, "the end" in out) == (UNSEEN, False)
+    assert f"Received: {'net' * 2}. Try: " in err
+    assert "Try: stepcheck run" not in err
+
+
+def test_a_fit_without_arrays_ends_at_its_first_update(run):
+    data = "net.fit(((x_all[i : i + 8], y_all[i : i + 8]) for i in range(0, 48, 8)), verbose=0)"
+    code, out, err = run(fit().replace("net.fit(x_all", f"{data}\nnet.fit(x_all"))
+    assert (code, "the end" in out) == (UNSEEN, False)
+    assert "--model net --data X,Y --loss LOSS" in err
 
 
 def test_keras_is_as_it_was(run):
@@ -336,5 +380,11 @@ def test_pytorch_ends_after_enough_updates(run):
 def test_pytorch_with_too_little_stated(run):
     code, _, err = run(TORCH.replace("EPOCHS", "1"), "--model", "trainer.modell")
     assert code == UNSEEN
-    assert "--data x_all|y_all" in err
-    assert "Received: --model trainer.modell" in err
+    assert "Received: modell. Try: model." in err
+    assert "--model trainer.modell --data x_all,y_all --loss " in err
+    code, out, err = run(TORCH.replace("EPOCHS", "1"))
+    assert (code, "the end" in out) == (UNSEEN, False)
+    command = next(line for line in err.splitlines() if "Try: " in line)
+    assert command.endswith("--model trainer.model --data x_all,y_all --loss trainer.criterion")
+    assert "models trainer.model; arrays x_all (48, 4), y_all (48, 1), rows (8,)" in err
+    assert "losses trainer.criterion; optimizers trainer.opt." in err

@@ -10,6 +10,7 @@ if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a pro
 pytest.importorskip("torch")
 
 import stepcheck
+from stepcheck.cli import main
 from stepcheck.faults import Fault
 from stepcheck.values import Reason
 
@@ -29,6 +30,10 @@ options |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, 
 with stepcheck.watch(model) as report:
     Trainer(model, TrainingArguments("out", **options), train_dataset=rows).train()
 """
+
+
+WATCHED = "with stepcheck.watch(model) as report:\n    "
+OWN_LOSS = "options |= {'label_smoothing_factor': 0.1}\n"
 
 
 def report_of(text, folder):
@@ -54,3 +59,15 @@ def test_the_loss_that_a_model_computes_is_the_one_that_is_meant(tmp_path, monke
     # Without its number of items a model divides by its own labels: the mean of means that Transformers had to 4.45.
     monkeypatch.setattr(transformers.Trainer, "_get_num_items_in_batch", lambda *_: None)
     assert faults(report_of(TRANSFORMERS, tmp_path)) == [Fault.MEAN_OF_MEANS]
+
+
+def test_the_command_needs_no_names_for_a_trainer_with_the_loss_of_its_model(tmp_path, capsys):
+    pytest.importorskip("transformers", minversion="5.0")
+    script = tmp_path / "train.py"
+    with chdir(tmp_path):
+        script.write_text(TRANSFORMERS.replace(WATCHED, ""))
+        assert main(["run", str(script)]) == 0
+        assert "12 updates" in capsys.readouterr().out
+        script.write_text(TRANSFORMERS.replace(WATCHED, OWN_LOSS))
+        assert main(["run", str(script)]) == 2
+    assert "--model model --data X,Y --loss LOSS" in capsys.readouterr().err

@@ -4,12 +4,13 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from itertools import chain
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
+from stepcheck.user_code.source import is_of_user
 
 _PLAIN = ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple, ast.UnaryOp
 _KINDS = {
@@ -17,12 +18,13 @@ _KINDS = {
     "model": ("keras:Model", "torch:nn.Module"),
     "optimizer": ("keras:optimizers.Optimizer", "torch:optim.Optimizer"),
 }
-_MOST_NAMES = 8  # of a kind, in a message
 Scope = Mapping[str, Any]
 
 
 class Names:
-    """The objects that are stated by name, by argument of `stepcheck.watch`; a loss may be named as Keras does.
+    """The objects that are stated by name, by argument of `stepcheck.watch`.
+
+    A loss may be named as Keras does.
 
     Raises:
         SpecificationError: an expression has more than names, attributes and items.
@@ -36,15 +38,34 @@ class Names:
         }
 
     def values(self, scope: Scope) -> dict[str, Any] | None:
-        """Return the objects by argument; None where a name has no value, or one without numbers as in a trace."""
-        own = {**self._of_keras(), **scope, "__builtins__": {}}
+        """Return the objects by argument; None where one is not known, or has no numbers yet."""
+        known = {**self._of_keras(), **scope, "__builtins__": {}}
         found, _ = attempt(
-            lambda: {argument: eval(code, own) for argument, code in self._codes.items()}
+            lambda: {argument: eval(code, known) for argument, code in self._codes.items()}
         )
         if found is None:  # a name or an item comes later
             return None
         kinds = {type(leaf).__name__ for leaf in tree.leaves(found.get("data"))}
         return None if any(kind.endswith("Tracer") for kind in kinds) else found
+
+    def unknown(self, scope: Scope) -> Iterator[tuple[str, str, list[str]]]:
+        """Yield (argument, name, names near it) for each that has no value."""
+        known = {**self._of_keras(), **scope}
+        for argument, code in self._codes.items():
+            _, error = attempt(partial(eval, code, {**known, "__builtins__": {}}))
+            if error is not None:
+                name = getattr(error, "name", None) or self.texts[argument]
+                owner = getattr(error, "obj", None)
+                yield (
+                    argument,
+                    name,
+                    get_close_matches(name, known if owner is None else dir(owner)),
+                )
+
+    def are_written(self, text: str) -> bool:
+        """Whether a source has all names, so that they may get values later."""
+        names = {name for code in self._codes.values() for name in code.co_names}
+        return all(name in text for name in names - {*self._of_keras()})
 
     def _of_keras(self) -> dict[str, str]:
         """Return the stated loss by name, if Keras has it."""
@@ -53,14 +74,6 @@ class Names:
             return {text: text} if sys.modules["keras"].losses.get(text) else {}
         except (KeyError, TypeError, ValueError):
             return {}
-
-    def missing(self, known: set[str]) -> Iterator[str]:
-        """Yield a message for each name that is none of these."""
-        for argument, code in self._codes.items():
-            for name in {*code.co_names[:1]} - known - {*self._of_keras()}:
-                near = ", ".join(get_close_matches(name, known)) or "a name of the script"
-                must = f"--{argument} must be known in one of the script's functions, or in its module."
-                yield message(must, name, f"{near}.")
 
 
 def _parsed(argument: str, text: str) -> ast.Expression:
@@ -71,42 +84,49 @@ def _parsed(argument: str, text: str) -> ast.Expression:
         raise SpecificationError(
             message(must, text, "net, trainer.model or batch['x'].")
         ) from error
-    if not all(
-        isinstance(node, _PLAIN) for node in ast.walk(parsed.body) if isinstance(node, ast.expr)
-    ):
+    parts = [node for node in ast.walk(parsed.body) if isinstance(node, ast.expr)]
+    if not all(isinstance(node, _PLAIN) for node in parts):
         raise SpecificationError(message(must, text, "give it a name in the script."))
     return parsed
 
 
 def imported(place: str) -> Any:
-    """Return what `module:name` names; None if the module was not imported."""
+    """Return the object `module:name`; None if the module was not imported."""
     home, name = place.split(":")
     module = sys.modules.get(home)
     is_ready = module is not None and not getattr(module.__spec__, "_initializing", False)
     return attrgetter(name)(module) if is_ready else None
 
 
-def _kinds_of(scope: Scope) -> Iterator[tuple[str, str]]:
-    """Yield (argument, name) for the models, losses, optimizers and arrays of a scope."""
+def seen(scope: Scope) -> dict[str, dict[str, Any]]:
+    """Return models, arrays, losses and optimizers by name, for each option of the command.
+
+    >>> import numpy as np
+    >>> [*seen({"x": np.ones(3), "batch": {"y": np.ones(3)}, "num": 3})["data"]]
+    ['x', "batch['y']"]
+    """
+    found: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "loss": {}, "optimizer": {}}
     classes = {kind: tuple(filter(None, map(imported, places))) for kind, places in _KINDS.items()}
-    for name, value in scope.items():
+    known = set[int]()
+    for name, value in _with_parts(scope):
         kind = next((kind for kind, own in classes.items() if isinstance(value, own)), "data")
         is_array = hasattr(value, "__array__") and len(getattr(value, "shape", None) or ())
-        if not name.startswith("_") and (kind != "data" or is_array):
-            yield kind, name
+        if (kind != "data" or is_array) and id(value) not in known:
+            known.add(id(value))
+            found[kind][name] = value
+    return found
 
 
-def advice(script: str, stated: Mapping[str, str], scopes: Iterable[Scope]) -> str:
-    """Return the command to run, filled in with all names of each kind.
-
-    >>> advice("train.py", {"loss": "mse"}, [])
-    'stepcheck run train.py --model NET --data X,Y --loss mse'
-    """
-    seen: dict[str, dict[str, None]] = {}
-    for kind, name in chain.from_iterable(map(_kinds_of, scopes)):
-        seen.setdefault(kind, {})[name] = None
-    found = {kind: "|".join([*names][:_MOST_NAMES]) for kind, names in seen.items()}
-    every = {"model": "NET", "data": "X,Y", "loss": "LOSS"} | found | {**stated}
-    return " ".join(
-        [f"stepcheck run {script}", *(f"--{kind} {name}" for kind, name in every.items())]
-    )
+def _with_parts(scope: Scope) -> Iterable[tuple[str, Any]]:
+    """Return (name, object) of a scope, then of the attributes and items of its objects."""
+    public = {name: value for name, value in scope.items() if not name.startswith("_")}
+    parts = dict(public)
+    for name, value in public.items():
+        home = type(value).__module__
+        file = getattr(sys.modules.get(home), "__file__", None)
+        if isinstance(value, dict):
+            parts |= {f"{name}[{key!r}]": each for key, each in value.items()}
+        elif home == "__main__" or (file is not None and is_of_user(file)):
+            own = getattr(value, "__dict__", {})
+            parts |= {f"{name}.{key}": each for key, each in own.items()}
+    return parts.items()

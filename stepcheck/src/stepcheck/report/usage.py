@@ -1,0 +1,100 @@
+"""The text of the command line: its help, and the command to run where too little was stated."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stepcheck.errors import message
+from stepcheck.report.words import listed
+
+RUN = (
+    "Run a training script, unchanged, for a few updates, and say whether each was the one that "
+    "was meant. A compiled Keras model and the arrays of its `fit` need not be named, nor does a "
+    "Trainer of Transformers. Arguments of the script stand after `--`. In a notebook, write "
+    "`with stepcheck.watch(model, data=(x, y), loss=loss_fn) as report:` around the loop, in a "
+    "cell. Exit codes: 0 if the updates are right, 1 if something was found, 2 if they were not "
+    "judged, or too little was stated."
+)
+HELP = {
+    "run": "judge the updates of a training script",
+    "script": "the Python script",
+    "model": "the model that is trained, by its name in the script: net, trainer.model",
+    "data": 'its rows, by their names: x,y or x,y,w or \'batch["x"],batch["y"]\'',
+    "loss": "the loss that is meant, by its name; or a loss of Keras, such as mse",
+    "optimizer": "the optimizer that is meant, by its name",
+    "learning-rate": "the rate that is meant",
+    "updates": "updates after which the script ends (default: 40)",
+    "json": "print JSON; what the script prints goes to stderr",
+    "html": "write the report with pictures, too",
+}
+_MUST = "--model, --data and --loss must state what is meant, as the script does not."
+_NEEDED = {"model": "NET", "data": "X,Y", "loss": "LOSS"}
+_SEEN = {"model": "models", "data": "arrays", "loss": "losses", "optimizer": "optimizers"}
+_NUM_ARRAYS = 2  # inputs and labels
+
+
+def not_a_script(path: str) -> str:
+    """Return the message for a path that is no Python script."""
+    must, attempt = "The script must be a file of Python.", "the path of a .py file."
+    if path.endswith(".ipynb"):
+        attempt = "in a cell, `with stepcheck.watch(model, data=(x, y), loss=loss_fn) as report:`."
+    return message(must, path, attempt)
+
+
+def misplaced(script: str, arguments: Sequence[str]) -> str:
+    """Return the message for arguments of a script that stand before `--`."""
+    must, given = "Arguments of the script must stand after `--`.", shlex.join(arguments)
+    return message(must, given, f"stepcheck run {script} [options] -- {given}")
+
+
+def unwatched(error: BaseException | None) -> str:
+    """Return why nothing was watched, where no model was called."""
+    if error is not None:
+        how = f"the script ended with {type(error).__name__}: {error}"
+    else:
+        how = "the script calls no model of Keras, and no module of PyTorch"
+    return f"Nothing was watched: {how}."
+
+
+def unknown(argument: str, text: str, near: Sequence[str]) -> str:
+    """Return the message for a name that has no value in the script."""
+    must = f"--{argument} must be known in one of the script's functions, or in its module."
+    return message(must, text, f"{', '.join(near) or 'a name of the script'}.")
+
+
+def understated(
+    script: str, stated: Mapping[str, str], seen: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield in lines the command to run, and the names that it may be filled in with.
+
+    Args:
+        script: its path.
+        stated: names by option.
+        seen: objects of the script by name, for each option; an option is filled in where they leave one choice.
+
+    >>> import numpy as np
+    >>> [*understated("train.py", {}, {"model": {"net": 1}, "data": {"x": np.ones((8, 3))}})][-1]
+    'Seen in the script: models net; arrays x (8, 3).'
+    """
+    shapes = {name: tuple(array.shape) for name, array in seen.get("data", {}).items()}
+    most = max((shape[0] for shape in shapes.values()), default=0)
+    longest = [name for name, shape in shapes.items() if shape[0] == most]
+    options = dict(_NEEDED)
+    if len(longest) == _NUM_ARRAYS:
+        options["data"] = ",".join(longest)
+    for kind in ("model", "loss"):
+        if len(seen.get(kind, ())) == 1:
+            (options[kind],) = seen[kind]
+    options |= {**stated}
+    if not {*_NEEDED} <= {*stated}:
+        command = f"stepcheck run {shlex.quote(script)} {_options(options)}"
+        yield message(_MUST, _options(stated) or "none of them", command)
+    names = {kind: tuple(objects) for kind, objects in seen.items() if objects}
+    names["data"] = tuple(f"{name} {shape}" for name, shape in shapes.items())
+    told = [f"{_SEEN[kind]} {listed(each)}" for kind, each in names.items() if each]
+    if told:
+        yield f"Seen in the script: {'; '.join(told)}."
+
+
+def _options(named: Mapping[str, str]) -> str:
+    return " ".join(f"--{option} {shlex.quote(text)}" for option, text in named.items())
