@@ -64,6 +64,19 @@ def test_the_loop_of_torch_is_a_broadcast():
     assert report.first_line.startswith(BROADCAST)
 
 
+@on("tensorflow")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop calls TensorFlow")
+def test_the_page_of_two_runs_says_the_truth(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text, names = TEXTS[DOCS / "diff.md"], {}
+    for code in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(code, "diff.md", "exec"), names)
+    printed = " ".join(capsys.readouterr().out.split())
+    (shown,) = re.findall(r"```text\n(.*?)```", text, re.S)
+    assert " ".join(shown.split()) in printed
+    assert names["match"]("sequential/dense/kernel")[0] == "weight"
+
+
 def test_the_table_of_contents_has_every_page():
     listed = re.findall(r": ([\w/-]+\.md)$", SITE.split("\nnav:")[1], re.M)
     assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in PAGES)

@@ -18,18 +18,19 @@ from stepcheck.values import Reason, Shown
 
 SOURCE = Path(stepcheck.__file__).parent
 FLOORS = [  # from the ground up; a room counts as one, unless its modules are named
-    {"errors", "faults", "objective", "seams", "values"},
+    {"errors", "faults", "objective", "seams", "values", "differences"},
     {"tree", "progress", "batches"},
     {"trace"},
     {"user_code"},
     {"port"},
     {"solve"},
     {"stages"},
-    {"judge"},
+    {"judge", "compare"},
     {"report"},
     {"variations"},
     {"probe"},
     {"keras", "torch"},
+    {"recording"},
     {"__init__"},
     {"command"},
     {"cli"},
@@ -135,7 +136,15 @@ def test_files_hold_one_idea(path):
 
 
 def test_public_names_are_frozen():
-    assert stepcheck.__all__ == ["Objective", "SpecificationError", "probe", "watch"]
+    assert stepcheck.__all__ == [
+        "Objective",
+        "SpecificationError",
+        "diff",
+        "load",
+        "probe",
+        "record",
+        "watch",
+    ]
 
 
 @pytest.mark.parametrize(

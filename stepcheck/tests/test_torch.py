@@ -158,7 +158,7 @@ def test_an_error_of_stepcheck_does_not_replace_the_loops(monkeypatch):
         raise TypeError("stopped")
 
 
-@pytest.mark.parametrize("hook", ["_begin", "_end", "_before_step", "_after_step"])
+@pytest.mark.parametrize("hook", ["_begin", "_end", "before_step", "after_step"])
 def test_an_error_in_a_hook_ends_the_record_and_not_the_loop(hook, monkeypatch):
     bare = Session()
     bare.train()

@@ -1,5 +1,6 @@
 """stepcheck: gradcheck for a whole training step."""
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,10 +11,12 @@ from stepcheck.objective import Objective
 from stepcheck.probe import probe
 
 if TYPE_CHECKING:
+    from stepcheck.report.difference import Comparison
     from stepcheck.report.report import Report
+    from stepcheck.trace.trace import Trace
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Objective", "SpecificationError", "probe", "watch"]
+__all__ = ["Objective", "SpecificationError", "diff", "load", "probe", "record", "watch"]
 
 
 def watch(
@@ -77,6 +80,90 @@ def watch(
     from stepcheck.keras.watch import watched as watched_by_keras
 
     return watched_by_keras(model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+
+
+def record(*models: Any) -> AbstractContextManager["Trace"]:
+    """Record a training, to compare it with another by `stepcheck.diff`. Nothing of the training changes.
+
+    Any training of Keras on JAX or TensorFlow, or of PyTorch: `fit`, a Trainer, a loop. The first updates are kept with
+    their numbers: 40, or as many as fit in 100 MB; of large arrays, 20 000 entries. Of later ones the rows, and a few
+    numbers for each parameter.
+
+    Args:
+        models: the models to record; none for all that are called and trained.
+
+    Yields:
+        A `Trace`, complete after the `with`; `trace.save(path)` writes it to a file.
+
+    Raises:
+        SpecificationError: no framework is imported. Nothing has been hooked.
+
+    >>> import keras, numpy as np, stepcheck
+    >>> x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> with stepcheck.record() as trace:
+    ...     _ = model.fit(x, y, batch_size=4, verbose=0)
+    >>> trace.num_updates
+    2
+    """
+    from stepcheck.recording import recorded
+
+    return recorded(*models)
+
+
+def load(path: str | os.PathLike) -> "Trace":
+    """Return the trace that `Trace.save` wrote. Needs no framework, and runs no code of the file.
+
+    Raises:
+        SpecificationError: the file is not a trace, or one of another version of stepcheck.
+    """
+    from stepcheck.trace.trace import load
+
+    return load(path)
+
+
+def diff(
+    a: Any, b: Any, *, match: Callable[[str], Any] | None = None, bits: bool = False
+) -> "Comparison":
+    """Compare two trainings, update by update: where do they differ first?
+
+    Each update has rows, outputs, a gradient, a step and a state. Rows in another order inside of an update are no
+    difference, nor are updates that one run makes of several microbatches or replicas. After the first difference
+    the updates differ anyway: they "follow". Rounding grows from update to update, and is no difference.
+
+    Args:
+        a: a trace, or the path of one.
+        b: the trace to compare it with.
+        match: of the name of a parameter of a, the name in b, or (the name in b, a function that returns b's array in
+            the shape of a's), or None to leave it out; by default parameters are matched by their names, or by their
+            order and shapes.
+        bits: whether numbers must be equal to the bit; else up to the rounding of their dtype.
+
+    Returns:
+        A `Comparison`: print it, or read `is_equal` and `first`, or `require()` it in a test.
+
+    Raises:
+        SpecificationError: a file is not a trace, or the parameters cannot be matched.
+
+    >>> import keras, numpy as np, stepcheck
+    >>> x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    >>> def trace_of(loss):
+    ...     keras.utils.set_random_seed(1)
+    ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ...     model.compile("sgd", loss)
+    ...     with stepcheck.record() as trace:
+    ...         _ = model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    ...     return trace
+    >>> stepcheck.diff(trace_of("mse"), trace_of("mse")).is_equal
+    True
+    >>> first = stepcheck.diff(trace_of("mse"), trace_of("mae")).first
+    >>> first.update, first.part.value
+    (1, 'gradient')
+    """
+    from stepcheck.recording import compared
+
+    return compared(a, b, match=match, bits=bits)
 
 
 def _is_of(module: str, kind: str, model: Any) -> bool:

@@ -255,6 +255,9 @@ class Shown(Enum):
     RATE = auto()
     LOSS = auto()
     DERIVATIVE = auto()
+    WEIGHT = auto()
+    MOVE = auto()
+    STATE = auto()
 
 
 class Number(NamedTuple):

@@ -21,7 +21,7 @@ from stepcheck.keras.replay import Replay, flags, is_outdated_in, trained_in, un
 from stepcheck.seams import replaced
 from stepcheck.trace import log as logs
 from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, clips_of
-from stepcheck.trace.measure import places
+from stepcheck.trace.measure import NUM_PLACES, outline, places
 from stepcheck.tree import Tree
 from stepcheck.user_code.source import is_in_fit, is_in_trainer, line_of_user
 from stepcheck.values import Reason
@@ -41,43 +41,127 @@ _THAWED = (
 )
 
 
+@contextmanager
+def listening(
+    listener: Listener, hooks: list["Hooks"], found: Callable[[keras.Model], "Hooks"] | None = None
+) -> Iterator[None]:
+    """Record to the logs of several hooks inside; afterwards every attribute is the object that it was.
+
+    Args:
+        hooks: one for each model; those that are found are added.
+        found: makes the hooks of a model that has none, and is called by no other.
+    """
+    owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
+    scaling = keras.optimizers.LossScaleOptimizer
+    with listener.listening(), ExitStack() as stack:
+        stack.callback(lambda: [each.close() for each in hooks])
+        for each in hooks:
+            each.begin()
+        for name in _MEETING if found is None else (*_MEETING, "make_train_function"):
+            stack.enter_context(_meeting(name, listener, hooks, found))
+        apply, check = _applied(owner.apply, hooks), _checked(scaling.check_finite, hooks)
+        stack.enter_context(replaced(owner, "apply", listener.unhooked(apply)))
+        stack.enter_context(replaced(scaling, "check_finite", listener.unhooked(check)))
+        yield
+
+
+@contextmanager
+def _meeting(name: str, listener: Listener, hooks: list["Hooks"], found: Any) -> Iterator[None]:
+    """Inside, a model is hooked before its first call: one of the same variables, or one that is found."""
+    owner = next(each for each in keras.Model.__mro__ if name in vars(each))
+    method, inside = getattr(owner, name), threading.local()  # whether a model runs
+
+    @wraps(method)
+    def met(layer: Any, *arguments: Any, **others: Any) -> Any:
+        is_model, is_inner = isinstance(layer, keras.Model), getattr(inside, "runs", False)
+        is_known = not is_model or any(id(layer) in each.hooked for each in hooks)
+        twin = None if is_known else next((each for each in hooks if each.is_twin(layer)), None)
+        if twin is not None:
+            twin.hook(layer)
+        elif found and not is_known and not is_inner and name != "compile" and _runs(arguments):
+            hooks.append(found(layer))
+            hooks[-1].begin()
+        inside.runs = is_inner or is_model
+        compiled = vars(layer).get("_jit_compile") if name == "make_train_function" else None
+        try:
+            if compiled is not None and listener.is_deaf_to_xla:
+                vars(layer)["_jit_compile"] = False
+            return method(layer, *arguments, **others)
+        finally:
+            inside.runs = is_inner
+            if compiled is not None:
+                vars(layer)["_jit_compile"] = compiled
+
+    with replaced(owner, name, listener.unhooked(met)):
+        yield
+
+
+def _runs(arguments: Any) -> bool:
+    """Whether a model is called with numbers, and not to build a model around it."""
+    return not any(isinstance(leaf, keras.KerasTensor) for leaf in tree.leaves(arguments))
+
+
+def _applied(apply: Callable, hooks: list["Hooks"]) -> Callable:
+    """Return the optimizers' `apply`, recorded by the hooks of each model."""
+
+    @wraps(apply)
+    def told(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        given = None if trainable_variables is None else list(trainable_variables)
+        ends = [each.stepping(optimizer, grads, given) for each in hooks]
+        result = apply(optimizer, grads, given)
+        for end in filter(None, ends):
+            end()
+        return result
+
+    return told
+
+
+def _checked(check: Callable, hooks: list["Hooks"]) -> Callable:
+    """Return the check of an optimizer that scales the loss, with a record of its result."""
+
+    @wraps(check)
+    def told(optimizer: Any, grads: Any) -> Any:
+        is_finite = check(optimizer, grads)
+        for each in hooks:
+            each.note_check(is_finite)
+        return is_finite
+
+    return told
+
+
 class Hooks:
-    """The hooks on one model and all optimizers, which write to a log.
+    """The hooks on one model, which write to a log.
 
     Other models of the very same variables, such as `Own(model.inputs, model.outputs)`, are recorded as this one.
     """
 
     def __init__(self, model: keras.Model, listener: Listener, log: Log):
         self.model, self.listener, self.log = model, listener, log
-        self._hooked: dict[int, Callable[[], None]] = {}
+        self.hooked: dict[int, Callable[[], None]] = {}
         self._num_muted: Counter[int] = Counter()  # by thread
         self._optimizers: list = []  # kept, so that no two have one id
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Record to the log inside; afterwards every attribute is the object that it was, also after an error."""
-        owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
-        scaling = keras.optimizers.LossScaleOptimizer
-        self.log.is_stateless = Replay.engine() == "jax"
-        with self.listener.listening(), ExitStack() as stack:
-            stack.callback(self._close)
-            self._hook(self.model)
-            for name in _MEETING:
-                stack.enter_context(self._meeting(name))
-            stack.enter_context(replaced(owner, "apply", self._apply(owner.apply)))
-            stack.enter_context(
-                replaced(scaling, "check_finite", self._check(scaling.check_finite))
-            )
+        with listening(self.listener, [self]):
             yield
 
-    def _close(self) -> None:
-        for unhook in self._hooked.values():
+    def begin(self) -> None:
+        """Hook the model."""
+        self.log.is_stateless = Replay.engine() == "jax"
+        self.hook(self.model)
+
+    def close(self) -> None:
+        """Restore all models, and end the record."""
+        for unhook in self.hooked.values():
             unhook()
-        self._hooked.clear()
+        self.hooked.clear()
         self.listener.settle()
         self.log.close()
 
-    def _hook(self, model: keras.Model) -> None:
+    def hook(self, model: keras.Model) -> None:
         """Hook a model's own methods, and keep how to restore them."""
         hooked: dict[str, Any] = {name: self._mute(model, name) for name in _NO_UPDATE}
         hooked |= {name: self._train(model, name) for name in _TRAINING}
@@ -97,28 +181,9 @@ class Hooks:
                 vars(model).pop(name, None)
 
         vars(model).update(hooked)  # past Keras' own __setattr__, which would look at them
-        self._hooked[id(model)] = unhook
+        self.hooked[id(model)] = unhook
 
-    @contextmanager
-    def _meeting(self, name: str) -> Iterator[None]:
-        """Inside, a model of the same variables is hooked before its first call."""
-        owner = keras.layers.Layer if name in vars(keras.layers.Layer) else keras.Model
-        method = getattr(owner, name)
-
-        @wraps(method)
-        def met(layer: Any, *arguments: Any, **others: Any) -> Any:
-            if (
-                isinstance(layer, keras.Model)
-                and id(layer) not in self._hooked
-                and self._is_twin(layer)
-            ):
-                self._hook(layer)
-            return method(layer, *arguments, **others)
-
-        with replaced(owner, name, self.listener.unhooked(met)):
-            yield
-
-    def _is_twin(self, model: keras.Model) -> bool:
+    def is_twin(self, model: keras.Model) -> bool:
         """Whether another model trains this one's variables, neither being a part of the other."""
         own, others = ({id(v) for v in each.trainable_variables} for each in (self.model, model))
         parts = [*self.model._flatten_layers(), *model._flatten_layers(include_self=False)]
@@ -180,21 +245,15 @@ class Hooks:
 
         return _as_bound(heard, method)
 
-    def _check(self, check: Callable) -> Callable:
-        listener = self.listener
+    def note_check(self, is_finite: Any) -> None:
+        """Record whether the gradients of a step are finite."""
+        if self._is_silent() or not self._can_record([is_finite]):
+            return
 
-        @wraps(check)
-        def told(optimizer: Any, grads: Any) -> Any:
-            is_finite = check(optimizer, grads)
-            if not self._is_silent() and self._can_record([is_finite]):
+        def keep(order: int, replica: int, numbers: list[np.ndarray]) -> None:
+            self.log.add(Scaled(order, bool(numbers[0]), replica))
 
-                def keep(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-                    self.log.add(Scaled(order, bool(numbers[0]), replica))
-
-                listener.tell(keep, [is_finite])
-            return is_finite
-
-        return listener.unhooked(told)
+        self.listener.tell(keep, [is_finite])
 
     def _call(self, model: keras.Model) -> Callable:
         call, listener = model.call, self.listener
@@ -217,12 +276,15 @@ class Hooks:
                 groups = (inputs, tensors(outputs), params, buffers)
             if self._can_record([leaf for group in groups for leaf in group]):
                 if trained_in(self.model) not in self.log.flags:
-                    self.log.room = room(self.model)  # its first call may have built it
+                    self.log.room = room(
+                        self.model, is_run=self.log.is_run
+                    )  # its first call may have built it
                     self.log.flags[trained_in(self.model)] = flags(self.model)
                 differentiated = listener.is_differentiated([*params, *inputs])
                 training = others.get("training")
                 is_training = (differentiated if training is None else training) is True
-                self._tell_call(groups, differentiated, is_training=is_training)
+                mode = (training is True,)
+                self._tell_call(groups, differentiated, is_training=is_training, mode=mode)
                 if differentiated is not False:
                     outputs = self._watched(outputs)
             return outputs
@@ -248,7 +310,10 @@ class Hooks:
     def _values(self, variables: list) -> list:
         """Return the values themselves, before a layer of lower precision casts them."""
         with uncast():
-            return [self.listener.value(v) for v in variables]
+            values = [self.listener.value(v) for v in variables]
+        if not self.log.is_run:
+            return values
+        return [_in_part(value, v.shape) for value, v in zip(values, variables, strict=True)]
 
     def _can_record(self, values: list) -> bool:
         if is_in_trainer():
@@ -260,7 +325,7 @@ class Hooks:
         return not blind
 
     def _tell_call(
-        self, groups: tuple[list, ...], differentiated: bool | None, *, is_training: bool
+        self, groups: tuple[list, ...], differentiated: bool | None, **known: Any
     ) -> None:
         line, trained = line_of_user(self.listener.stack()), trained_in(self.model)
 
@@ -271,47 +336,40 @@ class Hooks:
             kept = (
                 ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
             )
-            known: dict[str, Any] = {"trained": trained, "is_training": is_training}
-            self.log.add(Called(order, inputs, *kept, differentiated, line, replica, **known))
+            called = Called(order, inputs, *kept, differentiated, line, replica, trained=trained)
+            self.log.add(replace(called, **known))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 
-    def _apply(self, apply: Callable) -> Callable:
-        listener = self.listener
+    def stepping(self, optimizer: Any, grads: list, given: list | None) -> Callable | None:
+        """Begin the record of an optimizer step, and return what ends it; None if there is nothing to end."""
+        if self._is_silent():
+            return None
+        of = optimizer._trainable_variables if given is None else given
+        handed = {id(v): g for v, g in zip(of, grads, strict=False)}
+        params = self.model.trainable_variables
+        if not any(id(v) in handed for v in params):
+            self.log.has_others = True
+            self._tell_other(optimizer)
+            return None
+        self._optimizers.append(optimizer)
+        place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
+        held = [
+            _in_part(self.listener.dense(handed[id(params[i])]), params[i].shape) for i in place
+        ]
+        if (scale := optimizer.loss_scale_factor) is not None:  # by which `apply` divides
+            held = [each / scale for each in held]
+        counts = optimizer.learning_rate, optimizer.iterations, optimizer._iterations
+        numbers = [self._number(each) for each in counts]
+        before = self._states(optimizer)
 
-        @wraps(apply)
-        def told(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-            if self._is_silent():
-                return apply(optimizer, grads, trainable_variables)
-            grads = list(grads)
-            given = None if trainable_variables is None else list(trainable_variables)
-            of = optimizer._trainable_variables if given is None else given
-            handed = {id(v): g for v, g in zip(of, grads, strict=False)}
-            params = self.model.trainable_variables
-            if not any(id(v) in handed for v in params):
-                self.log.has_others = True
-                self._tell_other(optimizer)
-                return apply(optimizer, grads, given)
-            self._optimizers.append(optimizer)
-            place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
-            held = [_in_part(listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
-            if (scale := optimizer.loss_scale_factor) is not None:  # by which `apply` divides
-                held = [each / scale for each in held]
-            numbers = [
-                self._number(n)
-                for n in (optimizer.learning_rate, optimizer.iterations, optimizer._iterations)
-            ]
-            before = self._states(optimizer)
-            result = apply(optimizer, grads, given)
+        def end() -> None:
             groups = (held, *before, *self._states(optimizer), numbers)
             if self._can_record([leaf for group in groups for leaf in group]):
-                lost = [
-                    i for i, v in enumerate(params) if id(v) in handed and handed[id(v)] is None
-                ]
-                self._tell_apply(optimizer, (place, lost, len(params)), groups)
-            return result
+                handed_none = (i for i, v in enumerate(params) if handed.get(id(v), 0) is None)
+                self._tell_apply(optimizer, (place, [*handed_none], len(params)), groups)
 
-        return listener.unhooked(told)
+        return end
 
     def _tell_other(self, optimizer: Any) -> None:
         count = [self._number(optimizer.iterations)]
@@ -348,14 +406,16 @@ class Hooks:
                 numbers, groups
             )
             by_place = dict(zip(place, map(np.array, held), strict=True))
-            states = [by_place.get(i) for i in range(num)], params, slots, params_after, slots_after
+            grads = [by_place.get(i) for i in range(num)]
+            states = grads, params, slots, params_after, slots_after
+            outlines = [*map(_outlined, (grads, params_after))] if self.log.is_run else []
             states = states if self.log.wants_step(replica) else ([], [], [], [], [])
             counted = replica, accumulates, int(calls), clips, built
             applied = Applied(
                 order, id(optimizer), *states, float(rate), int(count), line, *counted
             )
             known: dict[str, Any] = {"lost": tuple(lost), "kind": kind, "trained": trained}
-            self.log.add(replace(applied, **known, is_scheduled=is_scheduled))
+            self.log.add(replace(applied, **known, is_scheduled=is_scheduled, outlines=outlines))
 
         self.listener.tell(told, [leaf for group in groups for leaf in group])
 
@@ -377,13 +437,19 @@ def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
     return [list(itertools.islice(rest, len(group))) for group in groups]
 
 
-def room(model: keras.Model) -> int:
+def _outlined(values: list) -> np.ndarray:
+    """Return the outlines of a parameter's numbers each; of a missing gradient zeros."""
+    return np.stack([outline(np.zeros(1) if each is None else each) for each in values])
+
+
+def room(model: keras.Model, *, is_run: bool = False) -> int:
     """Return the number of updates of a model that a log keeps with all numbers.
 
     >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
     40
     """
-    return logs.room(sum(int(np.prod(v.shape)) for v in model.trainable_variables))
+    sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
+    return logs.room(sum(min(size, NUM_PLACES) if is_run else size for size in sizes))
 
 
 def compiled_in(model: keras.Model) -> list:

@@ -27,6 +27,9 @@ _SHOWN = {
     Shown.RATE: "learning rate of update {}",
     Shown.LOSS: "printed loss {}",
     Shown.DERIVATIVE: "derivative of the loss by the output of row {}",
+    Shown.WEIGHT: "{}",
+    Shown.MOVE: "move of {}",
+    Shown.STATE: "{} afterwards",
 }
 _REASONS = {
     Reason.NO_LOSS: "the loss that is meant is not stated",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -25,6 +26,7 @@ from stepcheck.torch.state import (
     Random,
     Setting,
     Step,
+    alike,
     array,
     bare,
     filled,
@@ -32,6 +34,7 @@ from stepcheck.torch.state import (
     is_silent,
     modes,
     of_torch,
+    outlines,
     own_loss,
     rate_of,
     split,
@@ -116,18 +119,7 @@ class Watcher:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Record to the log inside; afterwards PyTorch is as it was, also after an error."""
-        with ExitStack() as stack:
-            live = [self]
-            stack.callback(self._close)
-            stack.callback(live.clear)
-            stack.enter_context(
-                replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live))
-            )
-            for handle in (
-                register_optimizer_step_pre_hook(self.harmless(self._before_step)),
-                register_optimizer_step_post_hook(self.harmless(self._after_step)),
-            ):
-                stack.callback(handle.remove)
+        with listening([self]):
             yield
 
     def run(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
@@ -158,7 +150,7 @@ class Watcher:
 
         return called
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Sort the log, and mark the passes of which a gradient was taken."""
         self.log.close()
         called = [
@@ -235,6 +227,8 @@ class Watcher:
             setting=setting,
             trained=trained_in(self.module),
             is_training=self.module.training and has_graph,
+            mode=alike(setting.modes),
+            random=setting.random.digest() if setting.draws and self.log.is_run else "",
         )
         self.log.add(called)
         if not out.leaves:
@@ -261,8 +255,7 @@ class Watcher:
             self.is_waiting = True
             if self.log.is_open and called.is_whole:
                 with suppress(RuntimeError):  # many derivatives at once have no numbers
-                    found = array(derivative)
-                    called.derivatives.setdefault(i, []).append(found)
+                    self.log.derive(called, i, array(derivative))
 
         return heard
 
@@ -274,7 +267,8 @@ class Watcher:
         self.dropped = line
         self._thrown |= {called.order for called in self._added if called.setting.is_through}
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Note the state before a step."""
         if is_silent() or not self.log.is_open or not self.is_own(optimizer):
             return
         is_kept = (
@@ -288,7 +282,8 @@ class Watcher:
             num_applied=len(self.log.applied),
         )
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Add a step that was made to the log."""
         before = self._before.pop(id(optimizer), None)
         was_skipped = getattr(optimizer, "found_inf", False)  # by a fused step
         if is_silent() or not self.log.is_open or was_skipped:
@@ -341,6 +336,7 @@ class Watcher:
                 kind=type(optimizer).__name__,
                 setting=slots.rates,
                 trained=trained_in(self.module),
+                outlines=outlines(self.module) if self.log.is_run else [],
             )
         )
 
@@ -368,17 +364,86 @@ class Watcher:
         return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
 
-def _recorded(call: Callable, live: list[Watcher]) -> Callable:
-    """Return the call of modules by which a watcher records its module's, also where it was compiled before."""
+@contextmanager
+def listening(
+    watchers: list[Watcher], found: Callable[[nn.Module], Watcher] | None = None
+) -> Iterator[None]:
+    """Let watchers record inside; afterwards PyTorch is as it was, also after an error.
+
+    Args:
+        watchers: one for each module; those that are found are added.
+        found: makes the watcher of a module that runs, or of an optimizer's parameters, and has none.
+    """
+    live = [_Ears(watchers, found)]
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for watcher in live[0].of_step(optimizer):
+            watcher.harmless(watcher.before_step)(optimizer, args, kwargs)
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for watcher in watchers:
+            watcher.harmless(watcher.after_step)(optimizer, args, kwargs)
+
+    with ExitStack() as stack:
+        stack.callback(lambda: [watcher.close() for watcher in watchers])
+        stack.callback(live.clear)
+        stack.enter_context(replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live)))
+        stack.callback(register_optimizer_step_pre_hook(before).remove)
+        stack.callback(register_optimizer_step_post_hook(after).remove)
+        yield
+
+
+class Alone(nn.Module):
+    """Tensors that an optimizer moves and no module has."""
+
+    def __init__(self, tensors: list[Tensor]):
+        super().__init__()
+        self._tensors = tensors
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
+        """Yield each tensor with its number."""
+        yield from ((str(i), tensor) for i, tensor in enumerate(self._tensors))
+
+
+@dataclass
+class _Ears:
+    """The watchers of all modules."""
+
+    watchers: list[Watcher]
+    found: Callable[[nn.Module], Watcher] | None
+
+    def of_pass(self, module: nn.Module) -> Watcher | None:
+        """Return the watcher of a module that begins to run; None inside of another one's pass."""
+        if any(watcher.running for watcher in self.watchers):
+            return None
+        own = next((each for each in self.watchers if each.is_of(module)), None)
+        return self._new(bare(module)) if own is None else own
+
+    def of_step(self, optimizer: Optimizer) -> list[Watcher]:
+        """Return all watchers; tensors of an optimizer that has none get one."""
+        if self.found is not None and not any(each.is_own(optimizer) for each in self.watchers):
+            self._new(Alone([p for group in optimizer.param_groups for p in group["params"]]))
+        return self.watchers
+
+    def _new(self, module: nn.Module) -> Watcher | None:
+        if self.found is None or not trained(module) or any(map(is_lazy, module.parameters())):
+            return None
+        self.watchers.append(self.found(module))
+        return self.watchers[-1]
+
+
+def _recorded(call: Callable, live: list[_Ears]) -> Callable:
+    """Return the call of modules by which watchers record theirs, also where it was compiled before."""
 
     @wraps(call)
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_silent() or not live or live[0].running or not live[0].is_of(module):
+        # DistributedDataParallel writes buffers, and then calls the module.
+        is_outer = isinstance(module, nn.parallel.DistributedDataParallel)
+        if is_silent() or not live or is_outer:
             return call(module, *args, **kwargs)
-        if isinstance(
-            module, nn.parallel.DistributedDataParallel
-        ):  # it writes buffers, and then calls the module
+        watcher = live[0].of_pass(module)
+        if watcher is None:
             return call(module, *args, **kwargs)
-        return live[0].run(call, module, args, kwargs)
+        return watcher.run(call, module, args, kwargs)
 
     return of_torch(called)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from stepcheck.trace.log import Applied, Called, Line, Values
-from stepcheck.trace.measure import in_part
+from stepcheck.trace.measure import in_part, outline
 
 _OWN: list[bool] = []  # judgements that run
 
@@ -30,6 +31,10 @@ class Random(NamedTuple):
     def now() -> "Random":
         """Return the present state."""
         return Random(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    def digest(self) -> str:
+        """Return a digest of PyTorch's state."""
+        return blake2b(self.of_torch.numpy().tobytes(), digest_size=8).hexdigest()
 
     def set(self) -> None:
         """Let the generators continue from this state."""
@@ -264,6 +269,22 @@ def values(module: nn.Module) -> Values:
 def modes(module: nn.Module) -> tuple[bool, ...]:
     """Return of each part, the module itself first, whether it is in training mode."""
     return tuple(part.training for part in module.modules())
+
+
+def alike(modes: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return the modes of all parts, one for all where they agree.
+
+    >>> alike((True, True)), alike((True, False))
+    ((True,), (True, False))
+    """
+    return modes[:1] if len({*modes}) == 1 else modes
+
+
+def outlines(module: nn.Module) -> list[np.ndarray]:
+    """Return the outlines of gradients and of weights, of each trained parameter; a missing gradient is zeros."""
+    params = [p for _, p in trained(module)]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    return [np.stack([*map(outline, in_part([*map(array, part)]))]) for part in (grads, params)]
 
 
 def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck.faults import Fault, Stage
-from stepcheck.trace.measure import once, same
+from stepcheck.trace.digests import digests, in_rows
+from stepcheck.trace.measure import in_part, once, same
 from stepcheck.values import Line, Reason, Unjudged
 
 _MOST_BYTES = 512 << 20  # of inputs that are kept after the room is used up
@@ -46,6 +47,8 @@ class Called:
         setting: all else that a port needs to run it again.
         trained: which variables were set to be trained, as a port knows them again.
         is_training: whether it was called in training mode, and a gradient of it can be taken.
+        mode: of each part of the model, whether it is in training mode; one for all where they agree.
+        random: a digest of the random state before it, if it draws; of a run that is compared with another.
     """
 
     order: int
@@ -60,6 +63,8 @@ class Called:
     setting: Any = field(default=None, compare=False)
     trained: tuple[int, ...] = ()
     is_training: bool = False
+    mode: tuple[bool, ...] = ()
+    random: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -81,6 +86,7 @@ class Applied:
         is_scheduled: whether the optimizer reads its rate from a schedule.
         setting: all else that a port needs to make it again.
         trained: as of `Called`.
+        outlines: of gradients and of weights after it, the outline of each: of a run that is compared, in every update.
     """
 
     order: int
@@ -103,6 +109,7 @@ class Applied:
     is_scheduled: bool = False
     setting: Any = field(default=None, compare=False)
     trained: tuple[int, ...] = ()
+    outlines: list[np.ndarray] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
@@ -175,6 +182,7 @@ class Log:
         fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
         is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
+        is_run: whether it is compared with another run: rows are kept as digests, large outputs and weights in part.
         is_shared: whether each replica's step has the gradient of all, as a process of several has.
         optimizers: the optimizers that made steps, by identity.
         stepped: is called after each event, with the log.
@@ -195,6 +203,7 @@ class Log:
     fitted: tuple[Any, Any, Any] = (None, None, None)
     is_stateless: bool = False
     is_shared: bool = False
+    is_run: bool = False
     is_by_name: bool = False
     flags: dict[tuple[int, ...], Flags] = field(default_factory=dict)
     optimizers: dict[int, Any] = field(default_factory=dict)
@@ -210,7 +219,7 @@ class Log:
     @property
     def has_room(self) -> bool:
         """Whether numbers are still kept."""
-        if self.room < MOST:
+        if self.room < MOST or self.is_run:
             return (len(self.applied) or self._num_moved) < self.room
         return len(self.applied) < self.room * max(len({replica for replica, _ in self._sizes}), 1)
 
@@ -252,13 +261,7 @@ class Log:
         elif isinstance(event, Other):
             self.others.append(event)
         elif isinstance(event, Called):
-            event.params[:] = self._once("params", event.params)
-            event.buffers[:] = self._once("buffers", event.buffers)
-            self._sizes |= {(event.replica, leaf.shape[:1]) for leaf in event.inputs[:1]}
-            self._num_bytes += 0 if event.is_whole else sum(leaf.nbytes for leaf in event.inputs)
-            self.called.append(event)
-            if self._num_bytes > _MOST_BYTES:
-                self.cut(Reason.CUT)
+            self._call(event)
         else:
             for values in (event.params, event.params_after):
                 values[:] = self._once("params of steps", values)
@@ -267,6 +270,23 @@ class Log:
             self.applied.append(event)
         if self.stepped is not None:
             self.stepped(self)
+
+    def _call(self, event: Called) -> None:
+        """Keep a forward pass."""
+        if self.is_run:
+            event.inputs[:] = digests(event.inputs)
+            event.outputs[:] = map(in_rows, event.outputs)
+            for values in (event.params, event.buffers):
+                values[:] = in_part(values)
+        event.params[:] = self._once("params", event.params)
+        event.buffers[:] = self._once("buffers", event.buffers)
+        self._sizes |= {(event.replica, leaf.shape[:1]) for leaf in event.inputs[:1]}
+        outputs = event.outputs if self.is_run else []
+        rest = [*([] if event.is_whole else event.inputs), *outputs]
+        self._num_bytes += sum(leaf.nbytes for leaf in rest)
+        self.called.append(event)
+        if self._num_bytes > _MOST_BYTES:
+            self.cut(Reason.CUT)
 
     def leave(self, reason: Reason, stage: Stage | None = None, told: str = "") -> None:
         """Note once that something is not judged."""
@@ -296,9 +316,15 @@ class Log:
             for each in reversed(self.called[-MOST:])
             if each.replica == replica and i < len(each.outputs)
         )
+        output = in_rows(output) if self.is_run else output
         called = next((each for each in passes if same(each.outputs[i], output)), None)
         if self.is_open and called is not None:
-            called.derivatives.setdefault(i, []).append(np.array(derivative))
+            self.derive(called, i, derivative)
+
+    def derive(self, called: Called, i: int, derivative: np.ndarray) -> None:
+        """Keep the derivative of a loss by the i-th output of a pass."""
+        kept = in_rows(derivative) if self.is_run else derivative
+        called.derivatives.setdefault(i, []).append(np.array(kept))
 
     def _once(self, kind: str, new: list[np.ndarray]) -> list[np.ndarray]:
         if not new:

@@ -93,6 +93,20 @@ def in_part(leaves: Arrays) -> list[np.ndarray]:
     return [leaf if own is None else np.asarray(leaf).reshape(-1)[own] for leaf, own in pairs]
 
 
+NUM_OUTLINED = 3  # entries in an outline
+
+
+def outline(leaf: np.ndarray) -> np.ndarray:
+    """Return the length of an array and a few of its numbers, always of the same places.
+
+    >>> outline(np.array([3.0, 4.0])).tolist()
+    [5.0, 3.0, 3.0, 4.0]
+    """
+    flat = np.asarray(leaf).reshape(-1).astype("float64")
+    some = flat[np.linspace(0, flat.size - 1, NUM_OUTLINED).astype(int)] if flat.size else []
+    return np.array([np.linalg.norm(flat), *some], "float32")
+
+
 def same(one: np.ndarray, two: np.ndarray) -> bool:
     """Whether two arrays hold the same bits."""
     if one is two:
