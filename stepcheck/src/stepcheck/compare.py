@@ -15,8 +15,9 @@ from stepcheck.differences import (
     Relation,
 )
 from stepcheck.errors import SpecificationError
+from stepcheck.trace.log import Applied
 from stepcheck.trace.matching import Match, Matched, matched
-from stepcheck.trace.measure import ROUNDED, tolerance
+from stepcheck.trace.measure import ROUNDED, outline, tolerance
 from stepcheck.trace.sides import Facing, Sides, by_row, derivatives_of, facing, outputs_of
 from stepcheck.trace.trace import Run
 from stepcheck.trace.updates import Pairs, Update, paired, updates
@@ -223,7 +224,7 @@ class _Comparison:
 
     def _outlines(self, one: Update, two: Update, which: int) -> Sides | None:
         """Return the outlines of gradients (0), or of weights afterwards (1); None if not kept."""
-        both = one.applied.outlines, two.applied.outlines
+        both = _outlines_of(one.applied), _outlines_of(two.applied)
         if not all(both):
             return None
         # In another layout, its length alone is the same.
@@ -368,6 +369,14 @@ def _are_whole(one: Update, two: Update) -> bool:
 def _has_other_mode(one: Update, two: Update) -> bool:
     ones, twos = ({called.mode for called in each.passes} for each in (one, two))
     return ones != twos
+
+
+def _outlines_of(step: Applied) -> list[np.ndarray]:
+    """Return the outlines of gradients and weights of a step, also where all numbers were kept."""
+    if not step.is_whole:
+        return step.outlines
+    grads = [np.zeros(1) if grad is None else grad for grad in step.grads]
+    return [np.stack([outline(each) for each in part]) for part in (grads, step.params_after)]
 
 
 def _lines(one: Update, two: Update) -> tuple:

@@ -408,8 +408,10 @@ class Hooks:
             by_place = dict(zip(place, map(np.array, held), strict=True))
             grads = [by_place.get(i) for i in range(num)]
             states = grads, params, slots, params_after, slots_after
-            outlines = [*map(_outlined, (grads, params_after))] if self.log.is_run else []
-            states = states if self.log.wants_step(replica) else ([], [], [], [], [])
+            is_kept, outlines = self.log.wants_step(replica), []
+            if not is_kept:
+                outlines = [*map(_outlined, (grads, params_after))] if self.log.is_run else []
+                states = [], [], [], [], []
             counted = replica, accumulates, int(calls), clips, built
             applied = Applied(
                 order, id(optimizer), *states, float(rate), int(count), line, *counted

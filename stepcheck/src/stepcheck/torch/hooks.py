@@ -37,6 +37,7 @@ from stepcheck.torch.state import (
     outlines,
     own_loss,
     rate_of,
+    sampled,
     split,
     states_of,
     tensors_of,
@@ -186,7 +187,8 @@ class Watcher:
         leaves = list(map(array, nest.leaves))
         is_kept = self.log.wants([leaves[i] for i in self._rows_of(nest.leaves)])
         groups = (trained(module), untrained(module)) if is_kept else ([], [])
-        params, buffers = ([array(v) for _, v in group] for group in groups)
+        kept = sampled if self.log.is_run else array
+        params, buffers = ([kept(v) for _, v in group] for group in groups)
         self.running.append(_Begun(nest, leaves, params, buffers, setting, is_cast, is_kept))
 
     def _rows_of(self, leaves: list[Tensor]) -> list[int]:
@@ -336,7 +338,7 @@ class Watcher:
                 kind=type(optimizer).__name__,
                 setting=slots.rates,
                 trained=trained_in(self.module),
-                outlines=outlines(self.module) if self.log.is_run else [],
+                outlines=outlines(self.module) if self.log.is_run and not is_kept else [],
             )
         )
 
@@ -377,7 +379,7 @@ def listening(
     live = [_Ears(watchers, found)]
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for watcher in live[0].of_step(optimizer):
+        for watcher in [] if is_silent() else live[0].of_step(optimizer):
             watcher.harmless(watcher.before_step)(optimizer, args, kwargs)
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

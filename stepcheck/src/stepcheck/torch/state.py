@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from stepcheck.trace.log import Applied, Called, Line, Values
-from stepcheck.trace.measure import in_part, outline
+from stepcheck.trace.measure import in_part, outline, places
 
 _OWN: list[bool] = []  # judgements that run
 
@@ -214,6 +214,14 @@ def tensor(values: np.ndarray, like: Tensor | None = None) -> Tensor:
     return found if like is None else found.to(like.device)
 
 
+def sampled(given: Tensor) -> np.ndarray:
+    """Return a copy of a tensor, of a large one in part, as `in_part` does it."""
+    chosen = places(given.numel())
+    if chosen is None or given.is_sparse:
+        return in_part([array(given)])[0]
+    return array(given.detach().reshape(-1)[torch.as_tensor(chosen, device=given.device)])
+
+
 def split(leaves: list[Tensor], num: int, like: list[tuple[int, ...]] | None = None) -> list[int]:
     """Return which tensors have rows, as many as `num` at most.
 
@@ -284,7 +292,7 @@ def outlines(module: nn.Module) -> list[np.ndarray]:
     """Return the outlines of gradients and of weights, of each trained parameter; a missing gradient is zeros."""
     params = [p for _, p in trained(module)]
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    return [np.stack([*map(outline, in_part([*map(array, part)]))]) for part in (grads, params)]
+    return [np.stack([outline(sampled(each)) for each in part]) for part in (grads, params)]
 
 
 def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
@@ -357,7 +365,7 @@ def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> list[
     if not is_kept:
         return [None if g is None else np.zeros(0) for g in grads]
     grads = grads if scale is None else [None if g is None else g / scale for g in grads]
-    return [None if g is None else in_part([array(g)])[0] for g in grads]
+    return [None if g is None else sampled(g) for g in grads]
 
 
 def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step:
@@ -379,8 +387,8 @@ def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step
         if isinstance(value, Tensor | int | float)
     ]
     # One after the other, for memory.
-    arrays = [in_part([array(v) if isinstance(v, Tensor) else np.asarray(v)])[0] for *_, v in slots]
-    params = [in_part([array(p)])[0] for _, p in trained(module)]
+    arrays = [sampled(v) if isinstance(v, Tensor) else np.asarray(v) for *_, v in slots]
+    params = [sampled(p) for _, p in trained(module)]
     named = [(i, name, not isinstance(value, Tensor)) for i, name, value in slots]
     return Step(params, arrays, Rates(places, options, named))
 

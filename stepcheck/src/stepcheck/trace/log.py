@@ -86,7 +86,7 @@ class Applied:
         is_scheduled: whether the optimizer reads its rate from a schedule.
         setting: all else that a port needs to make it again.
         trained: as of `Called`.
-        outlines: of gradients and of weights after it, the outline of each: of a run that is compared, in every update.
+        outlines: of a run, of gradients and of weights after it, where their numbers are not kept.
     """
 
     order: int
