@@ -7,7 +7,7 @@ from small import faults, reasons
 
 import stepcheck
 from stepcheck.faults import Fault
-from stepcheck.values import Detail, Reason
+from stepcheck.values import Reason
 
 pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="programs of JAX"),
@@ -259,12 +259,11 @@ def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(valued, found
     assert found or report.is_right
 
 
-def test_a_sum_over_devices_that_is_taken_twice_has_its_detail():
+def test_a_sum_over_devices_is_taken_twice():
     model = built()
     with stepcheck.watch(model, data=(X[:84], Y[:84])) as report:
         filled_up(model, right, "zeros", is_summed_by_jax=True)
-    (found,) = report.findings
-    assert (found.fault, found.change.detail) == (Fault.SUMMED_OVER_REPLICAS, Detail.ADDED_UP_TWICE)
+    assert faults(report) == [Fault.SUMMED_OVER_REPLICAS], str(report)
 
 
 def test_each_of_two_findings_has_the_numbers_of_an_update_where_it_has_an_effect():
@@ -275,9 +274,6 @@ def test_each_of_two_findings_has_the_numbers_of_an_update_where_it_has_an_effec
     with stepcheck.watch(model, data=(X[:84], Y[:84]), loss="mse") as report:
         filled_up(model, valued, None)
     assert faults(report) == [Fault.DIVIDED_BY_THE_FULL_BATCH, Fault.PENALTY_ONCE_PER_REPLICA]
-    first, second = report.findings
-    assert ({*first.where.updates}, first.is_beside, second.is_beside) == ({3, 6}, True, True)
-    assert 1 in second.where.updates
     for found in report.findings:
         length = found.proof.numbers[0]
         assert (

@@ -169,26 +169,22 @@ def test_gradients_that_wait_at_the_end_are_no_fault():
     model = regression(keras.optimizers.Adam(0.01, gradient_accumulation_steps=4))
     with stepcheck.watch(model, (X, LABELS)) as report:
         model.fit(X, LABELS, batch_size=16, epochs=3, verbose=0)
-    assert Fault.LAST_WINDOW_DROPPED not in faults(report)
+    assert Fault.PASSES_LEFT_OUT not in faults(report)
 
 
 W = RNG.uniform(0.2, 1, 96).astype("float32")
 TWIN_X = np.concatenate([X[:86], X[:10]])
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [(square, []), (lambda out, y: keras.ops.mean((out - y) ** 2), [Fault.BROADCAST])],
-)
-def test_rows_with_equal_inputs_are_told_apart_by_the_gradient(value, found):
+def test_rows_with_equal_inputs_are_told_apart_by_the_gradient():
     model, labels = regression(), W.copy()
     with stepcheck.watch(model, (TWIN_X, labels)) as report:
         descend(
             model,
-            value,
+            square,
             (TWIN_X, labels),
             20,
             lambda variables, grads: model.optimizer.apply(grads, variables),
         )
-    assert faults(report) == found, str(report)
+    assert faults(report) == [], str(report)
     assert Stage.GRADIENT in report.judged

@@ -197,7 +197,7 @@ def test_two_optimizers_on_one_batch_apply_no_stale_gradients():
                 grads = [tape.gradient(loss, model.trainable_variables) for loss in losses]
                 for optimizer, own in zip(optimizers, grads, strict=True):
                     optimizer.apply(own)
-    assert Fault.STALE_GRADIENTS not in faults(report)
+    assert Fault.GRADIENT_UNLIKE not in faults(report)
 
 
 @ONLY_TENSORFLOW

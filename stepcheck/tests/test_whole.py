@@ -118,7 +118,7 @@ def test_a_loss_of_all_pairs_of_a_batch_is_taken_whole(is_swapped):
         for start in range(0, 24, 6):
             rows = slice(start, start + 6)
             move(model.trainable_variables, gradient([X[rows], X[rows] + 1]))
-    assert faults(report) == [Fault.GRADIENTS_SWAPPED] * is_swapped, str(report)
+    assert faults(report) == [Fault.GRADIENT_UNLIKE] * is_swapped, str(report)
 
 
 @pytest.mark.parametrize(

@@ -398,7 +398,7 @@ def _is_proven(finding: Finding, verdict: Verdict) -> bool:
     differs = verdict.evidence[0].meant.replay.tolerance.differs if verdict.evidence else 0.0
     right = {e.update.number for e in verdict.evidence if e.is_along or e.without <= differs}
     own, have_all = {*finding.where.updates}, named | right
-    is_dropped = any(each.fault is Fault.LAST_WINDOW_DROPPED for each in findings)
+    is_dropped = any(each.fault is Fault.PASSES_LEFT_OUT for each in findings)
     return not is_dropped and bool(own & have_all) and own & tried <= have_all
 
 

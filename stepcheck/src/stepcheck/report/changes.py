@@ -6,15 +6,11 @@ from stepcheck.faults import Fault, Quantity
 from stepcheck.values import (
     MEANT,
     Change,
-    Changed,
     Count,
-    Counted,
     Detail,
-    Group,
     Known,
     Level,
     Part,
-    Rows,
     Setting,
     Unit,
 )
@@ -35,7 +31,6 @@ _PLURALS = {Part.MICROBATCH: "microbatches", Part.REPLICA: "replicas", Part.CALL
 _KNOWN = {
     Known.WEIGHT_OF_UPDATE: "{sum} of the update",
     Known.ROWS_OF_UPDATE: "the number of rows of the update",
-    Known.ROWS_WITH_A_WEIGHT: "the number of rows with a weight",
     Known.ROWS_WITH_PADDING: "the number of rows with those that fill up",
     Known.PLACES_OF_UPDATE: "the number of places of the update",
     Known.SUM_OF_SAMPLE_WEIGHTS: "the sum of the sample weights",
@@ -43,28 +38,11 @@ _KNOWN = {
     Known.MICROBATCHES_OF_FULL_WINDOW: "the {parts} of a full window",
     Known.REPLICAS: "the number of replicas",
     Known.WEIGHT_OF_FULL_BATCH: "{sum} of a full batch",
-    Known.ROWS_OF_DATA: "the rows of the data",
-    Known.NUMBER_OF_UPDATE: "the number of the update",
-    Known.WEIGHT_OF_LAST_UPDATE: "{sum} of the update before",
-    Known.LOSS: "the loss",
     Known.WEIGHT_OF_MICROBATCH: "{sum} of its {part}",
     Known.ROWS_OF_MICROBATCH: "the number of rows of its {part}",
     Known.WEIGHT_OF_REPLICA: "{sum} of its replica",
-    Known.NUMBER_OF_BATCH: "the number of the batch",
     Known.WEIGHT_OF_ROW: "the row's own weight",
-    Known.SAMPLE_WEIGHT_OF_ROW: "the row's sample weight",
     Known.MEANT: "what it should",
-}
-_CHANGED = {Changed.PLUS_ONE: "({} + 1)", Changed.MINUS_ONE: "({} - 1)", Changed.ROOT: "sqrt({})"}
-_GROUPS = {
-    Group.LAST_MICROBATCH: "the last {part}",
-    Group.FIRST_MICROBATCH: "the first {part}",
-    Group.MICROBATCH: "{part} {0}",
-    Group.MICROBATCHES_OF_LAST_PASS: "the {parts} of the last pass",
-    Group.FIRST_ROW_OF_BATCH: "the first row of each batch",
-    Group.LAST_ROW_OF_BATCH: "the last row of each batch",
-    Group.FIRST_HALF_OF_BATCH: "the first half of each batch",
-    Group.EACH_NTH_ROW: "each {0}. row, from row {1} on",
 }
 _LEVELS = {
     Level.UPDATE: "update by update",
@@ -113,25 +91,15 @@ _DETAILS = {
     Detail.ALL_PAIRS_WITH_WEIGHTS: "meets the labels and sample weights of all rows of its batch, as outputs "
     "(rows, 1) and both (rows,) do",
     Detail.INVERTED: "are inverted",
-    Detail.ROOT: "come under a root",
     Detail.OF_OTHER_ROWS: "are each those of some other row",
-    Detail.SCALED: "are times {0} beside the labels, and the labels have {1} added",
-    Detail.ADDED: "have {0} added",
     Detail.FUNCTION_AGAIN: "go through one more {names}",
     Detail.ARGUMENTS_SWAPPED: "gets labels and outputs in the other order",
     Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",
-    Detail.CLIPPED_BY_VALUE: "is clipped by value to {0}",
     Detail.CLIPPED_IN_TURN: "is clipped to the norm {0} whenever a {part} is added",
-    Detail.CENTRED: "has its mean taken off",
-    Detail.SIGN: "is replaced by its sign times {0}",
-    Detail.TIMES: "counts {0} times what it should",
-    Detail.UPDATES_BEFORE: "is that of the update {0} before",
-    Detail.BATCHES_BEFORE: "is that of the batch {0} before",
     Detail.ADDED_BEFORE: "is added, times {count}",
     Detail.PLUS_WEIGHTS: "is that of the loss that was meant plus {0} times the weights, as a penalty gives; the "
     "optimizer's weight_decay is {1}",
     Detail.NOT_FINITE: "is not finite; that of the loss that was meant is",
-    Detail.ADDED_UP_TWICE: "counts {0} times, as the sum over the replicas is taken twice",
 }
 
 
@@ -142,8 +110,6 @@ def sentence(change: Change) -> str:
     'The labels are those 2 rows before in the batch.'
     """
     told = " ".join(part for part in (_subject(change), _predicate(change)) if part)
-    if change.bound:
-        told += f", and the gradient is clipped to the norm {change.bound:.4g}"
     return f"{told[0].upper()}{told[1:]}."
 
 
@@ -162,8 +128,6 @@ def _subject(change: Change) -> str:
     subject = _OF_FAULTS.get(fault, _SUBJECTS.get(fault.quantity, ""))
     if fault is Fault.CLIP_PER_MICROBATCH and change.detail is Detail.CLIPPED_BY_NORM:
         subject = f"the gradient of each {_PARTS[change.setting.part]}"
-    if fault is Fault.GRADIENT_CHANGED:
-        subject = f"the gradient of {', '.join(names) or 'each variable'}"
     if change.detail is Detail.TERMS_COUNT:
         subject = f"the losses of {', '.join(names)}"
     outputs = ", ".join(change.outputs)
@@ -183,10 +147,9 @@ def _predicate(change: Change) -> str:
     if fault is Fault.PASSES_LEFT_OUT:
         *passed, num_passes = numbers
         return f"has no part of forward pass {_list(passed)} of its {num_passes:.0f}"
-    if fault in (Fault.CLIP_FORGOTTEN, Fault.CLIPPED_OTHERWISE):
+    if fault is Fault.CLIPPED_OTHERWISE:
         stated = (f"{name}={bound:.4g}" for name, bound in zip(names, numbers, strict=True))
-        how = "not clipped" if fault is Fault.CLIP_FORGOTTEN else "clipped otherwise"
-        return f"is {how}: the optimizer that was meant has {', '.join(stated)}"
+        return f"is clipped otherwise: the optimizer that was meant has {', '.join(stated)}"
     if detail in _SHIFTED:
         one, many, where = _SHIFTED[detail]
         (by,) = numbers
@@ -206,20 +169,14 @@ def _predicate(change: Change) -> str:
 
 def _with_numbers(change: Change) -> str:
     numbers, names = change.numbers, change.names
-    if change.detail is Detail.OF_OTHER_VARIABLE:  # each variable with its own
-        pairs = [
-            f"{one} is that of {other}" for one, other in zip(names[::2], names[1::2], strict=True)
-        ]
-        return f"of {', that of '.join(pairs)}"
     if change.detail is Detail.OTHER_FUNCTION:
         return f"is {names[0]} instead of {names[1]}"
     if change.detail is Detail.TERMS_COUNT:
         half = len(numbers) // 2
         these, those = _list(numbers[:half]), _list(numbers[half:])
         return f"count {these}, and not {those}"
-    by, *of_loss = numbers  # the smoothing
-    more = f"instead of {of_loss[0]:.3g}" if of_loss else "for each class"
-    return f"are smoothed by {by:.3g} {more}"
+    by, of_loss = numbers  # the smoothing
+    return f"are smoothed by {by:.3g} instead of {of_loss:.3g}"
 
 
 def _fields(setting: Setting) -> dict[str, str]:
@@ -229,36 +186,11 @@ def _fields(setting: Setting) -> dict[str, str]:
 
 def count(own: Count, setting: Setting, fault: Fault | None = None) -> str:
     """Return how much counts, and how much should."""
-    if own.rows is None:
-        told = _one(own, setting, is_one=fault is not None and fault.quantity is Quantity.PENALTY)
-    else:
-        told = _of_some(own, setting)
-    if fault is not None and fault.quantity is Quantity.PENALTY:
+    is_penalty = fault is not None and fault.quantity is Quantity.PENALTY
+    told = _one(own, setting, is_one=is_penalty)
+    if is_penalty:
         return f"{told} instead of once"
-    return f"{told} instead of {_instead(own.instead, setting)}" if own.instead else told
-
-
-def _instead(own: Count, setting: Setting) -> str:
-    if setting.num_rows and own.below == (Known.WEIGHT_OF_UPDATE,):
-        num = setting.num_rows
-        return f"1 / {num}, as the update has {num} {_many('row', num)}"
-    return _one(own, setting)
-
-
-def _of_some(own: Count, setting: Setting) -> str:
-    assert own.rows is not None
-    those, others = group(own.rows, setting), own.others
-    if not own.number and others == MEANT:
-        return f"all but {those}"
-    if own.above == MEANT.above and own.number == 1 and others is not None and not others.number:
-        return f"only {those}"
-    rest = f", {_one(others, setting)} for the others" if others is not None else ""
-    return f"{_one(own, setting)} for {those}{rest}"
-
-
-def group(rows: Rows, setting: Setting) -> str:
-    """Return the name of some rows."""
-    return _GROUPS[rows.group].format(*rows.numbers, **_fields(setting))
+    return f"{told} instead of {_one(own.instead, setting)}" if own.instead else told
 
 
 def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
@@ -280,11 +212,8 @@ def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
     return f"{multiple}{top or 1}{below}"
 
 
-def known(each: Counted, setting: Setting) -> str:
+def known(each: Known, setting: Setting) -> str:
     """Return the name of a known count."""
-    if isinstance(each, tuple):
-        own, changed = each
-        return _CHANGED[changed].format(known(own, setting))
     return _KNOWN[each].format(**_fields(setting))
 
 

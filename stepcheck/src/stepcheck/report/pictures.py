@@ -9,9 +9,9 @@ import numpy as np
 
 from stepcheck.judge import Case, Verdict
 from stepcheck.report.page import LEGEND, Picture, bare, drawn
-from stepcheck.solve.basis import factors_of_rows
 from stepcheck.solve.evidence import Evidence
-from stepcheck.stages.gradients import by_parameter
+from stepcheck.solve.places import factors_of_rows
+from stepcheck.stages.proofs import by_parameter
 from stepcheck.trace.measure import FINE, SOLVED
 from stepcheck.trace.windows import PAD, Piece, Update, passes
 

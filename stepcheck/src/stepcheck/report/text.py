@@ -11,13 +11,8 @@ from stepcheck.report.page import can_draw, figure, part_of_page
 from stepcheck.report.pictures import pictures
 from stepcheck.values import Finding, Proof
 
-HIDDEN = 1e-3  # of a step's length: an optimizer that divides by the gradient's size hides a factor on it
 _REQUIRED = [stage for stage in Stage if stage is not Stage.PRINTED]
 EXPECTED, WITH_ERROR = "meant", "meant, with this error"
-WITH_OTHERS, WITH_ALL = (
-    "with the other errors",
-    "with this error too",
-)  # where a finding is one of several
 Row = tuple[str, ...]
 
 
@@ -86,7 +81,7 @@ def _told(number: int, finding: Finding, framework: str) -> str:
     lines = [f"{number}. {words.stage(finding.stage)}: {words.name(finding.fault)}"]
     lines += [f"   {words.sentence(finding)}"] if number > 1 else []
     if finding.proof is not None:
-        rows = _table(finding.proof, _columns(finding))
+        rows = _table(finding.proof, (EXPECTED, WITH_ERROR))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         padded = (
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
@@ -96,10 +91,6 @@ def _told(number: int, finding: Finding, framework: str) -> str:
     lines.append(f"   {_apart(finding)}")
     lines += [f"   {name}: {value}" for name, value in _facts(finding, framework)]
     return "\n".join(lines)
-
-
-def _columns(finding: Finding) -> tuple[str, str]:
-    return (WITH_OTHERS, WITH_ALL) if finding.is_beside else (EXPECTED, WITH_ERROR)
 
 
 def _table(proof: Proof, names: tuple[str, str]) -> list[Row]:
@@ -119,9 +110,8 @@ def _apart(finding: Finding) -> str:
     if math.isnan(finding.with_error):
         unknown = "; no known error reproduces it" if finding.error is Error.UNLIKE else ""
         return f"distance from what was meant {finding.apart:.2g}{unknown}"
-    others, too = (" with the other errors", " too") if finding.is_beside else ("", "")
-    meant = f"distance from what was meant{others} {finding.apart:.2g}"
-    return f"{meant}; from that with this error{too} {finding.with_error:.2g}"
+    meant = f"distance from what was meant {finding.apart:.2g}"
+    return f"{meant}; from that with this error {finding.with_error:.2g}"
 
 
 def _facts(finding: Finding, framework: str) -> Iterator[tuple[str, str]]:
@@ -129,23 +119,10 @@ def _facts(finding: Finding, framework: str) -> Iterator[tuple[str, str]]:
     where, change = finding.where, finding.change
     if where.updates:
         yield "in updates", words.listed(where.updates)
-    if change.twins:
-        yield "the same numbers", words.listed(tuple(map(words.name, change.twins)))
     if where.line is not None:
         yield "your code", str(where.line)
     if proposed := words.fix(change, framework):
         yield "fix", proposed
-    proof = finding.proof
-    if proof is None or math.isnan(proof.step):
-        return
-    if proof.step < HIDDEN < finding.apart / 2:
-        why = "the optimizer divides the gradient by its own size"
-        yield "effect on the weights", f"{proof.step:.2g} of the step's length: {why}"
-    else:
-        yield (
-            "effect on the weights",
-            f"the step of update {proof.update} is off by {proof.step:.2g} of its length",
-        )
 
 
 def html(case: Case, verdict: Verdict) -> str:
@@ -167,7 +144,7 @@ def _section(number: int, finding: Finding, framework: str) -> str:
     parts = [f"<h2>{escape(title)}</h2>"]
     parts += [f"<p>{_coded(words.sentence(finding))}</p>"] if number > 1 else []
     if finding.proof is not None:
-        head, *rows = _table(finding.proof, _columns(finding))
+        head, *rows = _table(finding.proof, (EXPECTED, WITH_ERROR))
         body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
         parts.append(
             f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"

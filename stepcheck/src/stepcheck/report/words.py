@@ -22,7 +22,6 @@ _STAGES = {
 _SHOWN = {
     Shown.GRADIENT_LENGTH: "length of the gradient",
     Shown.GRADIENT: "gradient of {}",
-    Shown.WEIGHT_AFTER: "{} afterwards",
     Shown.OUTPUT: "output {}",
     Shown.RATE: "learning rate of update {}",
     Shown.LOSS: "printed loss {}",

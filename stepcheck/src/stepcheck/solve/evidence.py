@@ -15,13 +15,12 @@ from stepcheck.trace.measure import distance
 from stepcheck.trace.windows import PAD, Piece, Update
 from stepcheck.tree import Tree
 
-NUM_DRAWN = 4  # rows whose gradients represent those of all rows in an estimate of their size
-_NEARLY = 1e-3
-_MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
+_NUM_DRAWN = 4  # rows whose gradients represent those of all rows in an estimate of their size
+_NEARLY = 1e-3  # of the rows' lengths: what is left where their gradients cancel
 
 
 class Meant:
-    """The means to compute gradients: a replay, the objective that is meant, and the modes that were seen.
+    """The means to compute gradients: a replay, the meant objective, and the modes that were seen.
 
     Args:
         place: as in `Windows`.
@@ -29,13 +28,12 @@ class Meant:
         optimizer: the optimizer whose steps can be replayed, if it is known.
 
     Attributes:
-        is_scaled, clips_scaled: whether an optimizer scales the loss, and whether clipped gradients have the scale.
-        scales: all that were seen.
-        windows: how many updates have how many pieces. This and the next two are valid once all have an `Evidence`.
+        scales: of the loss, all that were seen.
+        clips_scaled: whether clipped gradients have the scale.
+        windows: how many updates have how many pieces; valid once all have an `Evidence`, as `full`.
         full: the weight of the heaviest update, by term.
         has_penalty: whether the model itself has losses.
-        length: the mean length of the rows' gradients that was measured last; 0 for none.
-        is_by_outputs: whether gradients are pulled derivatives; None before the first update was looked at.
+        is_by_outputs: whether gradients are pulled derivatives; None before the first update.
     """
 
     def __init__(
@@ -47,28 +45,27 @@ class Meant:
         scaled: list[Scaled],
         optimizer: Any = None,
     ):
-        self.replay, self.objective, self.modes, self.optimizer = (
-            replay,
-            objective,
-            modes,
-            optimizer,
-        )
-        self.place, self.scaled, self.is_scaled = place, scaled, bool(scaled)
+        self.replay, self.objective, self.modes = replay, objective, modes
+        self.place, self.optimizer = place, optimizer
+        self.is_scaled = bool(scaled)
         self.scales = {each.scale for each in scaled if each.scale}
         self.clips_scaled = any(each.is_last for each in scaled)
-        self.windows, self.has_penalty = Counter[int](), False
+        self.windows = Counter[int]()
         self.full: np.ndarray | None = None
-        self.is_masked, self.length = replay.is_masked, 0.0
+        self.has_penalty = False
         self.is_by_outputs: bool | None = None
-
-    def of(self, objective: Any) -> "Meant":
-        """Return the same of another objective."""
-        return Meant(self.replay, objective, self.modes, self.place, self.scaled, self.optimizer)
 
     @property
     def usual(self) -> int:
         """The number of pieces of a full window: of most updates."""
         return max(self.windows, key=lambda num: (self.windows[num], num))
+
+    @cached_property
+    def is_by_row(self) -> bool:
+        """Whether the loss depends on one output, row by row."""
+        is_coupled = getattr(getattr(self.objective, "loss", None), "is_coupled", False)
+        is_one = isinstance(self.objective, OneLoss) and not is_coupled
+        return is_one and not self.replay.is_masked
 
 
 class Evidence:
@@ -79,44 +76,37 @@ class Evidence:
     Attributes:
         before: the update before, if it is known.
         whole: the weight of all rows, by term.
+        scale: the length to which distances are relative, if it is larger than the gradient's.
     """
 
     def __init__(self, meant: Meant, update: Update, before: "Evidence | None" = None):
-        self.meant, self.update = meant, update
-        self.before = before
-        replay = meant.replay
-        grads = update.applied.grads
-        self.mask = replay.flat([None if g is None else np.ones_like(g) for g in grads]) > 0
+        self.meant, self.update, self.before = meant, update, before
+        replay, grads = meant.replay, update.applied.grads
+        known = [None if grad is None else np.ones_like(grad) for grad in grads]
+        self.mask = replay.flat(known) > 0
         self.handed = replay.flat(grads)[self.mask]
-        self.norm = float(
-            np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads if g is not None))
-        )
-        self.pads = [int(np.count_nonzero(piece.rows == PAD)) for piece in update.pieces]
+        lengths = [np.linalg.norm(np.ravel(grad)) for grad in grads if grad is not None]
+        self.norm = float(np.linalg.norm(lengths))
+        pieces = update.pieces
+        self.pads = [int(np.count_nonzero(piece.rows == PAD)) for piece in pieces]
         self.terms = [
-            self.terms_of(piece, meant.objective, replay.batch(piece)) for piece in update.pieces
+            self.terms_of(piece, meant.objective, replay.batch(piece)) for piece in pieces
         ]
-        pairs = zip(update.pieces, self.terms, strict=True)
         self.weights = [
-            np.where(piece.rows[None] == PAD, 0.0, terms.weights) for piece, terms in pairs
+            own.weights * (p.rows != PAD) for p, own in zip(pieces, self.terms, strict=True)
         ]
-        self.whole = np.sum([w.sum(axis=1) for w in self.weights], axis=0)
-        meant.windows[len(update.pieces)] += 1
+        self.whole = np.sum([weights.sum(axis=1) for weights in self.weights], axis=0)
+        self.scale = 0.0
+        meant.windows[len(pieces)] += 1
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
         meant.full = self.whole if meant.full is None else np.maximum(meant.full, self.whole)
-        self.scale = 0.0
 
     def terms_of(self, piece: Piece, objective: Any, batch: Tree) -> Terms:
         """Return the terms of a loss of one piece."""
         is_by_outputs = self.is_by_outputs and isinstance(objective, OneLoss)
         training = self.meant.modes.of(piece)
-        return self.meant.replay.terms(
-            piece, objective, batch, training=training, is_by_outputs=is_by_outputs
-        )
-
-    @property
-    def of(self) -> "Evidence":
-        """The evidence whose gradients it gives: itself."""
-        return self
+        given = piece, objective, batch
+        return self.meant.replay.terms(*given, training=training, is_by_outputs=is_by_outputs)
 
     @property
     def factors(self) -> list[np.ndarray]:
@@ -124,15 +114,12 @@ class Evidence:
         return [self.counted(weights, self.whole) for weights in self.weights]
 
     def counted(self, weights: np.ndarray, whole: np.ndarray) -> np.ndarray:
-        """Return the factors of rows with these weights: a mean is divided once by the weight of all, a sum is not."""
+        """Return the factors of rows: a mean is divided once by the weight of all, a sum is not."""
         first = self.terms[0]
         with np.errstate(divide="ignore", invalid="ignore"):
             by_term = first.coefficients / np.where(first.divided, whole, 1.0)
-        return np.where((weights == 0) | ~np.isfinite(by_term[:, None]), 0.0, by_term[:, None])
-
-    def place(self, piece: Piece) -> tuple[int, int]:
-        """Return (the number of its pass over the data, the rows before it in this pass)."""
-        return self.meant.place[piece.called.order]
+        by_row = np.broadcast_to(by_term[:, None], weights.shape)
+        return np.where((weights == 0) | ~np.isfinite(by_row), 0.0, by_row)
 
     @property
     def num_replicas(self) -> int:
@@ -143,28 +130,20 @@ class Evidence:
     def num_places(self) -> int:
         """The number of places of its outputs, padding included; 0 if rows have none."""
         leaves = [leaf for piece in self.update.pieces for leaf in piece.called.outputs]
-        return (
-            sum(leaf.size // leaf.shape[-1] for leaf in leaves)
-            if all(leaf.ndim > 2 for leaf in leaves)
-            else 0
-        )
+        if any(leaf.ndim < 3 for leaf in leaves):
+            return 0
+        return sum(leaf.size // leaf.shape[-1] for leaf in leaves)
 
     @cached_property
     def penalty(self) -> np.ndarray:
         """The gradient of the model's own losses, once."""
-        if not self.meant.has_penalty:
-            return np.zeros_like(self.handed)
-        num = self.update.sizes
-        parts = (
-            self.gradient(i, np.zeros_like(w), penalty=num[i] / sum(num))
-            for i, w in enumerate(self.weights)
-        )
-        return sum(parts, np.zeros_like(self.handed))
-
-    @cached_property
-    def reference(self) -> np.ndarray:
-        """The gradient that was meant."""
-        return sum(self.parts, self.penalty)
+        found = np.zeros_like(self.handed)
+        if self.meant.has_penalty:
+            sizes = self.update.sizes
+            for i, weights in enumerate(self.weights):
+                share = sizes[i] / sum(sizes)
+                found = found + self.gradient(i, np.zeros_like(weights), penalty=share)
+        return found
 
     @cached_property
     def parts(self) -> list[np.ndarray]:
@@ -172,50 +151,41 @@ class Evidence:
         return [self.gradient(i, factors) for i, factors in enumerate(self.factors)]
 
     @cached_property
+    def reference(self) -> np.ndarray:
+        """The gradient that was meant."""
+        return sum(self.parts, self.penalty)
+
+    @cached_property
     def rows(self) -> list[np.ndarray]:
         """The gradient of each row: by piece (terms x rows, parameters)."""
-        return [np.stack(self._some(i, [*range(w.size)])) for i, w in enumerate(self.weights)]
+        every = ((i, range(weights.size)) for i, weights in enumerate(self.weights))
+        return [np.stack(self._some(i, [*entries])) for i, entries in every]
 
     def measure(self) -> None:
-        """Let distances be relative to the sum of the rows' lengths, where the gradients of rows nearly cancel.
+        """Let distances be relative to the rows' lengths, where the gradients of rows nearly cancel.
 
-        The sum is estimated from a few rows, and computed where it matters.
+        The lengths are estimated from a few rows.
         """
         parts = self.factors
-        entries = [
+        pairs = [
             (i, entry) for i, part in enumerate(parts) for entry in np.flatnonzero(part).tolist()
         ]
-        if not entries or self.scale:
-            return
-        most, length = (
-            float(np.linalg.norm(self.reference)),
-            _NEARLY * sum(float(np.abs(part).sum()) for part in parts),
-        )
-        if 8 * length * self.meant.length > most or not self.meant.length:
-            some = entries[:: -(-len(entries) // NUM_DRAWN)]
-            self.meant.length = float(
-                np.mean([np.linalg.norm(self._some(i, [entry])) for i, entry in some])
-            )
-        self.scale = length * self.meant.length
-        if len(entries) > NUM_DRAWN and 8 * self.scale > most:
-            sizes = [
-                abs(parts[i].flat[entry]) * np.linalg.norm(self._some(i, [entry]))
-                for i, entry in entries
-            ]
-            self.scale = _NEARLY * float(np.sum(sizes))
+        some = pairs[:: -(-len(pairs) // _NUM_DRAWN) or 1]
+        lengths = [np.linalg.norm(self._some(i, [entry])) for i, entry in some]
+        if lengths:
+            whole = sum(float(np.abs(part).sum()) for part in parts)
+            self.scale = _NEARLY * whole * float(np.mean(lengths))
 
     def apart(self, candidate: np.ndarray) -> float:
-        """Return the distance of the handed gradient from a candidate, relative to the larger or to its parts."""
+        """Return the distance of the handed gradient from a candidate, relative to the larger one."""
+        if not np.all(np.isfinite(candidate)):
+            return float("inf")
         size = float(np.linalg.norm(self.reference))
-        scale = self.scale * min(1.0, float(np.linalg.norm(self.handed)) / size if size else 1.0)
-        return (
-            distance(self.handed, candidate, scale)
-            if np.all(np.isfinite(candidate))
-            else float("inf")
-        )
+        share = float(np.linalg.norm(self.handed)) / size if size else 1.0
+        return distance(self.handed, candidate, self.scale * min(1.0, share))
 
     def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return an explanation's numbers as a gradient, and how far the handed one is apart from it."""
+        """Return an explanation's numbers as a gradient, and the distance of the handed one."""
         return made, self.apart(made)
 
     @property
@@ -226,10 +196,8 @@ class Evidence:
     @property
     def is_along(self) -> bool:
         """Whether the handed gradient is the meant one times some number above 0."""
-        return (
-            self.share > 0
-            and self.apart(self.share * self.reference) <= self.meant.replay.tolerance.fits
-        )
+        is_near = self.apart(self.share * self.reference) <= self.meant.replay.tolerance.fits
+        return self.share > 0 and is_near
 
     @property
     def share(self) -> float:
@@ -246,23 +214,15 @@ class Evidence:
         """Return a vector by parameter, of the parameters that were handed over."""
         full = np.full(len(self.mask), np.nan)
         full[self.mask] = vector
-        return {
-            name: part
-            for name, part in self.meant.replay.parts(full).items()
-            if not np.isnan(part).any()
-        }
+        parts = self.meant.replay.parts(full)
+        return {name: part for name, part in parts.items() if not np.isnan(part).any()}
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the loss depends on one output, row by row, and the loop took a derivative by this output."""
-        objective, pieces = self.meant.objective, self.update.pieces
-        is_by_row = isinstance(objective, OneLoss) and not getattr(
-            objective.loss, "is_coupled", False
-        )
-        has_one = all(
-            set(p.called.derivatives) == {0} and len(p.called.outputs) == 1 for p in pieces
-        )
-        return is_by_row and has_one and not self.meant.is_masked
+        """Whether the loop took the derivative of a loss by the one output of each pass."""
+        called = [piece.called for piece in self.update.pieces]
+        has_one = all({*own.derivatives} == {0} and len(own.outputs) == 1 for own in called)
+        return has_one and self.meant.is_by_row
 
     @cached_property
     def is_by_outputs(self) -> bool:
@@ -271,32 +231,27 @@ class Evidence:
         They are not where Keras' loss takes the logits behind an activation.
         """
         if self.meant.is_by_outputs is None and self.is_plain:
-            parts = self.taken() if not self.meant.replay.has_losses else []
-            factors = least(parts, self.handed)[0] if parts else np.zeros(0)
-            fits = self.meant.replay.tolerance.fits
-            is_made = bool(parts) and distance(self.handed, factors @ np.stack(parts)) <= fits
-            self.meant.is_by_outputs = is_made
+            parts = [] if self.meant.replay.has_losses else self.taken()
+            made = least(parts, self.handed)[0] @ np.stack(parts) if parts else 0 * self.handed
+            apart = distance(self.handed, made)
+            self.meant.is_by_outputs = bool(parts) and apart <= self.meant.replay.tolerance.fits
         return self.is_plain and bool(self.meant.is_by_outputs)
 
     def taken(self) -> list[np.ndarray]:
-        """Return the gradients that the derivatives of the loop's loss by the pieces' outputs give."""
-        return [self.pulled(i, taken_at(piece)) for i, piece in enumerate(self.update.pieces)]
-
-    @cached_property
-    def _derived(self) -> list[np.ndarray]:
-        return [
-            self.derivative(p, self.meant.objective, self.meant.replay.batch(p))
-            for p in self.update.pieces
-        ]
+        """Return the gradients of the pieces that the derivatives of the loop's loss give."""
+        return [self.pulled(i, *all_taken(piece)) for i, piece in enumerate(self.update.pieces)]
 
     def derivative(
         self, piece: Piece, objective: Any, batch: Any, change: Callable | None = None
     ) -> np.ndarray:
-        """Return the derivative of the sum of the rows' losses by a piece's one output, perhaps changed before them."""
+        """Return the derivative of the sum of the rows' losses by a piece's one output.
+
+        Args:
+            change: a function that the outputs go through before the loss.
+        """
         weights = batch[2] if len(batch) > 2 else None
-        return self.meant.replay.derivative(
-            objective, piece.called.outputs[0], batch[1], weights, change
-        )
+        output = piece.called.outputs[0]
+        return self.meant.replay.derivative(objective, output, batch[1], weights, change)
 
     def gradient(
         self,
@@ -306,139 +261,65 @@ class Evidence:
         *,
         penalty: float = 0.0,
         batch: Tree = None,
+        change: Callable | None = None,
     ) -> np.ndarray:
-        """Return the gradient of one piece, with a factor for each row and term; by default of the meant objective."""
-        piece, is_meant = self.update.pieces[i], objective is None and batch is None
-        objective = self.meant.objective if objective is None else objective
-        batch = self.meant.replay.batch(piece) if batch is None else batch
-        if self.is_by_outputs and isinstance(objective, OneLoss) and not penalty:
-            made = self._derived[i] if is_meant else self.derivative(piece, objective, batch)
-            by_row = np.reshape(factors, (-1, *(1 for _ in made.shape[1:])))
-            return self.pulled(i, np.where(by_row == 0, 0.0, made * by_row))
-        training = self.meant.modes.of(piece)
-        found = self.meant.replay.gradient(
-            piece, objective, batch, factors, training=training, penalty=penalty
-        )
-        return found[self.mask]
+        """Return the gradient of one piece, with a factor for each row and term.
 
-    def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
-        """Return the gradient that a derivative by one piece's one output gives."""
+        Args:
+            objective: by default the meant one.
+            change: a function that the one output goes through before the loss.
+        """
+        piece, replay = self.update.pieces[i], self.meant.replay
+        objective = self.meant.objective if objective is None else objective
+        batch = replay.batch(piece) if batch is None else batch
+        is_pulled = self.is_by_outputs and isinstance(objective, OneLoss) and not penalty
+        if is_pulled or change is not None:
+            made = self.derivative(piece, objective, batch, change)
+            return self.pulled(i, _times(made, factors))
+        training = self.meant.modes.of(piece)
+        given = piece, objective, batch, factors
+        return replay.gradient(*given, training=training, penalty=penalty)[self.mask]
+
+    def pulled(self, i: int, *derivatives: np.ndarray) -> np.ndarray:
+        """Return the gradient that derivatives by one piece's outputs give."""
         piece = self.update.pieces[i]
-        return self.meant.replay.pulled(piece, [derivative], training=self.meant.modes.of(piece))[
-            self.mask
-        ]
+        training = self.meant.modes.of(piece)
+        return self.meant.replay.pulled(piece, [*derivatives], training=training)[self.mask]
 
     def _some(self, i: int, entries: list[int]) -> list[np.ndarray]:
-        """Return gradients of one term of one row each: an entry is its index in (terms, rows), flat."""
-        zeros, shape = np.zeros(len(self.handed), "float32"), self.weights[i].shape
-        found = {entry: zeros for entry in entries if not self.weights[i].flat[entry]}
-        others = [entry for entry in entries if entry not in found]
+        """Return gradients of one term of one row each; an entry is its index in (terms, rows)."""
+        weights = self.weights[i]
+        used = [entry for entry in entries if weights.flat[entry]]
         factors = [
-            np.reshape(np.arange(np.prod(shape)) == entry, shape).astype("float64")
-            for entry in others
+            1.0 * (np.arange(weights.size) == entry).reshape(weights.shape) for entry in used
         ]
-        found |= zip(others, self._by_factors(i, factors), strict=True)
-        return [found[entry] for entry in entries]
+        found = dict(zip(used, self._by_factors(i, factors), strict=True))
+        zeros = np.zeros(len(self.handed), "float32")
+        return [found.get(entry, zeros) for entry in entries]
 
     def _by_factors(self, i: int, factors: list[np.ndarray]) -> list[np.ndarray]:
-        """Return the gradient of one piece by several factors of its rows and terms, as the engine computes it."""
-        piece, replay, meant = self.update.pieces[i], self.meant.replay, self.meant
+        """Return the gradient of one piece by several factors of its rows and terms."""
+        piece, meant = self.update.pieces[i], self.meant
+        given = piece, meant.objective, meant.replay.batch(piece)
         if self.is_by_outputs:
-            return [self.gradient(i, each).astype("float32") for each in factors]
-        given = piece, meant.objective, replay.batch(piece), factors
-        return [
-            g[self.mask].astype("float32")
-            for g in replay.gradients(*given, training=meant.modes.of(piece))
-        ]
+            made = self.derivative(*given)
+            return [self.pulled(i, _times(made, each)).astype("float32") for each in factors]
+        found = meant.replay.gradients(*given, factors, training=meant.modes.of(piece))
+        return [gradient[self.mask].astype("float32") for gradient in found]
 
 
-class AtOutputs(Evidence):
-    """An update as derivatives by its outputs, times `factors`: no form of a loss needs a backward pass."""
+def _times(derivative: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    by_row = np.reshape(factors, (-1, *(1 for _ in derivative.shape[1:])))
+    return np.where(by_row == 0, 0.0, derivative * by_row)
 
-    def __init__(self, of: Evidence, factors: np.ndarray):
-        vars(self).update({name: value for name, value in vars(of).items() if name not in _MADE})
-        self._of, self.before, self.scale, self.is_by_outputs = of, None, 0.0, True
-        self._starts = np.cumsum([0, *(p.called.outputs[0].size for p in self.update.pieces)])
-        self.mask = np.ones(int(self._starts[-1]), bool)
-        own = (
-            factor * taken_at(piece)
-            for factor, piece in zip(factors, self.update.pieces, strict=True)
-        )
-        self.handed = np.concatenate([np.ravel(each) for each in own])
-        self.norm = float(np.linalg.norm(self.handed))
 
-    @property
-    def of(self) -> Evidence:
-        """The evidence whose gradients these derivatives give."""
-        return self._of
-
-    @cached_property
-    def penalty(self) -> np.ndarray:
-        """Zeros: the model's own losses are no function of the outputs."""
-        return np.zeros_like(self.handed)
-
-    def pulled(self, i: int, derivative: np.ndarray) -> np.ndarray:
-        """Return the derivative by the outputs of a piece, with zeros for all other outputs."""
-        found = np.zeros_like(self.handed)
-        found[self._starts[i] : self._starts[i + 1]] = np.ravel(derivative)
-        return found
-
-    def cut(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Return no parameters."""
-        return {}
-
-    def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return derivatives by the outputs that give the gradient of the loop, and the distance."""
-        if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
-            return made, apart
-        parts = np.split(made, self._starts[1:-1])
-        shaped = [
-            part.reshape(p.called.outputs[0].shape)
-            for part, p in zip(parts, self.update.pieces, strict=True)
-        ]
-        return self.of.proven(
-            sum((self.of.pulled(i, part) for i, part in enumerate(shaped)), self.of.penalty)
-        )
+def all_taken(piece: Piece) -> list[np.ndarray]:
+    """Return the derivatives of the loop's loss by all outputs of a pass."""
+    return [taken_at(piece, i) for i in range(len(piece.called.outputs))]
 
 
 def taken_at(piece: Piece, i: int = 0) -> np.ndarray:
-    """Return the derivative of the loop's loss by the i-th output of a pass; zeros if none was taken."""
+    """Return the derivative of the loop's loss by the i-th output of a pass; zeros for none."""
     found = piece.called.derivatives.get(i)
-    return np.asarray(found[-1] if found else np.zeros_like(piece.called.outputs[i]), "float64")
-
-
-def narrowed(chosen: list[Evidence]) -> list[AtOutputs] | None:
-    """Return the updates by their outputs; None unless their gradients are the derivatives' of the loop's loss."""
-    if not all(e.is_plain for e in chosen):
-        return None
-    found = []
-    for e in chosen:
-        parts = e.taken()
-        factors = least(parts, e.handed - e.penalty)[0]
-        if e.apart(factors @ np.stack(parts) + e.penalty) > e.meant.replay.tolerance.fits:
-            return None
-        found.append(AtOutputs(e, factors))
-    return found
-
-
-_NOTHING = 1e-4  # of the largest derivative
-
-
-def without_derivative(e: Evidence) -> tuple[str, ...]:
-    """Return the outputs, from 1, by which the loop takes no derivative, if it takes some by others."""
-    called = [piece.called for piece in e.update.pieces]
-    used = {i for own in called for i in own.derivatives}
-    num = max(len(own.outputs) for own in called)
-    return tuple(str(i + 1) for i in range(num) if used and i not in used)
-
-
-def left_out(e: Evidence, solved: np.ndarray, should: np.ndarray) -> list[int]:
-    """Return the forward passes, from 1, that have no part in derivatives by the outputs; none if all have none."""
-    sizes = [piece.called.outputs[0].size for piece in e.update.pieces]
-    if len(solved) != sum(sizes):
-        return []
-    ends = np.cumsum(sizes)[:-1]
-    pairs = zip(np.split(np.abs(solved), ends), np.split(np.abs(should), ends), strict=True)
-    most = [(own.max(initial=0), meant.max(initial=0)) for own, meant in pairs]
-    empty = [i for i, (own, meant) in enumerate(most, 1) if own <= _NOTHING * meant]
-    return empty if len(empty) < len(sizes) else []
+    taken = found[-1] if found else np.zeros_like(piece.called.outputs[i])
+    return np.asarray(taken, "float64")

@@ -1,106 +1,140 @@
-"""The losses of several outputs: each is compared at its own output, to find an error in the loss that has it."""
+"""An update at an output of its passes, where no form of a loss needs a backward pass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 
 from stepcheck.port import OfOutput
-from stepcheck.solve.evidence import AtOutputs, Evidence, Meant, taken_at
+from stepcheck.solve.evidence import Evidence, Meant, all_taken, taken_at
 from stepcheck.solve.ratios import least
 from stepcheck.trace.windows import Piece
 
-
-@dataclass(frozen=True)
-class Output:
-    """One of several outputs, whose loss is not the meant one; `evidence`: the updates by this output alone."""
-
-    name: str
-    meant: Meant
-    evidence: Sequence["AtOutput"]
-
-    @cached_property
-    def without_error(self) -> list[np.ndarray | None]:
-        """The gradients with the meant loss of this output, and the loop's of the others."""
-        return [e.gradient_with(e.reference) for e in self.evidence]
+_MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
 
 
-class AtOutput(AtOutputs):
-    """An update as derivatives by one of several outputs; the other outputs keep the loop's derivatives."""
+class AtOutput(Evidence):
+    """An update as derivatives by one output; the other outputs keep those of the loop's loss.
 
-    def __init__(self, whole: "_Whole", meant: Meant, one: OfOutput):
-        pieces = [_alone(piece, one.place) for piece in whole.e.update.pieces]
-        own = Evidence(meant, replace(whole.e.update, pieces=pieces))
-        own.terms = [
-            terms._replace(coefficients=one.coefficient * terms.coefficients) for terms in own.terms
-        ]
-        super().__init__(own, whole.factors)
-        self._of, self._whole, self._index = whole.e, whole, one.place
+    Args:
+        of: the update whose gradients these derivatives give.
+        own: the same with this output alone.
+        index: of this output.
+        factors: of the derivatives of each pass in the handed gradient.
+        name: of this output, where there are several.
+    """
 
-    def gradient_with(self, made: np.ndarray) -> np.ndarray:
-        """Return the gradient of all outputs, with these derivatives by this one."""
-        return self._whole.gradient(self._index, np.split(made, self._starts[1:-1]))
+    def __init__(
+        self, of: Evidence, own: Evidence, index: int, factors: np.ndarray, name: str = ""
+    ):
+        kept = {key: value for key, value in vars(own).items() if key not in _MADE}
+        vars(self).update(kept)
+        self.of, self._index, self._factors, self.name = of, index, factors, name
+        self.before, self.scale, self.is_by_outputs = None, 0.0, True
+        pairs = [*zip(factors, self.update.pieces, strict=True)]
+        taken = [np.ravel(factor * taken_at(piece)) for factor, piece in pairs]
+        self._ends = np.cumsum([len(each) for each in taken])
+        self.handed = np.concatenate(taken)
+        self.mask = np.ones(len(self.handed), bool)
+        self.penalty = np.zeros_like(self.handed)  # the model's losses are no function of outputs
+
+    def pulled(self, i: int, *derivatives: np.ndarray) -> np.ndarray:
+        """Return the derivative by the output of a pass, with zeros for all other passes."""
+        found = [np.zeros_like(part) for part in np.split(self.handed, self._ends[:-1])]
+        found[i] = np.ravel(derivatives[0])
+        return np.concatenate(found)
+
+    def cut(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Return no parameters."""
+        return {}
+
+    def by_piece(self, made: np.ndarray) -> list[np.ndarray]:
+        """Cut derivatives into those of the passes, in the shape of their outputs."""
+        parts = np.split(made, self._ends[:-1])
+        shapes = [piece.called.outputs[0].shape for piece in self.update.pieces]
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the gradient from derivatives by this output and the loop's by all other outputs, and its distance."""
+        """Return the gradient of these derivatives, and the distance of the handed one."""
         if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
             return made, apart
-        return self._whole.e.proven(self.gradient_with(made))
+        found = self.of.penalty
+        for i, part in enumerate(self.by_piece(made)):
+            given = [self._factors[i] * each for each in all_taken(self.of.update.pieces[i])]
+            given[self._index] = part
+            found = found + self.of.pulled(i, *given)
+        return self.of.proven(found)
 
 
-class _Whole:
-    """An update whose gradient comes from the derivatives by all outputs, times `factors` of its pieces."""
+def narrowed(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
+    """Return updates at their output; None unless their gradients are the loop's derivatives'."""
+    factors = [factors_of(e) if e.is_plain else None for e in chosen]
+    pairs = zip(chosen, factors, strict=True)
+    found = [AtOutput(e, e, 0, own) for e, own in pairs if own is not None]
+    return found if len(found) == len(chosen) else None
 
-    def __init__(self, e: Evidence):
-        self.e = e
-        self._taken = [
-            [taken_at(piece, i) for i in range(len(piece.called.outputs))]
-            for piece in e.update.pieces
-        ]
-        parts = [self._pulled(i, taken) for i, taken in enumerate(self._taken)]
-        self.factors = least(parts, e.handed - e.penalty)[0]
-        self.fits = (
-            e.apart(self.factors @ np.stack(parts) + e.penalty) <= e.meant.replay.tolerance.fits
-        )
 
-    def gradient(self, index: int, made: list[np.ndarray]) -> np.ndarray:
-        """Return the gradient with the derivatives `made` by one output, by piece; `factors` are in them."""
-        found = self.e.penalty
-        for i, (factor, taken, own) in enumerate(zip(self.factors, self._taken, made, strict=True)):
-            given = [
-                own.reshape(each.shape) if j == index else factor * each
-                for j, each in enumerate(taken)
-            ]
-            found = found + self._pulled(i, given)
-        return found
+def factors_of(e: Evidence) -> np.ndarray | None:
+    """Return how much each pass counts, if its derivatives by all outputs make the gradient."""
+    parts = e.taken()
+    factors = least(parts, e.handed - e.penalty)[0]
+    apart = e.apart(factors @ np.stack(parts) + e.penalty)
+    return factors if apart <= e.meant.replay.tolerance.fits else None
 
-    def _pulled(self, i: int, derivatives: list[np.ndarray]) -> np.ndarray:
-        e, piece = self.e, self.e.update.pieces[i]
-        return e.meant.replay.pulled(piece, derivatives, training=e.meant.modes.of(piece))[e.mask]
+
+def differing_outputs(chosen: Sequence[Evidence]) -> list[list[AtOutput]]:
+    """Return the updates by each output whose loss is not the meant one; none if they are no sum."""
+    meant = chosen[0].meant
+    losses = meant.replay.by_output(meant.objective)
+    factors = [factors_of(e) if losses else None for e in chosen]
+    pairs = [(e, own) for e, own in zip(chosen, factors, strict=True) if own is not None]
+    if not losses or len(pairs) < len(chosen):
+        return []
+    found = []
+    for one in losses:
+        by_output = _by_output(meant, pairs, one)
+        differs = meant.replay.tolerance.differs
+        if any(e.without > differs for e in by_output):
+            found.append(by_output)
+    return found
+
+
+def _by_output(
+    meant: Meant, pairs: list[tuple[Evidence, np.ndarray]], one: OfOutput
+) -> list[AtOutput]:
+    pieces = [[_alone(piece, one.place) for piece in e.update.pieces] for e, _ in pairs]
+    replay, objective = meant.replay.of(one, [piece for own in pieces for piece in own])
+    if replay.is_masked:
+        return []
+    own = Meant(replay, objective, meant.modes, meant.place, [])
+    own.is_by_outputs = True
+    found = []
+    for (e, factors), alone in zip(pairs, pieces, strict=True):
+        by_one = Evidence(own, replace(e.update, pieces=alone))
+        terms = by_one.terms
+        by_one.terms = [t._replace(coefficients=one.coefficient * t.coefficients) for t in terms]
+        found.append(AtOutput(e, by_one, one.place, factors, one.name))
+    return found
+
+
+def _alone(piece: Piece, i: int) -> Piece:
+    output, taken = piece.called.outputs[i], taken_at(piece, i)
+    return replace(piece, called=replace(piece.called, outputs=[output], derivatives={0: [taken]}))
 
 
 def taken(e: Evidence) -> np.ndarray:
-    """Return the gradient that the loop's derivatives by all outputs give, of one forward pass; empty if not known."""
+    """Return the gradient of the loop's derivatives by all outputs of a pass; empty if not known."""
     if len(e.update.pieces) != 1 or not e.mask.all():
         return np.zeros(0)
-    if e.is_plain:
-        return e.taken()[0]
-    (piece,), replay = e.update.pieces, e.meant.replay
-    if (
-        e.meant.is_masked
-        or not replay.by_output(e.meant.objective)
-        or len(piece.called.derivatives) < 2
-    ):
-        return np.zeros(0)
-    if {*piece.called.derivatives} != {*range(len(piece.called.outputs))}:
-        return np.zeros(0)
-    derivatives = [taken_at(piece, i) for i in range(len(piece.called.outputs))]
-    return replay.pulled(piece, derivatives, training=e.meant.modes.of(piece))
+    called, meant = e.update.pieces[0].called, e.meant
+    has_all = {*called.derivatives} == {*range(len(called.outputs))}
+    is_sum = not meant.is_by_row and not meant.replay.is_masked
+    is_sum = is_sum and has_all and bool(meant.replay.by_output(meant.objective))
+    return e.taken()[0] if e.is_plain or is_sum else np.zeros(0)
 
 
 def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
-    """Yield gradients on which an optimizer may have made its steps in place of the meant ones, one for each update.
+    """Yield gradients on which an optimizer may have made its steps, one for each update.
 
     The penalty is forgotten, or divided by the rows; or they are of the loop's own loss.
     """
@@ -110,35 +144,3 @@ def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
     own = [taken(e) for e in evidence]
     if all(len(each) for each in own):
         yield [each + e.penalty for each, e in zip(own, evidence, strict=True)]
-
-
-def _alone(piece: Piece, i: int) -> Piece:
-    called = replace(
-        piece.called, outputs=[piece.called.outputs[i]], derivatives={0: [taken_at(piece, i)]}
-    )
-    return replace(piece, called=called)
-
-
-def differing_outputs(meant: Meant, chosen: Sequence[Evidence]) -> list[Output]:
-    """Return the outputs whose losses are not the meant ones; none if their derivatives do not make the gradients."""
-    if not (losses := meant.replay.by_output(meant.objective)):
-        return []
-    wholes = [_Whole(e) for e in chosen]
-    if not all(whole.fits for whole in wholes):
-        return []
-    pieces = [piece for e in chosen for piece in e.update.pieces]
-    outputs = [_of(meant, wholes, pieces, one) for one in losses]
-    return [
-        one
-        for one in outputs
-        if one is not None and any(e.without > meant.replay.tolerance.differs for e in one.evidence)
-    ]
-
-
-def _of(meant: Meant, wholes: list[_Whole], pieces: list[Piece], one: OfOutput) -> Output | None:
-    replay, objective = meant.replay.of(one, [_alone(piece, one.place) for piece in pieces])
-    if replay.is_masked:
-        return None
-    own = Meant(replay, objective, meant.modes, meant.place, meant.scaled)
-    own.is_by_outputs = True
-    return Output(one.name, own, [AtOutput(whole, own, one) for whole in wholes])

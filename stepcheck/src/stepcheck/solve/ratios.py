@@ -1,139 +1,93 @@
-"""What numbers that were solved for are: the ones that were meant, or fractions of known counts."""
+"""Numbers that were solved for: the ones that were meant, or fractions of known counts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
+from typing import NamedTuple
 
 import numpy as np
 
-from stepcheck.values import MEANT, NOTHING, Count, Counted
+from stepcheck.values import MEANT, NOTHING, Count, Known
 
-Counts = dict[Counted, np.ndarray]
+Counts = dict[Known, np.ndarray]
 _MULTIPLES = 1.0, -1.0, 2.0, 0.5
-_USUAL = 1, 2, 3, 4, 5, 10, -1, 0.5
-_MOST_COUNTS = 3  # in one fraction
-_MOST_FOUND = 5
-_ROUNDING = 1e-9
-_LEAST_SLACK, _SAME_NUMBER = 1e-12, 1e-4
+_ROUNDING, _LEAST_SLACK = 1e-9, 1e-12
+_LEAST_SHARE = 1e-6  # of the largest singular value
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What numbers may be.
-
-    Attributes:
-        cost: how much is supposed: 0 for the numbers that were meant, 1 for each count.
-        values: the numbers that the count gives.
-        is_solved: whether a number of the count is solved for, and is none that is usual.
-    """
+class Reading(NamedTuple):
+    """What numbers may be: a count, the numbers that it gives, and how much it supposes."""
 
     cost: float
     count: Count
     values: np.ndarray
-    is_solved: bool = False
 
     @property
     def is_right(self) -> bool:
         """Whether these are the numbers that were meant."""
         return self.count == MEANT
 
-    def is_other(self, reading: "Reading") -> bool:
-        """Whether it tells another count, and not just another number."""
-        return self.count != reading.count and not (self.is_solved and reading.is_solved)
 
-
-def readings(
-    values: np.ndarray, slack: np.ndarray, counts: Counts, right: np.ndarray, *, is_plain: bool
-) -> list[Reading]:
-    """Return what these numbers may be, the simplest first.
+def read(
+    values: np.ndarray, slack: np.ndarray, counts: Counts, right: np.ndarray
+) -> Reading | None:
+    """Return the simplest fraction of known counts that numbers are; None if they are none.
 
     Args:
         slack: by how much each may be off.
         counts: known counts, one for each number.
         right: the numbers that were meant.
-        is_plain: whether a multiple of the meant numbers comes before any fraction.
+
+    >>> rows = {Known.ROWS_OF_UPDATE: np.array([4.0, 3.0])}
+    >>> read(np.array([0.25, 1 / 3]), np.zeros(2), rows, np.ones(2)).count.below
+    (<Known.ROWS_OF_UPDATE: 2>,)
     """
     slack = np.maximum(slack, _LEAST_SLACK)
     if np.all(np.abs(values - right) <= slack):
-        return [Reading(0, MEANT, right)]
+        return Reading(0, MEANT, right)
     if np.all(np.abs(values) <= slack):
-        return [Reading(1, NOTHING, np.zeros_like(values))]
-    found = sorted(_fractions(values, slack, counts, right), key=_cost)[:_MOST_FOUND]
-    has_base = bool(np.all(right != 0))
-    base = right if has_base else np.ones_like(values)
-    ratio, loose = values / base, np.max(slack / np.abs(base))
-    if not is_plain or np.ptp(ratio) > loose:
-        return found
-    middle = float(np.median(ratio))
-    near = float(min(_USUAL, key=lambda number: abs(middle - number)))
-    is_near = abs(middle - near) <= max(loose, _SAME_NUMBER * abs(near))
-    number = near if is_near else middle
-    count = Count(number, MEANT.above if has_base else ())
-    multiple = Reading(1, count, middle * base, is_solved=not is_near)
-    return sorted([multiple, *found[:2]], key=_cost)
+        return Reading(1, NOTHING, np.zeros_like(values))
+    found = _fractions(values, slack, counts, right)
+    return min(found, key=lambda reading: reading.cost, default=None)
 
 
-def _cost(reading: Reading) -> float:
-    return reading.cost
+_Product = tuple[tuple[Known, ...], np.ndarray]
 
 
-_Product = tuple[tuple[Counted, ...], np.ndarray]
-
-
-def _products(
-    values: np.ndarray, counts: Counts, right: np.ndarray
-) -> tuple[list[_Product], list[_Product]]:
+def _products(counts: Counts, right: np.ndarray) -> tuple[list[_Product], list[_Product]]:
     """Return the numerators and the denominators that fractions may have."""
     kept: Counts = {}
     for known, column in counts.items():
         is_same = any(np.allclose(column, own, rtol=_ROUNDING) for own in kept.values())
         if not is_same and np.all(column > 0) and np.any(column != 1):
             kept[known] = column
-    one: _Product = (), np.ones_like(values)
+    one: _Product = (), np.ones_like(right)
     single: list[_Product] = [((known,), column) for known, column in kept.items()]
-    squares = [(known * 2, column**2) for known, column in single]
     pairs = [(x + y, a * b) for (x, a), (y, b) in combinations(single, 2)]
     meant = [(MEANT.above, right)] if np.all(right != 0) else []
-    return [one, *single, *squares, *meant], [one, *single, *pairs]
+    return [one, *single, *meant], [one, *single, *pairs]
 
 
 def _fractions(
     values: np.ndarray, slack: np.ndarray, counts: Counts, right: np.ndarray
 ) -> Iterator[Reading]:
-    """Yield the fractions of counts that these numbers are, times 1, -1, 2, 1/2 or one number."""
-    tops, lows = _products(values, counts, right)
-    ways = [
-        (top, low, above / below)
-        for top, above in tops
-        for low, below in lows
-        if not set(top) & set(low) and len(top) + len(low) <= _MOST_COUNTS
-    ]
-    shapes = np.stack([shape for *_, shape in ways])
-    ratios, loose = values / shapes, slack / np.abs(shapes)
-    middles = np.median(ratios, axis=1)
-    rounding = _ROUNDING * np.abs(middles[:, None])
-    fits = np.all(np.abs(ratios - middles[:, None]) <= loose + rounding, axis=1)
-    for i in np.flatnonzero(fits):
-        top, low, shape = ways[i]
-        off, most = ratios[i], loose[i] + _ROUNDING
-        near = next((m for m in _MULTIPLES if np.all(np.abs(off - m) <= most)), None)
-        number = float(middles[i]) if near is None else near
-        is_meant = top == MEANT.above
-        cost = len(top) - is_meant + len(low) - 0.5 * (is_meant and bool(low))
-        cost += 2.5 if near is None else float(near != 1)
-        count = Count(number, top, low)
-        yield Reading(max(cost, 0.5), count, number * shape, is_solved=near is None)
+    """Yield the fractions of counts that these numbers are, times 1, -1, 2 or 1/2.
 
-
-def farthest_first(ratios: np.ndarray) -> np.ndarray:
-    """Return each number once, the farthest from 1 first; nothing if all are 1.
-
-    >>> farthest_first(np.array([1.0, 1.0, 0.5, 3.0, 0.5])).tolist()
-    [3.0, 0.5, 1.0]
+    Times any number they are the meant numbers alone.
     """
-    single = np.array([*dict.fromkeys(float(f"{ratio:.4g}") for ratio in ratios)])
-    order = np.argsort(-np.abs(single - 1), kind="stable")
-    return single[order] if np.any(single != 1) else single[:0]
+    tops, lows = _products(counts, right)
+    for (top, above), (low, below) in product(tops, lows):
+        shape = above / below
+        ratios, loose = values / shape, slack / np.abs(shape)
+        middle = float(np.median(ratios))
+        loose = loose + _ROUNDING * abs(middle)
+        if {*top} & {*low} or np.any(np.abs(ratios - middle) > loose):
+            continue
+        near = [own for own in _MULTIPLES if np.all(np.abs(ratios - own) <= loose)]
+        is_meant = top == MEANT.above
+        if near or (is_meant and not low):
+            number = near[0] if near else middle
+            cost = len(top) - 0.5 * is_meant + len(low) + 1.5 * (number != 1)
+            yield Reading(cost, Count(number, top, low), number * shape)
 
 
 def least(columns: list[np.ndarray], wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -151,6 +105,7 @@ def least(columns: list[np.ndarray], wanted: np.ndarray) -> tuple[np.ndarray, np
     sizes = np.where(sizes == 0, 1, sizes)
     q, r = np.linalg.qr(basis / sizes)
     u, s, vt = np.linalg.svd(r, full_matrices=False)
-    inverses = np.where(s > 1e-6 * s[0], 1 / np.where(s == 0, 1, s), 0)
+    inverses = np.where(s > _LEAST_SHARE * s[0], 1 / np.where(s == 0, 1, s), 0)
     inverse = vt.T * inverses
-    return inverse @ (u.T @ (q.T @ wanted)) / sizes, np.linalg.norm(inverse, axis=1) / sizes
+    numbers = inverse @ (u.T @ (q.T @ wanted)) / sizes
+    return numbers, np.linalg.norm(inverse, axis=1) / sizes

@@ -1,33 +1,25 @@
-"""Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs, optimizers by hand."""
+"""Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 
 from stepcheck import tree
-from stepcheck.solve.basis import NUM_SOLVED, are_too_many
 from stepcheck.solve.changes import Schedule
-from stepcheck.solve.evidence import AtOutputs, Evidence, Meant, narrowed
+from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.optimizers import rated
+from stepcheck.solve.outputs import narrowed
+from stepcheck.solve.places import factors_of_rows
 from stepcheck.solve.ratios import least
-from stepcheck.trace.measure import FINE, all_same, in_part
+from stepcheck.trace.measure import all_same, in_part
 from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows, passes, placed
 from stepcheck.tree import Tree
 
-NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
-NUM_OPTIONS, NUM_COMBINED = (
-    80,
-    14,
-)  # rows that may be others, and those that are tried in all combinations
-_WAYS = (
-    (False, True),
-    (True, True),
-    (True, False),
-)  # of pairs of outputs and labels? with the weights of their rows?
+_NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
+_MOST_OPTIONS = 80  # rows of an update that may be others
+_NOTHING = 1e-4  # of the largest factor of a row
 FEW_TWINS = 0.1  # of the rows: few that stand for one another change no order
 _OFTEN = 1.5  # times as often as most rows
 
@@ -45,37 +37,126 @@ def read(
         schedule: the learning rate that is meant; None if it is not known.
     """
     known = [u for u in seen.updates if meant.modes.knows(u)]
-    often, again = _often([piece.rows for piece in seen.pieces]), doubled(seen.updates, rows.num)
-    changed: dict[int, Update] = {}
     unclear = [u for u in known if rows.twins(u.rows) and not rows.agree(u.rows, data[1:])]
-    tried = unclear if seen.is_by_hand else unclear[:: -(-len(unclear) // NUM_SETTLED) or 1]
-    for update in known:
-        if update in unclear:
-            found = settled(meant, update, rows) if update in tried else None
-        else:
-            found = None if seen.is_by_hand else unfilled(meant, update, often, again)
-        if found is not None:
-            changed[update.number] = found
-    for update in _filled(seen.updates, rows.num):
-        if all(update.number != u.number for u in unclear) and not np.any(
-            changed.get(update.number, update).rows == PAD
-        ):
-            changed[update.number] = update
-    updates = [changed.get(u.number, u) for u in seen.updates]
-    new = {piece.called.order: piece for u in updates for piece in u.pieces}
+    tried = unclear if seen.is_by_hand else unclear[:: -(-len(unclear) // _NUM_SETTLED) or 1]
+    found = [settled(meant, update, rows) for update in tried]
+    numbers = {update.number for update in unclear}
+    often = _often([update.rows for update in seen.updates])
+    again = doubled(seen.updates, rows.num)
+    if not seen.is_by_hand:
+        clear = [update for update in known if update.number not in numbers]
+        found += [unfilled(meant, update, again.get(update.number), often) for update in clear]
+    changed = {update.number: update for update in found if update is not None}
+    updates = [changed.get(update.number, update) for update in seen.updates]
+    new = {piece.called.order: piece for update in updates for piece in update.pieces}
     pieces = [new.get(piece.called.order, piece) for piece in seen.pieces]
-    seen = replace(seen, updates=updates, pieces=pieces, place=placed(pieces))
-    seen = replace(seen, settled={n for n, u in changed.items() if rows.twins(u.rows)})
+    told = numbers & {*changed}
+    seen = replace(seen, updates=updates, pieces=pieces, place=placed(pieces), settled=told)
     if seen.is_by_hand:
-        whole = [u for u in updates if any(u.number == each.number for each in known)]
-        return rated(meant, seen, whole, schedule) if len(whole) == len(updates) else seen
+        is_whole = len(known) == len(updates)
+        return rated(meant, seen, updates, schedule) if is_whole else seen
     return _without_idle(meant, seen)
 
 
-def _often(lists: list[np.ndarray]) -> set[int]:
+def _often(lists: list[np.ndarray]) -> np.ndarray:
     """Return the rows that come more often than most."""
-    rows, counts = np.unique(np.concatenate([*lists, [PAD]]).astype(int), return_counts=True)
-    return set(rows[counts > np.median(counts[rows != PAD] if len(rows) > 1 else counts)].tolist())
+    rows, counts = np.unique(np.concatenate([*lists, [PAD]]), return_counts=True)
+    return rows[(counts > np.median(counts)) & (rows != PAD)]
+
+
+def unfilled(
+    meant: Meant, update: Update, again: np.ndarray | None, often: np.ndarray
+) -> Update | None:
+    """Return an update with padding for rows that fill up its batch; None if none do.
+
+    At the end of a pass they are copies of one row. Others have come before, and count nothing.
+
+    Args:
+        again: which rows come again at the end of a pass, if the pass is full then.
+        often: the rows that come more often than most.
+    """
+    if again is not None and len({*update.rows[again].tolist()}) == 1:
+        return _padded(update, again)
+    if not np.any(np.isin(update.rows, often)):
+        return None
+    e = Evidence(meant, update)
+    if e.without <= meant.replay.tolerance.differs:
+        return None
+    if again is None:
+        counts = _counts(e)
+        again = np.zeros(len(update.rows), bool) if counts is None else ~counts
+    if not np.any(again) or not np.all(np.isin(update.rows[again], often)):
+        return None
+    changed = _padded(update, again)
+    return changed if Evidence(meant, changed).is_along else None
+
+
+def _padded(update: Update, left_out: np.ndarray) -> Update:
+    """Return an update with some rows as padding."""
+    parts = np.split(left_out, np.cumsum(update.sizes)[:-1])
+    pieces = [
+        replace(piece, rows=np.where(part, PAD, piece.rows), fills=True, copied=piece.rows)
+        for piece, part in zip(update.pieces, parts, strict=True)
+    ]
+    return replace(update, pieces=pieces)
+
+
+def _counts(e: Evidence) -> np.ndarray | None:
+    """Return whether each row has a part in the gradient; None if that cannot be told."""
+    if (at := narrowed([e])) is not None:
+        parts = at[0].by_piece(at[0].handed)
+        return np.concatenate([np.any(part.reshape(len(part), -1), axis=1) for part in parts])
+    solved = factors_of_rows(e)
+    if solved is None or len(solved[0]) != len(e.update.rows):
+        return None
+    sizes = np.abs(solved[0])
+    return sizes > _NOTHING * sizes.max()
+
+
+def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
+    """Return an update with the rows of equal inputs that make its gradient; None if none do.
+
+    A gradient is linear in the choice of each label, so the choice is solved for.
+    """
+    e: Evidence = Evidence(meant, update)
+    at = narrowed([e])
+    e = e if at is None else at[0]
+    leaves = [np.asarray(leaf) for leaf in tree.leaves(meant.replay.data[1:])]
+
+    def options(row: int) -> list[int]:
+        told = {_told(leaves, each): each for each in rows.equal(row)} if row != PAD else {}
+        return [each for key, each in told.items() if key != _told(leaves, row)]
+
+    free = [
+        (i, place, other)
+        for i, piece in enumerate(update.pieces)
+        for place, row in enumerate(piece.rows.tolist())
+        for other in options(row)
+    ]
+    if not 0 < len(free) <= _MOST_OPTIONS:
+        return None
+    changes = [_moved(e, *each) for each in free]
+    shares = least(changes, e.handed - e.reference)[0]
+    chosen = [piece.rows.copy() for piece in update.pieces]
+    for (i, place, other), share in zip(free, shares, strict=True):
+        if share > 0.5:
+            chosen[i][place] = other
+    pairs = zip(update.pieces, chosen, strict=True)
+    found = replace(update, pieces=[replace(piece, rows=own) for piece, own in pairs])
+    return found if Evidence(meant, found).without <= meant.replay.tolerance.differs else None
+
+
+def _told(leaves: list[np.ndarray], row: int) -> bytes:
+    return b"".join(leaf[row].tobytes() for leaf in leaves)
+
+
+def _moved(e: Evidence, i: int, place: int, other: int) -> np.ndarray:
+    """Return how the gradient moves if the row at a place has the label of another one."""
+    piece, factors = e.update.pieces[i], e.factors[i]
+    factors = factors * (np.arange(factors.shape[1]) == place)
+    labels = np.full(len(piece.rows), other)
+    batch = e.meant.replay.batch(piece, labels=labels, has_their_weights=True)
+    return e.gradient(i, factors, batch=batch) - e.gradient(i, factors)
 
 
 def _without_idle(meant: Meant, seen: Windows) -> Windows:
@@ -100,94 +181,6 @@ def _without_idle(meant: Meant, seen: Windows) -> Windows:
     return replace(seen, updates=[*merged, *wait], idle=idle) if fits and all(fits) else seen
 
 
-def unfilled(meant: Meant, update: Update, often: set[int], again: dict[int, np.ndarray]) -> Update:
-    """Return an update with its last rows as padding, if they repeat others and the gradient leaves them out."""
-    rows, last = update.rows, update.rows[-1]
-    differs, fits = meant.replay.tolerance.differs, meant.replay.tolerance.fits
-    if update.number in again and Evidence(meant, update).without > differs:
-        changed = replace(update, pieces=_without(update.pieces, again[update.number]))
-        if Evidence(meant, changed).without <= fits:
-            return changed
-    same = _same(rows)
-    repeated = int(
-        np.argmin([*(row in rows[:i] for i, row in reversed([*enumerate(rows)])), False])
-    )
-    is_suspect = same < len(rows) and (same > 1 or repeated > 0 or int(last) in often)
-    if last == PAD or not is_suspect or Evidence(meant, update).without <= differs:
-        return update
-    late = again.get(update.number, np.zeros(len(rows), bool))[::-1]
-    if 0 < (num := _uncounted(update)) <= max(same, repeated, int(np.argmin([*late, False]))):
-        return _cut(update, num)
-    for num in dict.fromkeys([same, same - 1, repeated]):
-        if 0 < num < len(rows) and Evidence(meant, changed := _cut(update, num)).without <= fits:
-            return changed
-    return update
-
-
-def _same(rows: np.ndarray) -> int:
-    """Return how many rows at the end are the same."""
-    return int(np.argmin([*(rows[::-1] == rows[-1]), False]))
-
-
-def _uncounted(update: Update) -> int:
-    """Return at how many rows at the end, but not at all, the derivative of the loop's loss by the output is 0."""
-    taken = [(piece, piece.called.derivatives.get(0, [np.zeros(0)])[-1]) for piece in update.pieces]
-    if any(len(own) != len(piece.rows) or not len(own) for piece, own in taken):
-        return 0
-    counts = np.concatenate([np.any(np.reshape(own, (len(own), -1)), axis=1) for _, own in taken])
-    return int(np.argmax(counts[::-1]))
-
-
-def _cut(update: Update, num: int) -> Update:
-    """Return an update with its last rows as padding."""
-    return replace(
-        update,
-        pieces=_without(update.pieces, np.arange(len(update.rows)) >= len(update.rows) - num),
-    )
-
-
-def _filled(updates: list[Update], num_rows: int) -> list[Update]:
-    """Return the last updates of all passes, with copies of one row at the ends as padding, if all passes end so.
-
-    Else no row comes twice in a pass, and the passes have as many rows, or one has all.
-    """
-    found: list[Update] = []
-    sizes: list[int] = []
-    used: set[int] = set()
-    for update in updates:
-        rows = update.rows
-        if not len(rows) or np.any(rows == PAD):
-            return []
-        same = num = _same(rows)
-        if same > 1:
-            num -= rows[-1] not in used and rows[-1] not in rows[:-same]
-            num = uncounted if (uncounted := _uncounted(update)) in (same, same - 1) else num
-        fresh = rows if same == 1 else rows[:-num]
-        if len(set(fresh)) < len(fresh) or used & set(fresh):
-            return []
-        used |= set(fresh)
-        if same > 1:
-            found.append(_cut(update, num))
-            sizes.append(len(used))
-            used = set()
-        elif len(used) == num_rows:
-            return []
-    is_so = (
-        len(found) < len(updates)
-        and len(set(sizes)) == 1
-        and (len(sizes) > 1 or sizes[0] == num_rows)
-    )
-    return found if is_so else []
-
-
-def _without(pieces: list[Piece], left_out: np.ndarray) -> list[Piece]:
-    parts = np.split(left_out, np.cumsum([len(piece.rows) for piece in pieces])[:-1])
-    pairs = zip(pieces, parts, strict=True)
-    return [
-        replace(p, rows=np.where(part, PAD, p.rows), fills=True, copied=p.rows) for p, part in pairs
-    ]
-
-
 def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
     """Return, by the number of the last update of each pass, which of its rows came before, if all passes end so.
 
@@ -202,7 +195,9 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
     found: dict[int, np.ndarray] = {}
     used = np.zeros(num_rows, bool)
     for update in updates:
-        again = (update.rows != PAD) & used[update.rows]
+        _, first = np.unique(update.rows, return_index=True)
+        is_first = np.isin(np.arange(len(update.rows)), first)
+        again = (update.rows != PAD) & (used[update.rows] | ~is_first)
         used[update.rows[update.rows != PAD]] = True
         is_whole = bool(used.all())
         if bool(again.any()) != is_whole:
@@ -273,150 +268,6 @@ def in_order(seen: Windows, rows: Rows, *, are_given: bool) -> Windows:
         pieces=pieces,
         place=placed(pieces),
         seen=seen.seen | {*often.tolist()},
-    )
-
-
-def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
-    """Return an update with the rows of equal inputs that make its gradient; None if none do."""
-    others = [np.asarray(leaf) for leaf in tree.leaves(meant.replay.data[1:])]
-
-    def told(row: int) -> bytes:
-        return b"".join(leaf[row].tobytes() for leaf in others)
-
-    def options(row: int) -> list[int]:
-        found = {told(each): each for each in rows.equal(row)} if row != PAD else {}
-        return [row, *(each for key, each in found.items() if key != told(row))]
-
-    e = Evidence(meant, update)
-    every = [[*map(options, piece.rows.tolist())] for piece in update.pieces]
-    at_outputs = narrowed([e])
-    if (chosen := among(at_outputs[0] if at_outputs else e, every)) is None:
-        return None
-    pieces = zip(update.pieces, chosen, strict=True)
-    return replace(update, pieces=[replace(piece, rows=own) for piece, own in pieces])
-
-
-def among(e: Evidence, options: list[list[list[int]]]) -> list[np.ndarray] | None:
-    """Return, by piece, the rows that make the handed gradient, if each place may have any of its options, or None."""
-    free = [
-        (i, place, row)
-        for i, own in enumerate(options)
-        for place, rows in enumerate(own)
-        for row in rows[1:]
-    ]
-    if len(free) > NUM_OPTIONS:
-        return None
-    first = [np.array([rows[0] for rows in own]) for own in options]
-    some = np.random.default_rng(0).permutation(len(e.handed))[:NUM_SOLVED]
-    for is_of_pairs, has_weights in _WAYS if e.meant.replay.data[2] is not None else _WAYS[:2]:
-        made = partial(_by_label, e, is_of_pairs=is_of_pairs, has_weights=has_weights)
-        parts = [made(i, own) for i, own in enumerate(options)]
-        pairs = zip(parts, first, strict=True)
-        wholes = (
-            [sum(map(part, range(len(own)), own)) for part, own in pairs]
-            if is_of_pairs
-            else e.parts
-        )
-        changes = [
-            parts[i](place, row) - parts[i](place, first[i][place]) for i, place, row in free
-        ]
-        taken = _taken(
-            free, *(np.stack(each)[:, some] for each in (wholes, changes, [e.penalty], [e.handed]))
-        )
-        if taken is not None:
-            for i, place, row in taken:
-                first[i][place] = row
-            return first
-    return None
-
-
-def _by_label(
-    e: Evidence, i: int, options: list[list[int]], *, is_of_pairs: bool, has_weights: bool
-) -> Callable:
-    """Return the function that computes the gradient that a row's label has at a place: by its output, or by all."""
-    piece, num = e.update.pieces[i], len(options)
-    replay, factors = e.meant.replay, e.factors[i] / (num if is_of_pairs else 1)
-    out, (_, y, weights) = piece.called.outputs[0], replay.data
-
-    def passed(place: int, row: int) -> np.ndarray:
-        chosen = factors if is_of_pairs else np.where(np.arange(num) == place, factors, 0.0)
-        batch = replay.batch(piece, labels=np.full(num, row), has_their_weights=has_weights)
-        return e.gradient(i, chosen, batch=batch)
-
-    rows = sorted({row for own in options for row in own})
-    if not isinstance(e, AtOutputs) or are_too_many(e.meant.objective, out, len(rows)):
-        return passed
-    every = np.tile(rows, num)
-    given = (y, every), (weights, every if has_weights else piece.rows.repeat(len(rows)))
-    labels, own = (
-        None if each is None else replay.as_wide(np.asarray(each)[by], piece) for each, by in given
-    )
-    made = replay.derivative(e.meant.objective, out.repeat(len(rows), axis=0), labels, own)
-    made = made.reshape(num, len(rows), -1) * factors[0][:, None, None]
-
-    def at_outputs(place: int, row: int) -> np.ndarray:
-        own = made[:, rows.index(row)]
-        return e.pulled(
-            i, own if is_of_pairs else np.where(np.arange(num)[:, None] == place, own, 0.0)
-        )
-
-    return at_outputs
-
-
-def _taken(
-    free: list[tuple[int, int, int]],
-    wholes: np.ndarray,
-    changes: np.ndarray,
-    own: np.ndarray,
-    handed: np.ndarray,
-) -> list[tuple[int, int, int]] | None:
-    """Return the changes that make a gradient of the sums of pieces, times a factor each, and of the model's losses.
-
-    Least squares give the share of each change; they are rounded one after the other, the surest first, and the last
-    in all combinations: the labels of pairs have little more than their mean in a gradient.
-    """
-    made = np.transpose(
-        np.linalg.qr(np.concatenate([wholes, changes, own, handed]).T.astype("float64"))[1]
-    )
-    wholes, changes, own, (handed,) = np.split(
-        made, np.cumsum([len(wholes), len(changes), len(own)])
-    )
-    of_piece, num = np.array([i for i, _, _ in free]), len(wholes)
-
-    def solved(columns: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found = least([*columns], wanted)[0]
-        return found, wanted - found @ columns
-
-    def rest(factors: np.ndarray, taken: set[int]) -> np.ndarray:
-        some = [*taken]
-        return handed - factors @ wholes - factors[of_piece[some]] @ changes[some]
-
-    most, factors = FINE.fits * float(np.linalg.norm(handed)), np.ones(num)
-    if np.linalg.norm(solved(np.concatenate([changes, own]), rest(factors, set()))[1]) > most:
-        found, apart = solved(np.concatenate([wholes, changes, own]), handed)
-        factors = found[:num]
-        if np.linalg.norm(apart) > most or not np.all(factors):
-            return None
-    taken, order, left = set[int](), list[int](), [*range(len(free))]
-    while left:
-        shares = solved(np.concatenate([changes[left], own]), rest(factors, taken))[0][: len(left)]
-        shares /= factors[of_piece[left]]
-        surest = int(np.argmax(np.abs(shares - 0.5)))
-        order.append(last := left.pop(surest))
-        if shares[surest] > 0.5:
-            taken.add(last)
-            left = [k for k in left if free[k][:2] != free[last][:2]]
-    if np.linalg.norm(solved(own, rest(factors, taken))[1]) > most:
-        some = [*{free[k][:2]: k for k in order}.values()][-NUM_COMBINED:]  # one of each place
-        signs = np.array([-1 if k in taken else 1 for k in some])
-        ways = np.array([*product((0, 1), repeat=len(some))])
-        steps = ways @ ((signs * factors[of_piece[some]])[:, None] * changes[some])
-        best = ways[np.argmin(np.linalg.norm(rest(factors, taken) - steps, axis=1))]
-        taken ^= {k for k, is_changed in zip(some, best, strict=True) if is_changed}
-    return (
-        [free[k] for k in taken]
-        if np.linalg.norm(solved(own, rest(factors, taken))[1]) <= most
-        else None
     )
 
 

@@ -23,12 +23,7 @@ from stepcheck.trace.log import Scaled
 from stepcheck.user_code.source import line_here
 from stepcheck.values import Line
 
-_ZEROED = (
-    Fault.ONLY_THE_LAST_MICROBATCH,
-    Fault.FIRST_MICROBATCH_LOST,
-    Fault.LAST_MICROBATCH_LOST,
-    Fault.LAST_WINDOW_DROPPED,
-)
+_ZEROED = (Fault.PASSES_LEFT_OUT,)
 _CLIPPED = Fault.CLIP_PER_MICROBATCH, Fault.CLIP_BEFORE_UNSCALE
 _SCHEDULED = Fault.SCHEDULE_BY_MICROBATCH, Fault.SCHEDULE_ONE_AHEAD
 
