@@ -9,9 +9,10 @@ from importlib.util import find_spec
 import keras
 import pytest
 
+import stepcheck
 from stepcheck.cli import main
 from stepcheck.command.names import Names
-from stepcheck.command.script import Run
+from stepcheck.command.watching import Watched
 from stepcheck.trace.log import STEPPED
 
 ENGINE = keras.backend.backend()
@@ -146,7 +147,7 @@ def test_an_alarm_after_the_script_has_ended_ends_nothing(tmp_path):
     """Engines report an update late: the last ones may come when the script is over."""
     (tmp_path / "empty.py").write_text("")
     before = signal.getsignal(signal.SIGALRM)
-    Run(Names({}), None, 1).of(str(tmp_path / "empty.py"), [])
+    Watched(Names({}), None, 1).of(str(tmp_path / "empty.py"), [])
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
     time.sleep(0.1)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -328,6 +329,56 @@ def test_a_fit_without_arrays_ends_at_its_first_update(run):
     assert "--model net --data X,Y --loss LOSS" in err
 
 
+@pytest.fixture
+def record(tmp_path, capsys):
+    """Return a function that records the text of a script: (exit code, path of the trace, stdout, stderr)."""
+
+    def recorded(text, name, *options):
+        script, trace = tmp_path / f"{name}.py", tmp_path / f"{name}.trace"
+        script.write_text(text)
+        code = main(["record", str(script), "-o", str(trace), *options])
+        return code, str(trace), *capsys.readouterr()
+
+    return recorded
+
+
+def test_two_recorded_scripts_are_compared(record, capsys):
+    ordered = loop().replace("np.random.permutation(48)", "np.arange(48)")
+    code, before, out, _ = record(ordered, "before")
+    assert (code, "the end" in out, "before.trace: the trace of 18 updates." in out) == (
+        0,
+        True,
+        True,
+    )
+    same, wrong = record(ordered, "same")[1], record(ordered.replace("1.0 *", "2.0 *"), "wrong")[1]
+    assert main(["diff", before, same, "--bits"]) == 0
+    capsys.readouterr()
+    assert main(["diff", before, wrong, "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["differences"][0]["update"], facts["differences"][0]["part"]) == (1, "gradient")
+    assert main(["diff", before, wrong]) == 1
+    assert "first in the gradient" in capsys.readouterr().out
+
+
+def test_a_record_ends_after_enough_updates(record):
+    code, trace, out, _ = record(loop(epochs=2000), "long", "--updates", "5")
+    assert (code, "the end" in out) == (0, False)
+    again = record(loop(epochs=2000), "again", "--updates", "5")[1]
+    assert stepcheck.load(trace).num_updates == 5
+    assert main(["diff", trace, again, "--bits"]) == RIGHT
+
+
+def test_what_cannot_be_recorded_or_compared(record, tmp_path, capsys):
+    code, trace, _, err = record("print(1)", "empty")
+    assert (code, "Nothing was watched: the script calls no model" in err) == (UNSEEN, True)
+    assert main(["diff", trace, trace]) == UNSEEN
+    code, trace, _, err = record(
+        loop().replace('    print("the end")', "    raise KeyError"), "failed"
+    )
+    assert (code, "KeyError" in err) == (UNSEEN, True)
+    assert main(["diff", trace, trace]) == RIGHT
+
+
 def test_keras_is_as_it_was(run):
     before = keras.layers.Layer.__call__, keras.Model.fit, __builtins__["__import__"]
     run(loop(), *STATED)
@@ -388,3 +439,16 @@ def test_pytorch_with_too_little_stated(run):
     assert command.endswith("--model trainer.model --data x_all,y_all --loss trainer.criterion")
     assert "models trainer.model; arrays x_all (48, 4), y_all (48, 1), rows (8,)" in err
     assert "losses trainer.criterion; optimizers trainer.opt." in err
+
+
+@with_torch
+def test_pytorch_is_recorded_and_compared(record, capsys):
+    text = TORCH.replace("EPOCHS", "3000")
+    trace, same = (record(text, name, "--updates", "5")[1] for name in ("before", "same"))
+    other = record(text.replace("0.05)", "0.06)"), "other", "--updates", "5")[1]
+    assert stepcheck.load(trace).num_updates == 5
+    assert main(["diff", trace, same]) == RIGHT
+    capsys.readouterr()
+    assert main(["diff", trace, other, "--json"]) == WRONG
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["differences"][0]["update"], facts["differences"][0]["part"]) == (1, "step")

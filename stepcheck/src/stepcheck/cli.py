@@ -1,4 +1,4 @@
-"""The command line: `stepcheck run`."""
+"""The command line: `stepcheck run`, `stepcheck record` and `stepcheck diff`."""
 
 import argparse
 import json
@@ -6,12 +6,35 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from typing import Any
 
-from stepcheck import __version__
+from stepcheck import __version__, diff
 from stepcheck.errors import SpecificationError
+from stepcheck.report import usage
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2  # the exit codes
 _STATED = "model", "data", "loss", "optimizer"
+_OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of argparse, by command
+    "run": {
+        "script": {},
+        **{f"--{name}": {"metavar": "NAME"} for name in _STATED},
+        "--learning-rate": {"metavar": "RATE", "type": float},
+        "--updates": {"metavar": "N", "type": int, "default": 40},
+        "--html": {"metavar": "FILE", "type": Path},
+        "--json": {"action": "store_true"},
+    },
+    "record": {
+        "script": {},
+        "-o": {"metavar": "FILE", "required": True},
+        "--updates": {"metavar": "N", "type": int, "default": 40},
+    },
+    "diff": {
+        "a": {},
+        "b": {},
+        "--bits": {"action": "store_true"},
+        "--json": {"action": "store_true"},
+    },
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,50 +43,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     end = given.index("--") if "--" in given else len(given)
     try:
         own, misplaced = _parser().parse_known_args(given[:end])
-        return _run(own, misplaced, given[end + 1 :])
+        if misplaced:
+            raise SpecificationError(usage.misplaced(own.command, misplaced))
+        return {"run": _run, "record": _record, "diff": _diff}[own.command](own, given[end + 1 :])
     except SpecificationError as error:
         print(error, file=sys.stderr)
         return UNSEEN
 
 
 def _parser() -> argparse.ArgumentParser:
-    from stepcheck.report.usage import HELP, RUN
-
     parser = argparse.ArgumentParser(
         prog="stepcheck", description="gradcheck for a whole training step."
     )
     parser.add_argument("--version", action="version", version=f"stepcheck {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    run = commands.add_parser("run", help=HELP["run"], description=RUN)
-    run.add_argument("script", help=HELP["script"])
-    for name in _STATED:
-        run.add_argument(f"--{name}", metavar="NAME", help=HELP[name])
-    kinds = {"learning-rate": ("RATE", float), "updates": ("N", int), "html": ("FILE", Path)}
-    for name, (metavar, kind) in kinds.items():
-        run.add_argument(f"--{name}", metavar=metavar, type=kind, help=HELP[name])
-    run.set_defaults(updates=40)
-    run.add_argument("--json", action="store_true", help=HELP["json"])
+    commands = parser.add_subparsers(dest="command", title="commands", required=True)
+    for name, options in _OPTIONS.items():
+        command = commands.add_parser(name, help=usage.HELP[name], description=usage.ABOUT[name])
+        for option, known in options.items():
+            command.add_argument(option, help=usage.HELP[option], **known)
     return parser
 
 
-def _run(own: argparse.Namespace, misplaced: list[str], arguments: list[str]) -> int:
+def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     from stepcheck.command.names import Names
-    from stepcheck.command.script import Run
+    from stepcheck.command.watching import Watched
     from stepcheck.faults import Stage
-    from stepcheck.report import usage
     from stepcheck.report.page import assert_drawable
 
-    if misplaced:
-        raise SpecificationError(usage.misplaced(own.script, misplaced))
-    if not Path(own.script).is_file() or own.script.endswith(".ipynb"):
-        raise SpecificationError(usage.not_a_script(own.script))
+    _assert_script(own.script)
     if own.html is not None:
         assert_drawable()
     names = Names({name: text for name in _STATED if (text := getattr(own, name))})
-    run = Run(names, own.learning_rate, own.updates)
+    run = Watched(names, own.learning_rate, own.updates)
     with redirect_stdout(sys.stderr) if own.json else nullcontext():
         run.of(own.script, arguments)
-    if (report := run.report) is None:
+    if (report := run.result) is None:
         print(run.unwatched(own.script), file=sys.stderr)
         return UNSEEN
     print(json.dumps(report.as_json(), indent=1) if own.json else report)
@@ -71,3 +85,28 @@ def _run(own: argparse.Namespace, misplaced: list[str], arguments: list[str]) ->
         report.html(own.html)
     is_judged = Stage.GRADIENT in report.judged and run.error is None and not report.failures
     return WRONG if report.findings else RIGHT if report.elsewhere or is_judged else UNSEEN
+
+
+def _record(own: argparse.Namespace, arguments: list[str]) -> int:
+    from stepcheck.command.script import Recorded
+
+    _assert_script(own.script)
+    run = Recorded(own.updates)
+    run.of(own.script, arguments)
+    if run.result is None:
+        print(usage.unwatched(run.error), file=sys.stderr)
+        return UNSEEN
+    run.result.save(own.o)
+    print(usage.recorded(run.result.num_updates, own.o))
+    return RIGHT if run.error is None and run.result.num_updates else UNSEEN
+
+
+def _diff(own: argparse.Namespace, _: list[str]) -> int:
+    compared = diff(own.a, own.b, bits=own.bits)
+    print(json.dumps(compared.as_json(), indent=1) if own.json else compared)
+    return RIGHT if compared.is_equal else WRONG if compared.differences else UNSEEN
+
+
+def _assert_script(path: str) -> None:
+    if not Path(path).is_file() or path.endswith(".ipynb"):
+        raise SpecificationError(usage.not_a_script(path))

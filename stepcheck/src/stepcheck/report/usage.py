@@ -5,27 +5,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stepcheck.errors import message
-from stepcheck.report.words import listed
+from stepcheck.report.words import listed, many
 
-RUN = (
-    "Run a training script, unchanged, for a few updates, and say whether each was the one that "
-    "was meant. A compiled Keras model and the arrays of its `fit` need not be named, nor does a "
-    "Trainer of Transformers. Arguments of the script stand after `--`. In a notebook, write "
-    "`with stepcheck.watch(model, data=(x, y), loss=loss_fn) as report:` around the loop, in a "
-    "cell. Exit codes: 0 if the updates are right, 1 if something was found, 2 if they were not "
-    "judged, or too little was stated."
-)
+ABOUT = {
+    "run": (
+        "Run a training script, unchanged, for a few updates, and say whether each was the one "
+        "that was meant. A compiled Keras model and the arrays of its `fit` need not be named, nor "
+        "does a Trainer of Transformers. Arguments of the script stand after `--`. In a notebook, "
+        "write `with stepcheck.watch(model, data=(x, y), loss=loss_fn) as report:` in a cell. Exit "
+        "codes: 0 if the updates are right, 1 if something was found, 2 if they were not judged, "
+        "or too little was stated."
+    ),
+    "record": (
+        "Run a training script, unchanged, for a few updates, and write their trace to a file, "
+        "for `stepcheck diff`. Arguments of the script stand after `--`. Exit codes: 0 if updates "
+        "were recorded, 2 if not, or if the script failed."
+    ),
+    "diff": (
+        "Say where two recorded runs begin to differ: in which update, and in which part of it. "
+        "Exit codes: 0 if they are equal, 1 if they differ, 2 if they cannot be compared."
+    ),
+}
 HELP = {
     "run": "judge the updates of a training script",
+    "record": "write the trace of a training script to a file",
+    "diff": "compare two traces",
     "script": "the Python script",
-    "model": "the model that is trained, by its name in the script: net, trainer.model",
-    "data": 'its rows, by their names: x,y or x,y,w or \'batch["x"],batch["y"]\'',
-    "loss": "the loss that is meant, by its name; or a loss of Keras, such as mse",
-    "optimizer": "the optimizer that is meant, by its name",
-    "learning-rate": "the rate that is meant",
-    "updates": "updates after which the script ends (default: 40)",
-    "json": "print JSON; what the script prints goes to stderr",
-    "html": "write the report with pictures, too",
+    "--model": "the model that is trained, by its name in the script: net, trainer.model",
+    "--data": 'its rows, by their names: x,y or x,y,w or \'batch["x"],batch["y"]\'',
+    "--loss": "the loss that is meant, by its name; or a loss of Keras, such as mse",
+    "--optimizer": "the optimizer that is meant, by its name",
+    "--learning-rate": "the rate that is meant",
+    "--updates": "updates after which the script ends (default: 40)",
+    "--json": "print JSON; what the script prints goes to stderr",
+    "--html": "write the report with pictures, too",
+    "-o": "the file of the trace",
+    "a": "the file of a trace",
+    "b": "that of another",
+    "--bits": "whether numbers must be equal to the bit",
 }
 _MUST = "--model, --data and --loss must state what is meant, as the script does not."
 _NEEDED = {"model": "NET", "data": "X,Y", "loss": "LOSS"}
@@ -41,10 +58,15 @@ def not_a_script(path: str) -> str:
     return message(must, path, attempt)
 
 
-def misplaced(script: str, arguments: Sequence[str]) -> str:
-    """Return the message for arguments of a script that stand before `--`."""
+def misplaced(command: str, arguments: Sequence[str]) -> str:
+    """Return the message for arguments that a command does not have: of a script, perhaps."""
     must, given = "Arguments of the script must stand after `--`.", shlex.join(arguments)
-    return message(must, given, f"stepcheck run {script} [options] -- {given}")
+    return message(must, given, f"stepcheck {command} train.py [options] -- {given}")
+
+
+def recorded(num_updates: int, path: str) -> str:
+    """Return where a trace is."""
+    return f"{path}: the trace of {many(num_updates, 'update')}."
 
 
 def unwatched(error: BaseException | None) -> str:
@@ -70,7 +92,8 @@ def understated(
     Args:
         script: its path.
         stated: names by option.
-        seen: objects of the script by name, for each option; an option is filled in where they leave one choice.
+        seen: objects of the script by name, for each option; an option is filled in where they
+            leave one choice.
 
     >>> import numpy as np
     >>> [*understated("train.py", {}, {"model": {"net": 1}, "data": {"x": np.ones((8, 3))}})][-1]

@@ -27,7 +27,7 @@ class Beside:
 
     Attributes:
         modules: the other modules, in the order of their first calls.
-        now: by the place in `modules`, what a module was at its last call.
+        now: by the place in `modules`, the state of a module at its last call.
     """
 
     def __init__(self, module: nn.Module):
