@@ -15,8 +15,9 @@ from stepcheck.faults import Fault, Stage
 from stepcheck.keras import hooks
 from stepcheck.keras.hooks import Hooks
 from stepcheck.keras.listener import listener
+from stepcheck.keras.state import room
 from stepcheck.trace import log as logs
-from stepcheck.values import Reason
+from stepcheck.values import Reason, Unjudged
 
 ENGINE = keras.backend.backend()
 ONLY_JAX = pytest.mark.skipif(ENGINE != "jax", reason="a route of JAX")
@@ -132,6 +133,49 @@ def test_a_model_that_is_compiled_anew_inside_keeps_no_step_of_before():
         model.compile("sgd", "mse")
         model.fit(X, Y, verbose=0)
     assert model.train_function is None
+
+
+class Around(keras.Model):
+    """A model that has another one as a part."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def call(self, x, training=None):
+        return self.part(x, training=training)
+
+
+@pytest.mark.parametrize(
+    "make", [Around, lambda part: keras.Model(part.inputs[0], part.outputs[0])]
+)
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_model_around_that_has_trained_before_is_recorded(make, is_compiled):
+    model = network()
+    around = make(model)
+    around.compile("sgd", "mse", jit_compile=is_compiled)
+    around.fit(X, Y, batch_size=8, verbose=0)
+    function = around.train_function
+    with stepcheck.watch(model, (X, Y), "mse") as report:
+        around.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    assert report.is_right, str(report)
+    assert around.train_function is function
+    around.fit(X, Y, batch_size=8, verbose=0)
+
+
+@pytest.mark.parametrize("at", ["_tell_call", "_tell_apply", "_before_call", "stepping"])
+@pytest.mark.parametrize("how", ["fit", "by hand"])
+def test_an_error_of_a_hook_ends_the_record_and_not_the_loop(at, how, monkeypatch):
+    def fails(*arguments, **others):
+        raise LookupError("of the hook")
+
+    monkeypatch.setattr(hooks.Hooks, at, fails)
+    model = network()
+    with stepcheck.watch(model, data=(X, Y)) as report:
+        loss = train(model) if how == "by hand" else model.fit(X, Y, verbose=0)
+    assert loss is not None or how == "by hand"
+    assert (report.findings, report.judged) == ([], [])
+    assert Unjudged(Reason.FAILED, told="LookupError: of the hook") in report.unjudged
 
 
 def test_later_models_have_the_names_that_they_have_otherwise():
@@ -281,7 +325,7 @@ def test_the_inputs_of_a_long_loop_do_not_fill_the_memory(monkeypatch):
 
 def test_of_a_large_model_fewer_updates_are_kept():
     large = keras.Sequential([keras.Input((2_500_000,)), layers.Dense(1, use_bias=False)])
-    assert hooks.room(large) == 10
+    assert room(large) == 10
 
 
 @ONLY_TENSORFLOW

@@ -1,7 +1,9 @@
 """An installed stepcheck is typed, and brings no framework that the loop does not use."""
 
+import importlib
 import re
 import subprocess
+import sys
 import tomllib
 import venv
 from pathlib import Path
@@ -92,3 +94,11 @@ def test_a_loop_of_torch_is_judged_where_no_other_framework_is_installed(tmp_pat
     assert report.startswith(
         "8 updates, all as meant: rows, forward pass, gradient, optimizer step, state"
     )
+
+
+def test_without_wholestep_an_error_says_what_to_install(monkeypatch):
+    package = pytest.importorskip("stepcheck.keras")
+    monkeypatch.setitem(sys.modules, "wholestep", None)  # as if it were not installed
+    told = re.escape('Try: pip install "stepcheck[keras]".')
+    with pytest.raises(ModuleNotFoundError, match=told):
+        importlib.reload(package)

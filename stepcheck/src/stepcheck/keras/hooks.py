@@ -14,31 +14,35 @@ import keras
 import numpy as np
 
 from stepcheck import tree
-from stepcheck.errors import SpecificationError
 from stepcheck.keras.listener import Listener
 from stepcheck.keras.meaning import are_numbers, is_result, tensors
-from stepcheck.keras.replay import Replay, flags, is_outdated_in, trained_in, untrained
+from stepcheck.keras.objective import VARIABLES, Beside
+from stepcheck.keras.state import (
+    apart,
+    flags,
+    in_part,
+    is_outdated_in,
+    outlined,
+    restoring,
+    room,
+    trained_in,
+    untrained,
+)
 from stepcheck.seams import replaced
-from stepcheck.trace import log as logs
 from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, clips_of
-from stepcheck.trace.measure import NUM_PLACES, outline, places
 from stepcheck.tree import Tree
 from stepcheck.user_code.source import is_in_fit, is_in_trainer, line_of_user
 from stepcheck.values import Reason
 from wholestep.model import uncast, with_mask_of
 
-_TRAINING = ("fit", "train_on_batch")
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
 _MEETING = (
     "compile",
     "__call__",
     "stateless_call",
 )  # and not `fit`, which callers may compare with Keras' own
+_MAKE = "make_train_function"
 _GONE = object()
-_THAWED = (
-    "The model must be compiled after its layers are set to be trained. It was not: `fit` does not train the layers "
-    "that were thawed. Try: model.compile(...) once more, or watch from before on."
-)
 
 
 @contextmanager
@@ -57,7 +61,8 @@ def listening(
         stack.callback(lambda: [each.close() for each in hooks])
         for each in hooks:
             each.begin()
-        for name in _MEETING if found is None else (*_MEETING, "make_train_function"):
+        stack.enter_context(_making(listener, hooks))
+        for name in _MEETING if found is None else (*_MEETING, _MAKE):
             stack.enter_context(_meeting(name, listener, hooks, found))
         apply, check = _applied(owner.apply, hooks), _checked(scaling.check_finite, hooks)
         stack.enter_context(replaced(owner, "apply", listener.unhooked(apply)))
@@ -81,18 +86,42 @@ def _meeting(name: str, listener: Listener, hooks: list["Hooks"], found: Any) ->
         elif found and not is_known and not is_inner and name != "compile" and _runs(arguments):
             hooks.append(found(layer))
             hooks[-1].begin()
+        if is_model and name in ("__call__", "stateless_call"):
+            given = inspect.signature(method).bind(layer, *arguments, **others).arguments
+            for each in hooks:
+                each.harmless(each.note_beside)(layer, given)
         inside.runs = is_inner or is_model
-        compiled = vars(layer).get("_jit_compile") if name == "make_train_function" else None
         try:
-            if compiled is not None and listener.is_deaf_to_xla:
-                vars(layer)["_jit_compile"] = False
             return method(layer, *arguments, **others)
         finally:
             inside.runs = is_inner
-            if compiled is not None:
-                vars(layer)["_jit_compile"] = compiled
 
     with replaced(owner, name, listener.unhooked(met)):
+        yield
+
+
+@contextmanager
+def _making(listener: Listener, hooks: list["Hooks"]) -> Iterator[None]:
+    """Inside, models make their training functions anew, as far as they can be recorded."""
+    owner = next(each for each in keras.Model.__mro__ if _MAKE in vars(each))
+    make = getattr(owner, _MAKE)
+
+    @wraps(make)
+    def made(trainer: Any, force: bool = False) -> Any:
+        of = [each for each in hooks if each.is_part_of(trainer)]
+        for each in of:
+            each.renew(trainer)
+        held = vars(trainer)
+        compiled = bool(of) and listener.is_deaf_to_xla and trainer.jit_compile
+        if not compiled:
+            return make(trainer, force)
+        held["_jit_compile"] = False
+        try:
+            return make(trainer, force)
+        finally:
+            held["_jit_compile"] = compiled
+
+    with replaced(owner, _MAKE, made):
         yield
 
 
@@ -108,10 +137,11 @@ def _applied(apply: Callable, hooks: list["Hooks"]) -> Callable:
     def told(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         given = None if trainable_variables is None else list(trainable_variables)
-        ends = [each.stepping(optimizer, grads, given) for each in hooks]
+        ends = [(each, each.harmless(each.stepping)(optimizer, grads, given)) for each in hooks]
         result = apply(optimizer, grads, given)
-        for end in filter(None, ends):
-            end()
+        for each, end in ends:
+            if end is not None:
+                each.harmless(end)()
         return result
 
     return told
@@ -124,7 +154,7 @@ def _checked(check: Callable, hooks: list["Hooks"]) -> Callable:
     def told(optimizer: Any, grads: Any) -> Any:
         is_finite = check(optimizer, grads)
         for each in hooks:
-            each.note_check(is_finite)
+            each.harmless(each.note_check)(is_finite)
         return is_finite
 
     return told
@@ -136,9 +166,12 @@ class Hooks:
     Other models of the very same variables, such as `Own(model.inputs, model.outputs)`, are recorded as this one.
     """
 
-    def __init__(self, model: keras.Model, listener: Listener, log: Log):
-        self.model, self.listener, self.log = model, listener, log
+    def __init__(
+        self, model: keras.Model, listener: Listener, log: Log, beside: Beside | None = None
+    ):
+        self.model, self.listener, self.log, self.beside = model, listener, log, beside
         self.hooked: dict[int, Callable[[], None]] = {}
+        self._anew: dict[int, Callable[[], None]] = {}  # models with training functions made inside
         self._num_muted: Counter[int] = Counter()  # by thread
         self._optimizers: list = []  # kept, so that no two have one id
 
@@ -150,38 +183,63 @@ class Hooks:
 
     def begin(self) -> None:
         """Hook the model."""
-        self.log.is_stateless = Replay.engine() == "jax"
+        self.log.is_stateless = keras.backend.backend() == "jax"
         self.hook(self.model)
 
     def close(self) -> None:
         """Restore all models, and end the record."""
-        for unhook in self.hooked.values():
-            unhook()
+        for undo in (*self.hooked.values(), *self._anew.values()):
+            undo()
         self.hooked.clear()
+        self._anew.clear()
         self.listener.settle()
         self.log.close()
 
     def hook(self, model: keras.Model) -> None:
         """Hook a model's own methods, and keep how to restore them."""
         hooked: dict[str, Any] = {name: self._mute(model, name) for name in _NO_UPDATE}
-        hooked |= {name: self._train(model, name) for name in _TRAINING}
-        hooked |= {"call": self._call(model), "train_function": None}
+        hooked |= {"fit": self._fit(model), "call": self._call(model)}
         before = {name: vars(model).get(name, _GONE) for name in hooked}
-        compiled = compiled_in(model)
 
         def unhook() -> None:
-            if any(
-                a is not b for a, b in zip(compiled, compiled_in(model), strict=True)
-            ):  # the old one is outdated
-                before["train_function"] = None
-            vars(model).update(
-                {name: value for name, value in before.items() if value is not _GONE}
-            )
-            for name in (name for name, value in before.items() if value is _GONE):
-                vars(model).pop(name, None)
+            for name, value in before.items():
+                if value is _GONE:
+                    vars(model).pop(name, None)
+                else:
+                    vars(model)[name] = value
 
         vars(model).update(hooked)  # past Keras' own __setattr__, which would look at them
         self.hooked[id(model)] = unhook
+
+    def renew(self, trainer: keras.Model) -> None:
+        """Let a model that trains this one make its training function anew, for this record."""
+        if id(trainer) in self._anew:
+            return
+        if is_outdated_in(trainer):  # a new function would train other variables
+            self.log.leave(Reason.OUTLINED)
+            return
+        self._anew[id(trainer)] = restoring(trainer)
+        vars(trainer)["train_function"] = None
+
+    def is_part_of(self, trainer: Any) -> bool:
+        """Whether another model trains this one: it is this one, has it as a part, or its variables."""
+        if not isinstance(trainer, keras.Model):
+            return False
+        parts = trainer._flatten_layers()
+        return any(part is self.model for part in parts) or self.is_twin(trainer)
+
+    def note_beside(self, model: keras.Model, given: dict[str, Any]) -> None:
+        """Record the values of another model that is called, its own or those that it is given."""
+        beside = self.beside
+        if beside is None or self._is_silent() or not model.built:
+            return
+        if (place := beside.place(model)) is None:
+            return
+        groups = [given.get(name, getattr(model, name)) for name in VARIABLES]
+        with uncast():
+            own = [self._value(v) for group in groups for v in group]
+        if self._can_record(own):
+            self._tell(lambda order, replica, numbers: beside.keep(order, place, numbers), own)
 
     def is_twin(self, model: keras.Model) -> bool:
         """Whether another model trains this one's variables, neither being a part of the other."""
@@ -216,34 +274,34 @@ class Hooks:
 
         return _as_bound(muted, method)
 
-    def _train(self, model: keras.Model, name: str) -> Callable:
-        """Return a method that trains by Keras' own loop, in programs that can be recorded."""
-        method, is_outdated = getattr(model, name), is_outdated_in(model)
+    def _fit(self, model: keras.Model) -> Callable:
+        """Return the method `fit`, whose arguments are noted."""
+        method = model.fit
 
         @wraps(method)
         def heard(*arguments: Any, **others: Any) -> Any:
-            held = vars(model)
-            if name == "fit" and (is_outdated or is_outdated_in(model)):
-                trained = {id(v) for v in model.optimizer._trainable_variables}
-                if is_outdated and not {id(v) for v in model.trainable_variables} <= trained:
-                    raise SpecificationError(_THAWED)
-            if name == "fit":
-                given = {"x": arguments[0] if arguments else None} | others
-                self.log.fit(given["x"], given.get("class_weight"), given.get("sample_weight"))
-            compiled = (
-                held["_jit_compile"]
-                if self.listener.is_deaf_to_xla and model.jit_compile
-                else _GONE
-            )
-            if compiled is _GONE:
-                return method(*arguments, **others)
-            held["_jit_compile"] = False
-            try:
-                return method(*arguments, **others)
-            finally:
-                held["_jit_compile"] = compiled
+            x = arguments[0] if arguments else others.get("x")
+            self.log.fit(x, others.get("class_weight"), others.get("sample_weight"))
+            return method(*arguments, **others)
 
         return _as_bound(heard, method)
+
+    def harmless(self, function: Callable) -> Callable:
+        """Return a function of ours whose errors end the record, and not the user's loop; None after an error."""
+
+        @wraps(function)
+        def called(*arguments: Any, **others: Any) -> Any:
+            try:
+                return function(*arguments, **others)
+            except Exception as error:  # of our own, in the midst of the loop
+                self.log.is_open = False
+                self.log.leave(Reason.FAILED, told=f"{type(error).__name__}: {error}")
+                return None
+
+        return called
+
+    def _tell(self, told: Callable, values: list) -> None:
+        self.listener.tell(self.harmless(told), values)
 
     def note_check(self, is_finite: Any) -> None:
         """Record whether the gradients of a step are finite."""
@@ -253,43 +311,54 @@ class Hooks:
         def keep(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             self.log.add(Scaled(order, bool(numbers[0]), replica))
 
-        self.listener.tell(keep, [is_finite])
+        self._tell(keep, [is_finite])
 
     def _call(self, model: keras.Model) -> Callable:
-        call, listener = model.call, self.listener
+        call = model.call
         first = next(iter(inspect.signature(call).parameters), "inputs")
 
         @wraps(call)
         def told(*arguments: Any, **others: Any) -> Any:
             given = arguments[0] if arguments else others.get(first)
-            inputs = tree.leaves(given)
-            if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
-                return call(*arguments, **others)
-            self.log.has_fitted |= is_in_fit()
-            self.log.is_by_name |= isinstance(given, dict)
-            params = self._values(self.model.trainable_variables)
-            buffers = self._values(untrained(self.model))
+            begun = self.harmless(self._before_call)(given)
             outputs = call(*arguments, **others)
-            if not self.model.built or not params:
-                params = self._values(self.model.trainable_variables)
-            with uncast():
-                groups = (inputs, tensors(outputs), params, buffers)
-            if self._can_record([leaf for group in groups for leaf in group]):
-                if trained_in(self.model) not in self.log.flags:
-                    self.log.room = room(
-                        self.model, is_run=self.log.is_run
-                    )  # its first call may have built it
-                    self.log.flags[trained_in(self.model)] = flags(self.model)
-                differentiated = listener.is_differentiated([*params, *inputs])
-                training = others.get("training")
-                is_training = (differentiated if training is None else training) is True
-                mode = (training is True,)
-                self._tell_call(groups, differentiated, is_training=is_training, mode=mode)
-                if differentiated is not False:
-                    outputs = self._watched(outputs)
-            return outputs
+            if begun is None:
+                return outputs
+            watched = self.harmless(self._after_call)(begun, outputs, others.get("training"))
+            return outputs if watched is None else watched
 
         return told
+
+    def _before_call(self, given: Tree) -> tuple[list, list, list] | None:
+        """Return the inputs, parameters and other values of a forward pass; None if it is not recorded."""
+        inputs = tree.leaves(given)
+        if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
+            return None
+        self.log.has_fitted |= is_in_fit()
+        self.log.is_by_name |= isinstance(given, dict)
+        params = self._values(self.model.trainable_variables)
+        return inputs, params, self._values(untrained(self.model))
+
+    def _after_call(
+        self, begun: tuple[list, list, list], outputs: Tree, training: bool | None
+    ) -> Tree:
+        """Record a forward pass, and return its outputs, of which gradients are recorded."""
+        inputs, params, buffers = begun
+        if not self.model.built or not params:
+            params = self._values(self.model.trainable_variables)
+        with uncast():
+            groups = (inputs, tensors(outputs), params, buffers)
+        if not self._can_record([leaf for group in groups for leaf in group]):
+            return outputs
+        if trained_in(self.model) not in self.log.flags:
+            # Its first call may have built it.
+            self.log.room = room(self.model, is_run=self.log.is_run)
+            self.log.flags[trained_in(self.model)] = flags(self.model)
+        differentiated = self.listener.is_differentiated([*params, *inputs])
+        is_training = (differentiated if training is None else training) is True
+        mode = (training is True,)
+        self._tell_call(groups, differentiated, is_training=is_training, mode=mode)
+        return outputs if differentiated is False else self._watched(outputs)
 
     def _watched(self, outputs: Tree) -> Tree:
         """Return a model's outputs; the gradients of losses by them are recorded."""
@@ -303,17 +372,22 @@ class Hooks:
             def differentiated(_: int, replica: int, both: list[np.ndarray]) -> None:
                 self.log.differentiate(replica, i, *both)
 
-            return with_mask_of(self.listener.watch_gradient(output, differentiated), output)
+            told = self.harmless(differentiated)
+            return with_mask_of(self.listener.watch_gradient(output, told), output)
 
         return tree.map_leaves(watched, outputs)
 
     def _values(self, variables: list) -> list:
         """Return the values themselves, before a layer of lower precision casts them."""
         with uncast():
-            values = [self.listener.value(v) for v in variables]
+            values = [self._value(v) for v in variables]
         if not self.log.is_run:
             return values
-        return [_in_part(value, v.shape) for value, v in zip(values, variables, strict=True)]
+        return [in_part(value, v.shape) for value, v in zip(values, variables, strict=True)]
+
+    def _value(self, variable: Any) -> Any:
+        """Return the value of a variable; a value itself is returned unchanged."""
+        return self.listener.value(variable) if isinstance(variable, keras.Variable) else variable
 
     def _can_record(self, values: list) -> bool:
         if is_in_trainer():
@@ -330,7 +404,7 @@ class Hooks:
         line, trained = line_of_user(self.listener.stack()), trained_in(self.model)
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-            given, outputs, params, buffers = _apart(numbers, groups)
+            given, outputs, params, buffers = apart(numbers, groups)
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs, replica)
             kept = (
@@ -339,7 +413,7 @@ class Hooks:
             called = Called(order, inputs, *kept, differentiated, line, replica, trained=trained)
             self.log.add(replace(called, **known))
 
-        self.listener.tell(told, [leaf for group in groups for leaf in group])
+        self._tell(told, [leaf for group in groups for leaf in group])
 
     def stepping(self, optimizer: Any, grads: list, given: list | None) -> Callable | None:
         """Begin the record of an optimizer step, and return what ends it; None if there is nothing to end."""
@@ -354,9 +428,7 @@ class Hooks:
             return None
         self._optimizers.append(optimizer)
         place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
-        held = [
-            _in_part(self.listener.dense(handed[id(params[i])]), params[i].shape) for i in place
-        ]
+        held = [in_part(self.listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
         if (scale := optimizer.loss_scale_factor) is not None:  # by which `apply` divides
             held = [each / scale for each in held]
         counts = optimizer.learning_rate, optimizer.iterations, optimizer._iterations
@@ -374,19 +446,18 @@ class Hooks:
     def _tell_other(self, optimizer: Any) -> None:
         count = [self._number(optimizer.iterations)]
         if self._can_record(count):
-            self.listener.tell(lambda order, replica, _: self.log.add(Other(order, replica)), count)
+            self._tell(lambda order, replica, _: self.log.add(Other(order, replica)), count)
 
     def _states(self, optimizer: Any) -> list[list]:
         """Return the values of the model's parameters and of the optimizer's variables, of large ones in part."""
         groups = self.model.trainable_variables, optimizer.variables
         return [
-            [_in_part(self.listener.value(v), v.shape) for v in variables] for variables in groups
+            [in_part(self.listener.value(v), v.shape) for v in variables] for variables in groups
         ]
 
     def _number(self, number: Any) -> Any:
         """Return the present value of an optimizer's number, which may be a variable or computed from some."""
-        is_variable = isinstance(number, keras.Variable)
-        return self.listener.value(number) if is_variable else keras.ops.convert_to_tensor(number)
+        return keras.ops.convert_to_tensor(self._value(number))
 
     def _tell_apply(
         self, optimizer: Any, handed: tuple[list[int], list[int], int], groups: tuple[list, ...]
@@ -402,7 +473,7 @@ class Hooks:
         )
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-            held, params, slots, params_after, slots_after, (rate, count, calls) = _apart(
+            held, params, slots, params_after, slots_after, (rate, count, calls) = apart(
                 numbers, groups
             )
             by_place = dict(zip(place, map(np.array, held), strict=True))
@@ -410,7 +481,7 @@ class Hooks:
             states = grads, params, slots, params_after, slots_after
             is_kept, outlines = self.log.wants_step(replica), []
             if not is_kept:
-                outlines = [*map(_outlined, (grads, params_after))] if self.log.is_run else []
+                outlines = [*map(outlined, (grads, params_after))] if self.log.is_run else []
                 states = [], [], [], [], []
             counted = replica, accumulates, int(calls), clips, built
             applied = Applied(
@@ -419,41 +490,10 @@ class Hooks:
             known: dict[str, Any] = {"lost": tuple(lost), "kind": kind, "trained": trained}
             self.log.add(replace(applied, **known, is_scheduled=is_scheduled, outlines=outlines))
 
-        self.listener.tell(told, [leaf for group in groups for leaf in group])
+        self._tell(told, [leaf for group in groups for leaf in group])
 
 
 def _as_bound(function: Callable, method: Any) -> Callable:
     """Return the function as the bound method that it replaces: callers may compare `__func__` with Keras' own."""
     vars(function)["__func__"] = getattr(method, "__func__", None)
     return function
-
-
-def _in_part(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor, of a large one its entries at some places; a traced sparse gradient may not have its shape."""
-    chosen = places(int(np.prod(shape)))
-    return value if chosen is None else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
-
-
-def _apart(values: list, groups: tuple[list, ...]) -> list[list]:
-    rest = iter(values)
-    return [list(itertools.islice(rest, len(group))) for group in groups]
-
-
-def _outlined(values: list) -> np.ndarray:
-    """Return the outlines of a parameter's numbers each; of a missing gradient zeros."""
-    return np.stack([outline(np.zeros(1) if each is None else each) for each in values])
-
-
-def room(model: keras.Model, *, is_run: bool = False) -> int:
-    """Return the number of updates of a model that a log keeps with all numbers.
-
-    >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
-    40
-    """
-    sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
-    return logs.room(sum(min(size, NUM_PLACES) if is_run else size for size in sizes))
-
-
-def compiled_in(model: keras.Model) -> list:
-    """Return the objects that `compile` replaces."""
-    return [vars(model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]

@@ -19,7 +19,6 @@ from wholestep.model import (
     LossCall,
     Mean,
     Objective,
-    Sum,
     Term,
     Whole,
     is_overridden,
@@ -351,17 +350,3 @@ class NoLoss(port.NoLoss, Objective):
         """Return zeros, one for each row."""
         output = tensors(model(batch[0], training=training))[0]
         return Mean(ops.zeros(ops.shape(output)[:1]))
-
-
-class Pulled(Objective):
-    """An objective with a given derivative by the outputs, which the batch has in place of labels."""
-
-    def __call__(self, model: keras.Model, batch: Any, training: bool) -> Sum:
-        """Return the outputs times the derivative, by row: the sum of these has this derivative."""
-        outputs = tensors(model(batch[0], training=training))
-        num = batch[1][0].shape[0]  # that of the outputs is not known behind a layer of text
-        parts = [
-            ops.reshape(ops.cast(o, "float32") * d, (num, -1))
-            for o, d in zip(outputs, batch[1], strict=True)
-        ]
-        return Sum(sum((ops.sum(part, axis=1) for part in parts), ops.zeros((num,), "float32")))

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import keras
 
-from stepcheck.keras.hooks import Hooks, listening, room
+from stepcheck.keras.hooks import Hooks, listening
 from stepcheck.keras.listener import listener
-from stepcheck.keras.replay import untrained, values
+from stepcheck.keras.state import room, untrained, values
 from stepcheck.trace.log import Log, Values
 from stepcheck.trace.measure import all_same, in_part
 from stepcheck.trace.trace import Parameter, Run, Trace

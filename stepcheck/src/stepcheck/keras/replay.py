@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
 from typing import Any
 
 import keras
@@ -13,26 +12,22 @@ from keras import ops
 from stepcheck import tree
 from stepcheck.errors import attempt
 from stepcheck.keras import families
-from stepcheck.keras.meaning import LossObjective, Pulled, by_output, is_masked, tensors
+from stepcheck.keras.meaning import LossObjective, by_output, is_masked, tensors
 from stepcheck.keras.optimizers import numbers_of
+from stepcheck.keras.programs import Kind, at_outputs, by_term, changed, counted, kinds_of, traced
+from stepcheck.keras.state import flags, set_flags, trained_in, untrained, values
 from stepcheck.port import ByPass, OfOutput, Port, Terms
-from stepcheck.trace.log import Applied, Called, Flags, Line, Log, Values
-from stepcheck.trace.windows import PAD, Piece
+from stepcheck.trace.log import Applied, Called, Line, Log, Values
+from stepcheck.trace.measure import distance
+from stepcheck.trace.windows import PAD, Piece, packed
 from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.source import line_of_loss
 from wholestep.engines import choose
-from wholestep.model import Mean, Objective, Reading, Term, Whole, checked, mask_of, read
-from wholestep.program import ProgramCache
+from wholestep.model import Objective, Reading, mask_of, read, unpack
 
-_FEW, _FEW_ROWS, _SAME = (
-    3,
-    16,
-    1e-3,
-)  # passes, and rows, by which it is seen that a loss is one of rows
-_PULLED, _BY_WEIGHT = Pulled(), "mean_with_sample_weight"
-_OF_LOSSES = ProgramCache(
-    128
-)  # the derivatives of Keras' losses, for all replays: a search tries the same ones anew
+_FEW, _FEW_ROWS = 3, 16  # passes, and rows, that show whether a loss is one of rows
+_SAME = 1e-3
+_BY_WEIGHT = "mean_with_sample_weight"
 
 
 class Replay(Port):
@@ -55,8 +50,10 @@ class Replay(Port):
         self.are_seeds = ["seed" in name.split("/")[-1] for name in self.names_of_others]
         self.is_masked = is_masked(model)
         self.is_sparse = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
-        self._ops, self._traced = (engine := choose()).ops, engine.programs.traced
+        self._ops = choose().ops
         self._programs: dict[Any, Any] = {}
+        self._is_plain = False  # one tensor for an output, of which Keras knows no logits
+        self._alike: set[tuple[int, bool]] = set()  # (pass, mode) with the outputs of the record
         # Small gradients are zeros in float16: they are computed of a larger loss, and divided.
         self._scale = 1024.0 if "float16" in dtypes else 1.0
 
@@ -71,10 +68,10 @@ class Replay(Port):
         then = log.flags.get(trained, []) if trained != trained_in(model) else []
         now = flags(model) if then else []
         try:
-            _set(then)
+            set_flags(then)
             yield
         finally:
-            _set(now)
+            set_flags(now)
 
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
         return line_of_loss(called.line, is_penalty=is_penalty)
@@ -205,20 +202,85 @@ class Replay(Port):
         return [np.array(ops.convert_to_numpy(v)) for v in variables]
 
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        def run(params: list, buffers: list, inputs: list) -> tuple:
-            scope = self._scope(params, buffers)
-            with scope:
-                given = [scope.get_current_value(v) for v in self.model.trainable_variables]
-                outputs = self.model(self._packed(inputs), training=training)
-                self.has_losses |= bool(self.model.losses)
-                after = [scope.get_current_value(v) for v in self.model.trainable_variables]
-                self.moves_weights |= any(a is not b for a, b in zip(given, after, strict=True))
-                found = tensors(outputs)
-            return found, self._after(scope, buffers)
+        own = piece.called.outputs
+        zeros = [np.zeros(leaf.shape, "float32") for leaf in own]
+        found, after, *_ = self._pass(piece, zeros, training=training)
+        outputs = [np.asarray(leaf) for leaf in found]
+        if distance(outputs, own) <= self.tolerance.fits:
+            self._alike.add((piece.called.order, training))
+        return outputs, [np.asarray(leaf) for leaf in after]
 
-        program = self._program(("outputs", training), run)
-        outputs, buffers = program(piece.called.params, piece.called.buffers, piece.called.inputs)
-        return [np.asarray(leaf) for leaf in outputs], [np.asarray(leaf) for leaf in buffers]
+    def _pass(
+        self, piece: Piece, factors: list[np.ndarray], penalty: float = 0.0, *, training: bool
+    ) -> tuple:
+        """Run a pass forward and back.
+
+        Args:
+            factors: of the outputs, leaf by leaf.
+            penalty: the factor of the model's own losses.
+
+        Returns:
+            The outputs, the other values afterwards, the sum of the model's own losses, and the
+            gradient of outputs and losses times their factors.
+        """
+        calls = getattr(piece.called.setting, "calls", 1)
+
+        def run(params: list, buffers: list, inputs: list, factors: list, penalty: Tensor) -> tuple:
+            def total(params: list) -> tuple:
+                with (scope := self._scope(params, buffers)):
+                    outputs = self._forward(scope, inputs, calls, training=training)
+                    own = self._penalty()
+                pairs = zip(outputs, factors, strict=True)
+                sums = [ops.sum(ops.cast(o, "float32") * factor) for o, factor in pairs]
+                return sum(sums, penalty * own), (outputs, self._after(scope, buffers), own)
+
+            grads, found = self._ops.differentiate(total, params)
+            return *found, grads
+
+        called = piece.called
+        params = [ops.convert_to_tensor(value) for value in called.params]
+        program = self._program(("pass", training, calls), run)
+        return program(params, called.buffers, called.inputs, factors, np.float32(penalty))
+
+    def _forward(
+        self, scope: keras.StatelessScope, inputs: list, calls: int, *, training: bool
+    ) -> list[Tensor]:
+        """Return the leaves of the outputs of one call, or of several one after another."""
+        variables = self.model.trainable_variables
+        before = [scope.get_current_value(v) for v in variables]
+        found = []
+        for x in self._calls(inputs, calls):
+            outputs = self.model(x, training=training)
+            self._is_plain = ops.is_tensor(outputs) and not hasattr(outputs, "_keras_logits")
+            found += tensors(outputs)
+        after = [scope.get_current_value(v) for v in variables]
+        self.has_losses |= bool(self.model.losses)
+        self.moves_weights |= any(a is not b for a, b in zip(before, after, strict=True))
+        return found
+
+    def _calls(self, inputs: list, calls: int) -> list[Tree]:
+        """Return the inputs of each call."""
+        if calls == 1:
+            return [self._packed(inputs)]
+        num, like = len(inputs) // calls, self.data[0]
+        parts = [inputs[i * num : (i + 1) * num] for i in range(calls)]
+        if len(like) != calls:
+            return parts
+        return [packed(own, nest) for own, nest in zip(parts, like, strict=True)]
+
+    def _is_of_outputs(self, piece: Piece, objective: Any) -> bool:
+        """Whether a loss can be computed at the model's one output, apart from the model."""
+        is_one = len(piece.called.outputs) == 1 and self._is_plain
+        is_masked = self.is_masked and getattr(objective, "is_masked", False)
+        return is_one and isinstance(objective, LossObjective) and not is_masked
+
+    def _output(self, piece: Piece, *, training: bool) -> tuple[Any, float]:
+        """Return (the one output of a pass, the sum of the model's own losses)."""
+        if (piece.called.order, training) in self._alike and not self.has_losses:
+            return piece.called.outputs[0], 0.0
+        zeros = np.zeros(piece.called.outputs[0].shape, "float32")
+        (output,), _, own, _ = self._pass(piece, [zeros], training=training)
+        return output, float(own)
 
     def terms(
         self,
@@ -229,42 +291,42 @@ class Replay(Port):
         training: bool,
         is_by_outputs: bool = False,
     ) -> Terms:
-        num = len(piece.called.inputs[0])
-        found: dict = {}
-
-        def summed(outcome: Reading) -> list[tuple[Tensor, Tensor]]:
-            terms = checked(outcome.terms, num)
-            is_mean = outcome.is_complete  # a custom `compute_loss` returns the mean of its batch
-            found["terms"] = [
-                (float(t.coefficient), is_mean or isinstance(t, Mean)) for t in terms.values()
-            ]
-            found["names"] = tuple(map(str, terms))
-            return [_by_row(term, num) for term in terms.values()]
+        num, called = len(piece.called.inputs[0]), piece.called
+        if is_by_outputs and not self.has_losses:
+            return self._terms_at(objective, called.outputs[0], batch, 0.0)
+        if self._is_of_outputs(piece, objective):
+            output, penalty = self._output(piece, training=training)
+            return self._terms_at(objective, output, batch, penalty)
+        kinds: list[Kind] = []
 
         def run(params: list, buffers: list, batch: Any) -> tuple:
             with self._scope(params, buffers):
                 outcome = read(objective(self.model, batch, training), {})
-                sums, penalty = summed(outcome), self._penalty(outcome)
-            return ops.stack([s[0] for s in sums]), ops.stack([s[1] for s in sums]), penalty
+                own = self._penalty(outcome)
+            kinds[:] = kinds_of(outcome)
+            return *by_term(outcome, num), own
 
-        if is_by_outputs and not self.has_losses:
-            term = objective.of(
-                batch[1], ops.convert_to_tensor(piece.called.outputs[0]), *batch[2:]
-            )
-            parts = summed(read(term, {}))
-            values, weights, penalty = *zip(*parts, strict=True), 0.0
-        else:
-            program, found = self._program(("terms", training, id(objective), num), run, found)
-            values, weights, penalty = program(piece.called.params, piece.called.buffers, batch)
-        coefficients, divided = (np.array(each) for each in zip(*found["terms"], strict=True))
-        return Terms(
-            np.array(values),
-            np.array(weights),
-            coefficients,
-            divided,
-            float(penalty),
-            found["names"],
-        )
+        program, kinds = self._program(("terms", training, id(objective), num), run, kinds)
+        values, weights, own = program(called.params, called.buffers, batch)
+        return _terms(kinds, values, weights, float(own))
+
+    def try_out(self, piece: Piece, objective: Objective) -> None:
+        """Call an objective on the shapes of a pass alone."""
+
+        def run(params: list, buffers: list, batch: Any) -> list[Tensor]:
+            with self._scope(params, buffers):
+                outcome = read(objective(self.model, batch, True), {})
+            return [*by_term(outcome, len(piece.called.inputs[0]))]
+
+        called = piece.called
+        choose().programs.shapes(run, called.params, called.buffers, self.batch(piece))
+
+    def _terms_at(self, objective: Any, output: Any, batch: Any, penalty: float) -> Terms:
+        _, labels, weights = unpack(batch)
+        function, kinds = at_outputs(objective, len(output))
+        ones = np.ones((1, len(output)), "float32")
+        values, own, _ = function(ops.convert_to_tensor(output), labels, weights, ones)
+        return _terms(kinds, values, own, penalty)
 
     def gradient(
         self,
@@ -276,26 +338,57 @@ class Replay(Port):
         training: bool,
         penalty: float = 0.0,
     ) -> np.ndarray:
+        given = np.asarray(self._scale * factors, "float32"), np.float32(self._scale * penalty)
+        if self._is_of_outputs(piece, objective):
+            grads = self._by_outputs(piece, objective, batch, *given, training=training)
+        else:
+            grads = self._by_model(piece, objective, batch, *given, training=training)
+        return self.flat([np.asarray(grad) for grad in grads]) / self._scale
+
+    def _by_outputs(
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        factors: np.ndarray,
+        penalty: Any,
+        *,
+        training: bool,
+    ) -> list[Tensor]:
+        """Return the gradient of the values times factors by way of the derivative by the output."""
+        output, _ = self._output(piece, training=training)
+        _, labels, weights = unpack(batch)
+        function, _ = at_outputs(objective, len(output))
+        *_, derivative = function(ops.convert_to_tensor(output), labels, weights, factors)
+        pulled = ops.cast(derivative, "float32")
+        return self._pass(piece, [pulled], penalty, training=training)[-1]
+
+    def _by_model(
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        factors: np.ndarray,
+        penalty: Any,
+        *,
+        training: bool,
+    ) -> list[Tensor]:
+        """Return the gradient of the values times factors of an objective that calls the model."""
         num = len(piece.called.inputs[0])
 
         def run(params: list, buffers: list, batch: Any, factors: Tensor, penalty: Tensor) -> tuple:
-            def loss(params: list) -> tuple:
+            def total(params: list) -> tuple:
                 with self._scope(params, buffers):
                     outcome = read(objective(self.model, batch, training), {})
-                    sums, own = _sums(outcome, num), self._penalty(outcome)
-                total = (
-                    ops.sum(ops.where(factors == 0, ops.zeros_like(sums), sums) * factors)
-                    + penalty * own
-                )
-                return total, own
+                    values, own = by_term(outcome, num)[0], self._penalty(outcome)
+                return counted(values, factors) + penalty * own, own
 
-            return self._ops.differentiate(loss, params)
+            return self._ops.differentiate(total, params)
 
-        program, _ = self._program(("gradient", training, id(objective), num), run, {})
-        given = np.asarray(self._scale * factors, "float32"), np.float32(self._scale * penalty)
+        program = self._program(("gradient", training, id(objective), num), run)
         params = [ops.convert_to_tensor(value) for value in piece.called.params]
-        grads, _ = program(params, piece.called.buffers, batch, *given)
-        return self.flat([np.asarray(grad) for grad in grads]) / self._scale
+        grads, _ = program(params, piece.called.buffers, batch, factors, penalty)
+        return grads
 
     def derivative(
         self,
@@ -308,24 +401,15 @@ class Replay(Port):
         is_once: bool = False,
     ) -> np.ndarray:
         # A program for each loss and one for each change, not one for each pair.
-        given = [ops.convert_to_tensor(np.asarray(outputs, "float32"))]
-        loss = self._by_loss(objective, len(outputs), is_once=is_once)
+        given = ops.convert_to_tensor(np.asarray(outputs, "float32"))
+        loss, _ = at_outputs(objective, len(outputs), is_once=is_once)
+        ones = np.ones((1, len(outputs)), "float32")
         if change is None:
-            return np.asarray(loss(given, labels, weights)[0][0], "float64")
-        pulled = self._program(("change", id(change)), partial(_by_change, self._ops, change))
-        _, changed = pulled(given, ops.zeros(given[0].shape, "float32"))
-        return np.asarray(pulled(given, loss([changed], labels, weights)[0][0])[0][0], "float64")
-
-    def _by_loss(self, objective: Any, num: int, *, is_once: bool) -> Callable:
-        """Return the function whose first result is the derivative by outputs; equal Keras losses share it."""
-        function, key = partial(_by_loss, self._ops, objective, num), _key_of(objective)
-        if key is None:
-            return (
-                function if is_once else self._program(("derivative", id(objective), num), function)
-            )
-        if (*key, num) not in _OF_LOSSES:
-            _OF_LOSSES[*key, num] = self._traced(function)
-        return _OF_LOSSES[*key, num]
+            return np.asarray(loss(given, labels, weights, ones)[-1], "float64")
+        pulled = self._program(("change", id(change)), changed(change))
+        _, made = pulled(given, ops.zeros(given.shape, "float32"))
+        derivative = loss(made, labels, weights, ones)[-1]
+        return np.asarray(pulled(given, derivative)[0], "float64")
 
     def of_frozen(
         self, piece: Piece, objective: Objective, i: int, *, training: bool
@@ -333,12 +417,12 @@ class Replay(Port):
         num = len(piece.called.inputs[0])
 
         def run(params: list, buffers: list, chosen: list, batch: Any) -> tuple:
-            def loss(chosen: list) -> tuple:
+            def total(chosen: list) -> tuple:
                 with self._scope(params, [*buffers[:i], *chosen, *buffers[i + 1 :]]):
-                    total = ops.sum(_sums(read(objective(self.model, batch, training), {}), num))
-                return total, total
+                    values, _ = by_term(read(objective(self.model, batch, training), {}), num)
+                return ops.sum(values), ops.sum(values)
 
-            return self._ops.differentiate(loss, chosen)
+            return self._ops.differentiate(total, chosen)
 
         program = self._program(("frozen", training, id(objective), num, i), run)
         called = piece.called
@@ -347,18 +431,19 @@ class Replay(Port):
         return np.asarray(grad, "float64")
 
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
-        batch = self._packed(piece.called.inputs), [np.asarray(each, "float32") for each in chosen]
-        return self.gradient(
-            piece, _PULLED, batch, np.ones((1, len(piece.called.inputs[0]))), training=training
-        )
+        factors = [np.asarray(self._scale * each, "float32") for each in chosen]
+        *_, grads = self._pass(piece, factors, training=training)
+        return self.flat([np.asarray(grad) for grad in grads]) / self._scale
 
-    def _penalty(self, outcome: Reading) -> Tensor:
-        losses = (
-            [] if outcome.is_complete else self.model.losses
-        )  # which a custom `compute_loss` has added
-        return sum(
-            (ops.cast(ops.sum(loss), "float32") for loss in losses), ops.zeros((), "float32")
-        )
+    def batch(self, piece: Piece, **others: Any) -> Any:
+        found, setting = super().batch(piece, **others), piece.called.setting
+        return found if setting is None else (*found, setting.beside)
+
+    def _penalty(self, outcome: Reading | None = None) -> Tensor:
+        is_complete = outcome is not None and outcome.is_complete
+        losses = [] if is_complete else self.model.losses  # which `compute_loss` has added
+        sums = (ops.cast(ops.sum(loss), "float32") for loss in losses)
+        return sum(sums, ops.zeros((), "float32"))
 
     def _scope(self, params: list, buffers: list) -> keras.StatelessScope:
         held = [*zip(self.model.trainable_variables, params, strict=True)]
@@ -369,76 +454,18 @@ class Replay(Port):
         found = [scope.get_current_value(v) for v in self._others]
         return [old if new is None else new for new, old in zip(found, buffers, strict=True)]
 
-    def _program(self, key: Any, function: Callable, kept: dict | None = None) -> Any:
+    def _program(self, key: Any, function: Callable, kept: Any = None) -> Any:
         """Return the traced function of this key, with the values kept by its first trace."""
         if key not in self._programs:
-            traced = self._traced(function)
-            self._programs[key] = traced if kept is None else (traced, kept)
+            made = traced(function)
+            self._programs[key] = made if kept is None else (made, kept)
         return self._programs[key]
 
 
-def _key_of(objective: Any) -> tuple | None:
-    """Return the key of a Keras loss; None for other objectives."""
-    loss: Any = getattr(objective, "loss", None)
-    kind = type(loss)
-    is_known = (
-        kind.__module__.startswith("keras.src.") and kind.__name__ != "LossFunctionWrapper"
-    )  # of any function
-    if type(objective) is not LossObjective or not is_known:
-        return None
-    traced = keras.config.epsilon(), keras.config.floatx()
-    return (
-        kind,
-        objective.is_masked,
-        str(loss.dtype),
-        repr(sorted(loss.get_config().items())),
-        *traced,
-    )
-
-
-def _by_loss(
-    operations: Any, objective: Any, num: int, given: list, labels: Tree, weights: Tree
-) -> tuple:
-    def total(given: list) -> tuple:
-        return ops.sum(_by_row(objective.of(labels, given[0], weights), num)[0]), given[0]
-
-    return operations.differentiate(total, given)
-
-
-def _by_change(operations: Any, change: Callable, given: list, factors: Tensor) -> tuple:
-    def total(given: list) -> tuple:
-        changed = ops.cast(change(given[0]), "float32")
-        return ops.sum(changed * factors), changed
-
-    return operations.differentiate(total, given)
-
-
-def _sums(outcome: Reading, num: int) -> Tensor:
-    return ops.stack([_by_row(term, num)[0] for term in checked(outcome.terms, num).values()])
-
-
-def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
-    """Return (values times weights, weights) of every row, both (rows,); a loss of one number is its first row's."""
-    if isinstance(term, Whole):
-        first = ops.cast(ops.arange(num) == 0, term.values.dtype)
-        return first * term.values, first
-    values, weights = term.values, term.weights
-    weights = ops.ones_like(values) if weights is None else ops.cast(weights, values.dtype)
-    missing = len(values.shape) - len(weights.shape)
-    weights = ops.reshape(weights, tuple(weights.shape) + (1,) * missing)
-    weights = ops.broadcast_to(weights, values.shape)
-    values = ops.where(weights == 0, ops.zeros_like(values), values) * weights
-    by_row = (ops.reshape(ops.cast(each, "float32"), (num, -1)) for each in (values, weights))
-    values, weights = (ops.sum(each, axis=1) for each in by_row)
-    return values, weights
-
-
-def untrained(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables that no gradient moves: the model's own list, and the states of its recurrent layers."""
-    stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
-    states = keras.tree.flatten([getattr(layer, "states", None) for layer in stateful])
-    recurrent = (state for state in states if isinstance(state, keras.Variable))
-    return [*model.non_trainable_variables, *recurrent]
+def _terms(kinds: list[Kind], values: Any, weights: Any, penalty: float) -> Terms:
+    names, coefficients, divided = zip(*kinds, strict=True)
+    numbers = map(np.array, (values, weights, coefficients, divided))
+    return Terms(*numbers, penalty, names)
 
 
 def _is_of_all(loss: Any, outputs: np.ndarray, labels: Tree, weights: Tree = None) -> bool:
@@ -459,41 +486,3 @@ def _is_of_all(loss: Any, outputs: np.ndarray, labels: Tree, weights: Tree = Non
     near = _SAME * np.sum(np.abs(np.where(own == 0, 0.0, own * alone)))
     total = np.sum(np.where(own == 0, 0.0, own * alone))
     return not any(abs(number * divisor - total) <= near for divisor in (own.sum(), 1.0))
-
-
-def trained_in(model: keras.Model) -> tuple[int, ...]:
-    """Return the identities of the variables that are set to be trained."""
-    return tuple(map(id, model.trainable_variables))
-
-
-def flags(model: keras.Model) -> Flags:
-    """Return every layer and variable with whether it is set to be trained, a model before its parts."""
-    layers = [(layer, layer.trainable) for layer in model._flatten_layers()]
-    return [*layers, *((variable, variable.trainable) for variable in model.variables)]
-
-
-def _set(wanted: Flags) -> None:
-    for each, is_trained in wanted:
-        if each.trainable != is_trained:
-            each.trainable = is_trained
-
-
-def values(model: keras.Model) -> Values | None:
-    """Return copies of a model's values; None in a trace, or if a step of JAX has taken them (`donate_argnums`)."""
-    groups = model.trainable_variables, untrained(model)
-    try:
-        return Values(
-            *([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups)
-        )
-    except (TypeError, RuntimeError, AttributeError):  # raised by Keras, JAX and TensorFlow
-        return None
-
-
-def is_outdated_in(model: keras.Model) -> bool:
-    """Whether `fit` would train other variables than the trainable ones, as it was not compiled again."""
-    optimizer = vars(model).get("optimizer")
-    if vars(model).get("train_function") is None or not getattr(optimizer, "built", False):
-        return False
-    return {id(v) for v in optimizer._trainable_variables} != {
-        id(v) for v in model.trainable_variables
-    }

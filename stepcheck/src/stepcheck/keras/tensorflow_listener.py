@@ -190,13 +190,9 @@ class EngineListener:
             return f"what runs under a {type(strategy).__name__}"
         frame = sys._getframe()
         while (frame := frame.f_back) is not None and not tf.executing_eagerly():  # type: ignore[assignment]
-            if (
-                getattr(frame.f_locals.get("self"), "_jit_compile", None) is True
-                and "tensorflow" in frame.f_code.co_filename
-            ):
-                return (
-                    "what runs in a tf.function(jit_compile=True), from which nothing can be told"
-                )
+            own = frame.f_locals.get("self")
+            if isinstance(own, _FUNCTION) and own._jit_compile:
+                return "what runs in a tf.function(jit_compile=True), which reports no values"
         return ""
 
     def stack(self) -> Iterable[tuple[str, int]]:

@@ -1,6 +1,6 @@
 """A loop of Keras runs under hooks, and a report says of each stage whether it is the one that was meant."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -12,14 +12,18 @@ from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.faults import Stage
 from stepcheck.judge import Case
-from stepcheck.keras.hooks import Hooks, room
+from stepcheck.keras.hooks import Hooks
 from stepcheck.keras.listener import listener
 from stepcheck.keras.meaning import NoLoss, meant, weighed
-from stepcheck.keras.replay import Replay, values
+from stepcheck.keras.objective import OfModel, as_given
+from stepcheck.keras.replay import Replay
+from stepcheck.keras.state import room, values
+from stepcheck.objective import Objective as Stated
 from stepcheck.report.report import Report
 from stepcheck.solve.changes import Schedule
 from stepcheck.stages.steps import scheduled
 from stepcheck.trace.log import Log
+from stepcheck.trace.windows import Piece
 from stepcheck.tree import Tree
 from stepcheck.values import Reason, Unjudged
 from wholestep.data import class_weighted
@@ -66,8 +70,9 @@ def _watching(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Re
         raise SpecificationError(str(error)) from error
     log.room = room(model)
     log.begin(made.before)
+    beside = made.objective.beside if isinstance(made.objective, OfModel) else None
     try:
-        with Hooks(model, listener(), log).on():
+        with Hooks(model, listener(), log, beside).on():
             yield report
     except BaseException as error:
         log.unjudged.append(
@@ -80,13 +85,39 @@ def _watching(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Re
 
 
 def _close(report: Report, made: Case) -> None:
-    """Close a report with its case, of the weights that `fit` got if none were stated."""
+    """Close a report with its case, of the data and the loss as the loop has shown them."""
+    if isinstance(made.objective, OfModel):
+        _close_of_model(made)
+    else:
+        _close_of_loss(made)
+    report.close(made)
+
+
+def _close_of_model(made: Case) -> None:
+    """Join the passes of a stated function, and call it once; without data its rows are those that were seen."""
+    made.objective.join(made.log)
+    if made.is_given:
+        made.data, made.by_pass = as_given(made.log)
+    called = next((each for each in made.log.called if each.setting and each.is_whole), None)
+    if called is None:
+        return
+    replay = Replay(made.model, made.data, by_pass=made.by_pass)
+    rows = np.arange(len(called.inputs[0])) % replay.num_rows
+    piece = Piece(called, rows)
+    with Replay.as_then(made.model, made.log):
+        _, error = attempt(lambda: replay.try_out(piece, made.objective))
+    if error is not None:
+        told = f"{type(error).__name__}: {error}"
+        made.log.leave(Reason.LOSS_FAILED, Stage.GRADIENT, told)
+        made.objective = NoLoss()
+
+
+def _close_of_loss(made: Case) -> None:
+    """Take the weights that `fit` got, if none were stated, and those that the loss returns."""
     names, x = [each.name for each in getattr(made.model, "inputs", None) or []], made.data[0]
     if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
-        made.data = (
-            dict(zip(names, x, strict=True)),
-            *made.data[1:],
-        )  # the order of a dict is that of its names
+        by_name = dict(zip(names, x, strict=True))  # the order of a dict is that of its names
+        made.data = by_name, *made.data[1:]
     (fitted, by_class, weight), (x, y, stated) = made.log.fitted, made.data
     if stated is None and by_class is not None:
         try:
@@ -106,7 +137,6 @@ def _close(report: Report, made: Case) -> None:
         made.log.leave(Reason.LOSS_FAILED, Stage.GRADIENT, type(error).__name__)
     elif found is not None:
         made.data, made.objective = found
-    report.close(made)
 
 
 def case(
@@ -123,8 +153,7 @@ def case(
     Raises:
         SpecificationError: the model, the data or the loss cannot be judged.
     """
-    given = _checked(model, data)
-    objective = meant(model, loss, *given[:2])
+    given, objective = _intention(model, data, loss)
     if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
         must, attempt = (
             "optimizer must be an optimizer of Keras.",
@@ -146,30 +175,39 @@ def case(
         before,
         optimizer=own,
         stated=None if optimizer is None else own,
+        is_given=data is None,
     )
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)
     return made
 
 
-def _checked(model: Any, data: Any) -> tuple[Tree, Tree, Tree]:
-    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+def _intention(model: keras.Model, data: Any, loss: Any) -> tuple[tuple[Tree, Tree, Tree], Any]:
+    """Return (the data, the objective); of a function of model and batch all parts but the first are labels."""
+    if not isinstance(loss, Stated):
+        x, y, *rest = _arrays(data, (2, 3), "(x, y) or (x, y, sample_weight)")
+        return (x, y, rest[0] if rest else None), meant(model, loss, x, y)
+    if data is None:
+        return (np.zeros((1, 1)), (), None), OfModel(loss, model)
+    x, *rest = _arrays(data, range(1, 100), "(x,), (x, y) or more parts")
+    return (x, tuple(rest), None), OfModel(loss, model)
+
+
+def _arrays(data: Any, lengths: Sequence[int], expected: str) -> list[Tree]:
+    """Return copies of the parts of the data."""
+    if not isinstance(data, tuple | list) or len(data) not in lengths:
         received = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
-        must, attempt = (
-            "data must be (x, y) or (x, y, sample_weight).",
-            "pass arrays, e.g. data=(x_train, y_train).",
-        )
-        raise SpecificationError(message(must, received, attempt))
+        attempt = "pass arrays, e.g. data=(x_train, y_train)."
+        raise SpecificationError(message(f"data must be {expected}.", received, attempt))
     for leaf in tree.leaves(tuple(data)):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
             attempt = "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`."
             raise SpecificationError(
                 message("data must hold arrays.", type(leaf).__name__, attempt)
             )
-    x, y, *rest = (tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data)
-    weight = rest[0] if rest else None
-    tree.num_rows(tuple(part for part in (x, y, weight) if part is not None), "data")
-    return x, y, weight
+    parts = [tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data]
+    tree.num_rows(tuple(part for part in parts if part is not None), "data")
+    return parts
 
 
 def _schedule(optimizer: keras.optimizers.Optimizer | None, learning_rate: Any) -> Schedule | None:

@@ -1,0 +1,162 @@
+"""A function of a model and a batch, as an objective of terms, and the other models that it calls."""
+
+from dataclasses import replace
+from inspect import signature
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from stepcheck import objective
+from stepcheck.port import ByPass
+from stepcheck.trace.cuts import steps
+from stepcheck.trace.log import Called, Log
+from stepcheck.trace.measure import once
+from stepcheck.tree import Tensor, Tree
+from wholestep.model import Mean, Objective, Reading, Term, Whole
+
+VARIABLES = "trainable_variables", "non_trainable_variables"  # as `stateless_call` takes them
+
+
+class Setting(NamedTuple):
+    """The number of calls of a pass, and the values of other models.
+
+    `calls`: how often the model is called. `beside`: the values of `Beside.variables`.
+    """
+
+    calls: int
+    beside: list[np.ndarray]
+
+
+class Beside:
+    """The models that a loop calls beside the watched one, with their values at these calls."""
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+        self._models: list[keras.Model] = []
+        self._parts: set[int] = {id(part) for part in model._flatten_layers()}
+        self._kept: list[list[tuple[int, list[np.ndarray]]]] = []  # by model: (order, values)
+
+    def place(self, model: keras.Model) -> int | None:
+        """Return the number of another model; None for a model with the watched one, or a part."""
+        for i, each in enumerate(self._models):
+            if each is model:
+                return i
+        layers = model._flatten_layers()
+        if id(model) in self._parts or any(layer is self._model for layer in layers):
+            return None
+        self._parts |= {id(layer) for layer in layers}
+        self._models.append(model)
+        self._kept.append([])
+        return len(self._models) - 1
+
+    def keep(self, order: int, place: int, values: list[np.ndarray]) -> None:
+        """Keep the values of a model, of those that have not moved the arrays of before."""
+        kept = self._kept[place]
+        kept.append((order, once([*map(np.array, values)], kept[-1][1] if kept else [])))
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables of all these models that were called once they were built."""
+        pairs = zip(self._models, self._kept, strict=True)
+        models = [model for model, kept in pairs if kept]
+        return [v for model in models for name in VARIABLES for v in getattr(model, name)]
+
+    def before(self, order: float) -> list[np.ndarray]:
+        """Return the values of `variables` at each model's last call before a place in the log."""
+        values: list[np.ndarray] = []
+        for kept in filter(None, self._kept):
+            earlier = [own for at, own in kept if at < order]
+            values += earlier[-1] if earlier else kept[0][1]
+        return values
+
+
+class OfModel(Objective):
+    """A stated function of a model and a batch.
+
+    Attributes:
+        is_coupled: whether a term is one number for a whole batch, as its first trace shows.
+        beside: the other models that the loop calls.
+    """
+
+    def __init__(self, given: objective.Objective, model: keras.Model):
+        self.given, self.beside, self.is_coupled = given, Beside(model), False
+        self._takes_mode = "training" in signature(given.function).parameters
+
+    @property
+    def loss(self) -> "OfModel":
+        """The loss, which is this objective."""
+        return self
+
+    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Reading:
+        """Return the terms of a batch: inputs, perhaps a tuple of the other parts, values of models beside."""
+        x, *rest, beside = batch
+        for variable, value in zip(self.beside.variables, beside, strict=True):
+            variable.assign(value)  # in a stateless scope: nothing is moved
+        inputs = tuple(x) if isinstance(x, tuple | list) else (x,)
+        parts = (x, *rest[0]) if rest else inputs
+        others = {"training": training} if self._takes_mode else {}
+        found = self.given.function(model, parts, **others)
+        named = found if isinstance(found, dict) else {"": found}
+        return Reading({name: self._term(each) for name, each in named.items()}, {}, [])
+
+    def _term(self, given: Any) -> Term:
+        values, weights = given if isinstance(given, tuple | list) else (given, None)
+        values = keras.ops.convert_to_tensor(values)
+        if not len(values.shape):
+            self.is_coupled = True
+            return Whole(values)
+        return Mean(values, None if weights is None else _tensor(weights))
+
+    def join(self, log: Log) -> None:
+        """Let each `calls` passes of one step with a gradient be one, with all that it needs."""
+        ones: dict[int, Called] = {}
+        parts: set[int] = set()
+        num = self.given.calls
+        for step in steps(log):
+            end = float("inf") if step.applied is None else step.applied.order
+            taken = [each for each in step.called if each.differentiated is not False]
+            for replica in {each.replica for each in taken}:
+                own = [each for each in taken if each.replica == replica]
+                for start in range(0, len(own) - num + 1, num):
+                    group, later = own[start : start + num], own[start + num :]
+                    until = later[0].order if later else end
+                    setting = Setting(num, self.beside.before(until))
+                    ones[group[0].order] = _one(group, setting)
+                    parts |= {each.order for each in group[1:]}
+        log.called[:] = [
+            ones.get(each.order, each) for each in log.called if each.order not in parts
+        ]
+
+
+def _tensor(weights: Tensor) -> Tensor:
+    return keras.ops.stop_gradient(keras.ops.convert_to_tensor(weights))
+
+
+def _one(group: list[Called], setting: Setting) -> Called:
+    """Return passes as one pass, with the inputs and outputs of all."""
+    derivatives: dict[int, list] = {}
+    num = 0
+    for called in group:
+        derivatives |= {num + i: found for i, found in called.derivatives.items()}
+        num += len(called.outputs)
+    inputs = [leaf for called in group for leaf in called.inputs]
+    outputs = [leaf for called in group for leaf in called.outputs]
+    given: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "derivatives": derivatives}
+    return replace(group[0], **given, line=group[-1].line, setting=setting)
+
+
+def as_given(log: Log) -> tuple[tuple[Tree, Tree, None], ByPass]:
+    """Return (the rows that a model was given, each once, as data; that no pass has labels)."""
+    called = [each for each in log.called if each.setting is not None] or log.called
+    ends = [[leaf.shape[1:] for leaf in each.inputs] for each in called]
+    alike = [each for each, own in zip(called, ends, strict=True) if own == ends[0]]
+    if not alike:
+        return (np.zeros((1, 1)), (), None), {}
+    columns = zip(*(each.inputs for each in alike), strict=True)
+    leaves = [np.concatenate(parts) for parts in columns]
+    num = min(map(len, leaves))
+    rows = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(num))}
+    leaves = [leaf[sorted(rows.values())] for leaf in leaves]
+    x = leaves[0] if len(leaves) == 1 else tuple(leaves)
+    return (x, (), None), {each.order: () for each in called if each.is_whole}

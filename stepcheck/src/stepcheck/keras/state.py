@@ -1,0 +1,103 @@
+"""The variables of a Keras model: which are trained, and their values."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from stepcheck.trace import log as logs
+from stepcheck.trace.log import Flags, Values
+from stepcheck.trace.measure import NUM_PLACES, outline, places
+
+
+def untrained(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables that no gradient moves: the model's own list, and the states of its recurrent layers."""
+    stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    states = keras.tree.flatten([getattr(layer, "states", None) for layer in stateful])
+    recurrent = (state for state in states if isinstance(state, keras.Variable))
+    return [*model.non_trainable_variables, *recurrent]
+
+
+def trained_in(model: keras.Model) -> tuple[int, ...]:
+    """Return the identities of the variables that are set to be trained."""
+    return tuple(map(id, model.trainable_variables))
+
+
+def flags(model: keras.Model) -> Flags:
+    """Return every layer and variable with whether it is set to be trained, a model before its parts."""
+    layers = [(layer, layer.trainable) for layer in model._flatten_layers()]
+    return [*layers, *((variable, variable.trainable) for variable in model.variables)]
+
+
+def set_flags(wanted: Flags) -> None:
+    """Set layers and variables to be trained, or not."""
+    for each, is_trained in wanted:
+        if each.trainable != is_trained:
+            each.trainable = is_trained
+
+
+def values(model: keras.Model) -> Values | None:
+    """Return copies of a model's values; None in a trace, or if a step of JAX has taken them (`donate_argnums`)."""
+    groups = model.trainable_variables, untrained(model)
+    try:
+        return Values(
+            *([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups)
+        )
+    except (TypeError, RuntimeError, AttributeError):  # raised by Keras, JAX and TensorFlow
+        return None
+
+
+def is_outdated_in(model: keras.Model) -> bool:
+    """Whether `fit` would train other variables than the trainable ones, as it was not compiled again."""
+    optimizer = vars(model).get("optimizer")
+    if vars(model).get("train_function") is None or not getattr(optimizer, "built", False):
+        return False
+    return {id(v) for v in optimizer._trainable_variables} != {
+        id(v) for v in model.trainable_variables
+    }
+
+
+def restoring(trainer: keras.Model) -> Callable[[], None]:
+    """Return how the training function of a model is restored; it is dropped if the model is compiled anew."""
+    before, compiled = vars(trainer).get("train_function"), compiled_in(trainer)
+
+    def restore() -> None:
+        pairs = zip(compiled, compiled_in(trainer), strict=True)
+        is_same = all(a is b for a, b in pairs)
+        vars(trainer)["train_function"] = before if is_same else None
+
+    return restore
+
+
+def in_part(value: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor, of a large one its entries at some places; a traced sparse gradient may not have its shape."""
+    chosen = places(int(np.prod(shape)))
+    return value if chosen is None else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
+
+
+def outlined(values: list) -> np.ndarray:
+    """Return the outlines of a parameter's numbers each; of a missing gradient zeros."""
+    return np.stack([outline(np.zeros(1) if each is None else each) for each in values])
+
+
+def room(model: keras.Model, *, is_run: bool = False) -> int:
+    """Return the number of updates of a model that a log keeps with all numbers.
+
+    >>> room(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    40
+    """
+    sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
+    return logs.room(sum(min(size, NUM_PLACES) if is_run else size for size in sizes))
+
+
+def compiled_in(model: keras.Model) -> list:
+    """Return the objects that `compile` replaces."""
+    return [vars(model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+
+
+def apart(values: list, groups: tuple[list, ...]) -> list[list]:
+    """Return values in the groups that they were taken of."""
+    rest = iter(values)
+    return [list(itertools.islice(rest, len(group))) for group in groups]
