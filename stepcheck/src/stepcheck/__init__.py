@@ -36,7 +36,7 @@ def watch(
     Keras, on JAX or TensorFlow: loops that use `fit` or `train_on_batch` (also with a custom `train_step`),
     `tf.GradientTape` (eager, or in a `tf.function` whose first call is inside the `with`, also under a
     `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and `stateless_apply` (plain or jitted), with an
-    optimizer of Keras. PyTorch: loops on the CPU that call the module and an optimizer of PyTorch, in one process or in
+    optimizer of Keras. PyTorch: loops that call the module and an optimizer of PyTorch, in one process or in
     several (`DistributedDataParallel`): each watches its loop, and process 0 judges.
 
     Args:

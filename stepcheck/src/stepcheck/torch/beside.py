@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from stepcheck.torch.state import Random, array, is_silent, modes, set_modes
+from stepcheck.torch.state import Random, array, is_silent, modes, set_modes, tensor
 from stepcheck.trace.measure import once
 
 
@@ -23,7 +22,7 @@ class Held(NamedTuple):
 
 
 class Beside:
-    """Keeps what other modules are when the loop calls them; a loss may be made of their outputs.
+    """Keeps other modules at their calls: a loss may be made of their outputs.
 
     Attributes:
         modules: the other modules, in the order of their first calls.
@@ -68,7 +67,7 @@ def as_then(modules: list[nn.Module], then: dict[int, Held]) -> Iterator[None]:
         for i, held in then.items():
             set_modes(modules[i], held.modes)
             for own, value in zip(_values(modules[i]), held.values, strict=True):
-                own.data = torch.tensor(value).to(own)
+                own.data = tensor(value, own)
         yield
     finally:
         for module, own_modes, pairs in before:
@@ -84,7 +83,7 @@ class Draws:
     """
 
     def __init__(self) -> None:
-        self._after = torch.get_rng_state()
+        self._after = Random.now()
         self._begun: set[int] = set()
         self._is_first = False
 
@@ -104,7 +103,7 @@ class Draws:
 
     def end(self) -> None:
         """Note the state after a call."""
-        self._after = torch.get_rng_state()
+        self._after = Random.now()
 
     def check(self) -> None:
         """Refuse draws since the last call.
@@ -112,7 +111,7 @@ class Draws:
         Raises:
             ValueError: the function has drawn.
         """
-        if not torch.equal(self._after, torch.get_rng_state()):
+        if not self._after.is_now:
             raise ValueError("the function must not draw: pass what it draws as a part of data")
 
     def _begin(self, i: int, random: Random, *call: Any) -> None:

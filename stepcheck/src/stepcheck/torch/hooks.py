@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 from stepcheck.faults import Stage
 from stepcheck.seams import replaced
 from stepcheck.torch.beside import Beside
+from stepcheck.torch.device import CPU, device_of
 from stepcheck.torch.state import (
     Nest,
     Own,
@@ -180,8 +181,9 @@ class Watcher:
             )  # the steps after it have gradients of it
             return
         flags = tuple(p.requires_grad for p in module.parameters())
-        is_cast = torch.is_autocast_enabled("cpu")
-        cast = torch.get_autocast_dtype("cpu") if is_cast else None
+        kind = device_of(module).type
+        is_cast = torch.is_autocast_enabled(kind)
+        cast = torch.get_autocast_dtype(kind) if is_cast else None
         setting = Setting(list, modes(module), Random.now(), flags, cast=cast)
         nest = unpacked((args, kwargs))
         leaves = list(map(array, nest.leaves))
@@ -211,11 +213,12 @@ class Watcher:
             begun.setting,
             packed=partial(filled, begun.nest.packed, chosen, rest),
             output=out.packed,
-            draws=not torch.equal(torch.get_rng_state(), begun.setting.random.of_torch),
+            draws=not begun.setting.random.is_now,
             has_graph=has_graph,
             is_through=any(leaf.requires_grad for leaf in given),
             dtypes=tuple(given[i].dtype for i in chosen),
             needs=tuple(given[i].requires_grad for i in chosen),
+            are_on_cpu=tuple(given[i].device == CPU for i in chosen),
             is_cast=begun.is_cast,
         )
         called = Called(

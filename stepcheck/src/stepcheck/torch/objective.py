@@ -72,7 +72,7 @@ class OfModel:
 def _by_row(name: str, values: Tensor, weights: Any, num: int) -> tuple[Tensor, Tensor]:
     """Return the sums of values times weights, and of weights, of each row."""
     if not values.ndim:
-        first = (torch.arange(num, device=values.device) == 0).to(values.dtype)
+        first = (torch.arange(num) == 0).to(values)
         return first * values, first
     if len(values) != num:
         shape = tuple(values.shape)

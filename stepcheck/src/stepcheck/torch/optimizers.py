@@ -30,8 +30,8 @@ def stepped(optimizer: Any, steps: list[tuple[Applied, Grads]]) -> list | None:
     own = {i: other.param_groups[g]["params"][at] for g, at, i in first.places}
     for p in own.values():
         other.state.pop(p, None)
-    for (i, name, is_plain), value in zip(first.slots, steps[0][0].slots, strict=True):
-        other.state[own[i]][name] = value.item() if is_plain else tensor(value, own[i])
+    for (i, name, device), value in zip(first.slots, steps[0][0].slots, strict=True):
+        other.state[own[i]][name] = value.item() if device is None else tensor(value).to(device)
     for applied, grads in steps:
         for group, options in zip(other.param_groups, applied.setting.groups, strict=True):
             group.update(options)

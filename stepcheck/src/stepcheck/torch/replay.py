@@ -19,6 +19,7 @@ from stepcheck.port import ByPass, OneLoss, Port, Terms
 from stepcheck.seams import replaced
 from stepcheck.torch import families, optimizers
 from stepcheck.torch.beside import Draws, as_then
+from stepcheck.torch.device import CPU, device_of, is_reduced, on
 from stepcheck.torch.losses import Function, Objective
 from stepcheck.torch.objective import ByTerm, OfModel
 from stepcheck.torch.state import (
@@ -82,6 +83,9 @@ class Replay(Port):
         self._passes: OrderedDict[Any, _Pass] = OrderedDict()
         self._most = _MOST_PASSES
         self._drops_hooks: bool | None = None
+        self._device = device_of(model)
+        if is_reduced(self._device, model):
+            self.is_half, self.tolerance = True, tolerance(["bfloat16"])
 
     @staticmethod
     def engine() -> str:
@@ -100,7 +104,7 @@ class Replay(Port):
         try:
             for p, is_trained in zip(params, then, strict=False):
                 p.requires_grad_(is_trained)
-            with untouched():  # losses may draw, and backward passes through checkpoints
+            with untouched(), on(device_of(model)):  # losses and checkpoints may draw
                 yield
         finally:
             for p, is_trained in zip(params, now, strict=True):
@@ -357,7 +361,8 @@ class Replay(Port):
         setting = self._prepared(called, model, others, training=training)
         arguments, named = setting.packed(_inputs(called))
         dtype = setting.cast or torch.bfloat16
-        with torch.autocast("cpu", dtype, enabled=setting.cast is not None):
+        kind = self._device.type
+        with torch.autocast(kind, dtype, enabled=setting.cast is not None):
             return tensors_of(model(*arguments, **named))
 
     def _prepared(
@@ -438,7 +443,7 @@ def _set(own: list[Tensor], recorded: list[np.ndarray]) -> None:
     """Let tensors have recorded values, where they are others."""
     for value, kept in zip(own, recorded, strict=True):
         if not np.array_equal(array(value), kept):
-            value.data = tensor(kept).to(value.dtype)
+            value.data = tensor(kept, value).to(value.dtype)
 
 
 def _inputs(called: Called) -> list[Tensor]:
@@ -446,8 +451,11 @@ def _inputs(called: Called) -> list[Tensor]:
     inputs, setting = [*map(tensor, called.inputs)], called.setting
     if setting is None or not setting.dtypes:
         return inputs
-    kinds = zip(inputs, setting.dtypes, setting.needs, strict=True)
-    return [leaf.to(dtype).requires_grad_(needs) for leaf, dtype, needs in kinds]
+    kinds = zip(inputs, setting.dtypes, setting.needs, setting.are_on_cpu, strict=True)
+    return [
+        leaf.to(dtype=dtype, device=CPU if is_on_cpu else leaf.device).requires_grad_(needs)
+        for leaf, dtype, needs, is_on_cpu in kinds
+    ]
 
 
 def _doubles(*arrays: np.ndarray) -> list[np.ndarray]:

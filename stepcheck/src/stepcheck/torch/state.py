@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from stepcheck.torch import device
 from stepcheck.trace.log import Applied, Called, Line, Values
 from stepcheck.trace.measure import in_part, outline, places
 
@@ -21,39 +22,49 @@ _OWN: list[bool] = []  # judgements that run
 
 
 class Random(NamedTuple):
-    """The state of the generators that a forward pass may draw from, on the CPU."""
+    """The state of the generators that a forward pass may draw from; of PyTorch's, on each device."""
 
-    of_torch: Tensor
+    of_torch: list[Tensor]
     of_numpy: Any
     of_python: Any
 
     @staticmethod
     def now() -> "Random":
         """Return the present state."""
-        return Random(torch.get_rng_state(), np.random.get_state(), random.getstate())
+        return Random(device.states(), np.random.get_state(), random.getstate())
 
     def digest(self) -> str:
-        """Return a digest of PyTorch's state."""
-        return blake2b(self.of_torch.numpy().tobytes(), digest_size=8).hexdigest()
+        """Return a digest of PyTorch's states."""
+        states = b"".join(each.numpy().tobytes() for each in self.of_torch)
+        return blake2b(states, digest_size=8).hexdigest()
 
     def set(self) -> None:
         """Let the generators continue from this state."""
-        torch.set_rng_state(self.of_torch)
+        device.set_states(self.of_torch)
         np.random.set_state(self.of_numpy)
         random.setstate(self.of_python)
+
+    @property
+    def is_now(self) -> bool:
+        """Whether nothing has drawn from PyTorch's generators since."""
+        return all(map(torch.equal, self.of_torch, device.states()))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """All that a forward pass needs beside its values: the arguments' structure, the modes, the random state.
+    """All that a forward pass needs beside its values.
 
-    `flags`: which parameters were set to be trained, by the order of `named_parameters`; `dtypes`: of the
-    inputs; `needs`: which of them require a gradient; `output`: packs the leaves of the output;
-    `lines`: that call a loss after the pass, or `backward`;
-    `draws`: whether the pass moved the random state; `has_graph`: whether a gradient can be taken.
-    `is_through`: whether a gradient can be taken by its inputs;
-    `parts`: the passes that it is made of, if these are several; `beside`: other modules at its backward pass;
-    `cast`: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is around it or in it.
+    Attributes:
+        packed: makes the arguments of their leaves; `output` does it for the output.
+        flags: which parameters were set to be trained, by the order of `named_parameters`.
+        dtypes: of the inputs; `are_on_cpu`, `needs`: which are on the CPU, and require a gradient.
+        has_graph: whether a gradient can be taken; `is_through`: by its inputs.
+        draws: whether the pass moved the random state.
+        cast: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is
+            around it or in it.
+        lines: that call a loss after the pass, or `backward`.
+        parts: the passes that it is made of, if these are several.
+        beside: other modules before its backward pass.
     """
 
     packed: Callable[[list], Any]
@@ -62,6 +73,7 @@ class Setting:
     flags: tuple[bool, ...]
     dtypes: tuple[torch.dtype, ...] = ()
     needs: tuple[bool, ...] = ()
+    are_on_cpu: tuple[bool, ...] = ()
     output: Callable[[list], Any] = list
     has_graph: bool = False
     draws: bool = False
@@ -80,12 +92,12 @@ class Rates:
     Attributes:
         places: of each of the optimizer's parameters that is one of the model's: its group, its place there, its index.
         groups: the options of each group.
-        slots: of each slot: the index of its parameter, its name, and whether it is a plain number.
+        slots: of each slot: the index of its parameter, its name, its device; None for a plain number.
     """
 
     places: list[tuple[int, int, int]]
     groups: list[dict[str, Any]]
-    slots: list[tuple[int, str, bool]]
+    slots: list[tuple[int, str, torch.device | None]]
 
 
 class Step(NamedTuple):
@@ -203,13 +215,13 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def array(tensor: Tensor) -> np.ndarray:
-    """Return a copy of a tensor as an array, of one in bfloat16 as float32."""
+    """Return a copy of a tensor of any device as an array, of one in bfloat16 as float32."""
     plain = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).numpy())
+    return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).cpu().numpy())
 
 
 def tensor(values: np.ndarray, like: Tensor | None = None) -> Tensor:
-    """Return an array as a tensor, on the device of another one."""
+    """Return an array as a tensor; where one is given, on its device."""
     found = torch.tensor(np.asarray(values))
     return found if like is None else found.to(like.device)
 
@@ -389,7 +401,7 @@ def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step
     # One after the other, for memory.
     arrays = [sampled(v) if isinstance(v, Tensor) else np.asarray(v) for *_, v in slots]
     params = [sampled(p) for _, p in trained(module)]
-    named = [(i, name, not isinstance(value, Tensor)) for i, name, value in slots]
+    named = [(i, name, getattr(value, "device", None)) for i, name, value in slots]
     return Step(params, arrays, Rates(places, options, named))
 
 

@@ -24,6 +24,7 @@ from stepcheck.stages.steps import scheduled
 from stepcheck.torch.beside import Beside
 from stepcheck.torch.calls import Calls
 from stepcheck.torch.data import as_given, weighed
+from stepcheck.torch.device import device_of, devices, on
 from stepcheck.torch.hooks import Watcher
 from stepcheck.torch.losses import Function, Loss, ModelsOwn, NoLoss, Objective, meant
 from stepcheck.torch.objective import OfModel, joined
@@ -144,7 +145,7 @@ def close(
         data, by_pass = given.data, given.by_pass
     _try(model, data, log)
     objective: Any = NoLoss()
-    with untouched():
+    with untouched(), on(device_of(model)):
         try:
             if is_given and by_pass is None:
                 raise UnfitError(Reason.LOSS_WITHOUT_LABELS)
@@ -296,10 +297,10 @@ def _check(model: nn.Module) -> None:
     if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
         attempt = "call it once before the `with`, on a batch"
         raise _refused("The model must have all its parameters", "one with lazy layers", attempt)
-    devices = {str(value.device) for value in [*model.parameters(), *model.buffers()]} - {"cpu"}
-    if devices:
-        received = f"one on {', '.join(sorted(devices))}"
-        raise _refused("stepcheck watches modules on the CPU", received, "model.to('cpu')")
+    found = {str(each) for each in devices(model)}
+    if len(found) > 1 or "meta" in found:
+        received = f"one on {', '.join(sorted(found))}"
+        raise _refused("stepcheck watches modules on one device", received, "model.to('cpu')")
     kinds = {type(part).__name__ for part in [*model.parameters(), *model.modules()]}
     if kinds & {"DTensor", "FullyShardedDataParallel"}:
         attempt = "`DistributedDataParallel` for the time of the `with`"
