@@ -309,6 +309,46 @@ def test_tensors_and_modules_of_torch():
     assert half.rounding >= 0.04 or half.cause is Cause.UNSEEN
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_a_right_update_in_lower_precision_is_not_accused():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(3, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)]
+    begin = torch.nn.Sequential(*layers).state_dict()
+    batch = {"x": torch.tensor(X[:, 0]), "y": torch.tensor(BATCH["y"][:, :1])}
+
+    def update(given, microbatches, make):
+        model = torch.nn.Sequential(*layers)
+        model.load_state_dict({name: value.clone() for name, value in begin.items()})
+        optimizer = make(model.parameters(), 0.01)
+        optimizer.zero_grad()
+        for rows in torch.arange(6).chunk(microbatches):
+            with torch.autocast("cpu", torch.bfloat16):
+                error = (model(given["x"][rows]) - given["y"][rows]) ** 2
+            (error.float().sum() / 6).backward()
+        optimizer.step()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    begin = {name: value.clone() for name, value in begin.items()}
+    for make in (torch.optim.AdamW, torch.optim.SGD):
+        report = stepcheck.probe(
+            lambda b, num, make=make: update(b, num, make), batch, cuts=(1, 2, 3)
+        )
+        assert report.findings == (), report
+    assert {each.cause for each in report.unjudged} == {Cause.SMALL}, report
+
+
+def test_a_small_difference_is_found_in_double_precision():
+    def update(batch, num, kind):
+        weights = linear(batch, num)["w"].astype(kind)
+        return weights * kind(1 + 0.003 * (num - 1))
+
+    for kind, cause in ((np.float32, Cause.SMALL), (np.float64, None)):
+        report = stepcheck.probe(lambda b, num, kind=kind: update(b, num, kind), BATCH, cuts=2)
+        (cut,) = (each for each in report.effects if each.change is Variation.CUTS)
+        assert (cut.cause, cut.outcome is Outcome.MOVES) == (cause, cause is None), report
+
+
 @pytest.mark.parametrize(
     ("stated", "said"),
     [

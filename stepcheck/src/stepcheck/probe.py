@@ -9,7 +9,7 @@ import numpy as np
 from stepcheck.batches import Batch, leaves, numbers, read
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.report.probed import Cause, Effect, Outcome, ProbeReport, Variation
-from stepcheck.trace.measure import COARSE, tolerance
+from stepcheck.trace.measure import COARSE, FINE, tolerance
 from stepcheck.variations import Plan, Values, fitted, numbers_of_cuts
 
 _DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}  # of a mantissa
@@ -164,11 +164,9 @@ class _Experiment:
             return ProbeReport(cause=Cause.UNSEEN)
         allowed = tolerance(self._dtypes)
         rounding = np.max([stored, 4 * noise, np.full_like(noise, allowed.fits * total)], axis=0)
-        of_sums = [
-            each.moves for each in self._tried if each.moves is not None and each.change in _SUMS
-        ]
-        is_seen = any(np.all(moves <= rounding) for moves in of_sums)
-        limits = _Limits(tuple(self._base), scale, rounding, total, is_seen)
+        is_precise = {*self._dtypes} == {"float64"}
+        by_sums = FINE.differs if is_precise else COARSE.differs
+        limits = _Limits(tuple(self._base), scale, rounding, total, by_sums)
         effects = tuple(map(limits.judge, self._tried))
         return ProbeReport(effects, float(np.max(rounding)) / total)
 
@@ -224,7 +222,7 @@ class _Limits:
     scale: np.ndarray
     rounding: np.ndarray
     total: float
-    is_seen: bool  # that another order of the sums leaves all within `rounding`
+    by_sums: float  # as far as other sums move most parameters, at a lower precision perhaps
 
     def judge(self, tried: _Tried) -> Effect:
         """Return the effect of a change."""
@@ -240,7 +238,7 @@ class _Limits:
         cause = None
         if change is Variation.PADDING and told:
             cause = Cause.MARKS
-        elif change in _SUMS and not self.is_seen and self._is_like_rounding(moves):
+        elif change in _SUMS and self._is_like_rounding(moves):
             cause = Cause.SMALL
         outcome = Outcome.MOVES if cause is None else Outcome.UNJUDGED
         return Effect(change, of, outcome, apart, parameters, num, cause, told)
@@ -249,7 +247,7 @@ class _Limits:
         """Whether most parameters move by little or nothing: another sum touches all gradients."""
         is_moving = self.scale > self.rounding
         ratios = moves[is_moving] / self.scale[is_moving]
-        return float(np.quantile(ratios, 0.5, method="lower")) <= COARSE.differs
+        return float(np.quantile(ratios, 0.5, method="lower")) <= self.by_sums
 
 
 def _dtype(leaf: Any) -> str:
