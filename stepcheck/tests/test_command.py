@@ -326,7 +326,7 @@ def test_a_fit_without_arrays_ends_at_its_first_update(run):
     data = "net.fit(((x_all[i : i + 8], y_all[i : i + 8]) for i in range(0, 48, 8)), verbose=0)"
     code, out, err = run(fit().replace("net.fit(x_all", f"{data}\nnet.fit(x_all"))
     assert (code, "the end" in out) == (UNSEEN, False)
-    assert "--model net --data X,Y --loss LOSS" in err
+    assert "--model net --data X,Y --loss LOSS\nLOSS is a name of the script, such as" in err
 
 
 @pytest.fixture
@@ -372,6 +372,8 @@ def test_what_cannot_be_recorded_or_compared(record, tmp_path, capsys):
     code, trace, _, err = record("print(1)", "empty")
     assert (code, "Nothing was watched: the script calls no model" in err) == (UNSEEN, True)
     assert main(["diff", trace, trace]) == UNSEEN
+    assert main(["record", __file__, "-o", str(tmp_path / "no" / "a.trace")]) == UNSEEN
+    assert "The folder of the trace must exist." in capsys.readouterr().err
     code, trace, _, err = record(
         loop().replace('    print("the end")', "    raise KeyError"), "failed"
     )

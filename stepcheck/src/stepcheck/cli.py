@@ -91,6 +91,8 @@ def _record(own: argparse.Namespace, arguments: list[str]) -> int:
     from stepcheck.command.script import Recorded
 
     _assert_script(own.script)
+    if not Path(own.o).parent.is_dir():
+        raise SpecificationError(usage.no_folder(own.o))
     run = Recorded(own.updates)
     run.of(own.script, arguments)
     if run.result is None:

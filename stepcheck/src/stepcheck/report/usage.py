@@ -37,7 +37,7 @@ HELP = {
     "--optimizer": "the optimizer that is meant, by its name",
     "--learning-rate": "the rate that is meant",
     "--updates": "updates after which the script ends (default: 40)",
-    "--json": "print JSON; what the script prints goes to stderr",
+    "--json": "print JSON; what a script prints goes to stderr",
     "--html": "write the report with pictures, too",
     "-o": "the file of the trace",
     "a": "the file of a trace",
@@ -45,6 +45,10 @@ HELP = {
     "--bits": "whether numbers must be equal to the bit",
 }
 _MUST = "--model, --data and --loss must state what is meant, as the script does not."
+_LOSS = (
+    "LOSS is a name of the script, such as criterion or torch.nn.functional.mse_loss, or a loss of "
+    "Keras, such as mse."
+)
 _NEEDED = {"model": "NET", "data": "X,Y", "loss": "LOSS"}
 _SEEN = {"model": "models", "data": "arrays", "loss": "losses", "optimizer": "optimizers"}
 _NUM_ARRAYS = 2  # inputs and labels
@@ -62,6 +66,12 @@ def misplaced(command: str, arguments: Sequence[str]) -> str:
     """Return the message for arguments that a command does not have: of a script, perhaps."""
     must, given = "Arguments of the script must stand after `--`.", shlex.join(arguments)
     return message(must, given, f"stepcheck {command} train.py [options] -- {given}")
+
+
+def no_folder(path: str) -> str:
+    """Return the message for a file whose folder does not exist."""
+    must = "The folder of the trace must exist."
+    return message(must, path, "the path of a file in one, such as before.trace.")
 
 
 def recorded(num_updates: int, path: str) -> str:
@@ -114,6 +124,8 @@ def understated(
         yield message(_MUST, _options(stated) or "none of them", command)
     names = {kind: tuple(objects) for kind, objects in seen.items() if objects}
     names["data"] = tuple(f"{name} {shape}" for name, shape in shapes.items())
+    if options["loss"] == _NEEDED["loss"]:
+        yield _LOSS
     told = [f"{_SEEN[kind]} {listed(each)}" for kind, each in names.items() if each]
     if told:
         yield f"Seen in the script: {'; '.join(told)}."

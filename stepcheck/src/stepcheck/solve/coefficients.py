@@ -43,7 +43,7 @@ class Explanation:
 class _Solved(NamedTuple):
     """The solution of one update: its columns, and the number of each, with by how much it is off.
 
-    `at`: a row of each of the first columns, which are the rows'; `more`: what the others are of.
+    `at`: a row of each of the first columns, which are the rows'; `more`: the kind of the others.
     """
 
     e: Evidence
@@ -126,7 +126,7 @@ def _solved(
 
 
 def _said(form: Form, solved: list[_Solved], level: Level) -> Explanation | None:
-    """Return what the coefficients say: of the rows, of the penalty, of the gradient before."""
+    """Return the meaning of the coefficients: of the rows, of the penalty, of the gradient before."""
     rows = _of_rows(solved, level)
     penalty = _read(solved, Quantity.PENALTY, 1.0)
     before = _of_before(solved)

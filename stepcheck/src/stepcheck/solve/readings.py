@@ -102,7 +102,7 @@ def _padded(update: Update, left_out: np.ndarray) -> Update:
 
 
 def _counts(e: Evidence) -> np.ndarray | None:
-    """Return whether each row has a part in the gradient; None if that cannot be told."""
+    """Return whether each row has a part in the gradient; None if that is not known."""
     if (at := narrowed([e])) is not None:
         parts = at[0].by_piece(at[0].handed)
         return np.concatenate([np.any(part.reshape(len(part), -1), axis=1) for part in parts])
