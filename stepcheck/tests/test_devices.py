@@ -333,5 +333,5 @@ def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever
         (outside, 0),
         (on_each, 1),
     ):
-        call(np.int32(replica))
+        call(np.int32(replica), np.ones(1, "float32"))
     assert [each[1:] for each in sorted(told)] == [("pass", 0), ("pass", 1), ("step", 0)] * 2

@@ -30,6 +30,17 @@ def test_audit(capsys):
     assert "all as meant" in capsys.readouterr().out
 
 
+@on("tensorflow")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loops call TensorFlow")
+def test_diff_loops(capsys):
+    glove, norm = load("diff_loops").main()
+    assert (glove.first.part, glove.first.update) == ("gradient", 1)
+    assert glove.first.kind == "other_loss"
+    assert (norm.first.part, norm.first.update) == ("mode", 1)
+    assert len(glove.differences) == len(norm.differences) == 1
+    assert "differs, without effect" in capsys.readouterr().out
+
+
 OF_JAX = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop calls JAX")
 
 

@@ -376,3 +376,13 @@ def test_a_trace_is_read_by_numpy_alone(tmp_path):
 
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout == "True\n", ran.stderr
+
+
+def test_the_example_of_a_loop_that_was_rewritten(capsys):
+    from diff_torch import main
+
+    draft, now = main()
+    assert (draft.first.update, draft.first.kind) == (4, Kind.ROWS_COUNT)
+    assert draft.first.counts == pytest.approx([4.0] * 32)
+    assert now.is_equal
+    assert "each row counts 4 times" in capsys.readouterr().out

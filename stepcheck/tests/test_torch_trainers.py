@@ -71,3 +71,25 @@ def test_the_command_needs_no_names_for_a_trainer_with_the_loss_of_its_model(tmp
         script.write_text(TRANSFORMERS.replace(WATCHED, OWN_LOSS))
         assert main(["run", str(script)]) == 2
     assert "--model model --data X,Y --loss LOSS" in capsys.readouterr().err
+
+
+def test_an_accumulating_trainer_is_compared_with_one_that_does_not():
+    pytest.importorskip("transformers", minversion="5.0")
+    from diff_trainer import main
+
+    right, wrong = main()
+    assert right.is_equal, str(right)
+    assert right.compared == ["rows", "mode", "outputs", "gradient", "step", "state"]
+    assert (wrong.first.update, wrong.first.kind) == (1, "rows_count")
+
+
+def test_a_port_from_keras_is_compared():
+    import keras
+
+    if keras.backend.backend() == "torch":
+        pytest.skip("PyTorch beside another backend of Keras")
+    from diff_port import main
+
+    right, wrong = main()
+    assert right.is_equal, str(right)
+    assert (wrong.first.update, wrong.first.part) == (1, "gradient")

@@ -42,7 +42,8 @@ def compare(one: Run, two: Run, *, match: Match | None = None, bits: bool = Fals
     comparison.all_rows = _used(ones) == _used(twos)
     table = tuple(comparison.update(*pair) for pair in zip(ones, twos, strict=False))
     nums = len(ones), len(twos)
-    if nums[0] != nums[1]:
+    are_by_hand = any(each.is_by_hand for each in (*ones[:1], *twos[:1]))
+    if nums[0] != nums[1] and not are_by_hand:  # whose end may not be seen
         comparison.add(Part.ROWS, Kind.FEWER_UPDATES, min(nums) + 1, counts=nums)
     found = tuple(comparison.differences)
     left, fits = comparison.params.left, comparison.fits
@@ -90,7 +91,7 @@ class _Comparison:
         rate = self._rate(one, two)
         parts[Part.STEP] = _FOLLOWS if self.differences else self._step(one, two)
         parts[Part.STATE] = _FOLLOWS if self.differences else self._state(one, two)
-        parts[Part.MODE] = self._mode(one, two)
+        parts[Part.MODE] = self._mode(one, two, parts[Part.OUTPUTS].relation)
         parts[Part.STEP] = parts[Part.STEP] if rate is None else rate
         self._last = one, two
         return ComparedUpdate(one.number, parts, (len(one.digests), len(two.digests)))
@@ -154,14 +155,14 @@ class _Comparison:
         self.add(Part.ROWS, kind, one.number, where=where, counts=sizes, lines=lines)
         return Judged(Relation.DIFFERS)
 
-    def _mode(self, one: Update, two: Update) -> Judged:
+    def _mode(self, one: Update, two: Update, outputs: Relation) -> Judged:
         if not _has_other_mode(one, two):
             return Judged(Relation.EQUAL, 0.0)
-        if not self.differences:
-            return Judged(Relation.NO_EFFECT)
-        first = self.differences[0]
-        is_here = first.part is Part.MODE and first.update == one.number
-        return Judged(Relation.DIFFERS, first.apart) if is_here else _FOLLOWS
+        first = next(iter(self.differences), None)
+        if first is not None and first.part is Part.MODE and first.update == one.number:
+            return Judged(Relation.DIFFERS, first.apart)
+        has_effect = first is not None and outputs not in (Relation.EQUAL, Relation.BY_ROUNDING)
+        return _FOLLOWS if has_effect else Judged(Relation.NO_EFFECT)
 
     # ---- outputs ----
 

@@ -239,7 +239,8 @@ class Watcher:
         if not out.leaves:
             self.log.leave(Reason.NO_TENSOR, Stage.GRADIENT, type(output).__name__)
         for i, leaf in enumerate(out.leaves):
-            if leaf.grad_fn is not None and (own is None or leaf is own[0]):
+            is_used = own is None or leaf is own[0] or self.log.is_run
+            if leaf.grad_fn is not None and is_used:
                 leaf.register_hook(self.harmless(self._heard(called, i)))
 
     def note_cast(self) -> None:

@@ -119,15 +119,17 @@ def facing(
         first, second = of(one.passes[p]), of(two.passes[q])
         for leaf in sorted(first.keys() & second.keys()) if len(first) == len(second) else ():
             a, b = first[leaf], second[leaf]
-            if a.ndim == b.ndim > 0 and _has(a, one.passes[p]) and _has(b, two.passes[q]):
+            have_rows = _has(a, one.passes[p]) and _has(b, two.passes[q])
+            are_whole = _has(rows, one.passes[p]) and _has(rows, two.passes[q])
+            if a.ndim == b.ndim > 0 and have_rows:
                 yield _cropped(leaf, at, a[rows], b[others])
-            elif a.shape == b.shape and np.array_equal(rows, others) and _has(rows, one.passes[p]):
+            elif a.shape == b.shape and are_whole and np.array_equal(rows, others):
                 yield Facing(leaf, at[:0], a, b, is_cut=False)
 
 
 def _has(array: np.ndarray, called: Called) -> bool:
     """Whether an array has an entry for each row of a pass."""
-    return len(array) == len(called.inputs[0])
+    return len(np.atleast_1d(array)) == len(called.inputs[0])
 
 
 def _cropped(leaf: int, at: np.ndarray, one: np.ndarray, two: np.ndarray) -> Facing:
