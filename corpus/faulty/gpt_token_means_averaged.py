@@ -8,7 +8,7 @@ quantity: ROW_GRADIENTS
 says: The mean over each micro-batch's own tokens, divided by the number of micro-batches: tokens of
     micro-batches with few targets weigh more than in the whole batch.
 call: model, data=(xs, ys),
-    loss=lambda logits, t: F.cross_entropy(logits.flatten(0, 1), t.flatten(), ignore_index=-1)
+    loss=lambda logits, t: (F.cross_entropy(logits.mT, t, ignore_index=-1, reduction="none"), t != -1)
 """
 import math
 from dataclasses import dataclass

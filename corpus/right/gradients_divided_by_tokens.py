@@ -5,7 +5,7 @@ engine: torch
 author: third
 says: All tokens of a window count alike.
 call: lm, data=(x, y),
-    loss=lambda logits, t: F.cross_entropy(logits.flatten(0, 1), t.flatten(), ignore_index=IGN)
+    loss=lambda logits, t: (F.cross_entropy(logits.mT, t, ignore_index=IGN, reduction="none"), t != IGN)
 """
 # language model, padded batches, accumulation normalised by the tokens of the whole window
 import torch

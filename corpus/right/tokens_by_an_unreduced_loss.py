@@ -5,7 +5,7 @@ engine: torch
 author: suite
 says: The intention is a value for each token, and 0 where the label is -100.
 meant: unreduced = nn.CrossEntropyLoss(reduction="none")
-call: model, data=(TEXT, NEXT), loss=lambda out, y: unreduced(out, y)
+call: model, data=(TEXT, NEXT), loss=lambda out, y: (unreduced(out, y), y >= 0)
 """
 import torch
 from torch import nn

@@ -77,6 +77,7 @@ def parts(leaf, rows):
     return tuple(each[rows] for each in leaf) if isinstance(leaf, tuple) else leaf[rows]
 
 
+LEARNED = nn.Parameter(torch.ones(()))
 ACTIONS = torch.arange(NUM) % 4
 POLICY = X, ACTIONS, X[:, 0] * 2, 0.5 + (torch.arange(NUM) % 3)
 KINDS = {  # the function, the number of its calls, the model, the data
@@ -136,6 +137,7 @@ def test_a_term_that_counts_half_is_found():
         (lambda model, batch: (model(batch[0]) + model(batch[0])).sum(1), 1),
         (lambda model, batch: model(batch[0] + 0 * torch.rand(3)).sum(1), 1),
         (lambda model, batch: model(batch[0]).sum(1) + 0 * torch.rand(1), 1),
+        (lambda model, batch: model(batch[0]).sum(1) + 0 * LEARNED, 1),
     ],
 )
 def test_a_function_that_does_not_fit_is_not_judged(function, calls):

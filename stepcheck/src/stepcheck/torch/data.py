@@ -33,8 +33,6 @@ def weighed(data: Any, loss: Any) -> tuple:
         raise SpecificationError(message(must, f"{len(data)} parts", attempt))
     if more and (len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])):
         raise _no_rows(f"{len(data)} parts")
-    if isinstance(loss, Function):
-        loss.has_sample_weights = bool(more)
     return x, y, more[0].reshape(-1) if more else None
 
 

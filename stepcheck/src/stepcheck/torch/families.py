@@ -13,9 +13,7 @@ from stepcheck.torch.losses import BY_CLASS, BY_ELEMENT, Function, Loss
 
 
 def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
-    """Return a loss as a mean over its places; `by_weight`: over their weights, which the data have."""
-    if isinstance(loss, Function):
-        loss.has_sample_weights = by_weight
+    """Return a loss, which is a mean over the weights that the data have, or else over its places."""
     return loss
 
 

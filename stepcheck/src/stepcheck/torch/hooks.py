@@ -42,7 +42,6 @@ from stepcheck.torch.state import (
     split,
     states_of,
     tensors_of,
-    together,
     trained,
     trained_in,
     unpacked,
@@ -158,7 +157,7 @@ class Watcher:
         called = [
             replace(each, differentiated=self._is_differentiated(each)) for each in self.log.called
         ]
-        self.log.called[:], self.log.applied[:] = called, together(self.log.applied, called)
+        self.log.called[:] = called
 
     def _is_differentiated(self, called: Called) -> bool | None:
         """Whether a gradient was taken of a pass; without any gradient, it is not known which have a graph."""

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from inspect import signature
-from itertools import permutations
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,7 +15,6 @@ from torch.nn import functional
 from stepcheck import port, tree
 from stepcheck.errors import SpecificationError, message
 from stepcheck.torch.state import unpacked
-from stepcheck.trace.measure import shares
 from stepcheck.tree import Tree
 
 BY_ELEMENT = (
@@ -128,117 +125,71 @@ class Loss:
 
 
 class Function:
-    """A function of outputs and labels that returns a value for each row or place, or one number for a batch.
+    """A function of outputs and labels that returns values, (values, weights), or one number.
 
-    It may return (values, weights) as well. Places with labels whose values are all zero, as those of ignored labels
-    are, have no weight. One number is taken as the mean or the sum of those of the rows alone, by their weights if the
-    function shows some; if it is neither, it is `is_coupled`.
+    One number is the mean or the sum of those of the rows alone, or else it `is_coupled`: it is the
+    loss of a whole batch.
     """
-
-    has_own_weights = False
-    has_sample_weights = False
 
     def __init__(self, function: Callable):
         self.given, self.name = function, getattr(function, "__name__", type(function).__name__)
         self.num_labels = _num_required(function) - 1
-        self.is_coupled, self._is_divided, self._is_aligned = False, True, True
+        self.is_coupled = False
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
-        """Return the loss of a model's output by row; with the weights that the function shows."""
+        """Return the loss of a model's output by row."""
         num = len(outputs if isinstance(outputs, Tensor) else first_of(outputs))
-        labels = _as_tensors(labels)
-        found = self._tried(outputs, labels, num)
-        sample = None if weights is None else torch.as_tensor(weights).reshape(-1)
+        found = self.whole(outputs, labels)
         if isinstance(found, tuple):
             values, own = (torch.as_tensor(each) for each in found)
-            own = own.broadcast_to(values.shape).to(values.dtype)
-            return ByRow((values * own).reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
+            own = own.broadcast_to(values.shape).to(values)
+            return _summed(torch.where(own == 0, 0.0, values) * own, own, weights)
         if found.ndim:
-            return _summed(
-                found, _unmasked(found, labels), weights if self.has_sample_weights else None
-            )
-        is_one = isinstance(labels, Tensor) or self.num_labels > 1
-        if self.is_coupled or not isinstance(outputs, Tensor) or not is_one:
-            return self._coupled(found, num)
-        own = torch.ones(num) if sample is None else sample.to(found.dtype)
-        alone = torch.stack([self.whole(outputs[i : i + 1], _cut(labels, i)) for i in range(num)])
-        alone = own * torch.where(own == 0, 0.0, alone)
-        if self.has_sample_weights:
-            return ByRow(alone, own, True)
-        near, total = (
-            _SAME * max(float(alone.detach().abs().sum()), 1e-30),
-            float(alone.detach().sum()),
-        )
-        if num > 1 and own.sum():
-            is_mean, is_sum = (
-                abs(float(found) * n - total) <= near * max(n, 1) for n in (float(own.sum()), 1)
-            )
-            self._is_divided, self.is_coupled = is_mean, not (is_mean or is_sum)
-        return self._coupled(found, num) if self.is_coupled else ByRow(alone, own, self._is_divided)
+            return _summed(found, torch.ones_like(found), weights)
+        if not self.is_coupled:
+            by_row = self._by_row(outputs, labels, weights, found)
+            if by_row is not None:
+                return by_row
+            self.is_coupled = True
+        first = (torch.arange(num) == 0).to(found.dtype)
+        return ByRow(first * found, first, True)
 
-    def whole(self, outputs: Any, labels: Any) -> Any:
-        """Return the function's result, of labels with the rank of the outputs."""
-        if self.num_labels > 1 and isinstance(labels, tuple):
-            return self.given(outputs, *labels)
-        if self._is_aligned and isinstance(outputs, Tensor) and isinstance(labels, Tensor):
-            labels = _aligned(outputs, labels)
-        return self.given(outputs, labels)
+    def whole(self, outputs: Any, labels: Tree) -> Any:
+        """Return the function's result."""
+        given = _as_tensors(labels)
+        if self.num_labels > 1 and isinstance(given, tuple):
+            return self.given(outputs, *given)
+        return self.given(outputs, given)
 
-    def _tried(self, outputs: Any, labels: Any, num: int) -> Any:
-        """Return the result; of labels as they are, if the function changes the rank of the outputs itself."""
-        found = self.whole(outputs, labels)
-        if (
-            not self._is_aligned
-            or not isinstance(outputs, Tensor)
-            or not isinstance(labels, Tensor)
-            or num < 2
-        ):
-            return found
-        if labels.ndim != outputs.ndim and self._meets_all(outputs, labels, found):
-            self._is_aligned = False
-            other = self.whole(outputs, labels)
-            self._is_aligned = self._meets_all(outputs, labels, other)
-            found = found if self._is_aligned else other
-        return found
-
-    def _meets_all(self, outputs: Tensor, labels: Tensor, found: Any) -> bool:
-        """Whether outputs of rows meet the labels of others: the result is no mean and no sum of those of the rows."""
-        if not isinstance(found, Tensor) or found.ndim:
-            return isinstance(found, Tensor) and found.numel() == len(outputs) ** 2
-        alone = sum(
-            float(self.whole(outputs[i : i + 1], labels[i : i + 1])) for i in range(len(outputs))
-        )
-        near = _SAME * max(abs(alone), 1e-30)
-        return all(abs(float(found) * n - alone) > near * max(n, 1) for n in (len(outputs), 1))
-
-    def shares(self, labels: Tree, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Return the weight of each row, by its label, in the number of a batch; None if all are equal."""
-        if not isinstance(labels, np.ndarray) and self.num_labels < 2:
+    def _by_row(self, outputs: Any, labels: Tree, weights: Any, found: Tensor) -> ByRow | None:
+        """Return a number as the mean or the sum of those of the rows alone; None if it is neither."""
+        given = unpacked(outputs)
+        if len({leaf.shape[:1] for leaf in given.leaves}) > 1:
             return None
+        num = len(given.leaves[0])
+        own = torch.ones(num) if weights is None else torch.as_tensor(weights).reshape(-1)
 
-        def value(rows: list[int], outputs: np.ndarray) -> float:
-            found = self.whole(
-                torch.as_tensor(outputs),
-                _as_tensors(tree.map_leaves(lambda leaf: leaf[rows], labels)),
-            )
-            return float(found) if isinstance(found, Tensor) and not found.ndim else float("nan")
+        def alone(i: int) -> Tensor:
+            one = given.packed([leaf[i : i + 1] for leaf in given.leaves])
+            return self.whole(one, tree.map_leaves(lambda leaf: leaf[i : i + 1], labels))
 
-        return shares(value, len(tree.leaves(labels)[0]), shape)
+        values = own.to(found) * torch.stack([alone(i) for i in range(num)])
+        total = float(values.detach().sum())
+        near = _SAME * max(float(values.detach().abs().sum()), 1e-30)
+        for is_divided, divisor in ((True, float(own.sum())), (False, 1.0)):
+            if abs(float(found) * divisor - total) <= near * max(divisor, 1.0):
+                return ByRow(values, own.to(found), is_divided)
+        return ByRow(values, own.to(found), True) if weights is not None else None
 
     def has_parameters(self, outputs: Any, labels: Tree) -> bool:
         """Whether the result has a gradient by anything else than the outputs: by weights, which may move."""
         given = unpacked(outputs)
         leaves = [leaf.detach() for leaf in given.leaves]
         with torch.enable_grad():
-            found = self.whole(given.packed(leaves), _as_tensors(labels))
+            found = self.whole(given.packed(leaves), labels)
         return any(
             isinstance(each, Tensor) and each.requires_grad for each in unpacked(found).leaves
         )
-
-    def _coupled(self, found: Tensor, num: int) -> ByRow:
-        """Return a number for a batch as its first row's."""
-        first = (torch.arange(num) == 0).to(found.dtype)
-        return ByRow(first * found, first, True)
 
 
 def _summed(values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True) -> ByRow:
@@ -250,19 +201,6 @@ def _summed(values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True
         given = given.reshape(values.shape if is_by_place else (num, *[1] * (values.ndim - 1)))
         values, own = values * given, own * given
     return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), is_divided)
-
-
-def _unmasked(values: Tensor, labels: Any) -> Tensor:
-    """Return 1 for each value, and 0 where labels are ignored: the values of all places with such a label are zero."""
-    if (
-        not isinstance(labels, Tensor)
-        or labels.shape != values.shape
-        or labels.is_floating_point()
-        or values.ndim < 2
-    ):
-        return torch.ones_like(values)
-    ignored = set(labels[values == 0].tolist()) - set(labels[values != 0].tolist())
-    return (~torch.isin(labels, torch.tensor(sorted(ignored), dtype=labels.dtype))).to(values.dtype)
 
 
 class Objective(port.OneLoss):
@@ -401,27 +339,8 @@ def _classes_second(out: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_shape(labels: Tensor, shape: torch.Size) -> Tensor:
-    """Return labels in the shape of outputs, if they have as many numbers; their axes may come in another order.
-
-    >>> _in_shape(torch.tensor([[[1, 2, 3], [4, 5, 6]]]), torch.Size([1, 3, 2])).tolist()
-    [[[1, 4], [2, 5], [3, 6]]]
-    """
-    if labels.numel() != shape.numel() or labels.shape == shape:
-        return labels
-    if (
-        not labels.ndim == len(shape) > 2
-        or sorted(labels.shape[1:]) != sorted(shape[1:])
-        or 1 in shape[1:]
-    ):
-        return labels.reshape(shape)
-    orders = [
-        order
-        for order in permutations(range(1, labels.ndim))
-        if labels.permute(0, *order).shape == shape
-    ]
-    if len(orders) != 1:
-        raise ValueError("the axes of the labels fit those of the outputs in several orders")
-    return labels.permute(0, *orders[0])
+    """Return labels in the shape of outputs, if they have as many numbers."""
+    return labels.reshape(shape) if labels.numel() == shape.numel() else labels
 
 
 def _num_required(function: Callable) -> int:
@@ -438,27 +357,9 @@ def _num_required(function: Callable) -> int:
     return 2
 
 
-def _cut(labels: Any, i: int) -> Any:
-    """Return the labels of one row, with its axis."""
-    return (
-        tuple(leaf[i : i + 1] for leaf in labels)
-        if isinstance(labels, tuple)
-        else labels[i : i + 1]
-    )
-
-
 def _as_tensors(labels: Tree) -> Any:
     return (
         tuple(map(_as_tensors, labels))
         if isinstance(labels, tuple | list)
         else torch.as_tensor(labels)
-    )
-
-
-def _aligned(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return labels with the rank of the outputs, where one of both has a last axis of one."""
-    if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
-        return labels.unsqueeze(-1)
-    return (
-        labels.squeeze(-1) if labels.ndim == outputs.ndim + 1 and labels.shape[-1] == 1 else labels
     )

@@ -66,7 +66,22 @@ class OfModel:
             self.is_coupled |= not torch.as_tensor(values).ndim
             terms.append(_by_row(name, torch.as_tensor(values), weights, num))
         values, weights = map(torch.stack, zip(*terms, strict=True))
+        own = [value for module in (model, *self.modules) for value in module.parameters()]
+        _must_know(values, {id(value) for value in [*own, *inputs]})
         return ByTerm(values, weights, tuple(map(str, named)))
+
+
+def _must_know(values: Tensor, known: set[int]) -> None:
+    """Refuse a loss of other tensors that are trained: their values in the loop are not known."""
+    nodes, seen = [values.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            raise ValueError("the function reads a tensor that is trained, and is in no module")
+        nodes += [each for each, _ in node.next_functions]
 
 
 def _by_row(name: str, values: Tensor, weights: Any, num: int) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,6 @@ _MOST_PASSES, _MOST_NUMBERS = (
     1_000_000,
 )  # whose graphs are kept, and the weights or inputs that all these may have
 _HALF = torch.bfloat16, torch.float16
-_FEW = 3  # passes by which it is seen that a loss is one of rows
 _AT_ONCE = 64  # gradients that are taken of a graph at once
 
 
@@ -244,7 +243,7 @@ class Replay(Port):
         loss = getattr(objective, "loss", None)
         if not isinstance(loss, Function):
             return
-        for piece in [piece for piece in pieces if piece.is_known and piece.called.is_whole][:_FEW]:
+        for piece in (piece for piece in pieces if piece.is_known and piece.called.is_whole):
             outputs = piece.called.setting.output(list(map(tensor, piece.called.outputs)))
             objective.of(outputs, *self.batch(piece)[1:])
 

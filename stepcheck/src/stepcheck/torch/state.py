@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from stepcheck.torch import device
-from stepcheck.trace.log import Applied, Called, Line, Values
+from stepcheck.trace.log import Called, Line, Values
 from stepcheck.trace.measure import in_part, outline, places
 
 _OWN: list[bool] = []  # judgements that run
@@ -403,26 +403,3 @@ def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step
     params = [sampled(p) for _, p in trained(module)]
     named = [(i, name, getattr(value, "device", None)) for i, name, value in slots]
     return Step(params, arrays, Rates(places, options, named))
-
-
-def together(steps: list[Applied], called: list[Called]) -> list[Applied]:
-    """Return the steps; steps of several optimizers on different parameters, without a pass in between, are one."""
-    found: list[Applied] = []
-    passes = [each.order for each in called]
-    for step in steps:
-        last = found[-1] if found else None
-        has_pass = last is None or any(last.order < order < step.order for order in passes)
-        if last is None or has_pass or set(last.built) & set(step.built):
-            found.append(step)
-            continue
-        grads = [b if a is None else a for a, b in zip(last.grads, step.grads, strict=False)]
-        found[-1] = replace(
-            last,
-            grads=grads,
-            params_after=step.params_after,
-            slots=[*last.slots, *step.slots],
-            slots_after=[*last.slots_after, *step.slots_after],
-            built=tuple(sorted({*last.built, *step.built})),
-            lost=tuple(sorted({*last.lost, *step.lost})),
-        )
-    return found

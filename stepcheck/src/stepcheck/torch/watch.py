@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
@@ -149,7 +149,7 @@ def close(
         try:
             if is_given and by_pass is None:
                 raise UnfitError(Reason.LOSS_WITHOUT_LABELS)
-            data, objective = _objective(stated, data, watcher, by_pass)
+            objective = _objective(stated, data, watcher, by_pass)
         except UnfitError as error:
             log.leave(error.reason, Stage.GRADIENT, error.told)
     own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
@@ -166,8 +166,8 @@ def _objective(
     data: tuple,
     watcher: Watcher,
     by_pass: ByPass | None,
-) -> tuple[tuple, Any]:
-    """Return (the data with the weights that the loss shows, the objective), from the passes that were seen.
+) -> Any:
+    """Return the objective, after a trial on the passes that were seen.
 
     Raises:
         UnfitError: the form of the loss is not known.
@@ -178,24 +178,24 @@ def _objective(
         if each.is_whole and (by_pass is None or each.order in by_pass)
     ]
     if stated is None:
-        return data, _models_own(whole, watcher)
+        return _models_own(whole, watcher)
     if isinstance(stated, OfModel):
         _try_of_model(stated, Replay(watcher.module, data, by_pass=by_pass), whole, watcher.log)
-        return data, stated
+        return stated
     if not whole:
-        return data, Objective(stated)
+        return Objective(stated)
     called = whole[0]
     if not all(_has_rows_first(each) for each in whole if each is called or each.derivatives):
         raise UnfitError(Reason.LOSS_OF_OTHER_AXIS)
     if isinstance(stated, Loss) and len(called.outputs) > 1:
         raise UnfitError(Reason.LOSS_OF_ONE_OUTPUT)
-    tried, error = attempt(lambda: _tried(stated, data, called, by_pass))
+    _, error = attempt(lambda: _tried(stated, data, called, by_pass))
     if isinstance(error, UnfitError):
         raise error
-    if tried is None:  # of the user's function, or of a loss of other shapes
+    if error is not None:  # of the user's function, or of a loss of other shapes
         raise UnfitError(Reason.LOSS_FAILED, f"{type(error).__name__}: {error}") from error
     packed = called.setting.output if len(called.outputs) == 1 else None
-    return tried, Objective(stated, packed)
+    return Objective(stated, packed)
 
 
 def _try_of_model(stated: OfModel, replay: Replay, whole: list[Called], log: Log) -> None:
@@ -233,8 +233,8 @@ def _models_own(whole: list[Called], watcher: Watcher) -> ModelsOwn:
     raise UnfitError(Reason.LOSS_OF_MODEL)
 
 
-def _tried(stated: Loss | Function, data: tuple, called: Called, by_pass: ByPass | None) -> tuple:
-    """Return the data with the weights that the loss shows, after a trial on the rows of a pass."""
+def _tried(stated: Loss | Function, data: tuple, called: Called, by_pass: ByPass | None) -> None:
+    """Try a loss on the outputs of a pass."""
     outputs = called.setting.output(list(map(torch.as_tensor, called.outputs)))
     num = len(called.inputs[0])
     width = called.outputs[0].shape[1:2]
@@ -244,20 +244,11 @@ def _tried(stated: Loss | Function, data: tuple, called: Called, by_pass: ByPass
         is_wider = leaf.ndim > 1 and width and leaf.shape[1] > width[0]
         return leaf[:num, : width[0]] if is_wider else leaf[:num]
 
-    x, y, weights = data
+    _, y, weights = data
     labels = tree.map_leaves(cut, y) if by_pass is None else by_pass[called.order][0]
-    if isinstance(stated, Loss) or stated.has_sample_weights:
-        stated.of(outputs, labels, None if weights is None else weights[:num])
-        return data
-    if stated.has_parameters(outputs, labels):
+    if isinstance(stated, Function) and stated.has_parameters(outputs, labels):
         raise UnfitError(Reason.LOSS_WITH_PARAMETERS)
-    shares = stated.shares(y, outputs.shape[1:]) if isinstance(outputs, Tensor) else None
-    if shares is None:
-        return data
-    stated.of(outputs, labels, shares[:num])
-    stated.is_coupled |= not shares[:num].any()
-    stated.has_own_weights = not stated.is_coupled
-    return x, y, None if stated.is_coupled else shares
+    stated.of(outputs, labels, None if weights is None else weights[:num])
 
 
 def _try(model: nn.Module, data: tuple, log: Log) -> None:
