@@ -29,27 +29,31 @@ def watch(
 ) -> AbstractContextManager["Report"]:
     """Watch a training loop, and prove that each update is, or is not, the one that was meant.
 
-    Nothing of the training changes. A few updates are enough: two passes over a few batches show most. The first 40
-    updates are kept with all their numbers; of a model of more than 6e5 weights as many as fit in 100 MB, but at least
-    four.
+    Nothing of the training changes. A few updates are enough: two passes over a few batches show
+    most. The first 40 updates are kept with all their numbers; of a model of more than 6e5 weights
+    as many as fit in 100 MB, but at least four. Models that train in turn are watched in one
+    `with`, each by its `watch`.
 
-    Keras, on JAX or TensorFlow: loops that use `fit` or `train_on_batch` (also with a custom `train_step`),
-    `tf.GradientTape` (eager, or in a `tf.function` whose first call is inside the `with`, also under a
-    `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and `stateless_apply` (plain or jitted), with an
-    optimizer of Keras. PyTorch: loops that call the module and an optimizer of PyTorch, in one process or in
-    several (`DistributedDataParallel`): each watches its loop, and process 0 judges.
+    Keras, on JAX or TensorFlow: loops that use `fit` or `train_on_batch` (also with a custom
+    `train_step`), `tf.GradientTape` (eager, or in a `tf.function` whose first call is inside the
+    `with`, also under a `tf.distribute.MirroredStrategy`), or JAX' `stateless_call` and
+    `stateless_apply` (plain or jitted), with an optimizer of Keras. PyTorch: loops that call the
+    module and an optimizer of PyTorch, in one process or in several (`DistributedDataParallel`):
+    each watches its loop, and process 0 judges.
 
     Args:
         model: the Keras model, or the module of PyTorch, that the loop trains.
-        data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs together. PyTorch:
-            tensors or arrays, or a map-style dataset; None for the rows that the module is given.
-        loss: the loss that is meant. Keras: a loss, its name, a function (labels, outputs), a list or dict of them, one
-            for each output, or an `Objective` of wholestep; None for the compiled loss. PyTorch: a loss of `torch.nn`
-            or `torch.nn.functional`, or a function of outputs and labels that returns a value for each row, or
-            (values, weights); None for the loss that the model computes itself of its labels, as Transformers' do.
-            An `Objective`: a function of the model and a batch.
-        learning_rate: the rate that is meant: a number, or a function (or a schedule of Keras) of the number of the
-            update, from 0; None for the schedule of the optimizer, if it has one.
+        data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs
+            together. PyTorch: tensors or arrays, or a map-style dataset; None for the rows that
+            the module is given. With an `Objective`: (x, ...), of any number of parts.
+        loss: the loss that is meant. Keras: a loss, its name, a function (labels, outputs), a list
+            or dict of them, one for each output, or an `Objective` of wholestep; None for the
+            compiled loss. PyTorch: a loss of `torch.nn` or `torch.nn.functional`, or a function of
+            outputs and labels that returns a value for each row, or (values, weights); None for
+            the loss that the model computes itself of its labels, as Transformers' do. Any other
+            loss: an `Objective`, a function of the model and a batch.
+        learning_rate: the rate that is meant: a number, or a function (or a schedule of Keras) of
+            the number of the update, from 0; None for the schedule of the optimizer, if it has one.
         optimizer: the optimizer that is meant. If the loop applies another one, the classes and
             arguments of both are compared, without their learning rates. Keras: its schedule, if it
             has one, is the learning rate that is meant; None: the compiled one.
@@ -58,7 +62,7 @@ def watch(
         A `Report`, complete after the `with`: print it, or read its `findings`.
 
     Raises:
-        SpecificationError: the model, the data or the loss cannot be watched. Nothing has been hooked.
+        SpecificationError: the model, the data or the loss cannot be watched. Nothing was hooked.
 
     >>> import keras, numpy as np, stepcheck
     >>> x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")

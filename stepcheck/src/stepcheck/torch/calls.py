@@ -29,7 +29,10 @@ _SCHEDULED = Fault.SCHEDULE_BY_MICROBATCH, Fault.SCHEDULE_ONE_AHEAD
 
 
 class Seam(NamedTuple):
-    """A function of PyTorch's that is listened to: `before` gets its arguments, `after` its result and these."""
+    """A function of PyTorch's that is listened to.
+
+    `before` gets its arguments, `after` its result and these.
+    """
 
     owner: Any
     name: str
@@ -38,7 +41,9 @@ class Seam(NamedTuple):
 
 
 class Calls:
-    """Keeps the lines of a loop's losses, backward passes, clips and schedulers, and the checks of its loss scale.
+    """Keeps the lines of a loop's losses, backward passes, clips and schedulers.
+
+    Notes the checks of the loss scale, too.
 
     Attributes:
         targets: by the order of a pass, the labels that a loss of PyTorch was given.
@@ -167,7 +172,7 @@ class Calls:
 
 
 def clips() -> Iterator[tuple[Any, str]]:
-    """Yield (module, name) of the functions that clip gradients: the innermost, which every way of import calls."""
+    """Yield (module, name) of the innermost functions that clip gradients."""
     home = nn.utils.clip_grad
     inner = "_clip_grads_with_norm_"
     yield home, inner if hasattr(home, inner) else "clip_grad_norm_"

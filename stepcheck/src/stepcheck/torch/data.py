@@ -19,7 +19,10 @@ from stepcheck.tree import Tree
 
 
 def weighed(data: Any, loss: Any) -> tuple:
-    """Return (x, y, sample weights or None); further arguments of a function are in a tuple with its labels."""
+    """Return (x, y, sample weights or None).
+
+    Further arguments of a function are in a tuple with its labels.
+    """
     if isinstance(loss, OfModel):
         x, *rest = rows_of(data, least=1)
         return x, tuple(rest), None
@@ -29,7 +32,7 @@ def weighed(data: Any, loss: Any) -> tuple:
         return x, (y, *more), None
     if num > 1 and not isinstance(y, tuple):
         must = f"{num + 1} arguments of loss need as many parts of data."
-        attempt = "data=(x, y, weights); outputs are one argument, a tuple: loss=lambda out, y: f(*out, y)."
+        attempt = "data=(x, y, weights); outputs are one argument: loss=lambda out, y: f(*out, y)."
         raise SpecificationError(message(must, f"{len(data)} parts", attempt))
     if more and (len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])):
         raise _no_rows(f"{len(data)} parts")
@@ -76,7 +79,7 @@ def rows_of(data: Any, least: int = 2) -> tuple[Tree, ...]:
 
 
 def _copied(dataset: Any) -> Any:
-    """Return a copy of a dataset, whose generators draw in place of the user's; the dataset if it has no copy."""
+    """Return a copy of a dataset, whose generators draw; the dataset if it has no copy."""
     copied, error = attempt(lambda: copy.deepcopy(dataset))
     return copied if error is None else dataset  # it has a handle of a file, or a lock
 
@@ -116,10 +119,11 @@ def _stacked(rows: list[Any]) -> Any:
 
 
 def _no_rows(received: str) -> SpecificationError:
-    must = "data must be (x, y) or (x, y, weights), tensors or arrays of equally many rows, or a map-style dataset."
+    must = "data must be (x, y) or (x, y, weights), tensors or arrays of equally many rows,"
+    must += " or a map-style dataset."
     attempt = (
-        "data=(x, y); of several inputs or labels data=((a, b), (y, z)), in the order in which the module and the loss "
-        "take them."
+        "data=(x, y); of several inputs or labels data=((a, b), (y, z)), in the order in which "
+        "the module and the loss take them."
     )
     return SpecificationError(message(must, received, attempt))
 
@@ -144,7 +148,7 @@ class Given(NamedTuple):
 
 
 def as_given(log: Log, labels: dict[int, np.ndarray]) -> Given:
-    """Return the rows that a module was given, each once, with the labels by the order of a pass."""
+    """Return the rows that a module was given, each once, with the labels by pass."""
     called = [each for each in log.called if each.differentiated is not False] or log.called
     called = [each for each in called if len({leaf.shape[:1] for leaf in each.inputs} - {()}) == 1]
     if not called:

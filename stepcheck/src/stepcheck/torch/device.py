@@ -41,7 +41,7 @@ def states() -> list[Tensor]:
 
 
 def set_states(kept: list[Tensor]) -> None:
-    """Let the generators of all devices continue from these states; those of a machine without them are left out."""
+    """Let the generators of all devices continue from these states."""
     first, *others = kept
     torch.set_rng_state(first)
     home = generators()
@@ -61,7 +61,7 @@ def on(device: torch.device) -> Iterator[None]:
 
 
 def is_reduced(device: torch.device, module: nn.Module) -> bool:
-    """Whether a device may compute a module's products of float32 with fewer digits, as with TF32."""
+    """Whether a device may compute products of float32 with fewer digits, as with TF32."""
     if device.type != "cuda":
         return False
     has_convolution = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())

@@ -13,7 +13,7 @@ from stepcheck.torch.losses import BY_CLASS, BY_ELEMENT, Function, Loss
 
 
 def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
-    """Return a loss, which is a mean over the weights that the data have, or else over its places."""
+    """Return a loss: a mean over the weights that the data have, or else over its places."""
     return loss
 
 
@@ -23,7 +23,7 @@ def is_squared(loss: Any) -> bool:
 
 
 def flipped(loss: Any) -> Loss | None:
-    """Return the cross entropy of two classes with logits for probabilities, or the other way round."""
+    """Return the cross entropy of two classes of logits for that of probabilities, or back."""
     own = loss.given
     if isinstance(own, nn.BCEWithLogitsLoss) and own.pos_weight is None:
         return Loss(nn.BCELoss(own.weight, reduction=own.reduction))
@@ -40,7 +40,7 @@ def swapped(loss: Any) -> Function:
 
 
 def others(loss: Any, labels: Any) -> Iterator[tuple[str, Loss]]:
-    """Yield (in words, loss) for the other losses that take such labels; a function of the user's has none."""
+    """Yield (in words, loss) for the other losses that take such labels; a function has none."""
     if isinstance(loss, Function):
         return
     reduction = getattr(loss.given, "reduction", "mean")
@@ -58,7 +58,7 @@ def others(loss: Any, labels: Any) -> Iterator[tuple[str, Loss]]:
 
 
 def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
-    """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
+    """Yield (name, function, whether the loss has it) of functions that outputs may go through."""
     functions: dict[str, Callable] = {}
     if width > 1:
         functions = {
@@ -72,7 +72,7 @@ def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
 
 
 def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
-    """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
+    """Return (a loss without smoothing; the smoothing; whether labels are classes), or None."""
     own = loss.given
     if not isinstance(own, nn.CrossEntropyLoss) or own.weight is not None:
         return None

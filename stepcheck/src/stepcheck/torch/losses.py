@@ -52,7 +52,10 @@ _NEAR = 1e-3  # relative, of a model's number and that of a form
 
 
 class ByRow(NamedTuple):
-    """A loss by row: values times weights, and weights, each (rows,); whether their sum is divided by the weights'."""
+    """A loss by row: values times weights, and weights, each (rows,).
+
+    `is_divided`: whether the sum of the values is divided by that of the weights.
+    """
 
     values: Tensor
     weights: Tensor
@@ -162,7 +165,7 @@ class Function:
         return self.given(outputs, given)
 
     def _by_row(self, outputs: Any, labels: Tree, weights: Any, found: Tensor) -> ByRow | None:
-        """Return a number as the mean or the sum of those of the rows alone; None if it is neither."""
+        """Return a number as the mean or the sum of the rows' numbers; None if it is neither."""
         given = unpacked(outputs)
         if len({leaf.shape[:1] for leaf in given.leaves}) > 1:
             return None
@@ -182,7 +185,7 @@ class Function:
         return ByRow(values, own.to(found), True) if weights is not None else None
 
     def has_parameters(self, outputs: Any, labels: Tree) -> bool:
-        """Whether the result has a gradient by anything else than the outputs: by weights, which may move."""
+        """Whether the result has a gradient by tensors beside the outputs, which may move."""
         given = unpacked(outputs)
         leaves = [leaf.detach() for leaf in given.leaves]
         with torch.enable_grad():
@@ -231,7 +234,7 @@ class NoLoss(port.NoLoss):
 
 
 class ModelsOwn:
-    """The loss that a model of Transformers computes of its logits and labels; labels of -100 are ignored.
+    """The loss that a model of Transformers computes of its logits and labels, without -100.
 
     Args:
         shift: the places by which labels are those of later ones; 1 for the next.
@@ -245,7 +248,7 @@ class ModelsOwn:
 
     @staticmethod
     def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
-        """Return the form that is nearest to this loss on a pass: the mean, or the sum divided by `num`."""
+        """Return the form that is nearest to this loss: the mean, or the sum divided by `num`."""
         nearest, own = _NEAR, None
         for each in _FORMS:
             form = ModelsOwn(*each)
@@ -271,7 +274,7 @@ class ModelsOwn:
 
 
 def _apart(found: ByRow, loss: float, num: float | None) -> float:
-    """Return the relative distance of a loss from a mean by row, or from the sum divided by `num`."""
+    """Return the distance of a loss from a mean by row, or from the sum divided by `num`."""
     total, weight = float(found.values.sum()), float(found.weights.sum())
     sums = [loss * divisor for divisor in (weight, num) if divisor]
     length = abs(total) or 1.0
@@ -324,7 +327,7 @@ def first_of(outputs: Any) -> Tensor:
 
 
 def _classes_second(out: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs with the classes second, and labels by place: a loop makes both flat before the loss."""
+    """Return outputs with the classes second, and labels by place: a loop makes both flat."""
     if out.ndim < 3 or labels.is_floating_point():
         return out, labels
     if labels.ndim == 1 and len(labels) == out[..., 0].numel():
@@ -333,7 +336,7 @@ def _classes_second(out: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         return out, labels
     if labels.shape == out.shape[:1] + out.shape[2:]:
         raise ValueError(
-            "there are as many places as classes: a function of outputs and labels says which is which"
+            "there are as many places as classes: a function of outputs and labels must be stated"
         )
     return out.movedim(-1, 1), labels
 

@@ -1,7 +1,7 @@
-"""The record of a loop in several processes, as of `DistributedDataParallel`: each keeps its own, and process 0 judges.
+"""The record of a loop in several processes: each keeps its own, and process 0 judges.
 
-The records go through the store by which the processes have met: no collective operation, which could
-meet one of the loop.
+The records go through the store by which the processes have met: no collective operation, which
+could meet one of the loop.
 """
 
 import itertools
@@ -74,13 +74,13 @@ class Group:
         return itertools.count(self.rank, self.num)
 
     def gather(self, watcher: Any, calls: Any, *, has_failed: bool = False) -> str:
-        """Add the records of all processes to the log of process 0, which waits for them; return "" in process 0.
+        """Add the records of all processes to the log of process 0, which waits for them.
 
         Args:
-            has_failed: whether the loop of this process has ended with an error, and has no whole record.
+            has_failed: whether the loop of this process has ended with an error.
 
         Returns:
-            Where the report is, in the other processes.
+            Where the report is, in the other processes; "" in process 0.
         """
         if self.rank:
             with suppress(
@@ -115,7 +115,7 @@ class Group:
         return found
 
     def _send(self, record: "_Record | None") -> None:
-        """Put a record into the store, in parts, once process 0 asks for it; the number of parts comes last."""
+        """Put a record into the store once process 0 asks for it; the number of parts is last."""
         if not self._has("asked", _PATIENCE) or self.store.get("asked") != _YES:
             return
         told, error = attempt(lambda: b"" if record is None else pickle.dumps(record))
@@ -143,7 +143,7 @@ class Group:
 
 @dataclass
 class _Record:
-    """The record of another process for process 0: its events; and labels by the order of their pass."""
+    """The record of another process: its events, and labels by the order of their pass."""
 
     events: dict[str, list]
     unjudged: list[Unjudged]
@@ -165,7 +165,7 @@ def _leave_out(log: Log, reason: Reason, told: str = "") -> None:
 
 
 def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
-    """Add records to the log of process 0 as replicas' records, unless the processes train different weights."""
+    """Add records to the log of process 0 as replicas', unless the weights are different."""
     log: Log = watcher.log
     passes = _each("called", log, records)
     begin: list[list[np.ndarray]] = [

@@ -1,4 +1,4 @@
-"""A module as a function of recorded values: a copy of it runs each pass again, with the same random state."""
+"""A module as a function of recorded values: a copy of it runs each pass again."""
 
 import copy
 import io
@@ -94,7 +94,7 @@ class Replay(Port):
     @staticmethod
     @contextmanager
     def as_then(model: nn.Module, log: Log) -> Iterator[None]:
-        """Let the parameters be set to be trained as at the end of a log, for the time of a `with`."""
+        """Set the parameters to be trained as at the end of a log, in a `with`."""
         then = next(
             (called.setting.flags for called in reversed(log.called) if called.is_whole), ()
         )
@@ -239,7 +239,7 @@ class Replay(Port):
         return next(self._pulled(run.params, leaves, factors))
 
     def settle(self, objective: Any, pieces: list[Piece]) -> None:
-        """Note in a function whether its number for a batch is the mean, or the sum, of its rows' numbers."""
+        """Note in a function whether its number for a batch is one of the rows' numbers."""
         loss = getattr(objective, "loss", None)
         if not isinstance(loss, Function):
             return
@@ -280,7 +280,7 @@ class Replay(Port):
         return self._passes[key]
 
     def _can_drop_hooks(self, piece: Piece) -> bool:
-        """Whether a pass has its outputs without the user's hooks, which would change the user's objects."""
+        """Whether a pass has its outputs without the user's hooks, which change objects."""
         if not any(own for part in self.model.modules() for own in _hooks(part)):
             return False
         training = any(self._setting(piece).modes)
@@ -409,7 +409,7 @@ class Replay(Port):
         return found
 
     def _setting(self, piece: Piece) -> Setting:
-        """Return the setting of a recorded pass; of rows that no pass had, that of the plainest call."""
+        """Return the setting of a recorded pass, or else that of the plainest call."""
         if piece.called.setting is not None:
             return piece.called.setting
         return Setting(lambda leaves: (leaves, {}), modes(self.model), Random.now(), ())
@@ -417,7 +417,7 @@ class Replay(Port):
     def _pulled(
         self, params: list[nn.Parameter], outputs: list[Tensor], factors: list[Tensor]
     ) -> Iterator[np.ndarray]:
-        """Yield gradients of outputs times factors (many, *output), each flat: at once, or else one by one."""
+        """Yield gradients of outputs times factors (many, *output), each flat."""
         ask = {"retain_graph": True, "allow_unused": True}
         num = len(factors[0]) if factors else 1
         if not outputs or not any(each.requires_grad for each in outputs):
@@ -468,12 +468,12 @@ def _must_call(objective: OfModel, *, are_left: bool) -> None:
 
 
 def _modes(recorded: tuple[bool, ...], *, training: bool) -> tuple[bool, ...]:
-    """Return the modes of all parts in training or inference: as in the pass, if any part was in that mode."""
+    """Return the modes of all parts: those of the pass, if any part was in that mode."""
     return recorded if any(recorded) is training else (training,) * len(recorded)
 
 
 def _hooks(part: nn.Module) -> list[dict]:
-    """Return the hooks of a part of a module that are not PyTorch's, by kind; empty ones are left out."""
+    """Return the hooks of a part of a module, by kind, that are not PyTorch's."""
     every = (
         part._forward_hooks,
         part._forward_pre_hooks,

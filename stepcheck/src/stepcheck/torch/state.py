@@ -1,4 +1,4 @@
-"""The values of a module beside its code, and all that a call of it or an optimizer step needs beside its values."""
+"""The values of a module, and the rest that a call of it or an optimizer step needs."""
 
 import itertools
 import random
@@ -22,7 +22,7 @@ _OWN: list[bool] = []  # judgements that run
 
 
 class Random(NamedTuple):
-    """The state of the generators that a forward pass may draw from; of PyTorch's, on each device."""
+    """The state of the generators that a pass may draw from; PyTorch's on each device."""
 
     of_torch: list[Tensor]
     of_numpy: Any
@@ -90,9 +90,9 @@ class Rates:
     """All that an optimizer step needs beside its values.
 
     Attributes:
-        places: of each of the optimizer's parameters that is one of the model's: its group, its place there, its index.
+        places: of each of the model's parameters: its group, its place there, its index.
         groups: the options of each group.
-        slots: of each slot: the index of its parameter, its name, its device; None for a plain number.
+        slots: of each slot: the index of its parameter, its name, its device, if it has one.
     """
 
     places: list[tuple[int, int, int]]
@@ -109,7 +109,7 @@ class Step(NamedTuple):
 
 
 class Own(NamedTuple):
-    """The loss that a module computes itself: its labels, its value, and the number by which a sum is divided."""
+    """The loss that a module computes itself: its labels, its value, the divisor of a sum."""
 
     labels: np.ndarray
     loss: float
@@ -143,7 +143,7 @@ class Nest(NamedTuple):
 
 
 def unpacked(nest: Any) -> Nest:
-    """Take tensors out of tuples, lists, mappings and dataclasses; a mapping's come in the order of its names.
+    """Take tensors out of tuples, lists, dataclasses, and mappings in the order of names.
 
     >>> nest = unpacked({"b": torch.ones(1), "a": (torch.zeros(1), 5)})
     >>> nest.leaves, nest.packed([1, 2])
@@ -208,7 +208,7 @@ def filled(packed: Callable[[list], Any], chosen: list[int], rest: list, leaves:
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """Return the module inside of `torch.compile` and of modules for several devices, which has the same parameters."""
+    """Return the module inside of `torch.compile` and of modules for several devices."""
     is_parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     inner = module.module if is_parallel else getattr(module, "_orig_mod", None)
     return module if inner is None else bare(inner)
@@ -301,7 +301,7 @@ def alike(modes: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def outlines(module: nn.Module) -> list[np.ndarray]:
-    """Return the outlines of gradients and of weights, of each trained parameter; a missing gradient is zeros."""
+    """Return the outlines of the gradient and the weights of each trained parameter."""
     params = [p for _, p in trained(module)]
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     return [np.stack([outline(sampled(each)) for each in part]) for part in (grads, params)]
@@ -314,7 +314,7 @@ def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
 
 
 def own_loss(args: tuple, given: dict, output: Any) -> tuple[Tensor, Tensor, Own] | None:
-    """Return the loss that a module computes itself of labels, the labels, and all in numbers; None if it does not."""
+    """Return the loss that a module computes of labels, the labels, and all in numbers."""
     numbers = (
         [o for o in output if isinstance(o, Tensor) and not o.ndim]
         if isinstance(output, tuple | list)
@@ -334,12 +334,16 @@ def own_loss(args: tuple, given: dict, output: Any) -> tuple[Tensor, Tensor, Own
         return None
     num = given.get("num_items_in_batch")
     is_one = isinstance(num, int | float) or (isinstance(num, Tensor) and num.numel() == 1)
-    own = Own(array(labels), float(loss.detach()), float(num) if is_one else None)  # type: ignore[arg-type]
+    divisor = float(num) if is_one else None  # type: ignore[arg-type]
+    own = Own(array(labels), float(loss.detach()), divisor)
     return loss, labels, own
 
 
 def tensors_of(output: Any) -> Any:
-    """Return the tensors of an output: a cache beside them would hold its graph. A distribution has its parameters."""
+    """Return the tensors of an output, of a distribution its parameters.
+
+    A cache beside them would hold its graph.
+    """
     if isinstance(output, torch.distributions.Distribution):
         own = {name: value for name, value in vars(output).items() if not name.startswith("_")}
         return {name: value for name, value in own.items() if isinstance(value, Tensor)}
@@ -352,7 +356,7 @@ def tensors_of(output: Any) -> Any:
 
 
 def is_silent() -> bool:
-    """Whether nothing is recorded: a judgement runs, or a function of `torch.func`, without numbers."""
+    """Whether nothing is recorded: a judgement runs, or a function of `torch.func`."""
     is_compiling = torch.compiler.is_compiling()
     return is_compiling or bool(_OWN) or torch._C._functorch.peek_interpreter_stack() is not None
 
@@ -364,7 +368,7 @@ def rate_of(optimizer: Optimizer, group: int = 0) -> float:
 
 
 def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> list[np.ndarray | None]:
-    """Return the gradients that the optimizer has of the module's parameters, of large ones in part.
+    """Return the gradients that the optimizer has of the parameters, of large ones in part.
 
     A fused step divides by the loss scale itself.
 

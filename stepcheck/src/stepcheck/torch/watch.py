@@ -1,4 +1,4 @@
-"""A loop runs under PyTorch's hooks, and a report says of each stage whether it is the one that was meant."""
+"""A loop runs under PyTorch's hooks, and a report says of each stage whether it is meant."""
 
 import itertools
 from collections.abc import Callable, Iterator
