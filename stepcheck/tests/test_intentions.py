@@ -102,7 +102,8 @@ def stepped(model, optimizer, value):
 
         with tf.GradientTape() as tape:
             loss = value()
-        grads = tape.gradient(loss, variables)
+        pairs = zip(tape.gradient(loss, variables), variables, strict=True)
+        grads = [ops.zeros(v.shape) if g is None else g for g, v in pairs]
     else:
         import jax
 
@@ -273,3 +274,34 @@ def test_the_two_models_of_a_gan_are_judged_in_one_with(is_right):
     assert of_maker.is_right, str(of_maker)
     assert Stage.GRADIENT in of_critic.judged
     assert bool(faults(of_critic)) is not is_right, str(of_critic)
+
+
+# ---- outputs ----
+
+
+@pytest.mark.parametrize("are_both", [True, False])
+def test_losses_of_outputs_that_are_applied_in_turn_are_no_error(are_both):
+    """Two steps on two losses are another training than one on their sum; a loss without a step is an error."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((5,))
+    hidden = layers.Dense(4, "tanh")(inputs)
+    model = keras.Model(inputs, [layers.Dense(1)(hidden), layers.Dense(2)(hidden)])
+    optimizer = keras.optimizers.SGD(0.05)
+    optimizer.build(model.trainable_variables)
+    labels = X[:, :1], X[:, 1:3]
+    with stepcheck.watch(model, (X, [*labels]), ["mse", "mse"]) as report:
+        for start in [*range(0, NUM, 8)] * 2:
+            rows = slice(start, start + 8)
+            for i in range(1 + are_both):
+                stepped(
+                    model,
+                    optimizer,
+                    lambda i=i, rows=rows: ops.mean(
+                        (model(X[rows], training=True)[i] - labels[i][rows]) ** 2
+                    ),
+                )
+    if are_both:
+        assert report.findings == [], str(report)
+        assert Reason.IN_TURN in reasons(report)
+    else:
+        assert [each.stage for each in report.findings] == [Stage.GRADIENT], str(report)

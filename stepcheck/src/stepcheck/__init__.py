@@ -45,7 +45,8 @@ def watch(
         model: the Keras model, or the module of PyTorch, that the loop trains.
         data: (x, y) or (x, y, sample_weight), arrays as the model gets them; row i of all belongs
             together. PyTorch: tensors or arrays, or a map-style dataset; None for the rows that
-            the module is given. With an `Objective`: (x, ...), of any number of parts.
+            the module is given. With an `Objective`: (x, ...), of any number of parts, or None for
+            the rows that the model is given.
         loss: the loss that is meant. Keras: a loss, its name, a function (labels, outputs), a list
             or dict of them, one for each output, or an `Objective` of wholestep; None for the
             compiled loss. PyTorch: a loss of `torch.nn` or `torch.nn.functional`, or a function of

@@ -17,6 +17,7 @@ from stepcheck.solve.changes import Schedule, otherwise
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.modes import Modes, rare
 from stepcheck.solve.optimizers import stated
+from stepcheck.solve.outputs import are_in_turn
 from stepcheck.solve.readings import in_order, read, without_void
 from stepcheck.stages.gradients import Judged as OfGradients
 from stepcheck.stages.gradients import gradients
@@ -167,6 +168,11 @@ class _Context:
             if modes.knows(update) and update.number not in self.twice:
                 modes.note(self.replay, update)
         return modes
+
+    @cached_property
+    def is_in_turn(self) -> bool:
+        """Whether updates apply the losses of several outputs one after another."""
+        return are_in_turn(self.seen.updates)
 
     @cached_property
     def twice(self) -> list[int]:
@@ -332,6 +338,9 @@ def _has_all(replay: Port, last: Called) -> bool:
 
 def _rows(context: _Context) -> Judged:
     context.read()
+    if context.is_in_turn:
+        yield Unjudged(Reason.IN_TURN, Stage.ROWS)
+        return
     if context.case.is_given:
         yield Unjudged(Reason.DATA_AS_GIVEN, Stage.ROWS)
     elif context.seen.in_training[0]:
@@ -354,6 +363,9 @@ def _mode(context: _Context) -> Judged:
 
 def _gradient(context: _Context) -> Judged:
     seen, verdict = context.seen, context.verdict
+    if context.is_in_turn:
+        yield Unjudged(Reason.IN_TURN, Stage.GRADIENT)
+        return
     if not context.has_loss:
         yield Unjudged(Reason.NO_LOSS, Stage.GRADIENT)
         return

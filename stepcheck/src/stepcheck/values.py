@@ -252,6 +252,7 @@ class Reason(Enum):
     NOT_KEPT = auto()
     NO_GRADIENT = auto()
     COUPLED = auto()
+    IN_TURN = auto()
     MOVING = auto()
     THAWED = auto()
     REMADE = auto()

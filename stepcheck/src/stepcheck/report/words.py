@@ -47,6 +47,7 @@ _REASONS = {
     Reason.NOT_KEPT: "their numbers were not kept, to spare memory",
     Reason.NO_GRADIENT: "no gradient could be computed again",
     Reason.COUPLED: "each has several batches, and the loss of one is not the mean of its rows' losses",
+    Reason.IN_TURN: "the losses of several outputs are applied in turn, each in a separate update",
     Reason.MOVING: "the weights move between their microbatches, or in a forward pass",
     Reason.THAWED: "which variables are trainable changes inside of the loop",
     Reason.REMADE: "the model has other variables than when they were made",
