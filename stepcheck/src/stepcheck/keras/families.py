@@ -49,7 +49,7 @@ class Function(Loss):
         self._function, self.is_class = function, isinstance(function, Loss)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return the function's values; if it returns a single number, its number for each row alone."""
+        """Return the function's values; of a single number, that of each row alone."""
         values = self.whole(y_true, y_pred)
         if len(values.shape):
             return values
@@ -67,17 +67,19 @@ class Function(Loss):
         return found
 
     def whole(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
-        """Return the function's values; with weights only if their mean is by the weights of the data."""
+        """Return the values; weights are allowed if the mean is by those of the data."""
         values, weights = self.pair(y_true, y_pred)
         if weights is not None and self.reduction != "mean_with_sample_weight":
-            must = "A loss that returns (values, weights) needs a built model of one output, and labels of one array."
+            must = (
+                "A loss of (values, weights) needs a built model, one output, one array of labels."
+            )
             raise SpecificationError(
                 message(must, self.name, "data=(x, y, weights), and a loss that returns values.")
             )
         return values
 
     def pair(self, y_true: Tensor, y_pred: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return (values, weights), None for no weights; nests of labels and outputs are passed unchanged."""
+        """Return (values, weights), None for no weights; nests are passed unchanged."""
         found = self._called(y_true, y_pred)
         if not isinstance(found, tuple | list):
             return found, None
@@ -131,7 +133,7 @@ def _changed(loss: Loss, **arguments: Any) -> Loss | None:
 
 
 def name_of(loss: object) -> str:
-    """Return the name of a loss: a name, a Keras loss, a function, a partial function, or several of them.
+    """Return the name of a loss: of a name, a Keras loss, a function, or several of them.
 
     >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of(["mse", "huber"])
     ('Huber', 'huber', 'mse, huber')
@@ -188,7 +190,7 @@ def others(loss: Loss, labels: Any) -> Iterator[tuple[str, Loss]]:
 
 
 def changes(loss: Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
-    """Yield (name, function, whether it is the loss's own activation) of functions that outputs may go through."""
+    """Yield (name, function, whether it is the loss's activation) that outputs may go through."""
     functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if width > 1 else {}
     functions |= {
         "sigmoid": _sigmoid,
@@ -212,7 +214,7 @@ def _sigmoid(outputs: Tensor) -> Tensor:
 
 
 def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
-    """Return (a loss of dense labels without smoothing; the smoothing; whether labels are classes), or None."""
+    """Return (the unsmoothed dense loss, the smoothing, whether labels are classes), or None."""
     if type(loss).__name__ == "SparseCategoricalCrossentropy":
         dense = keras.losses.CategoricalCrossentropy(
             loss.get_config()["from_logits"], reduction=loss.reduction

@@ -49,7 +49,7 @@ _GONE = object()
 def listening(
     listener: Listener, hooks: list["Hooks"], found: Callable[[keras.Model], "Hooks"] | None = None
 ) -> Iterator[None]:
-    """Record to the logs of several hooks inside; afterwards every attribute is the object that it was.
+    """Record to the logs of several hooks inside; afterwards all attributes are restored.
 
     Args:
         hooks: one for each model; those that are found are added.
@@ -72,7 +72,7 @@ def listening(
 
 @contextmanager
 def _meeting(name: str, listener: Listener, hooks: list["Hooks"], found: Any) -> Iterator[None]:
-    """Inside, a model is hooked before its first call: one of the same variables, or one that is found."""
+    """Inside, models of the same variables, or found ones, are hooked before their first call."""
     owner = next(each for each in keras.Model.__mro__ if name in vars(each))
     method, inside = getattr(owner, name), threading.local()  # whether a model runs
 
@@ -163,7 +163,7 @@ def _checked(check: Callable, hooks: list["Hooks"]) -> Callable:
 class Hooks:
     """The hooks on one model, which write to a log.
 
-    Other models of the very same variables, such as `Own(model.inputs, model.outputs)`, are recorded as this one.
+    Other models of the very same variables are recorded as this one.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Hooks:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record to the log inside; afterwards every attribute is the object that it was, also after an error."""
+        """Record to the log inside; afterwards all attributes are restored."""
         with listening(self.listener, [self]):
             yield
 
@@ -222,7 +222,7 @@ class Hooks:
         vars(trainer)["train_function"] = None
 
     def is_part_of(self, trainer: Any) -> bool:
-        """Whether another model trains this one: it is this one, has it as a part, or its variables."""
+        """Whether a model trains this one: it is this one, has it as a part, or its variables."""
         if not isinstance(trainer, keras.Model):
             return False
         parts = trainer._flatten_layers()
@@ -287,7 +287,7 @@ class Hooks:
         return _as_bound(heard, method)
 
     def harmless(self, function: Callable) -> Callable:
-        """Return a function of ours whose errors end the record, and not the user's loop; None after an error."""
+        """Return a function whose errors end the record, not the loop; then it returns None."""
 
         @wraps(function)
         def called(*arguments: Any, **others: Any) -> Any:
@@ -330,7 +330,7 @@ class Hooks:
         return told
 
     def _before_call(self, given: Tree) -> tuple[list, list, list] | None:
-        """Return the inputs, parameters and other values of a forward pass; None if it is not recorded."""
+        """Return the inputs, parameters and other values of a pass; None if it is not recorded."""
         inputs = tree.leaves(given)
         if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
             return None
@@ -416,7 +416,7 @@ class Hooks:
         self._tell(told, [leaf for group in groups for leaf in group])
 
     def stepping(self, optimizer: Any, grads: list, given: list | None) -> Callable | None:
-        """Begin the record of an optimizer step, and return what ends it; None if there is nothing to end."""
+        """Begin the record of an optimizer step, and return what ends it, or None."""
         if self._is_silent():
             return None
         of = optimizer._trainable_variables if given is None else given
@@ -449,14 +449,14 @@ class Hooks:
             self._tell(lambda order, replica, _: self.log.add(Other(order, replica)), count)
 
     def _states(self, optimizer: Any) -> list[list]:
-        """Return the values of the model's parameters and of the optimizer's variables, of large ones in part."""
+        """Return the values of parameters and of the optimizer's variables, large ones in part."""
         groups = self.model.trainable_variables, optimizer.variables
         return [
             [in_part(self.listener.value(v), v.shape) for v in variables] for variables in groups
         ]
 
     def _number(self, number: Any) -> Any:
-        """Return the present value of an optimizer's number, which may be a variable or computed from some."""
+        """Return the present value of an optimizer's number."""
         return keras.ops.convert_to_tensor(self._value(number))
 
     def _tell_apply(
@@ -494,6 +494,6 @@ class Hooks:
 
 
 def _as_bound(function: Callable, method: Any) -> Callable:
-    """Return the function as the bound method that it replaces: callers may compare `__func__` with Keras' own."""
+    """Return the function as a bound method: callers may compare its `__func__`."""
     vars(function)["__func__"] = getattr(method, "__func__", None)
     return function

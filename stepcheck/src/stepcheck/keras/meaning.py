@@ -1,4 +1,4 @@
-"""The loss that is meant, as an objective over (x, y[, sample_weight]), and the losses that it is mistaken for."""
+"""The loss that is meant, as an objective over (x, y[, sample_weight])."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ _FEW = 8  # rows by which weights of their own are told
 def _shares(
     objective: Objective, data: tuple[Any, Any, Any], outputs: tuple[int, ...]
 ) -> np.ndarray | None:
-    """Return the rows' weights in a function that returns one number for a batch; None if they are equal.
+    """Return the rows' weights in a function of one number for a batch; None if equal.
 
     Args:
         data: (x, y, sample_weight).
@@ -84,7 +84,7 @@ def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.nd
 
 
 def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
-    """Whether a row's share of a batch's number depends on the outputs of other rows, as in contrastive losses.
+    """Whether a row's share of a batch's number depends on other rows' outputs.
 
     Args:
         labels: of `NUM_COUPLED` rows.
@@ -192,7 +192,7 @@ class _AsCompiled(Objective):
 def by_output(
     model: keras.Model, objective: Objective, data: tuple[Tree, ...]
 ) -> list[port.OfOutput]:
-    """Return the losses of several outputs; none if the objective is no sum of them, one for each."""
+    """Return the losses of several outputs, one for each; none if the objective is no sum."""
     x, y, weight = data
     if not isinstance(objective, CompiledObjective | _AsCompiled) or is_overridden(
         model, "compute_loss"
@@ -232,14 +232,7 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
     if isinstance(loss, Objective):
         return loss
     if loss is None:
-        if not getattr(model, "compiled", False) or model._compile_loss is None:
-            must, example = (
-                "The loss that is meant must be stated.",
-                "watch(model, data, loss=...).",
-            )
-            received = "loss=None, and a model without a compiled loss"
-            raise SpecificationError(message(must, received, example))
-        loss = model.loss
+        loss = _compiled_loss(model)
         if isinstance(loss, dict | list | tuple) or is_overridden(model, "compute_loss"):
             if not model._compile_loss.built:  # as `fit` does before its first batch
                 model._compile_loss.build(y, outputs(model, x))
@@ -250,8 +243,20 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         except (TypeError, ValueError, KeyError) as error:
             must = "Several losses must fit the model's outputs and the labels, as in compile."
             raise SpecificationError(message(must, f"{loss}: {error}", "one for each.")) from error
-    stated = loss
-    if isinstance(loss, str):
+    return _one_loss(loss)
+
+
+def _compiled_loss(model: keras.Model) -> Any:
+    if not getattr(model, "compiled", False) or model._compile_loss is None:
+        must = "The loss that is meant must be stated."
+        received = "loss=None, and a model without a compiled loss"
+        raise SpecificationError(message(must, received, "watch(model, data, loss=...)."))
+    return model.loss
+
+
+def _one_loss(stated: Any) -> "LossObjective":
+    loss = stated
+    if isinstance(stated, str):
         loss, _ = attempt(lambda: keras.losses.get(stated))
     if isinstance(loss, keras.losses.Loss):
         return LossObjective(averaging(loss))
@@ -264,44 +269,53 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
 def weighed(
     model: keras.Model, data: tuple[Tree, Tree, Tree], objective: Objective
 ) -> tuple[tuple[Tree, Tree, Tree], Objective]:
-    """Return (data, objective) with the weights of the rows, if the objective is a function with own weights."""
-    if not isinstance(objective, LossObjective) or not model.built:
+    """Return (data, objective) with the rows' weights, of a function that returns some."""
+    is_one = isinstance(objective, LossObjective) and model.built
+    if not is_one or type(objective.loss).__module__.startswith("keras."):
         return data, objective
-    if type(objective.loss).__module__.startswith("keras."):
-        return data, objective
-    symbol, _ = attempt(lambda: outputs(model, data[0]))
+    symbol, _ = attempt(lambda: _symbol_of(model, data[0]))
     if symbol is None:  # an error of the model's, of batches of another size
         return data, objective
-    leaves = tree.leaves(symbol)
-    if any(None in leaf.shape[1:] for leaf in leaves):  # of unknown size
-        return data, objective
-    if len(leaves) == 1:  # perhaps in a list, from which Keras takes it
-        symbol = leaves[0]
     if not isinstance(objective.loss, Function):
         if not _is_of_a_batch(objective, data, symbol):
             return data, objective
         objective = LossObjective(Function(objective.loss))
-    if not isinstance(objective.loss, Function):
-        return data, objective
-    objective.loss.is_coupled |= objective.loss.is_class and data[2] is not None
-    shape = getattr(symbol, "shape", None) if hasattr(data[1], "shape") else None
-    if shape is not None and (own := _own_weights(objective.loss, data[1], shape)) is not None:
-        given = np.ones(1, "float32") if data[2] is None else np.asarray(data[2])
+    return _weighed(data, objective, symbol)
+
+
+def _symbol_of(model: keras.Model, x: Tree) -> Tree | None:
+    """Return symbols of a model's outputs, of a single one it alone; None if sizes are unknown."""
+    symbol = outputs(model, x)
+    leaves = tree.leaves(symbol)
+    if any(None in leaf.shape[1:] for leaf in leaves):
+        return None
+    return leaves[0] if len(leaves) == 1 else symbol  # perhaps in a list, as Keras takes it
+
+
+def _weighed(
+    data: tuple[Tree, Tree, Tree], objective: "LossObjective", symbol: Tree
+) -> tuple[tuple[Tree, Tree, Tree], Objective]:
+    x, labels, weight = data
+    loss = objective.loss
+    loss.is_coupled |= loss.is_class and weight is not None
+    shape = getattr(symbol, "shape", None) if hasattr(labels, "shape") else None
+    if shape is not None and (own := _own_weights(loss, labels, shape)) is not None:
+        given = np.ones(1, "float32") if weight is None else np.asarray(weight)
         given = given.reshape(given.shape[: own.ndim] + (1,) * (own.ndim - given.ndim))
-        return (*data[:2], own * given), LossObjective(mean_of(objective.loss, by_weight=True))
-    if data[2] is None and tree.num_rows(data[:2]) >= NUM_COUPLED:
-        labels = tree.map_leaves(lambda leaf: leaf[:NUM_COUPLED], data[1])
-        objective.loss.is_coupled = _couples(objective.loss, labels, symbol)
-        if objective.loss.is_coupled:
+        return (x, labels, own * given), LossObjective(mean_of(loss, by_weight=True))
+    if weight is None and tree.num_rows((x, labels)) >= NUM_COUPLED:
+        some = tree.map_leaves(lambda leaf: leaf[:NUM_COUPLED], labels)
+        loss.is_coupled = _couples(loss, some, symbol)
+        if loss.is_coupled:
             return data, objective
     found = _shares(objective, data, symbol.shape) if hasattr(symbol, "shape") else None
     if found is None:
         return data, objective
-    return (*data[:2], found), LossObjective(objective.loss.with_weights())
+    return (x, labels, found), LossObjective(loss.with_weights())
 
 
 def outputs(model: keras.Model, x: Tree) -> Tree:
-    """Return the model's outputs for one row, as symbols; as numbers if the model cannot be traced."""
+    """Return the outputs for one row as symbols; as numbers if the model has no trace."""
     symbols = tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
     found, error = attempt(lambda: model.compute_output_spec(symbols))
     if error is None:
@@ -312,7 +326,7 @@ def outputs(model: keras.Model, x: Tree) -> Tree:
 
 
 def are_numbers(leaf: object) -> bool:
-    """Whether a part of a model's outputs has numbers; others may be text, or objects of the user's."""
+    """Whether a part of a model's outputs has numbers; others may be text or objects."""
     return ops.is_tensor(leaf) or isinstance(
         leaf, int | float | np.ndarray | np.generic | keras.Variable
     )

@@ -1,4 +1,4 @@
-"""A function of a model and a batch, as an objective of terms, and the other models that it calls."""
+"""A function of a model and a batch as an objective, and the other models that it calls."""
 
 from dataclasses import replace
 from inspect import signature
@@ -89,7 +89,7 @@ class OfModel(Objective):
         return self
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Reading:
-        """Return the terms of a batch: inputs, perhaps a tuple of the other parts, values of models beside."""
+        """Return the terms of (inputs, perhaps the other parts, values of models beside)."""
         x, *rest, beside = batch
         for variable, value in zip(self.beside.variables, beside, strict=True):
             variable.assign(value)  # in a stateless scope: nothing is moved

@@ -83,7 +83,7 @@ def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
 
 
 def counted(values: Tensor, factors: Tensor) -> Tensor:
-    """Return the sum of values times factors; a value of factor 0 is left out, even if it is NaN."""
+    """Return the sum of values times factors; a value of factor 0 may be NaN."""
     return ops.sum(ops.where(factors == 0, ops.zeros_like(values), values) * factors)
 
 
@@ -132,7 +132,7 @@ def _at_outputs(
 
 
 def changed(change: Callable) -> Callable:
-    """Return a function of outputs and factors: the derivative of the changed outputs times factors, and them."""
+    """Return a function of outputs and factors: (derivative, changed outputs)."""
 
     def run(outputs: Tensor, factors: Tensor) -> tuple:
         def total(given: list) -> tuple:

@@ -355,7 +355,7 @@ class Replay(Port):
         *,
         training: bool,
     ) -> list[Tensor]:
-        """Return the gradient of the values times factors by way of the derivative by the output."""
+        """Return the gradient of values times factors by the derivative by the output."""
         output, _ = self._output(piece, training=training)
         _, labels, weights = unpack(batch)
         function, _ = at_outputs(objective, len(output))
@@ -469,7 +469,7 @@ def _terms(kinds: list[Kind], values: Any, weights: Any, penalty: float) -> Term
 
 
 def _is_of_all(loss: Any, outputs: np.ndarray, labels: Tree, weights: Tree = None) -> bool:
-    """Whether a loss gives one number for a batch that is neither the mean nor the sum of its rows' losses."""
+    """Whether a loss's number for a batch is neither the mean nor the sum of its rows'."""
     some = np.unique(np.linspace(0, len(outputs) - 1, _FEW_ROWS).astype(int))
 
     def number_of(rows: np.ndarray) -> np.ndarray:

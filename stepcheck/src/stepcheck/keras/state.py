@@ -13,7 +13,7 @@ from stepcheck.trace.measure import NUM_PLACES, outline, places
 
 
 def untrained(model: keras.Model) -> list[keras.Variable]:
-    """Return the variables that no gradient moves: the model's own list, and the states of its recurrent layers."""
+    """Return the variables that no gradient moves, and the states of recurrent layers."""
     stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     states = keras.tree.flatten([getattr(layer, "states", None) for layer in stateful])
     recurrent = (state for state in states if isinstance(state, keras.Variable))
@@ -26,7 +26,7 @@ def trained_in(model: keras.Model) -> tuple[int, ...]:
 
 
 def flags(model: keras.Model) -> Flags:
-    """Return every layer and variable with whether it is set to be trained, a model before its parts."""
+    """Return whether each layer and variable is to be trained, a model before its parts."""
     layers = [(layer, layer.trainable) for layer in model._flatten_layers()]
     return [*layers, *((variable, variable.trainable) for variable in model.variables)]
 
@@ -39,7 +39,7 @@ def set_flags(wanted: Flags) -> None:
 
 
 def values(model: keras.Model) -> Values | None:
-    """Return copies of a model's values; None in a trace, or if a step of JAX has taken them (`donate_argnums`)."""
+    """Return copies of a model's values; None in a trace, or if JAX has donated them."""
     groups = model.trainable_variables, untrained(model)
     try:
         return Values(
@@ -50,7 +50,7 @@ def values(model: keras.Model) -> Values | None:
 
 
 def is_outdated_in(model: keras.Model) -> bool:
-    """Whether `fit` would train other variables than the trainable ones, as it was not compiled again."""
+    """Whether `fit` trains other variables than the trainable ones: those of `compile`."""
     optimizer = vars(model).get("optimizer")
     if vars(model).get("train_function") is None or not getattr(optimizer, "built", False):
         return False
@@ -60,7 +60,7 @@ def is_outdated_in(model: keras.Model) -> bool:
 
 
 def restoring(trainer: keras.Model) -> Callable[[], None]:
-    """Return how the training function of a model is restored; it is dropped if the model is compiled anew."""
+    """Return how a training function is restored; a model compiled anew has none."""
     before, compiled = vars(trainer).get("train_function"), compiled_in(trainer)
 
     def restore() -> None:
@@ -72,7 +72,7 @@ def restoring(trainer: keras.Model) -> Callable[[], None]:
 
 
 def in_part(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor, of a large one its entries at some places; a traced sparse gradient may not have its shape."""
+    """Return a tensor, of a large one its entries at some places."""
     chosen = places(int(np.prod(shape)))
     return value if chosen is None else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
 

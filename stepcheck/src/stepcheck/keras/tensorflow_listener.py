@@ -86,27 +86,11 @@ class EngineListener:
                 )
             return found
 
-        call, without = _FUNCTION.__call__, list[Any]()
-
-        def called(function: Any, *arguments: object, **others: object) -> Any:
-            if function._jit_compile and not function.experimental_get_tracing_count():
-                module = function.python_function.__module__ or ""
-                if module.split(".")[0] not in (
-                    "keras",
-                    "wholestep",
-                ):  # theirs are compiled as ever
-                    function._jit_compile = False
-                    without.append(function)
-            return call(function, *arguments, **others)
-
         try:
-            _FUNCTION.__call__ = called
             tape.__enter__, tape.__exit__, tape.gradient = counted, uncounted, self.unhooked(asked)
-            yield
+            with _without_xla():
+                yield
         finally:
-            _FUNCTION.__call__ = call
-            for function in without:
-                function._jit_compile = True
             tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
@@ -220,3 +204,28 @@ def _by_output(output: np.ndarray, by_logits: np.ndarray) -> list[np.ndarray]:
         output.ndim > 1 and output.shape[-1] > 1 and np.allclose(output.sum(-1), 1, atol=1e-3)
     )
     return [output, by_logits / (known if is_softmax else known * np.maximum(1 - known, 1e-30))]
+
+
+@contextmanager
+def _without_xla() -> Iterator[None]:
+    """Inside, functions that are traced for the first time are not compiled by XLA."""
+    call, without = _FUNCTION.__call__, list[Any]()
+
+    def called(function: Any, *arguments: object, **others: object) -> Any:
+        if function._jit_compile and not function.experimental_get_tracing_count():
+            module = function.python_function.__module__ or ""
+            if module.split(".")[0] not in (
+                "keras",
+                "wholestep",
+            ):  # theirs are compiled as ever
+                function._jit_compile = False
+                without.append(function)
+        return call(function, *arguments, **others)
+
+    try:
+        _FUNCTION.__call__ = called
+        yield
+    finally:
+        _FUNCTION.__call__ = call
+        for function in without:
+            function._jit_compile = True

@@ -1,4 +1,4 @@
-"""A loop of Keras runs under hooks, and a report says of each stage whether it is the one that was meant."""
+"""A loop of Keras runs under hooks, and each of its stages is compared with the meant one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -44,7 +44,8 @@ class _Unentered(AbstractContextManager):
         return self._entered.__exit__(*error)
 
     def __repr__(self) -> str:
-        return "Nothing is watched yet: write `with stepcheck.watch(model, data=(x, y), loss=...) as report:`."
+        example = "with stepcheck.watch(model, data=(x, y), loss=...) as report:"
+        return f"Nothing is watched yet: write `{example}`."
 
 
 def watched(
@@ -94,7 +95,7 @@ def _close(report: Report, made: Case) -> None:
 
 
 def _close_of_model(made: Case) -> None:
-    """Join the passes of a stated function, and call it once; without data its rows are those that were seen."""
+    """Join the passes of a stated function, and try it; without data the rows are those seen."""
     made.objective.join(made.log)
     if made.is_given:
         made.data, made.by_pass = as_given(made.log)
@@ -183,7 +184,7 @@ def case(
 
 
 def _intention(model: keras.Model, data: Any, loss: Any) -> tuple[tuple[Tree, Tree, Tree], Any]:
-    """Return (the data, the objective); of a function of model and batch all parts but the first are labels."""
+    """Return (data, objective); of a function of model and batch the other parts are labels."""
     if not isinstance(loss, Stated):
         x, y, *rest = _arrays(data, (2, 3), "(x, y) or (x, y, sample_weight)")
         return (x, y, rest[0] if rest else None), meant(model, loss, x, y)
