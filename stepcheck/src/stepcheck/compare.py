@@ -1,6 +1,6 @@
 """Two runs compared, update by update, and part by part of each: what differs first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from stepcheck.trace.matching import Match, Matched, matched
 from stepcheck.trace.measure import ROUNDED, outline, tolerance
 from stepcheck.trace.sides import Facing, Sides, by_row, derivatives_of, facing, outputs_of
 from stepcheck.trace.trace import Run
-from stepcheck.trace.updates import Pairs, Update, paired, updates
+from stepcheck.trace.updates import Pairs, Update, in_order, paired, updates
 from stepcheck.values import Number, Shown, Where
 
 GROWTH = 10.0  # rounding grows so much from one quantity to the next, and from update to update
@@ -31,14 +31,25 @@ _WORST_FIRST = Relation.DIFFERS, Relation.BY_ROUNDING, Relation.EQUAL
 _NAN = float("nan")
 
 
-def compare(one: Run, two: Run, *, match: Match | None = None, bits: bool = False) -> ComparedModel:
+def compare(
+    one: Run,
+    two: Run,
+    *,
+    match: Match | None = None,
+    bits: bool = False,
+    is_one_of_several: bool = False,
+) -> ComparedModel:
     """Return how two runs of a model differ.
+
+    Args:
+        is_one_of_several: whether its rows may be outputs of another model, which rounding moves.
 
     Raises:
         SpecificationError: their parameters cannot be matched.
     """
     ones, twos = updates(one), updates(two)
     comparison = _Comparison(one, two, match, bits)
+    comparison.has_derived_rows = is_one_of_several
     comparison.all_rows = _used(ones) == _used(twos)
     table = tuple(comparison.update(*pair) for pair in zip(ones, twos, strict=False))
     nums = len(ones), len(twos)
@@ -64,6 +75,8 @@ class _Comparison:
 
     def __init__(self, one: Run, two: Run, match: Match | None, bits: bool):
         self.bits, self.has_match, self.all_rows = bits, match is not None, False
+        self.has_derived_rows = False
+        self._order = 0
         self.fits, self.differs = tolerance([*one.dtypes, *two.dtypes])
         self.params = matched(one.parameters, two.parameters, match)
         self.others = _others(one, two, match)
@@ -76,16 +89,21 @@ class _Comparison:
 
     def add(self, part: Part, kind: Kind, update: int, apart: float = np.inf, **known: Any) -> None:
         """Add a difference."""
-        self.differences.append(Difference(part, kind, update, apart, **known))
+        made = Difference(part, kind, update, apart, order=self._order, **known)
+        self.differences.append(made)
 
     def update(self, one: Update, two: Update) -> ComparedUpdate:
         """Return an update of both runs compared."""
         if one.number == 1:
             self._begin(one, two)
-        elif not self.differences:
+        self._order = one.applied.order
+        if not self.differences:
             self._note_weights(one, two)
         pairs = paired(one, two)
-        parts = {Part.ROWS: self._rows(one, two, pairs), Part.MODE: _UNJUDGED}
+        rows = self._rows(one, two, pairs)
+        if rows.relation is Relation.BY_ROUNDING:
+            pairs = in_order(one, two)
+        parts = {Part.ROWS: rows, Part.MODE: _UNJUDGED}
         for part, judge in ((Part.OUTPUTS, self._outputs), (Part.GRADIENT, self._gradient)):
             parts[part] = _FOLLOWS if self.differences else judge(one, two, pairs)
         rate = self._rate(one, two)
@@ -148,6 +166,10 @@ class _Comparison:
         if self.differences:
             return _FOLLOWS
         sizes = len(digests[0]), len(digests[1])
+        apart = _apart(one.sketches, two.sketches)
+        if self.has_derived_rows and apart < _NEAR and not self.bits:
+            self._noise = max(self._noise, apart)
+            return Judged(Relation.BY_ROUNDING, apart)
         same_size = Kind.OTHER_ORDER if self.all_rows else Kind.OTHER_ROWS
         kind = same_size if sizes[0] == sizes[1] else Kind.OTHER_CUT
         where = Where(rows=tuple(np.flatnonzero(~np.isin(*digests)).tolist()))
@@ -220,7 +242,7 @@ class _Comparison:
     def _gradients(self, one: Update, two: Update) -> Sides | None:
         """Return the gradients as handed over, or their outlines; None if neither was kept."""
         if _are_whole(one, two):
-            return self._of_params(one.applied.grads, two.applied.grads)
+            return self._of_params(*(_filled(each.applied) for each in (one, two)))
         return self._outlines(one, two, 0)
 
     def _outlines(self, one: Update, two: Update, which: int) -> Sides | None:
@@ -238,11 +260,12 @@ class _Comparison:
 
     def _why(self, one: Update, two: Update, pairs: Pairs | None, sides: Sides) -> tuple:
         """Return what differs in a gradient: (kind, counts, rows, numbers of a row)."""
+        lost = {*self._lost(one, two)}
+        if lost and lost >= {*sides.unlike(self.differs)}:
+            return Kind.NO_GRADIENT, (), (), ()
         factor = sides.multiple(self.differs)
         counts = () if factor is None else (factor,)
         other = Kind.OTHER_GRADIENT if factor is None else Kind.MULTIPLE
-        if factor is None and one.applied.lost != two.applied.lost:
-            other = Kind.NO_GRADIENT
         found = [] if pairs is None else [*facing(one, two, pairs, derivatives_of)]
         rows = by_row(found, 0 if pairs is None else len(pairs.one))
         known = np.flatnonzero(~np.isnan(rows.factors))
@@ -263,6 +286,13 @@ class _Comparison:
         counts = tuple(factors[changed].tolist())
         some = () if changed.all() else tuple(known[changed].tolist())  # none for all
         return Kind.ROWS_COUNT, counts, some, (number,)
+
+    def _lost(self, one: Update, two: Update) -> Iterator[str]:
+        """Yield the names of parameters that have a gradient in one run alone."""
+        ones, twos = one.applied.grads, two.applied.grads
+        for name, (i, j, _) in zip(self.params.names, self.params.pairs, strict=True):
+            if ones and twos and (ones[i] is None) != (twos[j] is None):
+                yield name
 
     # ---- step ----
 
@@ -372,12 +402,24 @@ def _has_other_mode(one: Update, two: Update) -> bool:
     return ones != twos
 
 
+def _apart(one: np.ndarray, two: np.ndarray) -> float:
+    """Return how far sketches are apart; infinitely if there are none, or others."""
+    is_alike = one.shape == two.shape and one.size
+    return Sides.of(("",), [one], [two]).apart() if is_alike else np.inf
+
+
+def _filled(step: Applied) -> list[np.ndarray]:
+    """Return the gradients of a step; a missing one is zeros."""
+    pairs = zip(step.grads, step.params, strict=True)
+    return [np.zeros(p.shape) if g is None else g for g, p in pairs]
+
+
 def _outlines_of(step: Applied) -> list[np.ndarray]:
     """Return the outlines of gradients and weights of a step, also where all numbers were kept."""
     if not step.is_whole:
         return step.outlines
-    grads = [np.zeros(1) if grad is None else grad for grad in step.grads]
-    return [np.stack([outline(each) for each in part]) for part in (grads, step.params_after)]
+    parts = _filled(step), step.params_after
+    return [np.stack([outline(each) for each in part]) for part in parts]
 
 
 def _lines(one: Update, two: Update) -> tuple:

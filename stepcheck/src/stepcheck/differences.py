@@ -68,6 +68,7 @@ class Difference:
         apart: the relative distance; infinite where no distance is defined.
         where: rows are numbered in their update, from 0.
         numbers: of the first run (`observed`) and of the second (`expected`).
+        order: of all differences of a comparison; later ones may follow.
         lines: of both runs, where the user's code makes it.
     """
 
@@ -78,6 +79,7 @@ class Difference:
     where: Where = field(default_factory=Where)
     numbers: tuple[Number, ...] = ()
     counts: tuple[float, ...] = ()
+    order: int = 0
     lines: tuple[Line | None, Line | None] = (None, None)
 
 

@@ -52,8 +52,10 @@ def compared(one: Any, two: Any, *, match: Match | None, bits: bool) -> Comparis
     rest = [run.name for run in (*a.runs[len(pairs) :], *b.runs[len(pairs) :])]
     names = sorted(a.versions.keys() & b.versions.keys())
     versions = ((name, a.versions[name], b.versions[name]) for name in names)
+    several = len(pairs) > 1
+    models = [compare(*pair, match=match, bits=bits, is_one_of_several=several) for pair in pairs]
     return Comparison(
-        tuple(compare(*pair, match=match, bits=bits) for pair in pairs),
+        tuple(models),
         tuple(rest),
         tuple(each for each in versions if each[1] != each[2]),
     )

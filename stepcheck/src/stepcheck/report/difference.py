@@ -22,9 +22,10 @@ _SAYS = {
     Kind.OTHER_MODE: "the model is called in another mode (training or inference)",
     Kind.OTHER_DRAWS: f"the passes draw other random numbers. To compare the runs, {_SEED}",
     Kind.OTHER_OUTPUTS: "the outputs differ, for the same rows and weights",
-    Kind.OTHER_LOSS: "the outputs are equal, and the loss of them is another function of them",
+    Kind.OTHER_LOSS: "the outputs are equal, and the loss of them is another one (its function, "
+    "its labels or its weights)",
     Kind.AFTER_LOSS: "the derivative of the loss by the outputs is equal, and the gradient is not: "
-    "it is changed between the loss and the step",
+    "more is added to it, or it is changed before the step",
     Kind.OTHER_GRADIENT: "the gradient differs",
     Kind.NO_GRADIENT: "some parameters have a gradient in one run alone",
     Kind.OTHER_RATE: "the learning rate differs",
@@ -69,9 +70,11 @@ class Comparison:
 
     @property
     def differences(self) -> list[Difference]:
-        """All differences, the earliest first."""
+        """All differences, the earliest first; those of other models after it follow."""
         found = [each for model in self.models for each in model.differences]
-        return sorted(found, key=lambda each: each.update)
+        first = min(found, key=lambda each: each.order, default=None)
+        owner = next((model for model in self.models if first in model.differences), None)
+        return [] if owner is None else [*owner.differences]
 
     @property
     def first(self) -> Difference | None:

@@ -371,7 +371,7 @@ class Watcher:
 
 @contextmanager
 def listening(
-    watchers: list[Watcher], found: Callable[[nn.Module], Watcher] | None = None
+    watchers: list[Watcher], found: Callable[..., Watcher] | None = None
 ) -> Iterator[None]:
     """Let watchers record inside; afterwards PyTorch is as it was, also after an error.
 
@@ -403,11 +403,11 @@ class Alone(nn.Module):
 
     def __init__(self, tensors: list[Tensor]):
         super().__init__()
-        self._tensors = tensors
+        self.tensors = tensors
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
         """Yield each tensor with its number."""
-        yield from ((str(i), tensor) for i, tensor in enumerate(self._tensors))
+        yield from ((str(i), tensor) for i, tensor in enumerate(self.tensors))
 
 
 @dataclass
@@ -415,7 +415,7 @@ class _Ears:
     """The watchers of all modules."""
 
     watchers: list[Watcher]
-    found: Callable[[nn.Module], Watcher] | None
+    found: Callable[..., Watcher] | None
 
     def of_pass(self, module: nn.Module) -> Watcher | None:
         """Return the watcher of a module that begins to run; None inside of another one's pass."""
@@ -433,6 +433,10 @@ class _Ears:
     def _new(self, module: nn.Module) -> Watcher | None:
         if self.found is None or not trained(module) or any(map(is_lazy, module.parameters())):
             return None
+        own = {id(p) for _, p in trained(module)}
+        for watcher in self.watchers:  # of tensors that were moved before the module ran
+            if isinstance(watcher.module, Alone) and own == {*map(id, watcher.module.tensors)}:
+                return self.found(module, watcher)
         self.watchers.append(self.found(module))
         return self.watchers[-1]
 

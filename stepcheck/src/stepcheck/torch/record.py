@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stepcheck.torch.hooks import Watcher, listening
-from stepcheck.torch.state import bare, trained, untrained, values
+from stepcheck.torch.state import RECORDED, bare, trained, untrained, values
 from stepcheck.trace.log import Log, Values, room
 from stepcheck.trace.measure import NUM_PLACES, in_part
 from stepcheck.trace.trace import Parameter, Run, Trace
@@ -24,7 +24,12 @@ def recording(trace: Trace, models: list[nn.Module]) -> Iterator[None]:
     """
     order = itertools.count()
 
-    def found(module: nn.Module) -> Watcher:
+    def found(module: nn.Module, known: Watcher | None = None) -> Watcher:
+        """Return the watcher of a module, or the one that had its parameters alone."""
+        RECORDED.add(module)
+        if known is not None:
+            known.module = module
+            return known
         sizes = [min(p.numel(), NUM_PLACES) for _, p in trained(module)]
         log = Log(room=room(sum(sizes)), is_run=True)
         log.begin(in_part(values(module).params))
@@ -37,6 +42,8 @@ def recording(trace: Trace, models: list[nn.Module]) -> Iterator[None]:
     finally:
         trace.versions["torch"] = torch.__version__
         trace.runs += [_run(each) for each in watchers if each.log.applied or _is_moved(each)]
+        for watcher in watchers:
+            RECORDED.discard(watcher.module)
 
 
 def _is_moved(watcher: Watcher) -> bool:

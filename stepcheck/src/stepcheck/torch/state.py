@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from stepcheck.trace.log import Called, Line, Values
 from stepcheck.trace.measure import in_part, outline, places
 
 _OWN: list[bool] = []  # judgements that run
+RECORDED: WeakSet[nn.Module] = WeakSet()  # modules that `stepcheck.record` records
 
 
 class Random(NamedTuple):
@@ -264,8 +266,9 @@ def _is_like(one: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that a gradient is taken of, each once."""
-    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    """Return the parameters that a gradient is taken of, each once; all, of a recorded module."""
+    is_recorded = module in RECORDED  # whose layers may be thawed
+    return [(name, p) for name, p in module.named_parameters() if is_recorded or p.requires_grad]
 
 
 def trained_in(module: nn.Module) -> tuple[int, ...]:
@@ -275,7 +278,8 @@ def trained_in(module: nn.Module) -> tuple[int, ...]:
 
 def untrained(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the frozen parameters, and then the buffers."""
-    frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+    own = {id(p) for _, p in trained(module)}
+    frozen = [(name, p) for name, p in module.named_parameters() if id(p) not in own]
     return [*frozen, *module.named_buffers()]
 
 

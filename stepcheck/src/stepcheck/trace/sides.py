@@ -74,7 +74,7 @@ class Sides:
         """Return the factor that makes the second side the first one, or None."""
         product = sum(float(np.vdot(a, b)) for a, b in zip(self.ones, self.twos, strict=True))
         square = self.lengths()[1] ** 2
-        if not np.isfinite(square) or not square:
+        if not np.isfinite(product) or not square:
             return None
         factor = product / square
         scaled = Sides(self.names, self.ones, [factor * b for b in self.twos])

@@ -55,11 +55,20 @@ def updates(run: Run) -> list[Update]:
         end = [Piece(replace(each.called, params=run.ended.params), each.rows) for each in moved]
         ones, _ = by_hand([*moved, *end[-1:]])
         found = [([piece.called for piece in each.pieces], each.applied) for each in ones]
+    num = len(run.parameters)
+    found = [(passes, _known(applied, num)) for passes, applied in found]
     begins = [*(_begin(*each) for each in found), run.ended]
     return [
         Update(i + 1, passes, applied, begins[i].buffers, begins[i + 1], is_by_hand)
         for i, (passes, applied) in enumerate(found)
     ]
+
+
+def _known(applied: Applied, num: int) -> Applied:
+    """Return a step, without its numbers where other parameters were trained then."""
+    kept = applied.params if applied.is_whole else [*applied.outlines[-1:]]
+    is_alike = len(kept if applied.is_whole else np.concatenate(kept or [[]])) == num
+    return applied if is_alike else replace(applied.emptied(), outlines=[])
 
 
 def _begin(passes: list[Called], applied: Applied) -> Values:
@@ -88,13 +97,18 @@ class Pairs(NamedTuple):
             yield first, second, self.one[at, 1], self.two[at, 1], at
 
 
+def in_order(one: Update, two: Update) -> Pairs:
+    """Return the rows of two updates in pairs, each with the one at its place."""
+    return Pairs(_places(one), _places(two))
+
+
 def paired(one: Update, two: Update) -> Pairs | None:
     """Return the rows of two updates in pairs, in the first one's order; None for other rows."""
     places = [_places(each) for each in (one, two)]
     if len(places[0]) != len(places[1]):
         return None
     if np.array_equal(one.digests, two.digests) or _are_near(one.sketches, two.sketches):
-        return Pairs(*places)
+        return in_order(one, two)
     orders = [_sorted(each) for each in (one, two)]
     if not np.array_equal(one.digests[orders[0]], two.digests[orders[1]]):
         return None
