@@ -93,6 +93,7 @@ def in_part(leaves: Arrays) -> list[np.ndarray]:
     return [leaf if own is None else np.asarray(leaf).reshape(-1)[own] for leaf, own in pairs]
 
 
+_SMALL = 4096  # bytes that are compared at once
 NUM_OUTLINED = 3  # entries in an outline
 
 
@@ -113,7 +114,8 @@ def same(one: np.ndarray, two: np.ndarray) -> bool:
         return True
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
-    if one.dtype.itemsize not in (1, 2, 4, 8) or not one.shape:
+    is_small = one.nbytes <= _SMALL or not one.shape
+    if is_small or one.dtype.itemsize not in (1, 2, 4, 8):
         return one.tobytes() == two.tobytes()
     bits = f"u{one.dtype.itemsize}"
     ones, twos = (np.ascontiguousarray(each).view(bits) for each in (one, two))
