@@ -86,7 +86,6 @@ class Watcher:
         like: the shapes of the data's rows, if they are known.
 
     Attributes:
-        optimizers: all that move a parameter of the module, in the order of their first steps.
         is_waiting: whether a gradient was taken since the last step.
         is_taking: whether gradients are taken for a result, and not added to those that are there.
         running: the passes that have begun.
@@ -100,7 +99,6 @@ class Watcher:
     num_inputs: int | None
     order: Iterator[int] = field(default_factory=itertools.count)
     like: list[tuple[int, ...]] = field(default_factory=list)
-    optimizers: list[Optimizer] = field(default_factory=list)
     is_waiting: bool = False
     is_taking: bool = False
     own: dict[int, Own] = field(default_factory=dict)
@@ -302,9 +300,7 @@ class Watcher:
             self._differentiated -= self._thrown
         self._thrown.clear()
         self.is_waiting, self._added = False, []
-        if all(optimizer is not other for other in self.optimizers):
-            self.optimizers.append(optimizer)
-            self.log.optimizers[id(optimizer)] = optimizer
+        self.log.optimizers[id(optimizer)] = optimizer
         if (
             len(self.log.applied) == before.num_applied
         ):  # else an optimizer inside of it has made the step

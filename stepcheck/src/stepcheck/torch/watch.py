@@ -152,7 +152,8 @@ def close(
             objective = _objective(stated, data, watcher, by_pass)
         except UnfitError as error:
             log.leave(error.reason, Stage.GRADIENT, error.told)
-    own = watcher.optimizers[0] if len(watcher.optimizers) == 1 else None
+    used = [*log.optimizers.values()]
+    own = used[0] if len(used) == 1 else None
     case = Case(
         Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=by_pass
     )
