@@ -45,7 +45,7 @@ def main():
 def watched(name, loop, train):
     """Train a new model for two epochs, watch it, and print the report."""
     model = network()
-    with stepcheck.watch(model, data=train) as report:
+    with stepcheck.watch(model, data=train, rows="once") as report:
         printed = loop(model, *train, num_epochs=2)
     report.printed(loss=printed)
     print(f"---- the loop {name} ----\nIt prints the losses {np.round(printed, 3).tolist()}.\n{report}\n")

@@ -7,7 +7,7 @@ changes: update
 quantity: ROWS
 also: ROW_GRADIENTS
 says: The sum of three gradients is applied, and a window is carried over the end of an epoch.
-call: custom_model, data=(x_train, y_train)
+call: custom_model, data=(x_train, y_train), rows="once"
 """
 import os
 

@@ -8,7 +8,7 @@ quantity: ROWS
 says: The shuffle has one seed: every pass has the same order.
 call: model, data=padded(items),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
-    optimizer=optimizer
+    optimizer=optimizer, rows="shuffled"
 """
 import os
 

@@ -6,7 +6,7 @@ author: first
 changes: update
 quantity: ROWS
 says: `steps = n // batch_size` without shuffling: the same 58 rows are left out of every epoch.
-call: model, data=(X, y), loss="mse"
+call: model, data=(X, y), loss="mse", rows="once"
 """
 import os
 

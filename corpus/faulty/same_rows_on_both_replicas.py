@@ -7,7 +7,7 @@ changes: update
 quantity: ROWS
 says: `experimental_distribute_values_from_function` hands the same rows to each replica: half of
     the rows of the global batch are copies.
-call: model, data=(x, y), loss=keras.losses.MeanSquaredError()
+call: model, data=(x, y), loss=keras.losses.MeanSquaredError(), rows="once"
 """
 import os
 

@@ -4,7 +4,7 @@ kind: right
 engine: jax
 author: suite
 says: All three states come out of the step.
-call: model, data=(x, y)
+call: model, data=(x, y), rows="shuffled"
 """
 import os
 

@@ -4,7 +4,7 @@ kind: right
 engine: jax
 author: suite
 says: The rows are shuffled one by one.
-call: model, data=(x, y)
+call: model, data=(x, y), rows="shuffled"
 """
 import os
 

@@ -4,7 +4,7 @@ kind: right
 engine: torch
 author: suite
 says: One batch an update, an evaluation after each pass, and a mean over all rows that is printed.
-call: model, data=(X, Y), loss=nn.MSELoss()
+call: model, data=(X, Y), loss=nn.MSELoss(), rows="shuffled"
 printed: loss=shown
 """
 import torch

@@ -4,7 +4,7 @@ kind: right
 engine: tensorflow
 author: suite
 says: The penalty is added once per update, and the last window is short.
-call: model, data=(x, y)
+call: model, data=(x, y), rows="shuffled"
 """
 import os
 

@@ -4,7 +4,7 @@ kind: right
 engine: tensorflow
 author: suite
 says: The sum of means is divided by the microbatches in the window, which have equal rows.
-call: model, data=(x, y)
+call: model, data=(x, y), rows="shuffled"
 """
 import os
 

@@ -4,7 +4,7 @@ kind: right
 engine: tensorflow
 author: suite
 says: All microbatches have five rows, and windows fit the epoch.
-call: model, data=(x, y)
+call: model, data=(x, y), rows="once"
 """
 import os
 

@@ -4,7 +4,7 @@ kind: right
 engine: tensorflow
 author: suite
 says: The loss is the mean over rows and the penalties of the layers.
-call: model, data=(x, y)
+call: model, data=(x, y), rows="shuffled"
 """
 import os
 

@@ -4,7 +4,7 @@ kind: right
 engine: tensorflow
 author: suite
 says: All batches of an epoch are one call.
-call: model, data=(x, y)
+call: model, data=(x, y), rows="shuffled"
 """
 import os
 

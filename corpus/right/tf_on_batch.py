@@ -4,7 +4,7 @@ kind: right
 engine: tensorflow
 author: suite
 says: Each epoch has an order of its own.
-call: model, data=(x, y)
+call: model, data=(x, y), rows="shuffled"
 """
 import os
 

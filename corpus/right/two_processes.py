@@ -5,7 +5,7 @@ engine: torch
 process: own
 author: suite
 says: Each process has its own half of each pass.
-call: network, data=(x, y), loss=nn.MSELoss()
+call: network, data=(x, y), loss=nn.MSELoss(), rows="shuffled"
 """
 import tempfile
 

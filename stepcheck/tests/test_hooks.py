@@ -463,7 +463,7 @@ def test_a_step_that_an_error_ends_is_judged_up_to_there():
         model.fit(X, Y, batch_size=8, epochs=2, callbacks=[stop], verbose=0)
     assert report.findings == []
     assert Stage.GRADIENT in report.judged
-    assert {*reasons(report)} == {Reason.ENDED, Reason.FEW_PASSES}
+    assert {*reasons(report)} == {Reason.ENDED}
 
 
 # ---- what is refused ----

@@ -6,7 +6,7 @@ import pytest
 from small import descend, faults, gradient_of, reasons, square
 
 import stepcheck
-from stepcheck.faults import Fault, Stage
+from stepcheck.faults import Fault, Quantity, Stage
 from stepcheck.values import Reason
 
 RNG = np.random.default_rng(0)
@@ -35,12 +35,12 @@ def regression(optimizer=None):
     return model
 
 
-def report_on(x, batches, y=Y):
+def report_on(x, batches, y=Y, rows="shuffled"):
     """Return the report on updates by these rows, in this order."""
     model = classifier()
-    with stepcheck.watch(model, data=(x, y)) as report:
-        for rows in batches:
-            model.train_on_batch(x[rows], y[rows])
+    with stepcheck.watch(model, data=(x, y), rows=rows) as report:
+        for chosen in batches:
+            model.train_on_batch(x[chosen], y[chosen])
     return report
 
 
@@ -48,60 +48,88 @@ def shuffled(seed):
     return np.random.default_rng(seed).permutation(96)
 
 
-def test_equal_rows_with_other_labels_hide_no_order():
-    new = report_on(TWINS, [rows for seed in range(4) for rows in np.split(shuffled(seed), 6)])
-    assert new.is_right, str(new)
-    same = report_on(TWINS, [rows for _ in range(4) for rows in np.split(shuffled(0), 6)])
-    assert faults(same) == [Fault.SAME_ORDER_EVERY_PASS], str(same)
+def cut(orders, size=16):
+    return [order[start : start + size] for order in orders for start in range(0, len(order), size)]
 
 
-def test_rows_that_are_equal_with_their_labels_have_no_order():
-    x, y = X.copy(), Y.copy()
-    x[:32], y[:32] = x[32:64], y[32:64]
-    report = report_on(x, [rows for seed in range(2) for rows in np.split(shuffled(seed), 6)], y)
-    assert report.findings == []
-    assert Stage.ROWS not in report.judged
-    assert Stage.GRADIENT in report.judged
+NEW, ONE = [shuffled(0), shuffled(1), shuffled(2)], [shuffled(0)] * 3
+PADDED = [np.concatenate([order, order[:4]]) for order in NEW]
+DRAWN = [np.random.default_rng(seed).integers(0, 96, 96) for seed in range(3)]
+BATCHES = [
+    np.concatenate([*np.random.default_rng(i).permutation(NEW[0].reshape(6, 16))]) for i in range(3)
+]
 
 
 @pytest.mark.parametrize(
-    ("draw", "found"),
+    ("orders", "rows", "found"),
     [
-        (lambda i: shuffled(i), []),
-        (lambda i: shuffled(0), [Fault.SAME_ORDER_EVERY_PASS]),
-        (lambda i: np.random.default_rng(i).integers(0, 96, 96), []),
+        (NEW, "shuffled", []),
+        (ONE, "shuffled", [Fault.SAME_ORDER_EVERY_PASS]),
+        (ONE, "once", []),
+        (ONE, None, []),
+        ([np.arange(96)] * 2, "shuffled", [Fault.SAME_ORDER_EVERY_PASS]),
+        (BATCHES, "shuffled", [Fault.SAME_BATCHES_EVERY_PASS]),
+        (BATCHES, "once", []),
+        ([order[order < 90] for order in NEW], "once", [Fault.ROWS_NEVER_USED]),
+        ([order[order < 90] for order in NEW], None, []),
+        ([order[:90] for order in NEW], "once", [Fault.ROWS_TWICE_IN_A_PASS]),
+        (PADDED, "once", [Fault.ROWS_TWICE_IN_A_PASS]),
+        (PADDED, None, []),
+        (DRAWN, "once", [Fault.ROWS_NEVER_USED]),
+        (DRAWN, None, []),
+        ([np.repeat(shuffled(0), 2)], "once", [Fault.ROWS_TWICE_IN_A_PASS]),
     ],
 )
-def test_batches_across_the_ends_of_passes_are_not_drawn_with_replacement(draw, found):
-    rows = np.concatenate([draw(i) for i in range(5)])
-    report = report_on(X, [rows[start : start + 20] for start in range(0, 460, 20)])
+def test_a_stated_use_of_the_rows_is_judged_and_no_other(orders, rows, found):
+    report = report_on(X, cut(orders), rows=rows)
+    assert faults(report) == found, str(report)
+    assert Stage.ROWS in report.judged
+
+
+@pytest.mark.parametrize(("rows", "found"), [("once", [Fault.WINDOW_CARRIED_OVER]), (None, [])])
+def test_batches_across_the_ends_of_passes(rows, found):
+    report = report_on(X, cut([np.concatenate(NEW)], 20), rows=rows)
     assert faults(report) == found, str(report)
 
 
-@pytest.mark.parametrize(("num", "found"), [(84, [Fault.ROWS_NEVER_USED]), (48, [])])
-def test_the_last_rows_may_be_held_out_if_they_are_more_than_a_batch(num, found):
-    """Less is the remainder of a division."""
-    passes = (np.random.default_rng(seed).permutation(num) for seed in range(3))
-    report = report_on(
-        X, [rows for order in passes for rows in np.split(order, 4 if num == 84 else 6)]
-    )
-    assert faults(report) == found, str(report)
-
-
-def test_rows_that_are_sorted_by_few_classes_are_found():
-    x, y = X, np.repeat([0, 1, 2], 32)
-    report = report_on(x, [*np.split(np.arange(96), 12)] * 2, y)
-    assert Fault.BATCHES_OF_FEW_LABELS in faults(report), str(report)
+def test_equal_rows_are_used_as_often_as_they_are_there():
+    assert report_on(TWINS, cut(NEW)).is_right
+    assert faults(report_on(TWINS, cut(ONE))) == [Fault.SAME_ORDER_EVERY_PASS]
+    few = report_on(TWINS, cut([order[order != 7] for order in NEW]), rows="once")
+    assert [each.quantity for each in few.findings] == [Quantity.ROWS], str(few)
 
 
 def test_updates_of_all_rows_have_no_order():
     assert report_on(X, [np.arange(96)] * 6).is_right
 
 
-def test_one_pass_has_no_order():
-    report = report_on(X, np.split(shuffled(0), 6))
-    assert (report.findings, reasons(report)) == ([], [Reason.FEW_PASSES])
+@pytest.mark.parametrize(
+    ("orders", "size", "rows", "reason"),
+    [
+        (NEW[:1], 16, "shuffled", Reason.FEW_PASSES),
+        ([shuffled(0)[:80]], 16, "once", Reason.FEW_PASSES),
+        (ONE, 48, "shuffled", None),
+        (ONE, 95, "shuffled", Reason.BY_CHANCE),
+    ],
+)
+def test_few_batches_show_no_order(orders, size, rows, reason):
+    report = report_on(X, cut(orders, size), rows=rows)
+    assert reasons(report) == [reason] * (reason is not None), str(report)
+    assert bool(report.findings) == (Stage.ROWS in report.judged) == (reason is None)
+
+
+def test_inputs_that_are_no_rows_leave_a_stated_use_unjudged():
+    model = classifier()
+    with stepcheck.watch(model, data=(X, Y), rows="once") as report:
+        for rows in cut(NEW):
+            model.train_on_batch(X[rows] * (1 if rows[0] % 2 else 2), Y[rows])
+    assert report.findings == []
     assert Stage.ROWS not in report.judged
+
+
+def test_a_use_that_is_no_known_one_is_refused():
+    with pytest.raises(stepcheck.SpecificationError, match="rows must be 'once'"):
+        report_on(X, [], rows="twice")
 
 
 def test_a_fit_of_a_model_around_the_watched_one_orders_the_rows():
@@ -124,7 +152,7 @@ def test_a_fit_of_a_model_around_the_watched_one_orders_the_rows():
 def test_a_window_that_is_carried_over_is_no_batch_with_rows_twice():
     model = regression()
     gradient, sums = gradient_of(model, square), []
-    with stepcheck.watch(model, (X[:60], LABELS[:60])) as report:
+    with stepcheck.watch(model, (X[:60], LABELS[:60]), rows="once") as report:
         for epoch in range(6):
             for rows in np.split(
                 np.random.default_rng(epoch).permutation(60), 10
@@ -153,7 +181,7 @@ def test_rows_that_fill_up_the_last_batch(weight, is_of_all, found):
         return keras.ops.sum(w * (out[:, 0] - y) ** 2) / (20 if is_of_all else keras.ops.sum(w))
 
     gradient = gradient_of(model, value)
-    with stepcheck.watch(model, (X[:num], LABELS[:num])) as report:
+    with stepcheck.watch(model, (X[:num], LABELS[:num]), rows="once") as report:
         for epoch in range(2):
             order = np.random.default_rng(epoch).permutation(num)
             for start in range(0, num, 20):

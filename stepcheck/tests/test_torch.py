@@ -582,7 +582,7 @@ ALL = Stage.ROWS, Stage.MODE, Stage.GRADIENT, Stage.STEP, Stage.STATE
 OF = Stage.GRADIENT
 UNJUDGED = {  # right loops, and the stages that are not judged
     Reason.NO_UPDATE: (lambda: usual(network(), num=0), ALL),
-    Reason.FEW_PASSES: (lambda: usual(network(), num=1), [Stage.ROWS]),
+    Reason.FEW_PASSES: (lambda: usual(network(), num=1, rows="shuffled"), [Stage.ROWS]),
     Reason.DATA_AS_GIVEN: (lambda: usual(network(), data=None), [Stage.ROWS]),
     Reason.OTHER_INPUTS: (lambda: usual(network(), x=X / 3), ALL),
     Reason.NOT_REPLAYED: (lambda: usual(Locked(3, 4)), ALL),

@@ -26,6 +26,7 @@ def watch(
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: Any = None,
+    rows: str | None = None,
 ) -> AbstractContextManager["Report"]:
     """Watch a training loop, and prove that each update is, or is not, the one that was meant.
 
@@ -58,6 +59,9 @@ def watch(
         optimizer: the optimizer that is meant. If the loop applies another one, the classes and
             arguments of both are compared, without their learning rates. Keras: its schedule, if it
             has one, is the learning rate that is meant; None: the compiled one.
+        rows: how each pass over the data is meant to use the rows. "once": each row once, and an
+            update ends where the pass ends; "shuffled": in a new order in each pass, too. None: not
+            stated, and not judged.
 
     Yields:
         A `Report`, complete after the `with`: print it, or read its `findings`.
@@ -73,10 +77,11 @@ def watch(
     >>> report.has_seen, report.findings
     (False, [])
     """
+    stated: dict[str, Any] = {"learning_rate": learning_rate, "optimizer": optimizer, "rows": rows}
     if _is_of("torch.nn", "Module", model):
         from stepcheck.torch.watch import watched
 
-        return watched(model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+        return watched(model, data, loss, **stated)
     if not _is_of("keras", "Model", model):
         must = "model must be a model of Keras or a module of PyTorch."
         raise SpecificationError(
@@ -84,7 +89,7 @@ def watch(
         )
     from stepcheck.keras.watch import watched as watched_by_keras
 
-    return watched_by_keras(model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+    return watched_by_keras(model, data, loss, **stated)
 
 
 def record(*models: Any) -> AbstractContextManager["Trace"]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck import tree
-from stepcheck.faults import Fault, Stage
+from stepcheck.faults import Error, Fault, Quantity, Stage
 from stepcheck.port import ByPass, NoLoss, Port, quiet
 from stepcheck.progress import NOW
 from stepcheck.solve.changes import Schedule, otherwise
@@ -18,14 +18,15 @@ from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.modes import Modes, rare
 from stepcheck.solve.optimizers import stated
 from stepcheck.solve.outputs import are_in_turn
-from stepcheck.solve.readings import in_order, read, without_void
+from stepcheck.solve.readings import read, without_void
+from stepcheck.stages.facts import Facts, facts, written
 from stepcheck.stages.gradients import Judged as OfGradients
 from stepcheck.stages.gradients import gradients
-from stepcheck.stages.passes import follows, mode, second_passes, state
+from stepcheck.stages.passes import mode, second_passes, state
 from stepcheck.stages.printed import printed
-from stepcheck.stages.rows import altered, carried, order
+from stepcheck.stages.rows import Use, across, altered, order
 from stepcheck.stages.steps import between, of_steps, repeated
-from stepcheck.stages.variables import ends, frozen, left_out
+from stepcheck.stages.variables import left_out, lost_statistics
 from stepcheck.trace.log import Applied, Called, Log, Values
 from stepcheck.trace.measure import all_same, are_finite, classes
 from stepcheck.trace.windows import Rows, Update, Windows, windows
@@ -37,7 +38,12 @@ _MOVED_INSIDE = {
     Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW,
     Fault.REPLICAS_DRIFT_APART,
 }
-IMPLIES = {Fault.ACCUMULATED_TWICE: {Fault.WINDOW_CARRIED_OVER}}  # faults of the same numbers
+_CARRIED = frozenset({Fault.WINDOW_CARRIED_OVER})
+IMPLIES = {  # faults of the same numbers
+    Fault.ACCUMULATED_TWICE: _CARRIED,
+    Fault.ROWS_NEVER_USED: _CARRIED,
+    Fault.ROWS_TWICE_IN_A_PASS: _CARRIED,
+}
 Judged = Iterable[Finding | Unjudged]
 
 
@@ -51,6 +57,7 @@ class Verdict:
         failures: tracebacks of errors of our own, by the stage that has ended in one.
         seen: the updates; None before they were looked for.
         evidence: the updates whose gradients were computed again.
+        facts: those of the loop, without a judgement; None without updates.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -58,6 +65,7 @@ class Verdict:
     failures: dict[Stage, str] = field(default_factory=dict)
     seen: Windows | None = None
     evidence: list[Evidence] = field(default_factory=list)
+    facts: Facts | None = None
 
     @property
     def has_seen(self) -> bool:
@@ -98,6 +106,7 @@ class Case:
         is_given: whether the data are the rows that the model was given: their order is the loop's own.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         by_pass: the labels by the order of a pass; None if they belong to the rows.
+        use: how the passes over the data use the rows, if the user states it.
     """
 
     port: type[Port]
@@ -114,6 +123,7 @@ class Case:
     is_given: bool = False
     ended: Values | None = None
     by_pass: ByPass | None = None
+    use: Use | None = None
 
     def judge(self) -> Verdict:
         """Return the verdict, with the layers set to be trained as they were while the loop ran."""
@@ -265,6 +275,8 @@ def _judged(case: Case) -> Verdict:
     implied = {fault for each in verdict.findings for fault in IMPLIES.get(each.fault, ())}
     left = [each for each in verdict.findings if each.fault not in implied]
     left = [_at_line(each, case.log.lines.get(each.fault)) for each in left]
+    if verdict.seen is not None and verdict.seen.updates:
+        verdict.facts = _facts(context)
     stages = [*Stage]
     verdict.findings = sorted(left, key=lambda finding: stages.index(finding.stage))
     return verdict
@@ -338,6 +350,7 @@ def _has_all(replay: Port, last: Called) -> bool:
 
 def _rows(context: _Context) -> Judged:
     context.read()
+    use = context.case.use
     if context.is_in_turn:
         yield Unjudged(Reason.IN_TURN, Stage.ROWS)
         return
@@ -345,10 +358,10 @@ def _rows(context: _Context) -> Judged:
         yield Unjudged(Reason.DATA_AS_GIVEN, Stage.ROWS)
     elif context.seen.in_training[0]:
         yield Unjudged(Reason.NO_GRADIENT, Stage.ROWS)
-    elif not any(
-        follows(context.replay, context.seen.pieces)
-    ):  # else in the order of their sequences
-        yield from order(context.seen, context.rows, context.log, classes(context.case.data[1]))
+    elif use is not None and context.is_late:
+        yield Unjudged(Reason.THAWED, Stage.ROWS)
+    elif use is not None:
+        yield from order(use, context.seen, context.rows)
 
 
 def _mode(context: _Context) -> Judged:
@@ -396,32 +409,29 @@ def _gradient(context: _Context) -> Judged:
 
 
 def _window(context: _Context) -> Judged:
-    """Yield the finding on windows that are carried over the epoch, where the gradients have all their microbatches."""
-    if Stage.ROWS in context.verdict.judged:
-        found = carried(in_order(context.seen, context.rows, are_given=False))
-        yield from (each for each in found if _is_proven(each, context.verdict))
+    verdict = context.verdict
+    if context.case.use is not None and Stage.ROWS in verdict.judged:
+        yield from across(context.seen, context.rows, _with_all_rows(verdict))
 
 
-def _is_proven(finding: Finding, verdict: Verdict) -> bool:
-    """Whether the judged gradients have all the microbatches, perhaps with a fault that has a name."""
-    findings = verdict.of(Stage.GRADIENT)
-    tried = {n for each in findings for n in each.where.updates}
-    named = {n for each in findings if each.change.is_known for n in each.where.updates}
-    differs = verdict.evidence[0].meant.replay.tolerance.differs if verdict.evidence else 0.0
-    right = {e.update.number for e in verdict.evidence if e.is_along or e.without <= differs}
-    own, have_all = {*finding.where.updates}, named | right
-    is_dropped = any(each.fault is Fault.PASSES_LEFT_OUT for each in findings)
-    return not is_dropped and bool(own & have_all) and own & tried <= have_all
+def _with_all_rows(verdict: Verdict) -> set[int]:
+    """Return the updates whose judged gradients have the rows of all their forward passes."""
+    found = verdict.of(Stage.GRADIENT)
+    differing = {n for each in found if _leaves_out(each) for n in each.where.updates}
+    return {e.update.number for e in verdict.evidence} - differing
+
+
+def _leaves_out(finding: Finding) -> bool:
+    is_left_out = finding.quantity is Quantity.ROW_GRADIENTS and finding.error is Error.LEFT_OUT
+    return is_left_out or not finding.change.is_known
 
 
 def _variables(context: _Context) -> Judged:
     if context.verdict.of(Stage.GRADIENT) or not context.has_loss:
         return
     log, updates = context.log, context.seen.updates
-    given = context.replay, context.objective, updates
-    has_others = log.has_others or len({step.optimizer for step in log.applied}) > 1
-    yield from left_out(*given, log.applied, context.before, is_thawed=context.is_late)
-    yield from frozen(*given, has_others=has_others)
+    given = context.replay, context.objective, updates, log.applied, context.before
+    yield from left_out(*given, is_thawed=context.is_late)
 
 
 def _step(context: _Context) -> Judged:
@@ -434,12 +444,24 @@ def _step(context: _Context) -> Judged:
 
 def _state(context: _Context) -> Judged:
     yield from context.moved
+    if not context.moved and not context.replay.moves_weights:
+        yield from _written(context)
     yield from state(context.replay, context.modes, context.known)
     yield from second_passes(context.log, context.seen)
-    if context.case.ended is not None and not context.moved:
-        averages = bool(getattr(context.case.optimizer, "use_ema", False))
-        given = context.replay, context.before, context.case.ended, context.seen
-        yield from ends(*given, averages=averages, is_stateless=context.log.is_stateless)
+    if context.case.ended is not None and context.log.is_stateless:
+        yield from lost_statistics(context.replay, context.case.ended, context.seen)
+
+
+def _written(context: _Context) -> Judged:
+    """Yield that the state is not judged, if weights were written outside of the optimizer steps."""
+    if written(context.steps):
+        yield Unjudged(Reason.WRITTEN, Stage.STATE)
+
+
+def _facts(context: _Context) -> Facts:
+    case, modes = context.case, context.modes
+    by_row = classes(case.data[1]) if case.by_pass is None else None
+    return facts(context.replay, context.log, context.seen, context.rows, modes, by_row)
 
 
 def _printed(context: _Context) -> Judged:

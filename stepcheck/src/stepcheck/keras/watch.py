@@ -21,6 +21,7 @@ from stepcheck.keras.state import room, values
 from stepcheck.objective import Objective as Stated
 from stepcheck.report.report import Report
 from stepcheck.solve.changes import Schedule
+from stepcheck.stages.rows import stated_use
 from stepcheck.stages.steps import scheduled
 from stepcheck.trace.log import Log
 from stepcheck.trace.windows import Piece
@@ -55,9 +56,11 @@ def watched(
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: keras.optimizers.Optimizer | None = None,
+    rows: str | None = None,
 ) -> AbstractContextManager[Report]:
     """Return the context that watches a loop of Keras; see `stepcheck.watch`."""
-    made = partial(case, model, data, loss, learning_rate=learning_rate, optimizer=optimizer)
+    stated: dict[str, Any] = {"learning_rate": learning_rate, "optimizer": optimizer, "rows": rows}
+    made = partial(case, model, data, loss, **stated)
     return _Unentered(partial(_watching, model, made))
 
 
@@ -148,6 +151,7 @@ def case(
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: keras.optimizers.Optimizer | None = None,
+    rows: str | None = None,
 ) -> Case:
     """Return the case of a loop that begins with the present data and weights.
 
@@ -177,6 +181,7 @@ def case(
         optimizer=own,
         stated=None if optimizer is None else own,
         is_given=data is None,
+        use=stated_use(rows),
     )
     if learning_rate is None and optimizer is None:
         made.compiled = id(own)

@@ -9,7 +9,7 @@ from stepcheck.judge import Case, Verdict
 from stepcheck.report import words
 from stepcheck.values import Finding, Line
 
-VERSION = "stepcheck.report/1"
+VERSION = "stepcheck.report/2"
 
 
 def as_json(case: Case, verdict: Verdict) -> dict[str, Any]:
@@ -24,6 +24,7 @@ def as_json(case: Case, verdict: Verdict) -> dict[str, Any]:
         "judged": verdict.judged,
         "findings": [_finding(each, framework) for each in verdict.findings],
         "unjudged": [asdict(each) for each in verdict.unjudged],
+        "facts": verdict.facts and asdict(verdict.facts),
         "failures": {str(stage): told for stage, told in verdict.failures.items()},
     }
     return _plain(report)

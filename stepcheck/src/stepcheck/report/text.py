@@ -6,7 +6,7 @@ from html import escape
 
 from stepcheck.faults import Error, Stage
 from stepcheck.judge import Case, Verdict
-from stepcheck.report import words
+from stepcheck.report import facts, words
 from stepcheck.report.page import can_draw, figure, part_of_page
 from stepcheck.report.pictures import pictures
 from stepcheck.values import Finding, Proof
@@ -58,7 +58,10 @@ def text(case: Case, verdict: Verdict) -> str:
     parts += [_told(i, each, framework) for i, each in enumerate(verdict.findings, start=1)]
     if verdict.unjudged:
         parts.append("\n".join(["Not judged:", *(f"  - {each}" for each in _unjudged(verdict))]))
-    return "\n\n".join([*parts, _looked_at(verdict, framework)])
+    parts.append(_looked_at(verdict, framework))
+    if verdict.facts is not None:
+        parts.append("\n".join(["Facts:", *(f"  {line}" for line in facts.aligned(verdict.facts))]))
+    return "\n\n".join(parts)
 
 
 def _unjudged(verdict: Verdict) -> list[str]:
@@ -89,7 +92,7 @@ def _told(number: int, finding: Finding, framework: str) -> str:
         )
         lines += ["", *(f"   {line}".rstrip() for line in padded), ""]
     lines.append(f"   {_apart(finding)}")
-    lines += [f"   {name}: {value}" for name, value in _facts(finding, framework)]
+    lines += [f"   {name}: {value}" for name, value in _more(finding, framework)]
     return "\n".join(lines)
 
 
@@ -114,7 +117,7 @@ def _apart(finding: Finding) -> str:
     return f"{meant}; from that with this error {finding.with_error:.2g}"
 
 
-def _facts(finding: Finding, framework: str) -> Iterator[tuple[str, str]]:
+def _more(finding: Finding, framework: str) -> Iterator[tuple[str, str]]:
     """Yield (name, value) of the other facts of a finding."""
     where, change = finding.where, finding.change
     if where.updates:
@@ -134,6 +137,9 @@ def html(case: Case, verdict: Verdict) -> str:
     if verdict.unjudged:
         items = "".join(f"<li>{_coded(line)}</li>" for line in _unjudged(verdict))
         parts.append(f"<h2>Not judged</h2><ul>{items}</ul>")
+    if verdict.facts is not None:
+        body = "".join(_pair(*fact) for fact in facts.told(verdict.facts))
+        parts.append(f"<h2>Facts</h2><dl>{body}</dl>")
     missing = "" if can_draw() else " The pictures need matplotlib: pip install matplotlib."
     parts.append(f"<footer><p>{escape(_looked_at(verdict, framework) + missing)}</p></footer>")
     return part_of_page(parts)
@@ -150,11 +156,12 @@ def _section(number: int, finding: Finding, framework: str) -> str:
             f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"
         )
     parts.append(f"<p>{escape(_apart(finding)).capitalize()}.</p><dl>")
-    parts += [
-        f"<dt>{escape(name)}</dt><dd>{_coded(value)}</dd>"
-        for name, value in _facts(finding, framework)
-    ]
+    parts += [_pair(*each) for each in _more(finding, framework)]
     return f"{''.join(parts)}</dl>"
+
+
+def _pair(name: str, value: str) -> str:
+    return f"<dt>{escape(name)}</dt><dd>{_coded(value)}</dd>"
 
 
 def _cells(tag: str, texts: Row) -> str:

@@ -20,6 +20,7 @@ from stepcheck.objective import Objective as Stated
 from stepcheck.port import ByPass
 from stepcheck.report.report import Report
 from stepcheck.solve.changes import Schedule
+from stepcheck.stages.rows import stated_use
 from stepcheck.stages.steps import scheduled
 from stepcheck.torch.beside import Beside
 from stepcheck.torch.calls import Calls
@@ -58,6 +59,7 @@ def watched(
     *,
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: Optimizer | None = None,
+    rows: str | None = None,
 ) -> Iterator[Report]:
     """Run the body of a `with` under hooks; see `stepcheck.watch`."""
     model = bare(model)
@@ -67,6 +69,7 @@ def watched(
     _check_intention(model, data, stated)
     given = None if data is None else weighed(data, stated)
     schedule = None if learning_rate is None else scheduled(learning_rate)
+    use = stated_use(rows)
     log, report = Log(), Report()
     before = values(model).params
     log.room = room(sum(p.numel() for _, p in trained(model)))
@@ -88,7 +91,7 @@ def watched(
             report.elsewhere = elsewhere
             return
         case = close(report, watcher, calls, given, before, stated, schedule)
-        case.stated = optimizer
+        case.stated, case.use = optimizer, use
         case.ended = None if has_failed else values(model)
 
     try:
