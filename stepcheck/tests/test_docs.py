@@ -23,6 +23,12 @@ BROADCAST = "Broadcast. Each output meets the labels of all rows"
 REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
 
 
+def on_jax(framework):
+    """Return a framework beside JAX, where it is installed."""
+    is_here = keras.backend.backend() == "jax" and importlib.util.find_spec(framework) is not None
+    return [framework] * is_here
+
+
 def run(page, framework):
     names: dict = {}
     exec(compile(program(TEXTS[DOCS / page], framework), page, "exec"), names)
@@ -75,6 +81,19 @@ def test_the_page_of_two_runs_says_the_truth(tmp_path, monkeypatch, capsys):
     (shown,) = re.findall(r"```text\n(.*?)```", text, re.S)
     assert " ".join(shown.split()) in printed
     assert names["match"]("sequential/dense/kernel")[0] == "weight"
+
+
+@pytest.mark.parametrize("framework", [keras.backend.backend(), *on_jax("torch")])
+def test_the_test_of_a_loop_passes_and_fails_with_a_wrong_loop(framework):
+    names: dict = {}
+    text = program(TEXTS[DOCS / "testing.md"], framework)
+    exec(compile(text, "testing.md", "exec"), names)
+    names["test_that_each_update_is_as_meant"]()
+    wrong = text.replace("y[rows]", "y[rows - 1]")
+    assert wrong != text
+    exec(compile(wrong, "testing.md", "exec"), names)
+    with pytest.raises(AssertionError, match="abels"):
+        names["test_that_each_update_is_as_meant"]()
 
 
 def test_the_table_of_contents_has_every_page():

@@ -109,7 +109,8 @@ def test_updates_of_all_rows_have_no_order():
         (NEW[:1], 16, "shuffled", Reason.FEW_PASSES),
         ([shuffled(0)[:80]], 16, "once", Reason.FEW_PASSES),
         (ONE, 48, "shuffled", None),
-        (ONE, 95, "shuffled", Reason.BY_CHANCE),
+        (ONE, 95, "shuffled", None),
+        ([shuffled(0), [*shuffled(0)[94::-1], shuffled(0)[95]]], 95, "shuffled", Reason.BY_CHANCE),
     ],
 )
 def test_few_batches_show_no_order(orders, size, rows, reason):

@@ -624,3 +624,21 @@ def test_a_search_ends_when_its_time_is_up(seconds, monkeypatch):
     odd = lambda out, y: (out.sin() * (1.7 + y)).exp().mean()  # noqa: E731
     report = usual(nn.Linear(3, 1), value=odd, y=Y, data=(X, Y), loss=MSE)
     assert (Reason.OUT_OF_TIME in reasons(report)) == (not seconds)
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_a_batch_whose_step_is_skipped_is_not_in_the_next_update(is_long):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+
+    def train():
+        for i, rows in enumerate(batches()):
+            optimizer.zero_grad()
+            loss = CROSS(model(X[rows]), CLASSES[rows])
+            (loss if is_long or i != 4 else loss * float("nan")).backward()
+            if i != 4:
+                optimizer.step()
+
+    report = watched(model, train)
+    assert report.findings == [], str(report)
+    assert [(each.reason, each.updates) for each in report.unjudged] == [(Reason.SKIPPED, 1)]

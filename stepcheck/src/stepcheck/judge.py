@@ -402,10 +402,21 @@ def _gradient(context: _Context) -> Judged:
     verdict.evidence = judged.evidence
     if not judged.evidence and not judged.findings:
         yield Unjudged(Reason.NO_GRADIENT, Stage.GRADIENT)
-    yield from judged.findings
+    skipped = [each for each in judged.findings if _skips(each, seen.updates)]
+    for each in skipped:
+        yield Unjudged(Reason.SKIPPED, Stage.GRADIENT, len(each.where.updates))
+    yield from (each for each in judged.findings if each not in skipped)
     yield from judged.unjudged
     if context.case.stated is not None and not judged.findings and judged.evidence:
         yield from otherwise(judged.evidence, context.case.stated)
+
+
+def _skips(finding: Finding, updates: list[Update]) -> bool:
+    """Whether passes before an update's one batch are left out, as where steps are skipped: most updates have one."""
+    counts = [
+        len(u.pieces) / len({p.called.replica for p in u.pieces}) for u in updates if u.pieces
+    ]
+    return finding.fault is Fault.PASSES_LEFT_OUT and float(np.median(counts)) == 1
 
 
 def _window(context: _Context) -> Judged:
@@ -415,10 +426,12 @@ def _window(context: _Context) -> Judged:
 
 
 def _with_all_rows(verdict: Verdict) -> set[int]:
-    """Return the updates whose judged gradients have the rows of all their forward passes."""
+    """Return the updates whose gradients have the rows of all their forward passes, perhaps with a known error."""
+    differs = verdict.evidence[0].meant.replay.tolerance.differs if verdict.evidence else 0.0
+    right = {e.update.number for e in verdict.evidence if e.is_along or e.without <= differs}
     found = verdict.of(Stage.GRADIENT)
-    differing = {n for each in found if _leaves_out(each) for n in each.where.updates}
-    return {e.update.number for e in verdict.evidence} - differing
+    left = {n for each in found if _leaves_out(each) for n in each.where.updates}
+    return (right | {n for each in found for n in each.where.updates}) - left
 
 
 def _leaves_out(finding: Finding) -> bool:
@@ -459,7 +472,7 @@ def _written(context: _Context) -> Judged:
 
 
 def _facts(context: _Context) -> Facts:
-    case, modes = context.case, context.modes
+    case, modes = context.case, vars(context).get("modes", Modes())  # if passes could run again
     by_row = classes(case.data[1]) if case.by_pass is None else None
     return facts(context.replay, context.log, context.seen, context.rows, modes, by_row)
 

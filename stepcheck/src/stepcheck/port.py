@@ -125,10 +125,6 @@ class Port(ABC):
         """Return the model's present values; None if they cannot be read."""
 
     @abstractmethod
-    def beside(self, i: int) -> list[int]:
-        """Return the trainable variables of the layer that has the i-th one."""
-
-    @abstractmethod
     def frozen(self) -> list[int]:
         """Return the other variables that would be trained if their layer were set to be trainable."""
 
@@ -197,10 +193,6 @@ class Port(ABC):
             change: a function that the outputs go through before the loss.
             is_once: whether the objective is used a few times only, and not worth a program.
         """
-
-    @abstractmethod
-    def of_frozen(self, piece: Piece, objective: Any, i: int, *, training: bool) -> np.ndarray:
-        """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
 
     @abstractmethod
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:

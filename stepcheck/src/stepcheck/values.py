@@ -249,6 +249,7 @@ class Reason(Enum):
     BY_CHANCE = auto()
     WRITTEN = auto()
     NOT_HANDED = auto()
+    SKIPPED = auto()
     EQUAL_ROWS = auto()
     UNLIKE_OUTPUTS = auto()
     RARE_SHAPES = auto()

@@ -264,7 +264,6 @@ class Hooks:
 
         @wraps(method)
         def muted(*arguments: Any, **others: Any) -> Any:
-            self.log.has_evaluated = True
             here = threading.get_ident()
             self._num_muted[here] += 1
             try:
@@ -423,7 +422,6 @@ class Hooks:
         handed = {id(v): g for v, g in zip(of, grads, strict=False)}
         params = self.model.trainable_variables
         if not any(id(v) in handed for v in params):
-            self.log.has_others = True
             self._tell_other(optimizer)
             return None
         self._optimizers.append(optimizer)

@@ -152,14 +152,6 @@ class Replay(Port):
     def values(self) -> Values | None:
         return values(self.model)
 
-    def beside(self, i: int) -> list[int]:
-        variables = self.model.trainable_variables
-        homes = [
-            {id(v) for v in layer._trainable_variables} for layer in self.model._flatten_layers()
-        ]
-        beside = set[int]().union(*(home for home in homes if id(variables[i]) in home))
-        return [j for j, v in enumerate(variables) if id(v) in beside]
-
     def frozen(self) -> list[int]:
         own = {id(v) for layer in self.model._flatten_layers() for v in layer._trainable_variables}
         return [i for i, v in enumerate(self._others) if id(v) in own]
@@ -410,25 +402,6 @@ class Replay(Port):
         _, made = pulled(given, ops.zeros(given.shape, "float32"))
         derivative = loss(made, labels, weights, ones)[-1]
         return np.asarray(pulled(given, derivative)[0], "float64")
-
-    def of_frozen(
-        self, piece: Piece, objective: Objective, i: int, *, training: bool
-    ) -> np.ndarray:
-        num = len(piece.called.inputs[0])
-
-        def run(params: list, buffers: list, chosen: list, batch: Any) -> tuple:
-            def total(chosen: list) -> tuple:
-                with self._scope(params, [*buffers[:i], *chosen, *buffers[i + 1 :]]):
-                    values, _ = by_term(read(objective(self.model, batch, training), {}), num)
-                return ops.sum(values), ops.sum(values)
-
-            return self._ops.differentiate(total, chosen)
-
-        program = self._program(("frozen", training, id(objective), num, i), run)
-        called = piece.called
-        chosen = [ops.convert_to_tensor(called.buffers[i])]
-        (grad,), _ = program(called.params, called.buffers, chosen, self.batch(piece))
-        return np.asarray(grad, "float64")
 
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
         factors = [np.asarray(self._scale * each, "float32") for each in chosen]

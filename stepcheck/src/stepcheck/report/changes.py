@@ -68,6 +68,7 @@ _OF_FAULTS = {  # subjects
     Fault.NOT_RESET: "the gradient handed over before",
     Fault.MOMENTUM_BY_HAND: "the gradient handed over before",
 }
+_OF_OUTPUTS = {Fault.BROADCAST, Fault.SOFTMAX_TWICE, Fault.OTHER_OUTPUTS}  # their subjects
 _PREDICATES = {
     Fault.PADDING_TRAINED_ON: "that fill up a batch are trained on",
     Fault.WEIGHTS_IGNORED: "are left out",
@@ -131,7 +132,7 @@ def _subject(change: Change) -> str:
     if change.detail is Detail.TERMS_COUNT:
         subject = f"the losses of {', '.join(names)}"
     outputs = ", ".join(change.outputs)
-    word = "" if subject.endswith(("output", "outputs")) else _many("output", len(change.outputs))
+    word = "" if fault in _OF_OUTPUTS else _many("output", len(change.outputs))
     return f"{subject} ({word} {outputs})".replace("( ", "(") if outputs else subject
 
 
@@ -233,9 +234,7 @@ def _numbers(own: Count, setting: Setting) -> str:
     if own.level is None:
         return told
     level = _LEVELS[own.level].format(**_fields(setting))
-    masked = " (is the loss of some rows masked, or cut to a range?)"
-    is_cut = own.level is Level.ROW and 0 in own.numbers
-    return f"{told} times {_KNOWN[Known.MEANT]}, {level}{masked * is_cut}"
+    return f"{told} times {_KNOWN[Known.MEANT]}, {level}"
 
 
 def _list(numbers: Iterable[float]) -> str:

@@ -43,6 +43,7 @@ _REASONS = {
     Reason.BY_CHANCE: "the data have so few batches that two passes may have one order by chance",
     Reason.WRITTEN: "weights were written between the optimizer steps, which is not stated",
     Reason.NOT_HANDED: "the loss has a gradient of trainable variables that no optimizer step gets",
+    Reason.SKIPPED: "forward passes before them have no step, and are not in their gradients",
     Reason.EQUAL_ROWS: "rows of the data have equal inputs, and which was meant cannot be told",
     Reason.DATA_AS_GIVEN: "no data are stated",
     Reason.UNLIKE_OUTPUTS: "the outputs are not those of the model in either mode, as with draws outside of its seeds",
@@ -125,8 +126,7 @@ def fix(change: Change, framework: str) -> str:
     fixes = _text(change.fault).get("fix", {})
     of_keras = "" if framework == TORCH else "keras"
     found = (fixes.get(key) for key in (framework, of_keras, "all"))
-    others = fixes.get("keras") or fixes.get(TENSORFLOW, "")
-    return next(filter(None, found), others)
+    return next(filter(None, found), "")
 
 
 def number(of: Number) -> str:

@@ -125,6 +125,7 @@ def facts(
     pieces = [piece for u in seen.updates for piece in u.pieces]
     replicas = len({piece.called.replica for piece in pieces}) or 1
     num_others = len(log.called) - len(seen.pieces) - sum(len(u.trials) for u in seen.updates)
+    num_skipped = sum(not each.is_finite and not each.replica for each in log.scaled)
     per_update = [u for u in seen.updates if u.pieces]
     cut = passes(batches(seen, rows), rows)
     labels = [] if classes is None else [_num_labels(piece, classes) for piece in seen.pieces]
@@ -137,7 +138,7 @@ def facts(
         rows=_span(np.count_nonzero(u.rows != PAD) for u in per_update),
         microbatches=_span(len(u.pieces) / replicas for u in per_update),
         replicas=replicas,
-        calls=Calls(len(pieces), len(modes.inferring), num_others, seen.num_skipped),
+        calls=Calls(len(pieces), len(modes.inferring), num_others, num_skipped),
         padded=sum(int(np.sum(piece.rows == PAD)) for piece in pieces if piece.is_known),
         labels=_span(num for num in labels if num),
         classes=0 if classes is None else len(np.unique(classes)),

@@ -67,19 +67,6 @@ class _Moved(NamedTuple):
     after: Piece
 
 
-def follows(replay: Port, pieces: list[Piece]) -> list[bool]:
-    """Return, for each batch that begins with the states of the batch before, whether its rows follow that one's.
-
-    They do if each row is as far behind the row at its place in the batch before as all others.
-    """
-    known = [piece for piece in pieces if piece.is_known and piece.called.is_whole]
-    return [
-        len(a.rows) == len(b.rows) and len(np.unique(b.rows - a.rows)) == 1
-        for a, b in pairwise(known)
-        if any(map(np.any, b.called.buffers[len(b.called.buffers) - replay.num_recurrent :]))
-    ]
-
-
 def _thrown_away(
     fault: Fault, modes: Modes, steps: list[_Moved], line: Line | None, chosen: list[int]
 ) -> Iterator[Finding]:

@@ -144,21 +144,22 @@ def _not_once(short: list[Pass], own: list[Batch], rows: Rows) -> Finding:
 
 
 def _in_an_order_of_before(whole: list[Pass], seen: Windows) -> Iterator[Finding | Unjudged]:
-    """Yield the finding on passes whose batches, or whose order of them, are those of the pass before."""
-    one = whole[0].batches
-    orders = lgamma(sum(map(len, one)) + 1) - sum(lgamma(len(each) + 1) for each in one)
-    sets = orders - lgamma(len(one) + 1)
+    """Yield the finding on passes whose rows, or whose batches, come as in the pass before."""
+    sizes = [len(part) for part in whole[0].parts]
+    orders = lgamma(sum(sizes) + 1)  # the logarithm of their number
+    sets = orders - sum(lgamma(size + 1) for size in sizes) - lgamma(len(sizes) + 1)
+    same = [(a, b) for a, b in pairwise(whole) if b.repeats(a)]
     alike = [(a, b) for a, b in pairwise(whole) if sorted(a.batches) == sorted(b.batches)]
-    same = [(a, b) for a, b in alike if a.batches == b.batches]
-    numbers = float(len(same or alike)), float(len(whole) - 1)
-    if not alike or len(one) == 1:  # updates of all rows have no order
+    if not alike or len(sizes) == 1:  # updates of all rows have no order
         return
     if (orders if same else sets) < _BY_CHANCE:
         yield Unjudged(Reason.BY_CHANCE, Stage.ROWS)
         return
     fault = Fault.SAME_ORDER_EVERY_PASS if same else Fault.SAME_BATCHES_EVERY_PASS
-    rows = tuple((same or alike)[0][0].rows)
-    yield Finding(Change(fault, numbers=numbers), 1.0, where=Where(tuple(seen.numbers), rows))
+    found = same or alike
+    numbers = float(len(found)), float(len(whole) - 1)
+    where = Where(tuple(seen.numbers), rows=tuple(found[0][0].rows))
+    yield Finding(Change(fault, numbers=numbers), 1.0, where=where)
 
 
 def across(seen: Windows, rows: Rows, known: set[int]) -> Iterator[Finding | Unjudged]:

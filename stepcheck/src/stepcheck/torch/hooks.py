@@ -292,7 +292,6 @@ class Watcher:
         if is_silent() or not self.log.is_open or was_skipped:
             return
         if before is None:
-            self.log.has_others = True
             self._added = []
             self.log.add(Other(next(self.order)))
             return

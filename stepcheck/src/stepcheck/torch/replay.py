@@ -113,11 +113,6 @@ class Replay(Port):
         """Return the module's present values."""
         return values(self.model)
 
-    def beside(self, i: int) -> list[int]:
-        """Return the trained parameters of the module that has the i-th one."""
-        homes = [name.rpartition(".")[0] for name in self.names]
-        return [j for j, home in enumerate(homes) if home == homes[i]]
-
     def frozen(self) -> list[int]:
         """Return the parameters that are set not to be trained."""
         own = {name for name, _ in self.model.named_parameters()}
@@ -213,20 +208,6 @@ class Replay(Port):
             (grad,) = torch.autograd.grad(total, [out], allow_unused=True, materialize_grads=True)
         return array(grad).astype("float64")
 
-    def of_frozen(self, piece: Piece, objective: Any, i: int, *, training: bool) -> np.ndarray:
-        """Return the gradient of the sum of the rows' losses by the i-th untrained value."""
-        if isinstance(objective, OfModel):
-            run = self._run(piece, training=training, thawed=i, objective=objective)
-            total = run.output.values.sum()
-        else:
-            run = self._run(piece, training=training, thawed=i)
-            total = objective.of(run.output, *self.batch(piece)[1:]).values.sum()
-        with self._as_beside(piece, objective):
-            (grad,) = torch.autograd.grad(
-                total, [run.others[i]], allow_unused=True, materialize_grads=True
-            )
-        return array(grad).astype("float64")
-
     def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
         """Return the gradient of the sum of the outputs times the chosen factors, flat."""
         run = self._run(piece, training=training)
@@ -260,11 +241,10 @@ class Replay(Port):
         piece: Piece,
         *,
         training: bool,
-        thawed: int | None = None,
         objective: "OfModel | None" = None,
     ) -> _Pass:
         """Return a pass, or a loss of its module and rows, run again in one of both modes."""
-        key = piece.called.order, training, thawed, objective is None
+        key = piece.called.order, training, objective is None
         if key not in self._passes:
             largest = max(sum(self.sizes), *(leaf.size for leaf in piece.called.inputs), 1)
             self._most = max(1, min(self._most, _MOST_NUMBERS // largest))
@@ -274,7 +254,7 @@ class Replay(Port):
                 if self._drops_hooks is None:
                     self._drops_hooks = self._can_drop_hooks(piece)
                 self._passes[key] = self._made(
-                    piece, training, thawed, drops_hooks=self._drops_hooks, objective=objective
+                    piece, training, drops_hooks=self._drops_hooks, objective=objective
                 )
         self._passes.move_to_end(key)
         return self._passes[key]
@@ -286,9 +266,9 @@ class Replay(Port):
         training = any(self._setting(piece).modes)
 
         def without() -> tuple[_Pass, list[np.ndarray]]:
-            run = self._made(piece, training, None, drops_hooks=True)
+            run = self._made(piece, training, drops_hooks=True)
             return run, self._made(
-                piece, training, None
+                piece, training
             ).after if run.after else []  # which a hook may move
 
         made, _ = attempt(without)
@@ -309,7 +289,6 @@ class Replay(Port):
         self,
         piece: Piece,
         training: bool,
-        thawed: int | None,
         *,
         drops_hooks: bool = False,
         objective: "OfModel | None" = None,
@@ -322,8 +301,6 @@ class Replay(Port):
             [value for _, value in group] for group in (trained(model), untrained(model))
         )
         _set([*params, *others], [*piece.called.params, *piece.called.buffers])
-        if thawed is not None:
-            others[thawed].requires_grad_()
         if setting.is_cast:
             self.is_half, self.tolerance = True, tolerance(["bfloat16"])
         has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are

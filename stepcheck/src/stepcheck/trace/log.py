@@ -174,8 +174,6 @@ class Log:
 
     Attributes:
         unjudged: code that ran and could not be recorded.
-        has_evaluated: whether the model's own `evaluate` or `predict` ran, on unknown rows.
-        has_others: whether optimizers made steps that move no trainable variable of the model.
         has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
         flags: the trainable layers and variables of a forward pass, by the set of them.
         is_cut: whether it ends before the loop, for a reason in `unjudged`.
@@ -195,9 +193,7 @@ class Log:
     scaled: list[Scaled] = field(default_factory=list)
     others: list[Other] = field(default_factory=list)
     unjudged: list[Unjudged] = field(default_factory=list)
-    has_evaluated: bool = False
     has_fitted: bool = False
-    has_others: bool = False
     is_open: bool = True
     is_cut: bool = False
     fitted: tuple[Any, Any, Any] = (None, None, None)
