@@ -3,6 +3,7 @@
 import json
 import linecache
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from small import NUM, X, Y, mean, network, train
 import stepcheck
 from stepcheck.faults import Error, Fault, Quantity, Stage
 from stepcheck.report import changes, page, schema, words
-from stepcheck.values import Change, Finding, Reason, Where
+from stepcheck.report.report import Report
+from stepcheck.values import Change, Finding, Reason, Unjudged, Where
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
@@ -238,3 +240,40 @@ def test_every_fault_has_a_name_a_sentence_and_a_fix_in_each_framework(fault):
     for framework in ("jax", "tensorflow", "torch"):
         has_one = bool(words.fix(change, framework))
         assert has_one == change.is_known or fault is Fault.PASSES_LEFT_OUT
+
+
+def _with(report, **given):
+    """Return a report with another verdict: of the same updates, and with this beside."""
+    other = Report()
+    other._case = report._case
+    other._verdict = replace(report._judged(), **given)
+    return other
+
+
+RIGHT_STAGES = "rows", "mode", "gradient", "step", "state"
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.name)
+def test_nothing_that_was_not_judged_passes_a_test(right, reason):
+    right.require()
+    for stage in map(Stage, RIGHT_STAGES):
+        report = _with(right, unjudged=[Unjudged(reason, stage)])
+        others = [each for each in RIGHT_STAGES if each != stage]
+        report.require(*others)
+        assert not report.is_right
+        for wanted in ((), (stage,)):
+            with pytest.raises(AssertionError):
+                report.require(*wanted)
+    nothing = _with(right, unjudged=[Unjudged(reason)])
+    for stage in RIGHT_STAGES:
+        with pytest.raises(AssertionError):
+            nothing.require(stage)
+    assert not nothing.is_right
+
+
+@pytest.mark.parametrize("stage", RIGHT_STAGES)
+def test_a_stage_that_has_failed_is_not_judged(right, stage):
+    report = _with(right, failures={Stage(stage): "Traceback"})
+    assert Stage(stage) not in report.judged
+    with pytest.raises(AssertionError, match="An error in the stage"):
+        report.require(stage)

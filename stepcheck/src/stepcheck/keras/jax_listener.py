@@ -101,13 +101,13 @@ class EngineListener:
         return None if kinds else False
 
     def blind(self, values: list[Tensor]) -> str:
-        """Return the part of JAX under which values cannot be reported in order; "" if there is none."""
+        """Return the name of a part of JAX that reports no values in order; "" if there is none."""
         if keras.distribution.distribution() is not None:
-            return "what runs under a keras.distribution"
+            return "keras.distribution"
         if len(_axes()) > 1:
             self._are_several = True  # the optimizer's step may be in the same program
-            return "what runs under jax.shard_map over several axes of a mesh"
-        return "what runs under jax.vmap" if "BatchTracer" in _kinds(values) else ""
+            return "jax.shard_map over several axes"
+        return "jax.vmap" if "BatchTracer" in _kinds(values) else ""
 
     def stack(self) -> Iterable[tuple[str, int]]:
         """Return Python's stack: JAX traces functions unchanged."""

@@ -167,16 +167,16 @@ class EngineListener:
         return self._num_open > 0
 
     def blind(self, values: list[Tensor]) -> str:
-        """Return the part of TensorFlow from which values cannot be reported; "" if there is none."""
+        """Return the name of a part of TensorFlow that reports no values; "" if there is none."""
         if any(isinstance(value, tf.RaggedTensor | tf.SparseTensor) for value in values):
-            return "what a model makes of ragged or sparse tensors"
+            return "RaggedTensor or SparseTensor"
         if not isinstance(strategy := tf.distribute.get_strategy(), _KNOWN):
-            return f"what runs under a {type(strategy).__name__}"
+            return type(strategy).__name__
         frame = sys._getframe()
         while (frame := frame.f_back) is not None and not tf.executing_eagerly():  # type: ignore[assignment]
             own = frame.f_locals.get("self")
             if isinstance(own, _FUNCTION) and own._jit_compile:
-                return "what runs in a tf.function(jit_compile=True), which reports no values"
+                return "tf.function(jit_compile=True)"
         return ""
 
     def stack(self) -> Iterable[tuple[str, int]]:

@@ -28,12 +28,12 @@ def _rows(facts: Facts) -> Iterator[Fact]:
 def _passes(facts: Facts) -> Iterator[Fact]:
     order = facts.order
     yield "passes over the data", f"{order.passes}, of {listed(facts.passes)} rows"
-    counts = {
-        "in the order of the pass before": order.same,
-        "with the batches of the pass before": order.same_batches,
-        "in the order of the data": order.as_data,
-    }
-    parts = [f"{num} {what}" for what, num in counts.items() if num]
+    counts = (
+        (order.same, "in the order of the pass before"),
+        (order.same_batches, "with the batches of the pass before"),
+        (order.as_data, "in the order of the data"),
+    )
+    parts = [f"{num} {line}" for num, line in counts if num]
     if parts or order.passes > 1:
         yield "their order", "; ".join(parts) or "new in each pass"
     if order.across:
@@ -60,19 +60,20 @@ def _calls(facts: Facts) -> Iterator[Fact]:
 
 
 def _variables(facts: Facts) -> Iterator[Fact]:
-    named = {
-        "variables without a gradient": facts.without_gradient,
-        "variables that never moved": facts.unmoved,
-        "frozen variables that moved": facts.frozen_moved,
-    }
-    yield from ((what, listed(names)) for what, names in named.items() if names)
+    named = (
+        ("variables without a gradient", facts.without_gradient),
+        ("variables that never moved", facts.unmoved),
+        ("frozen variables that moved", facts.frozen_moved),
+    )
+    yield from ((name, listed(names)) for name, names in named if names)
 
 
 def _rate(facts: Facts) -> Iterator[Fact]:
     if (rate := facts.rate) is not None:
-        told = f"{rate.first:.4g} first, {rate.last:.4g} last"
-        more = f", {rate.least:.4g} least, {rate.most:.4g} most"
-        yield "learning rate", f"{rate.first:.4g}" if rate.least == rate.most else told + more
+        names = "first", "last", "least", "most"
+        each = [f"{getattr(rate, name):.4g}" for name in names]
+        told = ", ".join(f"{number} {name}" for number, name in zip(each, names, strict=True))
+        yield "learning rate", each[0] if len({*each}) == 1 else told
 
 
 def _between(facts: Facts) -> Iterator[Fact]:

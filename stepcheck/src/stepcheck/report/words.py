@@ -74,7 +74,7 @@ _REASONS = {
     Reason.PROCESSES_APART: "the processes share their gradients, and begin with different weights, which they keep",
     Reason.CUT: "no more is kept",
     Reason.FAILED: "an error inside of stepcheck; please report it",
-    Reason.BLIND: "what ran there reports no values",
+    Reason.BLIND: "code ran that reports no values",
     Reason.PENALTY_BY_HAND: "multiples of the weights are added to what was meant: a penalty that is not stated",
     Reason.CHANGED_BY_HAND: "what was meant is clipped or scaled by hand, which is not stated",
     Reason.PRINTED_UNLIKE: "the numbers are not those of the loss that is meant, nor of an error that is known",

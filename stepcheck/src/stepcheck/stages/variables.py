@@ -107,7 +107,7 @@ def lost_statistics(replay: Port, now: Values, seen: Windows) -> Iterator[Findin
     known = [u for u in seen.updates if u.applied.is_whole and u.pieces and u.is_known]
     if not known:
         return
-    is_back = all_same(in_part(now.params), in_part(known[-1].applied.params_after))
+    is_back = not all_same(in_part(now.params), in_part(known[0].applied.params))
     first, last = (known[i].pieces[i].called.buffers for i in (0, -1))
     if not is_back or not len(first) == len(last) == len(now.buffers):
         return
