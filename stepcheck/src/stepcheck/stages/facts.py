@@ -209,16 +209,28 @@ def _rate(seen: Windows) -> Rate | None:
 
 
 def written(updates: list[Update]) -> list[Update]:
-    """Return the updates that begin with other weights than the update before them ended with."""
+    """Return the updates that begin with other weights than the update before them ended with.
+
+    Variables that this one did not move are another's: a step of another process, or none.
+    """
     found = []
     for before, update in pairwise([u for u in updates if u.applied.is_whole]):
-        first = next(iter([*update.trials, *update.pieces]), None)
-        is_kept = first is not None and first.called.is_whole
-        begins = first.called.params if first is not None and is_kept else update.applied.params
-        ended = in_part(before.applied.params_after)
-        if update.follows(before) and not all_same(in_part(begins), ended):
+        step = before.applied
+        states = step.params, step.params_after, _first_weights(update)
+        moved = zip(*map(in_part, states), strict=True)
+        if update.follows(before) and not all(
+            same(made, new) for old, made, new in moved if not same(old, made)
+        ):
             found.append(update)
     return found
+
+
+def _first_weights(update: Update) -> list[np.ndarray]:
+    """Return the weights of an update's first forward pass, or those before its step."""
+    first = next(iter([*update.trials, *update.pieces]), None)
+    if first is None or not first.called.is_whole:
+        return update.applied.params
+    return first.called.params
 
 
 def _state(replay: Port, modes: Modes, pieces: list[Piece]) -> Moved:
