@@ -3,7 +3,6 @@
 handed = sum_s a_s g_s + b p + q before, with s a whole update, its pieces or its rows.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,28 +39,15 @@ class Explanation:
     made: list[np.ndarray]
 
 
-class _Solved(NamedTuple):
-    """The solution of one update: its columns, and the number of each, with by how much it is off.
-
-    `at`: a row of each of the first columns, which are the rows'; `more`: the kind of the others.
-    """
+class _Column(NamedTuple):
+    """A vector of an update with its coefficient, which may be off by `slack`; 1 is meant."""
 
     e: Evidence
-    columns: np.ndarray
-    at: np.ndarray
-    more: tuple[Quantity, ...]
-    numbers: np.ndarray
-    slack: np.ndarray
-
-    def of(self, quantity: Quantity) -> slice:
-        """Return the places of a quantity's columns."""
-        num = len(self.at)
-        if quantity is Quantity.ROW_GRADIENTS:
-            return slice(num)
-        if quantity not in self.more:
-            return slice(0, 0)
-        start = num + self.more.index(quantity)
-        return slice(start, start + 1)
+    quantity: Quantity
+    vector: np.ndarray
+    counts: dict[Known, float]
+    number: float
+    slack: float
 
 
 def explained(
@@ -72,16 +58,16 @@ def explained(
     Args:
         has_before: whether the gradient that was handed over before may be a part.
     """
-    solved: list[_Solved] = []
+    columns: list[_Column] = []
     is_other = form == BASE
     for e in evidence:
         parts = form.parts(e)
         is_other = is_other or differ(e, sum(parts), sum(e.parts))
-        one = _solved(e, *_columns(e, parts, level), has_before=has_before)
-        if one is None:
+        solved = _solved(e, _vectors(e, parts, level), has_before=has_before)
+        if solved is None:
             return None
-        solved.append(one)
-    return _said(form, solved, level) if is_other else None
+        columns += solved
+    return _said(form, evidence, columns, level) if is_other else None
 
 
 def differ(e: Evidence, one: np.ndarray, two: np.ndarray) -> bool:
@@ -89,62 +75,72 @@ def differ(e: Evidence, one: np.ndarray, two: np.ndarray) -> bool:
     return bool(np.linalg.norm(one - two) > e.meant.replay.tolerance.fits * np.linalg.norm(two))
 
 
-def _columns(
-    e: Evidence, parts: list[np.ndarray], level: Level
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return (vectors that get a coefficient each, a row of each)."""
-    sizes = e.update.sizes
-    starts = np.cumsum([0, *sizes])[:-1]
+def _vectors(e: Evidence, parts: list[np.ndarray], level: Level) -> list[tuple[int, np.ndarray]]:
+    """Return (a row, its vector) of each vector that gets a coefficient."""
+    if level is Level.ROW:
+        rows = []
+        for factors, own in zip(e.factors, e.rows, strict=True):
+            rows += [*np.einsum("tr,trp->rp", factors, own.reshape(*factors.shape, -1))]
+        return [(i, row) for i, row in enumerate(rows) if np.any(row)]
     if level is Level.UPDATE:
-        return [sum(parts)], starts[:1]
-    if level is Level.MICROBATCH:
-        used = [i for i, part in enumerate(parts) if np.any(part)]
-        return [parts[i] for i in used], starts[used]
-    columns = []
-    for factors, rows in zip(e.factors, e.rows, strict=True):
-        columns += [*np.einsum("tr,trp->rp", factors, rows.reshape(*factors.shape, -1))]
-    used = [i for i, column in enumerate(columns) if np.any(column)]
-    return [columns[i] for i in used], np.array(used, int)
+        return [(0, sum(parts))]
+    starts = np.cumsum([0, *e.update.sizes]).tolist()
+    return [(start, part) for start, part in zip(starts, parts, strict=False) if np.any(part)]
 
 
 def _solved(
-    e: Evidence, columns: list[np.ndarray], at: np.ndarray, *, has_before: bool
-) -> _Solved | None:
-    more = {Quantity.PENALTY: e.penalty} if np.any(e.penalty) else {}
+    e: Evidence, rows: list[tuple[int, np.ndarray]], *, has_before: bool
+) -> list[_Column] | None:
+    kinds = [(Quantity.ROW_GRADIENTS, at, vector) for at, vector in rows]
+    if np.any(e.penalty):
+        kinds.append((Quantity.PENALTY, 0, e.penalty))
     if has_before and e.before is not None and len(e.before.handed) == len(e.handed):
-        more[Quantity.HANDED_GRADIENT] = e.before.handed
-    every = [*columns, *more.values()]
-    num = len(every)
-    if not columns or num > MOST_SOLVED or num + _SPARE > len(e.handed):
+        kinds.append((Quantity.HANDED_GRADIENT, 0, e.before.handed))
+    vectors = [vector for *_, vector in kinds]
+    if not rows or len(vectors) > MOST_SOLVED or len(vectors) + _SPARE > len(e.handed):
         return None
-    numbers, loose = least(every, e.handed)
-    fits = e.meant.replay.tolerance.fits
-    if not np.all(np.isfinite(numbers)) or e.apart(numbers @ np.stack(every)) > fits:
+    numbers, loose = least(vectors, e.handed)
+    fits, counts = e.meant.replay.tolerance.fits, counts_of(e)
+    if not np.all(np.isfinite(numbers)) or e.apart(numbers @ np.stack(vectors)) > fits:
         return None
     slack = fits * max(float(np.linalg.norm(e.handed)), e.scale) * loose
-    return _Solved(e, np.stack(every), at, (*more,), numbers, slack)
+    found = []
+    for (quantity, at, vector), number, off in zip(kinds, numbers, slack, strict=True):
+        own = {known: float(column[at]) for known, column in counts.items()}
+        found.append(_Column(e, quantity, vector, own, float(number), float(off)))
+    return found
 
 
-def _said(form: Form, solved: list[_Solved], level: Level) -> Explanation | None:
-    """Return the meaning of the coefficients: of the rows, of the penalty, of the gradient before."""
-    rows = _of_rows(solved, level)
-    penalty = _read(solved, Quantity.PENALTY, 1.0)
-    before = _of_before(solved)
+def _said(
+    form: Form, evidence: list[Evidence], columns: list[_Column], level: Level
+) -> Explanation | None:
+    """Return what the coefficients say: of the rows, of the penalty, of the gradient before."""
+    of = {quantity: [c for c in columns if c.quantity is quantity] for quantity in Quantity}
+    rows, penalties = of[Quantity.ROW_GRADIENTS], of[Quantity.PENALTY]
+    added = [c for c in of[Quantity.HANDED_GRADIENT] if abs(c.number) > c.slack]
+    by_rows, by_penalty = _of_rows(rows, level), _read(penalties, 1.0)
+    before = _read(added, 0.0) if len(added) > 1 else None
     changes = [*form.changes]
     cost = sum(1 + _UNNAMED * (not change.fault.has_name) for change in changes)
     is_sum = before is None or before.count == Count()  # of an average, its rows' number is a part
-    if not rows.is_right and is_sum:
-        changes.append(_change_of_rows(rows, solved, level))
-        cost += rows.cost
-    if not penalty.is_right and not _is_in_rows(solved, rows, penalty, level):
-        fault = name_of_penalty(penalty.count)
-        changes.append(Change(fault, count=penalty.count))
-        cost += penalty.cost
+    if not by_rows.is_right and is_sum:
+        changes.append(_change_of_rows(by_rows, rows))
+        cost += by_rows.cost
+    numbers = dict(
+        zip(map(id, rows + penalties), [*by_rows.values, *by_penalty.values], strict=True)
+    )
+    if not by_penalty.is_right and not _is_in_rows(numbers, rows, penalties, level):
+        changes.append(Change(name_of_penalty(by_penalty.count), count=by_penalty.count))
+        cost += by_penalty.cost
     if before is not None:
         fault = Fault.NOT_RESET if is_sum else Fault.MOMENTUM_BY_HAND
         changes.append(Change(fault, Detail.ADDED_BEFORE, count=before.count))
         cost += before.cost
-    return proved(changes, cost, [each.e for each in solved], _made(solved, rows, penalty))
+    made = []
+    for e in evidence:
+        own = [numbers.get(id(c), c.number) * c.vector for c in columns if c.e is e]
+        made.append(sum(own, np.zeros_like(e.handed)))
+    return proved(changes, cost, evidence, made)
 
 
 def proved(
@@ -157,50 +153,35 @@ def proved(
     return Explanation(tuple(changes), cost, apart, [own for own, _ in proven]) if is_so else None
 
 
-def _joined(solved: list[_Solved], of: Callable[[_Solved], np.ndarray]) -> np.ndarray:
-    return np.concatenate([of(each) for each in solved])
-
-
-def _read(
-    solved: list[_Solved], quantity: Quantity, meant: float, used: np.ndarray | None = None
-) -> Reading:
-    """Return the numbers of a quantity as a fraction of counts, or as such; all or the used ones."""
-    numbers = _joined(solved, lambda each: each.numbers[each.of(quantity)])
-    slack = _joined(solved, lambda each: each.slack[each.of(quantity)])
-    some = np.ones(len(numbers), bool) if used is None else used
-    if not len(numbers):
+def _read(columns: list[_Column], right: float) -> Reading:
+    """Return coefficients as a fraction of counts, or as such."""
+    numbers = np.array([c.number for c in columns])
+    if not columns:
         return Reading(0, MEANT, numbers)
-    units = np.ones(len(numbers))
-    if quantity is Quantity.ROW_GRADIENTS:
-        units = _joined(solved, lambda each: np.full(len(each.at), unit(each.e)))
-    at = [each.at[: len(each.numbers[each.of(quantity)])] for each in solved]
-    tables = [counts_of(each.e) for each in solved]
-    counts = {}
-    for known in tables[0]:
-        if all(known in table for table in tables):
-            columns = [table[known][rows] for table, rows in zip(tables, at, strict=True)]
-            counts[known] = np.concatenate(columns)[some]
-    given = (numbers * units)[some], (slack * units)[some], counts, (meant * units)[some]
-    found = read(*given)
-    if found is None:
-        raw = Count(numbers=tuple(map(float, numbers[:_NUM_SHOWN])))
-        return Reading(RAW, raw, numbers)
-    values = np.zeros(len(numbers))
-    values[some] = found.values / units[some]
-    return found._replace(values=values)
+    is_of_rows = columns[0].quantity is Quantity.ROW_GRADIENTS
+    units = np.array([unit(c.e) if is_of_rows else 1.0 for c in columns])
+    slack = np.array([c.slack for c in columns]) * units
+    shared = [k for k in columns[0].counts if all(k in c.counts for c in columns)]
+    counts = {known: np.array([c.counts[known] for c in columns]) for known in shared}
+    found = read(numbers * units, slack, counts, right * units)
+    if found is not None:
+        return found._replace(values=found.values / units)
+    return Reading(RAW, Count(numbers=tuple(numbers[:_NUM_SHOWN].tolist())), numbers)
 
 
-def _of_rows(solved: list[_Solved], level: Level) -> Reading:
-    quantity = Quantity.ROW_GRADIENTS
-    numbers = _joined(solved, lambda each: each.numbers[each.of(quantity)])
+def _of_rows(rows: list[_Column], level: Level) -> Reading:
+    """Return how much vectors of rows count; those that count nothing are read apart."""
+    numbers = np.array([c.number for c in rows])
     used = np.abs(numbers) > SOLVED * np.abs(numbers).max()
     if level is Level.MICROBATCH and not np.all(used):
-        found = _read(solved, quantity, 1.0, used)
-        return Reading(1 + found.cost, Count(level=level), found.values)
-    found = _read(solved, quantity, 1.0)
+        found = _read([c for c, is_used in zip(rows, used, strict=True) if is_used], 1.0)
+        values = np.zeros(len(rows))
+        values[used] = found.values
+        return Reading(1 + found.cost, Count(level=level), values)
+    found = _read(rows, 1.0)
     if not found.count.numbers:
         return found
-    first = farthest_first(found.values)[:_NUM_SHOWN]
+    first = farthest_first(numbers)[:_NUM_SHOWN]
     count = Count(above=MEANT.above, numbers=tuple(first.tolist()), level=level)
     return found._replace(count=count)
 
@@ -216,61 +197,27 @@ def farthest_first(ratios: np.ndarray) -> np.ndarray:
     return single[np.argsort(-np.abs(single - 1), kind="stable")]
 
 
-def _of_before(solved: list[_Solved]) -> Reading | None:
-    """Return how much the gradient before counts, in the updates that do not begin anew."""
-    added = []
-    for each in solved:
-        place = each.of(Quantity.HANDED_GRADIENT)
-        if np.any(np.abs(each.numbers[place]) > each.slack[place]):
-            added.append(each)
-    return _read(added, Quantity.HANDED_GRADIENT, 0.0) if len(added) > 1 else None
-
-
-def _change_of_rows(rows: Reading, solved: list[_Solved], level: Level) -> Change:
-    e, count = solved[0].e, rows.count
-    if level is Level.MICROBATCH and np.any(np.abs(rows.values) <= SOLVED):
-        return _left_out(rows, solved)
+def _change_of_rows(reading: Reading, rows: list[_Column]) -> Change:
+    count = reading.count
+    if count.level is Level.MICROBATCH and not np.all(reading.values):
+        e = rows[int(np.argmin(np.abs(reading.values)))].e
+        own = [value for c, value in zip(rows, reading.values, strict=True) if c.e is e]
+        lost = [float(i) for i, value in enumerate(own, 1) if not value]
+        return Change(Fault.PASSES_LEFT_OUT, numbers=(*lost, float(len(e.update.pieces))))
     if Known.MEANT not in count.above:
-        is_divided = bool(e.terms[0].divided[0])
+        is_divided = bool(rows[0].e.terms[0].divided[0])
         count = replace(count, instead=Count(below=(Known.WEIGHT_OF_UPDATE,) * is_divided))
-    return Change(name_of_rows(count, e.meant), count=count)
+    return Change(name_of_rows(count, rows[0].e.meant), count=count)
 
 
-def _left_out(rows: Reading, solved: list[_Solved]) -> Change:
-    """Return which forward passes of the first such update count nothing."""
-    left, found = rows.values, np.zeros(0, int)
-    for each in solved:
-        own, left = left[: len(each.at)], left[len(each.at) :]
-        empty = each.at[np.abs(own) <= SOLVED]
-        ends = np.cumsum(each.e.update.sizes)
-        found = np.searchsorted(ends, empty, side="right") + 1
-        if len(found):
-            break
-    return Change(Fault.PASSES_LEFT_OUT, numbers=(*map(float, found), float(len(ends))))
-
-
-def _is_in_rows(solved: list[_Solved], rows: Reading, penalty: Reading, level: Level) -> bool:
+def _is_in_rows(
+    numbers: dict[int, float], rows: list[_Column], penalties: list[_Column], level: Level
+) -> bool:
     """Whether the penalty has the factor of the rows: then both are parts of one loss."""
-    left, own = rows.values, []
-    for each in solved:
-        num = len(each.at)
-        weights = counts_of(each.e)[_WEIGHTS[level]][each.at]
-        if Quantity.PENALTY in each.more:
-            own.append(np.average(left[:num], weights=weights))
-        left = left[num:]
-    near = _OF_PENALTY * np.abs(penalty.values)
-    return bool(np.all(np.abs(np.array(own) - penalty.values) <= near))
-
-
-def _made(solved: list[_Solved], rows: Reading, penalty: Reading) -> list[np.ndarray]:
-    """Return the gradients that the readings of the rows and of the penalty make."""
-    made = []
-    of_rows, of_penalty = [*rows.values], [*penalty.values]
-    for each in solved:
-        numbers = each.numbers.copy()
-        num = len(each.at)
-        numbers[:num], of_rows = of_rows[:num], of_rows[num:]
-        if Quantity.PENALTY in each.more:
-            numbers[num] = of_penalty.pop(0)
-        made.append(numbers @ each.columns)
-    return made
+    for penalty in penalties:
+        own = [c for c in rows if c.e is penalty.e]
+        weights = [c.counts[_WEIGHTS[level]] for c in own]
+        factor = np.average([numbers[id(c)] for c in own], weights=weights)
+        if abs(factor - numbers[id(penalty)]) > _OF_PENALTY * abs(numbers[id(penalty)]):
+            return False
+    return True

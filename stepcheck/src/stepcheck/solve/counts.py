@@ -9,6 +9,7 @@ from stepcheck.trace.windows import PAD
 from stepcheck.values import MEANT, NOTHING, Count, Known
 
 _LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
+_OF_POWER = 0.05  # of the logarithm of a power of two, in half precision
 _OF_ROWS = {  # by (what a row's gradient is multiplied with, what it is divided by)
     ((), ()): Fault.NEVER_DIVIDED,
     ((), (Known.WEIGHT_OF_MICROBATCH,)): Fault.SUMMED_OVER_MICROBATCHES,
@@ -81,7 +82,7 @@ def _sample_weights(e: Evidence) -> float:
 def name_of_rows(count: Count, meant: Meant) -> Fault:
     """Return the name of a count of rows."""
     if count.above == MEANT.above and not count.below:
-        return _of_scale(count.number, meant)
+        return _of_scale(np.array(count.numbers or [count.number]), meant)
     if count.number < 0:
         return Fault.ASCENT
     for (above, below), fault in _OF_ROWS.items():
@@ -96,16 +97,16 @@ def name_of_penalty(count: Count) -> Fault:
     return _OF_PENALTY.get(count, Fault.PENALTY_COUNTED_OTHERWISE)
 
 
-def _of_scale(number: float, meant: Meant) -> Fault:
-    """Return the name of a factor of whole gradients, where a loss is scaled."""
-    if number < 0:
+def _of_scale(numbers: np.ndarray, meant: Meant) -> Fault:
+    """Return the name of factors of whole gradients, where a loss is scaled."""
+    if np.all(numbers < 0):
         return Fault.ASCENT
-    fits, replay = meant.replay.tolerance.differs, meant.replay
-    is_unheard = meant.is_scaled or (replay.is_half and not replay.hears_scales)
-    is_large = is_unheard and not 1 / _LEAST_SCALE < number < _LEAST_SCALE
-    scales = meant.scales or {number, 1 / number} if is_large else meant.scales
-    if number > 1 and any(abs(number / scale - 1) <= fits for scale in scales):
-        return Fault.LOSS_SCALE_LEFT_IN
-    if any(abs(number * scale - 1) <= fits for scale in scales):
-        return Fault.LOSS_NOT_SCALED
+    replay, number = meant.replay, float(numbers[0])
+    is_scaled = meant.is_scaled or (replay.is_half and not replay.hears_scales)
+    if not is_scaled or np.any(numbers <= 0):
+        return Fault.ROWS_COUNTED_OTHERWISE
+    powers = np.log2(numbers)
+    is_power = meant.is_scaled and np.all(np.abs(powers - np.round(powers)) <= _OF_POWER)
+    if is_power or not 1 / _LEAST_SCALE < number < _LEAST_SCALE:
+        return Fault.LOSS_SCALE_LEFT_IN if number > 1 else Fault.LOSS_NOT_SCALED
     return Fault.ROWS_COUNTED_OTHERWISE

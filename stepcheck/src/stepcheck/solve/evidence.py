@@ -217,12 +217,17 @@ class Evidence:
         parts = self.meant.replay.parts(full)
         return {name: part for name, part in parts.items() if not np.isnan(part).any()}
 
+    @property
+    def is_of_one_output(self) -> bool:
+        """Whether the loss depends on one output of each pass, row by row."""
+        has_one = all(len(piece.called.outputs) == 1 for piece in self.update.pieces)
+        return has_one and self.meant.is_by_row
+
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the loop took the derivative of a loss by the one output of each pass."""
-        called = [piece.called for piece in self.update.pieces]
-        has_one = all({*own.derivatives} == {0} and len(own.outputs) == 1 for own in called)
-        return has_one and self.meant.is_by_row
+        """Whether the loop took the derivative of such a loss by the output of each pass."""
+        has_one = all({*piece.called.derivatives} == {0} for piece in self.update.pieces)
+        return has_one and self.is_of_one_output
 
     @cached_property
     def is_by_outputs(self) -> bool:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -14,7 +13,7 @@ from stepcheck.solve.coefficients import MOST_SOLVED, RAW, Explanation, explaine
 from stepcheck.solve.evidence import Evidence
 from stepcheck.solve.forms import BASE, Form, forms, of_rows, smoothed
 from stepcheck.solve.labels import labels_of
-from stepcheck.solve.outputs import AtOutput, differing_outputs, narrowed
+from stepcheck.solve.outputs import AtOutput
 from stepcheck.solve.ratios import least
 from stepcheck.trace.measure import SOLVED
 from stepcheck.values import Change, Detail, Level
@@ -34,7 +33,7 @@ def explain(evidence: list[Evidence], until: float) -> Explanation | None:
     found: list[Explanation] = []
     has_weights = evidence[0].meant.replay.data[2] is not None
     early, late = ((), (_rows,)) if has_weights else ((_rows,), ())  # ignored weights are a form
-    for stage in (_outputs, _terms, *early, _forms, *late, _labels, _forms_by_piece):
+    for stage in (_terms, *early, _forms, *late, _labels, _forms_by_piece):
         for each in stage(evidence, until):
             found += [each] if each is not None else []
             if time.monotonic() > until or (each is not None and each.cost <= _SURE):
@@ -100,28 +99,6 @@ def _mixed(
     return proved([found], 1.0, evidence, [numbers @ np.stack(own) + e.penalty for e, own in pairs])
 
 
-def _outputs(evidence: list[Evidence], until: float) -> _Found:
-    """Yield the errors in the losses of several outputs, each by its own derivative."""
-    if isinstance(evidence[0], AtOutput):
-        return
-    outputs = differing_outputs(evidence)
-    found = [(own, by_counts([*own]) or explain([*own], until)) for own in outputs]
-    if not found or any(best is None or best.cost >= RAW for _, best in found):
-        return
-    known = [(own[0].name, best) for own, best in found if best is not None]
-    changes: dict[Change, tuple[str, ...]] = {}
-    for name, best in known:
-        for change in best.changes:
-            changes[change] = (*changes.get(change, ()), name)
-    made = []
-    for i, e in enumerate(evidence):
-        others = (len(known) - 1) * e.handed  # each has the loop's other outputs
-        made.append(sum(best.made[i] for _, best in known) - others)
-    cost = max(best.cost for _, best in known)
-    told = [replace(change, outputs=names) for change, names in changes.items()]
-    yield proved(told, cost, evidence, made)
-
-
 def _possible(evidence: list[Evidence]) -> Iterator[Form]:
     is_small = len(evidence[0].handed) <= NUM_SMALL or isinstance(evidence[0], AtOutput)
     for form in forms(evidence[0].meant, evidence[0]):
@@ -167,8 +144,7 @@ def _labels(evidence: list[Evidence], until: float) -> _Found:
     """Yield that each row has the label of some other row."""
     rows: dict[int, np.ndarray] = {}
     for e in evidence:
-        at = [e] if isinstance(e, AtOutput) else narrowed([e])
-        found = labels_of(at[0]) if at else None
+        found = labels_of(e) if isinstance(e, AtOutput) else None
         if found is None:
             return
         rows |= zip((piece.called.order for piece in e.update.pieces), found, strict=True)

@@ -88,14 +88,8 @@ def forms(meant: Meant, e: Evidence) -> Iterator[Form]:
     if isinstance(meant.objective, OneLoss) and meant.replay.is_masked:
         bare = meant.replay.objective(_loss(meant), is_masked=False)
         yield Form((Change(Fault.MASK_IGNORED),), objective=bare, weighs=True)
-    elif is_of_one_output(e):
+    elif e.is_of_one_output:
         yield from _of_outputs(meant, e)
-
-
-def is_of_one_output(e: Evidence) -> bool:
-    """Whether the loss is a function of one output and its labels, so another may be in its place."""
-    has_one = all(len(piece.called.outputs) == 1 for piece in e.update.pieces)
-    return has_one and e.meant.is_by_row and hasattr(e.meant.replay.data[1], "shape")
 
 
 def _loss(meant: Meant) -> Any:
@@ -143,10 +137,6 @@ def _of_labels(labels: Any, num: int) -> Iterator[Form]:
         yield of_rows(lambda e, piece, by=by: (piece.rows + by) % num, in_data)
     yield of_rows(partial(_in_order, num), Change(mixed, Detail.IN_ORDER_OF_DATA))
     yield of_rows(lambda e, piece: piece.rows[::-1], Change(shifted, Detail.IN_REVERSE))
-    single = np.asarray(labels) if hasattr(labels, "shape") else np.zeros(0)
-    if single.ndim < 3 and {*np.unique(single).tolist()} == {0, 1}:
-        inverted = Change(Fault.OTHER_LABELS, Detail.INVERTED)
-        yield Form((inverted,), _with(lambda own: 1 - own, 1))
     if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(labels)):
         for by in _STEPS:
             change = Change(shifted, Detail.PLACES_AFTER, (by,))
@@ -175,19 +165,14 @@ def _of_weights(weights: Any) -> Iterator[Form]:
 
 
 def _of_outputs(meant: Meant, e: Evidence) -> Iterator[Form]:
-    """Yield the losses of other outputs, and the other losses of these outputs."""
-    losses, loss, objective = meant.replay.losses, _loss(meant), meant.replay.objective
+    """Yield the loss with `from_logits` the other way, and with the activation once more."""
+    losses, loss = meant.replay.losses, _loss(meant)
     width = e.update.pieces[0].called.outputs[0].shape[-1]
     if (other := losses.flipped(loss)) is not None:
-        yield Form((Change(Fault.FROM_LOGITS),), objective=objective(other))
+        yield Form((Change(Fault.FROM_LOGITS),), objective=meant.replay.objective(other))
     for name, function, is_own in losses.changes(loss, width):
         fault = Fault.SOFTMAX_TWICE if is_own else Fault.OTHER_OUTPUTS
         yield Form((Change(fault, Detail.FUNCTION_AGAIN, names=(name,)),), outputs=function)
-    swapped = Change(Fault.ANOTHER_LOSS, Detail.ARGUMENTS_SWAPPED)
-    yield Form((swapped,), objective=objective(losses.swapped(loss)))
-    for name, other in losses.others(loss, meant.replay.data[1]):
-        another = Change(Fault.ANOTHER_LOSS, Detail.OTHER_FUNCTION, names=(name, loss.name))
-        yield Form((another,), objective=objective(other))
 
 
 def smoothed(meant: Meant, e: Evidence) -> tuple[Form, Form, float] | None:
@@ -195,7 +180,7 @@ def smoothed(meant: Meant, e: Evidence) -> tuple[Form, Form, float] | None:
 
     A loss of smoothed labels is a sum of both; None for a loss that has no smoothing.
     """
-    plain = meant.replay.losses.unsmoothed(_loss(meant)) if is_of_one_output(e) else None
+    plain = meant.replay.losses.unsmoothed(_loss(meant)) if e.is_of_one_output else None
     if plain is None:
         return None
     other, own, is_sparse = plain

@@ -2,12 +2,10 @@
 
 import numpy as np
 
-from stepcheck.solve.forms import is_of_one_output
 from stepcheck.solve.outputs import AtOutput
 from stepcheck.trace.windows import PAD
 
 _MOST = 2_000_000  # numbers of the outputs' derivatives for all labels
-_MOST_UNROLLED = 1000  # calls of a function that returns a single number, in one program
 _NEAR, _FEW_FIT = 1e-2, 0.1
 
 
@@ -18,7 +16,7 @@ def labels_of(e: AtOutput) -> list[np.ndarray] | None:
     """
     labels = e.meant.replay.data[1]
     is_of_row = e.meant.replay.by_pass is None and e.meant.replay.data[2] is None
-    if not is_of_one_output(e) or not is_of_row:
+    if not hasattr(labels, "shape") or not is_of_row:
         return None
     flat = np.asarray(labels).reshape(len(labels), -1)
     _, first = np.unique(flat, axis=0, return_index=True)
@@ -31,8 +29,7 @@ def labels_of(e: AtOutput) -> list[np.ndarray] | None:
         if not np.all(fits.any(axis=1)) or np.median(fits.sum(axis=1)) > most:
             return None
         found.append(first[np.argmin(apart, axis=1)])
-    others = np.concatenate(found)
-    return None if _is_rule(flat[e.update.rows], flat[others]) else found
+    return found
 
 
 def distances(e: AtOutput, i: int, rows: np.ndarray) -> np.ndarray | None:
@@ -42,8 +39,7 @@ def distances(e: AtOutput, i: int, rows: np.ndarray) -> np.ndarray | None:
     """
     piece, objective = e.update.pieces[i], e.meant.objective
     leaf, num = piece.called.outputs[0], len(rows)
-    is_unrolled = getattr(objective.loss, "is_unrolled", False)
-    if leaf.size * num > _MOST or (is_unrolled and len(leaf) * num > _MOST_UNROLLED):
+    if leaf.size * num > _MOST:
         return None
     replay = e.meant.replay
     labels = replay.as_wide(np.asarray(replay.data[1])[np.tile(rows, len(leaf))], piece)
@@ -53,12 +49,3 @@ def distances(e: AtOutput, i: int, rows: np.ndarray) -> np.ndarray | None:
     apart = np.linalg.norm(had - could, axis=2)
     apart[piece.rows == PAD] = 0
     return apart / (np.linalg.norm(had, axis=2).max() or 1.0)
-
-
-def _is_rule(labels: np.ndarray, others: np.ndarray) -> bool:
-    """Whether classes always have the label of one other: they are renamed, and no rows mixed."""
-    told: dict[bytes, set[bytes]] = {}
-    for own, other in zip(labels, others, strict=True):
-        told.setdefault(own.tobytes(), set()).add(other.tobytes())
-    is_one = len(told) <= len(labels) // 2 and all(len(each) == 1 for each in told.values())
-    return is_one and any(own not in each for own, each in told.items())

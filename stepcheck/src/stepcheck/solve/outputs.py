@@ -1,41 +1,30 @@
-"""An update at an output of its passes, where no form of a loss needs a backward pass."""
+"""An update at the output of its passes, where no form of a loss needs a backward pass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby
 
 import numpy as np
 
-from stepcheck.port import OfOutput
-from stepcheck.solve.evidence import Evidence, Meant, all_taken, taken_at
+from stepcheck.solve.evidence import Evidence, taken_at
 from stepcheck.solve.ratios import least
-from stepcheck.trace.windows import Piece, Update
 
 _MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
+_MOST_FREE = 128  # derivatives that are solved for
 
 
 class AtOutput(Evidence):
-    """An update as derivatives by one output; the other outputs keep those of the loop's loss.
+    """An update as derivatives by the one output of each pass.
 
     Args:
         of: the update whose gradients these derivatives give.
-        own: the same with this output alone.
-        index: of this output.
-        factors: of the derivatives of each pass in the handed gradient.
-        name: of this output, where there are several.
+        taken: the derivatives of each pass, as often as they count in the handed gradient.
     """
 
-    def __init__(
-        self, of: Evidence, own: Evidence, index: int, factors: np.ndarray, name: str = ""
-    ):
-        kept = {key: value for key, value in vars(own).items() if key not in _MADE}
+    def __init__(self, of: Evidence, taken: Sequence[np.ndarray]):
+        kept = {key: value for key, value in vars(of).items() if key not in _MADE}
         vars(self).update(kept)
-        self.of, self._index, self._factors, self.name = of, index, factors, name
-        self.before, self.scale, self.is_by_outputs = None, 0.0, True
-        pairs = [*zip(factors, self.update.pieces, strict=True)]
-        taken = [np.ravel(factor * taken_at(piece)) for factor, piece in pairs]
-        self._ends = np.cumsum([len(each) for each in taken])
-        self.handed = np.concatenate(taken)
+        self.of, self.before, self.scale, self.is_by_outputs = of, None, 0.0, True
+        self._ends = np.cumsum([each.size for each in taken])
+        self.handed = np.concatenate([np.ravel(each) for each in taken])
         self.mask = np.ones(len(self.handed), bool)
         self.penalty = np.zeros_like(self.handed)  # the model's losses are no function of outputs
 
@@ -44,10 +33,6 @@ class AtOutput(Evidence):
         found = [np.zeros_like(part) for part in np.split(self.handed, self._ends[:-1])]
         found[i] = np.ravel(derivatives[0])
         return np.concatenate(found)
-
-    def cut(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Return no parameters."""
-        return {}
 
     def by_piece(self, made: np.ndarray) -> list[np.ndarray]:
         """Cut derivatives into those of the passes, in the shape of their outputs."""
@@ -59,20 +44,20 @@ class AtOutput(Evidence):
         """Return the gradient of these derivatives, and the distance of the handed one."""
         if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
             return made, apart
-        found = self.of.penalty
-        for i, part in enumerate(self.by_piece(made)):
-            given = [self._factors[i] * each for each in all_taken(self.of.update.pieces[i])]
-            given[self._index] = part
-            found = found + self.of.pulled(i, *given)
-        return self.of.proven(found)
+        parts = (self.of.pulled(i, part) for i, part in enumerate(self.by_piece(made)))
+        return self.of.proven(sum(parts, self.of.penalty))
 
 
 def narrowed(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
     """Return updates at their output; None unless their gradients are the loop's derivatives'."""
-    factors = [factors_of(e) if e.is_plain else None for e in chosen]
-    pairs = zip(chosen, factors, strict=True)
-    found = [AtOutput(e, e, 0, own) for e, own in pairs if own is not None]
-    return found if len(found) == len(chosen) else None
+    found = []
+    for e in chosen:
+        factors = factors_of(e) if e.is_plain else None
+        if factors is None:
+            return None
+        pairs = zip(factors, e.update.pieces, strict=True)
+        found.append(AtOutput(e, [factor * taken_at(piece) for factor, piece in pairs]))
+    return found
 
 
 def factors_of(e: Evidence) -> np.ndarray | None:
@@ -83,55 +68,36 @@ def factors_of(e: Evidence) -> np.ndarray | None:
     return factors if apart <= e.meant.replay.tolerance.fits else None
 
 
-def differing_outputs(chosen: Sequence[Evidence]) -> list[list[AtOutput]]:
-    """Return the updates by each output whose loss is not the meant one; none if they are no sum."""
-    meant = chosen[0].meant
-    losses = meant.replay.by_output(meant.objective)
-    factors = [factors_of(e) if losses else None for e in chosen]
-    pairs = [(e, own) for e, own in zip(chosen, factors, strict=True) if own is not None]
-    if not losses or len(pairs) < len(chosen):
-        return []
+def solved(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
+    """Return updates at their output, by derivatives that are solved for, as none were recorded.
+
+    None unless the gradients are those of derivatives by the outputs, which they are not by chance.
+    """
     found = []
-    for one in losses:
-        by_output = _by_output(meant, pairs, one)
-        differs = meant.replay.tolerance.differs
-        if any(e.without > differs for e in by_output):
-            found.append(by_output)
+    for e in chosen:
+        shapes = [piece.called.outputs[0].shape for piece in e.update.pieces if e.is_of_one_output]
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        if not 0 < sum(sizes) <= min(_MOST_FREE, len(e.handed) // 2):
+            return None
+        columns = []
+        for i, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
+            columns += [e.pulled(i, one.reshape(shape)) for one in np.eye(size, dtype="float32")]
+        numbers = least(columns, e.handed - e.penalty)[0]
+        made = numbers @ np.stack(columns) + e.penalty
+        if e.apart(made) > e.meant.replay.tolerance.fits:
+            return None
+        parts = np.split(numbers, np.cumsum(sizes)[:-1])
+        found.append(AtOutput(e, [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]))
     return found
-
-
-def _by_output(
-    meant: Meant, pairs: list[tuple[Evidence, np.ndarray]], one: OfOutput
-) -> list[AtOutput]:
-    pieces = [[_alone(piece, one.place) for piece in e.update.pieces] for e, _ in pairs]
-    replay, objective = meant.replay.of(one, [piece for own in pieces for piece in own])
-    if replay.is_masked:
-        return []
-    own = Meant(replay, objective, meant.modes, meant.place, [])
-    own.is_by_outputs = True
-    found = []
-    for (e, factors), alone in zip(pairs, pieces, strict=True):
-        by_one = Evidence(own, replace(e.update, pieces=alone))
-        terms = by_one.terms
-        by_one.terms = [t._replace(coefficients=one.coefficient * t.coefficients) for t in terms]
-        found.append(AtOutput(e, by_one, one.place, factors, one.name))
-    return found
-
-
-def _alone(piece: Piece, i: int) -> Piece:
-    output, taken = piece.called.outputs[i], taken_at(piece, i)
-    return replace(piece, called=replace(piece.called, outputs=[output], derivatives={0: [taken]}))
 
 
 def taken(e: Evidence) -> np.ndarray:
     """Return the gradient of the loop's derivatives by all outputs of a pass; empty if not known."""
-    if len(e.update.pieces) != 1 or not e.mask.all():
+    if len(e.update.pieces) != 1 or not e.mask.all() or e.meant.replay.is_masked:
         return np.zeros(0)
-    called, meant = e.update.pieces[0].called, e.meant
+    called = e.update.pieces[0].called
     has_all = {*called.derivatives} == {*range(len(called.outputs))}
-    is_sum = not meant.is_by_row and not meant.replay.is_masked
-    is_sum = is_sum and has_all and bool(meant.replay.by_output(meant.objective))
-    return e.taken()[0] if e.is_plain or is_sum else np.zeros(0)
+    return e.taken()[0] if has_all else np.zeros(0)
 
 
 def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:

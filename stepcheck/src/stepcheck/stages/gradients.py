@@ -13,7 +13,7 @@ from stepcheck.solve.changes import added, clipped_apart, is_clipped
 from stepcheck.solve.coefficients import RAW, Explanation
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.explain import NUM_SMALL, by_counts, explain
-from stepcheck.solve.outputs import AtOutput, differing_outputs, factors_of, narrowed
+from stepcheck.solve.outputs import factors_of, narrowed, solved
 from stepcheck.solve.places import at_places
 from stepcheck.stages.proofs import of_gradient
 from stepcheck.trace.windows import Update
@@ -51,8 +51,6 @@ def gradients(meant: Meant, updates: list[Update]) -> Judged:
     handed = [u for u in updates if any(g is not None for g in u.applied.grads)]
     every = _evidence(meant, handed)
     everything = [e for e in every if np.all(np.isfinite(e.handed + e.reference))]
-    if zeroed := _zeroed(everything):
-        everything = _evidence(meant, [_without(e.update, zeroed) for e in everything])
     judged = _judged(meant, everything) if everything else Judged([], [], [])
     lost = [e for e in every if not np.all(np.isfinite(e.reference))]
     broken = [e for e in every if np.all(np.isfinite(e.reference)) and not _is_finite(e)]
@@ -77,26 +75,6 @@ def _evidence(meant: Meant, updates: list[Update]) -> list[Evidence]:
     return found
 
 
-def _zeroed(everything: list[Evidence]) -> set[int]:
-    """Return the parameters, not all, whose gradient is made zero by hand in every update."""
-    zeros = [_zeros(e) for e in everything]
-    found = set.intersection(*zeros) if len(zeros) > 1 else set()
-    num = len(everything[0].meant.replay.names) if everything else 0
-    return found if len(found) < num else set()
-
-
-def _zeros(e: Evidence) -> set[int]:
-    apart = e.by_parameter(e.reference)
-    pairs = zip(e.meant.replay.names, e.update.applied.grads, strict=True)
-    every = enumerate(pairs)
-    return {i for i, (name, g) in every if g is not None and not np.any(g) and apart[name]}
-
-
-def _without(update: Update, left_out: set[int]) -> Update:
-    grads = [None if i in left_out else g for i, g in enumerate(update.applied.grads)]
-    return replace(update, applied=replace(update.applied, grads=grads))
-
-
 def _judged(meant: Meant, everything: list[Evidence]) -> Judged:
     differs = meant.replay.tolerance.differs
     differing = [e for e in everything if e.without > differs]
@@ -105,43 +83,50 @@ def _judged(meant: Meant, everything: list[Evidence]) -> Judged:
     differing = [e for e in differing if e.without > differs]
     if not differing:
         return Judged([], [], everything)
+    if all(_is_zeroed(e) for e in differing):
+        by_hand = Unjudged(Reason.CHANGED_BY_HAND, Stage.GRADIENT, len(differing))
+        return Judged([], [by_hand], everything)
     if not meant.has_penalty and (plus := added(everything)) is not None:
         return _of_weights(meant, everything, differing, *plus)
     alike = [e for e in everything if all(e is not other for other in differing)]
     chosen = [*_spread(differing, _NUM_DIFFERING), *_spread(alike, _NUM_ALIKE)]
     until = time.monotonic() + _SECONDS
-    views = _views(chosen)
-    best = _best(views, by_counts)
+    at_outputs = narrowed(chosen)
+    best = _best([at_outputs, chosen], by_counts)
     if (best is None or best.cost >= RAW) and is_clipped(everything):
         return _of_clip(meant, everything, differing)
     if best is None or best.cost >= RAW:
         clips = [each for each in clipped_apart(chosen) if each is not None]
         best = clips[0] if clips else best
     if best is None:
-        best = _best(views, partial(explain, until=until))
+        at_outputs = at_outputs or solved(chosen)
+        by_gradients = chosen if at_outputs is None or len(chosen[0].handed) <= NUM_SMALL else None
+        best = _best([at_outputs, by_gradients], partial(explain, until=until))
     is_ended = time.monotonic() > until and best is None
     ended = [Unjudged(Reason.OUT_OF_TIME, Stage.GRADIENT)] * is_ended
     findings = [_located(differing)] if best is None else [*_found(best, chosen)]
     return Judged(findings, ended, everything)
 
 
-def _views(chosen: list[Evidence]) -> list[list[Evidence]]:
-    """Return updates at their outputs, if that is possible, and by their gradients, if that is quick."""
-    at_outputs = narrowed(chosen)
-    if at_outputs is None:
-        return [chosen]
-    is_small = len(chosen[0].handed) <= NUM_SMALL
-    return [[*at_outputs], chosen] if is_small else [[*at_outputs]]
+def _is_zeroed(e: Evidence) -> bool:
+    """Whether the gradients of some parameters are made zero by hand, and the others are right."""
+    apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
+    used = {name for name, own in e.cut(e.handed).items() if np.any(own)}
+    return bool(used) and all(apart[name] <= differs for name in used)
 
 
 def _best(
-    views: list[list[Evidence]], of: Callable[[list[Evidence]], Explanation | None]
+    views: Sequence[Sequence[Evidence] | None],
+    of: Callable[[list[Evidence]], Explanation | None],
 ) -> Explanation | None:
-    """Return the first explanation of the updates that shows it."""
-    without = max(e.without for e in views[-1])
-    shows = views[0][0].meant.replay.tolerance.shows
-    found = (of(view) for view in views)
-    return next((each for each in found if each is not None and shows(without, each.apart)), None)
+    """Return the first explanation of updates, seen at their outputs or by their gradients."""
+    for view in views:
+        best = of([*view]) if view else None
+        if view and best is not None:
+            without = max(e.without for e in view)
+            if view[0].meant.replay.tolerance.shows(without, best.apart):
+                return best
+    return None
 
 
 def _of_clip(meant: Meant, everything: list[Evidence], differing: list[Evidence]) -> Judged:
@@ -206,8 +191,7 @@ def _setting(meant: Meant, evidence: list[Evidence]) -> Setting:
 def _located(differing: list[Evidence]) -> Finding:
     """Return the place of a difference that nothing known explains."""
     e = differing[0]
-    outputs = differing_outputs([e])
-    at: Sequence[AtOutput] | None = outputs[0] if len(outputs) == 1 else narrowed([e])
+    at = narrowed([e]) or solved([e])
     change, rows, numbers = at_places(at[0]) if at else (Change(Fault.LOSS_UNLIKE), (), ())
     parameters: tuple[str, ...] = ()
     if not at and factors_of(e) is None:
@@ -215,8 +199,7 @@ def _located(differing: list[Evidence]) -> Finding:
         apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
         parameters = tuple(name for name, far in apart.items() if far > differs)
     found = _finding(change, differing, differing, None)
-    names = tuple(own[0].name for own in outputs)
-    where = replace(found.where, rows=rows, parameters=parameters, outputs=names)
+    where = replace(found.where, rows=rows, parameters=parameters)
     assert found.proof is not None
     proof = replace(found.proof, numbers=(*numbers, *found.proof.numbers))
     return replace(found, where=where, proof=proof)
