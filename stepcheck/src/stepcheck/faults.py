@@ -110,7 +110,6 @@ class Fault(Enum):
     FROM_LOGITS = Quantity.LOSS_FORM, Error.ANOTHER_FORM
     SOFTMAX_TWICE = Quantity.LOSS_FORM, Error.ANOTHER_FORM
     OTHER_OUTPUTS = Quantity.LOSS_FORM, Error.ANOTHER_FORM
-    ANOTHER_LOSS = Quantity.LOSS_FORM, Error.ANOTHER_FORM
     OUTPUT_LEFT_OUT = Quantity.LOSS_FORM, Error.LEFT_OUT
     OTHER_LOSS_WEIGHTS = Quantity.LOSS_FORM, Error.COUNTED
     LOSS_UNLIKE = Quantity.LOSS_FORM, Error.UNLIKE
@@ -188,7 +187,6 @@ _BY_NUMBERS = frozenset(
         Fault.OTHER_LABELS,
         Fault.OTHER_WEIGHTS,
         Fault.OTHER_OUTPUTS,
-        Fault.ANOTHER_LOSS,
         Fault.ROWS_COUNTED_OTHERWISE,
         Fault.PENALTY_COUNTED_OTHERWISE,
     }

@@ -5,7 +5,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,17 +27,6 @@ class OneLoss:
 
 class NoLoss:
     """An objective in place of an unknown loss: gradients are not judged."""
-
-
-class OfOutput(NamedTuple):
-    """The loss of one of several outputs, the `place`-th leaf; `weights` may be None."""
-
-    place: int
-    name: str
-    objective: OneLoss
-    coefficient: float
-    labels: Tree
-    weights: Tree
 
 
 class Terms(NamedTuple):
@@ -77,7 +65,6 @@ class Port(ABC):
         hears_scales: whether every scaling of a loss is recorded.
         most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None for all.
         moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
-        output: the leaf of the model's output to which its passes are cut, 0 for a single output.
     """
 
     losses: Any
@@ -94,7 +81,6 @@ class Port(ABC):
 
     def __init__(self, model: Any, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
         self.model, self.data, self.by_pass = model, data, by_pass
-        self.output = 0
         self.num_rows = len(tree.leaves(data[0])[0])
 
     def _measure(self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]) -> None:
@@ -234,20 +220,6 @@ class Port(ABC):
         The outputs and labels of a few passes show it.
         """
         return
-
-    def by_output(self, objective: Any) -> list[OfOutput]:
-        """Return the losses of several outputs; none if the objective is no sum of them."""
-        return []
-
-    def of(self, one: OfOutput, pieces: list[Piece]) -> tuple["Port", Any]:
-        """Return (the port, the objective) of one of several outputs: its passes have this output alone."""
-        found = copy(self)
-        found.data, found.output, found.has_losses = (
-            (self.data[0], one.labels, one.weights),
-            one.place,
-            False,
-        )
-        return found, found.unmasked(one.objective, pieces)
 
     @abstractmethod
     def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:

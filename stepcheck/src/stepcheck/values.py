@@ -68,12 +68,9 @@ class Detail(Enum):
     PLACES_AFTER = auto()
     ALL_PAIRS = auto()
     ALL_PAIRS_WITH_WEIGHTS = auto()
-    INVERTED = auto()
     OF_OTHER_ROWS = auto()
     SMOOTHED = auto()  # numbers: the smoothing, and the one that was meant
     FUNCTION_AGAIN = auto()  # names: the activation
-    ARGUMENTS_SWAPPED = auto()
-    OTHER_FUNCTION = auto()  # names: the function, and the one that was meant
     TERMS_COUNT = auto()  # numbers: of each output, then those that were meant; names: the outputs
     CLIPPED_BY_NORM = auto()  # numbers: the bound
     CLIPPED_IN_TURN = auto()

@@ -6,32 +6,12 @@ from inspect import signature
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 from keras.losses import Loss
 
 from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.tree import Tensor, Tree
-
-_LOSSES = (
-    *("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "MeanSquaredLogarithmicError"),
-    *(
-        "MeanAbsolutePercentageError",
-        "Poisson",
-        "KLDivergence",
-        "Hinge",
-        "SquaredHinge",
-        "CosineSimilarity",
-    ),
-    *(
-        "BinaryCrossentropy",
-        "BinaryFocalCrossentropy",
-        "CategoricalCrossentropy",
-        "CategoricalFocalCrossentropy",
-    ),
-    "SparseCategoricalCrossentropy",
-)
 
 
 class Function(Loss):
@@ -146,12 +126,6 @@ def name_of(loss: object) -> str:
     return getattr(function, "__name__", None) or type(loss).__name__
 
 
-def is_squared(loss: Any) -> bool:
-    """Whether it is the mean squared error."""
-    name = getattr(getattr(loss, "_function", None), "__name__", "")
-    return type(loss).__name__ == "MeanSquaredError" or name in ("mse", "mean_squared_error")
-
-
 def flipped(loss: Loss) -> Loss | None:
     """Return a loss with `from_logits` the other way; None if it has no such argument."""
     function, config = (
@@ -164,29 +138,6 @@ def flipped(loss: Loss) -> Loss | None:
     if "from_logits" not in config:
         return None
     return _changed(loss, from_logits=not config["from_logits"])
-
-
-def swapped(loss: Loss) -> Loss:
-    """Return a loss that gets outputs and labels in the other order."""
-    other = Function(
-        lambda y, y_pred: loss.call(ops.cast(y_pred, "float32"), ops.cast(y, "float32"))
-    )
-    other.reduction = loss.reduction
-    return other
-
-
-def others(loss: Loss, labels: Any) -> Iterator[tuple[str, Loss]]:
-    """Yield (in words, loss) for the other losses of Keras that take such labels."""
-    reduction = loss.reduction if isinstance(loss.reduction, str) else "sum_over_batch_size"
-    is_whole = np.issubdtype(np.asarray(labels).dtype, np.integer)
-    for name in _LOSSES:
-        kind = getattr(keras.losses, name)
-        if kind is type(loss) or ("Sparse" in name and not is_whole):
-            continue
-        has_logits = "from_logits" in signature(kind).parameters
-        for given in [{"from_logits": True}, {"from_logits": False}] if has_logits else [{}]:
-            arguments = ", ".join(f"{key}={value}" for key, value in given.items())
-            yield f"{name}({arguments})", kind(**given, reduction=reduction)
 
 
 def changes(loss: Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:

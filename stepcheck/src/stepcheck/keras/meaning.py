@@ -189,40 +189,6 @@ class _AsCompiled(Objective):
             vars(model)["_compile_loss"] = before
 
 
-def by_output(
-    model: keras.Model, objective: Objective, data: tuple[Tree, ...]
-) -> list[port.OfOutput]:
-    """Return the losses of several outputs, one for each; none if the objective is no sum."""
-    x, y, weight = data
-    if not isinstance(objective, CompiledObjective | _AsCompiled) or is_overridden(
-        model, "compute_loss"
-    ):
-        return []
-    symbols = outputs(model, x)
-    leaves = [id(leaf) for leaf in tree.leaves(symbols)]
-    calls = objective.calls(model, y, symbols, weight)
-    at = [leaves.index(id(call.y_pred)) if id(call.y_pred) in leaves else -1 for call in calls]
-    is_given = all(
-        isinstance(leaf, np.ndarray)
-        for call in calls
-        for leaf in (call.y_true, call.weight)
-        if leaf is not None
-    )
-    if len(leaves) < 2 or -1 in at or len({*at}) < len(at) or not is_given:
-        return []
-    return [
-        port.OfOutput(
-            i,
-            call.name,
-            LossObjective(averaging(call.loss)),
-            float(call.coefficient),
-            call.y_true,
-            call.weight,
-        )
-        for i, call in zip(at, calls, strict=True)
-    ]
-
-
 def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
     """Return the objective that is meant, on these data.
 

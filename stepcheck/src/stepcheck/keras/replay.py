@@ -12,14 +12,11 @@ from keras import ops
 from stepcheck import tree
 from stepcheck.errors import attempt
 from stepcheck.keras import families
-from stepcheck.keras.meaning import LossObjective, by_output, is_masked, tensors
+from stepcheck.keras.meaning import LossObjective, Pulled, is_masked, tensors
 from stepcheck.keras.optimizers import numbers_of
-from stepcheck.keras.programs import Kind, at_outputs, by_term, changed, counted, kinds_of, traced
-from stepcheck.keras.state import flags, set_flags, trained_in, untrained, values
-from stepcheck.port import ByPass, OfOutput, Port, Terms
-from stepcheck.trace.log import Applied, Called, Line, Log, Values
-from stepcheck.trace.measure import distance
-from stepcheck.trace.windows import PAD, Piece, packed
+from stepcheck.port import ByPass, Port, Terms
+from stepcheck.trace.log import Applied, Called, Flags, Line, Log, Values
+from stepcheck.trace.windows import PAD, Piece
 from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.source import line_of_loss
 from wholestep.engines import choose
@@ -129,21 +126,16 @@ class Replay(Port):
             _is_of_all(loss, p.called.outputs[0], *self.batch(p)[1:]) for p in known[:_FEW]
         )
 
-    def by_output(self, objective: Any) -> list[OfOutput]:
-        return [] if self.by_pass else by_output(self.model, objective, self.data)
-
     def _mask(self, piece: Piece) -> np.ndarray | None:
         """Return the mask of the output of a pass; None if it has none."""
 
         def run(params: list, buffers: list, inputs: list) -> Tensor:
             with self._scope(params, buffers):
-                mask = mask_of(
-                    tree.leaves(self.model(self._packed(inputs), training=False))[self.output]
-                )
+                mask = mask_of(tree.leaves(self.model(self._packed(inputs), training=False))[0])
             return ops.zeros(()) if mask is None else mask
 
         found = np.asarray(
-            self._program(("mask", self.output), run)(
+            self._program(("mask",), run)(
                 piece.called.params, piece.called.buffers, piece.called.inputs
             )
         )

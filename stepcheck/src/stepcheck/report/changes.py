@@ -91,10 +91,8 @@ _DETAILS = {
     Detail.ALL_PAIRS: "meets the labels of all rows of its batch, as outputs (rows, 1) and labels (rows,) do",
     Detail.ALL_PAIRS_WITH_WEIGHTS: "meets the labels and sample weights of all rows of its batch, as outputs "
     "(rows, 1) and both (rows,) do",
-    Detail.INVERTED: "are inverted",
     Detail.OF_OTHER_ROWS: "are each those of some other row",
     Detail.FUNCTION_AGAIN: "go through one more {names}",
-    Detail.ARGUMENTS_SWAPPED: "gets labels and outputs in the other order",
     Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",
     Detail.CLIPPED_IN_TURN: "is clipped to the norm {0} whenever a {part} is added",
     Detail.ADDED_BEFORE: "is added, times {count}",
@@ -169,9 +167,7 @@ def _predicate(change: Change) -> str:
 
 
 def _with_numbers(change: Change) -> str:
-    numbers, names = change.numbers, change.names
-    if change.detail is Detail.OTHER_FUNCTION:
-        return f"is {names[0]} instead of {names[1]}"
+    numbers = change.numbers
     if change.detail is Detail.TERMS_COUNT:
         half = len(numbers) // 2
         these, those = _list(numbers[:half]), _list(numbers[half:])

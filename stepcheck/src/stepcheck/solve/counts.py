@@ -106,7 +106,7 @@ def _of_scale(numbers: np.ndarray, meant: Meant) -> Fault:
     if not is_scaled or np.any(numbers <= 0):
         return Fault.ROWS_COUNTED_OTHERWISE
     powers = np.log2(numbers)
-    is_power = meant.is_scaled and np.all(np.abs(powers - np.round(powers)) <= _OF_POWER)
+    is_power = len(numbers) > 1 and np.all(np.abs(powers - np.round(powers)) <= _OF_POWER)
     if is_power or not 1 / _LEAST_SCALE < number < _LEAST_SCALE:
         return Fault.LOSS_SCALE_LEFT_IN if number > 1 else Fault.LOSS_NOT_SCALED
     return Fault.ROWS_COUNTED_OTHERWISE

@@ -28,7 +28,6 @@ class Meant:
         optimizer: the optimizer whose steps can be replayed, if it is known.
 
     Attributes:
-        scales: of the loss, all that were seen.
         clips_scaled: whether clipped gradients have the scale.
         windows: how many updates have how many pieces; valid once all have an `Evidence`, as `full`.
         full: the weight of the heaviest update, by term.
@@ -48,7 +47,6 @@ class Meant:
         self.replay, self.objective, self.modes = replay, objective, modes
         self.place, self.optimizer = place, optimizer
         self.is_scaled = bool(scaled)
-        self.scales = {each.scale for each in scaled if each.scale}
         self.clips_scaled = any(each.is_last for each in scaled)
         self.windows = Counter[int]()
         self.full: np.ndarray | None = None

@@ -10,7 +10,6 @@ from stepcheck.solve.changes import Schedule
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.optimizers import rated
 from stepcheck.solve.outputs import narrowed
-from stepcheck.solve.places import factors_of_rows
 from stepcheck.solve.ratios import least
 from stepcheck.trace.measure import all_same, in_part
 from stepcheck.trace.windows import PAD, Rows, Update, Windows, passes, placed
@@ -18,7 +17,8 @@ from stepcheck.tree import Tree
 
 _NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
 _MOST_OPTIONS = 80  # rows of an update that may be others
-_NOTHING = 1e-4  # of the largest factor of a row
+FEW_TWINS = 0.1  # of the rows: few that stand for one another change no order
+_OFTEN = 1.5  # times as often as most rows
 
 
 def read(
@@ -38,11 +38,9 @@ def read(
     tried = unclear if seen.is_by_hand else unclear[:: -(-len(unclear) // _NUM_SETTLED) or 1]
     found = [settled(meant, update, rows) for update in tried]
     numbers = {update.number for update in unclear}
-    often = _often([update.rows for update in seen.updates])
-    again = doubled(seen.updates, rows.num)
-    if not seen.is_by_hand:
-        clear = [update for update in known if update.number not in numbers]
-        found += [unfilled(meant, update, again.get(update.number), often) for update in clear]
+    again = {} if seen.is_by_hand else doubled(seen.updates, rows.num)
+    full = [update for update in known if update.number in {*again} - numbers]
+    found += [unfilled(meant, update, again[update.number]) for update in full]
     changed = {update.number: update for update in found if update is not None}
     updates = [changed.get(update.number, update) for update in seen.updates]
     new = {piece.called.order: piece for update in updates for piece in update.pieces}
@@ -55,37 +53,19 @@ def read(
     return _without_idle(meant, seen)
 
 
-def _often(lists: list[np.ndarray]) -> np.ndarray:
-    """Return the rows that come more often than most."""
-    rows, counts = np.unique(np.concatenate([*lists, [PAD]]), return_counts=True)
-    return rows[(counts > np.median(counts)) & (rows != PAD)]
+def unfilled(meant: Meant, update: Update, again: np.ndarray) -> Update | None:
+    """Return the last update of a pass with padding for rows that fill up its batch, or None.
 
-
-def unfilled(
-    meant: Meant, update: Update, again: np.ndarray | None, often: np.ndarray
-) -> Update | None:
-    """Return an update with padding for rows that fill up its batch; None if none do.
-
-    At the end of a pass they are copies of one row. Others have come before, and count nothing.
+    They are copies of one row, or they have come before, and count nothing.
 
     Args:
-        again: which rows come again at the end of a pass, if the pass is full then.
-        often: the rows that come more often than most.
+        again: which of its rows come again.
     """
-    if again is not None and len({*update.rows[again].tolist()}) == 1:
-        return _padded(update, again)
-    if not np.any(np.isin(update.rows, often)):
-        return None
-    e = Evidence(meant, update)
-    if e.without <= meant.replay.tolerance.differs:
-        return None
-    if again is None:
-        counts = _counts(e)
-        again = np.zeros(len(update.rows), bool) if counts is None else ~counts
-    if not np.any(again) or not np.all(np.isin(update.rows[again], often)):
-        return None
     changed = _padded(update, again)
-    return changed if Evidence(meant, changed).is_along else None
+    if len({*update.rows[again].tolist()}) == 1:
+        return changed
+    is_wrong = Evidence(meant, update).without > meant.replay.tolerance.differs
+    return changed if is_wrong and Evidence(meant, changed).is_along else None
 
 
 def _padded(update: Update, left_out: np.ndarray) -> Update:
@@ -98,42 +78,24 @@ def _padded(update: Update, left_out: np.ndarray) -> Update:
     return replace(update, pieces=pieces)
 
 
-def _counts(e: Evidence) -> np.ndarray | None:
-    """Return whether each row has a part in the gradient; None if that is not known."""
-    if (at := narrowed([e])) is not None:
-        parts = at[0].by_piece(at[0].handed)
-        return np.concatenate([np.any(part.reshape(len(part), -1), axis=1) for part in parts])
-    solved = factors_of_rows(e)
-    if solved is None or len(solved[0]) != len(e.update.rows):
-        return None
-    sizes = np.abs(solved[0])
-    return sizes > _NOTHING * sizes.max()
-
-
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
     """Return an update with the rows of equal inputs that make its gradient; None if none do.
 
     A gradient is linear in the choice of each label, so the choice is solved for.
     """
-    e: Evidence = Evidence(meant, update)
-    at = narrowed([e])
-    e = e if at is None else at[0]
+    e = Evidence(meant, update)
+    view, *_ = narrowed([e]) or [e]
     leaves = [np.asarray(leaf) for leaf in tree.leaves(meant.replay.data[1:])]
-
-    def options(row: int) -> list[int]:
-        told = {_told(leaves, each): each for each in rows.equal(row)} if row != PAD else {}
-        return [each for key, each in told.items() if key != _told(leaves, row)]
-
-    free = [
-        (i, place, other)
-        for i, piece in enumerate(update.pieces)
-        for place, row in enumerate(piece.rows.tolist())
-        for other in options(row)
-    ]
+    free = []
+    for i, piece in enumerate(update.pieces):
+        for place, row in enumerate(piece.rows.tolist()):
+            equal = rows.equal(row) if row != PAD else []
+            told = {_told(leaves, each): (i, place, each) for each in equal}
+            free += [each for key, each in told.items() if key != _told(leaves, row)]
     if not 0 < len(free) <= _MOST_OPTIONS:
         return None
-    changes = [_moved(e, *each) for each in free]
-    shares = least(changes, e.handed - e.reference)[0]
+    changes = [_moved(view, *each) for each in free]
+    shares = least(changes, view.handed - view.reference)[0]
     chosen = [piece.rows.copy() for piece in update.pieces]
     for (i, place, other), share in zip(free, shares, strict=True):
         if share > 0.5:
