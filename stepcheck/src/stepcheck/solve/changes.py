@@ -71,7 +71,7 @@ def _bound_of_parts(several: list[Evidence], shares: _Shares) -> float:
 
 
 def is_clipped(everything: list[Evidence]) -> bool:
-    """Whether the handed gradients are the references clipped: by norm or value, or each variable."""
+    """Whether the gradients are the references clipped: by norm or value, or each variable."""
     replay = everything[0].meant.replay
     same = _SAME_IN_PART if replay.is_in_part else SOLVED
     same = _SAME_SPARSE if replay.is_sparse else same
@@ -104,7 +104,7 @@ def _is_by_norm(pairs: list[_Pair], fits: float, same: float) -> bool:
 
 
 def added(everything: list[Evidence]) -> tuple[float, bool] | None:
-    """Return (the multiple of the weights, or of their signs, that is added to the references, which).
+    """Return (the multiple of the weights or their signs that is added to the references, which).
 
     It may be added to some variables alone; None if it is not.
     """

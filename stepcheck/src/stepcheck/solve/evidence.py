@@ -1,4 +1,4 @@
-"""The gradient that an update handed to its optimizer, the meant gradient, and the parts of both."""
+"""The gradient that an update handed to its optimizer, the meant one, and the parts of both."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Meant:
 
     Attributes:
         clips_scaled: whether clipped gradients have the scale.
-        windows: how many updates have how many pieces; valid once all have an `Evidence`, as `full`.
+        windows: how many updates have how many pieces; valid once all have an `Evidence`.
         full: the weight of the heaviest update, by term.
         has_penalty: whether the model itself has losses.
         is_by_outputs: whether gradients are pulled derivatives; None before the first update.
@@ -160,7 +160,7 @@ class Evidence:
         return [np.stack(self._some(i, [*entries])) for i, entries in every]
 
     def measure(self) -> None:
-        """Let distances be relative to the rows' lengths, where the gradients of rows nearly cancel.
+        """Let distances be relative to the rows' lengths, where rows nearly cancel.
 
         The lengths are estimated from a few rows.
         """
@@ -175,7 +175,7 @@ class Evidence:
             self.scale = _NEARLY * whole * float(np.mean(lengths))
 
     def apart(self, candidate: np.ndarray) -> float:
-        """Return the distance of the handed gradient from a candidate, relative to the larger one."""
+        """Return the distance of the handed gradient from a candidate, relative to both."""
         if not np.all(np.isfinite(candidate)):
             return float("inf")
         size = float(np.linalg.norm(self.reference))

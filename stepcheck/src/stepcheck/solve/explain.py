@@ -1,4 +1,4 @@
-"""Search for the errors that turn the meant gradient into the observed one, the cheap ones first."""
+"""Search for the errors that turn the meant gradient into the observed one."""
 
 import time
 from collections.abc import Callable, Iterator

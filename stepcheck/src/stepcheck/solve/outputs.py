@@ -92,7 +92,7 @@ def solved(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
 
 
 def taken(e: Evidence) -> np.ndarray:
-    """Return the gradient of the loop's derivatives by all outputs of a pass; empty if not known."""
+    """Return the gradient of the loop's derivatives by all outputs of a pass, or an empty one."""
     if len(e.update.pieces) != 1 or not e.mask.all() or e.meant.replay.is_masked:
         return np.zeros(0)
     called = e.update.pieces[0].called

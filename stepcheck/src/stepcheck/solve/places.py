@@ -1,4 +1,4 @@
-"""Where derivatives by an output differ from the meant ones: how much places count, or their form."""
+"""Where derivatives by an output differ: in how much places count, or in their form."""
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def _change(handed: list[np.ndarray], meant: list[np.ndarray], e: AtOutput) -> C
 
 
 def factors_of_rows(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (the factors of the rows that make the handed gradient, the right ones), if some do."""
+    """Return (the factors of the rows that make the handed gradient, the right ones), or None."""
     used = np.flatnonzero(np.concatenate([weights.reshape(-1) for weights in e.weights]))
     if not 0 < len(used) <= min(_NUM_FREE, len(e.handed) // 2):
         return None

@@ -141,10 +141,10 @@ def _without_idle(meant: Meant, seen: Windows) -> Windows:
 
 
 def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
-    """Return, by the number of the last update of each pass, which of its rows came before, if all passes end so.
+    """Return which rows of the last update of each pass came before, if all passes end so.
 
-    The last update of such a pass completes the rows of the data, and is padded with rows of the same pass. If the
-    microbatches give each row once in every pass, no pass is padded.
+    The last update of such a pass completes the rows of the data, and is padded with rows of the
+    same pass. If the microbatches give each row once in every pass, no pass is padded.
     """
     cuts = passes([piece for update in updates for piece in update.pieces])[:-1]
     if cuts and all(
@@ -167,8 +167,71 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
     return found
 
 
+def in_order(seen: Windows, rows: Rows, *, are_given: bool) -> Windows:
+    """Return the updates with the rows by which their order is judged.
+
+    A batch that an update has twice counts once. Of rows with equal inputs each pass takes the
+    first one first, as which of them came may not be known.
+
+    Args:
+        are_given: whether the data have no row twice, as they were taken from the passes: rows
+            that come more often than most are then unknown.
+    """
+    pieces = [
+        p
+        for u in seen.updates
+        for p in {(p.called.replica, p.rows.tobytes()): p for p in u.pieces}.values()
+    ]
+    again = {p.called.order for u in seen.updates for p in u.pieces} - {
+        p.called.order for p in pieces
+    }
+    pieces = [piece for piece in seen.pieces if piece.called.order not in again]
+    numbers, counts = np.unique(
+        np.concatenate([*(p.rows for p in pieces), [PAD]]).astype(int), return_counts=True
+    )
+    often = (
+        numbers[(numbers != PAD) & (counts > _OFTEN * np.median(counts))]
+        if are_given
+        else numbers[:0]
+    )
+    often = often if len(often) <= FEW_TWINS * len(numbers) else often[:0]
+    equal = {
+        row: rows.equal(row) for row in numbers.tolist() if row != PAD and len(rows.equal(row)) > 1
+    }
+    unknown, new = [*equal, *often.tolist()], dict[int, Piece]()
+    if not (unknown or again):
+        return seen
+    whole = {piece.called.order: piece.rows for piece in pieces}
+    clear = [
+        replace(piece, rows=np.where(np.isin(piece.rows, unknown), PAD, piece.rows))
+        for piece in pieces
+    ]
+    for cut in passes(clear):
+        uses = Counter[int]()
+        for piece in cut:
+            own = piece.rows.copy()
+            for place, row in enumerate(whole[piece.called.order].tolist()):
+                if row in equal:
+                    first, num = equal[row][0], len(equal[row])
+                    own[place] = equal[row][uses[first] % num]
+                    uses[first] += 1
+            new[piece.called.order] = replace(piece, rows=own)
+    updates = [
+        replace(u, pieces=[new[p.called.order] for p in u.pieces if p.called.order in new])
+        for u in seen.updates
+    ]
+    pieces = [*new.values()]
+    return replace(
+        seen,
+        updates=updates,
+        pieces=pieces,
+        place=placed(pieces),
+        seen=seen.seen | {*often.tolist()},
+    )
+
+
 def without_void(updates: list[Update]) -> list[Update]:
-    """Return updates where each window is one: only its last step is kept, as by `jnp.where(is_full, new, old)`.
+    """Return updates where each window is one: its last step, as by `jnp.where(is_full, new, old)`.
 
     All windows must be equally long, else the updates are returned unchanged.
     """

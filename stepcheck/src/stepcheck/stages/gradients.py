@@ -206,7 +206,7 @@ def _located(differing: list[Evidence]) -> Finding:
 
 
 def _line_of(change: Change, e: Evidence) -> Line | None:
-    """Return the user's line: where the loss is computed, if that is wrong, or the optimizer step."""
+    """Return the user's line: of the loss, if that is wrong, or of the optimizer step."""
     update, replay, quantity = e.update, e.meant.replay, change.fault.quantity
     is_of_loss = quantity in _OF_LOSS or change.fault in _OF_FORM
     if not is_of_loss and quantity in (Quantity.ROW_GRADIENTS, Quantity.PENALTY):

@@ -19,7 +19,8 @@ def proof_of(
     Args:
         of: names an entry of them.
 
-    >>> proof_of(2, Shown.RATE, str, [np.array([1.0, 3.0]), np.ones(2), np.array([1.0, 3.0])]).numbers[1][1:]
+    >>> values = [np.array([1.0, 3.0]), np.ones(2), np.array([1.0, 3.0])]
+    >>> proof_of(2, Shown.RATE, str, values).numbers[1][1:]
     ('1', 3.0, 1.0, 3.0)
     """
     observed, expected, with_error = (np.ravel(np.asarray(each, "float64")) for each in values)
