@@ -34,7 +34,7 @@ def explain(evidence: list[Evidence], until: float) -> Explanation | None:
     has_weights = evidence[0].meant.replay.data[2] is not None
     early, late = ((), (_rows,)) if has_weights else ((_rows,), ())  # ignored weights are a form
     for stage in (_terms, *early, _forms, *late, _labels, _forms_by_piece):
-        for each in stage(evidence, until):
+        for each in stage(evidence):
             found += [each] if each is not None else []
             if time.monotonic() > until or (each is not None and each.cost <= _SURE):
                 break
@@ -59,7 +59,7 @@ def by_counts(evidence: list[Evidence]) -> Explanation | None:
     return found[0] if found and is_sure else None
 
 
-def _terms(evidence: list[Evidence], until: float) -> _Found:
+def _terms(evidence: list[Evidence]) -> _Found:
     """Yield that the losses of outputs count otherwise, the same in all updates."""
     terms = evidence[0].terms[0]
     used: list[int] = np.flatnonzero(terms.coefficients).tolist()
@@ -111,7 +111,7 @@ def _tried(form: Form, evidence: list[Evidence], level: Level) -> Explanation | 
     return attempt(lambda: explained(form, evidence, level))[0]
 
 
-def _forms(evidence: list[Evidence], until: float) -> _Found:
+def _forms(evidence: list[Evidence]) -> _Found:
     """Yield the losses with one error."""
     for form in _possible(evidence):
         yield _tried(form, evidence, Level.UPDATE)
@@ -129,7 +129,7 @@ def _smoothing(numbers: np.ndarray, own: float) -> Change | None:
     return Change(Fault.OTHER_LABELS, Detail.SMOOTHED, (by, own))
 
 
-def _rows(evidence: list[Evidence], until: float) -> _Found:
+def _rows(evidence: list[Evidence]) -> _Found:
     """Yield how much each row counts, by a count or with few different numbers."""
     most = MOST_SOLVED if isinstance(evidence[0], AtOutput) else _MOST_ROWS
     if any(sum(e.update.sizes) > most for e in evidence):
@@ -140,7 +140,7 @@ def _rows(evidence: list[Evidence], until: float) -> _Found:
         yield found
 
 
-def _labels(evidence: list[Evidence], until: float) -> _Found:
+def _labels(evidence: list[Evidence]) -> _Found:
     """Yield that each row has the label of some other row."""
     rows: dict[int, np.ndarray] = {}
     for e in evidence:
@@ -152,7 +152,7 @@ def _labels(evidence: list[Evidence], until: float) -> _Found:
     yield _tried(of_rows(lambda e, piece: rows[piece.called.order], change), evidence, Level.UPDATE)
 
 
-def _forms_by_piece(evidence: list[Evidence], until: float) -> _Found:
+def _forms_by_piece(evidence: list[Evidence]) -> _Found:
     """Yield the losses with one error, whose microbatches count otherwise besides."""
     if any(len(e.update.pieces) > 1 for e in evidence):
         for form in _possible(evidence):

@@ -20,30 +20,28 @@ def labels_of(e: AtOutput) -> list[np.ndarray] | None:
         return None
     flat = np.asarray(labels).reshape(len(labels), -1)
     _, first = np.unique(flat, axis=0, return_index=True)
-    found, most = [], max(1, _FEW_FIT * len(first))
+    if any(part.size * len(first) > _MOST for part in e.by_piece(e.handed)):
+        return None
+    found = []
     for i in range(len(e.update.pieces)):
-        apart = distances(e, i, first)
-        if apart is None:
-            return None
+        apart = _distances(e, i, first)
         fits = apart <= _NEAR
-        if not np.all(fits.any(axis=1)) or np.median(fits.sum(axis=1)) > most:
+        is_of_few = np.median(fits.sum(axis=1)) <= max(1, _FEW_FIT * len(first))
+        if not np.all(fits.any(axis=1)) or not is_of_few:
             return None
         found.append(first[np.argmin(apart, axis=1)])
     return found
 
 
-def distances(e: AtOutput, i: int, rows: np.ndarray) -> np.ndarray | None:
+def _distances(e: AtOutput, i: int, rows: np.ndarray) -> np.ndarray:
     """Return how far the derivatives of a piece are from those with the labels of some rows.
 
-    By row of the piece and of `rows`, relative to the longest one; None if it takes too long.
+    By row of the piece and of `rows`, relative to the longest one.
     """
-    piece, objective = e.update.pieces[i], e.meant.objective
+    piece, replay = e.update.pieces[i], e.meant.replay
     leaf, num = piece.called.outputs[0], len(rows)
-    if leaf.size * num > _MOST:
-        return None
-    replay = e.meant.replay
     labels = replay.as_wide(np.asarray(replay.data[1])[np.tile(rows, len(leaf))], piece)
-    made = replay.derivative(objective, np.repeat(leaf, num, axis=0), labels)
+    made = replay.derivative(e.meant.objective, np.repeat(leaf, num, axis=0), labels)
     could = made.reshape(len(leaf), num, -1) * e.factors[i][0][:, None, None]
     had = e.by_piece(e.handed)[i].reshape(len(leaf), 1, -1)
     apart = np.linalg.norm(had - could, axis=2)

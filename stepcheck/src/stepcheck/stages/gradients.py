@@ -84,8 +84,7 @@ def _judged(meant: Meant, everything: list[Evidence]) -> Judged:
     if not differing:
         return Judged([], [], everything)
     if all(_is_zeroed(e) for e in differing):
-        by_hand = Unjudged(Reason.CHANGED_BY_HAND, Stage.GRADIENT, len(differing))
-        return Judged([], [by_hand], everything)
+        return _by_hand(Reason.CHANGED_BY_HAND, everything, differing)
     if not meant.has_penalty and (plus := added(everything)) is not None:
         return _of_weights(meant, everything, differing, *plus)
     alike = [e for e in everything if all(e is not other for other in differing)]
@@ -134,8 +133,12 @@ def _of_clip(meant: Meant, everything: list[Evidence], differing: list[Evidence]
     if meant.clips_scaled:
         found = _finding(Change(Fault.CLIP_BEFORE_UNSCALE), differing, differing, None)
         return Judged([found], [], everything)
-    by_hand = Unjudged(Reason.CHANGED_BY_HAND, Stage.GRADIENT, len(differing))
-    return Judged([], [by_hand], everything)
+    return _by_hand(Reason.CHANGED_BY_HAND, everything, differing)
+
+
+def _by_hand(reason: Reason, everything: list[Evidence], differing: list[Evidence]) -> Judged:
+    """Return that the gradients are changed by hand, which may be meant."""
+    return Judged([], [Unjudged(reason, Stage.GRADIENT, len(differing))], everything)
 
 
 def _of_weights(
@@ -151,8 +154,7 @@ def _of_weights(
     if decay and is_own and not are_signs:
         change = Change(Fault.DECAYED_TWICE, Detail.PLUS_WEIGHTS, (factor, decay))
         return Judged([_finding(change, differing, differing, None)], [], everything)
-    by_hand = Unjudged(Reason.PENALTY_BY_HAND, Stage.GRADIENT, len(differing))
-    return Judged([], [by_hand], everything)
+    return _by_hand(Reason.PENALTY_BY_HAND, everything, differing)
 
 
 def _found(best: Explanation, chosen: list[Evidence]) -> Iterator[Finding]:
