@@ -12,11 +12,14 @@ from keras import ops
 from stepcheck import tree
 from stepcheck.errors import attempt
 from stepcheck.keras import families
-from stepcheck.keras.meaning import LossObjective, Pulled, is_masked, tensors
+from stepcheck.keras.meaning import LossObjective, is_masked, tensors
 from stepcheck.keras.optimizers import numbers_of
+from stepcheck.keras.programs import Kind, at_outputs, by_term, changed, counted, kinds_of, traced
+from stepcheck.keras.state import flags, set_flags, trained_in, untrained, values
 from stepcheck.port import ByPass, Port, Terms
-from stepcheck.trace.log import Applied, Called, Flags, Line, Log, Values
-from stepcheck.trace.windows import PAD, Piece
+from stepcheck.trace.log import Applied, Called, Line, Log, Values
+from stepcheck.trace.measure import distance
+from stepcheck.trace.windows import PAD, Piece, packed
 from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.source import line_of_loss
 from wholestep.engines import choose

@@ -13,7 +13,7 @@ from stepcheck.solve.coefficients import MOST_SOLVED, RAW, Explanation, explaine
 from stepcheck.solve.evidence import Evidence
 from stepcheck.solve.forms import BASE, Form, forms, of_rows, smoothed
 from stepcheck.solve.labels import labels_of
-from stepcheck.solve.outputs import AtOutput
+from stepcheck.solve.outputs import AtOutput, narrowed
 from stepcheck.solve.ratios import least
 from stepcheck.trace.measure import SOLVED
 from stepcheck.values import Change, Detail, Level
@@ -144,7 +144,8 @@ def _labels(evidence: list[Evidence]) -> _Found:
     """Yield that each row has the label of some other row."""
     rows: dict[int, np.ndarray] = {}
     for e in evidence:
-        found = labels_of(e) if isinstance(e, AtOutput) else None
+        at = [e] if isinstance(e, AtOutput) else narrowed([e])
+        found = labels_of(at[0]) if at else None
         if found is None:
             return
         rows |= zip((piece.called.order for piece in e.update.pieces), found, strict=True)
