@@ -327,3 +327,42 @@ def test_stateless_steps_have_their_own_state(is_reset):
         for variable, value in zip(model.trainable_variables, weights, strict=True):
             variable.assign(value)
     assert faults(report) == [Fault.OPTIMIZER_STATE_THROWN_AWAY] * is_reset, str(report)
+
+
+def test_a_step_that_is_skipped_by_a_limit_is_no_fault():
+    model, outlier = network(), Y.copy()
+    outlier[5] = 50.0
+    gradient = gradient_of(model, squared)
+    with stepcheck.watch(model, (X, outlier), loss="mse") as report:
+        for epoch in range(3):
+            for rows in np.split(np.random.default_rng(epoch).permutation(len(X)), 4):
+                grads = gradient(X[rows], outlier[rows])
+                if max(np.abs(np.asarray(g)).max() for g in grads) < 5:
+                    by(model.optimizer)(model.trainable_variables, grads)
+    assert Stage.GRADIENT not in {found.stage for found in report.findings}, str(report)
+    assert Reason.CHANGED_BY_HAND in reasons(report), str(report)
+
+
+def test_losses_of_two_outputs_may_be_applied_in_turn():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5,))
+    hidden = layers.Dense(4, "tanh")(inputs)
+    model = keras.Model(inputs, [layers.Dense(1, name=name)(hidden) for name in ("a", "b")])
+    model.compile(keras.optimizers.SGD(0.1), ["mse", "mse"])
+    model.optimizer.build(model.trainable_variables)
+    data = X, Y, Y + 1
+
+    def of(place):
+        def value(outputs, *labels):
+            return squared(outputs[place], labels[place]) + 0 * ops.sum(outputs[1 - place])
+
+        return value
+
+    gradients = [gradient_of(model, of(place)) for place in (0, 1)]
+    with stepcheck.watch(model, (X, [Y, Y + 1])) as report:
+        for epoch in range(2):
+            for i, rows in enumerate(np.split(np.random.default_rng(epoch).permutation(24), 4)):
+                grads = gradients[i % 2](*(part[rows] for part in data))
+                by(model.optimizer)(model.trainable_variables, grads)
+    assert report.findings == [], str(report)
+    assert reasons(report) == [Reason.CHANGED_BY_HAND], str(report)

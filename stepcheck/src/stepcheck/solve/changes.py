@@ -70,6 +70,32 @@ def _bound_of_parts(several: list[Evidence], shares: _Shares) -> float:
     return float(np.median(clipped)) if len(clipped) > 1 else 0.0
 
 
+def is_skipped(evidence: list[Evidence]) -> bool:
+    """Whether forward passes are left out whose gradients are longer than all others: by a limit."""
+    kept, left_out = [0.0], list[float]()
+    for e in evidence:
+        ratios = least(e.parts, e.handed - e.penalty)[0]
+        for ratio, share, part in zip(ratios, _shares(e), e.parts, strict=True):
+            length = float(np.linalg.norm(part)) / (share or 1.0)
+            (left_out if abs(ratio) <= SOLVED else kept).append(length)
+    return bool(left_out) and min(left_out) > max(kept)
+
+
+def is_in_turn(evidence: list[Evidence]) -> bool:
+    """Whether each update has the loss of one output alone, and not all of the same one."""
+    terms = evidence[0].terms[0]
+    used: list[int] = np.flatnonzero(terms.coefficients).tolist()
+    chosen = set[int]()
+    for e in evidence if len(used) > 1 else ():
+        columns = [e.of_term(i) for i in used]
+        numbers = least(columns, e.handed - e.penalty)[0]
+        which = int(np.argmax(numbers))
+        if e.apart(columns[which] + e.penalty) > e.meant.replay.tolerance.fits:
+            return False
+        chosen.add(which)
+    return len(chosen) > 1
+
+
 def is_clipped(everything: list[Evidence]) -> bool:
     """Whether the gradients are the references clipped: by norm or value, or each variable."""
     replay = everything[0].meant.replay

@@ -153,6 +153,12 @@ class Evidence:
         """The gradient that was meant."""
         return sum(self.parts, self.penalty)
 
+    def of_term(self, i: int) -> np.ndarray:
+        """Return the part of one term in the gradient that was meant."""
+        chosen = (np.arange(len(self.whole)) == i)[:, None]
+        parts = (self.gradient(j, factors * chosen) for j, factors in enumerate(self.factors))
+        return sum(parts, np.zeros_like(self.handed))
+
     @cached_property
     def rows(self) -> list[np.ndarray]:
         """The gradient of each row: by piece (terms x rows, parameters)."""

@@ -74,14 +74,8 @@ def _terms(evidence: list[Evidence]) -> _Found:
             fault = Fault.OUTPUT_LEFT_OUT
         return Change(fault, Detail.TERMS_COUNT, (*counted.tolist(), *meant.tolist()), names)
 
-    columns = [[_of_term(e, i) for i in used] for e in evidence]
+    columns = [[e.of_term(i) for i in used] for e in evidence]
     yield _mixed(evidence, columns, change)
-
-
-def _of_term(e: Evidence, i: int) -> np.ndarray:
-    chosen = (np.arange(len(e.whole)) == i)[:, None]
-    parts = (e.gradient(j, factors * chosen) for j, factors in enumerate(e.factors))
-    return sum(parts, np.zeros_like(e.handed))
 
 
 def _mixed(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcheck.faults import Fault, Quantity, Stage
-from stepcheck.solve.changes import added, clipped_apart, is_clipped
+from stepcheck.solve.changes import added, clipped_apart, is_clipped, is_in_turn, is_skipped
 from stepcheck.solve.coefficients import RAW, Explanation
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.explain import NUM_SMALL, by_counts, explain
@@ -94,6 +94,10 @@ def _judged(meant: Meant, everything: list[Evidence]) -> Judged:
     best = _best([at_outputs, chosen], by_counts)
     if (best is None or best.cost >= RAW) and is_clipped(everything):
         return _of_clip(meant, everything, differing)
+    faults = {change.fault for change in best.changes} if best is not None else set()
+    is_meant = Fault.PASSES_LEFT_OUT in faults and is_skipped(everything)
+    if is_meant or (best is None and is_in_turn(everything)):
+        return _by_hand(Reason.CHANGED_BY_HAND, everything, differing)
     if best is None or best.cost >= RAW:
         clips = [each for each in clipped_apart(chosen) if each is not None]
         best = clips[0] if clips else best
