@@ -225,7 +225,8 @@ def _line_of(change: Change, e: Evidence) -> Line | None:
 
 def _is_in_loss(change: Change, e: Evidence) -> bool:
     """Whether a count is wrong in the loss: the loop hands over the derivatives that it took."""
-    if e.is_plain and change.fault.quantity is Quantity.ROW_GRADIENTS:
+    is_of_rows = change.fault.quantity is Quantity.ROW_GRADIENTS
+    if is_of_rows and e.is_plain and e.num_replicas == 1:
         return e.apart(sum(e.taken(), e.penalty)) <= e.meant.replay.tolerance.fits
     is_cut = len(e.update.pieces) > e.num_replicas
     return not is_cut or (change.count is not None and not {*change.count.below} & _OF_PARTS)
