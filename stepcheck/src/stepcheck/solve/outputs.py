@@ -1,11 +1,13 @@
 """An update at the output of its passes, where no form of a loss needs a backward pass."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
 from stepcheck.solve.evidence import Evidence, taken_at
 from stepcheck.solve.ratios import least
+from stepcheck.trace.windows import Update
 
 _MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
 _MOST_FREE = 128  # derivatives that are solved for
@@ -114,7 +116,7 @@ def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
 
 
 def are_in_turn(updates: Sequence[Update]) -> bool:
-    """Whether the losses of several outputs are applied in turn, each in an update on the same rows.
+    """Whether the losses of several outputs are applied in turn, each on the same rows.
 
     Their sum in one update is another training: neither shows an error of the other.
     """
