@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepcheck.torch.losses import Function, Loss
+from stepcheck.torch.losses import Loss
 
 
 def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
