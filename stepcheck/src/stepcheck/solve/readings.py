@@ -17,8 +17,6 @@ from stepcheck.tree import Tree
 
 _NUM_SETTLED = 8  # updates whose rows of equal inputs are solved for
 _MOST_OPTIONS = 80  # rows of an update that may be others
-FEW_TWINS = 0.1  # of the rows: few that stand for one another change no order
-_OFTEN = 1.5  # times as often as most rows
 
 
 def read(
@@ -165,69 +163,6 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
             found[update.number] = again
             used[:] = False
     return found
-
-
-def in_order(seen: Windows, rows: Rows, *, are_given: bool) -> Windows:
-    """Return the updates with the rows by which their order is judged.
-
-    A batch that an update has twice counts once. Of rows with equal inputs each pass takes the
-    first one first, as which of them came may not be known.
-
-    Args:
-        are_given: whether the data have no row twice, as they were taken from the passes: rows
-            that come more often than most are then unknown.
-    """
-    pieces = [
-        p
-        for u in seen.updates
-        for p in {(p.called.replica, p.rows.tobytes()): p for p in u.pieces}.values()
-    ]
-    again = {p.called.order for u in seen.updates for p in u.pieces} - {
-        p.called.order for p in pieces
-    }
-    pieces = [piece for piece in seen.pieces if piece.called.order not in again]
-    numbers, counts = np.unique(
-        np.concatenate([*(p.rows for p in pieces), [PAD]]).astype(int), return_counts=True
-    )
-    often = (
-        numbers[(numbers != PAD) & (counts > _OFTEN * np.median(counts))]
-        if are_given
-        else numbers[:0]
-    )
-    often = often if len(often) <= FEW_TWINS * len(numbers) else often[:0]
-    equal = {
-        row: rows.equal(row) for row in numbers.tolist() if row != PAD and len(rows.equal(row)) > 1
-    }
-    unknown, new = [*equal, *often.tolist()], dict[int, Piece]()
-    if not (unknown or again):
-        return seen
-    whole = {piece.called.order: piece.rows for piece in pieces}
-    clear = [
-        replace(piece, rows=np.where(np.isin(piece.rows, unknown), PAD, piece.rows))
-        for piece in pieces
-    ]
-    for cut in passes(clear):
-        uses = Counter[int]()
-        for piece in cut:
-            own = piece.rows.copy()
-            for place, row in enumerate(whole[piece.called.order].tolist()):
-                if row in equal:
-                    first, num = equal[row][0], len(equal[row])
-                    own[place] = equal[row][uses[first] % num]
-                    uses[first] += 1
-            new[piece.called.order] = replace(piece, rows=own)
-    updates = [
-        replace(u, pieces=[new[p.called.order] for p in u.pieces if p.called.order in new])
-        for u in seen.updates
-    ]
-    pieces = [*new.values()]
-    return replace(
-        seen,
-        updates=updates,
-        pieces=pieces,
-        place=placed(pieces),
-        seen=seen.seen | {*often.tolist()},
-    )
 
 
 def without_void(updates: list[Update]) -> list[Update]:
