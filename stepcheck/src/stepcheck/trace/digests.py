@@ -23,7 +23,7 @@ def digests(inputs: list[np.ndarray]) -> list[np.ndarray]:
     rows = [leaf for leaf in inputs if leaf.ndim and len(leaf) == len(inputs[0])]
     if not rows:
         return []
-    plain = [np.asarray(leaf, _KINDS.get(leaf.dtype.kind)) for leaf in rows]
+    plain = [_plain(leaf) for leaf in rows]
     padded = {leaf.shape: _bounds(plain, leaf.shape) for leaf in plain if _is_padded(leaf)}
     found = np.zeros(len(rows[0]), "uint64")
     for i in range(len(found)):
@@ -31,15 +31,16 @@ def digests(inputs: list[np.ndarray]) -> list[np.ndarray]:
         for leaf in plain:
             bounds = padded.get(leaf.shape) if _is_padded(leaf) else None
             row = leaf[i] if bounds is None else leaf[i, slice(*bounds[i])]
-            made.update(str(row.tolist()).encode() if leaf.dtype.kind in "OSU" else _bytes(row))
+            made.update(str(row.tolist()).encode() if leaf.dtype.kind in "OSU" else row.tobytes())
         found[i] = int.from_bytes(made.digest(), "little")
     numbers = [leaf for leaf in plain if leaf.dtype == np.float32]
     return [found, np.sum([_sketch(leaf) for leaf in numbers], 0) if numbers else _none(found)]
 
 
-def _bytes(row: np.ndarray) -> bytes:
-    """Return the bytes of numbers; a zero has one sign."""
-    return np.ascontiguousarray(row + 0).tobytes()
+def _plain(leaf: np.ndarray) -> np.ndarray:
+    """Return numbers in one dtype of their kind; a zero has one sign."""
+    kind = _KINDS.get(leaf.dtype.kind)
+    return leaf if kind is None else np.ascontiguousarray(leaf, kind) + kind(0)
 
 
 def _is_padded(leaf: np.ndarray) -> bool:
