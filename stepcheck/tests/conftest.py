@@ -84,7 +84,7 @@ hypothesis.settings.load_profile("suite")
 # `own`; the larger runs have them on both.
 _EITHER = """
 report values words docs readme packaging house
-torch torch_processes torch_trainers
+torch torch_processes torch_steps torch_trainers
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 

@@ -19,7 +19,7 @@ from stepcheck.values import Reason, Shown
 SOURCE = Path(stepcheck.__file__).parent
 FLOORS = [  # from the ground up; a room counts as one, unless its modules are named
     {"errors", "faults", "objective", "seams", "values", "differences"},
-    {"tree", "progress", "batches"},
+    {"tree", "progress", "batches", "steps"},
     {"trace"},
     {"user_code"},
     {"port"},

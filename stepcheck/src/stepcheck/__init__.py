@@ -56,9 +56,10 @@ def watch(
             loss: an `Objective`, a function of the model and a batch.
         learning_rate: the rate that is meant: a number, or a function (or a schedule of Keras) of
             the number of the update, from 0; None for the schedule of the optimizer, if it has one.
-        optimizer: the optimizer that is meant. If the loop applies another one, the classes and
-            arguments of both are compared, without their learning rates. Keras: its schedule, if it
-            has one, is the learning rate that is meant; None: the compiled one.
+        optimizer: the optimizer that is meant. If the loop applies another one, its steps are
+            compared with those that this one makes of the same gradients, at the loop's rates.
+            Keras: its schedule, if it has one, is the learning rate that is meant; None: the
+            compiled one, or the loop's.
         rows: how each pass over the data is meant to use the rows. "once": each row once, and an
             update ends where the pass ends; "shuffled": in a new order in each pass, too. None: not
             stated, and not judged.

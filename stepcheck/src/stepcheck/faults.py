@@ -163,6 +163,7 @@ class Fault(Enum):
     OPTIMIZER_STATE_THROWN_AWAY = Quantity.STEP, Error.LEFT_OUT
     STEPS_OF_ZEROS = Quantity.STEP, Error.COUNTED
     ANOTHER_OPTIMIZER = Quantity.STEP, Error.ANOTHER_FORM
+    STEP_UNLIKE = Quantity.STEP, Error.UNLIKE
     # what stays between updates
     UPDATE_THROWN_AWAY = Quantity.STATE, Error.LEFT_OUT
     DECAY_BY_MICROBATCH = Quantity.STATE, Error.TWICE
@@ -196,5 +197,6 @@ UNNAMED = frozenset(
         Fault.LOSS_UNLIKE,
         Fault.GRADIENT_UNLIKE,
         Fault.RATE_UNLIKE,
+        Fault.STEP_UNLIKE,
     }
 )

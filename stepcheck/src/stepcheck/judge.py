@@ -22,10 +22,11 @@ from stepcheck.solve.readings import read, without_void
 from stepcheck.stages.facts import Facts, facts, written
 from stepcheck.stages.gradients import Judged as OfGradients
 from stepcheck.stages.gradients import gradients
+from stepcheck.stages.moves import between
 from stepcheck.stages.passes import mode, second_passes, state
 from stepcheck.stages.printed import printed
 from stepcheck.stages.rows import Use, across, altered, order
-from stepcheck.stages.steps import between, of_steps, repeated
+from stepcheck.stages.steps import of_steps, repeated
 from stepcheck.stages.variables import left_out, lost_statistics
 from stepcheck.trace.log import Applied, Called, Log, Values
 from stepcheck.trace.measure import all_same, are_finite, classes
@@ -225,7 +226,9 @@ class _Context:
         decay = self.replay.decay(optimizer) if is_own else None
         moves = self.replay.moves_weights
         found = [*between(self.steps, decay, self.replay.names, moves_weights=moves)]
-        return [each for each in found if not (moves and each.fault in _MOVED_INSIDE)]
+        self.verdict.unjudged += [each for each in found if isinstance(each, Unjudged)]
+        findings = [each for each in found if isinstance(each, Finding)]
+        return [each for each in findings if not (moves and each.fault in _MOVED_INSIDE)]
 
     @cached_property
     def known(self) -> list[Update]:
@@ -452,7 +455,8 @@ def _step(context: _Context) -> Judged:
     if seen.is_by_hand and not seen.is_rated:
         yield Unjudged(Reason.OWN_STEP, Stage.STEP)
     schedule = case.schedule or stated(case.stated, seen)
-    yield from of_steps(seen, context.steps, context.log, schedule, case.stated, context.replay)
+    given = seen, context.steps, context.log, schedule
+    yield from of_steps(context.replay, *given, case.stated)
 
 
 def _state(context: _Context) -> Judged:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck import tree
+from stepcheck.steps import StepRule
 from stepcheck.trace.log import Applied, Called, Line, Log, Values
 from stepcheck.trace.measure import Tolerance, places, tolerance
 from stepcheck.trace.windows import PAD, Piece, Update, packed
@@ -123,6 +124,10 @@ class Port(ABC):
         Later steps continue with the slots of the step before. None if another optimizer made the steps, or if their
         numbers are not complete.
         """
+
+    @abstractmethod
+    def rules(self, optimizer: Any) -> tuple[StepRule | None, ...]:
+        """Return the settings of an optimizer's step, at its present rate, by parameter; None for those not known."""
 
     @abstractmethod
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -243,6 +248,19 @@ class Port(ABC):
             part = np.zeros(num) if grad is None else np.reshape(grad, -1)
             parts.append((part if len(part) == num else part[kept]).astype("float64"))
         return np.concatenate(parts)
+
+    def name_at(self, i: int) -> str:
+        """Return the parameter of the i-th entry of such a vector, with its index."""
+        kept = [
+            size if own is None else len(own)
+            for size, own in zip(self.sizes, self._kept, strict=True)
+        ]
+        ends = np.cumsum(kept)
+        owner = int(np.searchsorted(ends, i, side="right"))
+        inside, chosen = i - int(ends[owner] - kept[owner]), self._kept[owner]
+        place = inside if chosen is None else int(chosen[inside])
+        index = ", ".join(map(str, np.unravel_index(place, self.shapes[owner])))
+        return f"{self.names[owner]}[{index}]"
 
     def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Cut such a vector into the parameters."""

@@ -241,6 +241,8 @@ class Reason(Enum):
     NO_FORWARD_PASS = auto()
     OTHER_INPUTS = auto()
     OWN_STEP = auto()
+    STEP_UNKNOWN = auto()
+    MOVED_BETWEEN = auto()
     OWN_TRAINER = auto()
     FEW_PASSES = auto()
     BY_CHANCE = auto()

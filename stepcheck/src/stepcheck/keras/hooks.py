@@ -28,6 +28,7 @@ from stepcheck.keras.state import (
     trained_in,
     untrained,
 )
+from stepcheck.keras.steps import at_rate, known_of, slots_of
 from stepcheck.seams import replaced
 from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, clips_of
 from stepcheck.tree import Tree
@@ -431,13 +432,13 @@ class Hooks:
             held = [each / scale for each in held]
         counts = optimizer.learning_rate, optimizer.iterations, optimizer._iterations
         numbers = [self._number(each) for each in counts]
-        before = self._states(optimizer)
+        before, slots_before = self._states(optimizer), slots_of(optimizer, params)
 
         def end() -> None:
             groups = (held, *before, *self._states(optimizer), numbers)
             if self._can_record([leaf for group in groups for leaf in group]):
-                handed_none = (i for i, v in enumerate(params) if handed.get(id(v), 0) is None)
-                self._tell_apply(optimizer, (place, [*handed_none], len(params)), groups)
+                known = known_of(optimizer, params, handed, slots_before)
+                self._tell_apply(optimizer, place, groups, known)
 
         return end
 
@@ -458,10 +459,9 @@ class Hooks:
         return keras.ops.convert_to_tensor(self._value(number))
 
     def _tell_apply(
-        self, optimizer: Any, handed: tuple[list[int], list[int], int], groups: tuple[list, ...]
+        self, optimizer: Any, place: list[int], groups: tuple[list, ...], known: dict[str, Any]
     ) -> None:
         line, self.log.optimizers[id(optimizer)] = line_of_user(self.listener.stack()), optimizer
-        (place, lost, num), kind = handed, type(optimizer).__name__
         slots = {id(v) for v in optimizer._trainable_variables}
         built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
         accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
@@ -475,7 +475,7 @@ class Hooks:
                 numbers, groups
             )
             by_place = dict(zip(place, map(np.array, held), strict=True))
-            grads = [by_place.get(i) for i in range(num)]
+            grads = [by_place.get(i) for i in range(len(known["rules"]))]
             states = grads, params, slots, params_after, slots_after
             is_kept, outlines = self.log.wants_step(replica), []
             if not is_kept:
@@ -485,8 +485,9 @@ class Hooks:
             applied = Applied(
                 order, id(optimizer), *states, float(rate), int(count), line, *counted
             )
-            known: dict[str, Any] = {"lost": tuple(lost), "kind": kind, "trained": trained}
-            self.log.add(replace(applied, **known, is_scheduled=is_scheduled, outlines=outlines))
+            own = at_rate(known["rules"], float(rate))
+            named = known | {"trained": trained, "rules": own}
+            self.log.add(replace(applied, **named, is_scheduled=is_scheduled, outlines=outlines))
 
         self._tell(told, [leaf for group in groups for leaf in group])
 

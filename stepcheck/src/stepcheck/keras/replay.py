@@ -10,13 +10,14 @@ import numpy as np
 from keras import ops
 
 from stepcheck import tree
-from stepcheck.errors import attempt
 from stepcheck.keras import families
 from stepcheck.keras.meaning import LossObjective, is_masked, tensors
 from stepcheck.keras.optimizers import numbers_of
 from stepcheck.keras.programs import Kind, at_outputs, by_term, changed, counted, kinds_of, traced
 from stepcheck.keras.state import flags, set_flags, trained_in, untrained, values
+from stepcheck.keras.steps import at_rate, rules, stepped
 from stepcheck.port import ByPass, Port, Terms
+from stepcheck.steps import StepRule
 from stepcheck.trace.log import Applied, Called, Line, Log, Values
 from stepcheck.trace.measure import distance
 from stepcheck.trace.windows import PAD, Piece, packed
@@ -154,39 +155,13 @@ class Replay(Port):
     def stepped(
         self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
     ) -> list | None:
-        config, _ = attempt(
-            optimizer.get_config
-        )  # an error: of a step of JAX that was ended halfway
-        if not config or "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
-            return None
-        other, _ = attempt(lambda: type(optimizer).from_config(config))
-        if other is None:  # an error of an optimizer with arguments of its own
-            return None
-        other.loss_scale_factor = None  # the gradients are divided already
-        if any(
-            a.optimizer != id(optimizer) or not a.is_whole or any(g is None for g in grads)
-            for a, grads in steps
-        ):
-            return None
-        variables = [keras.Variable(value, name="replayed") for value in steps[0][0].params]
-        other.build(variables)
-        slots = steps[0][0].slots
-        if len(slots) == len(
-            other.variables
-        ):  # else the optimizer was not built: its state is as it begins
-            for variable, value in zip(other.variables, slots, strict=True):
-                variable.assign(value)
-        for applied, grads in steps:
-            for variable, value in zip(variables, applied.params, strict=True):
-                variable.assign(value)
-            if not callable(getattr(other, "_learning_rate", None)):
-                other.learning_rate = applied.learning_rate
-            tensors = [
-                ops.convert_to_tensor(g, dtype=v.dtype)
-                for g, v in zip(grads, variables, strict=True)
-            ]
-            other.apply(tensors, variables)
-        return [np.array(ops.convert_to_numpy(v)) for v in variables]
+        return stepped(self.model, optimizer, steps)
+
+    def rules(self, optimizer: Any) -> tuple[StepRule | None, ...]:
+        variables = self.model.trainable_variables
+        rate = float(ops.convert_to_numpy(optimizer.learning_rate))
+        found = rules(optimizer, variables, [None] * len(variables))
+        return at_rate(found, rate)
 
     def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         own = piece.called.outputs

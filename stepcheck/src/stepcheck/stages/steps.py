@@ -1,23 +1,54 @@
 """The stages of the optimizer step, and of the moves between two."""
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from stepcheck.errors import SpecificationError, message
-from stepcheck.faults import Fault
+from stepcheck.faults import Fault, Stage
 from stepcheck.port import Port
 from stepcheck.solve.changes import Schedule
+from stepcheck.solve.replays import Again, all_again, by_rule, carried
 from stepcheck.stages.proofs import proof_of
+from stepcheck.steps import StepRule
 from stepcheck.trace.log import Applied, Log
-from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, farthest, in_part, same
+from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
 from stepcheck.trace.windows import PAD, Rule, Update, Windows
-from stepcheck.values import Change, Finding, Line, Proof, Shown, Where
+from stepcheck.values import Change, Finding, Line, Proof, Reason, Shown, Unjudged, Where
 
 _SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in float32
+
+
+_Change = Callable[[StepRule], StepRule]
+
+
+def _set(**settings: Any) -> tuple[tuple[str, ...], _Change]:
+    return tuple(settings), lambda rule: replace(rule, **settings)
+
+
+def _times(name: str, factor: float) -> tuple[tuple[str, ...], _Change]:
+    return (name,), lambda rule: replace(rule, **{name: factor * getattr(rule, name)})
+
+
+def _other(name: str) -> tuple[tuple[str, ...], _Change]:
+    return (name,), lambda rule: replace(rule, **{name: not getattr(rule, name)})
+
+
+_OTHERWISE = (  # settings that a step may have in place of those of its optimizer
+    _set(),
+    *(_times("weight_decay", factor) for factor in (0.0, 2.0)),
+    _other("is_decoupled"),
+    _set(momentum=0.0, dampening=0.0),
+    *map(_other, ("nesterov", "maximize", "amsgrad", "is_corrected", "centered")),
+    *(_set(momentum=each) for each in (0.5, 0.8, 0.9, 0.95, 0.99)),
+    *(_set(momentum=each, dampening=each) for each in (0.5, 0.8, 0.9, 0.95, 0.99)),
+    *(_set(beta_2=each) for each in (0.9, 0.95, 0.98, 0.99, 0.999)),
+    *(_set(epsilon=each) for each in (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3, 1e-2)),
+)
 
 
 def repeated(updates: list[Update]) -> list[int]:
@@ -72,52 +103,152 @@ def _finding(
 
 
 def of_steps(
+    port: Port,
     seen: Windows,
     updates: list[Update],
     log: Log,
     schedule: Schedule | None,
     stated: Any,
-    port: Port,
-) -> Iterator[Finding]:
+) -> Iterator[Finding | Unjudged]:
     """Yield the findings on the optimizer steps, or on rates by hand.
 
     Args:
         schedule: the rate that is meant, by update, from 0; None if it is not known.
         stated: the optimizer that the user states; None if none is.
     """
-    if not seen.is_by_hand:
-        if stated is not None:
-            used = [*log.optimizers.values()]
-            yield from another_optimizer(stated, used, updates, port)
-        yield from _applied(updates, schedule)
-        yield from _idle(seen)
-        yield from _accumulated_twice(seen, log.applied)
-    elif seen.rule is not None:
-        if schedule is not None:
-            yield from rates(seen.updates, schedule, FINE.differs)
-        if stated is not None:
-            kind, numbers = type(stated).__name__, port.numbers_of(stated)
-            yield from _rule_otherwise(kind, numbers, seen.rule, seen.updates)
-
-
-def another_optimizer(
-    stated: Any, used: list[Any], updates: list[Update], port: Port
-) -> Iterator[Finding]:
-    """Yield the finding on the loop's one optimizer, if it has another class than the stated one, or other numbers."""
-    if len(used) != 1 or used[0] is stated or not updates:
+    if seen.is_by_hand:
+        if seen.rule is not None:
+            yield from rates(seen.updates, schedule, FINE.differs) if schedule else ()
+            if stated is not None:
+                kind, numbers = type(stated).__name__, port.numbers_of(stated)
+                yield from _rule_otherwise(kind, numbers, seen.rule, seen.updates)
         return
-    kinds = [type(each).__name__ for each in (used[0], stated)]
-    is_other = kinds[0] != kinds[1] and {*kinds} != {
-        "Adam",
-        "AdamW",
-    }  # which differ in their decay alone
-    differing = {} if is_other else port.differing(used[0], stated)
-    if is_other or differing:
-        numbers = [float(number or 0) for pair in differing.values() for number in pair]
-        where = [u.number for u in updates], updates[0].applied.line
-        yield _finding(
-            Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[*kinds, *differing], numbers=numbers
-        )
+    anew = [*_applied(updates, schedule)]
+    yield from anew
+    yield from _idle(seen)
+    yield from _accumulated_twice(seen, log.applied)
+    whole = [u for u in updates if u.applied.is_whole]
+    found = [*of_arithmetic(port, log.optimizers, whole)]
+    used = [*log.optimizers.values()]
+    is_other = stated is not None and len(used) == 1 and used[0] is not stated
+    if is_other and not anew and not any(isinstance(each, Finding) for each in found):
+        found = [*of_stated(port, stated, used[0], whole)]
+    yield from found
+
+
+def of_arithmetic(
+    port: Port, optimizers: dict[int, Any], updates: list[Update]
+) -> Iterator[Finding | Unjudged]:
+    """Yield the finding on steps that are not their optimizer's own, from the recorded gradients and slots."""
+    made = all_again(port, optimizers, updates)
+    num = sum(not again.is_whole for again in made)
+    if updates and (num or not made):
+        yield Unjudged(Reason.STEP_UNKNOWN, Stage.STEP, num)
+    wrong = [again for again in made if not again.is_right]
+    if not wrong:
+        return
+    change, with_error = Change(Fault.STEP_UNLIKE), None
+    if all(again.slots for again in wrong):
+        change, with_error = _explained(port, wrong) or (change, None)
+    yield _of_steps(port, change, wrong, with_error)
+
+
+def _of_steps(
+    port: Port, change: Change, wrong: list[Again], with_error: list[Again] | None
+) -> Finding:
+    """Return the finding on steps that are others than those that were made again, with its proof."""
+    first, step = wrong[0], wrong[0].update.applied
+    names = [port.names[i] for i in np.flatnonzero(np.any([a.apart > 1 for a in wrong], axis=0))]
+    where = Where(tuple(a.update.number for a in wrong), parameters=tuple(names), line=step.line)
+    kept = in_part(step.params), in_part(step.params_after), in_part(first.params)
+    before, own, meant = (port.flat([*values]) for values in kept)
+    changed = port.flat([*with_error[0].params]) if with_error else np.full(len(own), _NAN)
+    values = [own, meant, changed]
+    proof = proof_of(first.update.number, Shown.WEIGHT, port.name_at, values)
+    apart = distance(own - before, meant - before)
+    left = distance(own - before, changed - before) if with_error else _NAN
+    return Finding(change, apart, left, where, proof)
+
+
+def _explained(port: Port, wrong: list[Again]) -> tuple[Change, list[Again]] | None:
+    """Return the settings that make the loop's steps, with these steps: solved on half of them, held on all."""
+    for names, change in _OTHERWISE:
+        factor = 1.0
+        for _ in range(2):  # the second time with a rate that is solved for
+            made = [_changed(port, again.update, change, factor) for again in wrong]
+            known = [each for each in made if each is not None]
+            if len(known) < len(made):
+                break
+            if all(again.is_right for again in known):
+                return _named(wrong[0].update.applied, names, change, factor), known
+            factor *= _factor(known[: -(-len(known) // 2)])
+    return None
+
+
+def _moves(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> np.ndarray:
+    pairs = zip(before, after, strict=True)
+    return np.concatenate([np.ravel(new - old) for old, new in pairs])
+
+
+def _changed(port: Port, update: Update, change: _Change, factor: float) -> Again | None:
+    rules = [r and change(replace(r, rate=factor * r.rate)) for r in update.applied.rules]
+    return by_rule(port, update, rules)
+
+
+def _factor(made: list[Again]) -> float:
+    """Return how many times the moves are that were made, as a whole."""
+    steps = [(a.update.applied, a.params) for a in made]
+    own = [_moves(step.params, step.params_after) for step, _ in steps]
+    again = [_moves(step.params, params) for step, params in steps]
+    one, two = (np.concatenate(each).astype("float64") for each in (own, again))
+    return float(one @ two / (two @ two)) if two.any() else 1.0
+
+
+def _named(step: Applied, names: tuple[str, ...], change: _Change, factor: float) -> Change:
+    """Return a change of the settings in numbers: those of the loop's steps, and those of its optimizer."""
+    rule = next(r for r in step.rules if r is not None)
+    own = replace(change(rule), rate=factor * rule.rate)
+    every = (*names, *["rate"] * (abs(factor - 1) > FINE.differs))
+    numbers = [float(getattr(each, name) or 0) for name in every for each in (own, rule)]
+    shown = [_shown(name, rule) for name in every]
+    return Change(
+        Fault.ANOTHER_OPTIMIZER, numbers=(*numbers,), names=(step.kind, step.kind, *shown)
+    )
+
+
+def _shown(name: str, rule: StepRule) -> str:
+    return {"rate": "learning_rate", "momentum": "beta_1" if rule.is_corrected else name}.get(
+        name, name
+    )
+
+
+def of_stated(
+    port: Port, stated: Any, used: Any, updates: list[Update]
+) -> Iterator[Finding | Unjudged]:
+    """Yield the finding on steps that are not those of the stated optimizer, at the loop's rates.
+
+    They are made from the loop's start; of an optimizer without a rule, the arguments are compared.
+    """
+    if not updates:
+        return
+    first = updates[0].applied
+    meant = [r and replace(r, rate=0.0, clips=first.clips) for r in port.rules(stated)]
+    own = [r and replace(r, rate=0.0, is_of_rows=False) for r in first.rules]
+    if None not in own and own == meant:
+        return
+    kinds = type(used).__name__, type(stated).__name__
+    is_alike = isinstance(used, type(stated)) or isinstance(stated, type(used))
+    differing = port.differing(used, stated) if is_alike else {}
+    numbers = [float(number or 0) for pair in differing.values() for number in pair]
+    change = Change(Fault.ANOTHER_OPTIMIZER, numbers=(*numbers,), names=(*kinds, *differing))
+    made = carried(port, updates, meant)
+    if made is None and (differing or not is_alike):
+        where = Where(tuple(u.number for u in updates), line=first.line)
+        yield Finding(change, 1.0, where=where)
+    elif made is None:
+        yield Unjudged(Reason.STEP_UNKNOWN, Stage.STEP)
+    elif wrong := [again for again in made if not again.is_right]:
+        yield _of_steps(port, change, wrong, None)
 
 
 def _rule_otherwise(
@@ -294,118 +425,3 @@ def _idle(seen: Windows) -> Iterator[Finding]:
     if moving:
         share = len(steps) / (len(steps) + len(seen.idle))
         yield _finding(Fault.STEPS_OF_ZEROS, share, moving, steps[0].applied.line)
-
-
-def between(
-    updates: list[Update],
-    decay: float | None,
-    names: Sequence[str] = (),
-    *,
-    moves_weights: bool = False,
-) -> Iterator[Finding]:
-    """Yield the findings on weights that moved by no optimizer step.
-
-    Args:
-        decay: the optimizer's own.
-        names: of the weights.
-        moves_weights: whether a pass of the model moves them, as SpectralNormalization does.
-    """
-    updates = [u for u in updates if u.applied.is_whole]
-    if drifts := [*_replicas_apart(updates, names)]:
-        yield from drifts
-        return
-    outer = _outer(updates)
-    lost: list[tuple] = []
-    moved: list[tuple] = []
-    for a, b in pairwise(updates):
-        first = next(iter([*b.trials, *b.pieces]), None)
-        new = in_part(
-            first.called.params if first is not None and first.called.is_whole else b.applied.params
-        )
-        made = in_part(a.applied.params_after)
-        if b.follows(a) and b.number not in outer and not all_same(new, made):
-            is_first = all_same(new, in_part(a.applied.params))
-            (lost if is_first else moved).append((a, made, new))
-    if lost and 2 * len(lost) > len(updates) - 1:
-        apart = max(distance(new, made) for _, made, new in lost)
-        numbers = [a.number for a, *_ in lost]
-        yield _finding(Fault.UPDATE_THROWN_AWAY, apart, numbers, lost[0][0].applied.line)
-        return
-    yield from _inside(
-        [u for u in updates if u.number not in outer], decay, moves_weights=moves_weights
-    )
-    shrunk = [_shrunk(made, new) for _, made, new in moved]
-    if decay and len(moved) > 1 and all(shrunk):
-        apart = max(distance(new, made) for _, made, new in moved)
-        where = [a.number for a, *_ in moved], moved[0][0].applied.line
-        yield _finding(Fault.DECAYED_TWICE, apart, *where, numbers=(shrunk[0], decay))
-
-
-def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Finding]:
-    """Yield the finding on replicas whose weights differ at the beginning of an update."""
-    firsts = [{p.called.replica: p for p in u.pieces[::-1] if p.called.is_whole} for u in updates]
-    states = [[in_part(piece.called.params) for piece in each.values()] for each in firsts]
-    apart = [max((distance(state, own[0]) for state in own), default=0.0) for own in states]
-    if max(apart, default=0.0) > FINE.differs:
-        i = int(np.argmax(apart))
-        every = enumerate(zip(*states[i], strict=True))
-        differing = [
-            names[k] for k, own in every if names and any(not same(own[0], v) for v in own)
-        ]
-        where = [u.number for u in updates], updates[i].applied.line
-        yield _finding(Fault.REPLICAS_DRIFT_APART, apart[i], *where, names=differing)
-
-
-def _outer(updates: list[Update]) -> set[int]:
-    """Return the updates that begin where the steps of another optimizer before them began, as in meta-learning."""
-    runs = [next(run) for _, run in groupby(updates, key=lambda update: update.applied.optimizer)]
-    same = [
-        (b.number, all_same(in_part(a.applied.params), in_part(b.applied.params)))
-        for a, b in pairwise(runs)
-    ]
-    return {number for number, is_same in same if is_same}
-
-
-def _inside(
-    updates: list[Update], decay: float | None, *, moves_weights: bool
-) -> Iterator[Finding]:
-    """Find weights that move between the microbatches of one update, or between the last one and the step.
-
-    Without microbatches a decay by hand before the step is one per update, and other weights may be earlier ones.
-    """
-    moved = [
-        (update, one, two)
-        for update in updates
-        if not update.trials
-        for one, two in pairwise(_states(update))
-        if not all_same(one, two)
-    ]
-    apart = max((distance(one, two) for _, one, two in moved), default=0.0)
-    if not apart:
-        return
-    first = moved[0][0]
-    numbers = sorted({u.number for u, *_ in moved})
-    line = first.pieces[-1].called.line if first.pieces else first.applied.line
-    shrunk = [_shrunk(one, two) for _, one, two in moved]
-    are_alone = all(len(u.pieces) == 1 for u, *_ in moved) and not moves_weights
-    if not are_alone:
-        fault = Fault.DECAY_BY_MICROBATCH if all(shrunk) else Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW
-        yield _finding(fault, apart, numbers, line)
-    elif decay and all(shrunk):
-        where = numbers, first.applied.line
-        yield _finding(Fault.DECAYED_TWICE, apart, *where, numbers=(shrunk[0], decay))
-
-
-def _states(update: Update) -> list[list[np.ndarray]]:
-    called = [in_part(piece.called.params) for piece in update.pieces if piece.called.is_whole]
-    return [*called, in_part(update.applied.params)]
-
-
-def _shrunk(one: list[np.ndarray], two: list[np.ndarray]) -> float:
-    """Return the factor below 1 by which all weights that moved have become smaller, or 0."""
-    pairs = [(a, b) for a, b in zip(one, two, strict=True) if not np.array_equal(a, b)]
-    if not pairs:
-        return 0.0
-    old, new = (np.concatenate([np.ravel(p[i]) for p in pairs]).astype("float64") for i in (0, 1))
-    factor = float(old @ new / (old @ old)) if old.any() else 0.0
-    return factor if 0 < factor < 1 and distance(new, factor * old) <= 1e-6 else 0.0

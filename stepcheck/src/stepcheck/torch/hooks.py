@@ -337,6 +337,8 @@ class Watcher:
                 setting=slots.rates,
                 trained=trained_in(self.module),
                 outlines=outlines(self.module) if self.log.is_run and not is_kept else [],
+                rules=slots.rates.rules,
+                slots_of=(slots.rates.names, after.rates.names),
             )
         )
 

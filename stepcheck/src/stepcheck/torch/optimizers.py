@@ -25,13 +25,18 @@ def stepped(optimizer: Any, steps: list[tuple[Applied, Grads]]) -> list | None:
     if other is None:  # an error of one with attributes of its own
         return None
     first: Rates = steps[0][0].setting
+    own = {i: other.param_groups[g]["params"][at] for g, at, i in first.places}
+    if any(g is not None and i not in own for _, grads in steps for i, g in enumerate(grads)):
+        return None  # of another optimizer that steps beside it
+    for hooks in (other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks):
+        hooks.clear()  # the user's
     for p in (p for group in other.param_groups for p in group["params"]):
         p.grad = None
-    own = {i: other.param_groups[g]["params"][at] for g, at, i in first.places}
-    for p in own.values():
-        other.state.pop(p, None)
+    before = {i: other.state.pop(p, {}) for i, p in own.items()}
     for (i, name, device), value in zip(first.slots, steps[0][0].slots, strict=True):
-        other.state[own[i]][name] = value.item() if device is None else tensor(value).to(device)
+        like = before[i].get(name)
+        made = value.item() if device is None else tensor(value).to(device)
+        other.state[own[i]][name] = made.to(like.dtype) if isinstance(like, Tensor) else made
     for applied, grads in steps:
         for group, options in zip(other.param_groups, applied.setting.groups, strict=True):
             group.update(options)

@@ -37,16 +37,15 @@ from stepcheck.torch.state import (
     untrained,
     values,
 )
+from stepcheck.torch.steps import rules
 from stepcheck.trace.log import Called, Log, Values
 from stepcheck.trace.measure import distance, tolerance
 from stepcheck.trace.windows import Piece
 from stepcheck.tree import Tree
 from stepcheck.values import Line
 
-_MOST_PASSES, _MOST_NUMBERS = (
-    64,
-    1_000_000,
-)  # whose graphs are kept, and the weights or inputs that all these may have
+# Passes whose graphs are kept, and the weights or inputs that all these may have.
+_MOST_PASSES, _MOST_NUMBERS = 64, 1_000_000
 _HALF = torch.bfloat16, torch.float16
 _AT_ONCE = 64  # gradients that are taken of a graph at once
 
@@ -121,6 +120,7 @@ class Replay(Port):
     stepped = staticmethod(optimizers.stepped)
     numbers_of = staticmethod(optimizers.numbers_of)
     decay = staticmethod(optimizers.decay)
+    rules = rules
 
     def differing(self, used: Any, stated: Any) -> dict[str, tuple[Any, Any]]:
         """Return the options that change a step and differ: (used, stated)."""

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from stepcheck.steps import StepRule
 from stepcheck.torch import device
+from stepcheck.torch.steps import SLOTS, rule_of
 from stepcheck.trace.log import Called, Line, Values
 from stepcheck.trace.measure import in_part, outline, places
 
@@ -95,11 +97,18 @@ class Rates:
         places: of each of the model's parameters: its group, its place there, its index.
         groups: the options of each group.
         slots: of each slot: the index of its parameter, its name, its device, if it has one.
+        rules: of each of the model's parameters.
     """
 
     places: list[tuple[int, int, int]]
     groups: list[dict[str, Any]]
     slots: list[tuple[int, str, torch.device | None]]
+    rules: tuple[StepRule | None, ...] = ()
+
+    @property
+    def names(self) -> tuple[tuple[int, str], ...]:
+        """Of each slot the index of its parameter, and its name in a step rule."""
+        return tuple((i, SLOTS.get(name, "")) for i, name, _ in self.slots)
 
 
 class Step(NamedTuple):
@@ -395,10 +404,17 @@ def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step
     every = [(g, at, p) for g, group in enumerate(groups) for at, p in enumerate(group["params"])]
     places = [(g, at, own[id(p)]) for g, at, p in every if id(p) in own]
     options = [
-        {name: value for name, value in group.items() if name != "params"} for group in groups
+        {name: _copied(value) for name, value in group.items() if name != "params"}
+        for group in groups
     ]
     if not is_kept:
         return Step([], [], Rates(places, options, []))
+    rules: list[StepRule | None] = [None] * len(own)
+    for g, at, i in places:
+        parameter = groups[g]["params"][at]
+        count = optimizer.state.get(parameter, {}).get("step", 0)
+        is_real = not parameter.is_complex()
+        rules[i] = rule_of(optimizer, options[g], float(count)) if is_real else None
     slots = [
         (own[id(p)], name, value)
         for _, _, p in every
@@ -410,4 +426,9 @@ def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step
     arrays = [sampled(v) if isinstance(v, Tensor) else np.asarray(v) for *_, v in slots]
     params = [sampled(p) for _, p in trained(module)]
     named = [(i, name, getattr(value, "device", None)) for i, name, value in slots]
-    return Step(params, arrays, Rates(places, options, named))
+    return Step(params, arrays, Rates(places, options, named, tuple(rules)))
+
+
+def _copied(option: Any) -> Any:
+    """Return an option of a group; a rate in a tensor may move."""
+    return option.detach().clone() if isinstance(option, Tensor) else option

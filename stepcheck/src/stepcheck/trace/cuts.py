@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepcheck.trace.log import Applied, Called, Event, Log, Other
+from stepcheck.trace.log import Applied, Called, Event, Log, Other, joined
 from stepcheck.trace.measure import in_part
 
 
@@ -113,7 +113,9 @@ def _accumulated(found: list[Step]) -> list[Step]:
         made = replace(last, replica=0, accumulates=1, num_calls=0)
         if len(parts) == last.accumulates and all(each.is_whole for each in parts):
             grads = _summed([each.grads for each in parts], len(parts))
+            slots_of = parts[0].slots_of[0], last.slots_of[1]
             made = replace(made, grads=grads, params=parts[0].params, slots=parts[0].slots)
+            made = replace(made, slots_of=slots_of)
         else:
             made = made.emptied()
         merged.append(Step(called, made))
@@ -143,6 +145,8 @@ def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
             grads=grads,
             slots=slots,
             slots_after=after,
+            slots_of=joined(one.slots_of, two.slots_of),
+            rules=tuple(b or a for a, b in zip(one.rules, two.rules, strict=False)),
         )
         merged[-1] = replace(
             merged[-1], applied=replace(both, params_after=two.params_after, built=built)

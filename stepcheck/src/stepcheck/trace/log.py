@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck.faults import Fault, Stage
+from stepcheck.steps import StepRule
 from stepcheck.trace.digests import digests, in_rows
 from stepcheck.trace.measure import in_part, once, same
 from stepcheck.values import Line, Reason, Unjudged
@@ -25,6 +26,14 @@ STEPPED: ContextVar[Callable[["Log"], None] | None] = ContextVar(
 )
 _EVENTS = "called", "applied", "scaled", "others"
 Flags = list[tuple[Any, bool]]  # layers, then variables, and whether each is set to be trained
+
+
+SlotsOf = tuple[tuple[tuple[int, str], ...], tuple[tuple[int, str], ...]]
+
+
+def joined(one: SlotsOf, two: SlotsOf) -> SlotsOf:
+    """Return the places of the slots of two optimizers, one after the other."""
+    return one[0] + two[0], one[1] + two[1]
 
 
 def clips_of(optimizer: Any) -> tuple[float, float, float]:
@@ -87,6 +96,9 @@ class Applied:
         setting: all else that a port needs to make it again.
         trained: as of `Called`.
         outlines: of a run, of gradients and of weights after it, where their numbers are not kept.
+        rules: of each parameter, the settings of its step; None where they are not known, or no step is made.
+        slots_of: of each slot before, and after, its parameter by index, and its name in `stepcheck.steps.Slots`; ""
+            for another one.
     """
 
     order: int
@@ -110,6 +122,8 @@ class Applied:
     setting: Any = field(default=None, compare=False)
     trained: tuple[int, ...] = ()
     outlines: list[np.ndarray] = field(default_factory=list)
+    rules: tuple[StepRule | None, ...] = ()
+    slots_of: SlotsOf = ((), ())
 
     @property
     def is_whole(self) -> bool:

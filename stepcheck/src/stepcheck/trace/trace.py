@@ -137,6 +137,7 @@ class _Arrays:
         return {dtype: np.concatenate(parts) for dtype, parts in self._parts.items()}
 
 
+_NOT_SAVED = "setting", "rules", "slots_of"
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (Applied, Called, Line, Other, Parameter, Run, Scaled, Trace, Unjudged, Values)
@@ -162,10 +163,10 @@ def _packed(value: Any, arrays: _Arrays) -> Any:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, part) of a value of several, without the setting, which a port alone can use."""
+    """Yield (name, part) of a value of several, without the settings, by which a port alone makes it again."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     names = [each.name for each in fields] or value._fields
-    yield from ((name, getattr(value, name)) for name in names if name != "setting")
+    yield from ((name, getattr(value, name)) for name in names if name not in _NOT_SAVED)
 
 
 def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:

@@ -1,0 +1,226 @@
+"""The optimizer steps of a log, made again: from the recorded weights, gradients and slots."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stepcheck.port import Port
+from stepcheck.steps import HALF_EPS, Epsilon, Slots, StepRule, begun, clipped, precision, stepped
+from stepcheck.trace.log import Applied
+from stepcheck.trace.measure import COARSE, FINE, are_finite, in_part
+from stepcheck.trace.windows import Update
+
+Rules = Sequence[StepRule | None]
+_OF_FRAMEWORKS = "torch.optim.", "keras.src."  # modules
+NUM_BY_FRAMEWORK = 8  # steps of an optimizer without a rule that are made again
+_ROUNDINGS = 2  # of a weight in a step
+
+
+class Again(NamedTuple):
+    """A step that was made again.
+
+    Attributes:
+        params, slots: as the step must leave them; no slots where the framework has made it.
+        apart: of each parameter, the distance of the loop's step from it, in units of what rounding allows.
+        is_whole: whether all parameters with a gradient are known; of others the loop's own values are taken.
+    """
+
+    update: Update
+    params: list[np.ndarray]
+    slots: list[Slots]
+    apart: np.ndarray
+    is_whole: bool = True
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the loop's step is this one."""
+        return bool(np.all(self.apart <= 1))
+
+
+def recorded(step: Applied, *, is_after: bool = False) -> list[Slots]:
+    """Return the slots of each parameter as they were recorded; as they begin for those without any."""
+    values = step.slots_after if is_after else step.slots
+    known: list[dict[str, Any]] = [{} for _ in step.params]
+    for (i, name), value in zip(step.slots_of[is_after], values, strict=True):
+        if name:
+            known[i][name] = value
+    found = []
+    for own, rule, weights in zip(known, step.rules, step.params, strict=True):
+        count = float(own.pop("num_steps", step.iterations if own else 0.0))
+        first = Slots() if rule is None else begun(rule, weights)
+        found.append(first._replace(**own, num_steps=count))
+    return found
+
+
+def by_rule(
+    port: Port, update: Update, rules: Rules, slots: list[Slots] | None = None
+) -> Again | None:
+    """Return the step that these rules make; None where it cannot be computed.
+
+    Args:
+        slots: before the step; by default the recorded ones, and those after it are compared, too.
+    """
+    step = update.applied
+    if not _is_computable(port, update, rules):
+        return None
+    pairs = zip(step.grads, step.params, strict=True)
+    grads = clipped([_cast(g, w) for g, w in pairs], _clips(rules))
+    before = recorded(step) if slots is None else slots
+    after = recorded(step, is_after=True)
+    params, left = list[np.ndarray](), list[Slots]()
+    ends = zip(step.params, step.params_after, strict=True)
+    for rule, (weights, end), grad, own, seen in zip(
+        rules, ends, grads, before, after, strict=True
+    ):
+        made, new = weights if grad is None else end, own
+        if grad is not None and rule is not None:
+            square = seen.square if rule.is_of_rows else None
+            with np.errstate(all="ignore"):
+                made, new = stepped(rule, _wide(weights), grad, Slots(*map(_wide, own)), square)
+        params.append(made)
+        left.append(new)
+    if not are_finite(params):
+        return None
+    apart = distances(step, params, rules)
+    if slots is None:
+        are_made = [g is not None and r is not None for g, r in zip(grads, rules, strict=True)]
+        of_slots = zip(left, after, are_made, strict=True)
+        others = [_of_slots(one, two) if is_made else 0.0 for one, two, is_made in of_slots]
+        apart = np.maximum(apart, others)
+    is_whole = all(g is None or r is not None for g, r in zip(grads, rules, strict=True))
+    return Again(update, params, left, apart, is_whole)
+
+
+def _is_computable(port: Port, update: Update, rules: Rules) -> bool:
+    """Whether its numbers are finite, and no bound needs the norm of a sample, or the gradient of each replica."""
+    step = update.applied
+    grads = [g for g in step.grads if g is not None]
+    if len(rules) != len(step.grads) or not are_finite([*step.params, *step.params_after, *grads]):
+        return False
+    pairs = zip(step.grads, rules, strict=True)
+    is_known = any(g is not None and rule is not None for g, rule in pairs)
+    if not is_known or any(w.dtype == np.float16 for w in step.params):
+        return False
+    *norms, number = _clips(rules)
+    has_replicas = len({piece.called.replica for piece in update.pieces}) > 1
+    return not (any(norms) and port.is_in_part) and not (any((*norms, number)) and has_replicas)
+
+
+def _clips(rules: Rules) -> tuple[float, float, float]:
+    return next((rule.clips for rule in rules if rule is not None), (0.0, 0.0, 0.0))
+
+
+def _wide(value: Any) -> Any:
+    """Return an array in bfloat16 as one in float32; in float16 the framework makes the step."""
+    return value.astype("float32") if getattr(value, "itemsize", 0) == 2 else value
+
+
+def _cast(grad: np.ndarray | None, weights: np.ndarray) -> np.ndarray | None:
+    if grad is None:
+        return None
+    return np.asarray(grad).astype(_wide(weights).dtype).reshape(weights.shape)
+
+
+def distances(step: Applied, params: list[np.ndarray], rules: Rules = ()) -> np.ndarray:
+    """Return how far a step's weights are from these, by parameter: 1 is what rounding allows."""
+    rules = rules or [None] * len(params)
+    every = zip(step.params, step.params_after, params, rules, strict=True)
+    return np.array([_distance(*each) for each in every])
+
+
+def _distance(
+    before: np.ndarray, after: np.ndarray, made: np.ndarray, rule: StepRule | None
+) -> float:
+    old, own, wanted = (np.asarray(each, "float64") for each in (before, after, made))
+    eps = min(precision(before), precision(after))
+    differs = COARSE.differs if eps >= HALF_EPS / 8 else FINE.differs
+    if rule is not None and rule.place is Epsilon.HAT and rule.is_corrected:
+        differs += eps / (1 - max(rule.beta_2 or 0.0, rule.momentum))  # of a correction in float32
+    move = max(np.linalg.norm(own - old), np.linalg.norm(wanted - old))
+    allowed = differs * move + _ROUNDINGS * eps * np.linalg.norm(old)
+    apart = float(np.linalg.norm(own - wanted))
+    return apart / float(allowed) if apart else 0.0
+
+
+def _of_slots(made: Slots, seen: Slots) -> float:
+    """Return how far recorded slots are from these."""
+    pairs = [
+        (a, b) for a, b in zip(made[:4], seen[:4], strict=True) if a is not None and b is not None
+    ]
+    return max((_of_slot(a, b) for a, b in pairs), default=0.0)
+
+
+def _of_slot(made: np.ndarray, seen: np.ndarray) -> float:
+    wanted, own = np.asarray(made, "float64"), np.asarray(seen, "float64")
+    differs = COARSE.differs if precision(np.asarray(seen)) >= HALF_EPS / 8 else FINE.differs
+    size = max(np.linalg.norm(wanted), np.linalg.norm(own))
+    apart = float(np.linalg.norm(wanted - own))
+    return apart / float(differs * size) if apart else 0.0
+
+
+def carried(port: Port, updates: list[Update], rules: Rules) -> list[Again] | None:
+    """Return the steps by rules from the first one on, each with the slots that the step before it left.
+
+    None where the first one does not begin, or one cannot be computed.
+    """
+    found: list[Again] = []
+    slots: list[Slots] | None = None
+    for update in updates:
+        rate = update.applied.learning_rate
+        own = [r and replace(r, rate=rate) for r in rules]
+        if slots is None:
+            if update.applied.iterations:
+                return None
+            pairs = zip(own, update.applied.params, strict=True)
+            slots = [Slots() if r is None else begun(r, w) for r, w in pairs]
+        again = by_rule(port, update, own, slots)
+        if again is None:
+            return None
+        found.append(again)
+        slots = again.slots
+    return found
+
+
+def all_again(port: Port, optimizers: dict[int, Any], updates: list[Update]) -> list[Again]:
+    """Return the steps that can be made again: by the rule of each, or else a few by other ways."""
+    made = [(update, by_rule(port, update, update.applied.rules)) for update in updates]
+    others = [update for update, again in made if again is None]
+    some = others[:: -(-len(others) // NUM_BY_FRAMEWORK) or 1]
+    made += [(u, by_framework(port, optimizers, u) or by_rate(port, u)) for u in some]
+    return [again for _, again in made if again is not None]
+
+
+def by_framework(port: Port, optimizers: dict[int, Any], update: Update) -> Again | None:
+    """Return a step as the loop's optimizer makes it on a copy of the weights; None where it does not.
+
+    One of another class than the framework's may keep a state that no log has: then it proves nothing to differ.
+    """
+    step = update.applied
+    optimizer = optimizers.get(step.optimizer)
+    is_finite = are_finite([g for g in step.grads if g is not None])
+    if optimizer is None or port.is_in_part or not is_finite or any(step.clips):
+        return None
+    params = port.stepped(optimizer, [(step, step.grads)])
+    if params is None or not are_finite(params):
+        return None
+    again = Again(update, params, [], distances(step, params))
+    is_of_framework = type(optimizer).__module__.startswith(_OF_FRAMEWORKS)
+    return again if again.is_right or is_of_framework else None
+
+
+def by_rate(port: Port, update: Update) -> Again | None:
+    """Return a step as the gradient times one rate, which is solved for; None if it is none."""
+    step = update.applied
+    if not are_finite([*step.params, *step.params_after]):
+        return None
+    grad = port.flat([*step.grads])
+    fall = port.flat([*in_part(step.params)]) - port.flat([*in_part(step.params_after)])
+    rate = float(fall @ grad / (grad @ grad)) if np.any(grad) else 0.0
+    if not np.isfinite(rate):
+        return None
+    pairs = zip(step.params, step.grads, strict=True)
+    params = [w if g is None else (w - rate * g).astype(w.dtype) for w, g in pairs]
+    again = Again(update, params, [], distances(step, params))
+    return again if again.is_right else None
