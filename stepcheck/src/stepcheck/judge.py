@@ -226,9 +226,7 @@ class _Context:
         decay = self.replay.decay(optimizer) if is_own else None
         moves = self.replay.moves_weights
         found = [*between(self.steps, decay, self.replay.names, moves_weights=moves)]
-        self.verdict.unjudged += [each for each in found if isinstance(each, Unjudged)]
-        findings = [each for each in found if isinstance(each, Finding)]
-        return [each for each in findings if not (moves and each.fault in _MOVED_INSIDE)]
+        return [each for each in found if not (moves and each.fault in _MOVED_INSIDE)]
 
     @cached_property
     def known(self) -> list[Update]:

@@ -242,7 +242,6 @@ class Reason(Enum):
     OTHER_INPUTS = auto()
     OWN_STEP = auto()
     STEP_UNKNOWN = auto()
-    MOVED_BETWEEN = auto()
     OWN_TRAINER = auto()
     FEW_PASSES = auto()
     BY_CHANCE = auto()

@@ -39,7 +39,6 @@ _REASONS = {
     Reason.OTHER_INPUTS: "the model's inputs are no rows of `data`, bit for bit: state the arrays that the model gets",
     Reason.OWN_STEP: "the weights do not move by a known optimizer's steps on the gradients that were meant",
     Reason.STEP_UNKNOWN: "the optimizer's step cannot be made again",
-    Reason.MOVED_BETWEEN: "no optimizer step moved the weights there",
     Reason.OWN_TRAINER: "they are made by `wholestep.Trainer`, whose `explain()` shows how they run",
     Reason.FEW_PASSES: "too few whole passes over the data were seen",
     Reason.BY_CHANCE: "the data have so few batches that two passes may have one order by chance",

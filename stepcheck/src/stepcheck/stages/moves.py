@@ -6,12 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcheck.faults import Fault, Stage
+from stepcheck.faults import Fault
 from stepcheck.trace.measure import FINE, all_same, distance, in_part, same
 from stepcheck.trace.windows import Update
-from stepcheck.values import Change, Finding, Line, Reason, Unjudged, Where
-
-_NUM_NAMED = 3
+from stepcheck.values import Change, Finding, Line, Where
 
 
 class _Move(NamedTuple):
@@ -28,8 +26,8 @@ def between(
     names: Sequence[str] = (),
     *,
     moves_weights: bool = False,
-) -> Iterator[Finding | Unjudged]:
-    """Yield the findings on weights that moved by no optimizer step; moves that may be meant are not judged.
+) -> Iterator[Finding]:
+    """Yield the findings on weights that moved by no optimizer step.
 
     Args:
         decay: the optimizer's own.
@@ -59,12 +57,6 @@ def between(
         if decay and len(moves) > least and all(map(_shrunk, moves)):
             line = moves[0].update.applied.line
             yield _finding(Fault.DECAYED_TWICE, moves, line, (_shrunk(moves[0]), decay))
-        elif moves and not moves_weights:
-            num = len({move.update.number for move in moves})
-            pairs = [zip(names, *move[1:], strict=False) for move in moves]
-            moved = {name: None for each in pairs for name, a, b in each if not same(a, b)}
-            told = ", ".join([*moved][:_NUM_NAMED])
-            yield Unjudged(Reason.MOVED_BETWEEN, Stage.STATE, num, told)
 
 
 def _finding(
