@@ -130,11 +130,13 @@ def known_of(
     Args:
         handed: the gradients, or None, by the identity of a variable.
     """
+    grads = [handed.get(id(v)) for v in variables]
+    found = rules(optimizer, variables, grads)
     return {
         "kind": type(optimizer).__name__,
         "lost": tuple(i for i, v in enumerate(variables) if handed.get(id(v), 0) is None),
         "slots_of": (slots_before, slots_of(optimizer, variables)),
-        "rules": rules(optimizer, variables, [handed.get(id(v)) for v in variables]),
+        "rules": tuple(own if g is not None else None for own, g in zip(found, grads, strict=True)),
     }
 
 
