@@ -70,7 +70,7 @@ def test_the_command_needs_no_names_for_a_trainer_with_the_loss_of_its_model(tmp
         assert "12 updates" in capsys.readouterr().out
         script.write_text(TRANSFORMERS.replace(WATCHED, OWN_LOSS))
         assert main(["run", str(script)]) == 2
-    assert "--model model --data X,Y --loss LOSS" in capsys.readouterr().err
+    assert "--model model --data ids,num --loss LOSS" in capsys.readouterr().err
 
 
 def test_an_accumulating_trainer_is_compared_with_one_that_does_not():
