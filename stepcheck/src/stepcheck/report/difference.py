@@ -82,6 +82,11 @@ class Comparison:
         return next(iter(self.differences), None)
 
     @property
+    def first_line(self) -> str:
+        """The summary."""
+        return _first_line(self)
+
+    @property
     def is_equal(self) -> bool:
         """Whether updates were compared, and nothing differs but by rounding."""
         return bool(self.models) and not self.differences and bool(self.compared)
