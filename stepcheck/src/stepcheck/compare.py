@@ -248,7 +248,7 @@ class _Comparison:
     def _outlines(self, one: Update, two: Update, which: int) -> Sides | None:
         """Return the outlines of gradients (0), or of weights afterwards (1); None if not kept."""
         both = _outlines_of(one.applied), _outlines_of(two.applied)
-        if not all(both):
+        if not all(len(side[which]) if side else 0 for side in both):
             return None
         # In another layout, its length alone is the same.
         kept = [slice(None if view is None else 1) for *_, view in self.params.pairs]

@@ -88,9 +88,16 @@ def _side_by_side(parts: list[Step], *, adds_up: bool) -> Step:
     if not applied:
         return Step(called, None)
     if not all(each.is_whole for each in applied):
-        return Step(called, applied[0].emptied())
+        alone = len(applied) == 1
+        return Step(called, applied[0].emptied() if alone else _without_numbers(applied[0]))
     grads = _summed([each.grads for each in applied], 1) if adds_up else applied[0].grads
     return Step(called, replace(applied[0], grads=grads))
+
+
+def _without_numbers(step: Applied) -> Applied:
+    """Return a step of several, with the outline of the weights alone: gradients are not known."""
+    outlines = [own[:0] if i == 0 else own for i, own in enumerate(step.outlines)]
+    return replace(step.emptied(), outlines=outlines)
 
 
 def _accumulated(found: list[Step]) -> list[Step]:
@@ -117,7 +124,7 @@ def _accumulated(found: list[Step]) -> list[Step]:
             made = replace(made, grads=grads, params=parts[0].params, slots=parts[0].slots)
             made = replace(made, slots_of=slots_of)
         else:
-            made = made.emptied()
+            made = _without_numbers(made)
         merged.append(Step(called, made))
     return [
         *merged,

@@ -8,6 +8,7 @@ import numpy as np
 
 from stepcheck.trace.cuts import steps
 from stepcheck.trace.log import Applied, Called, Values
+from stepcheck.trace.measure import all_same
 from stepcheck.trace.trace import Run
 from stepcheck.trace.windows import Piece, by_hand
 
@@ -80,7 +81,29 @@ def _begin(passes: list[Called], applied: Applied) -> Values:
 def _with_gradient(called: list[Called]) -> list[Called]:
     """Return the passes of which a gradient was taken, or else may have been taken."""
     by_knowledge = ([e for e in called if e.differentiated is known] for known in (True, None))
-    return next(filter(None, by_knowledge), [])
+    return _single(next(filter(None, by_knowledge), []))
+
+
+def _single(called: list[Called]) -> list[Called]:
+    """Return passes without those that repeat another one to the bit, as `jax.checkpoint` does.
+
+    They add no row; the gradient shows whether one counts twice.
+    """
+    kept: list[Called] = []
+    for each in called:
+        again = next((i for i, other in enumerate(kept) if _are_same(each, other)), None)
+        if again is None:
+            kept.append(each)
+        elif each.derivatives:
+            kept[again] = each
+    return kept
+
+
+def _are_same(one: Called, two: Called) -> bool:
+    """Whether two passes have the same inputs, and begin with the same values of the model."""
+    is_alike = (one.replica, one.mode, one.random) == (two.replica, two.mode, two.random)
+    pairs = (one.inputs, two.inputs), (one.params, two.params), (one.buffers, two.buffers)
+    return is_alike and all(all_same(*pair) for pair in pairs)
 
 
 class Pairs(NamedTuple):
