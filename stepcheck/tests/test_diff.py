@@ -137,6 +137,36 @@ def test_an_accumulating_optimizer_is_compared_by_whole_updates():
     assert parts[Part.ROWS].relation is Relation.EQUAL
 
 
+def test_sums_of_calls_beyond_the_room_are_not_compared_with_a_whole():
+    sgd = keras.optimizers.SGD(0.05, gradient_accumulation_steps=4)
+    result = stepcheck.diff(fitted(sgd, batch_size=SIZE // 4, epochs=8), fitted(epochs=8))
+    assert result.is_equal, str(result)
+    last = result.models[0].updates[-1].parts
+    assert last[Part.GRADIENT].relation is Relation.UNJUDGED
+    assert last[Part.ROWS].relation is Relation.EQUAL
+
+
+@pytest.mark.skipif(ENGINE != "jax", reason="a function of JAX")
+def test_a_pass_that_is_made_again_for_the_gradient_adds_no_row():
+    import jax
+
+    def recorded(wrapped):
+        model = network()
+        weights = [v.value for v in model.trainable_variables]
+        others = [v.value for v in model.non_trainable_variables]
+        call = wrapped(lambda params, x: model.stateless_call(params, others, x, training=True)[0])
+        gradient = jax.jit(jax.grad(lambda params, x, y: mean(y, call(params, x))))
+        slots = [v.value for v in model.optimizer.variables]
+        with stepcheck.record() as trace:
+            for rows in np.split(np.arange(NUM), NUM // SIZE):
+                grads = gradient(weights, X[rows], Y[rows])
+                weights, slots = model.optimizer.stateless_apply(slots, grads, weights)
+        return trace
+
+    result = stepcheck.diff(recorded(jax.checkpoint), recorded(lambda call: call))
+    assert result.is_equal, str(result)
+
+
 def test_draws_of_other_seeds_are_said():
     def dropped(seed):
         keras.utils.set_random_seed(3)
