@@ -138,8 +138,8 @@ class _Comparison:
     ) -> None:
         """Add a difference of named arrays, with its numbers."""
         where = Where(parameters=sides.unlike(self.fits), rows=known.pop("rows", ()))
-        i, index, *both = sides.largest()
-        largest = Number(what, f"{sides.names[i]}{[*index]}", *both, _NAN)
+        i, index, one, two = sides.largest()
+        largest = Number(what, f"{sides.names[i]}{[*index]}", one, two, _NAN)
         numbers = (*known.pop("numbers", ()), largest)
         self.add(part, kind, update, sides.apart(), where=where, numbers=numbers, **known)
 
@@ -252,10 +252,9 @@ class _Comparison:
             return None
         # In another layout, its length alone is the same.
         kept = [slice(None if view is None else 1) for *_, view in self.params.pairs]
-        ones, twos = (
-            [side[which][pair[i]][part] for pair, part in zip(self.params.pairs, kept, strict=True)]
-            for i, side in enumerate(both)
-        )
+        every = [*zip(self.params.pairs, kept, strict=True)]
+        ones = [both[0][which][i][part] for (i, _, _), part in every]
+        twos = [both[1][which][j][part] for (_, j, _), part in every]
         return Sides.of(self.params.names, ones, twos)
 
     def _why(self, one: Update, two: Update, pairs: Pairs | None, sides: Sides) -> tuple:
@@ -449,11 +448,11 @@ def _unlike_rows(found: list[Facing], most: float, what: Shown) -> tuple[tuple[i
         if len(each.at):
             by = np.max(np.abs(a - b).reshape(len(a), -1), axis=1)
             unlike |= {*each.at[by > most * scale].tolist()}
-    i, (*index,), *both = sides.largest()
+    i, (*index,), one, two = sides.largest()
     if len(found[i].at):
         index[0] = int(found[i].at[index[0]])
     of = f"{found[i].leaf}{index}" if what is Shown.OUTPUT else str(index[0] if index else 0)
-    return tuple(sorted(unlike)), Number(what, of, *both, _NAN)
+    return tuple(sorted(unlike)), Number(what, of, one, two, _NAN)
 
 
 def _are_near(one: np.ndarray, two: np.ndarray) -> np.ndarray:

@@ -59,7 +59,7 @@ def listening(
     owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
     scaling = keras.optimizers.LossScaleOptimizer
     with listener.listening(), ExitStack() as stack:
-        stack.callback(lambda: [each.close() for each in hooks])
+        stack.callback(_close, hooks)  # also those that are found later
         for each in hooks:
             each.begin()
         stack.enter_context(_making(listener, hooks))
@@ -159,6 +159,11 @@ def _checked(check: Callable, hooks: list["Hooks"]) -> Callable:
         return is_finite
 
     return told
+
+
+def _close(hooks: list["Hooks"]) -> None:
+    for each in hooks:
+        each.close()
 
 
 class Hooks:

@@ -236,8 +236,9 @@ def weighed(
     model: keras.Model, data: tuple[Tree, Tree, Tree], objective: Objective
 ) -> tuple[tuple[Tree, Tree, Tree], Objective]:
     """Return (data, objective) with the rows' weights, of a function that returns some."""
-    is_one = isinstance(objective, LossObjective) and model.built
-    if not is_one or type(objective.loss).__module__.startswith("keras."):
+    if not isinstance(objective, LossObjective) or not model.built:
+        return data, objective
+    if type(objective.loss).__module__.startswith("keras."):
         return data, objective
     symbol, _ = attempt(lambda: _symbol_of(model, data[0]))
     if symbol is None:  # an error of the model's, of batches of another size

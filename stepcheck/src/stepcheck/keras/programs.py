@@ -127,6 +127,7 @@ def _at_outputs(
         values, own = by_term(outcome, num)
         return counted(values, factors), (values, own)
 
+    found: Any
     (derivative,), found = choose().ops.differentiate(total, [outputs])
     return *found, derivative
 
@@ -139,6 +140,7 @@ def changed(change: Callable) -> Callable:
             made = ops.cast(change(given[0]), "float32")
             return ops.sum(made * factors), made
 
+        made: Any
         (derivative,), made = choose().ops.differentiate(total, [outputs])
         return derivative, made
 

@@ -196,6 +196,7 @@ class Replay(Port):
                 sums = [ops.sum(ops.cast(o, "float32") * factor) for o, factor in pairs]
                 return sum(sums, penalty * own), (outputs, self._after(scope, buffers), own)
 
+            found: Any
             grads, found = self._ops.differentiate(total, params)
             return *found, grads
 
@@ -407,8 +408,8 @@ class Replay(Port):
 
 def _terms(kinds: list[Kind], values: Any, weights: Any, penalty: float) -> Terms:
     names, coefficients, divided = zip(*kinds, strict=True)
-    numbers = map(np.array, (values, weights, coefficients, divided))
-    return Terms(*numbers, penalty, names)
+    counted, are_divided = np.array(coefficients), np.array(divided)
+    return Terms(np.array(values), np.array(weights), counted, are_divided, penalty, names)
 
 
 def _is_of_all(loss: Any, outputs: np.ndarray, labels: Tree, weights: Tree = None) -> bool:

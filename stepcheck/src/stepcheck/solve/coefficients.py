@@ -62,7 +62,7 @@ def explained(
     is_other = form == BASE
     for e in evidence:
         parts = form.parts(e)
-        is_other = is_other or differ(e, sum(parts), sum(e.parts))
+        is_other = is_other or differ(e, np.sum(parts, axis=0), np.sum(e.parts, axis=0))
         solved = _solved(e, _vectors(e, parts, level), has_before=has_before)
         if solved is None:
             return None
@@ -83,7 +83,7 @@ def _vectors(e: Evidence, parts: list[np.ndarray], level: Level) -> list[tuple[i
             rows += [*np.einsum("tr,trp->rp", factors, own.reshape(*factors.shape, -1))]
         return [(i, row) for i, row in enumerate(rows) if np.any(row)]
     if level is Level.UPDATE:
-        return [(0, sum(parts))]
+        return [(0, np.sum(parts, axis=0))]
     starts = np.cumsum([0, *e.update.sizes]).tolist()
     return [(start, part) for start, part in zip(starts, parts, strict=False) if np.any(part)]
 
@@ -165,7 +165,7 @@ def _read(columns: list[_Column], right: float) -> Reading:
     counts = {known: np.array([c.counts[known] for c in columns]) for known in shared}
     found = read(numbers * units, slack, counts, right * units)
     if found is not None:
-        return found._replace(values=found.values / units)
+        return replace(found, values=found.values / units)
     return Reading(RAW, Count(numbers=tuple(numbers[:_NUM_SHOWN].tolist())), numbers)
 
 
@@ -183,7 +183,7 @@ def _of_rows(rows: list[_Column], level: Level) -> Reading:
         return found
     first = farthest_first(numbers)[:_NUM_SHOWN]
     count = Count(above=MEANT.above, numbers=tuple(first.tolist()), level=level)
-    return found._replace(count=count)
+    return replace(found, count=count)
 
 
 def farthest_first(ratios: np.ndarray) -> np.ndarray:

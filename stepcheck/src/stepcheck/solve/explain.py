@@ -111,7 +111,7 @@ def _forms(evidence: list[Evidence]) -> _Found:
         yield _tried(form, evidence, Level.UPDATE)
     if (found := smoothed(evidence[0].meant, evidence[0])) is not None:
         plain, even, own = found
-        columns = [[sum(form.parts(e)) for form in (plain, even)] for e in evidence]
+        columns = [[np.sum(form.parts(e), axis=0) for form in (plain, even)] for e in evidence]
         yield _mixed(evidence, columns, partial(_smoothing, own=own))
 
 

@@ -128,13 +128,21 @@ def of_rows(rows: _Rows, change: Change) -> Form:
     return Form((change,), _at(rows), weighs=True)
 
 
+def _beside(by: int, e: Evidence, piece: Piece) -> np.ndarray:
+    return np.roll(piece.rows, -by)
+
+
+def _after(by: int, num: int, e: Evidence, piece: Piece) -> np.ndarray:
+    return (piece.rows + by) % num
+
+
 def _of_labels(labels: Any, num: int) -> Iterator[Form]:
     shifted, mixed = Fault.LABELS_SHIFTED, Fault.LABELS_OF_OTHER_ROWS
     for by in _STEPS:
         in_batch = Change(shifted, Detail.OF_ROW_IN_BATCH, (by,))
-        yield of_rows(lambda e, piece, by=by: np.roll(piece.rows, -by), in_batch)
+        yield of_rows(partial(_beside, by), in_batch)
         in_data = Change(shifted, Detail.OF_ROW_IN_DATA, (by,))
-        yield of_rows(lambda e, piece, by=by: (piece.rows + by) % num, in_data)
+        yield of_rows(partial(_after, by, num), in_data)
     yield of_rows(partial(_in_order, num), Change(mixed, Detail.IN_ORDER_OF_DATA))
     yield of_rows(lambda e, piece: piece.rows[::-1], Change(shifted, Detail.IN_REVERSE))
     if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(labels)):

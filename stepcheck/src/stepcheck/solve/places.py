@@ -28,8 +28,8 @@ def at_places(e: AtOutput) -> tuple[Change, tuple[int, ...], tuple[Number, ...]]
         if np.abs(own).max() <= _NOTHING * np.abs(should).max()
     ]
     if 0 < len(lost) < len(pieces):
-        numbers = (*map(float, lost), float(len(pieces)))
-        return Change(Fault.PASSES_LEFT_OUT, numbers=numbers), (), ()
+        counts = (*map(float, lost), float(len(pieces)))
+        return Change(Fault.PASSES_LEFT_OUT, numbers=counts), (), ()
     rows = [
         np.repeat(p.rows, own.size // max(1, len(own)))
         for p, own in zip(pieces, handed, strict=True)
@@ -38,7 +38,7 @@ def at_places(e: AtOutput) -> tuple[Change, tuple[int, ...], tuple[Number, ...]]
     far = np.argsort(-np.abs(observed - expected), kind="stable")[:_NUM_SHOWN]
     of = np.concatenate(rows)[far].tolist()
     shown = zip(of, observed[far].tolist(), expected[far].tolist(), strict=True)
-    numbers = tuple(Number(Shown.DERIVATIVE, str(row), *own, float("nan")) for row, *own in shown)
+    numbers = tuple(Number(Shown.DERIVATIVE, str(row), a, b, float("nan")) for row, a, b in shown)
     return _change(handed, meant, e), tuple(dict.fromkeys(of)), numbers
 
 

@@ -1,8 +1,8 @@
 """Numbers that were solved for: the ones that were meant, or fractions of known counts."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations, product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,8 @@ _ROUNDING, _LEAST_SLACK = 1e-9, 1e-12
 _LEAST_SHARE = 1e-6  # of the largest singular value
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True)
+class Reading:
     """What numbers may be: a count, the numbers that it gives, and how much it supposes."""
 
     cost: float

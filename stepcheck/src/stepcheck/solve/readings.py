@@ -82,7 +82,8 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
     A gradient is linear in the choice of each label, so the choice is solved for.
     """
     e = Evidence(meant, update)
-    view, *_ = narrowed([e]) or [e]
+    at_output = narrowed([e])
+    view: Evidence = at_output[0] if at_output else e
     leaves = [np.asarray(leaf) for leaf in tree.leaves(meant.replay.data[1:])]
     free = []
     for i, piece in enumerate(update.pieces):

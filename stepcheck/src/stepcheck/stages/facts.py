@@ -135,7 +135,7 @@ def facts(
         passes=tuple(len(each.rows) for each in cut),
         order=_order(cut),
         updates=len(seen.updates),
-        rows=_span(np.count_nonzero(u.rows != PAD) for u in per_update),
+        rows=_span(float(np.sum(u.rows != PAD)) for u in per_update),
         microbatches=_span(len(u.pieces) / replicas for u in per_update),
         replicas=replicas,
         calls=Calls(len(pieces), len(modes.inferring), num_others, num_skipped),

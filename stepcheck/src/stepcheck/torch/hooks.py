@@ -387,7 +387,8 @@ def listening(
             watcher.harmless(watcher.after_step)(optimizer, args, kwargs)
 
     with ExitStack() as stack:
-        stack.callback(lambda: [watcher.close() for watcher in watchers])
+        for watcher in watchers:
+            stack.callback(watcher.close)
         stack.callback(live.clear)
         stack.enter_context(replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live)))
         stack.callback(register_optimizer_step_pre_hook(before).remove)

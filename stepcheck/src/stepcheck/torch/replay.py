@@ -145,7 +145,8 @@ class Replay(Port):
             made: ByTerm = self._run(piece, training=training, objective=objective).output
             values, weights = map(array, made[:2])
             ones = np.ones(len(values))
-            return Terms(*_doubles(values, weights), ones, ones > 0, 0.0, made.names)
+            values, weights = _doubles(values, weights)
+            return Terms(values, weights, ones, ones > 0, 0.0, made.names)
         own = piece.called.outputs
         output = tensor(own[0]) if is_by_outputs else self._run(piece, training=training).output
         found = objective.of(output, *batch[1:])

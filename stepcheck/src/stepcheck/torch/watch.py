@@ -135,8 +135,9 @@ def close(
     if isinstance(stated, OfModel):
         log.called[:] = joined(log, stated.given.calls)
     if data is None and isinstance(stated, OfModel):
+        nothing: Any = ((),)  # no label
         given = as_given(log, {each.order: np.zeros(0) for each in log.called})
-        data, by_pass = given.data, dict.fromkeys(given.by_pass or (), ((),))
+        data, by_pass = given.data, dict.fromkeys(given.by_pass or (), nothing)
         stated.is_given = True
     elif data is None:
         labels = (

@@ -104,7 +104,7 @@ def outline(leaf: np.ndarray) -> np.ndarray:
     """
     flat = np.asarray(leaf).reshape(-1).astype("float64")
     last = flat.size - 1
-    some = flat[[0, last // 2, last]] if flat.size else []
+    some = [float(flat[i]) for i in (0, last // 2, last)] if flat.size else []
     return np.array([np.sqrt(np.sum(flat * flat)), *some], "float32")  # a norm starts threads
 
 

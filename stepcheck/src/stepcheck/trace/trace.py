@@ -87,7 +87,7 @@ class Trace:
         content = {"schema": SCHEMA, "trace": _packed(self, arrays)}
         text = np.frombuffer(json.dumps(content).encode(), "uint8")
         with Path(path).open("wb") as file:
-            np.savez(file, stepcheck=text, **arrays.joined())
+            np.savez(file, **{"stepcheck": text} | arrays.joined())  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         models = ", ".join(run.name for run in self.runs) or "no model"
@@ -126,10 +126,10 @@ class _Arrays:
         """Return the place of an array: [dtype, offset, shape]."""
         if id(array) not in self._known:
             dtype = array.dtype.str[1:]
-            place = [dtype, self._sizes.get(dtype, 0), list(array.shape)]
+            start = self._sizes.get(dtype, 0)
             self._parts.setdefault(dtype, []).append(array.reshape(-1))
-            self._sizes[dtype] = place[1] + array.size
-            self._known[id(array)] = array, place
+            self._sizes[dtype] = start + array.size
+            self._known[id(array)] = array, [dtype, start, list(array.shape)]
         return self._known[id(array)][1]
 
     def joined(self) -> dict[str, np.ndarray]:

@@ -67,8 +67,8 @@ def updates(run: Run) -> list[Update]:
 
 def _known(applied: Applied, num: int) -> Applied:
     """Return a step, without its numbers where other parameters were trained then."""
-    kept = applied.params if applied.is_whole else [*applied.outlines[-1:]]
-    is_alike = len(kept if applied.is_whole else np.concatenate(kept or [[]])) == num
+    outlines = applied.outlines[-1] if applied.outlines else ()
+    is_alike = len(applied.params if applied.is_whole else outlines) == num
     return applied if is_alike else replace(applied.emptied(), outlines=[])
 
 
