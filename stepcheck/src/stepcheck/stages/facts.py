@@ -217,10 +217,10 @@ def written(updates: list[Update]) -> list[Update]:
     for before, update in pairwise([u for u in updates if u.applied.is_whole]):
         step = before.applied
         states = step.params, step.params_after, _first_weights(update)
-        moved = zip(*map(in_part, states), strict=True)
-        if update.follows(before) and not all(
-            same(made, new) for old, made, new in moved if not same(old, made)
-        ):
+        is_next = update.follows(before) and len({*map(len, states)}) == 1  # of parameters
+        parts = zip(*map(in_part, states), strict=False)
+        moved = [(made, new) for old, made, new in parts if not same(old, made)]
+        if is_next and not all(same(made, new) for made, new in moved):
             found.append(update)
     return found
 
