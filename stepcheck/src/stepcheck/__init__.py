@@ -96,9 +96,9 @@ def watch(
 def record(*models: Any) -> AbstractContextManager["Trace"]:
     """Record a training, to compare it with another by `stepcheck.diff`. Nothing of the training changes.
 
-    Any training of Keras on JAX or TensorFlow, or of PyTorch: `fit`, a Trainer, a loop. The first updates are kept with
-    their numbers: 40, or as many as fit in 100 MB; of large arrays, 20 000 entries. Of later ones the rows, and a few
-    numbers for each parameter.
+    Any training of Keras on JAX or TensorFlow, or of PyTorch: `fit`, a Trainer, a loop. The first
+    updates are kept with their numbers: 40, or as many as fit in 100 MB; of large arrays, 20 000
+    entries. Of later ones the rows, and a few numbers for each parameter.
 
     Args:
         models: the models to record; none for all that are called and trained.
@@ -139,16 +139,17 @@ def diff(
 ) -> "Comparison":
     """Compare two trainings, update by update: where do they differ first?
 
-    Each update has rows, outputs, a gradient, a step and a state. Rows in another order inside of an update are no
-    difference, nor are updates that one run makes of several microbatches or replicas. After the first difference
-    the updates differ anyway: they "follow". Rounding grows from update to update, and is no difference.
+    Each update has rows, outputs, a gradient, a step and a state. Rows in another order inside of
+    an update are no difference, nor are updates that one run makes of several microbatches or
+    replicas. After the first difference the updates differ anyway: they "follow". Rounding grows
+    from update to update, and is no difference.
 
     Args:
         a: a trace, or the path of one.
         b: the trace to compare it with.
-        match: of the name of a parameter of a, the name in b, or (the name in b, a function that returns b's array in
-            the shape of a's), or None to leave it out; by default parameters are matched by their names, or by their
-            order and shapes.
+        match: of the name of a parameter of a, the name in b, or (the name in b, a function that
+            returns b's array in the shape of a's), or None to leave it out; by default parameters
+            are matched by their names, or by their order and shapes.
         bits: whether numbers must be equal to the bit; else up to the rounding of their dtype.
 
     Returns:

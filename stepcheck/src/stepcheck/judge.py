@@ -103,8 +103,10 @@ class Case:
         before: the weights when the loop began.
         printed: the losses that the loop prints.
         compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
-        optimizer: the optimizer whose steps can be made again; `stated`: the one that the user states.
-        is_given: whether the data are the rows that the model was given: their order is the loop's own.
+        optimizer: the optimizer whose steps can be made again; `stated`: the one that the user
+            states.
+        is_given: whether the data are the rows that the model was given: their order is the loop's
+            own.
         ended: the model's values after the loop; None if it was ended early, or they are not known.
         by_pass: the labels by the order of a pass; None if they belong to the rows.
         use: how the passes over the data use the rows, if the user states it.

@@ -33,8 +33,8 @@ class NoLoss:
 class Terms(NamedTuple):
     """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
 
-    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term. `penalty` is the sum
-    of the model's own losses.
+    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term.
+    `penalty` is the sum of the model's own losses.
     """
 
     values: np.ndarray
@@ -51,10 +51,12 @@ class Port(ABC):
     Args:
         model: the model that a loop trains.
         data: (x, y, sample_weight), the last one perhaps None.
-        by_pass: the labels, and the weights if there are some, by the order of a pass, where they belong to no row.
+        by_pass: the labels, and the weights if there are some, by the order of a pass, where they
+            belong to no row.
 
     Attributes:
-        losses: its losses, and the relatives that one may be mistaken for: the functions of `families`.
+        losses: its losses, and the relatives that one may be mistaken for: the functions of
+            `families`.
         trained: the trainable variables, as the passes of a log have them.
         names, shapes, sizes: of the trainable variables.
         names_of_others: of the other variables.
@@ -64,8 +66,10 @@ class Port(ABC):
         is_sparse: whether some gradients are of a few rows of a table.
         has_losses: whether layers of the model have losses, as its first `outputs` show.
         hears_scales: whether every scaling of a loss is recorded.
-        most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None for all.
-        moves_weights: whether layers assign their own weights in a forward pass, as its first `outputs` show.
+        most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None
+            for all.
+        moves_weights: whether layers assign their own weights in a forward pass, as its first
+            `outputs` show.
     """
 
     losses: Any
@@ -121,8 +125,8 @@ class Port(ABC):
     ) -> list | None:
         """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots.
 
-        Later steps continue with the slots of the step before. None if another optimizer made the steps, or if their
-        numbers are not complete.
+        Later steps continue with the slots of the step before. None if another optimizer made the
+        steps, or if their numbers are not complete.
         """
 
     @abstractmethod
@@ -146,7 +150,8 @@ class Port(ABC):
         """Return the loss of a piece, unreduced.
 
         Args:
-            is_by_outputs: whether the objective is one loss of the one output: then the model itself need not run.
+            is_by_outputs: whether the objective is one loss of the one output: then the model
+                itself need not run.
         """
 
     @abstractmethod
@@ -215,7 +220,8 @@ class Port(ABC):
     def unmasked(self, objective: Any, pieces: list[Piece]) -> Any:
         """Return the objective without the mask that the model makes, which becomes the weights of `data`.
 
-        Forms of a loss are solved for by its derivative by outputs, without a mask. Another loss is left unchanged.
+        Forms of a loss are solved for by its derivative by outputs, without a mask. Another loss is
+        left unchanged.
         """
         return objective
 

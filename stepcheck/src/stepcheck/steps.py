@@ -15,9 +15,9 @@ Clips = tuple[float, float, float]  # of each gradient's norm, of the norm of al
 class Epsilon(Enum):
     """The place of the number that keeps a divisor from 0.
 
-    `BESIDE`: added to the root of the corrected mean of squares (Kingma and Ba 2015, algorithm 1; PyTorch). `HAT`: to
-    the root before its correction (their section 2, "epsilon hat"; Keras' Adam). `INSIDE`: under the root (Keras'
-    RMSprop and Adagrad).
+    `BESIDE`: added to the root of the corrected mean of squares (Kingma and Ba 2015, algorithm 1;
+    PyTorch). `HAT`: to the root before its correction (their section 2, "epsilon hat"; Keras'
+    Adam). `INSIDE`: under the root (Keras' RMSprop and Adagrad).
     """
 
     BESIDE = auto()
@@ -28,8 +28,9 @@ class Epsilon(Enum):
 class Velocity(Enum):
     """The content of the mean of gradients.
 
-    `PLAIN`: gradients; the rate is a factor of the step (PyTorch; Keras' Adam). `RATED`: gradients times their rate
-    (Keras' RMSprop). `NEGATED`: moves, gradients times minus their rate (Keras' SGD).
+    `PLAIN`: gradients; the rate is a factor of the step (PyTorch; Keras' Adam). `RATED`: gradients
+    times their rate (Keras' RMSprop). `NEGATED`: moves, gradients times minus their rate (Keras'
+    SGD).
     """
 
     PLAIN = auto()
@@ -42,20 +43,23 @@ class StepRule:
     """The settings of a step.
 
     Attributes:
-        momentum: how much of the mean of gradients stays: the momentum of SGD and RMSprop, beta_1 of Adam.
+        momentum: how much of the mean of gradients stays: the momentum of SGD and RMSprop, beta_1
+            of Adam.
         dampening: how much of the new gradient the mean leaves out; beta_1 for Adam.
         nesterov: whether the step looks ahead by the momentum (Sutskever et al. 2013).
-        beta_2: how much of the mean of squares stays; 1 for their sum (Adagrad); None for no division.
+        beta_2: how much of the mean of squares stays; 1 for their sum (Adagrad); None for no
+            division.
         divides_first: whether the mean is one of divided gradients (RMSprop).
         is_corrected: whether both means are divided by 1 - beta ** count (Adam).
         centered: whether the square of the mean gradient is subtracted (Graves 2013).
         amsgrad: whether the largest mean of squares counts (Reddi et al. 2018).
-        weight_decay: added to the gradient times the weights, or `is_decoupled` from it (Loshchilov and Hutter 2019).
+        weight_decay: added to the gradient times the weights, or `is_decoupled` from it (Loshchilov
+            and Hutter 2019).
         maximize: whether the step goes up.
         clips: bounds of the gradients before all.
         initial: of the sum or mean of squares.
-        is_of_rows: whether the gradient came in rows, perhaps equal ones, whose squares are added up after that
-            (`IndexedSlices` of TensorFlow): the mean of squares is not known then.
+        is_of_rows: whether the gradient came in rows, perhaps equal ones, whose squares are added
+            up after that (`IndexedSlices` of TensorFlow): the mean of squares is not known then.
     """
 
     rate: float
@@ -82,7 +86,8 @@ class Slots(NamedTuple):
     """The state of one parameter before or after a step; None where a rule has none, or none yet.
 
     Attributes:
-        mean: of the gradients. square: of their squares. centre: of the gradients, to centre the squares.
+        mean: of the gradients. square: of their squares. centre: of the gradients, to centre the
+            squares.
         most: the largest `square` so far.
         num_steps: the number of steps so far.
     """

@@ -172,7 +172,8 @@ class Shown(Enum):
 class Number(NamedTuple):
     """A number of a proof; NaN where there is none.
 
-    `of`: a parameter with its index, the index of an output, or a row of the data with that of its output.
+    `of`: a parameter with its index, the index of an output, or a row of the data with that of its
+    output.
     """
 
     what: Shown
@@ -187,7 +188,8 @@ class Proof:
     """The numbers of one update, three times: of the loop, as they were meant, and as they were meant but for an error.
 
     Attributes:
-        parameters: of a gradient, by parameter: the distance from the meant one, and from it with the error.
+        parameters: of a gradient, by parameter: the distance from the meant one, and from it with
+            the error.
     """
 
     update: int
@@ -201,7 +203,8 @@ class Finding:
 
     Attributes:
         apart: the relative distance of the loop's numbers from those that were meant.
-        with_error: their distance from those that were meant but for this error; NaN where these were not computed.
+        with_error: their distance from those that were meant but for this error; NaN where these
+            were not computed.
     """
 
     change: Change

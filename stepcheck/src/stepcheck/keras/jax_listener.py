@@ -40,8 +40,8 @@ class EngineListener:
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Pass the values to `told`, in the order in which the program runs; under `shard_map`, on each device.
 
-        JAX orders the calls of one device. Under `shard_map` all make the same calls, so the n-th call of each has one
-        place. A call outside comes after the n-th calls of all devices.
+        JAX orders the calls of one device. Under `shard_map` all make the same calls, so the n-th
+        call of each has one place. A call outside comes after the n-th calls of all devices.
         """
         axes = _axes()
         is_traced = bool(_kinds(values)) and not axes

@@ -83,7 +83,8 @@ class Report:
             stages: of rows, mode, gradient, step, state; all of them by default.
 
         Raises:
-            AssertionError: a stage was not judged, or something was found in it; its text is the report.
+            AssertionError: a stage was not judged, or something was found in it; its text is the
+                report.
             SpecificationError: there is no such stage.
         """
         unknown = {*stages} - {*STAGES}

@@ -28,7 +28,8 @@ class Modes:
     Attributes:
         left: updates that are not judged, as their batches have rare shapes.
         inferring: passes that ran in inference mode where that matters.
-        outputs: of the first one its outputs, and those in training and in inference mode, as vectors.
+        outputs: of the first one its outputs, and those in training and in inference mode, as
+            vectors.
         unlike: updates whose outputs fit neither mode.
         moved: by the order of a pass, the model's other values after it in training mode.
     """

@@ -37,8 +37,10 @@ class Moves(NamedTuple):
 
     Attributes:
         near: by update, the distance up to which a move is reproduced.
-        are_kernels: of each weight, whether it is in a parameter of more than one axis: often these alone decay.
-        passes: by update, the number of its pass over the data, from 0; empty if they are not known.
+        are_kernels: of each weight, whether it is in a parameter of more than one axis: often these
+            alone decay.
+        passes: by update, the number of its pass over the data, from 0; empty if they are not
+            known.
         stated: both betas of the optimizer that was meant, and its epsilon; empty if it has none.
     """
 
@@ -263,8 +265,8 @@ def _corrected(
 ) -> np.ndarray:
     """Return the rates of Adam: the factors of the moments by their corrections, the ones that are even.
 
-    A correction divides a moment by 1 - beta ** count: by its beta, none, the other moment's, or of the next count, or
-    of the number of the pass.
+    A correction divides a moment by 1 - beta ** count: by its beta, none, the other moment's, or of
+    the next count, or of the number of the pass.
     """
     squares = second if second < 1 else 0.0
     betas = [(first, squares), *product((first, 0.0, squares), (squares, 0.0, first))]

@@ -23,8 +23,10 @@ class Again(NamedTuple):
 
     Attributes:
         params, slots: as the step must leave them; no slots where the framework has made it.
-        apart: of each parameter, the distance of the loop's step from it, in units of what rounding allows.
-        is_whole: whether all parameters with a gradient are known; of others the loop's own values are taken.
+        apart: of each parameter, the distance of the loop's step from it, in units of what rounding
+            allows.
+        is_whole: whether all parameters with a gradient are known; of others the loop's own values
+            are taken.
     """
 
     update: Update
@@ -195,7 +197,8 @@ def all_again(port: Port, optimizers: dict[int, Any], updates: list[Update]) -> 
 def by_framework(port: Port, optimizers: dict[int, Any], update: Update) -> Again | None:
     """Return a step as the loop's optimizer makes it on a copy of the weights; None where it does not.
 
-    One of another class than the framework's may keep a state that no log has: then it proves nothing to differ.
+    One of another class than the framework's may keep a state that no log has: then it proves
+    nothing to differ.
     """
     step = update.applied
     optimizer = optimizers.get(step.optimizer)

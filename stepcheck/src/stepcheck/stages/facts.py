@@ -84,11 +84,13 @@ class Facts:
     Attributes:
         use: of the rows of the data.
         passes: the number of rows in each pass over the data.
-        updates, rows, microbatches: their number, and the rows and the forward passes of one, on one replica.
+        updates, rows, microbatches: their number, and the rows and the forward passes of one, on
+            one replica.
         replicas: their number.
         padded: rows that fill up batches.
         labels: distinct labels in a batch, if the data have classes; `classes`: in the data.
-        without_gradient, unmoved: trainable variables that no step has a gradient of, and that never moved.
+        without_gradient, unmoved: trainable variables that no step has a gradient of, and that
+            never moved.
         frozen_moved: variables that are set to be frozen, and moved.
         written: updates that begin with other weights than the update before ended with.
         state: of statistics and seeds.

@@ -107,7 +107,8 @@ def _outer(updates: list[Update]) -> set[int]:
 def _inside(updates: list[Update]) -> Iterator[_Move]:
     """Yield weights that move between the microbatches of an update, or between the last one and the step.
 
-    Without microbatches a decay by hand before the step is one per update, and other weights may be earlier ones.
+    Without microbatches a decay by hand before the step is one per update, and other weights may be
+    earlier ones.
     """
     for update in updates:
         pairs = [] if update.trials else pairwise(_states(update))

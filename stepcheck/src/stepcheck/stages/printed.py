@@ -87,7 +87,8 @@ def printed(
 ) -> Iterator[Finding | Unjudged]:
     """Yield the finding on printed losses, of each pass or the last.
 
-    Of many updates only the first are known: then the first passes are judged, if each has a number.
+    Of many updates only the first are known: then the first passes are judged, if each has a
+    number.
 
     Args:
         num_left: the number of updates that have no evidence, and are no part of the loss.

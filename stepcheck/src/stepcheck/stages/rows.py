@@ -22,7 +22,8 @@ _ALMOST_ALL = 0.9  # of the rows
 class Use(StrEnum):
     """How a pass over the data uses the rows, as a user states it.
 
-    `ONCE`: each row once, and an update ends where the pass ends. `SHUFFLED`: in a new order in each pass, too.
+    `ONCE`: each row once, and an update ends where the pass ends. `SHUFFLED`: in a new order in
+    each pass, too.
     """
 
     ONCE = auto()

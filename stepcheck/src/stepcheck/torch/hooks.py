@@ -81,7 +81,8 @@ class Watcher:
     """Writes the forward passes of a module and the steps of all optimizers to a log.
 
     Args:
-        num_inputs: of the module's arguments, how many have the rows of the data; None for all of as many rows.
+        num_inputs: of the module's arguments, how many have the rows of the data; None for all of
+            as many rows.
         order: of all records.
         like: the shapes of the data's rows, if they are known.
 
@@ -265,7 +266,8 @@ class Watcher:
     def drop(self, line: Line | None) -> None:
         """Note that a line throws away gradients before a step; of passes on adversarial rows' way they are not meant.
 
-        Such passes have a gradient by their inputs, of which the rows are made that the next one has without.
+        Such passes have a gradient by their inputs, of which the rows are made that the next one
+        has without.
         """
         self.dropped = line
         self._thrown |= {called.order for called in self._added if called.setting.is_through}
@@ -374,7 +376,8 @@ def listening(
 
     Args:
         watchers: one for each module; those that are found are added.
-        found: makes the watcher of a module that runs, or of an optimizer's parameters, and has none.
+        found: makes the watcher of a module that runs, or of an optimizer's parameters, and has
+            none.
     """
     live = [_Ears(watchers, found)]
 

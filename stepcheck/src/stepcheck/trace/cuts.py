@@ -135,7 +135,8 @@ def _accumulated(found: list[Step]) -> list[Step]:
 def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
     """Return the steps; consecutive steps of several optimizers, on different variables, become one.
 
-    They follow each other without a forward pass, as an optimizer for an encoder and one for its head do.
+    They follow each other without a forward pass, as an optimizer for an encoder and one for its
+    head do.
     """
     merged: list[Step] = []
     for step in made:

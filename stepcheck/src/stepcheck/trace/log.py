@@ -52,12 +52,15 @@ class Called:
 
     Attributes:
         differentiated: whether a gradient was taken; None if it is not known.
-        derivatives: the gradients of the loop's losses by the output's leaves, in the order in which they were taken.
+        derivatives: the gradients of the loop's losses by the output's leaves, in the order in
+            which they were taken.
         setting: all else that a port needs to run it again.
         trained: which variables were set to be trained, as a port knows them again.
         is_training: whether it was called in training mode, and a gradient of it can be taken.
-        mode: of each part of the model, whether it is in training mode; one for all where they agree.
-        random: a digest of the random state before it, if it draws; of a run that is compared with another.
+        mode: of each part of the model, whether it is in training mode; one for all where they
+            agree.
+        random: a digest of the random state before it, if it draws; of a run that is compared with
+            another.
     """
 
     order: int
@@ -88,17 +91,20 @@ class Applied:
     Large arrays are kept at the entries of `stepcheck.trace.measure.places`.
 
     Attributes:
-        accumulates: the number of calls that the optimizer itself makes one update of; `num_calls`: calls before this.
-        clips: the optimizer's bounds, of each gradient's norm, of the norm of all and of each number; 0 for none.
+        accumulates: the number of calls that the optimizer itself makes one update of; `num_calls`:
+            calls before this.
+        clips: the optimizer's bounds, of each gradient's norm, of the norm of all and of each
+            number; 0 for none.
         built: the model's parameters that the optimizer has slots of, by index.
         lost: the parameters that were handed over with None for a gradient, by index.
         is_scheduled: whether the optimizer reads its rate from a schedule.
         setting: all else that a port needs to make it again.
         trained: as of `Called`.
         outlines: of a run, of gradients and of weights after it, where their numbers are not kept.
-        rules: of each parameter, the settings of its step; None where they are not known, or no step is made.
-        slots_of: of each slot before, and after, its parameter by index, and its name in `stepcheck.steps.Slots`; ""
-            for another one.
+        rules: of each parameter, the settings of its step; None where they are not known, or no
+            step is made.
+        slots_of: of each slot before, and after, its parameter by index, and its name in
+            `stepcheck.steps.Slots`; "" for another one.
     """
 
     order: int
@@ -139,8 +145,8 @@ class Applied:
 class Scaled:
     """A check of an optimizer that scales the loss: it skips the step if the gradients are not finite.
 
-    `is_last`: gradients that the loop clips still have the scale, which is divided out after that. `scale`: 0 if it is
-    not known.
+    `is_last`: gradients that the loop clips still have the scale, which is divided out after that.
+    `scale`: 0 if it is not known.
     """
 
     order: int
@@ -171,7 +177,8 @@ class Values(NamedTuple):
 def room(num_weights: int) -> int:
     """Return the number of updates of a model that a log keeps with all numbers.
 
-    40, or as many as fit in 100 MB or in four times the model's size: an update keeps the weights once.
+    40, or as many as fit in 100 MB or in four times the model's size: an update keeps the weights
+    once.
 
     >>> room(4), room(25_000_000)
     (40, 4)
@@ -184,7 +191,8 @@ class Log:
     """The record of a loop.
 
     Args:
-        room: of how many optimizer steps all numbers are kept; later only of the first on batches of a new size.
+        room: of how many optimizer steps all numbers are kept; later only of the first on batches
+            of a new size.
 
     Attributes:
         unjudged: code that ran and could not be recorded.
@@ -194,7 +202,8 @@ class Log:
         fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
         is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed to it.
-        is_run: whether it is compared with another run: rows are kept as digests, large outputs and weights in part.
+        is_run: whether it is compared with another run: rows are kept as digests, large outputs and
+            weights in part.
         is_shared: whether each replica's step has the gradient of all, as a process of several has.
         optimizers: the optimizers that made steps, by identity.
         stepped: is called after each event, with the log.
