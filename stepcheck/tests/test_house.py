@@ -3,7 +3,9 @@
 import ast
 import doctest
 import importlib
+import io
 import re
+import tokenize
 from functools import cache
 from pathlib import Path
 
@@ -45,7 +47,7 @@ ROOM_OF = {
 }
 ENGINE_OF = {"jax_listener.py": "jax", "tensorflow_listener.py": "tensorflow"}
 MODULES = sorted(SOURCE.rglob("*.py"))
-MOST_TOKENS = 120_000
+MOST_TOKENS = 140_000  # of the package; it may only become less
 MOST_BROAD = 5
 
 
@@ -113,6 +115,13 @@ def test_few_handlers_catch_every_error_and_each_has_its_reason():
     for path, node in found:
         line = path.read_text().splitlines()[node.lineno - 1]
         assert "#" in line, f"{name_of(path)}:{node.lineno} has no reason"
+
+
+def test_the_package_does_not_grow():
+    kinds = tokenize.NAME, tokenize.OP, tokenize.NUMBER
+    texts = [io.StringIO(path.read_text()).readline for path in MODULES]
+    num = sum(token.type in kinds for text in texts for token in tokenize.generate_tokens(text))
+    assert 0.9 * MOST_TOKENS < num <= MOST_TOKENS
 
 
 def test_every_value_has_its_words():
