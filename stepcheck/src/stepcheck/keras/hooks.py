@@ -37,11 +37,7 @@ from stepcheck.values import Reason
 from wholestep.model import uncast, with_mask_of
 
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
-_MEETING = (
-    "compile",
-    "__call__",
-    "stateless_call",
-)  # and not `fit`, which callers may compare with Keras' own
+_MEETING = "compile", "__call__", "stateless_call"  # not `fit`: callers compare it with Keras' own
 _MAKE = "make_train_function"
 _GONE = object()
 

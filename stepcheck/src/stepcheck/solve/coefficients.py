@@ -114,7 +114,7 @@ def _solved(
 def _said(
     form: Form, evidence: list[Evidence], columns: list[_Column], level: Level
 ) -> Explanation | None:
-    """Return what the coefficients say: of the rows, of the penalty, of the gradient before."""
+    """Return the changes that coefficients of rows, penalty and the gradient before stand for."""
     of = {quantity: [c for c in columns if c.quantity is quantity] for quantity in Quantity}
     rows, penalties = of[Quantity.ROW_GRADIENTS], of[Quantity.PENALTY]
     added = [c for c in of[Quantity.HANDED_GRADIENT] if abs(c.number) > c.slack]
