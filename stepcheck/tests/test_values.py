@@ -3,11 +3,13 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import stepcheck
-from stepcheck.faults import Fault
+from stepcheck.faults import Fault, Stage
+from stepcheck.judge import Verdict
 from stepcheck.report.changes import sentence
 from stepcheck.values import (
     MEANT,
@@ -16,8 +18,10 @@ from stepcheck.values import (
     Detail,
     Known,
     Part,
+    Reason,
     Setting,
     Unit,
+    Unjudged,
 )
 
 SOURCE = Path(stepcheck.__file__).parent
@@ -136,3 +140,16 @@ SENTENCES = [
 @pytest.mark.parametrize(("change", "told"), SENTENCES)
 def test_a_change_is_told_in_a_sentence(change, told):
     assert sentence(change) == told
+
+
+def test_a_stage_that_was_judged_of_no_update_is_not_judged():
+    piece = SimpleNamespace(is_known=True, called=SimpleNamespace(replica=0))
+    seen = SimpleNamespace(updates=[1, 2, 3], pieces=[piece])
+
+    def judged(reason, updates):
+        left = Unjudged(reason, Stage.GRADIENT, updates)
+        return Stage.GRADIENT in Verdict(seen=seen, unjudged=[left]).judged
+
+    assert judged(Reason.EQUAL_ROWS, 2)
+    assert not judged(Reason.EQUAL_ROWS, 3)
+    assert judged(Reason.CHANGED_BY_HAND, 3)

@@ -81,8 +81,9 @@ class Verdict:
 
     @property
     def judged(self) -> list[Stage]:
-        """The stages that were judged."""
-        whole = {each.stage for each in self.unjudged if not each.updates}
+        """The stages that were judged, of one update at least."""
+        num = len(self.seen.updates) if self.seen is not None else 0
+        whole = {each.stage for each in self.unjudged if each.is_of_all(num)}
         if not self.has_seen or None in whole:
             return []
         stages = [stage for stage in Stage if stage is not Stage.PRINTED]

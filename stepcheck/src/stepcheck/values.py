@@ -300,3 +300,17 @@ class Unjudged:
     stage: Stage | None = None
     updates: int = 0
     told: str = ""
+
+    def is_of_all(self, num_updates: int) -> bool:
+        """Whether nothing of its stage is known of a loop with this number of updates.
+
+        Gradients that are changed by hand are reproduced from the meant ones, with that change.
+        Updates before a change of what is trained are not among those of the loop.
+
+        >>> Unjudged(Reason.NOT_KEPT, Stage.STEP, 3).is_of_all(3)
+        True
+        """
+        others = Reason.PENALTY_BY_HAND, Reason.CHANGED_BY_HAND, Reason.THAWED
+        is_known = self.reason in others
+        is_all = self.stage is not None and self.updates >= num_updates and not is_known
+        return not self.updates or is_all
