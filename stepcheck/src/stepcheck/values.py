@@ -305,7 +305,7 @@ class Unjudged:
         """Whether nothing of its stage is known of a loop with this number of updates.
 
         Gradients that are changed by hand are reproduced from the meant ones, with that change.
-        Updates before a change of what is trained are not among those of the loop.
+        Updates before other variables are trained are not among those that were seen.
 
         >>> Unjudged(Reason.NOT_KEPT, Stage.STEP, 3).is_of_all(3)
         True
