@@ -82,12 +82,11 @@ class Verdict:
     @property
     def judged(self) -> list[Stage]:
         """The stages that were judged, of one update at least."""
-        num = len(self.seen.updates) if self.seen is not None else 0
+        num = len(self.seen.updates if self.seen is not None else ())
         whole = {each.stage for each in self.unjudged if each.is_of_all(num)}
         if not self.has_seen or None in whole:
             return []
-        stages = [stage for stage in Stage if stage is not Stage.PRINTED]
-        return [stage for stage in stages if stage not in whole and stage not in self.failures]
+        return [each for each in Stage if each not in {*whole, *self.failures, Stage.PRINTED}]
 
     def of(self, stage: Stage) -> list[Finding]:
         """Return the findings of a stage."""
