@@ -186,12 +186,19 @@ def carried(port: Port, updates: list[Update], rules: Rules) -> list[Again] | No
 
 
 def all_again(port: Port, optimizers: dict[int, Any], updates: list[Update]) -> list[Again]:
-    """Return the steps that can be made again: by the rule of each, or else a few by other ways."""
-    made = [(update, by_rule(port, update, update.applied.rules)) for update in updates]
-    others = [update for update, again in made if again is None]
-    some = others[:: -(-len(others) // NUM_BY_FRAMEWORK) or 1]
-    made += [(u, by_framework(port, optimizers, u) or by_rate(port, u)) for u in some]
-    return [again for _, again in made if again is not None]
+    """Return the steps that can be made again: by the rule of each, or else a few by other ways.
+
+    The framework may prove a step right of which some parameters have no rule, as constrained ones.
+    """
+    made = {u.number: by_rule(port, u, u.applied.rules) for u in updates}
+    others = [u for u in updates if (again := made[u.number]) is None or not again.is_whole]
+    for update in others[:: -(-len(others) // NUM_BY_FRAMEWORK) or 1]:
+        again = by_framework(port, optimizers, update)
+        if made[update.number] is None:
+            made[update.number] = again or by_rate(port, update)
+        elif again is not None and again.is_right:
+            made[update.number] = again
+    return [again for again in made.values() if again is not None]
 
 
 def by_framework(port: Port, optimizers: dict[int, Any], update: Update) -> Again | None:
