@@ -174,3 +174,20 @@ def test_a_constraint_is_a_part_of_the_step():
         train(model)
     assert report.findings == [], str(report)
     assert "step" in report.judged
+
+
+@pytest.mark.own
+@pytest.mark.parametrize(
+    "optimizer",
+    [optimizers.Nadam(1e-2), optimizers.RMSprop(1e-2, global_clipnorm=0.1, centered=True)],
+    ids=["squares", "norms"],
+)
+def test_gradients_in_rows_of_a_table_are_not_accused(optimizer):
+    keras.utils.set_random_seed(0)
+    tokens = np.random.default_rng(0).integers(0, 5, (24, 9))
+    table = [keras.layers.Embedding(5, 4), keras.layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([keras.Input((9,), dtype="int32"), *table, keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    with stepcheck.watch(model, (tokens, Y)) as report:
+        model.fit(tokens, Y, batch_size=8, epochs=2, verbose=0)
+    assert report.findings == [], str(report)

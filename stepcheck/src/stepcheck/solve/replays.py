@@ -92,7 +92,9 @@ def by_rule(
         others = [_of_slots(one, two) if is_made else 0.0 for one, two, is_made in of_slots]
         apart = np.maximum(apart, others)
     is_whole = all(g is None or r is not None for g, r in zip(grads, rules, strict=True))
-    return Again(update, params, left, apart, is_whole)
+    again = Again(update, params, left, apart, is_whole)
+    has_norms = any(_clips(rules)[:2])
+    return again if again.is_right or not (has_norms and port.is_sparse) else None
 
 
 def _is_computable(port: Port, update: Update, rules: Rules) -> bool:
@@ -205,7 +207,8 @@ def by_framework(port: Port, optimizers: dict[int, Any], update: Update) -> Agai
     """Return a step as the loop's optimizer makes it on a copy of the weights; None where it does not.
 
     One of another class than the framework's may keep a state that no log has: then it proves
-    nothing to differ.
+    nothing to differ. Nor does it where gradients came in rows, whose squares and norms TensorFlow
+    takes before it adds up equal rows.
     """
     step = update.applied
     optimizer = optimizers.get(step.optimizer)
@@ -217,7 +220,8 @@ def by_framework(port: Port, optimizers: dict[int, Any], update: Update) -> Agai
         return None
     again = Again(update, params, [], distances(step, params))
     is_of_framework = type(optimizer).__module__.startswith(_OF_FRAMEWORKS)
-    return again if again.is_right or is_of_framework else None
+    may_differ = is_of_framework and not port.is_sparse
+    return again if again.is_right or may_differ else None
 
 
 def by_rate(port: Port, update: Update) -> Again | None:
