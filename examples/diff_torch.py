@@ -59,6 +59,7 @@ def main():
             after()
         found = stepcheck.diff(draft, path), stepcheck.diff(now, path)
     print(f"The draft:\n{found[0]}\n\nThe loop:\n{found[1]}")
+    print("You have seen: a rewritten loop is compared with a trace of the loop before, update by update.")
     return found
 
 
