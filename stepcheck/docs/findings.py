@@ -34,7 +34,8 @@ def page() -> str:
             fixes = list(texts[fault.id].get("fix", {}).values())
             told = " Or: ".join(dict.fromkeys(fixes)).replace("|", "\\|")
             lines.append(
-                f"| {fault.id} | {words.name(fault)} | {told} | {texts[fault.id].get('met_in', '')} |"
+                f"| {fault.id} | {words.name(fault)} | {told} | "
+                f"{texts[fault.id].get('met_in', '')} |"
             )
         lines.append("")
     return "\n".join(lines)

@@ -20,7 +20,9 @@ FIX = "y = y[:, None]"
 
 def program() -> str:
     """Return the README's code up to the `with`: the data, the model and the loop."""
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS.parent / "README.md").read_text(), re.S)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (DOCS.parent / "README.md").read_text(), re.S
+    )
     return "\n".join(blocks[:2]).partition("\nwith stepcheck.watch(")[0]
 
 
@@ -28,9 +30,9 @@ def losses(code: str) -> np.ndarray:
     """Return the mean of the losses that the loop returns, for each epoch."""
     names: dict = {}
     exec(compile(code, "train.py", "exec"), names)
-    return np.reshape(names["train"](names["model"], epochs=NUM_EPOCHS), (NUM_EPOCHS, -1)).mean(
-        axis=1
-    )
+    return np.reshape(
+        names["train"](names["model"], epochs=NUM_EPOCHS), (NUM_EPOCHS, -1)
+    ).mean(axis=1)
 
 
 def drawn_from(path: Path) -> str:
@@ -45,7 +47,9 @@ def draw(path: Path) -> dict[str, np.ndarray]:
     curves = {"the loop below": losses(code), f"with {FIX}": losses(f"{code}\n{FIX}")}
     figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
     epochs = np.arange(1, NUM_EPOCHS + 1)
-    for (label, curve), colour in zip(curves.items(), ("tab:red", "tab:blue"), strict=True):
+    for (label, curve), colour in zip(
+        curves.items(), ("tab:red", "tab:blue"), strict=True
+    ):
         axes.plot(epochs, curve, color=colour, linewidth=2)
         axes.annotate(
             label,

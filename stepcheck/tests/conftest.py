@@ -21,18 +21,26 @@ JAXLIB = [
     for found in metadata.distributions(name="jaxlib")
     for part in found.version.split(".")[:2]
 ]
-sys.path.append(str(Path(__file__).parents[2] / "examples"))  # where one example helps another
+sys.path.append(
+    str(Path(__file__).parents[2] / "examples")
+)  # where one example helps another
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_parallel_codegen_split_count=1 --xla_force_host_platform_device_count=8"
-    + (" --xla_cpu_use_fusion_emitters=false" if JAXLIB < [0, 11] else ""),  # an error since
+    + (
+        " --xla_cpu_use_fusion_emitters=false" if JAXLIB < [0, 11] else ""
+    ),  # an error since
 )
 
 # Keras starts in half the time where these are missing (tests/lean). Tests import them afterwards.
-SLOW = [name for name in ("matplotlib", "sklearn") if sys.modules.setdefault(name, None) is None]
+SLOW = [
+    name
+    for name in ("matplotlib", "sklearn")
+    if sys.modules.setdefault(name, None) is None
+]
 
 import hypothesis  # noqa: E402
 import keras  # noqa: E402
@@ -65,19 +73,26 @@ if keras.backend.backend() == "jax" and IS_QUICK:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # JAX loads all of MLIR's dialects for each program: 3 ms. One load for each thread is enough.
-    lowering, loaded = importlib.import_module("jax._src.interpreters.mlir"), threading.local()
+    lowering, loaded = (
+        importlib.import_module("jax._src.interpreters.mlir"),
+        threading.local(),
+    )
     lowering.make_ir_context = partial(_loaded_once, loaded, lowering.make_ir_context)
 elif keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * 8
+    )
     if IS_QUICK:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 # Whoever starts the tests may ignore Ctrl-C, which processes inherit (`nohup make test &`).
 signal.signal(signal.SIGINT, signal.default_int_handler)
-hypothesis.settings.register_profile("suite", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.register_profile(
+    "suite", deadline=None, max_examples=60, derandomize=True
+)
 hypothesis.settings.load_profile("suite")
 
 # What these hold does not depend on the engine: the suite runs them on JAX, apart from what is marked as TensorFlow's
@@ -99,7 +114,8 @@ def _is_of_the_other(item):
     is_for_one = item.get_closest_marker("skipif") is not None
     return (
         not is_for_one
-        and engine != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
+        and engine
+        != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
     )
 
 
@@ -143,6 +159,8 @@ def _fresh():
     yield
     left = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert left is signal.default_int_handler, f"The test left another handler of Ctrl-C: {left}"
+    assert left is signal.default_int_handler, (
+        f"The test left another handler of Ctrl-C: {left}"
+    )
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")

@@ -25,8 +25,17 @@ def lean(*folders: Path, **variables: str) -> dict[str, str]:
 def imported(block: str) -> set[str]:
     """Return the packages that a block imports."""
     nodes = list(ast.walk(ast.parse(block)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    names = [
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    names += [
+        node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module
+    ]
     return {name.partition(".")[0] for name in names}
 
 

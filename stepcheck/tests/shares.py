@@ -15,7 +15,10 @@ def share(cases: Iterable, *, other: bool = False) -> list:
     """
     owners = ("tensorflow", "jax", "", "") if other else ("jax", "tensorflow", "", "")
     return [
-        pytest.param(*case, marks=pytest.mark.own if owners[i % 4] == ENGINE else pytest.mark.large)
+        pytest.param(
+            *case,
+            marks=pytest.mark.own if owners[i % 4] == ENGINE else pytest.mark.large,
+        )
         for i, case in enumerate(_parts(cases))
     ]
 
@@ -25,7 +28,9 @@ def halves(cases: Iterable) -> list:
     return [
         pytest.param(
             *case,
-            marks=pytest.mark.own if ("jax", "tensorflow")[i % 2] == ENGINE else pytest.mark.large,
+            marks=pytest.mark.own
+            if ("jax", "tensorflow")[i % 2] == ENGINE
+            else pytest.mark.large,
         )
         for i, case in enumerate(_parts(cases))
     ]

@@ -41,7 +41,9 @@ def _with_tape(model, value):
         with tf.GradientTape() as tape:
             loss = value(y, model(x, training=True))
         grads = tape.gradient(loss, model.trainable_variables)
-        model.optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        model.optimizer.apply_gradients(
+            zip(grads, model.trainable_variables, strict=True)
+        )
 
     return step
 
@@ -84,14 +86,20 @@ def gradient_of(model, value):
         def with_tape(x, *rows):
             with tf.GradientTape() as tape:
                 loss = value(model(x, training=True), *rows)
-            return [tf.convert_to_tensor(g) for g in tape.gradient(loss, model.trainable_variables)]
+            return [
+                tf.convert_to_tensor(g)
+                for g in tape.gradient(loss, model.trainable_variables)
+            ]
 
         return with_tape
     import jax
 
     def loss(params, x, *rows):
         return value(
-            model.stateless_call(params, model.non_trainable_variables, x, training=True)[0], *rows
+            model.stateless_call(
+                params, model.non_trainable_variables, x, training=True
+            )[0],
+            *rows,
         )
 
     gradient = jax.grad(loss)

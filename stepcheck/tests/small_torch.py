@@ -30,7 +30,9 @@ def network(width=4, *more):
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), *more, nn.Linear(6, width))
 
 
-def usual(model, fault="", *, of=lambda out: out, value=CROSS, x=X, y=CLASSES, num=3, **given):
+def usual(
+    model, fault="", *, of=lambda out: out, value=CROSS, x=X, y=CLASSES, num=3, **given
+):
     """Return the report on a loop that minimises a value of what `of` makes of outputs, with a fault or without."""
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
 
@@ -97,12 +99,18 @@ class Session:
     def __post_init__(self):
         seeded()
         self.model = network(4, nn.BatchNorm1d(6), nn.Dropout(0.2))
-        self.called = torch.compile(self.model, backend="eager") if self.is_compiled else self.model
+        self.called = (
+            torch.compile(self.model, backend="eager")
+            if self.is_compiled
+            else self.model
+        )
         self.scaler = torch.amp.GradScaler("cpu", enabled=self.casts)
 
     def train(self):
         self.optimizer = self.make(self.model.parameters(), lr=0.05)
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (1 + n))
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda n: 1 / (1 + n)
+        )
         for _ in range(2):
             self.model.train()
             parts = torch.randperm(NUM).split(SIZE)
@@ -137,8 +145,12 @@ class Session:
         """Return all that training leaves."""
         model = self.model
         return {
-            "values": {name: value.clone() for name, value in model.state_dict().items()},
-            "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+            "values": {
+                name: value.clone() for name, value in model.state_dict().items()
+            },
+            "grads": [
+                None if p.grad is None else p.grad.clone() for p in model.parameters()
+            ],
             "modes": [part.training for part in model.modules()],
             "trained": [p.requires_grad for p in model.parameters()],
             "names": [sorted(vars(part)) for part in model.modules()],
@@ -151,7 +163,11 @@ class Session:
             "slots": copy.deepcopy(self.optimizer.state_dict()),
             "scale": self.scaler.state_dict(),
             "rate": self.scheduler.get_last_lr(),
-            "random": (torch.get_rng_state(), np.random.get_state()[1], random.getstate()),
+            "random": (
+                torch.get_rng_state(),
+                np.random.get_state()[1],
+                random.getstate(),
+            ),
             "printed": [*self.printed],
         }
 
@@ -159,7 +175,11 @@ class Session:
 def equal(one, two):
     """Whether two values are the same, bit for bit."""
     if isinstance(one, dict):
-        return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
+        return one.keys() == two.keys() and all(
+            equal(one[key], two[key]) for key in one
+        )
     if isinstance(one, list | tuple):
         return len(one) == len(two) and all(map(equal, one, two))
-    return bool(np.array_equal(np.asarray(one), np.asarray(two))) and type(one) is type(two)
+    return bool(np.array_equal(np.asarray(one), np.asarray(two))) and type(one) is type(
+        two
+    )

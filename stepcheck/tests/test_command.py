@@ -120,20 +120,30 @@ def test_a_fault_is_located(run):
 
 def test_names_have_dots_and_brackets_and_a_loss_that_of_keras(run):
     code, out, _ = run(
-        loop(), "--model", "trainer['models'][0]", "--data", "x_all[:48],y_all", "--loss", "mse"
+        loop(),
+        "--model",
+        "trainer['models'][0]",
+        "--data",
+        "x_all[:48],y_all",
+        "--loss",
+        "mse",
     )
     assert code == RIGHT, out
 
 
 def test_what_is_stated_is_what_is_meant(run):
-    code, out, _ = run(loop(), *STATED[:2], "--data", "x_all,y_all,w_all", "--loss", "squares")
+    code, out, _ = run(
+        loop(), *STATED[:2], "--data", "x_all,y_all,w_all", "--loss", "squares"
+    )
     assert (code, "Weights ignored" in out) == (WRONG, True), out
     code, out, _ = run(loop(), *STATED, "--learning-rate", "0.1")
     assert (code, "rate" in out) == (WRONG, True), out
 
 
 def test_an_optimizer_is_stated(run):
-    text = loop().replace("opt.build", "other = keras.optimizers.SGD(0.05)\n    opt.build")
+    text = loop().replace(
+        "opt.build", "other = keras.optimizers.SGD(0.05)\n    opt.build"
+    )
     code, out, _ = run(text, *STATED, "--optimizer", "other")
     assert code == RIGHT, out
 
@@ -165,7 +175,9 @@ def test_a_compiled_model_and_the_arrays_of_fit_need_no_names(run):
     assert (code, "18 updates" in out) == (RIGHT, True), out
 
 
-@pytest.mark.parametrize("others", ["validation_split=0.5", "sample_weight=w_all", "shuffle=False"])
+@pytest.mark.parametrize(
+    "others", ["validation_split=0.5", "sample_weight=w_all", "shuffle=False"]
+)
 def test_what_fit_does_is_right(run, others):
     code, out, _ = run(fit(others))
     assert code == RIGHT, out
@@ -202,7 +214,9 @@ def test_a_page_is_written(run, tmp_path):
 
 
 def test_a_missing_name_lists_near_ones(run):
-    code, _, err = run(loop(), "--model", "nett", "--data", "x_al,y_all", "--loss", "square")
+    code, _, err = run(
+        loop(), "--model", "nett", "--data", "x_al,y_all", "--loss", "square"
+    )
     assert code == UNSEEN
     assert "--model must be known" in err
     assert "Received: nett. Try: net" in err
@@ -226,7 +240,10 @@ def test_too_little_stated_prints_the_command_to_run(run):
 
 def test_a_loss_is_never_supposed(run):
     code, _, err = run(loop(), "--model", "net", "--data", "x_all,y_all")
-    assert (code, "Received: --model net --data x_all,y_all" in err) == (UNSEEN, True), err
+    assert (code, "Received: --model net --data x_all,y_all" in err) == (
+        UNSEEN,
+        True,
+    ), err
 
 
 @pytest.mark.parametrize("given", ["net(", "make()", "net if 1 else 2", "lambda: 1"])
@@ -248,7 +265,11 @@ def test_what_cannot_be_watched_ends_the_script(run):
 def test_a_script_that_fails_is_judged_up_to_there(run):
     text = loop().replace('    print("the end")', "    raise KeyError('no such file')")
     code, out, err = run(text, *STATED)
-    assert (code, "KeyError: 'no such file'" in err, "ended with an error (KeyError)" in out) == (
+    assert (
+        code,
+        "KeyError: 'no such file'" in err,
+        "ended with an error (KeyError)" in out,
+    ) == (
         UNSEEN,
         True,
         True,
@@ -272,7 +293,10 @@ def test_an_exit_code_of_the_script_is_no_success(run):
 
 def test_nothing_is_trained(run):
     code, _, err = run("print(1)")
-    assert (code, "calls no model of Keras, and no module of PyTorch" in err) == (UNSEEN, True)
+    assert (code, "calls no model of Keras, and no module of PyTorch" in err) == (
+        UNSEEN,
+        True,
+    )
     code, out, _ = run(
         HEAD + "net = keras.Sequential([keras.layers.Dense(1)])\nnet(x_all)",
         "--model",
@@ -288,7 +312,8 @@ def test_nothing_is_trained(run):
 def test_a_file_that_does_not_exist(capsys):
     assert main(["run", "no_such_file.py"]) == UNSEEN
     assert (
-        "The script must be a file of Python. Received: no_such_file.py." in capsys.readouterr().err
+        "The script must be a file of Python. Received: no_such_file.py."
+        in capsys.readouterr().err
     )
 
 
@@ -309,8 +334,17 @@ def test_arguments_of_a_script_without_two_dashes(run):
 
 
 def test_a_name_that_comes_later_is_waited_for(run):
-    first = loop().replace("train()\n", "").replace("net", "teacher").replace("squares", "error")
-    text = first.replace("def train():", "def begin():") + "begin()\n" + loop().removeprefix(HEAD)
+    first = (
+        loop()
+        .replace("train()\n", "")
+        .replace("net", "teacher")
+        .replace("squares", "error")
+    )
+    text = (
+        first.replace("def train():", "def begin():")
+        + "begin()\n"
+        + loop().removeprefix(HEAD)
+    )
     code, out, err = run(text, *STATED)
     assert (code, out.count("the end")) == (RIGHT, 2), err
 
@@ -326,7 +360,10 @@ def test_a_fit_without_arrays_ends_at_its_first_update(run):
     data = "net.fit(((x_all[i : i + 8], y_all[i : i + 8]) for i in range(0, 48, 8)), verbose=0)"
     code, out, err = run(fit().replace("net.fit(x_all", f"{data}\nnet.fit(x_all"))
     assert (code, "the end" in out) == (UNSEEN, False)
-    assert "--model net --data X,Y --loss LOSS\nLOSS is a name of the script, such as" in err
+    assert (
+        "--model net --data X,Y --loss LOSS\nLOSS is a name of the script, such as"
+        in err
+    )
 
 
 @pytest.fixture
@@ -345,17 +382,27 @@ def record(tmp_path, capsys):
 def test_two_recorded_scripts_are_compared(record, capsys):
     ordered = loop().replace("np.random.permutation(48)", "np.arange(48)")
     code, before, out, _ = record(ordered, "before")
-    assert (code, "the end" in out, "before.trace: the trace of 18 updates." in out) == (
+    assert (
+        code,
+        "the end" in out,
+        "before.trace: the trace of 18 updates." in out,
+    ) == (
         0,
         True,
         True,
     )
-    same, wrong = record(ordered, "same")[1], record(ordered.replace("1.0 *", "2.0 *"), "wrong")[1]
+    same, wrong = (
+        record(ordered, "same")[1],
+        record(ordered.replace("1.0 *", "2.0 *"), "wrong")[1],
+    )
     assert main(["diff", before, same, "--bits"]) == 0
     capsys.readouterr()
     assert main(["diff", before, wrong, "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["differences"][0]["update"], facts["differences"][0]["part"]) == (1, "gradient")
+    assert (facts["differences"][0]["update"], facts["differences"][0]["part"]) == (
+        1,
+        "gradient",
+    )
     assert main(["diff", before, wrong]) == 1
     assert "first in the gradient" in capsys.readouterr().out
 
@@ -370,7 +417,10 @@ def test_a_record_ends_after_enough_updates(record):
 
 def test_what_cannot_be_recorded_or_compared(record, tmp_path, capsys):
     code, trace, _, err = record("print(1)", "empty")
-    assert (code, "Nothing was watched: the script calls no model" in err) == (UNSEEN, True)
+    assert (code, "Nothing was watched: the script calls no model" in err) == (
+        UNSEEN,
+        True,
+    )
     assert main(["diff", trace, trace]) == UNSEEN
     assert main(["record", __file__, "-o", str(tmp_path / "no" / "a.trace")]) == UNSEEN
     assert "The folder of the trace must exist." in capsys.readouterr().err
@@ -385,7 +435,11 @@ def test_keras_is_as_it_was(run):
     before = keras.layers.Layer.__call__, keras.Model.fit, __builtins__["__import__"]
     run(loop(), *STATED)
     run(loop(), "--model", "nett")
-    assert before == (keras.layers.Layer.__call__, keras.Model.fit, __builtins__["__import__"])
+    assert before == (
+        keras.layers.Layer.__call__,
+        keras.Model.fit,
+        __builtins__["__import__"],
+    )
     assert "fit" not in vars(keras.Model)
 
 
@@ -410,8 +464,17 @@ class Trainer:
 trainer = Trainer()
 trainer.fit(EPOCHS)
 """
-OF_TRAINER = "--model", "trainer.model", "--data", "x_all,y_all", "--loss", "trainer.criterion"
-with_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+OF_TRAINER = (
+    "--model",
+    "trainer.model",
+    "--data",
+    "x_all,y_all",
+    "--loss",
+    "trainer.criterion",
+)
+with_torch = pytest.mark.skipif(
+    find_spec("torch") is None, reason="PyTorch is not installed"
+)
 
 
 @with_torch
@@ -438,7 +501,9 @@ def test_pytorch_with_too_little_stated(run):
     code, out, err = run(TORCH.replace("EPOCHS", "1"))
     assert (code, "the end" in out) == (UNSEEN, False)
     command = next(line for line in err.splitlines() if "Try: " in line)
-    assert command.endswith("--model trainer.model --data x_all,y_all --loss trainer.criterion")
+    assert command.endswith(
+        "--model trainer.model --data x_all,y_all --loss trainer.criterion"
+    )
     assert "models trainer.model; arrays x_all (48, 4), y_all (48, 1), rows (8,)" in err
     assert "losses trainer.criterion; optimizers trainer.opt." in err
 
@@ -446,11 +511,16 @@ def test_pytorch_with_too_little_stated(run):
 @with_torch
 def test_pytorch_is_recorded_and_compared(record, capsys):
     text = TORCH.replace("EPOCHS", "3000")
-    trace, same = (record(text, name, "--updates", "5")[1] for name in ("before", "same"))
+    trace, same = (
+        record(text, name, "--updates", "5")[1] for name in ("before", "same")
+    )
     other = record(text.replace("0.05)", "0.06)"), "other", "--updates", "5")[1]
     assert stepcheck.load(trace).num_updates == 5
     assert main(["diff", trace, same]) == RIGHT
     capsys.readouterr()
     assert main(["diff", trace, other, "--json"]) == WRONG
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["differences"][0]["update"], facts["differences"][0]["part"]) == (1, "step")
+    assert (facts["differences"][0]["update"], facts["differences"][0]["part"]) == (
+        1,
+        "step",
+    )

@@ -16,7 +16,16 @@ from shares import on
 from corpus import __main__ as command
 from corpus import present, workers
 from corpus.edits import EditError, edited
-from corpus.loops import FAULT, FOLDER, HeaderError, Quantity, edits_path, loops, read, with_edits
+from corpus.loops import (
+    FAULT,
+    FOLDER,
+    HeaderError,
+    Quantity,
+    edits_path,
+    loops,
+    read,
+    with_edits,
+)
 from corpus.present import _with_audit, answer, finding, restored
 from corpus.table import STAGES, Found, Row, load, page, row, save, worse
 from stepcheck import faults
@@ -27,7 +36,9 @@ ENGINE = keras.backend.backend()
 LOOPS = {loop.name: loop for loop in loops()}
 FILES = {name: loop for name, loop in LOOPS.items() if not loop.edit}
 AT_FAULT = Found("gradient", "HANDED_GRADIENT", "ANOTHER_FORM", 0.97, 31, True)
-FAULTY = Row("clip", "faulty", "jax", "first", "HANDED_GRADIENT", (AT_FAULT,), STAGES, 2.0)
+FAULTY = Row(
+    "clip", "faulty", "jax", "first", "HANDED_GRADIENT", (AT_FAULT,), STAGES, 2.0
+)
 RIGHT = Row("scan", "right", "jax", "first", "", (), STAGES, 2.0)
 HEADER = """\
 \"\"\"A title
@@ -61,12 +72,16 @@ def written(folder: Path, text: str = HEADER, kind: str = "faulty") -> Path:
 
 
 def test_every_file_has_a_header():
-    assert len(FILES) == len(list(FOLDER.glob("*/*.py"))) > 90  # names are no two files'
+    assert (
+        len(FILES) == len(list(FOLDER.glob("*/*.py"))) > 90
+    )  # names are no two files'
 
 
 def test_edits_are_beside_a_right_loop():
     edits = set(FOLDER.glob("*/*.toml"))
-    assert edits <= {edits_path(loop.path) for loop in LOOPS.values() if loop.kind == "right"}
+    assert edits <= {
+        edits_path(loop.path) for loop in LOOPS.values() if loop.kind == "right"
+    }
     assert len(LOOPS) == len(loops())  # no name twice
 
 
@@ -89,7 +104,11 @@ def test_a_header_is_read_and_not_run(tmp_path):
         "jax",
         ("optax", "flax"),
     )
-    assert (loop.changes, loop.quantity, loop.author) == ("update", Quantity.ROW_GRADIENTS, "first")
+    assert (loop.changes, loop.quantity, loop.author) == (
+        "update",
+        Quantity.ROW_GRADIENTS,
+        "first",
+    )
     assert loop.says == "One sentence, on two lines."
     assert loop.meant == "def loss(y, p):\n    return (y - p) ** 2"
     assert loop.call == "model, data=(x, y),\nloss=loss"
@@ -97,7 +116,9 @@ def test_a_header_is_read_and_not_run(tmp_path):
 
 
 def test_the_fault_of_a_compound_statement_is_its_head(tmp_path):
-    text = HEADER.replace(f"step(\n    x,  {FAULT}\n)", f"for x in data:  {FAULT}\n    step(x)")
+    text = HEADER.replace(
+        f"step(\n    x,  {FAULT}\n)", f"for x in data:  {FAULT}\n    step(x)"
+    )
     assert read(written(tmp_path, text)).fault_lines == {18}
 
 
@@ -195,9 +216,17 @@ TEXT = '"""A title"""\nif a:\n    b = c + d\n    e()\nf()\n'
         ([("c + d", "c")], "    b = c\n    e()\nf()\n", [3]),
         ([("    b = c + d\n", "")], "    e()\nf()\n", [3]),
         ([("    e()\n", "")], "    b = c + d\nf()\n", [4]),
-        ([("    b = c", "    g()\n    b = c")], "    g()\n    b = c + d\n    e()\nf()\n", [3]),
+        (
+            [("    b = c", "    g()\n    b = c")],
+            "    g()\n    b = c + d\n    e()\nf()\n",
+            [3],
+        ),
         ([("e()", "e()\n    g()")], "    b = c + d\n    e()\n    g()\nf()\n", [5]),
-        ([("e()", "g()\n    e()"), (" + d", "")], "    b = c\n    g()\n    e()\nf()\n", [3, 4]),
+        (
+            [("e()", "g()\n    e()"), (" + d", "")],
+            "    b = c\n    g()\n    e()\nf()\n",
+            [3, 4],
+        ),
         ([("    e()", "e()")], "    b = c + d\ne()\nf()\n", [4]),
         ([("title", "name")], None, None),
         ([("()", "")], None, None),
@@ -225,11 +254,19 @@ def test_quantities_are_those_of_stepcheck():
 
 def test_nothing_is_worse():
     slower = replace(RIGHT, seconds=6.9)  # more than twice, within the slack
-    other = replace(FAULTY, findings=(replace(AT_FAULT, error="UNLIKE", number=0.5), AT_FAULT))
-    missing = replace(
-        FAULTY, name="lightning", findings=(), judged=(), not_run="lightning not installed"
+    other = replace(
+        FAULTY, findings=(replace(AT_FAULT, error="UNLIKE", number=0.5), AT_FAULT)
     )
-    before = {each.name: each for each in (FAULTY, RIGHT, replace(FAULTY, name="lightning"))}
+    missing = replace(
+        FAULTY,
+        name="lightning",
+        findings=(),
+        judged=(),
+        not_run="lightning not installed",
+    )
+    before = {
+        each.name: each for each in (FAULTY, RIGHT, replace(FAULTY, name="lightning"))
+    }
     assert list(worse(before, [slower, other, missing])) == []
 
 
@@ -282,7 +319,11 @@ def test_a_table_is_written_and_read(tmp_path):
     path = tmp_path / "table.jsonl"
     save([RIGHT, FAULTY], path)
     save(
-        [replace(FAULTY, seconds=3.0), replace(RIGHT, judged=(), not_run="jax not installed")], path
+        [
+            replace(FAULTY, seconds=3.0),
+            replace(RIGHT, judged=(), not_run="jax not installed"),
+        ],
+        path,
     )
     assert load(path) == {"clip": replace(FAULTY, seconds=3.0), "scan": RIGHT}
 
@@ -303,7 +344,9 @@ def test_a_row_knows_the_line_of_the_fault():
 
 
 def test_the_page_counts():
-    elsewhere = replace(FAULTY, name="other", findings=(replace(AT_FAULT, quantity="PENALTY"),))
+    elsewhere = replace(
+        FAULTY, name="other", findings=(replace(AT_FAULT, quantity="PENALTY"),)
+    )
     unjudged = replace(RIGHT, name="vae", judged=("rows",), author="second")
     missed = replace(FAULTY, name="missed", findings=())
     lines = page([FAULTY, elsewhere, missed, RIGHT, unjudged]).splitlines()
@@ -317,11 +360,17 @@ def test_the_table_is_of_these_loops():
     for name, each in rows.items():
         loop = LOOPS[name]
         expected = loop.quantity.name if loop.quantity else ""
-        assert (each.kind, each.engine, each.expected) == (loop.kind, loop.engine, expected)
+        assert (each.kind, each.engine, each.expected) == (
+            loop.kind,
+            loop.engine,
+            expected,
+        )
 
 
 def test_the_page_is_made_from_the_table():
-    assert command.PAGE.read_text() == page(load().values())  # or run python -m corpus --page
+    assert command.PAGE.read_text() == page(
+        load().values()
+    )  # or run python -m corpus --page
 
 
 def test_no_loop_of_that_name(capsys):
@@ -342,13 +391,20 @@ class Process:
     made: ClassVar[list] = []
 
     def __init__(self, loop):
-        self.kind, self.num_loops, self.names, self.is_closed = workers._kind(loop), 0, [], False
+        self.kind, self.num_loops, self.names, self.is_closed = (
+            workers._kind(loop),
+            0,
+            [],
+            False,
+        )
         self.made.append(self)
 
     def answer(self, loop):
         self.num_loops += 1
         self.names.append(loop.name)
-        has_failed = loop.name == "broken" or (loop.name == "unruly" and self.num_loops > 1)
+        has_failed = loop.name == "broken" or (
+            loop.name == "unruly" and self.num_loops > 1
+        )
         return {"failed": "ValueError"} if has_failed else {"judged": list(STAGES)}
 
     def close(self):
@@ -365,7 +421,9 @@ def run(monkeypatch):
 
     def rows(*named, alone=(), **options):
         made = [
-            replace(loop, path=Path(f"{name}.py"), engine=engine, is_alone=name in alone)
+            replace(
+                loop, path=Path(f"{name}.py"), engine=engine, is_alone=name in alone
+            )
             for engine, name in named
         ]
         found = list(workers.rows(made, **options))
@@ -409,14 +467,25 @@ def test_what_a_loop_sets_is_restored(tmp_path, monkeypatch):
         sys.modules["__main__"] = ast
         assert Path.cwd() != tmp_path
         1 / 0  # noqa: B018
-    assert (keras.config.dtype_policy().name, keras.config.floatx()) == ("float32", "float32")
+    assert (keras.config.dtype_policy().name, keras.config.floatx()) == (
+        "float32",
+        "float32",
+    )
     assert "KERAS_OF_THE_LOOP" not in os.environ
     assert (sys.modules["__main__"], Path.cwd()) == (main, tmp_path)
 
 
 SOME = {
-    "tensorflow": ["tf_function", "tf_accumulated+mean_of_means", "tf_by_hand+printed_sum"],
-    "jax": ["jax_jitted", "jax_accumulated+mean_of_means", "jax_by_hand+printed_last_batch"],
+    "tensorflow": [
+        "tf_function",
+        "tf_accumulated+mean_of_means",
+        "tf_by_hand+printed_sum",
+    ],
+    "jax": [
+        "jax_jitted",
+        "jax_accumulated+mean_of_means",
+        "jax_by_hand+printed_last_batch",
+    ],
 }[ENGINE]
 
 
@@ -453,7 +522,9 @@ def test_the_command(name, capsys):
 @on("jax")
 def test_a_loop_runs_by_itself():
     path = LOOPS["clip_each_microbatch"].path
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, check=True
+    )
     assert len(done.stdout.splitlines()) == 4  # epochs
 
 
@@ -479,7 +550,9 @@ def test_the_rest_of_a_block_is_audited(tmp_path):
     exec(compile(code, "loop.py", "exec"), scope)
     assert seen == [3, "step", "over", 3]
     (step,) = (
-        node.lineno for node in ast.walk(code) if isinstance(node, ast.Name) and node.id == "step"
+        node.lineno
+        for node in ast.walk(code)
+        if isinstance(node, ast.Name) and node.id == "step"
     )
     assert text.splitlines()[step - 1] == "    step(x)  # fault"
 

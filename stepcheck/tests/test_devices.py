@@ -98,7 +98,9 @@ def copied(model, batches, reduced):
     step = jax.pmap(local, axis_name="rows", devices=jax.devices()[:NUM])
     params, slots = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM), values(model))
     for x, y in batches:
-        params, slots = step(params, slots, x.reshape(NUM, -1, 6), y.reshape(NUM, -1, 1))
+        params, slots = step(
+            params, slots, x.reshape(NUM, -1, 6), y.reshape(NUM, -1, 1)
+        )
     return [leaf[0] for leaf in params]
 
 
@@ -198,7 +200,9 @@ def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
                 params, [], x, training=True, return_losses=True
             )
             losses = ((outputs - y) ** 2)[:, 0]
-            return valued(losses, weight, lambda own: jax.lax.psum(own, "rows"), sum(penalties))
+            return valued(
+                losses, weight, lambda own: jax.lax.psum(own, "rows"), sum(penalties)
+            )
 
         return added_up(jax.value_and_grad(loss)(params))
 
@@ -273,11 +277,16 @@ def test_each_of_two_findings_has_the_numbers_of_an_update_where_it_has_an_effec
     model = built()
     with stepcheck.watch(model, data=(X[:84], Y[:84]), loss="mse") as report:
         filled_up(model, valued, None)
-    assert faults(report) == [Fault.DIVIDED_BY_THE_FULL_BATCH, Fault.PENALTY_ONCE_PER_REPLICA]
+    assert faults(report) == [
+        Fault.DIVIDED_BY_THE_FULL_BATCH,
+        Fault.PENALTY_ONCE_PER_REPLICA,
+    ]
     for found in report.findings:
         length = found.proof.numbers[0]
         assert (
-            abs(length.observed - length.with_error) < 1e-5 < abs(length.observed - length.expected)
+            abs(length.observed - length.with_error)
+            < 1e-5
+            < abs(length.observed - length.expected)
         )
         assert 3 * found.with_error < found.apart
 
@@ -302,7 +311,9 @@ def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever
     from stepcheck.keras import jax_listener
 
     calls, told = [], []
-    monkeypatch.setattr(jax_listener, "io_callback", lambda heard, *_, **__: calls.append(heard))
+    monkeypatch.setattr(
+        jax_listener, "io_callback", lambda heard, *_, **__: calls.append(heard)
+    )
     listener = jax_listener.EngineListener()
 
     def note(name):
@@ -334,4 +345,8 @@ def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever
         (on_each, 1),
     ):
         call(np.int32(replica), np.ones(1, "float32"))
-    assert [each[1:] for each in sorted(told)] == [("pass", 0), ("pass", 1), ("step", 0)] * 2
+    assert [each[1:] for each in sorted(told)] == [
+        ("pass", 0),
+        ("pass", 1),
+        ("step", 0),
+    ] * 2

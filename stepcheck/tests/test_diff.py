@@ -63,7 +63,9 @@ def test_a_broadcast_loss_is_found_in_the_gradient():
     assert first[Part.OUTPUTS].relation is Relation.EQUAL
     assert first[Part.STEP].relation is Relation.FOLLOWS
     assert later[Part.GRADIENT].relation is Relation.FOLLOWS
-    with pytest.raises(AssertionError, match="The runs differ from update 1 on, first in the grad"):
+    with pytest.raises(
+        AssertionError, match="The runs differ from update 1 on, first in the grad"
+    ):
         result.require()
 
 
@@ -76,8 +78,15 @@ def test_a_loss_of_a_quarter_counts_each_row_a_quarter():
 
 def test_the_rate_and_the_optimizer_are_found_in_the_step():
     sgd = keras.optimizers.SGD
-    assert found(fitted(sgd(0.05)), fitted(sgd(0.06))) == (1, Part.STEP, Kind.OTHER_RATE)
-    other = fitted(sgd(0.05, nesterov=True, momentum=0.9)), fitted(sgd(0.05, momentum=0.9))
+    assert found(fitted(sgd(0.05)), fitted(sgd(0.06))) == (
+        1,
+        Part.STEP,
+        Kind.OTHER_RATE,
+    )
+    other = (
+        fitted(sgd(0.05, nesterov=True, momentum=0.9)),
+        fitted(sgd(0.05, momentum=0.9)),
+    )
     assert found(*other) == (1, Part.STEP, Kind.OTHER_STEP)
 
 
@@ -139,7 +148,9 @@ def test_an_accumulating_optimizer_is_compared_by_whole_updates():
 
 def test_sums_of_calls_beyond_the_room_are_not_compared_with_a_whole():
     sgd = keras.optimizers.SGD(0.05, gradient_accumulation_steps=4)
-    result = stepcheck.diff(fitted(sgd, batch_size=SIZE // 4, epochs=8), fitted(epochs=8))
+    result = stepcheck.diff(
+        fitted(sgd, batch_size=SIZE // 4, epochs=8), fitted(epochs=8)
+    )
     assert result.is_equal, str(result)
     last = result.models[0].updates[-1].parts
     assert last[Part.GRADIENT].relation is Relation.UNJUDGED
@@ -154,7 +165,9 @@ def test_a_pass_that_is_made_again_for_the_gradient_adds_no_row():
         model = network()
         weights = [v.value for v in model.trainable_variables]
         others = [v.value for v in model.non_trainable_variables]
-        call = wrapped(lambda params, x: model.stateless_call(params, others, x, training=True)[0])
+        call = wrapped(
+            lambda params, x: model.stateless_call(params, others, x, training=True)[0]
+        )
         gradient = jax.jit(jax.grad(lambda params, x, y: mean(y, call(params, x))))
         slots = [v.value for v in model.optimizer.variables]
         with stepcheck.record() as trace:
@@ -206,7 +219,9 @@ def test_parameters_of_other_shapes_are_refused():
     model.compile("sgd", "mse")
     with stepcheck.record() as trace:
         model.fit(X, Y, batch_size=SIZE, shuffle=False, verbose=0)
-    with pytest.raises(stepcheck.SpecificationError, match=r"same parameters.*Try: match="):
+    with pytest.raises(
+        stepcheck.SpecificationError, match=r"same parameters.*Try: match="
+    ):
         stepcheck.diff(trace, fitted())
 
 
@@ -224,7 +239,11 @@ def test_the_same_bits_with_and_without_a_record():
 
 
 def test_all_is_restored_after_an_error():
-    held = keras.layers.Layer.__call__, keras.optimizers.SGD.apply, keras.Model.make_train_function
+    held = (
+        keras.layers.Layer.__call__,
+        keras.optimizers.SGD.apply,
+        keras.Model.make_train_function,
+    )
     model = network()
     traces = []
 
@@ -237,7 +256,11 @@ def test_all_is_restored_after_an_error():
     with pytest.raises(ValueError, match="own"):
         failing()
     (trace,) = traces
-    now = keras.layers.Layer.__call__, keras.optimizers.SGD.apply, keras.Model.make_train_function
+    now = (
+        keras.layers.Layer.__call__,
+        keras.optimizers.SGD.apply,
+        keras.Model.make_train_function,
+    )
     assert held == now
     assert "call" not in vars(model)
     assert trace.failed == "ValueError"
@@ -280,7 +303,9 @@ def test_a_step_by_hand_is_compared_with_fit():
                     with tf.GradientTape() as tape:
                         loss = mean(Y[rows], model(X[rows], training=True))
                     grads = tape.gradient(loss, model.trainable_variables)
-                    for grad, weight in zip(grads, model.trainable_variables, strict=True):
+                    for grad, weight in zip(
+                        grads, model.trainable_variables, strict=True
+                    ):
                         weight.assign_sub(rate * grad)
         return trace
 

@@ -25,7 +25,10 @@ REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
 
 def on_jax(framework):
     """Return a framework beside JAX, where it is installed."""
-    is_here = keras.backend.backend() == "jax" and importlib.util.find_spec(framework) is not None
+    is_here = (
+        keras.backend.backend() == "jax"
+        and importlib.util.find_spec(framework) is not None
+    )
     return [framework] * is_here
 
 
@@ -54,7 +57,9 @@ def test_the_loop_of_jax_is_a_broadcast():
 
 
 @on("tensorflow")
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop calls TensorFlow")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the loop calls TensorFlow"
+)
 @pytest.mark.slow
 def test_the_program_of_the_reference_runs():
     assert [found.fault.id for found in run("api/watch.md", "tensorflow").findings] == [
@@ -71,7 +76,9 @@ def test_the_loop_of_torch_is_a_broadcast():
 
 
 @on("tensorflow")
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loop calls TensorFlow")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the loop calls TensorFlow"
+)
 def test_the_page_of_two_runs_says_the_truth(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text, names = TEXTS[DOCS / "diff.md"], {}
@@ -110,9 +117,13 @@ def test_the_reference_has_every_public_name():
 
 def anchors(path):
     """Return the names of a page's headings, as links spell them."""
-    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.S), re.M)
+    titles = re.findall(
+        r"^#+ (.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.S), re.M
+    )
     titles = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title) for title in titles]
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+    }
 
 
 def where(path, link):
@@ -150,4 +161,6 @@ def test_the_findings_are_those_of_the_source():
     spec = importlib.util.spec_from_file_location("findings", DOCS / "findings.py")
     findings = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(findings)
-    assert (DOCS / "findings.md").read_text() == findings.page()  # or run docs/findings.py
+    assert (
+        DOCS / "findings.md"
+    ).read_text() == findings.page()  # or run docs/findings.py

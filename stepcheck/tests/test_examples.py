@@ -31,7 +31,9 @@ def test_audit(capsys):
 
 
 @on("tensorflow")
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the loops call TensorFlow")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="the loops call TensorFlow"
+)
 def test_diff_loops(capsys):
     glove, norm = load("diff_loops").main()
     assert (glove.first.part, glove.first.update) == ("gradient", 1)
@@ -41,7 +43,9 @@ def test_diff_loops(capsys):
     assert "differs, without effect" in capsys.readouterr().out
 
 
-OF_JAX = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop calls JAX")
+OF_JAX = pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="the loop calls JAX"
+)
 
 
 @OF_JAX

@@ -34,7 +34,11 @@ def on_batches(model, batches, after=lambda model: None, labels=Y):
 
 
 def in_passes(*orders):
-    return [order[start : start + SIZE] for order in orders for start in range(0, len(order), SIZE)]
+    return [
+        order[start : start + SIZE]
+        for order in orders
+        for start in range(0, len(order), SIZE)
+    ]
 
 
 def shuffled(seed):
@@ -45,7 +49,11 @@ def test_the_facts_of_a_right_loop():
     report = watched(passes=3)
     facts = facts_of(report)
     assert report.is_right
-    assert asdict(facts.use) == {"rows": 24, "unused": 0, "times": {"least": 3.0, "most": 3.0}}
+    assert asdict(facts.use) == {
+        "rows": 24,
+        "unused": 0,
+        "times": {"least": 3.0, "most": 3.0},
+    }
     assert facts.passes == (24, 24, 24)
     assert asdict(facts.order) == {
         "passes": 3,
@@ -54,12 +62,25 @@ def test_the_facts_of_a_right_loop():
         "as_data": 0,
         "across": 0,
     }
-    assert (facts.updates, facts.rows, facts.microbatches) == (9, Span(8, 8), Span(1, 1))
-    assert (facts.calls.used, facts.calls.inferring, facts.calls.without_gradient) == (9, 0, 0)
+    assert (facts.updates, facts.rows, facts.microbatches) == (
+        9,
+        Span(8, 8),
+        Span(1, 1),
+    )
+    assert (facts.calls.used, facts.calls.inferring, facts.calls.without_gradient) == (
+        9,
+        0,
+        0,
+    )
     assert asdict(facts.rate) == pytest.approx(
         dict.fromkeys(("first", "last", "least", "most"), 0.05)
     )
-    assert (facts.without_gradient, facts.unmoved, facts.frozen_moved, facts.written) == ((),) * 4
+    assert (
+        facts.without_gradient,
+        facts.unmoved,
+        facts.frozen_moved,
+        facts.written,
+    ) == ((),) * 4
 
 
 @pytest.mark.parametrize(
@@ -73,7 +94,11 @@ def test_the_facts_of_a_right_loop():
             (24, 24),
             (0, 1, 0, 0),
         ),
-        ([shuffled(0)[:16], np.append(shuffled(0)[16:], shuffled(1)[:8])], (24, 8), (0, 0, 0, 1)),
+        (
+            [shuffled(0)[:16], np.append(shuffled(0)[16:], shuffled(1)[:8])],
+            (24, 8),
+            (0, 0, 0, 1),
+        ),
     ],
 )
 def test_the_order_of_passes_is_a_fact(batches, passes, counts):
@@ -104,7 +129,11 @@ def test_weights_that_are_written_between_updates_leave_the_state_unjudged():
     report = on_batches(network(), in_passes(shuffled(0)), after=write)
     assert facts_of(report).written == (2, 3)
     assert [each.reason for each in report.unjudged] == [Reason.WRITTEN]
-    assert (report.findings, Stage.STATE in report.judged, report.is_right) == ([], False, False)
+    assert (report.findings, Stage.STATE in report.judged, report.is_right) == (
+        [],
+        False,
+        False,
+    )
     with pytest.raises(AssertionError, match="weights were written"):
         report.require("state")
 
@@ -126,7 +155,9 @@ def test_a_variable_that_no_step_gets_is_a_fact_and_is_said():
     model.layers[0].trainable = False
     optimizer = keras.optimizers.SGD(0.05)
     optimizer.build(model.trainable_variables)
-    gradient = gradient_of(model, lambda outputs, labels: keras.ops.mean((outputs - labels) ** 2))
+    gradient = gradient_of(
+        model, lambda outputs, labels: keras.ops.mean((outputs - labels) ** 2)
+    )
     model.layers[0].trainable = True
     with stepcheck.watch(model, data=(X, Y)) as report:
         for rows in in_passes(shuffled(0), shuffled(1)):
@@ -146,7 +177,9 @@ def test_the_facts_are_in_the_text_the_page_and_the_data():
     text = str(report)
     lines = text[text.index("\nFacts:\n") :].splitlines()[2:]
     names = [name for name, _ in told(facts_of(report))]
-    assert [line.strip().startswith(name) for line, name in zip(lines, names, strict=True)]
+    assert [
+        line.strip().startswith(name) for line, name in zip(lines, names, strict=True)
+    ]
     assert "  rows                  24 of 24 used, each 2 times" in lines
     assert all(f"<dt>{name}</dt>" in report._repr_html_() for name in names)
     data = report.as_json()

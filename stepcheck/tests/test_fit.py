@@ -11,7 +11,9 @@ from stepcheck.faults import Fault, Stage
 from stepcheck.values import Reason
 
 ENGINE = keras.backend.backend()
-ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop is TensorFlow's")
+ONLY_TENSORFLOW = pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="the loop is TensorFlow's"
+)
 SIGNS = (Y > 0).astype("float32")
 WEIGHTS = np.linspace(0.5, 2, len(X))
 
@@ -35,10 +37,12 @@ def classifier(loss="binary_crossentropy", optimizer="sgd"):
 class WithPenalty(keras.Sequential):
     """A model that adds a penalty to its compiled loss."""
 
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return super().compute_loss(x, y, y_pred, sample_weight, training) + 0.1 * ops.mean(
-            y_pred**2
-        )
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        return super().compute_loss(
+            x, y, y_pred, sample_weight, training
+        ) + 0.1 * ops.mean(y_pred**2)
 
 
 class OwnStep(keras.Sequential):
@@ -54,7 +58,11 @@ def test_a_fit_is_certified(kind, num):
     """Also with microbatches, a penalty, a custom `train_step` and `compute_loss`."""
     keras.utils.set_random_seed(1)
     model = kind(
-        [keras.Input((5,)), layers.Dense(3, "tanh", kernel_regularizer="l2"), layers.Dense(1)]
+        [
+            keras.Input((5,)),
+            layers.Dense(3, "tanh", kernel_regularizer="l2"),
+            layers.Dense(1),
+        ]
     )
     model.compile(keras.optimizers.SGD(0.01, gradient_accumulation_steps=num), "mse")
     report = fitted(model)
@@ -93,7 +101,9 @@ def test_a_fit_with_other_weights_of_rows_ends_the_loop(more):
     "optimizer",
     [
         lambda: keras.optimizers.Adam(1e-3, loss_scale_factor=1024.0),
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), 1024.0),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.01), 1024.0
+        ),
         lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
         lambda: keras.optimizers.SGD(
             keras.optimizers.schedules.CosineDecay(0.1, 8), momentum=0.9, nesterov=True
@@ -108,7 +118,9 @@ def test_what_an_optimizer_of_keras_does_is_no_fault(optimizer):
 
 def test_a_fit_in_mixed_precision_is_right():
     keras.config.set_dtype_policy("mixed_float16")
-    model = network(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), 1024.0))
+    model = network(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), 1024.0)
+    )
     report = fitted(model)
     assert report.findings == [], str(report)
     assert Stage.GRADIENT in report.judged
@@ -118,7 +130,9 @@ def test_a_fit_in_mixed_precision_is_right():
 def test_gradients_that_are_not_finite_are_not_judged(value):
     x = np.full_like(X, value)
     model = network(
-        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)) if np.isnan(value) else None
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+        if np.isnan(value)
+        else None
     )
     report = fitted(model, x)
     assert report.findings == []
@@ -147,7 +161,9 @@ def test_a_mask_that_a_layer_makes_is_that_of_the_loss(is_kept):
     x[np.arange(6) > np.arange(24)[:, None] % 5] = 0
     tokens = Tokens(9, 4)
     tokens.supports_masking = is_kept  # else Keras leaves the mask out
-    model = keras.Sequential([keras.Input((6,), dtype="int32"), tokens, layers.Dense(9)])
+    model = keras.Sequential(
+        [keras.Input((6,), dtype="int32"), tokens, layers.Dense(9)]
+    )
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     report = fitted(model, x, 8 - x)
     assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
@@ -197,15 +213,21 @@ def test_rows_of_text_are_found(shape):
     import tensorflow as tf
 
     words = ["one", "two", "three", "four"]
-    texts = np.array([f"{words[i % 4]} {words[i // 8]} w{i}" for i in range(24)], object)
+    texts = np.array(
+        [f"{words[i % 4]} {words[i // 8]} w{i}" for i in range(24)], object
+    )
     split = layers.TextVectorization(output_mode="multi_hot", vocabulary=words)
-    model = keras.Sequential([keras.Input(shape, dtype="string"), split, layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input(shape, dtype="string"), split, layers.Dense(1)]
+    )
     model.compile("sgd", "mse")
     texts = texts.reshape(24, *shape)
     with stepcheck.watch(model, (texts, Y)) as report:
         for _ in range(2):
             order = np.random.permutation(24)
-            parts = tf.data.Dataset.from_tensor_slices((texts[order], Y[order])).batch(8)
+            parts = tf.data.Dataset.from_tensor_slices((texts[order], Y[order])).batch(
+                8
+            )
             model.fit(parts, shuffle=False, verbose=0)
     assert report.is_right, str(report)
 
@@ -231,7 +253,9 @@ class Unsized(layers.Layer):
         return keras.KerasTensor((None, None))
 
 
-@pytest.mark.parametrize("parts", [[InTime(), layers.Dense(1)], [layers.Dense(1), Unsized()]])
+@pytest.mark.parametrize(
+    "parts", [[InTime(), layers.Dense(1)], [layers.Dense(1), Unsized()]]
+)
 def test_layers_of_the_users_own_are_judged(parts):
     inputs = outputs = keras.Input((5,))
     for part in parts:
@@ -259,7 +283,9 @@ def test_a_fit_on_two_replicas_that_validates_is_right():
     import tensorflow as tf
 
     reduction = tf.distribute.ReductionToOneDevice()
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=reduction).scope():
+    with tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=reduction
+    ).scope():
         model = network()
     with stepcheck.watch(model, (X, Y)) as report:
         model.evaluate(X, Y, verbose=0)
@@ -273,7 +299,9 @@ def test_the_numbers_of_a_proof_are_those_of_the_loop_for_sparse_gradients():
     model = keras.Sequential(
         [keras.Input((), dtype="int32"), layers.Embedding(12, 2), layers.Dense(1)]
     )
-    model.compile(keras.optimizers.Adam(0.01), lambda y, out: (y - ops.reshape(out, (1, -1))) ** 2)
+    model.compile(
+        keras.optimizers.Adam(0.01), lambda y, out: (y - ops.reshape(out, (1, -1))) ** 2
+    )
     with stepcheck.watch(model, (x, labels[x][:, None]), loss="mse") as report:
         model.fit(x, labels[x][:, None], batch_size=16, epochs=2, verbose=0)
     (found,) = report.findings

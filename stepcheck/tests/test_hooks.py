@@ -21,8 +21,12 @@ from stepcheck.values import Reason, Unjudged
 
 ENGINE = keras.backend.backend()
 ONLY_JAX = pytest.mark.skipif(ENGINE != "jax", reason="a route of JAX")
-ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="a route of TensorFlow")
-OPTIMIZER = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
+ONLY_TENSORFLOW = pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="a route of TensorFlow"
+)
+OPTIMIZER = next(
+    each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each)
+)
 NAMES = [
     "call",
     "fit",
@@ -45,7 +49,10 @@ def attributes(model):
     if ENGINE == "tensorflow":
         import tensorflow as tf
 
-        held += [vars(tf.GradientTape)[name] for name in ("__enter__", "__exit__", "gradient")]
+        held += [
+            vars(tf.GradientTape)[name]
+            for name in ("__enter__", "__exit__", "gradient")
+        ]
     return held
 
 
@@ -63,7 +70,11 @@ def are_same(one, two):
 def with_state(optimizer="adam", loss="mse"):
     """Return a model with seeds and statistics."""
     keras.utils.set_random_seed(3)
-    middle = [layers.Dense(4, "tanh"), layers.BatchNormalization(), layers.Dropout(0.4, seed=5)]
+    middle = [
+        layers.Dense(4, "tanh"),
+        layers.BatchNormalization(),
+        layers.Dropout(0.4, seed=5),
+    ]
     model = keras.Sequential([keras.Input((5,)), *middle, layers.Dense(1)])
     model.compile(optimizer, loss)
     model.optimizer.build(model.trainable_variables)
@@ -163,7 +174,9 @@ def test_a_model_around_that_has_trained_before_is_recorded(make, is_compiled):
     around.fit(X, Y, batch_size=8, verbose=0)
 
 
-@pytest.mark.parametrize("at", ["_tell_call", "_tell_apply", "_before_call", "stepping"])
+@pytest.mark.parametrize(
+    "at", ["_tell_call", "_tell_apply", "_before_call", "stepping"]
+)
 @pytest.mark.parametrize("how", ["fit", "by hand"])
 def test_an_error_of_a_hook_ends_the_record_and_not_the_loop(at, how, monkeypatch):
     def fails(*arguments, **others):
@@ -248,7 +261,11 @@ def test_a_stateless_loop_computes_the_same_bits(is_jitted):
             return params, others, slots
 
         step = jax.jit(step) if is_jitted else step
-        groups = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
+        groups = (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+        )
         held = tuple([v.value for v in group] for group in groups)
         for epoch in range(2):
             for rows in np.random.default_rng(epoch).permutation(NUM).reshape(-1, 8):
@@ -261,7 +278,9 @@ def test_a_stateless_loop_computes_the_same_bits(is_jitted):
         watched = go(model)
     assert report.findings == []
     assert Stage.GRADIENT in report.judged
-    for ours, theirs in zip(jax.tree.leaves(watched), jax.tree.leaves(plain), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(watched), jax.tree.leaves(plain), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -285,7 +304,12 @@ def test_a_prediction_in_another_thread_hides_no_update():
 def test_outputs_whose_gradient_was_taken_are_not_kept():
     import tensorflow as tf
 
-    model, optimizer, kept, record = network(), keras.optimizers.SGD(0.1), [], logs.Log()
+    model, optimizer, kept, record = (
+        network(),
+        keras.optimizers.SGD(0.1),
+        [],
+        logs.Log(),
+    )
     optimizer.build(model.trainable_variables)
     with Hooks(model, listener(), record).on():
         for rows in np.random.default_rng(1).permutation(24).reshape(6, 4):
@@ -293,9 +317,12 @@ def test_outputs_whose_gradient_was_taken_are_not_kept():
                 out = model(X[rows], training=True)
                 loss = tf.reduce_mean((out - Y[rows]) ** 2)
             kept.append(weakref.ref(out))
-            grads = [tape.gradient(loss, model.trainable_variables) for tape in (one, two)]
+            grads = [
+                tape.gradient(loss, model.trainable_variables) for tape in (one, two)
+            ]
             optimizer.apply(
-                [(a + b) / 2 for a, b in zip(*grads, strict=True)], model.trainable_variables
+                [(a + b) / 2 for a, b in zip(*grads, strict=True)],
+                model.trainable_variables,
             )
         del one, two, out, loss
         assert sum(each() is not None for each in kept) <= 1
@@ -313,7 +340,9 @@ def test_of_a_long_loop_some_gradients_are_kept_and_judged():
 
 
 def test_the_inputs_of_a_long_loop_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(logs, "_MOST_BYTES", 10 * 8 * 5 * 4)  # of ten updates behind the forty
+    monkeypatch.setattr(
+        logs, "_MOST_BYTES", 10 * 8 * 5 * 4
+    )  # of ten updates behind the forty
     model = network()
     with stepcheck.watch(model, (X, Y)) as report:
         model.fit(X, Y, batch_size=8, epochs=40, verbose=0)
@@ -324,7 +353,9 @@ def test_the_inputs_of_a_long_loop_do_not_fill_the_memory(monkeypatch):
 
 
 def test_of_a_large_model_fewer_updates_are_kept():
-    large = keras.Sequential([keras.Input((2_500_000,)), layers.Dense(1, use_bias=False)])
+    large = keras.Sequential(
+        [keras.Input((2_500_000,)), layers.Dense(1, use_bias=False)]
+    )
     assert room(large) == 10
 
 
@@ -345,10 +376,17 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
     model, optimizer = Unbuilt(), keras.optimizers.SGD(0.1)
     with stepcheck.watch(model, (X, Y), loss="mse") as report:
         descend(
-            model, lambda out, y: keras.ops.mean((out - y) ** 2), (X, Y), 8, by(optimizer), passes=3
+            model,
+            lambda out, y: keras.ops.mean((out - y) ** 2),
+            (X, Y),
+            8,
+            by(optimizer),
+            passes=3,
         )
     assert report.is_right, str(report)
-    assert [each.updates for each in report.unjudged if each.reason is Reason.NOT_KEPT] == [4]
+    assert [
+        each.updates for each in report.unjudged if each.reason is Reason.NOT_KEPT
+    ] == [4]
 
 
 # ---- what cannot be seen is not judged ----
@@ -387,7 +425,9 @@ def test_updates_of_some_other_rows_are_counted(num):
     own[: 8 * num] += 1
     with stepcheck.watch(model, (X, Y)) as report:
         model.fit(own, Y, batch_size=8, shuffle=False, epochs=2, verbose=0)
-    left = [each.updates for each in report.unjudged if each.reason is Reason.OTHER_INPUTS]
+    left = [
+        each.updates for each in report.unjudged if each.reason is Reason.OTHER_INPUTS
+    ]
     assert left == [2 * num] * bool(num)
     assert Stage.GRADIENT in report.judged
 
@@ -497,7 +537,9 @@ def test_what_cannot_be_meant_is_refused_in_three_parts(arguments, part):
 def test_a_model_without_a_loss_and_what_is_no_model_are_refused():
     model = keras.Sequential([keras.Input((5,)), layers.Dense(1)])
     with (
-        pytest.raises(stepcheck.SpecificationError, match="loss that is meant must be stated"),
+        pytest.raises(
+            stepcheck.SpecificationError, match="loss that is meant must be stated"
+        ),
         stepcheck.watch(model, data=(X, Y)),
     ):
         pass
@@ -510,4 +552,6 @@ def test_a_model_without_a_loss_and_what_is_no_model_are_refused():
 
 def test_a_context_that_is_not_entered_says_how():
     report = stepcheck.watch(network(), data=(X, Y))
-    assert "with stepcheck.watch(model, data=(x, y), loss=...) as report:" in str(report)
+    assert "with stepcheck.watch(model, data=(x, y), loss=...) as report:" in str(
+        report
+    )

@@ -67,7 +67,9 @@ def total(found):
     named = found if isinstance(found, dict) else {"loss": found}
     sums = 0.0
     for term in named.values():
-        values, weights = term if isinstance(term, tuple) else (term, ops.ones_like(term))
+        values, weights = (
+            term if isinstance(term, tuple) else (term, ops.ones_like(term))
+        )
         sums = sums + ops.sum(values * weights) / ops.sum(weights)
     return sums
 
@@ -114,7 +116,8 @@ def stepped(model, optimizer, value):
                 loss = value()
             after = [scope.get_current_value(v) for v in others]
             return loss, [
-                v.value if new is None else new for v, new in zip(others, after, strict=True)
+                v.value if new is None else new
+                for v, new in zip(others, after, strict=True)
             ]
 
         grads, after = jax.grad(scoped, has_aux=True)([v.value for v in variables])
@@ -188,11 +191,15 @@ def test_the_weights_of_a_mean_over_all_microbatches_are_those_of_the_update():
     with stepcheck.watch(model, data, stated) as report:
         for start in range(0, NUM, 8):
             rows = np.arange(start, start + 8)
-            batches = [tuple(part(each, own) for each in data) for own in (rows[:3], rows[3:])]
+            batches = [
+                tuple(part(each, own) for each in data) for own in (rows[:3], rows[3:])
+            ]
             stepped(
                 model,
                 optimizer,
-                lambda batches=batches: sum(total(loss(batch)) for batch in batches) / 2,
+                lambda batches=batches: (
+                    sum(total(loss(batch)) for batch in batches) / 2
+                ),
             )
     assert faults(report) == [Fault.MEAN_OF_MEANS], str(report)
 
@@ -219,7 +226,9 @@ def student():
 
     def distilled(model, batch):
         (x,) = batch
-        return (model(x, training=True) - ops.stop_gradient(teacher(x, training=False))) ** 2
+        return (
+            model(x, training=True) - ops.stop_gradient(teacher(x, training=False))
+        ) ** 2
 
     return model, teacher, distilled
 
@@ -231,8 +240,14 @@ def test_a_student_is_judged_by_its_teacher_that_moves():
     optimizer.build(model.trainable_variables)
     with stepcheck.watch(model, (X,), stepcheck.Objective(distilled)) as report:
         for start in [*range(0, NUM, 8)] * 2:
-            stepped(model, optimizer, lambda at=start: total(distilled(model, (X[at : at + 8],))))
-            pairs = zip(teacher.trainable_variables, model.trainable_variables, strict=True)
+            stepped(
+                model,
+                optimizer,
+                lambda at=start: total(distilled(model, (X[at : at + 8],))),
+            )
+            pairs = zip(
+                teacher.trainable_variables, model.trainable_variables, strict=True
+            )
             for slow, quick in pairs:
                 slow.assign(0.5 * slow + 0.5 * quick)
     assert report.is_right, str(report)
@@ -241,12 +256,18 @@ def test_a_student_is_judged_by_its_teacher_that_moves():
 @pytest.mark.parametrize("is_right", [True, False])
 def test_the_two_models_of_a_gan_are_judged_in_one_with(is_right):
     keras.utils.set_random_seed(3)
-    maker = keras.Sequential([keras.Input((2,)), layers.Dense(4, "tanh"), layers.Dense(5)])
-    critic = keras.Sequential([keras.Input((5,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+    maker = keras.Sequential(
+        [keras.Input((2,)), layers.Dense(4, "tanh"), layers.Dense(5)]
+    )
+    critic = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(4, "tanh"), layers.Dense(1)]
+    )
     noise = DRAW.normal(size=(NUM, 2)).astype("float32")
 
     def fools(model, batch):
-        return ops.softplus(-critic(model(batch[0], training=True), training=True)[:, 0])
+        return ops.softplus(
+            -critic(model(batch[0], training=True), training=True)[:, 0]
+        )
 
     def tells(model, batch):
         real, fake = batch

@@ -15,7 +15,9 @@ from stepcheck.trace.windows import Rows, Update
 def test_what_has_not_moved_is_kept_once_and_of_what_is_large_some_numbers():
     large, small = np.arange(NUM_PLACES + 5.0), np.arange(3.0)
     kept = once([large, small], [])
-    assert not any(np.shares_memory(a, b) for a, b in zip(kept, [large, small], strict=True))
+    assert not any(
+        np.shares_memory(a, b) for a, b in zip(kept, [large, small], strict=True)
+    )
     again = once([large, small + 1], kept)
     assert again[0] is kept[0]
     assert again[1] is not kept[1]
@@ -40,11 +42,19 @@ def test_beyond_its_room_a_log_keeps_the_first_batch_of_another_size():
     for order, num in enumerate((8, 8, 5, 8, 5)):
         inputs = [np.zeros((num, 2))]
         is_kept = log.wants(inputs)
-        numbers = ([np.zeros(1)], [np.full(3, float(order))], []) if is_kept else ([], [], [])
+        numbers = (
+            ([np.zeros(1)], [np.full(3, float(order))], []) if is_kept else ([], [], [])
+        )
         log.add(Called(2 * order, inputs, *numbers, True, None))
         assert log.wants_step(0) is is_kept
         log.add(step(2 * order + 1))
-    assert [called.is_whole for called in log.called] == [True, False, True, False, False]
+    assert [called.is_whole for called in log.called] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_updates_whose_batches_have_rare_shapes_are_left():
@@ -98,7 +108,12 @@ def test_rows_that_begin_alike_are_not_equal():
     rows = Rows(np.array([[7, 8, 0, 0], [1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 5, 6]]))
     assert rows.find([np.array([[7, 8]])]).tolist() == [0]  # a narrow batch
     assert rows.find([np.array([[1, 2, 3, 4], [1, 2, 5, 6]])]).tolist() == [1, 2]
-    assert [rows.twins(np.array([row])) for row in range(4)] == [False, False, True, True]
+    assert [rows.twins(np.array([row])) for row in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_short_batches_on_replicas_are_kept_beyond_the_first_updates():
@@ -112,5 +127,7 @@ def test_short_batches_on_replicas_are_kept_beyond_the_first_updates():
     assert all(call(replica, 32) for replica in range(4))
     log.room = 0
     assert [
-        log.wants([np.zeros((rows, 2))], replica) for replica in range(4) for rows in (32, 27)
+        log.wants([np.zeros((rows, 2))], replica)
+        for replica in range(4)
+        for rows in (32, 27)
     ] == [False, True] * 4

@@ -22,7 +22,8 @@ def tagger(width=6, **embedding):
     parts = layers.Embedding(9, 6, **embedding), layers.Dense(4)
     model = keras.Sequential([keras.Input((width,), dtype="int32"), *parts])
     model.compile(
-        keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(**BY_WEIGHT)
+        keras.optimizers.SGD(0.1),
+        keras.losses.SparseCategoricalCrossentropy(**BY_WEIGHT),
     )
     model.optimizer.build(model.trainable_variables)
     return model
@@ -42,7 +43,12 @@ def over_all_places(out, y, mask):
 
 
 def report_of(
-    value, data=(TOKENS, TAGS, MASK), given=(TOKENS, TAGS, MASK), loss=None, move=None, **embedding
+    value,
+    data=(TOKENS, TAGS, MASK),
+    given=(TOKENS, TAGS, MASK),
+    loss=None,
+    move=None,
+    **embedding,
 ):
     model = tagger(**embedding)
     with stepcheck.watch(model, data, loss=loss) as report:
@@ -66,7 +72,10 @@ def test_a_mask_that_is_stated_as_weights(value, found):
 
 @pytest.mark.parametrize(
     ("value", "found"),
-    [(by_mask, []), (lambda out, y, mask: ops.mean(entropy(out, y)), [Fault.MASK_IGNORED])],
+    [
+        (by_mask, []),
+        (lambda out, y, mask: ops.mean(entropy(out, y)), [Fault.MASK_IGNORED]),
+    ],
 )
 def test_a_mask_that_the_model_makes(value, found):
     report = report_of(value, (TOKENS, TAGS), mask_zero=True)
@@ -84,14 +93,18 @@ def test_the_labels_behind_a_mask_are_solved_for():
 def test_a_mask_that_begins_a_place_later_has_other_weights():
     later = (np.arange(6) < LENGTHS[:, None] + 1).astype("float32")
     (found,) = report_of(by_mask, given=(TOKENS, TAGS, later)).findings
-    assert (found.quantity, found.stage) == (Quantity.WEIGHTS, Stage.GRADIENT), str(found)
+    assert (found.quantity, found.stage) == (Quantity.WEIGHTS, Stage.GRADIENT), str(
+        found
+    )
 
 
 def with_weights(y, out):
     return entropy(out, y), ops.cast(y != 0, "float32")
 
 
-@pytest.mark.parametrize(("is_masked", "has_more"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("is_masked", "has_more"), [(True, False), (True, True), (False, False)]
+)
 def test_a_loss_may_return_values_and_weights(is_masked, has_more):
     rows = (
         RNG.uniform(0.5, 2, len(TOKENS)).astype("float32")
@@ -117,10 +130,14 @@ def test_batches_in_buckets_are_as_wide_as_their_longest_rows_need(parts):
     gradient = gradient_of(model, by_mask)
     with stepcheck.watch(model, (TOKENS, TAGS, MASK)) as report:
         for width, shortest in ((4, 0), (6, 5), (4, 0), (6, 5)):
-            rows = rng.permutation(np.flatnonzero((width >= LENGTHS) & (shortest <= LENGTHS)))
+            rows = rng.permutation(
+                np.flatnonzero((width >= LENGTHS) & (shortest <= LENGTHS))
+            )
             cut = [TOKENS[own, :width] for own in np.array_split(rows, parts)]
             grads = [gradient(x, x % 4, (x != 0).astype("float32")) for x in cut]
-            sums = [sum(map(np.asarray, each)) / parts for each in zip(*grads, strict=True)]
+            sums = [
+                sum(map(np.asarray, each)) / parts for each in zip(*grads, strict=True)
+            ]
             by(model.optimizer)(model.trainable_variables, sums)
     assert faults(report) == [Fault.MEAN_OF_MEANS] * (parts > 1), str(report)
     assert Stage.GRADIENT in report.judged
@@ -147,7 +164,9 @@ def test_padded_places_by_which_a_step_by_hand_divides_are_known_by_the_stated_r
 def test_copies_of_a_row_that_fill_up_a_short_batch_do_not_count(value, found):
     x = RNG.normal(size=(22, 5)).astype("float32")
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((5,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(4, "tanh"), layers.Dense(1)]
+    )
     model.compile(keras.optimizers.SGD(0.1), "mse")
     model.optimizer.build(model.trainable_variables)
     gradient, rng = gradient_of(model, value), np.random.default_rng(1)

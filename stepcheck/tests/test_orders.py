@@ -19,7 +19,11 @@ TWINS[[7, 50, 60]] = X[[3, 12, 61]]
 def classifier():
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
-        [keras.Input((5,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3, "softmax")]
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(8, "tanh"),
+            keras.layers.Dense(3, "softmax"),
+        ]
     )
     model.compile("adam", "sparse_categorical_crossentropy")
     return model
@@ -49,14 +53,19 @@ def shuffled(seed):
 
 
 def cut(orders, size=16):
-    return [order[start : start + size] for order in orders for start in range(0, len(order), size)]
+    return [
+        order[start : start + size]
+        for order in orders
+        for start in range(0, len(order), size)
+    ]
 
 
 NEW, ONE = [shuffled(0), shuffled(1), shuffled(2)], [shuffled(0)] * 3
 PADDED = [np.concatenate([order, order[:4]]) for order in NEW]
 DRAWN = [np.random.default_rng(seed).integers(0, 96, 96) for seed in range(3)]
 BATCHES = [
-    np.concatenate([*np.random.default_rng(i).permutation(NEW[0].reshape(6, 16))]) for i in range(3)
+    np.concatenate([*np.random.default_rng(i).permutation(NEW[0].reshape(6, 16))])
+    for i in range(3)
 ]
 
 
@@ -86,7 +95,9 @@ def test_a_stated_use_of_the_rows_is_judged_and_no_other(orders, rows, found):
     assert Stage.ROWS in report.judged
 
 
-@pytest.mark.parametrize(("rows", "found"), [("once", [Fault.WINDOW_CARRIED_OVER]), (None, [])])
+@pytest.mark.parametrize(
+    ("rows", "found"), [("once", [Fault.WINDOW_CARRIED_OVER]), (None, [])]
+)
 def test_batches_across_the_ends_of_passes(rows, found):
     report = report_on(X, cut([np.concatenate(NEW)], 20), rows=rows)
     assert faults(report) == found, str(report)
@@ -110,7 +121,12 @@ def test_updates_of_all_rows_have_no_order():
         ([shuffled(0)[:80]], 16, "once", Reason.FEW_PASSES),
         (ONE, 48, "shuffled", None),
         (ONE, 95, "shuffled", None),
-        ([shuffled(0), [*shuffled(0)[94::-1], shuffled(0)[95]]], 95, "shuffled", Reason.BY_CHANCE),
+        (
+            [shuffled(0), [*shuffled(0)[94::-1], shuffled(0)[95]]],
+            95,
+            "shuffled",
+            Reason.BY_CHANCE,
+        ),
     ],
 )
 def test_few_batches_show_no_order(orders, size, rows, reason):
@@ -158,9 +174,13 @@ def test_a_window_that_is_carried_over_is_no_batch_with_rows_twice():
             for rows in np.split(
                 np.random.default_rng(epoch).permutation(60), 10
             ):  # each third one makes an update
-                sums.append([np.asarray(g) / 4 for g in gradient(X[rows], LABELS[rows])])
+                sums.append(
+                    [np.asarray(g) / 4 for g in gradient(X[rows], LABELS[rows])]
+                )
                 if len(sums) == 4:
-                    handed = [keras.ops.array(sum(each)) for each in zip(*sums, strict=True)]
+                    handed = [
+                        keras.ops.array(sum(each)) for each in zip(*sums, strict=True)
+                    ]
                     model.optimizer.apply(handed, model.trainable_variables)
                     sums.clear()
     assert faults(report)[:1] == [Fault.WINDOW_CARRIED_OVER], str(report)
@@ -179,18 +199,28 @@ def test_rows_that_fill_up_the_last_batch(weight, is_of_all, found):
     model, num = regression(), 90
 
     def value(out, y, w):
-        return keras.ops.sum(w * (out[:, 0] - y) ** 2) / (20 if is_of_all else keras.ops.sum(w))
+        return keras.ops.sum(w * (out[:, 0] - y) ** 2) / (
+            20 if is_of_all else keras.ops.sum(w)
+        )
 
     gradient = gradient_of(model, value)
     with stepcheck.watch(model, (X[:num], LABELS[:num]), rows="once") as report:
         for epoch in range(2):
             order = np.random.default_rng(epoch).permutation(num)
             for start in range(0, num, 20):
-                rows, weights = np.resize(order[start : start + 20], 20), np.ones(20, "float32")
+                rows, weights = (
+                    np.resize(order[start : start + 20], 20),
+                    np.ones(20, "float32"),
+                )
                 if start + 20 > num:
-                    rows[num - start :], weights[num - start :] = order[: start + 20 - num], weight
+                    rows[num - start :], weights[num - start :] = (
+                        order[: start + 20 - num],
+                        weight,
+                    )
                 grads = gradient(X[rows], LABELS[rows], weights)
-                model.optimizer.apply([*map(keras.ops.array, grads)], model.trainable_variables)
+                model.optimizer.apply(
+                    [*map(keras.ops.array, grads)], model.trainable_variables
+                )
     assert faults(report) == found, str(report)
 
 

@@ -14,7 +14,9 @@ from stepcheck.faults import Fault, Stage
 from stepcheck.values import Reason
 
 ENGINE = keras.backend.backend()
-ONLY_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop is TensorFlow's")
+ONLY_TENSORFLOW = pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="the loop is TensorFlow's"
+)
 
 
 def squared(outputs, labels):
@@ -54,7 +56,9 @@ class OfOut(ws.Objective):
 @pytest.mark.parametrize("is_text", [False, True])
 def test_what_a_model_returns_beside_tensors_breaks_no_loop(is_text):
     model = Several(
-        lambda scale: {"name": "a", "of": object()} if is_text else {"scale": scale, "one": 1.0}
+        lambda scale: (
+            {"name": "a", "of": object()} if is_text else {"scale": scale, "one": 1.0}
+        )
     )
     model(X)
     report = looped(model, lambda outputs, y: squared(outputs["out"], y), loss=OfOut())
@@ -94,7 +98,9 @@ def test_inputs_of_different_lengths_are_no_error():
     with stepcheck.watch(model, ([X, X[:, 0]], Y), "mse") as report:
         for start in range(0, 24, 8):
             rows = slice(start, start + 8)
-            by(optimizer)(model.trainable_variables, gradient([X[rows], X[:1, 0]], Y[rows]))
+            by(optimizer)(
+                model.trainable_variables, gradient([X[rows], X[:1, 0]], Y[rows])
+            )
     assert not report.has_seen
     assert report.findings == []
 
@@ -128,8 +134,12 @@ def test_a_loss_without_a_whole_configuration_hides_no_fault():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((5,)), layers.Dense(1, "sigmoid")])
     loss, data = Weighed(0.3), (X, (Y > 0).astype("float32"))
-    assert looped(model, lambda out, y: loss(y, out), data=data, loss=loss).findings == []
-    report = looped(model, lambda out, y: loss(y, ops.sigmoid(out)), data=data, loss=loss)
+    assert (
+        looped(model, lambda out, y: loss(y, out), data=data, loss=loss).findings == []
+    )
+    report = looped(
+        model, lambda out, y: loss(y, ops.sigmoid(out)), data=data, loss=loss
+    )
     assert faults(report) == [Fault.OTHER_OUTPUTS], str(report)
 
 
@@ -162,7 +172,9 @@ class Twins(keras.Model):
 def test_variables_of_one_name_are_told_apart():
     model = Twins()
     model.build((None, 5))
-    assert faults(looped(model, lambda out, y: 8 * squared(out, y))) == [Fault.NEVER_DIVIDED]
+    assert faults(looped(model, lambda out, y: 8 * squared(out, y))) == [
+        Fault.NEVER_DIVIDED
+    ]
 
 
 @ONLY_TENSORFLOW
@@ -194,7 +206,9 @@ def test_two_optimizers_on_one_batch_apply_no_stale_gradients():
                         squared(model(X[part], training=True), Y[part])
                         for part in np.split(rows, 2)
                     ]
-                grads = [tape.gradient(loss, model.trainable_variables) for loss in losses]
+                grads = [
+                    tape.gradient(loss, model.trainable_variables) for loss in losses
+                ]
                 for optimizer, own in zip(optimizers, grads, strict=True):
                     optimizer.apply(own)
     assert Fault.GRADIENT_UNLIKE not in faults(report)
@@ -210,7 +224,9 @@ def test_a_sum_over_rows_of_unknown_number_is_found():
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = keras.losses.mean_squared_error(y, model(x, training=True))
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        optimizer.apply(
+            tape.gradient(loss, model.trainable_variables), model.trainable_variables
+        )
 
     with stepcheck.watch(model, (X, Y)) as report:
         for batch in tf.data.Dataset.from_tensor_slices((X, Y)).batch(8):
@@ -257,7 +273,9 @@ def test_gradients_that_are_changed_by_hand_are_not_certified(change, reason):
     apply = by(model.optimizer)
 
     def move(variables, gradients):
-        values, gradients = ([np.asarray(each) for each in part] for part in (variables, gradients))
+        values, gradients = (
+            [np.asarray(each) for each in part] for part in (variables, gradients)
+        )
         norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
         pairs = zip(values, gradients, strict=True)
         apply(variables, [change(v, g, norm) for v, g in pairs])
@@ -347,21 +365,27 @@ def test_losses_of_two_outputs_may_be_applied_in_turn():
     keras.utils.set_random_seed(1)
     inputs = keras.Input((5,))
     hidden = layers.Dense(4, "tanh")(inputs)
-    model = keras.Model(inputs, [layers.Dense(1, name=name)(hidden) for name in ("a", "b")])
+    model = keras.Model(
+        inputs, [layers.Dense(1, name=name)(hidden) for name in ("a", "b")]
+    )
     model.compile(keras.optimizers.SGD(0.1), ["mse", "mse"])
     model.optimizer.build(model.trainable_variables)
     data = X, Y, Y + 1
 
     def of(place):
         def value(outputs, *labels):
-            return squared(outputs[place], labels[place]) + 0 * ops.sum(outputs[1 - place])
+            return squared(outputs[place], labels[place]) + 0 * ops.sum(
+                outputs[1 - place]
+            )
 
         return value
 
     gradients = [gradient_of(model, of(place)) for place in (0, 1)]
     with stepcheck.watch(model, (X, [Y, Y + 1])) as report:
         for epoch in range(2):
-            for i, rows in enumerate(np.split(np.random.default_rng(epoch).permutation(24), 4)):
+            for i, rows in enumerate(
+                np.split(np.random.default_rng(epoch).permutation(24), 4)
+            ):
                 grads = gradients[i % 2](*(part[rows] for part in data))
                 by(model.optimizer)(model.trainable_variables, grads)
     assert report.findings == [], str(report)

@@ -75,7 +75,9 @@ def watched(losses):
 
     def value(outputs, tokens, price, kind, tags):
         labels = {"price": price, "kind": kind, "tags": tags}
-        return sum(COUNTS[name] * of[name](outputs[name], labels[name], tokens) for name in of)
+        return sum(
+            COUNTS[name] * of[name](outputs[name], labels[name], tokens) for name in of
+        )
 
     given = (TOKENS, TOKENS, PRICES, KINDS, TAGS)
     with stepcheck.watch(
@@ -97,7 +99,10 @@ def test_a_wrong_loss_of_one_of_several_outputs_has_no_known_form(wrong):
 
 def test_other_loss_weights_are_told_by_numbers():
     (found,) = watched(HALF).findings
-    assert (found.fault, found.change.detail) == (Fault.OTHER_LOSS_WEIGHTS, Detail.TERMS_COUNT)
+    assert (found.fault, found.change.detail) == (
+        Fault.OTHER_LOSS_WEIGHTS,
+        Detail.TERMS_COUNT,
+    )
     assert found.change.numbers == pytest.approx((1, 0.15, 2, 1, 0.5, 2), rel=1e-3)
 
 
@@ -109,7 +114,9 @@ def test_losses_are_stated_as_compile_takes_them(losses):
         [rng.normal(size=(24, 1)).astype("float32") for _ in range(2)],
     )
     inputs = keras.Input((5,))
-    model = keras.Model(inputs, [layers.Dense(1, name=name)(inputs) for name in ("a", "b")])
+    model = keras.Model(
+        inputs, [layers.Dense(1, name=name)(inputs) for name in ("a", "b")]
+    )
     model.compile("sgd", ["mse", "mae"])
     with stepcheck.watch(model, (x, y), loss=losses) as report:
         model.fit(x, y, batch_size=8, epochs=2, verbose=0)
@@ -124,11 +131,17 @@ def test_inputs_that_a_loop_gives_by_name_are_not_swapped():
     one, two = np.random.default_rng(0).normal(size=(2, 24, 5)).astype("float32")
     names = ("two", "one")
     inputs = [keras.Input((5,), name=name) for name in names]
-    outputs = layers.Dense(1)(layers.Subtract()([layers.Dense(4)(each) for each in inputs]))
+    outputs = layers.Dense(1)(
+        layers.Subtract()([layers.Dense(4)(each) for each in inputs])
+    )
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     with stepcheck.watch(model, ((one, two), one[:, :1])) as report:
         model.fit(
-            dict(zip(names, (one, two), strict=True)), one[:, :1], batch_size=8, epochs=2, verbose=0
+            dict(zip(names, (one, two), strict=True)),
+            one[:, :1],
+            batch_size=8,
+            epochs=2,
+            verbose=0,
         )
     assert report.is_right, str(report)

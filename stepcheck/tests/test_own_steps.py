@@ -47,7 +47,9 @@ def fall(kind, grads, params):
         one, two = BETAS.get(kind, (0.9, 0.99))
         first, second = 0.9 * first + 0.1 * g, 0.99 * second + 0.01 * g * g
         step = first / (1 - one**count) / (np.sqrt(second / (1 - two**count)) + 1e-8)
-        yield rate * step + p * KERNELS * DECAYS.get(kind, 0.0) * (rate if "by rate" in kind else 1)
+        yield rate * step + p * KERNELS * DECAYS.get(kind, 0.0) * (
+            rate if "by rate" in kind else 1
+        )
 
 
 def moves_of(kind, near=(1e-4,) * 6):
@@ -87,7 +89,12 @@ def test_an_optimizer_by_hand_is_solved_for(kind, momenta):
 
 @pytest.mark.parametrize(
     ("kind", "share"),
-    [("decay by rate", 0.05), ("rising decay by rate", 0.05), ("decay", 2.0), ("adam", 0.0)],
+    [
+        ("decay by rate", 0.05),
+        ("rising decay by rate", 0.05),
+        ("decay", 2.0),
+        ("adam", 0.0),
+    ],
 )
 def test_a_decay_beside_the_steps_is_solved_for(kind, share):
     assert solved(moves_of(kind)).decay[0] == pytest.approx(share, rel=1e-2)
@@ -118,8 +125,12 @@ def by_momentum(rates, momentum=0.9, sign=1):
 
     def move(variables, gradients):
         rate = next(numbers)
-        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
-            kept[i] = momentum * kept.get(i, 0.0) + rate * keras.ops.convert_to_numpy(gradient)
+        for i, (variable, gradient) in enumerate(
+            zip(variables, gradients, strict=True)
+        ):
+            kept[i] = momentum * kept.get(i, 0.0) + rate * keras.ops.convert_to_numpy(
+                gradient
+            )
             variable.assign(variable - sign * kept[i])
 
     return move
@@ -134,12 +145,18 @@ def by_adam(rate=0.01, decay=0.0, bound=None):
         gradients = [*map(keras.ops.convert_to_numpy, gradients)]
         norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
         factor = min(1.0, bound / norm) if bound else 1.0
-        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+        for i, (variable, gradient) in enumerate(
+            zip(variables, gradients, strict=True)
+        ):
             means[i] = 0.9 * means.get(i, 0.0) + 0.1 * factor * gradient
             squares[i] = 0.999 * squares.get(i, 0.0) + 0.001 * (factor * gradient) ** 2
-            mean, square_of = means[i] / (1 - 0.9 ** count[0]), squares[i] / (1 - 0.999 ** count[0])
+            mean, square_of = (
+                means[i] / (1 - 0.9 ** count[0]),
+                squares[i] / (1 - 0.999 ** count[0]),
+            )
             variable.assign(
-                variable * (1 - rate * decay) - rate * mean / (np.sqrt(square_of) + 1e-7)
+                variable * (1 - rate * decay)
+                - rate * mean / (np.sqrt(square_of) + 1e-7)
             )
 
     return move
@@ -150,7 +167,9 @@ def by_lion(rate):
     means = {}
 
     def move(variables, gradients):
-        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+        for i, (variable, gradient) in enumerate(
+            zip(variables, gradients, strict=True)
+        ):
             gradient = keras.ops.convert_to_numpy(gradient)
             mean = means.get(i, 0 * gradient)
             variable.assign(variable - rate * np.sign(0.9 * mean + 0.1 * gradient))
@@ -197,7 +216,9 @@ def test_a_right_step_by_hand_is_right(move, optimizer):
     ],
 )
 def test_a_fault_is_found_behind_a_step_by_hand(value, move, found):
-    report = report_of(value, move, size=7, optimizer=SGD(0.01) if value is summed else None)
+    report = report_of(
+        value, move, size=7, optimizer=SGD(0.01) if value is summed else None
+    )
     assert faults(report) == found, str(report)
 
 
@@ -221,7 +242,9 @@ def warm(number):
 
 
 def test_steps_by_hand_whose_rate_begins_at_0_are_judged_by_the_stated_schedule():
-    report = report_of(square, by_momentum(map(warm, range(40))), passes=4, learning_rate=warm)
+    report = report_of(
+        square, by_momentum(map(warm, range(40))), passes=4, learning_rate=warm
+    )
     assert report.findings == [], str(report)
     assert Stage.STEP in report.judged
 
@@ -246,13 +269,17 @@ def test_a_penalty_that_steps_by_hand_forget_is_found():
     ],
 )
 def test_another_optimizer_than_the_stated_one_is_found(move, optimizer):
-    assert faults(report_of(square, move, optimizer=optimizer)) == [Fault.ANOTHER_OPTIMIZER]
+    assert faults(report_of(square, move, optimizer=optimizer)) == [
+        Fault.ANOTHER_OPTIMIZER
+    ]
 
 
 @pytest.mark.parametrize(
     ("own", "meant", "found"), [(0.5, 0.5, []), (0.0, 0.5, [Fault.ANOTHER_OPTIMIZER])]
 )
-def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(own, meant, found):
+def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(
+    own, meant, found
+):
     report = report_of(
         square,
         by_adam(0.01, own),
@@ -270,8 +297,12 @@ def test_a_divisor_is_solved_for_under_an_optimizer_by_hand(is_right):
         total = keras.ops.sum(own[:, None] * (outputs - labels[:, None]) ** 2)
         return total / (len(labels) if is_right else keras.ops.sum(own))
 
-    report = report_of(value, by_adam(), data=(X, LABELS, weights), optimizer=ADAM(0.01))
-    assert faults(report) == [Fault.DIVIDED_BY_THE_WEIGHTS] * (not is_right), str(report)
+    report = report_of(
+        value, by_adam(), data=(X, LABELS, weights), optimizer=ADAM(0.01)
+    )
+    assert faults(report) == [Fault.DIVIDED_BY_THE_WEIGHTS] * (not is_right), str(
+        report
+    )
     assert Stage.GRADIENT in report.judged
 
 
@@ -288,7 +319,9 @@ def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
         weights = [variable.value for variable in model.trainable_variables]
         for i, start in enumerate([*range(0, 24, 4)] * 2):
             rate = 0.01 if i < 4 else np.inf
-            grads = jax.grad(loss)(weights, X[start : start + 4], LABELS[start : start + 4])
+            grads = jax.grad(loss)(
+                weights, X[start : start + 4], LABELS[start : start + 4]
+            )
             weights = [w - rate * g for w, g in zip(weights, grads, strict=True)]
     assert report.findings == []
     assert Reason.NOT_FINITE in reasons(report)

@@ -52,8 +52,12 @@ def test_a_users_script_has_types(tmp_path, monkeypatch):
     assert err == ""
     number = wrong.splitlines().index(f"        {WRONG}") + 1
     (error,) = re.findall(r"^.*: error: .*$", out, re.M)
-    assert error.startswith(f"wrong.py:{number}: error: Unsupported operand types for +")
-    assert (ROOT / "src" / "stepcheck" / "py.typed").exists()  # or checkers ignore an installed one
+    assert error.startswith(
+        f"wrong.py:{number}: error: Unsupported operand types for +"
+    )
+    assert (
+        ROOT / "src" / "stepcheck" / "py.typed"
+    ).exists()  # or checkers ignore an installed one
 
 
 def test_a_version_is_the_same_everywhere():
@@ -61,7 +65,9 @@ def test_a_version_is_the_same_everywhere():
 
 
 def test_no_framework_is_needed_without_an_extra():
-    names = {re.match(r"[\w-]+", each)[0] for each in PROJECT["project"]["dependencies"]}
+    names = {
+        re.match(r"[\w-]+", each)[0] for each in PROJECT["project"]["dependencies"]
+    }
     assert not names & {*FRAMEWORKS, "tensorflow-cpu"}
 
 
@@ -72,7 +78,9 @@ def test_what_goes_into_a_source_archive_is_there():
 
 def test_every_link_of_the_project_leads_to_one_repository():
     urls = PROJECT["project"]["urls"]
-    (repository,) = re.findall(r"^repo_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    (repository,) = re.findall(
+        r"^repo_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.M
+    )
     assert set(urls) >= {"Documentation", "Source", "Issues"}
     assert all(url.startswith(repository) for url in urls.values())
 
@@ -83,10 +91,22 @@ def test_a_loop_of_torch_is_judged_where_no_other_framework_is_installed(tmp_pat
     home = tmp_path / "environment"
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--constraint", TOP / "constraints.txt"]
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        TOP / "constraints.txt",
+    ]
     subprocess.run([*install, f"{ROOT}[torch]"], check=True)
-    found = f"from importlib.util import find_spec; print(*filter(find_spec, {FRAMEWORKS}))"
-    (tmp_path / "train.py").write_text(program((ROOT / "README.md").read_text(), "torch"))
+    found = (
+        f"from importlib.util import find_spec; print(*filter(find_spec, {FRAMEWORKS}))"
+    )
+    (tmp_path / "train.py").write_text(
+        program((ROOT / "README.md").read_text(), "torch")
+    )
     how = {"cwd": tmp_path, "check": True, "capture_output": True, "text": True}
     installed = subprocess.run([python, "-I", "-c", found], **how).stdout
     report = subprocess.run([python, "-I", "train.py"], **how).stdout

@@ -27,17 +27,24 @@ for module in modules:
     traces.append(trace)
 print(json.dumps(stepcheck.diff(*traces).as_json()))
 """
-PAIRS = {path.parent.name: json.loads(path.read_text()) for path in FOLDER.glob("*/expected.json")}
+PAIRS = {
+    path.parent.name: json.loads(path.read_text())
+    for path in FOLDER.glob("*/expected.json")
+}
 
 
 def of(engine):
-    return [name for name, expected in sorted(PAIRS.items()) if expected["engine"] == engine]
+    return [
+        name for name, expected in sorted(PAIRS.items()) if expected["engine"] == engine
+    ]
 
 
 def first_of(name):
     """Return (the first difference of a pair or None, whether its runs are equal)."""
     files = [str(FOLDER / name / f"{each}.py") for each in "ab"]
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, *files], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *files], capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     return next(iter(found["differences"]), None), found["is_equal"]
@@ -47,7 +54,10 @@ def check(name):
     expected, (first, is_equal) = PAIRS[name], first_of(name)
     assert is_equal == expected["is_equal"], first
     if not is_equal:
-        assert (first["part"], first["update"]) == (expected["stage"], expected["update"]), first
+        assert (first["part"], first["update"]) == (
+            expected["stage"],
+            expected["update"],
+        ), first
 
 
 def test_the_pairs_are_there():

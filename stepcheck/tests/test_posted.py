@@ -28,7 +28,10 @@ QUESTIONS = {
         "broadcast",
     ),
     "accumulation_in_fit": ("", "summed over microbatches"),
-    "sgd_by_hand": ("--model model --data x_train,y_train --loss loss_fn", "inference mode"),
+    "sgd_by_hand": (
+        "--model model --data x_train,y_train --loss loss_fn",
+        "inference mode",
+    ),
     "replicas_tutorial": (
         "--model model --data train_images,train_labels --loss loss_object --updates 9",
         "divided by the full batch",
@@ -45,7 +48,9 @@ def test_a_question_as_it_was_posted(name, tmp_path, capsys):
     options, cause = QUESTIONS[name]
     script = tmp_path / f"{name}.py"
     text = (POSTED / script.name).read_text()
-    script.write_text(text.replace("\nstrategy =", PADDED) if "pairs = [" in text else text)
+    script.write_text(
+        text.replace("\nstrategy =", PADDED) if "pairs = [" in text else text
+    )
     code = main(["run", str(script), *options.split()])
     out, err = capsys.readouterr()
     assert code == 1, out + err

@@ -42,7 +42,9 @@ def linear(batch, microbatches=1, fault=""):
         if fault == "padding":
             error = error - error.mean()
         if fault == "weights":
-            error = error - (error * batch["mask"][rows]).sum() / batch["mask"][rows].sum()
+            error = (
+                error - (error * batch["mask"][rows]).sum() / batch["mask"][rows].sum()
+            )
         if fault == "order":
             w = w * np.arange(1, len(w) + 1)[:, None]
         part = np.einsum("nl,nl,nld->d", w, error, x)
@@ -55,7 +57,9 @@ def linear(batch, microbatches=1, fault=""):
 
 def probed(fault="", batch=BATCH, **changed):
     stated = {"padding": ~MASK, "weights": BATCH["sizes"], "cuts": (1, 2, 3)} | changed
-    return stepcheck.probe(lambda batch, num=1: linear(batch, num, fault), batch, **stated)
+    return stepcheck.probe(
+        lambda batch, num=1: linear(batch, num, fault), batch, **stated
+    )
 
 
 def moved(report):
@@ -69,7 +73,8 @@ def test_a_right_update_passes_each_change():
     assert report.is_right
     assert {each.change for each in report.effects} == {*Variation}
     assert (
-        report.first_line == "4 changes of the batch that must not matter: none moves the weights."
+        report.first_line
+        == "4 changes of the batch that must not matter: none moves the weights."
     )
 
 
@@ -108,9 +113,9 @@ def test_a_row_gets_the_weight_zero_if_none_has_it():
 def test_weights_of_places():
     batch = BATCH | {"sizes": np.ones(6, "float32")}
     assert probed(batch=batch, padding=None, weights=batch["mask"]).is_right
-    assert moved(probed("padding", batch, padding=None, weights=batch["mask"], cuts=None)) == {
-        Variation.WEIGHTS
-    }
+    assert moved(
+        probed("padding", batch, padding=None, weights=batch["mask"], cuts=None)
+    ) == {Variation.WEIGHTS}
 
 
 def test_an_update_that_goes_on_is_not_judged():
@@ -128,7 +133,9 @@ def test_an_update_that_goes_on_is_not_judged():
 
 def test_an_update_that_draws_is_not_judged():
     draw = np.random.default_rng(0)
-    report = stepcheck.probe(lambda batch: linear(batch)["w"] + draw.normal(size=3), BATCH)
+    report = stepcheck.probe(
+        lambda batch: linear(batch)["w"] + draw.normal(size=3), BATCH
+    )
     assert report.cause is Cause.DRAWS
     assert "two calls" in str(report)
 
@@ -143,8 +150,12 @@ def test_an_update_that_sees_nothing_is_not_judged():
 
 
 def test_weights_that_are_not_finite():
-    assert stepcheck.probe(lambda _: np.full(3, np.nan), BATCH).cause is Cause.NOT_FINITE
-    leaks = stepcheck.probe(lambda batch: np.log(batch - 1.0).sum(axis=0), np.full((4, 2), 2.0))
+    assert (
+        stepcheck.probe(lambda _: np.full(3, np.nan), BATCH).cause is Cause.NOT_FINITE
+    )
+    leaks = stepcheck.probe(
+        lambda batch: np.log(batch - 1.0).sum(axis=0), np.full((4, 2), 2.0)
+    )
     assert leaks.cause is None
 
 
@@ -214,7 +225,9 @@ def test_padded_tokens_are_others_that_occur():
     batch = {"ids": IDS, "mask": MASK}
     stepcheck.probe(update, batch, padding=~MASK).require("padding", "order")
     assert {*np.unique(seen)} == {*np.unique(IDS)}
-    assert any(np.all(ids[~MASK] > 0) and np.array_equal(ids[MASK], IDS[MASK]) for ids in seen)
+    assert any(
+        np.all(ids[~MASK] > 0) and np.array_equal(ids[MASK], IDS[MASK]) for ids in seen
+    )
 
 
 @dataclass
@@ -226,11 +239,17 @@ class Example:
 
 def test_nested_batches_keep_their_kinds_and_are_copies():
     texts = [*"abcdef"]
-    batch = Example((X, [BATCH["y"]]), UserDict(texts=texts, scale=0.5, positions=np.zeros((1, 4))))
+    batch = Example(
+        (X, [BATCH["y"]]), UserDict(texts=texts, scale=0.5, positions=np.zeros((1, 4)))
+    )
     before = X.copy()
 
     def update(given):
-        assert (type(given), type(given.more), given.name) == (Example, UserDict, "unchanged")
+        assert (type(given), type(given.more), given.name) == (
+            Example,
+            UserDict,
+            "unchanged",
+        )
         assert (given.more["scale"], given.more["positions"].shape) == (0.5, (1, 4))
         x, (y,) = given.pair
         order = [texts.index(each) for each in given.more["texts"]]
@@ -252,7 +271,9 @@ def test_arrays_of_the_engine_are_given_back():
 
     batch = {name: of_engine(value) for name, value in BATCH.items()}
     batch["ids"] = of_engine(IDS.astype("int32"))
-    kinds = {name: (type(value), value.dtype, value.shape) for name, value in batch.items()}
+    kinds = {
+        name: (type(value), value.dtype, value.shape) for name, value in batch.items()
+    }
 
     def update(given):
         assert {n: (type(v), v.dtype, v.shape) for n, v in given.items()} == kinds
@@ -260,7 +281,9 @@ def test_arrays_of_the_engine_are_given_back():
         model = given["x"] * counts[..., None] * given["y"][..., None]
         return [keras.ops.sum(model, axis=(0, 1)) / keras.ops.sum(counts)]
 
-    report = stepcheck.probe(update, batch, padding=lambda batch: np.asarray(batch["mask"]) == 0)
+    report = stepcheck.probe(
+        update, batch, padding=lambda batch: np.asarray(batch["mask"]) == 0
+    )
     assert report.is_right, report
     assert report.effects[0].outcome is Outcome.MOVES
 
@@ -304,8 +327,12 @@ def test_tensors_and_modules_of_torch():
     report = stepcheck.probe(update, batch)
     assert report.is_right, report
     assert {name for name, _ in report.effects[0].parameters} == {"weight", "bias"}
-    assert moved(stepcheck.probe(lambda batch: update(batch).parameters(), batch)) == set()
-    half = stepcheck.probe(lambda batch: [p.bfloat16() for p in update(batch).parameters()], batch)
+    assert (
+        moved(stepcheck.probe(lambda batch: update(batch).parameters(), batch)) == set()
+    )
+    half = stepcheck.probe(
+        lambda batch: [p.bfloat16() for p in update(batch).parameters()], batch
+    )
     assert half.rounding >= 0.04 or half.cause is Cause.UNSEEN
 
 
@@ -344,9 +371,13 @@ def test_a_small_difference_is_found_in_double_precision():
         return weights * kind(1 + 0.003 * (num - 1))
 
     for kind, cause in ((np.float32, Cause.SMALL), (np.float64, None)):
-        report = stepcheck.probe(lambda b, num, kind=kind: update(b, num, kind), BATCH, cuts=2)
+        report = stepcheck.probe(
+            lambda b, num, kind=kind: update(b, num, kind), BATCH, cuts=2
+        )
         (cut,) = (each for each in report.effects if each.change is Variation.CUTS)
-        assert (cut.cause, cut.outcome is Outcome.MOVES) == (cause, cause is None), report
+        assert (cut.cause, cut.outcome is Outcome.MOVES) == (cause, cause is None), (
+            report
+        )
 
 
 @pytest.mark.parametrize(
@@ -355,14 +386,26 @@ def test_a_small_difference_is_found_in_double_precision():
         ({"order": False}, "At least one change must be asked for."),
         ({"padding": BATCH["mask"]}, "padding must be of booleans, True where padding"),
         ({"padding": MASK | True}, "neither all True nor all False"),
-        ({"padding": MASK[:, :2]}, "padding must have the first axes of an array of the batch"),
+        (
+            {"padding": MASK[:, :2]},
+            "padding must have the first axes of an array of the batch",
+        ),
         (
             {"padding": {"z": MASK}},
             "padding['z'] must have the first axes of an array of the batch (x (6, 4, 3)",
         ),
-        ({"weights": np.ones(3)}, "weights must have one number for each of the 6 rows"),
-        ({"weights": np.arange(1, 7) / 3}, "weights must have a 0, or be an array of the batch"),
-        ({"cuts": (2,)}, "cuts must be different numbers of microbatches, at least two."),
+        (
+            {"weights": np.ones(3)},
+            "weights must have one number for each of the 6 rows",
+        ),
+        (
+            {"weights": np.arange(1, 7) / 3},
+            "weights must have a 0, or be an array of the batch",
+        ),
+        (
+            {"cuts": (2,)},
+            "cuts must be different numbers of microbatches, at least two.",
+        ),
         ({"cuts": 0}, "cuts must be different numbers of microbatches, at least two."),
         ({"batch": 3}, "batch must hold an array, of shape (rows, ...)."),
         (
@@ -390,7 +433,9 @@ def test_an_update_that_returns_no_weights():
 
 
 def test_a_change_that_does_not_exist():
-    with pytest.raises(SpecificationError, match="Changes must be of order, padding, weights"):
+    with pytest.raises(
+        SpecificationError, match="Changes must be of order, padding, weights"
+    ):
         probed(cuts=None).require("labels")
     with pytest.raises(AssertionError):
         probed(cuts=None).require("cuts")
@@ -417,12 +462,17 @@ def test_the_programs_of_the_page_run(number, tmp_path, monkeypatch, capsys):
         pytest.skip("PyTorch with Triton, beside TensorFlow")
     for name in imported(BLOCKS[number]):
         pytest.importorskip(name)
-    if "tensorflow" in imported(BLOCKS[number]) and keras.backend.backend() != "tensorflow":
+    if (
+        "tensorflow" in imported(BLOCKS[number])
+        and keras.backend.backend() != "tensorflow"
+    ):
         pytest.skip("a loop of TensorFlow")
     names: dict = {}
     exec(compile(BLOCKS[number], "probe.md", "exec"), names)
     tests = [each for name, each in names.items() if name.startswith("test_")]
-    shown = re.match(r"(?:(?!```).)*?```text\n(.*?)```", PAGE.split(BLOCKS[number])[1][3:], re.S)
+    shown = re.match(
+        r"(?:(?!```).)*?```text\n(.*?)```", PAGE.split(BLOCKS[number])[1][3:], re.S
+    )
     if "print(" in BLOCKS[number]:
         assert without_numbers(capsys.readouterr().out) == without_numbers(shown[1])
     for each in tests:

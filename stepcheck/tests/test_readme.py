@@ -17,7 +17,9 @@ README = (ROOT / "README.md").read_text()
 PATHS = (ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "pytorch.md")
 PAGES = {path.name: path.read_text() for path in PATHS}
 ENGINE = keras.backend.backend()
-OF_TENSORFLOW = pytest.mark.skipif(ENGINE != "tensorflow", reason="the loop calls TensorFlow")
+OF_TENSORFLOW = pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="the loop calls TensorFlow"
+)
 
 LOOP = """
 import torch
@@ -74,7 +76,9 @@ def test_the_picture_is_of_the_loop_of_the_readme(tmp_path):
     spec = importlib.util.spec_from_file_location("picture", path)
     picture = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(picture)
-    assert picture.drawn_from(ROOT / "docs" / "loop.png") == picture.program()  # or draw it again
+    assert (
+        picture.drawn_from(ROOT / "docs" / "loop.png") == picture.program()
+    )  # or draw it again
     assert picture.FIX in README
     written, mended = picture.draw(tmp_path / "loop.png").values()
     assert written[-1] == pytest.approx(2, abs=0.1)
@@ -82,7 +86,9 @@ def test_the_picture_is_of_the_loop_of_the_readme(tmp_path):
 
 
 @on("jax")
-def test_the_loops_of_torch_have_the_certificate_and_the_difference_that_the_readme_shows(tmp_path):
+def test_the_loops_of_torch_have_the_certificate_and_the_difference_that_the_readme_shows(
+    tmp_path,
+):
     pytest.importorskip("torch")
     _, report, difference = run(program(README, "torch"), tmp_path / "train.py")
     _, certificate, differing = blocks(README, "text")
@@ -91,7 +97,9 @@ def test_the_loops_of_torch_have_the_certificate_and_the_difference_that_the_rea
 
 
 @on("jax")
-@pytest.mark.filterwarnings("ignore:Using a target size")  # PyTorch sees the broadcast, too
+@pytest.mark.filterwarnings(
+    "ignore:Using a target size"
+)  # PyTorch sees the broadcast, too
 def test_the_report_of_the_first_page_is_that_of_a_loop_of_torch(tmp_path):
     pytest.importorskip("torch")
     page = (TOP / "README.md").read_text()
@@ -113,7 +121,9 @@ def installed(page, framework):
     for name, extra in asked:
         project = tomllib.loads((TOP / name / "pyproject.toml").read_text())["project"]
         needed += project["dependencies"] + project["optional-dependencies"][extra]
-    return {re.match(r"[\w-]+", each)[0].removesuffix("-cpu") for each in needed} | {"stepcheck"}
+    return {re.match(r"[\w-]+", each)[0].removesuffix("-cpu") for each in needed} | {
+        "stepcheck"
+    }
 
 
 @on("jax")

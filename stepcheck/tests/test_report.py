@@ -59,7 +59,9 @@ def test_a_finding_is_a_value(wrong):
     assert (found.fault, found.stage) == (Fault.NEVER_DIVIDED, Stage.GRADIENT)
     assert (found.quantity, found.error) == (Quantity.ROW_GRADIENTS, Error.COUNTED)
     assert found.where.updates == (1, 2, 3, 4, 5, 6)
-    assert found.where.line.file == __file__ or found.where.line.file.endswith("small.py")
+    assert found.where.line.file == __file__ or found.where.line.file.endswith(
+        "small.py"
+    )
     assert found.apart > 0.5
     assert found.with_error < 1e-4
     length = next(number for number in found.proof.numbers)
@@ -77,7 +79,8 @@ def test_a_report_in_a_test_raises(wrong):
         wrong.require("gradient")
     wrong.require("rows", "mode", "step")
     with pytest.raises(
-        stepcheck.SpecificationError, match="Stages must be of rows, mode, gradient, step, state"
+        stepcheck.SpecificationError,
+        match="Stages must be of rows, mode, gradient, step, state",
     ):
         wrong.require("optimizer")
 
@@ -97,7 +100,9 @@ def test_what_was_not_judged_raises_too():
 def test_the_text_shows_numbers_three_times_and_the_line(wrong):
     text = str(wrong)
     assert text.startswith("Never divided. ")
-    assert re.search(r"^ +update \d+: +yours +meant +meant, with this error$", text, re.M)
+    assert re.search(
+        r"^ +update \d+: +yours +meant +meant, with this error$", text, re.M
+    )
     assert re.search(r"^ +length of the gradient( +[\d.e-]+){3}$", text, re.M)
     assert re.search(r"your code: .*small\.py:\d+: ", text)
     assert "fix: take the mean" in text
@@ -170,7 +175,9 @@ def test_the_schema_is_the_one_of_its_page(wrong, right):
     assert report["updates"] == 6
 
 
-def test_a_stage_that_fails_is_no_finding_and_its_traceback_is_kept(monkeypatch, verdicts):
+def test_a_stage_that_fails_is_no_finding_and_its_traceback_is_kept(
+    monkeypatch, verdicts
+):
     def broken(*_):
         raise ZeroDivisionError("of our own")
 
@@ -191,7 +198,9 @@ def test_sentences_change_no_verdict(monkeypatch, wrong):
     monkeypatch.setattr(words, "_REASONS", dict.fromkeys(Reason, "z"))
     monkeypatch.setattr(changes, "sentence", lambda change: "another sentence")
     other = watched(total)
-    assert [each.change for each in other.findings] == [each.change for each in wrong.findings]
+    assert [each.change for each in other.findings] == [
+        each.change for each in wrong.findings
+    ]
     assert other.judged == wrong.judged
     assert str(other).startswith("Y. x")
 

@@ -70,10 +70,22 @@ def of_slopes(a, b):
             False,
             "error = mean((b - output) ** 2)",
         ),
-        ("output, ntv = model.stateless_call(tv, ntv, a)", True, "error += sum(model.losses)"),
-        ("output = model.stateless_call(tv, [], a)[0]", False, "return mean((b - output) ** 2)"),
+        (
+            "output, ntv = model.stateless_call(tv, ntv, a)",
+            True,
+            "error += sum(model.losses)",
+        ),
+        (
+            "output = model.stateless_call(tv, [], a)[0]",
+            False,
+            "return mean((b - output) ** 2)",
+        ),
         ("output = model(part)", False, ""),
-        ("output = model.stateless_call(tv, [], a)", False, ""),  # of two results one came
+        (
+            "output = model.stateless_call(tv, [], a)",
+            False,
+            "",
+        ),  # of two results one came
         ("output = model.stateless_call(tv, [], b)", False, "return loss"),
         ("out = model(a)", False, "loss = loss_fn(b, out) + tf.reduce_sum(slope**2)"),
     ],

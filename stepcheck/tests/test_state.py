@@ -4,7 +4,18 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from small import X, Y, by, by_hand, descend, faults, gradient_of, network, reasons, square
+from small import (
+    X,
+    Y,
+    by,
+    by_hand,
+    descend,
+    faults,
+    gradient_of,
+    network,
+    reasons,
+    square,
+)
 
 import stepcheck
 from stepcheck.faults import Fault, Stage
@@ -17,7 +28,9 @@ ADAM = keras.optimizers.Adam
 
 def with_norm():
     keras.utils.set_random_seed(0)
-    return keras.Sequential([keras.Input((5,)), layers.BatchNormalization(), layers.Dense(1)])
+    return keras.Sequential(
+        [keras.Input((5,)), layers.BatchNormalization(), layers.Dense(1)]
+    )
 
 
 # ---- statistics ----
@@ -41,7 +54,9 @@ def test_statistics_that_a_loop_holds_by_hand(is_carried, is_written):
         others = first
         for epoch in range(2):
             for rows in np.random.default_rng(epoch).permutation(24).reshape(6, 4):
-                grads, new = jax.grad(loss, has_aux=True)(params, others, X[rows], LABELS[rows])
+                grads, new = jax.grad(loss, has_aux=True)(
+                    params, others, X[rows], LABELS[rows]
+                )
                 others = new if is_carried else first
                 params = [p - 0.01 * g for p, g in zip(params, grads, strict=True)]
         for variables, values in zip(groups, (params, others), strict=True):
@@ -60,21 +75,31 @@ def test_statistics_that_a_loop_holds_by_hand(is_carried, is_written):
 def test_states_of_a_recurrent_layer_that_are_reset_are_no_statistics(resets):
     keras.utils.set_random_seed(0)
     recurrent = layers.LSTM(3, stateful=True)
-    model = keras.Sequential([keras.Input(batch_shape=(4, 5, 1)), recurrent, layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input(batch_shape=(4, 5, 1)), recurrent, layers.Dense(1)]
+    )
     model.compile("sgd", "mse")
     with stepcheck.watch(model, (X[..., None], LABELS)) as report:
         for _ in range(3):
             for start in range(0, 24, 4):
-                model.train_on_batch(X[start : start + 4, :, None], LABELS[start : start + 4])
+                model.train_on_batch(
+                    X[start : start + 4, :, None], LABELS[start : start + 4]
+                )
             if resets:
                 recurrent.reset_states()
     assert Stage.STATE not in {each.stage for each in report.findings}, str(report)
 
 
-@pytest.mark.skipif(ENGINE != "tensorflow", reason="the second pass is a call of the model")
+@pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="the second pass is a call of the model"
+)
 @pytest.mark.parametrize(
     ("training", "rows_again", "found"),
-    [(True, True, [Fault.SECOND_PASS_IN_TRAINING_MODE]), (False, True, []), (True, False, [])],
+    [
+        (True, True, [Fault.SECOND_PASS_IN_TRAINING_MODE]),
+        (False, True, []),
+        (True, False, []),
+    ],
 )
 def test_second_passes_on_the_rows_of_an_update(training, rows_again, found):
     import tensorflow as tf
@@ -87,7 +112,8 @@ def test_second_passes_on_the_rows_of_an_update(training, rows_again, found):
                 with tf.GradientTape() as tape:
                     loss = square(model(X[rows], training=True), LABELS[rows])
                 optimizer.apply(
-                    tape.gradient(loss, model.trainable_variables), model.trainable_variables
+                    tape.gradient(loss, model.trainable_variables),
+                    model.trainable_variables,
                 )
                 model(X[rows] if rows_again else X[num:], training=training)
     assert faults(report) == found, str(report)
@@ -128,9 +154,14 @@ def test_an_optimizer_that_is_made_in_the_loop_loses_its_moments(is_reset):
         for number in range(6):
             optimizer = ADAM(0.01) if is_reset or not number else optimizer  # noqa: F821
             optimizer.build(model.trainable_variables)
-            rows = np.random.default_rng(number // 3).permutation(24).reshape(3, 8)[number % 3]
+            rows = (
+                np.random.default_rng(number // 3)
+                .permutation(24)
+                .reshape(3, 8)[number % 3]
+            )
             by(optimizer)(
-                model.trainable_variables, gradient_of(model, square)(X[rows], LABELS[rows])
+                model.trainable_variables,
+                gradient_of(model, square)(X[rows], LABELS[rows]),
             )
     assert faults(report) == [Fault.OPTIMIZER_RE_CREATED] * is_reset, str(report)
 
@@ -138,7 +169,9 @@ def test_an_optimizer_that_is_made_in_the_loop_loses_its_moments(is_reset):
 def test_a_constant_rate_in_place_of_the_schedule_that_is_stated():
     schedule = keras.optimizers.schedules.InverseTimeDecay(0.05, 2, 0.7)
     model = network()
-    with stepcheck.watch(model, (X, LABELS), optimizer=keras.optimizers.SGD(schedule)) as report:
+    with stepcheck.watch(
+        model, (X, LABELS), optimizer=keras.optimizers.SGD(schedule)
+    ) as report:
         descend(model, square, (X, LABELS), 8, by(model.optimizer))
     assert faults(report) == [Fault.SCHEDULE_FROZEN], str(report)
 
@@ -156,9 +189,12 @@ def test_the_schedule_of_the_loops_own_optimizer_is_no_fault():
 
 
 @pytest.mark.parametrize(
-    ("divisor", "found"), [(3, []), (24, [Fault.PRINTED_MEANS_OVER_ROWS]), (1, [Fault.PRINTED_SUM])]
+    ("divisor", "found"),
+    [(3, []), (24, [Fault.PRINTED_MEANS_OVER_ROWS]), (1, [Fault.PRINTED_SUM])],
 )
-def test_losses_that_are_printed_are_judged_in_the_first_passes_of_a_long_loop(divisor, found):
+def test_losses_that_are_printed_are_judged_in_the_first_passes_of_a_long_loop(
+    divisor, found
+):
     model, printed, move = network(), [], by_hand(0.01)
     with stepcheck.watch(model, (X, LABELS)) as report:
         gradient, rng = gradient_of(model, square), np.random.default_rng(1)
@@ -188,7 +224,9 @@ def test_labels_of_the_batch_before_are_those_of_other_rows(num_classes):
     def with_those_before(out, y):
         before.append(y)
         own = before[-2:][0]  # the first batch has its own
-        return keras.ops.mean(keras.ops.sparse_categorical_crossentropy(own, out, from_logits=True))
+        return keras.ops.mean(
+            keras.ops.sparse_categorical_crossentropy(own, out, from_logits=True)
+        )
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with stepcheck.watch(model, (X, labels), loss=loss) as report:

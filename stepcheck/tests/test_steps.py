@@ -14,9 +14,13 @@ from stepcheck.steps import HALF_EPS, StepRule, begun, clipped, precision, stepp
 SETTINGS = {
     "sgd": lambda: optimizers.SGD(0.1),
     "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
-    "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "nesterov": lambda: optimizers.SGD(
+        0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
     "adam": lambda: optimizers.Adam(0.01),
-    "adam of another epsilon": lambda: optimizers.Adam(0.01, beta_1=0.8, beta_2=0.99, epsilon=1e-3),
+    "adam of another epsilon": lambda: optimizers.Adam(
+        0.01, beta_1=0.8, beta_2=0.99, epsilon=1e-3
+    ),
     "amsgrad": lambda: optimizers.Adam(0.01, beta_2=0.9, amsgrad=True),
     "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
     "rmsprop": lambda: optimizers.RMSprop(0.01),
@@ -75,7 +79,9 @@ def test_right_steps_are_right(kind):
 
 
 @pytest.mark.parametrize("number", [0.0, 1.0, 0.37])
-def test_the_precision_of_zeros_is_not_taken_for_that_of_bfloat16_where_others_show_it(number):
+def test_the_precision_of_zeros_is_not_taken_for_that_of_bfloat16_where_others_show_it(
+    number,
+):
     weights = np.array([number, 0.0], "float32")
     assert (precision(weights) == HALF_EPS) == (number in (0.0, 1.0))
 
@@ -148,7 +154,9 @@ def test_weights_that_are_written_inside_of_a_step_are_found(change, found):
     assert faults(report) == [found] * (found is not None), str(report)
 
 
-@pytest.mark.parametrize(("decay", "found"), [(0.1, [Fault.ANOTHER_OPTIMIZER]), (0.0, [])])
+@pytest.mark.parametrize(
+    ("decay", "found"), [(0.1, [Fault.ANOTHER_OPTIMIZER]), (0.0, [])]
+)
 def test_a_decay_that_is_applied_twice_is_solved_for(decay, found):
     optimizer = optimizers.AdamW(0.01, weight_decay=decay)
     once = optimizer._apply_weight_decay
@@ -179,14 +187,19 @@ def test_a_constraint_is_a_part_of_the_step():
 @pytest.mark.own
 @pytest.mark.parametrize(
     "optimizer",
-    [optimizers.Nadam(1e-2), optimizers.RMSprop(1e-2, global_clipnorm=0.1, centered=True)],
+    [
+        optimizers.Nadam(1e-2),
+        optimizers.RMSprop(1e-2, global_clipnorm=0.1, centered=True),
+    ],
     ids=["squares", "norms"],
 )
 def test_gradients_in_rows_of_a_table_are_not_accused(optimizer):
     keras.utils.set_random_seed(0)
     tokens = np.random.default_rng(0).integers(0, 5, (24, 9))
     table = [keras.layers.Embedding(5, 4), keras.layers.GlobalAveragePooling1D()]
-    model = keras.Sequential([keras.Input((9,), dtype="int32"), *table, keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((9,), dtype="int32"), *table, keras.layers.Dense(1)]
+    )
     model.compile(optimizer, "mse")
     with stepcheck.watch(model, (tokens, Y)) as report:
         model.fit(tokens, Y, batch_size=8, epochs=2, verbose=0)

@@ -12,7 +12,9 @@ from threading import Lock
 import numpy as np
 import pytest
 
-if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a process that loads both
+if find_spec("triton") and find_spec(
+    "tensorflow"
+):  # whose libraries end a process that loads both
     pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
@@ -76,15 +78,25 @@ def test_training_is_the_same_bit_for_bit(kind):
 def seams(model):
     """Return the functions of PyTorch that are listened to, the numbers of its global hooks, and of these functions."""
     calls = Calls(Watcher(model, Log(), None))
-    replaced = [(nn.Module, "__call__"), *((seam.owner, seam.name) for seam in calls._seams())]
-    homes = [import_module(name) for name in ("torch.nn.modules.module", "torch.optim.optimizer")]
+    replaced = [
+        (nn.Module, "__call__"),
+        *((seam.owner, seam.name) for seam in calls._seams()),
+    ]
+    homes = [
+        import_module(name)
+        for name in ("torch.nn.modules.module", "torch.optim.optimizer")
+    ]
     held = [
         value or {}
         for home in homes
         for name, value in vars(home).items()
         if name.startswith("_global_")
     ]
-    return {each: getattr(*each) for each in replaced}, [len(each) for each in held], len(replaced)
+    return (
+        {each: getattr(*each) for each in replaced},
+        [len(each) for each in held],
+        len(replaced),
+    )
 
 
 def test_each_seam_is_replaced_once_and_restored_after_an_error():
@@ -98,7 +110,9 @@ def test_each_seam_is_replaced_once_and_restored_after_an_error():
     with pytest.raises(ZeroDivisionError):
         watched(model, failing)
     ((replaced, hooks, _),) = inside
-    assert [function.__wrapped__ for function in replaced.values()] == [*before[0].values()]
+    assert [function.__wrapped__ for function in replaced.values()] == [
+        *before[0].values()
+    ]
     assert sum(hooks) == sum(before[1]) + 2  # of optimizer steps, before and after
     assert seams(model) == before
     assert len(before[0]) == before[2]
@@ -154,7 +168,10 @@ def test_an_error_of_the_loop_leaves_its_state_and_accuses_nothing():
 
 def test_an_error_of_stepcheck_does_not_replace_the_loops(monkeypatch):
     monkeypatch.setattr("stepcheck.torch.watch.close", lambda *_, **__: 1 / 0)
-    with pytest.raises(TypeError, match="stopped"), stepcheck.watch(network(), (X, CLASSES), CROSS):
+    with (
+        pytest.raises(TypeError, match="stopped"),
+        stepcheck.watch(network(), (X, CLASSES), CROSS),
+    ):
         raise TypeError("stopped")
 
 
@@ -183,14 +200,20 @@ def test_hooks_and_prints_run_in_the_training_alone(capsys):
     model.register_forward_pre_hook(lambda *call: given.append(call[1]))
     report = usual(model)
     assert report.is_right, report
-    assert len(features) == len(given) == capsys.readouterr().out.count("torch.Size") == 18
+    assert (
+        len(features) == len(given) == capsys.readouterr().out.count("torch.Size") == 18
+    )
 
 
 def test_a_forward_that_is_bound_to_the_module_moves_no_statistics_in_a_replay():
     model, means = network(4, nn.BatchNorm1d(6)), []
     before = model.forward
-    model.forward = lambda x: before(x).float()  # which calls the module itself, also of a copy
-    report = usual(model, of=lambda out: means.append(model[2].running_mean.clone()) or out)
+    model.forward = lambda x: before(
+        x
+    ).float()  # which calls the module itself, also of a copy
+    report = usual(
+        model, of=lambda out: means.append(model[2].running_mean.clone()) or out
+    )
     assert report.findings == []
     assert torch.equal(model[2].running_mean, means[-1])
 
@@ -257,12 +280,18 @@ def test_nothing_of_a_loop_is_held_once_its_report_is_gone(verdicts):
         ({"model": "a model"}, "a module of PyTorch"),
         ({"data": [1, 2, 3]}, "data must be"),
         ({"data": (torch.ones(3, 2), torch.ones(4))}, "arrays of 3, 4 rows"),
-        ({"data": TensorDataset(*[torch.ones(4, 3)] * 3)}, r"3 parts. Try: .* data=\(\(a, b\)"),
+        (
+            {"data": TensorDataset(*[torch.ones(4, 3)] * 3)},
+            r"3 parts. Try: .* data=\(\(a, b\)",
+        ),
         (
             {"loss": lambda out, y, w: ((out - y) ** 2 * w).mean()},
             "3 arguments of loss need as many parts of data",
         ),
-        ({"model": nn.ModuleDict({"G": nn.Linear(3, 1)})}, "ModuleDict, which cannot be called"),
+        (
+            {"model": nn.ModuleDict({"G": nn.Linear(3, 1)})},
+            "ModuleDict, which cannot be called",
+        ),
         ({"loss": "mse"}, "loss must be"),
         ({"loss": None}, r"loss must be stated .* Try: loss=nn.CrossEntropyLoss\(\)"),
         ({"data": None, "loss": lambda out, y: (out - y) ** 2}, "data must be stated"),
@@ -275,9 +304,16 @@ def test_nothing_of_a_loop_is_held_once_its_report_is_gone(verdicts):
     ],
 )
 def test_what_cannot_be_watched_is_refused_before_anything_ran(given, told):
-    every = {"model": network(1), "data": (torch.ones(4, 3), torch.ones(4)), "loss": MSE} | given
+    every = {
+        "model": network(1),
+        "data": (torch.ones(4, 3), torch.ones(4)),
+        "loss": MSE,
+    } | given
     before, ran = seams(nn.Linear(1, 1)), []
-    with pytest.raises(stepcheck.SpecificationError, match=told), stepcheck.watch(**every):
+    with (
+        pytest.raises(stepcheck.SpecificationError, match=told),
+        stepcheck.watch(**every),
+    ):
         ran.append(True)
     assert not ran
     assert seams(nn.Linear(1, 1)) == before
@@ -298,7 +334,10 @@ for fault, expected in {"": [], "eval": ["mode.inference-mode"], "not zeroed": [
 def ran(code):
     home = Path(__file__).parent
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=home
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=home,
     )
 
 
@@ -309,7 +348,9 @@ def test_it_needs_no_keras():
 
 def test_pytorch_is_not_imported_otherwise():
     assert (
-        ran("import sys, stepcheck; stepcheck.watch; print('torch' in sys.modules)").stdout
+        ran(
+            "import sys, stepcheck; stepcheck.watch; print('torch' in sys.modules)"
+        ).stdout
         == "False\n"
     )
 
@@ -461,7 +502,10 @@ class Depth(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.head = parametrizations.spectral_norm(nn.Linear(3, 6)), nn.Linear(6, 4)
+        self.first, self.head = (
+            parametrizations.spectral_norm(nn.Linear(3, 6)),
+            nn.Linear(6, 4),
+        )
         self.middle, self.kept = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)), None
 
     def forward(self, x):
@@ -510,7 +554,9 @@ def test_findings_are_values():
         report.require()
 
 
-@pytest.mark.filterwarnings("ignore:.*target size")  # PyTorch's own words about the fault
+@pytest.mark.filterwarnings(
+    "ignore:.*target size"
+)  # PyTorch's own words about the fault
 def test_the_example_has_the_fault_and_its_fix_mends_it(capsys):
     written, mended = load("audit_torch").main()
     assert faults(written) == [Fault.BROADCAST]
@@ -529,7 +575,10 @@ STATED = {  # an optimizer that is meant, beside Adam with a decay of 0.1, and w
     ),
     "another decay of some": (
         lambda model: ADAM(
-            [{"params": model[0].weight, "weight_decay": 0.1}, {"params": model[2].weight}]
+            [
+                {"params": model[0].weight, "weight_decay": 0.1},
+                {"params": model[2].weight},
+            ]
         ),
         ["Adam", "Adam", "weight_decay of 2.weight"],
         [0.1, 0.0],
@@ -641,4 +690,6 @@ def test_a_batch_whose_step_is_skipped_is_not_in_the_next_update(is_long):
 
     report = watched(model, train)
     assert report.findings == [], str(report)
-    assert [(each.reason, each.updates) for each in report.unjudged] == [(Reason.SKIPPED, 1)]
+    assert [(each.reason, each.updates) for each in report.unjudged] == [
+        (Reason.SKIPPED, 1)
+    ]

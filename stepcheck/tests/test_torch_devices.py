@@ -4,7 +4,9 @@ from importlib.util import find_spec
 
 import pytest
 
-if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a process that loads both
+if find_spec("triton") and find_spec(
+    "tensorflow"
+):  # whose libraries end a process that loads both
     pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
@@ -17,7 +19,14 @@ import stepcheck  # noqa: E402
 from stepcheck.torch import device as devices  # noqa: E402
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-MAKERS = {torch.tensor, torch.as_tensor, torch.ones, torch.zeros, torch.arange, torch.eye}
+MAKERS = {
+    torch.tensor,
+    torch.as_tensor,
+    torch.ones,
+    torch.zeros,
+    torch.arange,
+    torch.eye,
+}
 
 
 def tensors(nest):
@@ -53,10 +62,14 @@ class Accelerator(TorchFunctionMode):
         homes = {self.homes.get(each) for each in given if each.ndim} - {None}
         is_free = func in (Tensor.to, Tensor.cpu, torch.as_tensor, Tensor.__repr__)
         assert is_free or len(homes) < 2, f"{func} of tensors on two devices"
-        assert func != Tensor.numpy or CUDA not in homes, "numpy() of a tensor on the device"
+        assert func != Tensor.numpy or CUDA not in homes, (
+            "numpy() of a tensor on the device"
+        )
         found = func(*args, **kwargs)
         home = next(iter(homes), None)
-        home = CPU if func == Tensor.cpu else wanted or (CPU if func in MAKERS else home)
+        home = (
+            CPU if func == Tensor.cpu else wanted or (CPU if func in MAKERS else home)
+        )
         if home is not None:
             self.homes.update({each: torch.device(home) for each in tensors(found)})
         return found
@@ -140,7 +153,9 @@ class Masked(nn.Module):
         self.net, self.home = network(), [home]
 
     def forward(self, x):
-        return self.net(x * (torch.rand(x.shape, generator=self.home[0].generator) < 0.7))
+        return self.net(
+            x * (torch.rand(x.shape, generator=self.home[0].generator) < 0.7)
+        )
 
     def __deepcopy__(self, memo):
         found = Masked(self.home[0])

@@ -62,7 +62,9 @@ def test_equal_runs_are_equal_to_the_bit():
     assert result.compared == [*Part]
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop]
+)
 @pytest.mark.parametrize("cut", [2, 8])
 def test_microbatches_are_no_difference(optimizer, cut):
     a, b = (trained(optimizer=optimizer, cut=each, num=30) for each in (cut, 1))
@@ -96,7 +98,9 @@ def test_one_update_that_counts_a_quarter():
     result = stepcheck.diff(trained(before=quarter), trained())
     assert (result.first.update, result.first.kind) == (5, Kind.MULTIPLE)
     assert result.first.counts == pytest.approx([0.25])
-    relations = [update.parts[Part.GRADIENT].relation for update in result.models[0].updates]
+    relations = [
+        update.parts[Part.GRADIENT].relation for update in result.models[0].updates
+    ]
     assert relations == [Relation.EQUAL] * 4 + [Relation.DIFFERS, Relation.FOLLOWS]
     assert "is 1/4 times" in str(result)
 
@@ -188,7 +192,9 @@ def test_models_one_after_another():
         return trace
 
     result = stepcheck.diff(coded(0.1, noise=1e-5), coded(0.1))
-    assert not [each for each in result.differences if each.part is Part.ROWS], str(result)
+    assert not [each for each in result.differences if each.part is Part.ROWS], str(
+        result
+    )
     result = stepcheck.diff(coded(0.2), coded(0.1))
     assert (result.first.update, result.first.part) == (1, Part.GRADIENT)
     assert len(result.differences) == 1
@@ -266,7 +272,9 @@ def test_rounding_that_grows_is_no_difference():
                 p.grad *= 1 + 1e-6 * torch.randn_like(p)
 
     def trace(before):
-        return trained(optimizer=lambda p, r: torch.optim.Adam(p, 0.5), num=200, before=before)
+        return trained(
+            optimizer=lambda p, r: torch.optim.Adam(p, 0.5), num=200, before=before
+        )
 
     result = stepcheck.diff(trace(noisy), trace(lambda *_: None))
     assert result.is_equal, str(result)
@@ -314,7 +322,9 @@ def test_match_views_another_layout():
     a, b = trained(), trained(model=Transposed())
     with pytest.raises(stepcheck.SpecificationError, match="match="):
         stepcheck.diff(a, b)
-    assert stepcheck.diff(a, b, match=match).is_equal, str(stepcheck.diff(a, b, match=match))
+    assert stepcheck.diff(a, b, match=match).is_equal, str(
+        stepcheck.diff(a, b, match=match)
+    )
     with pytest.raises(stepcheck.SpecificationError, match="nothing"):
         stepcheck.diff(a, b, match=lambda name: "nothing")
     other = trained(model=Transposed(), loss=nn.functional.l1_loss)
@@ -356,7 +366,9 @@ def test_padding_is_no_part_of_a_row():
     assert stepcheck.diff(of(1), of(4)).is_equal, str(stepcheck.diff(of(1), of(4)))
     result = stepcheck.diff(of(1, is_mean_of_means=True), of(4))
     assert result.first.kind is Kind.ROWS_COUNT
-    assert result.first.counts == pytest.approx([total / 4 / len(row) for row in rows], rel=1e-3)
+    assert result.first.counts == pytest.approx(
+        [total / 4 / len(row) for row in rows], rel=1e-3
+    )
 
 
 def test_two_optimizers_and_a_model_that_is_not_trained():
@@ -431,7 +443,9 @@ def test_a_trace_is_read_by_numpy_alone(tmp_path):
     import subprocess
     import sys
 
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert ran.stdout == "True\n", ran.stderr
 
 

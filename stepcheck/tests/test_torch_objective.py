@@ -4,7 +4,9 @@ from importlib.util import find_spec
 
 import pytest
 
-if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a process that loads both
+if find_spec("triton") and find_spec(
+    "tensorflow"
+):  # whose libraries end a process that loads both
     pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
@@ -16,7 +18,9 @@ import stepcheck  # noqa: E402
 from stepcheck.faults import Fault, Stage  # noqa: E402
 from stepcheck.values import Reason  # noqa: E402
 
-TARGETS = functional.normalize(torch.randn(NUM, 4, generator=torch.Generator().manual_seed(1)))
+TARGETS = functional.normalize(
+    torch.randn(NUM, 4, generator=torch.Generator().manual_seed(1))
+)
 SAME = 0.2 + 0.6 * (torch.arange(NUM) % 2)
 
 
@@ -27,7 +31,11 @@ class Autoencoder(nn.Module):
 
     def forward(self, x):
         mean, spread = self.encoder(x).chunk(2, 1)
-        return self.decoder(mean + torch.randn_like(mean) * (spread / 2).exp()), mean, spread
+        return (
+            self.decoder(mean + torch.randn_like(mean) * (spread / 2).exp()),
+            mean,
+            spread,
+        )
 
 
 def bound(model, batch):
@@ -68,7 +76,10 @@ def policy(model, batch):
 def total(terms):
     """Return the loss of a batch."""
     terms = terms if isinstance(terms, dict) else {"loss": terms}
-    pairs = [term if isinstance(term, tuple) else (term, torch.ones(())) for term in terms.values()]
+    pairs = [
+        term if isinstance(term, tuple) else (term, torch.ones(()))
+        for term in terms.values()
+    ]
     weighted = [(values, weights.expand(values.shape)) for values, weights in pairs]
     return sum((values * weights).sum() / weights.sum() for values, weights in weighted)
 
@@ -177,7 +188,9 @@ class Adversaries:
     def __init__(self):
         seeded()
         self.generator = nn.Linear(2, 3)
-        self.critic = nn.Sequential(nn.Linear(3, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 1))
+        self.critic = nn.Sequential(
+            nn.Linear(3, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 1)
+        )
         models = self.generator, self.critic
         self.of_generator, self.of_critic = (
             torch.optim.Adam(each.parameters(), 0.01) for each in models
@@ -201,12 +214,16 @@ class Adversaries:
             made = self.generator(torch.randn(len(rows), 2))
             self.of_critic.zero_grad()
             given = made if fault == "not detached" else made.detach()
-            total(self.loss_of_critic(self.critic, (X[rows], given))).backward(retain_graph=True)
+            total(self.loss_of_critic(self.critic, (X[rows], given))).backward(
+                retain_graph=True
+            )
             self.of_critic.step()
             if fault != "not detached":
                 self.of_generator.zero_grad()
             out = self.critic(made)
-            (cross(out, torch.ones_like(out)) * (2 if fault == "twice" else 1)).backward()
+            (
+                cross(out, torch.ones_like(out)) * (2 if fault == "twice" else 1)
+            ).backward()
             self.of_generator.step()
 
 
@@ -223,7 +240,12 @@ def test_models_that_train_in_turn_are_watched_in_one_with(fault, num):
     assert len(checked(one).findings) == num, one
     assert checked(two).findings == [], two
     for report in (one, two):
-        assert [*report.judged] == [Stage.MODE, Stage.GRADIENT, Stage.STEP, Stage.STATE], report
+        assert [*report.judged] == [
+            Stage.MODE,
+            Stage.GRADIENT,
+            Stage.STEP,
+            Stage.STATE,
+        ], report
 
 
 def test_a_judgement_moves_no_other_model():

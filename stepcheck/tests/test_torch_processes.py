@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a process that loads both
+if find_spec("triton") and find_spec(
+    "tensorflow"
+):  # whose libraries end a process that loads both
     pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
 pytest.importorskip("torch")
 
@@ -22,7 +24,9 @@ LOOPS = "right", "other weights"
 def told(tmp_path_factory):
     """What each of two processes has of each loop."""
     out = tmp_path_factory.mktemp("processes") / "told"
-    subprocess.run([sys.executable, "two_processes.py", out], cwd=HOME, check=True, timeout=200)
+    subprocess.run(
+        [sys.executable, "two_processes.py", out], cwd=HOME, check=True, timeout=200
+    )
     return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
 
 
@@ -32,7 +36,11 @@ def reasons(report):
 
 def test_each_process_trains_the_same_bits(told):
     same = [
-        {name: report["is_same"] for name, report in each.items() if "is_same" in report}
+        {
+            name: report["is_same"]
+            for name, report in each.items()
+            if "is_same" in report
+        }
         for each in told
     ]
     assert same == [dict.fromkeys(LOOPS, True)] * 2
@@ -46,7 +54,9 @@ def test_process_0_judges_the_loop_of_all(told):
 
 
 def test_the_others_say_where_the_report_is(told):
-    here = "This is process 1 of 2: process 0 judges the loop of all, and has the report."
+    here = (
+        "This is process 1 of 2: process 0 judges the loop of all, and has the report."
+    )
     others = [told[1][name] for name in (*LOOPS, "ended")]
     expected = {"elsewhere": here, "found": 0, "required": None}
     assert [report | expected for report in others] == others

@@ -16,20 +16,42 @@ from stepcheck.torch.steps import rule_of  # noqa: E402
 SETTINGS = {
     "sgd": (optim.SGD, {"lr": 0.1, "weight_decay": 0.1}),
     "momentum": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
-    "nesterov": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "foreach": True}),
+    "nesterov": (
+        optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "foreach": True},
+    ),
     "maximize": (optim.SGD, {"lr": 0.1, "maximize": True}),
     "adam": (optim.Adam, {"lr": 0.01, "weight_decay": 0.1}),
-    "adam of other settings": (optim.Adam, {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-3}),
-    "amsgrad": (optim.Adam, {"lr": 0.01, "amsgrad": True, "betas": (0.9, 0.9), "maximize": True}),
+    "adam of other settings": (
+        optim.Adam,
+        {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-3},
+    ),
+    "amsgrad": (
+        optim.Adam,
+        {"lr": 0.01, "amsgrad": True, "betas": (0.9, 0.9), "maximize": True},
+    ),
     "fused": (optim.Adam, {"lr": 0.01, "fused": True}),
     "rate in a tensor": (optim.Adam, {"lr": torch.tensor(0.01), "foreach": False}),
-    "decoupled": (optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    "decoupled": (
+        optim.Adam,
+        {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    ),
     "adamw": (optim.AdamW, {"lr": 0.01}),
     "rmsprop": (optim.RMSprop, {"lr": 0.01, "weight_decay": 0.1}),
     "centered": (optim.RMSprop, {"lr": 0.01, "momentum": 0.9, "centered": True}),
-    "adagrad": (optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.2}),
+    "adagrad": (
+        optim.Adagrad,
+        {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.2},
+    ),
 }
-OTHERS = [optim.NAdam, optim.RAdam, optim.Adamax, optim.Adadelta, optim.Rprop, optim.ASGD]
+OTHERS = [
+    optim.NAdam,
+    optim.RAdam,
+    optim.Adamax,
+    optim.Adadelta,
+    optim.Rprop,
+    optim.ASGD,
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -163,7 +185,9 @@ def test_a_hook_that_writes_weights_inside_of_a_step_is_found():
     optimizer.register_step_post_hook(halve)
     report = loop(model, optimizer)
     (finding,) = report.findings
-    assert (finding.fault, finding.quantity) == (Fault.STEP_UNLIKE, Quantity.STEP), str(report)
+    assert (finding.fault, finding.quantity) == (Fault.STEP_UNLIKE, Quantity.STEP), str(
+        report
+    )
     assert finding.where.parameters == ("0.bias",)
     number = max(finding.proof.numbers, key=lambda each: abs(each.expected))
     assert number.observed == pytest.approx(number.expected / 2, rel=1e-4)

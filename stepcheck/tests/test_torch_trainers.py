@@ -5,7 +5,9 @@ from importlib.util import find_spec
 
 import pytest
 
-if find_spec("triton") and find_spec("tensorflow"):  # whose libraries end a process that loads both
+if find_spec("triton") and find_spec(
+    "tensorflow"
+):  # whose libraries end a process that loads both
     pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
 pytest.importorskip("torch")
 
@@ -57,11 +59,15 @@ def test_the_loss_that_a_model_computes_is_the_one_that_is_meant(tmp_path, monke
     report.require("mode", "gradient", "step", "state")
     assert report.as_json()["updates"] == 12
     # Without its number of items a model divides by its own labels: the mean of means that Transformers had to 4.45.
-    monkeypatch.setattr(transformers.Trainer, "_get_num_items_in_batch", lambda *_: None)
+    monkeypatch.setattr(
+        transformers.Trainer, "_get_num_items_in_batch", lambda *_: None
+    )
     assert faults(report_of(TRANSFORMERS, tmp_path)) == [Fault.MEAN_OF_MEANS]
 
 
-def test_the_command_needs_no_names_for_a_trainer_with_the_loss_of_its_model(tmp_path, capsys):
+def test_the_command_needs_no_names_for_a_trainer_with_the_loss_of_its_model(
+    tmp_path, capsys
+):
     pytest.importorskip("transformers", minversion="5.0")
     script = tmp_path / "train.py"
     with chdir(tmp_path):

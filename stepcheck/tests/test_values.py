@@ -43,7 +43,9 @@ def strings(nodes: Iterator[ast.AST | None]) -> Iterator[ast.Constant]:
     for node in nodes:
         for each in (
             ast.walk(node)
-            if isinstance(node, ast.Constant | ast.JoinedStr | ast.Tuple | ast.Set | ast.List)
+            if isinstance(
+                node, ast.Constant | ast.JoinedStr | ast.Tuple | ast.Set | ast.List
+            )
             else ()
         ):
             text = each.value if isinstance(each, ast.Constant) else None
@@ -106,7 +108,10 @@ def test_an_id_is_of_one_fault():
 
 WHOLE, EACH = Known.WEIGHT_OF_UPDATE, Known.WEIGHT_OF_MICROBATCH
 OF_MEANS = Count(below=(Known.MICROBATCHES, EACH), instead=Count(below=(WHOLE,)))
-OF_WEIGHTS, OF_REPLICAS = Setting(unit=Unit.SAMPLE_WEIGHTS), Setting(Part.REPLICA, Unit.ROWS)
+OF_WEIGHTS, OF_REPLICAS = (
+    Setting(unit=Unit.SAMPLE_WEIGHTS),
+    Setting(Part.REPLICA, Unit.ROWS),
+)
 SENTENCES = [
     (
         Change(Fault.MEAN_OF_MEANS, count=OF_MEANS, setting=OF_WEIGHTS),

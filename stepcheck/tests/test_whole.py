@@ -67,7 +67,9 @@ LOSSES = {
 def compiled(loss, order=slice(None), **others):
     """Return the report of a right `fit` of a compiled loss."""
     x, y = X[order], CLASSES[order]
-    model = keras.Sequential([keras.Input((5,)), layers.Dense(8, "relu"), layers.Dense(4)])
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(8, "relu"), layers.Dense(4)]
+    )
     model.compile(keras.optimizers.SGD(0.05, **others), loss)
     with stepcheck.watch(model, (x, y)) as report:
         model.fit(x, y, batch_size=8, epochs=2, verbose=0)
@@ -103,12 +105,15 @@ def test_a_loss_of_all_pairs_of_a_batch_is_taken_whole(is_swapped):
         return -ops.mean(ops.diagonal(ops.log_softmax(scores)))
 
     def move(variables, gradients):
-        by(optimizer)(variables, gradients[2:] + gradients[:2] if is_swapped else gradients)
+        by(optimizer)(
+            variables, gradients[2:] + gradients[:2] if is_swapped else gradients
+        )
 
     keras.utils.set_random_seed(3)
     left, right = keras.Input((5,)), keras.Input((5,))
     model = keras.Model(
-        [left, right], [layers.Dense(3, name="left")(left), layers.Dense(3, name="right")(right)]
+        [left, right],
+        [layers.Dense(3, name="left")(left), layers.Dense(3, name="right")(right)],
     )
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
@@ -148,7 +153,9 @@ def test_only_losses_that_look_at_several_rows_are_taken_whole(function, is_coup
 
 def two_parts():
     keras.utils.set_random_seed(1)
-    base = keras.Sequential([keras.Input((5,)), layers.Dense(4, "relu"), layers.Dense(4, "relu")])
+    base = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(4, "relu"), layers.Dense(4, "relu")]
+    )
     inputs = keras.Input((5,))
     return base, keras.Model(inputs, layers.Dense(4, "softmax")(base(inputs)))
 
@@ -160,7 +167,9 @@ def fitted(model, rate):
 
 def test_a_second_stage_of_as_many_variables_is_judged():
     base, model = two_parts()
-    with stepcheck.watch(model, (X, CLASSES), "sparse_categorical_crossentropy") as report:
+    with stepcheck.watch(
+        model, (X, CLASSES), "sparse_categorical_crossentropy"
+    ) as report:
         base.trainable = False
         fitted(model, 1e-2)
         base.layers[0].trainable = True
@@ -179,11 +188,17 @@ def test_what_is_trainable_in_turn_is_not_judged():
     optimizers = [keras.optimizers.SGD(0.1) for _ in range(2)]
     with stepcheck.watch(made, data=(X, Y), loss="mse") as report:
         for start in range(0, 24, 8):
-            for optimizer, judge.trainable in zip(optimizers, (True, False), strict=True):
+            for optimizer, judge.trainable in zip(
+                optimizers, (True, False), strict=True
+            ):
                 variables = judge.trainable_variables or made.trainable_variables
                 with tf.GradientTape() as tape:
                     loss = ops.mean(
-                        (made(X[start : start + 8], training=True) - Y[start : start + 8]) ** 2
+                        (
+                            made(X[start : start + 8], training=True)
+                            - Y[start : start + 8]
+                        )
+                        ** 2
                     )
                 optimizer.apply_gradients(
                     zip(tape.gradient(loss, variables), variables, strict=True)
@@ -228,7 +243,9 @@ def test_fit_trains_the_layers_that_it_was_compiled_for_also_when_it_is_watched(
 
 def test_a_printed_loss_that_is_passed_later_is_judged_by_the_whole_log():
     base, model = two_parts()
-    with stepcheck.watch(model, (X, CLASSES), "sparse_categorical_crossentropy") as report:
+    with stepcheck.watch(
+        model, (X, CLASSES), "sparse_categorical_crossentropy"
+    ) as report:
         base.trainable = False
         fitted(model, 1e-2)
         base.trainable = True
@@ -310,7 +327,9 @@ def test_what_is_judged_is_shown_again_and_again():
 def test_judging_shows_its_stages(monkeypatch):
     stages = []
     monkeypatch.setattr(
-        progress._Progress, "__setattr__", lambda self, name, value: stages.append(value)
+        progress._Progress,
+        "__setattr__",
+        lambda self, name, value: stages.append(value),
     )
     assert compiled("sparse_categorical_crossentropy").has_seen
     assert {*stages} >= {Stage.ROWS, Stage.GRADIENT, Stage.STEP}

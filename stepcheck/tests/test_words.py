@@ -40,12 +40,19 @@ def lines_of_page(path):
 
 def found(paths, lines):
     return [
-        (path.name, line) for path in sorted(paths) for line in lines(path) if PHRASES.search(line)
+        (path.name, line)
+        for path in sorted(paths)
+        for line in lines(path)
+        if PHRASES.search(line)
     ]
 
 
 SOURCES = set((ROOT / "src").rglob("*.py"))
-PAGES = {ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "api").glob("*.md")}
+PAGES = {
+    ROOT / "README.md",
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs" / "api").glob("*.md"),
+}
 PLACES = {
     "src": (SOURCES, lines_of_source),
     "docs": (PAGES, lines_of_page),

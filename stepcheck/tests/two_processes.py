@@ -54,7 +54,10 @@ class Squares:
                 self.optimizer.step()
 
 
-LOOPS = {"right": Squares, "other weights": lambda rank: Squares(rank, seed=rank, sync=averaged)}
+LOOPS = {
+    "right": Squares,
+    "other weights": lambda rank: Squares(rank, seed=rank, sync=averaged),
+}
 
 
 def same_bits(name, rank):
@@ -65,7 +68,9 @@ def same_bits(name, rank):
         loop.train()
     torch.set_rng_state(state)
     bare.train()
-    pairs = zip(loop.model.state_dict().values(), bare.model.state_dict().values(), strict=True)
+    pairs = zip(
+        loop.model.state_dict().values(), bare.model.state_dict().values(), strict=True
+    )
     return report, all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -73,7 +78,9 @@ def watched_by_one(rank):
     processes._FEW = 0.5  # seconds, for a record that does not come
     loop = Squares(rank)
     with (
-        stepcheck.watch(loop.model, (X, Y), MSE) if not rank else contextlib.nullcontext() as report
+        stepcheck.watch(loop.model, (X, Y), MSE)
+        if not rank
+        else contextlib.nullcontext() as report
     ):
         loop.train()
     return report
@@ -81,7 +88,10 @@ def watched_by_one(rank):
 
 def ended(rank):
     loop = Squares(rank)
-    with contextlib.suppress(ValueError), stepcheck.watch(loop.model, (X, Y), MSE) as report:
+    with (
+        contextlib.suppress(ValueError),
+        stepcheck.watch(loop.model, (X, Y), MSE) as report,
+    ):
         loop.train()
         if rank:
             raise ValueError
@@ -101,7 +111,9 @@ def told(report, **more):
 def run(rank, store, out):
     """Watch all loops in a process, and write what the reports have."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=NUM)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=NUM
+    )
     every = {}
     for name in LOOPS:
         report, is_same = same_bits(name, rank)

@@ -1,4 +1,6 @@
-"""A batch of any framework as arrays of numpy, by name, and back: rows are the first axis."""
+"""A batch of any framework as arrays of numpy, by name, and back: rows are the first
+axis.
+"""
 
 import sys
 from collections import Counter
@@ -15,7 +17,9 @@ from stepcheck.errors import SpecificationError, message
 _TRIES = 8  # draws for a value that differs from the present one
 _MAKERS: dict[str, Callable[[np.ndarray, Any], Any]] = {
     "torch": lambda values, like: like.new_tensor(values),
-    "tensorflow": lambda values, like: sys.modules["tensorflow"].constant(values, like.dtype),
+    "tensorflow": lambda values, like: sys.modules["tensorflow"].constant(
+        values, like.dtype
+    ),
     "jaxlib": lambda values, like: sys.modules["jax"].device_put(values, like.sharding),
 }
 
@@ -29,7 +33,9 @@ class Batch:
     num_rows: int
 
     def changed(self, changes: Mapping[str, np.ndarray]) -> Any:
-        """Return a copy with other values in some leaves, of the types that the batch has."""
+        """Return a copy with other values in some leaves, of the types that the batch
+        has.
+        """
 
         def given(name: str, leaf: Any) -> Any:
             values = changes.get(name, self.values.get(name))
@@ -40,11 +46,13 @@ class Batch:
     def others(
         self, name: str, where: np.ndarray, real: np.ndarray, draw: np.random.Generator
     ) -> dict[str, np.ndarray] | None:
-        """Return a leaf with values of its real places elsewhere, unlike the present ones.
+        """Return a leaf with values of its real places elsewhere, unlike the present
+        ones.
 
         Args:
             name: of the leaf.
-            where: the places that change, of shape (rows, ...): the first axes of the leaf.
+            where: the places that change, of shape (rows, ...): the first axes of the
+                leaf.
             real: the places whose values are drawn from, of the same shape.
             draw: how.
 
@@ -88,8 +96,12 @@ def read(tree: Any) -> Batch:
     arrays = {name: leaf for name, leaf in named.items() if _length(leaf) is not None}
     if not any(map(_length, arrays.values())):
         must = "batch must hold an array, of shape (rows, ...)."
-        raise SpecificationError(message(must, tree, "pass arrays, tensors, or dicts of them."))
-    lengths = Counter(length for each in arrays.values() if (length := _length(each) or 1) > 1)
+        raise SpecificationError(
+            message(must, tree, "pass arrays, tensors, or dicts of them.")
+        )
+    lengths = Counter(
+        length for each in arrays.values() if (length := _length(each) or 1) > 1
+    )
     num_rows = max(lengths, key=lambda length: (lengths[length], length), default=1)
     values = {}
     for name, leaf in arrays.items():
@@ -98,9 +110,12 @@ def read(tree: Any) -> Batch:
         elif _length(leaf) != 1 and not isinstance(leaf, list | tuple):
             must = f"Each array of the batch must have its {num_rows} rows on the first axis."
             attempt = (
-                "let `update` keep it, or pass np.arange(rows), and take the rows in `update`."
+                "let `update` keep it, or pass np.arange(rows), and take the rows in "
+                "`update`."
             )
-            raise SpecificationError(message(must, f"{name} of shape {tuple(leaf.shape)}", attempt))
+            raise SpecificationError(
+                message(must, f"{name} of shape {tuple(leaf.shape)}", attempt)
+            )
     return Batch(tree, values, num_rows)
 
 
@@ -121,11 +136,15 @@ def mapped(function: Callable[[str, Any], Any], node: Any, name: str = "batch") 
             made[key] = of(key, node[key])
         return made
     if is_dataclass(node) and not isinstance(node, type):
-        own = {each.name: of(each.name, getattr(node, each.name)) for each in fields(node)}
+        own = {
+            each.name: of(each.name, getattr(node, each.name)) for each in fields(node)
+        }
         return replace(node, **own)
     if isinstance(node, list | tuple) and not _is_column(node):
         children = [of(i, child) for i, child in enumerate(node)]
-        return type(node)(*children) if hasattr(node, "_fields") else type(node)(children)
+        return (
+            type(node)(*children) if hasattr(node, "_fields") else type(node)(children)
+        )
     return function(name, node)
 
 
@@ -148,7 +167,9 @@ def numbers(name: str, leaf: Any) -> np.ndarray:
         return np.asarray(plain.float() if is_unknown else plain).copy()
     except (TypeError, ValueError, NotImplementedError) as error:
         must = f"{name} must be an array that numpy can read."
-        raise SpecificationError(message(must, type(leaf).__name__, "a dense one.")) from error
+        raise SpecificationError(
+            message(must, type(leaf).__name__, "a dense one.")
+        ) from error
 
 
 def _like(values: np.ndarray, leaf: Any) -> Any:

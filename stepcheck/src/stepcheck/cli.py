@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         own, misplaced = _parser().parse_known_args(given[:end])
         if misplaced:
             raise SpecificationError(usage.misplaced(own.command, misplaced))
-        return {"run": _run, "record": _record, "diff": _diff}[own.command](own, given[end + 1 :])
+        return {"run": _run, "record": _record, "diff": _diff}[own.command](
+            own, given[end + 1 :]
+        )
     except SpecificationError as error:
         print(error, file=sys.stderr)
         return UNSEEN
@@ -55,10 +57,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stepcheck", description="gradcheck for a whole training step."
     )
-    parser.add_argument("--version", action="version", version=f"stepcheck {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"stepcheck {__version__}"
+    )
     commands = parser.add_subparsers(dest="command", title="commands", required=True)
     for name, options in _OPTIONS.items():
-        command = commands.add_parser(name, help=usage.HELP[name], description=usage.ABOUT[name])
+        command = commands.add_parser(
+            name, help=usage.HELP[name], description=usage.ABOUT[name]
+        )
         for option, known in options.items():
             command.add_argument(option, help=usage.HELP[option], **known)
     return parser
@@ -83,8 +89,12 @@ def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     print(json.dumps(report.as_json(), indent=1) if own.json else report)
     if own.html is not None:
         report.html(own.html)
-    is_judged = Stage.GRADIENT in report.judged and run.error is None and not report.failures
-    return WRONG if report.findings else RIGHT if report.elsewhere or is_judged else UNSEEN
+    is_judged = (
+        Stage.GRADIENT in report.judged and run.error is None and not report.failures
+    )
+    return (
+        WRONG if report.findings else RIGHT if report.elsewhere or is_judged else UNSEEN
+    )
 
 
 def _record(own: argparse.Namespace, arguments: list[str]) -> int:

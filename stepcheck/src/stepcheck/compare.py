@@ -18,7 +18,14 @@ from stepcheck.errors import SpecificationError
 from stepcheck.trace.log import Applied
 from stepcheck.trace.matching import Match, Matched, matched
 from stepcheck.trace.measure import ROUNDED, outline, tolerance
-from stepcheck.trace.sides import Facing, Sides, by_row, derivatives_of, facing, outputs_of
+from stepcheck.trace.sides import (
+    Facing,
+    Sides,
+    by_row,
+    derivatives_of,
+    facing,
+    outputs_of,
+)
 from stepcheck.trace.trace import Run
 from stepcheck.trace.updates import Pairs, Update, in_order, paired, updates
 from stepcheck.values import Number, Shown, Where
@@ -42,7 +49,8 @@ def compare(
     """Return how two runs of a model differ.
 
     Args:
-        is_one_of_several: whether its rows may be outputs of another model, which rounding moves.
+        is_one_of_several: whether its rows may be outputs of another model, which
+            rounding moves.
 
     Raises:
         SpecificationError: their parameters cannot be matched.
@@ -87,7 +95,9 @@ class _Comparison:
         self._near: list[np.ndarray] = []  # entries with near gradients in all updates
         self._last: tuple[Update, Update] | None = None
 
-    def add(self, part: Part, kind: Kind, update: int, apart: float = np.inf, **known: Any) -> None:
+    def add(
+        self, part: Part, kind: Kind, update: int, apart: float = np.inf, **known: Any
+    ) -> None:
         """Add a difference."""
         made = Difference(part, kind, update, apart, order=self._order, **known)
         self.differences.append(made)
@@ -104,7 +114,10 @@ class _Comparison:
         if rows.relation is Relation.BY_ROUNDING:
             pairs = in_order(one, two)
         parts = {Part.ROWS: rows, Part.MODE: _UNJUDGED}
-        for part, judge in ((Part.OUTPUTS, self._outputs), (Part.GRADIENT, self._gradient)):
+        for part, judge in (
+            (Part.OUTPUTS, self._outputs),
+            (Part.GRADIENT, self._gradient),
+        ):
             parts[part] = _FOLLOWS if self.differences else judge(one, two, pairs)
         rate = self._rate(one, two)
         parts[Part.STEP] = _FOLLOWS if self.differences else self._step(one, two)
@@ -115,7 +128,9 @@ class _Comparison:
         return ComparedUpdate(one.number, parts, (len(one.digests), len(two.digests)))
 
     def _judged(self, name: str, sides: Sides, most: float) -> Judged:
-        """Return whether arrays differ: not if rounding, as far as it was seen, may have grown so far."""
+        """Return whether arrays differ: not if rounding, as far as it was seen, may
+        have grown so far.
+        """
         apart = sides.apart(bits=self.bits)
         past = self._history.setdefault(name, [])
         growth = past[-1] / past[-2] if len(past) > 1 and past[-2] else 1.0
@@ -131,17 +146,27 @@ class _Comparison:
         return judged
 
     def _of_params(self, ones: Sequence, twos: Sequence) -> Sides:
-        return Sides.of(self.params.names, self.params.of_one(ones), self.params.of_two(twos))
+        return Sides.of(
+            self.params.names, self.params.of_one(ones), self.params.of_two(twos)
+        )
 
     def _tell(
-        self, part: Part, kind: Kind, update: int, sides: Sides, what: Shown, **known: Any
+        self,
+        part: Part,
+        kind: Kind,
+        update: int,
+        sides: Sides,
+        what: Shown,
+        **known: Any,
     ) -> None:
         """Add a difference of named arrays, with its numbers."""
         where = Where(parameters=sides.unlike(self.fits), rows=known.pop("rows", ()))
         i, index, one, two = sides.largest()
         largest = Number(what, f"{sides.names[i]}{[*index]}", one, two, _NAN)
         numbers = (*known.pop("numbers", ()), largest)
-        self.add(part, kind, update, sides.apart(), where=where, numbers=numbers, **known)
+        self.add(
+            part, kind, update, sides.apart(), where=where, numbers=numbers, **known
+        )
 
     def _begin(self, one: Update, two: Update) -> None:
         """Compare the weights before the first update."""
@@ -183,7 +208,10 @@ class _Comparison:
         first = next(iter(self.differences), None)
         if first is not None and first.part is Part.MODE and first.update == one.number:
             return Judged(Relation.DIFFERS, first.apart)
-        has_effect = first is not None and outputs not in (Relation.EQUAL, Relation.BY_ROUNDING)
+        has_effect = first is not None and outputs not in (
+            Relation.EQUAL,
+            Relation.BY_ROUNDING,
+        )
         return _FOLLOWS if has_effect else Judged(Relation.NO_EFFECT)
 
     # ---- outputs ----
@@ -206,19 +234,29 @@ class _Comparison:
         elif self._has_other_draws(one, two):
             kind = Kind.OTHER_DRAWS
         lines, apart = _lines(one, two), judged.apart
-        self.add(part, kind, one.number, apart, where=where, numbers=(number,), lines=lines)
+        self.add(
+            part, kind, one.number, apart, where=where, numbers=(number,), lines=lines
+        )
         return judged if part is Part.OUTPUTS else _FOLLOWS
 
     def _has_other_draws(self, one: Update, two: Update) -> bool:
         """Whether the passes draw random numbers from other states."""
         ones, twos = ([called.random for called in each.passes] for each in (one, two))
-        seeds = [each for each in self._of_others(one, two) if each[0].dtype.kind in "iu"]
+        seeds = [
+            each for each in self._of_others(one, two) if each[0].dtype.kind in "iu"
+        ]
         are_other = any(not np.array_equal(*each) for each in seeds)
         return are_other or (ones != twos and any([*ones, *twos]))
 
-    def _of_others(self, one: Update, two: Update, *, after: bool = False) -> list[tuple]:
-        """Return the statistics and seeds of an update in pairs, as far as they were kept."""
-        ones, twos = (each.after.buffers if after else each.buffers for each in (one, two))
+    def _of_others(
+        self, one: Update, two: Update, *, after: bool = False
+    ) -> list[tuple]:
+        """Return the statistics and seeds of an update in pairs, as far as they were
+        kept.
+        """
+        ones, twos = (
+            each.after.buffers if after else each.buffers for each in (one, two)
+        )
         if not ones or not twos:
             return []
         return [*zip(self.others.of_one(ones), self.others.of_two(twos), strict=True)]
@@ -236,17 +274,29 @@ class _Comparison:
         length = Number(Shown.GRADIENT_LENGTH, "", *sides.lengths(), _NAN)
         known = {"counts": counts, "rows": rows, "lines": _lines(one, two)}
         numbers = (length, *numbers)
-        self._tell(Part.GRADIENT, kind, one.number, sides, Shown.GRADIENT, numbers=numbers, **known)
+        self._tell(
+            Part.GRADIENT,
+            kind,
+            one.number,
+            sides,
+            Shown.GRADIENT,
+            numbers=numbers,
+            **known,
+        )
         return judged
 
     def _gradients(self, one: Update, two: Update) -> Sides | None:
-        """Return the gradients as handed over, or their outlines; None if neither was kept."""
+        """Return the gradients as handed over, or their outlines; None if neither was
+        kept.
+        """
         if _are_whole(one, two):
             return self._of_params(*(_filled(each.applied) for each in (one, two)))
         return self._outlines(one, two, 0)
 
     def _outlines(self, one: Update, two: Update, which: int) -> Sides | None:
-        """Return the outlines of gradients (0), or of weights afterwards (1); None if not kept."""
+        """Return the outlines of gradients (0), or of weights afterwards (1); None if
+        not kept.
+        """
         both = _outlines_of(one.applied), _outlines_of(two.applied)
         if not all(len(side[which]) if side else 0 for side in both):
             return None
@@ -257,7 +307,9 @@ class _Comparison:
         twos = [both[1][which][j][part] for (_, j, _), part in every]
         return Sides.of(self.params.names, ones, twos)
 
-    def _why(self, one: Update, two: Update, pairs: Pairs | None, sides: Sides) -> tuple:
+    def _why(
+        self, one: Update, two: Update, pairs: Pairs | None, sides: Sides
+    ) -> tuple:
         """Return what differs in a gradient: (kind, counts, rows, numbers of a row)."""
         lost = {*self._lost(one, two)}
         if lost and lost >= {*sides.unlike(self.differs)}:
@@ -272,7 +324,9 @@ class _Comparison:
             return other, counts, (), ()
         unlike, number = _unlike_rows(found, self.differs, Shown.DERIVATIVE)
         factors = rows.factors[known]
-        num_parts = len(one.passes) * len(two.passes) + 1  # rows of a pass may count alike
+        num_parts = (
+            len(one.passes) * len(two.passes) + 1
+        )  # rows of a pass may count alike
         are_few = len({*np.round(factors, 2).tolist()}) <= num_parts
         if np.max(rows.rests[known]) > self.differs or not (are_few or rows.is_proof):
             return Kind.OTHER_LOSS, (), unlike, (number,)
@@ -280,7 +334,11 @@ class _Comparison:
         if not changed.any():
             return (Kind.AFTER_LOSS if factor is None else other), counts, (), ()
         is_even = np.ptp(factors) <= self.differs * np.max(np.abs(factors))
-        if factor is not None and is_even and abs(factors[0] / factor - 1) > self.differs:
+        if (
+            factor is not None
+            and is_even
+            and abs(factors[0] / factor - 1) > self.differs
+        ):
             return other, counts, (), ()  # as where the optimizer divides
         counts = tuple(factors[changed].tolist())
         some = () if changed.all() else tuple(known[changed].tolist())  # none for all
@@ -304,7 +362,9 @@ class _Comparison:
             return None
         numbers = (Number(Shown.RATE, str(one.number), *rates, _NAN),)
         lines = one.applied.line, two.applied.line
-        self.add(Part.STEP, Kind.OTHER_RATE, one.number, apart, numbers=numbers, lines=lines)
+        self.add(
+            Part.STEP, Kind.OTHER_RATE, one.number, apart, numbers=numbers, lines=lines
+        )
         return Judged(Relation.DIFFERS, apart)
 
     def _step(self, one: Update, two: Update) -> Judged:
@@ -316,7 +376,10 @@ class _Comparison:
         near = [np.ones_like(each, bool) for each in before.ones]
         is_known = _are_whole(one, two) and not (one.is_by_hand or two.is_by_hand)
         if is_known:
-            near = [_are_near(*each) for each in zip(gradients.ones, gradients.twos, strict=True)]
+            near = [
+                _are_near(*each)
+                for each in zip(gradients.ones, gradients.twos, strict=True)
+            ]
             near = [a & b for a, b in zip(near, self._near or near, strict=True)]
             self._near = near
             self._noise = max(self._noise, _masked(gradients, near).apart())
@@ -324,14 +387,20 @@ class _Comparison:
         judged = self._judged("step", moves, ROUNDED if is_known else self.differs)
         if judged.relation is Relation.DIFFERS:
             lines = one.applied.line, two.applied.line
-            self._tell(Part.STEP, Kind.OTHER_STEP, one.number, moves, Shown.MOVE, lines=lines)
+            self._tell(
+                Part.STEP, Kind.OTHER_STEP, one.number, moves, Shown.MOVE, lines=lines
+            )
         return judged
 
     def _states(self, one: Update, two: Update) -> tuple[Sides, Sides] | None:
-        """Return the weights before and after, or their outlines; None if neither was kept."""
+        """Return the weights before and after, or their outlines; None if neither was
+        kept.
+        """
         if _are_whole(one, two):
             before = self._of_params(one.applied.params, two.applied.params)
-            return before, self._of_params(one.applied.params_after, two.applied.params_after)
+            return before, self._of_params(
+                one.applied.params_after, two.applied.params_after
+            )
         last = None if self._last is None else self._outlines(*self._last, 1)
         now = self._outlines(one, two, 1)
         return None if last is None or now is None else (last, now)
@@ -339,19 +408,29 @@ class _Comparison:
     # ---- state ----
 
     def _state(self, one: Update, two: Update) -> Judged:
-        """Compare what moved the weights after the step, the optimizer's slots, and statistics."""
+        """Compare what moved the weights after the step, the optimizer's slots, and
+        statistics.
+        """
         if not _are_whole(one, two):
             return _UNJUDGED
-        found = self._written(one, two), self._slots(one, two), self._statistics(one, two)
+        found = (
+            self._written(one, two),
+            self._slots(one, two),
+            self._statistics(one, two),
+        )
         known = [each for each in found if each is not None]
-        return min(known, key=lambda e: _WORST_FIRST.index(e.relation), default=_UNJUDGED)
+        return min(
+            known, key=lambda e: _WORST_FIRST.index(e.relation), default=_UNJUDGED
+        )
 
     def _written(self, one: Update, two: Update) -> Judged | None:
         if not one.after.params or not two.after.params:
             return None
         before = self._of_params(one.applied.params_after, two.applied.params_after)
         after = self._of_params(one.after.params, two.after.params)
-        moves = _moves(before, after, [np.ones_like(each, bool) for each in before.ones])
+        moves = _moves(
+            before, after, [np.ones_like(each, bool) for each in before.ones]
+        )
         judged = self._judged("written", moves, self.differs)
         if judged.relation is Relation.DIFFERS:
             self._tell(Part.STATE, Kind.WRITTEN, one.number, moves, Shown.MOVE)
@@ -363,7 +442,9 @@ class _Comparison:
         if not ones or not is_alike or self.has_match:
             return None
         has_names = len(self.slots) == len(ones)
-        sides = Sides.of(self.slots if has_names else [*map(str, range(len(ones)))], ones, twos)
+        sides = Sides.of(
+            self.slots if has_names else [*map(str, range(len(ones)))], ones, twos
+        )
         judged = self._judged("slots", sides, self.differs)
         if judged.relation is Relation.DIFFERS:
             self._tell(Part.STATE, Kind.OTHER_SLOTS, one.number, sides, Shown.STATE)
@@ -381,7 +462,9 @@ class _Comparison:
             part, kind = Part.STATE, Kind.OTHER_STATISTICS
             if _has_other_mode(one, two):
                 part, kind = Part.MODE, Kind.OTHER_MODE
-            self._tell(part, kind, one.number, sides, Shown.STATE, lines=_lines(one, two))
+            self._tell(
+                part, kind, one.number, sides, Shown.STATE, lines=_lines(one, two)
+            )
         return judged
 
 
@@ -414,7 +497,9 @@ def _filled(step: Applied) -> list[np.ndarray]:
 
 
 def _outlines_of(step: Applied) -> list[np.ndarray]:
-    """Return the outlines of gradients and weights of a step, also where all numbers were kept."""
+    """Return the outlines of gradients and weights of a step, also where all numbers
+    were kept.
+    """
     if not step.is_whole:
         return step.outlines
     parts = _filled(step), step.params_after
@@ -437,12 +522,17 @@ def _as_sides(found: list[Facing]) -> Sides:
     return Sides.of(names, ones, twos)
 
 
-def _unlike_rows(found: list[Facing], most: float, what: Shown) -> tuple[tuple[int, ...], Number]:
+def _unlike_rows(
+    found: list[Facing], most: float, what: Shown
+) -> tuple[tuple[int, ...], Number]:
     """Return (the rows that differ, numbers of the output that differs most)."""
     sides = Sides.of(
-        tuple(str(each.leaf) for each in found), *zip(*(e[2:4] for e in found), strict=True)
+        tuple(str(each.leaf) for each in found),
+        *zip(*(e[2:4] for e in found), strict=True),
     )
-    scale = max(float(np.max(np.abs(each), initial=0)) for each in (*sides.ones, *sides.twos))
+    scale = max(
+        float(np.max(np.abs(each), initial=0)) for each in (*sides.ones, *sides.twos)
+    )
     unlike: set[int] = set()
     for each, a, b in zip(found, sides.ones, sides.twos, strict=True):
         if len(each.at):
@@ -451,7 +541,11 @@ def _unlike_rows(found: list[Facing], most: float, what: Shown) -> tuple[tuple[i
     i, (*index,), one, two = sides.largest()
     if len(found[i].at):
         index[0] = int(found[i].at[index[0]])
-    of = f"{found[i].leaf}{index}" if what is Shown.OUTPUT else str(index[0] if index else 0)
+    of = (
+        f"{found[i].leaf}{index}"
+        if what is Shown.OUTPUT
+        else str(index[0] if index else 0)
+    )
     return tuple(sorted(unlike)), Number(what, of, one, two, _NAN)
 
 
@@ -468,12 +562,16 @@ def _masked(sides: Sides, near: list[np.ndarray]) -> Sides:
 
 
 def _moves(before: Sides, after: Sides, near: list[np.ndarray]) -> Sides:
-    """Return the weights' moves at near entries; those that their rounding explains are equal."""
+    """Return the weights' moves at near entries; those that their rounding explains are
+    equal.
+    """
     ones, twos = [], []
     parts = zip(before.ones, before.twos, after.ones, after.twos, near, strict=True)
     for one, two, one_after, two_after, mask in parts:
         a, b = one_after - one, two_after - two
-        ulp = _ULPS * np.finfo("float32").eps * np.maximum(np.abs(one), np.abs(one_after))
+        ulp = (
+            _ULPS * np.finfo("float32").eps * np.maximum(np.abs(one), np.abs(one_after))
+        )
         is_equal = ~mask | (np.abs(a - b) <= ulp)
         ones.append(np.where(mask, a, 0))
         twos.append(np.where(is_equal, ones[-1], b))

@@ -20,9 +20,9 @@ class Part(StrEnum):
 class Relation(StrEnum):
     """How a part of an update is in two runs.
 
-    `NO_EFFECT`: another mode, with equal numbers. `FOLLOWS`: it differs or not, after an earlier
-    difference. `BY_ROUNDING`: it is apart as far as rounding explains it, which grows from update
-    to update.
+    `NO_EFFECT`: another mode, with equal numbers. `FOLLOWS`: it differs or not, after
+    an earlier difference. `BY_ROUNDING`: it is apart as far as rounding explains it,
+    which grows from update to update.
     """
 
     EQUAL = auto()
@@ -45,9 +45,8 @@ class Kind(StrEnum):
     OTHER_OUTPUTS = auto()
     ROWS_COUNT = auto()  # counts: of each row, how much of the other run's it counts
     OTHER_LOSS = auto()
-    AFTER_LOSS = (
-        auto()
-    )  # the derivative by the outputs is equal; counts: the gradient, if it is a multiple
+    # the derivative by the outputs is equal; counts: the gradient, if it is a multiple
+    AFTER_LOSS = auto()
     MULTIPLE = auto()  # counts: the gradient as a multiple of the other run's
     OTHER_GRADIENT = auto()
     NO_GRADIENT = auto()
@@ -85,7 +84,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Judged:
-    """A part of an update: its relation, and the relative distance; NaN where none was computed."""
+    """A part of an update: its relation, and the relative distance; NaN where none was
+    computed.
+    """
 
     relation: Relation
     apart: float = float("nan")

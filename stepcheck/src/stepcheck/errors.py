@@ -8,7 +8,9 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-_NOTIFIES: ContextVar[bool] = ContextVar("whether a long wait is announced already", default=False)
+_NOTIFIES: ContextVar[bool] = ContextVar(
+    "whether a long wait is announced already", default=False
+)
 _LONGEST = 200  # the most characters that a message shows of a value
 
 
@@ -61,8 +63,12 @@ def tell(line: str) -> None:
 
 
 @contextmanager
-def notify_if_long(line: str, seconds: float, tell: Callable[[str], None] = tell) -> Iterator[None]:
-    """Print a line once if the body takes longer, unless a context around it has its own."""
+def notify_if_long(
+    line: str, seconds: float, tell: Callable[[str], None] = tell
+) -> Iterator[None]:
+    """Print a line once if the body takes longer, unless a context around it has its
+    own.
+    """
     if _NOTIFIES.get():
         yield
         return

@@ -53,7 +53,8 @@ class Verdict:
     """The findings of a loop, and the stages that were judged.
 
     Attributes:
-        findings: the differences from the update that was meant, in the order of the stages.
+        findings: the differences from the update that was meant, in the order of the
+            stages.
         unjudged: the parts that were not judged, and why.
         failures: tracebacks of errors of our own, by the stage that has ended in one.
         seen: the updates; None before they were looked for.
@@ -71,11 +72,15 @@ class Verdict:
     @property
     def has_seen(self) -> bool:
         """Whether at least one update on rows of the data was seen."""
-        return self.seen is not None and bool(self.seen.updates) and self.num_batches > 0
+        return (
+            self.seen is not None and bool(self.seen.updates) and self.num_batches > 0
+        )
 
     @property
     def num_batches(self) -> int:
-        """The number of forward passes on rows of the data; those of all replicas are one."""
+        """The number of forward passes on rows of the data; those of all replicas are
+        one.
+        """
         pieces = self.seen.pieces if self.seen is not None else []
         return sum(piece.is_known and not piece.called.replica for piece in pieces)
 
@@ -86,7 +91,11 @@ class Verdict:
         whole = {each.stage for each in self.unjudged if each.is_of_all(num)}
         if not self.has_seen or None in whole:
             return []
-        return [each for each in Stage if each not in {*whole, *self.failures, Stage.PRINTED}]
+        return [
+            each
+            for each in Stage
+            if each not in {*whole, *self.failures, Stage.PRINTED}
+        ]
 
     def of(self, stage: Stage) -> list[Finding]:
         """Return the findings of a stage."""
@@ -102,12 +111,14 @@ class Case:
         schedule: the learning rate that is meant, if it is known.
         before: the weights when the loop began.
         printed: the losses that the loop prints.
-        compiled: the id of the compiled optimizer, if the schedule is taken from it by default.
-        optimizer: the optimizer whose steps can be made again; `stated`: the one that the user
-            states.
-        is_given: whether the data are the rows that the model was given: their order is the loop's
-            own.
-        ended: the model's values after the loop; None if it was ended early, or they are not known.
+        compiled: the id of the compiled optimizer, if the schedule is taken from it by
+            default.
+        optimizer: the optimizer whose steps can be made again; `stated`: the one that
+            the user states.
+        is_given: whether the data are the rows that the model was given: their order is
+            the loop's own.
+        ended: the model's values after the loop; None if it was ended early, or they
+            are not known.
         by_pass: the labels by the order of a pass; None if they belong to the rows.
         use: how the passes over the data use the rows, if the user states it.
     """
@@ -129,7 +140,9 @@ class Case:
     use: Use | None = None
 
     def judge(self) -> Verdict:
-        """Return the verdict, with the layers set to be trained as they were while the loop ran."""
+        """Return the verdict, with the layers set to be trained as they were while the
+        loop ran.
+        """
         with self.port.as_then(self.model, self.log), quiet():
             return _judged(self)
 
@@ -161,7 +174,9 @@ class _Context:
         self.replay = case.port(case.model, case.data, by_pass=case.by_pass)
         self.rows = Rows(case.data[0])
         seen = windows(self.log, self.rows, case.schedule)
-        self.seen = self.verdict.seen = replace(seen, updates=without_void(seen.updates))
+        self.seen = self.verdict.seen = replace(
+            seen, updates=without_void(seen.updates)
+        )
         self.objective = self.replay.unmasked(case.objective, self.seen.pieces)
         self.verdict.unjudged += self.log.unjudged
         if self.is_late:
@@ -196,7 +211,14 @@ class _Context:
     def meant(self) -> Meant:
         """The update that was meant."""
         own = None if self.seen.is_by_hand else self.case.optimizer
-        return Meant(self.replay, self.objective, self.modes, self.seen.place, self.log.scaled, own)
+        return Meant(
+            self.replay,
+            self.objective,
+            self.modes,
+            self.seen.place,
+            self.log.scaled,
+            own,
+        )
 
     def read(self) -> None:
         """Choose the open facts of the log so that they make the gradients."""
@@ -209,14 +231,25 @@ class _Context:
             self.log.scaled,
             case.optimizer,
         )
-        self.seen = self.verdict.seen = read(meant, self.seen, self.rows, case.data, case.schedule)
+        self.seen = self.verdict.seen = read(
+            meant, self.seen, self.rows, case.data, case.schedule
+        )
 
     @cached_property
     def steps(self) -> list[Update]:
-        """The optimizer steps; those of zeros apart, and stale ones without a forward pass of their own."""
+        """The optimizer steps; those of zeros apart, and stale ones without a forward
+        pass of their own.
+        """
         seen = self.seen
-        steps = [step for update in seen.updates for step in seen.idle.get(update.number, [update])]
-        return [replace(step, pieces=[]) if step.number in seen.stale else step for step in steps]
+        steps = [
+            step
+            for update in seen.updates
+            for step in seen.idle.get(update.number, [update])
+        ]
+        return [
+            replace(step, pieces=[]) if step.number in seen.stale else step
+            for step in steps
+        ]
 
     @cached_property
     def moved(self) -> list[Finding]:
@@ -234,13 +267,22 @@ class _Context:
     def known(self) -> list[Update]:
         """The updates whose gradients can be computed again."""
         moving = {
-            n for each in self.moved if each.fault in _MOVED_INSIDE for n in each.where.updates
+            n
+            for each in self.moved
+            if each.fault in _MOVED_INSIDE
+            for n in each.where.updates
         }
-        known = [u for u in self.seen.updates if self.modes.knows(u) and u.number not in self.twice]
+        known = [
+            u
+            for u in self.seen.updates
+            if self.modes.knows(u) and u.number not in self.twice
+        ]
         clear = self.seen.settled | {u.number for u in known if self._is_clear(u)}
         loss = getattr(self.objective, "loss", None)
         coupled = {
-            u.number for u in known if getattr(loss, "is_coupled", False) and len(u.pieces) > 1
+            u.number
+            for u in known
+            if getattr(loss, "is_coupled", False) and len(u.pieces) > 1
         }
         left = {
             Reason.COUPLED: len(coupled),
@@ -252,12 +294,16 @@ class _Context:
             Reason.RARE_SHAPES: len(self.modes.left),
             Reason.MOVING: len(moving),
         }
-        found = [Unjudged(reason, Stage.GRADIENT, num) for reason, num in left.items() if num]
+        found = [
+            Unjudged(reason, Stage.GRADIENT, num) for reason, num in left.items() if num
+        ]
         self.verdict.unjudged += found
         return [u for u in known if u.number in clear - coupled - moving]
 
     def _is_clear(self, update: Update) -> bool:
-        return not self.rows.twins(update.rows) or self.rows.agree(update.rows, self.case.data[1:])
+        return not self.rows.twins(update.rows) or self.rows.agree(
+            update.rows, self.case.data[1:]
+        )
 
 
 def _judged(case: Case) -> Verdict:
@@ -275,7 +321,9 @@ def _judged(case: Case) -> Verdict:
         findings = [each for each in found if isinstance(each, Finding)]
         verdict.unjudged += [each for each in found if isinstance(each, Unjudged)]
         verdict.findings += findings
-    implied = {fault for each in verdict.findings for fault in IMPLIES.get(each.fault, ())}
+    implied = {
+        fault for each in verdict.findings for fault in IMPLIES.get(each.fault, ())
+    }
     left = [each for each in verdict.findings if each.fault not in implied]
     left = [_at_line(each, case.log.lines.get(each.fault)) for each in left]
     if verdict.seen is not None and verdict.seen.updates:
@@ -286,7 +334,11 @@ def _judged(case: Case) -> Verdict:
 
 
 def _at_line(finding: Finding, line: Line | None) -> Finding:
-    return finding if line is None else replace(finding, where=replace(finding.where, line=line))
+    return (
+        finding
+        if line is None
+        else replace(finding, where=replace(finding.where, line=line))
+    )
 
 
 def _has_updates(context: _Context) -> bool:
@@ -296,11 +348,15 @@ def _has_updates(context: _Context) -> bool:
 
 
 def _late(log: Log) -> tuple[Log, bool]:
-    """Return the last part of the log if the trainable variables change after a few updates, and whether they do."""
+    """Return the last part of the log if the trainable variables change after a few
+    updates, and whether they do.
+    """
     trained = [each.trained for each in log.called if each.is_whole]
     if len(list(groupby(trained))) not in (2, 3):
         return log, False
-    late = log.since(max(each.order for each in _events(log) if each.trained != trained[-1]))
+    late = log.since(
+        max(each.order for each in _events(log) if each.trained != trained[-1])
+    )
     return (late, True) if len(late.applied) >= LEAST else (log, False)
 
 
@@ -317,13 +373,17 @@ def _first_params(log: Log) -> list[np.ndarray]:
 
 
 def _seen(context: _Context) -> Judged:
-    """Yield why no update on rows of the data was seen, or why the recorded values cannot be used."""
+    """Yield why no update on rows of the data was seen, or why the recorded values
+    cannot be used.
+    """
     seen, replay = context.seen, context.replay
     replay.settle(context.objective, seen.pieces)
     if not seen.updates:
         now = replay.values()
         has_moved = (
-            bool(context.before) and now is not None and not all_same(context.before, now.params)
+            bool(context.before)
+            and now is not None
+            and not all_same(context.before, now.params)
         )
         yield Unjudged(Reason.OUTLINED if has_moved else Reason.NO_UPDATE)
     elif not seen.pieces:
@@ -343,7 +403,9 @@ def _seen(context: _Context) -> Judged:
         yield Unjudged(Reason.THAWED)
         return
     last = next((each for each in reversed(context.log.called) if each.is_whole), None)
-    if last is not None and not (trained <= {replay.trained} and _has_all(replay, last)):
+    if last is not None and not (
+        trained <= {replay.trained} and _has_all(replay, last)
+    ):
         yield Unjudged(Reason.REMADE)
 
 
@@ -371,7 +433,8 @@ def _mode(context: _Context) -> Judged:
     modes = context.modes
     yield from mode(modes)
     yield from (
-        Unjudged(Reason.UNLIKE_OUTPUTS, stage) for stage in modes.unlooked(context.seen.updates)
+        Unjudged(Reason.UNLIKE_OUTPUTS, stage)
+        for stage in modes.unlooked(context.seen.updates)
     )
     if modes.unlike:
         yield Unjudged(Reason.UNLIKE_OUTPUTS, Stage.GRADIENT, len(modes.unlike))
@@ -397,7 +460,9 @@ def _gradient(context: _Context) -> Judged:
         )  # by another optimizer than the stated one
         yield Unjudged(Reason.OWN_STEP, Stage.GRADIENT)
         return
-    if context.replay.moves_weights and not all(each.change.is_known for each in judged.findings):
+    if context.replay.moves_weights and not all(
+        each.change.is_known for each in judged.findings
+    ):
         yield Unjudged(
             Reason.MOVING, Stage.GRADIENT
         )  # TensorFlow's gradient is by the weights as they were moved
@@ -415,9 +480,13 @@ def _gradient(context: _Context) -> Judged:
 
 
 def _skips(finding: Finding, updates: list[Update]) -> bool:
-    """Whether passes before an update's one batch are left out, as where steps are skipped: most updates have one."""
+    """Whether passes before an update's one batch are left out, as where steps are
+    skipped: most updates have one.
+    """
     counts = [
-        len(u.pieces) / len({p.called.replica for p in u.pieces}) for u in updates if u.pieces
+        len(u.pieces) / len({p.called.replica for p in u.pieces})
+        for u in updates
+        if u.pieces
     ]
     return finding.fault is Fault.PASSES_LEFT_OUT and float(np.median(counts)) == 1
 
@@ -429,16 +498,24 @@ def _window(context: _Context) -> Judged:
 
 
 def _with_all_rows(verdict: Verdict) -> set[int]:
-    """Return the updates whose gradients have the rows of all their forward passes, perhaps with a known error."""
-    differs = verdict.evidence[0].meant.replay.tolerance.differs if verdict.evidence else 0.0
-    right = {e.update.number for e in verdict.evidence if e.is_along or e.without <= differs}
+    """Return the updates whose gradients have the rows of all their forward passes,
+    perhaps with a known error.
+    """
+    differs = (
+        verdict.evidence[0].meant.replay.tolerance.differs if verdict.evidence else 0.0
+    )
+    right = {
+        e.update.number for e in verdict.evidence if e.is_along or e.without <= differs
+    }
     found = verdict.of(Stage.GRADIENT)
     left = {n for each in found if _leaves_out(each) for n in each.where.updates}
     return (right | {n for each in found for n in each.where.updates}) - left
 
 
 def _leaves_out(finding: Finding) -> bool:
-    is_left_out = finding.quantity is Quantity.ROW_GRADIENTS and finding.error is Error.LEFT_OUT
+    is_left_out = (
+        finding.quantity is Quantity.ROW_GRADIENTS and finding.error is Error.LEFT_OUT
+    )
     return is_left_out or not finding.change.is_known
 
 
@@ -470,13 +547,18 @@ def _state(context: _Context) -> Judged:
 
 
 def _written(context: _Context) -> Judged:
-    """Yield that the state is not judged, if weights were written outside of the optimizer steps."""
+    """Yield that the state is not judged, if weights were written outside of the
+    optimizer steps.
+    """
     if written(context.steps):
         yield Unjudged(Reason.WRITTEN, Stage.STATE)
 
 
 def _facts(context: _Context) -> Facts:
-    case, modes = context.case, vars(context).get("modes", Modes())  # if passes could run again
+    case, modes = (
+        context.case,
+        vars(context).get("modes", Modes()),
+    )  # if passes could run again
     by_row = classes(case.data[1]) if case.by_pass is None else None
     return facts(context.replay, context.log, context.seen, context.rows, modes, by_row)
 
@@ -484,7 +566,9 @@ def _facts(context: _Context) -> Facts:
 def _printed(context: _Context) -> Judged:
     case = context.case
     if case.printed and not context.is_late:
-        yield from printed(context.verdict.evidence, case.printed, context.seen, len(context.twice))
+        yield from printed(
+            context.verdict.evidence, case.printed, context.seen, len(context.twice)
+        )
 
 
 CHECKS = (

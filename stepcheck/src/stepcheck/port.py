@@ -1,4 +1,6 @@
-"""The port: all that the stages ask of a framework. `keras.replay` has it for Keras, `torch.replay` for PyTorch."""
+"""The port: all that the stages ask of a framework. `keras.replay` has it for Keras,
+`torch.replay` for PyTorch.
+"""
 
 import logging
 import warnings
@@ -20,7 +22,9 @@ ByPass = dict[int, tuple[np.ndarray, ...]]
 
 
 class OneLoss:
-    """An objective of one loss of the model's one output. Its `given` is the user's argument."""
+    """An objective of one loss of the model's one output. Its `given` is the user's
+    argument.
+    """
 
     loss: Any
     given: Any
@@ -31,10 +35,11 @@ class NoLoss:
 
 
 class Terms(NamedTuple):
-    """The loss of a piece, by term and row: (terms, rows) of values times weights, and of weights.
+    """The loss of a piece, by term and row: (terms, rows) of values times weights, and
+    of weights.
 
-    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are by term.
-    `penalty` is the sum of the model's own losses.
+    `coefficients`, `names` and `divided` (whether a term is divided by its weights) are
+    by term. `penalty` is the sum of the model's own losses.
     """
 
     values: np.ndarray
@@ -51,25 +56,27 @@ class Port(ABC):
     Args:
         model: the model that a loop trains.
         data: (x, y, sample_weight), the last one perhaps None.
-        by_pass: the labels, and the weights if there are some, by the order of a pass, where they
-            belong to no row.
+        by_pass: the labels, and the weights if there are some, by the order of a pass,
+            where they belong to no row.
 
     Attributes:
-        losses: its losses, and the relatives that one may be mistaken for: the functions of
-            `families`.
+        losses: its losses, and the relatives that one may be mistaken for: the
+            functions of `families`.
         trained: the trainable variables, as the passes of a log have them.
         names, shapes, sizes: of the trainable variables.
         names_of_others: of the other variables.
-        num_recurrent: how many of these, the last ones, are the states of recurrent layers.
+        num_recurrent: how many of these, the last ones, are the states of recurrent
+            layers.
         are_seeds: of each other variable, whether it is the state of random draws.
         is_masked: whether a layer of the model makes a mask.
         is_sparse: whether some gradients are of a few rows of a table.
-        has_losses: whether layers of the model have losses, as its first `outputs` show.
+        has_losses: whether layers of the model have losses, as its first `outputs`
+            show.
         hears_scales: whether every scaling of a loss is recorded.
-        most_shapes: of how many shapes of batches updates are judged, the most frequent ones; None
-            for all.
-        moves_weights: whether layers assign their own weights in a forward pass, as its first
-            `outputs` show.
+        most_shapes: of how many shapes of batches updates are judged, the most frequent
+            ones; None for all.
+        moves_weights: whether layers assign their own weights in a forward pass, as its
+            first `outputs` show.
     """
 
     losses: Any
@@ -84,12 +91,18 @@ class Port(ABC):
     moves_weights = False
     most_shapes: int | None = None
 
-    def __init__(self, model: Any, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
+    def __init__(
+        self, model: Any, data: tuple[Tree, ...], *, by_pass: ByPass | None = None
+    ):
         self.model, self.data, self.by_pass = model, data, by_pass
         self.num_rows = len(tree.leaves(data[0])[0])
 
-    def _measure(self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]) -> None:
-        """Take the names and shapes of the trainable variables, and the dtypes in which is computed."""
+    def _measure(
+        self, named: list[tuple[str, tuple[int, ...]]], dtypes: list[str]
+    ) -> None:
+        """Take the names and shapes of the trainable variables, and the dtypes in which
+        is computed.
+        """
         names, self.shapes = [name for name, _ in named], [shape for _, shape in named]
         self.names = [
             n if names.count(n) == 1 else f"{n} ({names[:i].count(n) + 1})"
@@ -109,7 +122,9 @@ class Port(ABC):
     @staticmethod
     @abstractmethod
     def as_then(model: Any, log: Log) -> AbstractContextManager[None]:
-        """Let the variables be set to be trained as at the end of a log, for the time of a `with`."""
+        """Let the variables be set to be trained as at the end of a log, for the time
+        of a `with`.
+        """
 
     @abstractmethod
     def values(self) -> Values | None:
@@ -117,25 +132,34 @@ class Port(ABC):
 
     @abstractmethod
     def frozen(self) -> list[int]:
-        """Return the other variables that would be trained if their layer were set to be trainable."""
+        """Return the other variables that would be trained if their layer were set to
+        be trainable.
+        """
 
     @abstractmethod
     def stepped(
         self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
     ) -> list | None:
-        """Return the weights after an optimizer's steps with other gradients, from the recorded weights and slots.
+        """Return the weights after an optimizer's steps with other gradients, from the
+        recorded weights and slots.
 
-        Later steps continue with the slots of the step before. None if another optimizer made the
-        steps, or if their numbers are not complete.
+        Later steps continue with the slots of the step before. None if another
+        optimizer made the steps, or if their numbers are not complete.
         """
 
     @abstractmethod
     def rules(self, optimizer: Any) -> tuple[StepRule | None, ...]:
-        """Return the settings of an optimizer's step, at its present rate, by parameter; None for those not known."""
+        """Return the settings of an optimizer's step, at its present rate, by
+        parameter; None for those not known.
+        """
 
     @abstractmethod
-    def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return (leaves of the output, the model's other values afterwards) of a forward pass."""
+    def outputs(
+        self, piece: Piece, *, training: bool
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return (leaves of the output, the model's other values afterwards) of a
+        forward pass.
+        """
 
     @abstractmethod
     def terms(
@@ -150,8 +174,8 @@ class Port(ABC):
         """Return the loss of a piece, unreduced.
 
         Args:
-            is_by_outputs: whether the objective is one loss of the one output: then the model
-                itself need not run.
+            is_by_outputs: whether the objective is one loss of the one output: then the
+                model itself need not run.
         """
 
     @abstractmethod
@@ -165,7 +189,8 @@ class Port(ABC):
         training: bool,
         penalty: float = 0.0,
     ) -> np.ndarray:
-        """Return the gradient of the sum of factors (terms, rows) times values and weights, flat.
+        """Return the gradient of the sum of factors (terms, rows) times values and
+        weights, flat.
 
         Args:
             penalty: the factor of the model's own losses.
@@ -187,11 +212,14 @@ class Port(ABC):
         Args:
             objective: a `OneLoss`.
             change: a function that the outputs go through before the loss.
-            is_once: whether the objective is used a few times only, and not worth a program.
+            is_once: whether the objective is used a few times only, and not worth a
+                program.
         """
 
     @abstractmethod
-    def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
+    def pulled(
+        self, piece: Piece, chosen: list[np.ndarray], *, training: bool
+    ) -> np.ndarray:
         """Return the gradient of the sum of the outputs times the chosen factors, flat."""
 
     @staticmethod
@@ -211,22 +239,26 @@ class Port(ABC):
 
     @abstractmethod
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
-        """Return the line that computes the loss of a pass, or adds its penalty; None where it cannot be read."""
+        """Return the line that computes the loss of a pass, or adds its penalty; None
+        where it cannot be read.
+        """
 
     def line_of_step(self, update: Update) -> Line | None:
         """Return the line that makes the step of an update."""
         return update.applied.line
 
     def unmasked(self, objective: Any, pieces: list[Piece]) -> Any:
-        """Return the objective without the mask that the model makes, which becomes the weights of `data`.
+        """Return the objective without the mask that the model makes, which becomes the
+        weights of `data`.
 
-        Forms of a loss are solved for by its derivative by outputs, without a mask. Another loss is
-        left unchanged.
+        Forms of a loss are solved for by its derivative by outputs, without a mask.
+        Another loss is left unchanged.
         """
         return objective
 
     def settle(self, objective: Any, pieces: list[Piece]) -> None:
-        """Note in an objective whether its loss of a batch is the mean of its rows' losses, where that is not known.
+        """Note in an objective whether its loss of a batch is the mean of its rows'
+        losses, where that is not known.
 
         The outputs and labels of a few passes show it.
         """
@@ -237,14 +269,21 @@ class Port(ABC):
         """Return a loss as an objective, by the mask that the model makes or without."""
 
     def gradients(
-        self, piece: Piece, objective: Any, batch: Any, factors: list[np.ndarray], *, training: bool
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        factors: list[np.ndarray],
+        *,
+        training: bool,
     ) -> Iterator[np.ndarray]:
         """Yield the gradient by each of several factors."""
         for each in factors:
             yield self.gradient(piece, objective, batch, each, training=training)
 
     def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
-        """Return gradients as one vector, a missing one as zeros; of large parameters the entries at some places.
+        """Return gradients as one vector, a missing one as zeros; of large parameters
+        the entries at some places.
 
         A large gradient may be passed in whole, or as a log keeps it.
         """
@@ -274,7 +313,9 @@ class Port(ABC):
             size if kept is None else len(kept)
             for size, kept in zip(self.sizes, self._kept, strict=True)
         ]
-        return dict(zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True))
+        return dict(
+            zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True)
+        )
 
     def batch(
         self,
@@ -284,7 +325,8 @@ class Port(ABC):
         labels: np.ndarray | None = None,
         has_their_weights: bool = False,
     ) -> Any:
-        """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the rest by row.
+        """Return (x, y[, sample_weight]) of a piece: inputs as the model had them, the
+        rest by row.
 
         Args:
             shift: the number of rows by which the labels are moved.
@@ -311,9 +353,13 @@ class Port(ABC):
         )
 
     def as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
-        """Return labels or weights of rows as wide as the outputs, where the batch is narrower than the data."""
+        """Return labels or weights of rows as wide as the outputs, where the batch is
+        narrower than the data.
+        """
         pairs = zip(tree.leaves(self.data[0]), piece.called.inputs, strict=False)
-        is_narrow = any(np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs)
+        is_narrow = any(
+            np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs
+        )
         if not is_narrow or leaf.ndim < 2 or not piece.called.outputs:
             return leaf
         return (
@@ -328,7 +374,9 @@ class Port(ABC):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the warnings of Keras and the engine: inside, losses and steps are hypotheses, and not the user's."""
+    """Hide the warnings of Keras and the engine: inside, losses and steps are
+    hypotheses, and not the user's.
+    """
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -21,13 +21,17 @@ NOW = _Progress()
 
 @contextmanager
 def shown(every: float = _EVERY, tell: Callable[[str], None] = tell) -> Iterator[None]:
-    """Print the present stage and the seconds so far, again and again, while the body runs."""
+    """Print the present stage and the seconds so far, again and again, while the body
+    runs.
+    """
     begun, is_over = time.monotonic(), threading.Event()
     NOW.stage = _Progress.stage
 
     def show() -> None:
         while not is_over.wait(every):
-            tell(f"stepcheck: judging for {time.monotonic() - begun:.0f} s, now {NOW.stage}.")
+            tell(
+                f"stepcheck: judging for {time.monotonic() - begun:.0f} s, now {NOW.stage}."
+            )
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()

@@ -1,4 +1,6 @@
-"""A training under the hooks of each framework that is imported; and two trainings compared."""
+"""A training under the hooks of each framework that is imported; and two trainings
+compared.
+"""
 
 import os
 import sys
@@ -21,8 +23,13 @@ def recorded(*models: Any) -> Iterator[Trace]:
     """Run the body of a `with` under hooks; see `stepcheck.record`."""
     frameworks = dict(_imported())
     if not frameworks:
-        must, attempt = "A framework must be imported before the training is recorded.", "import it"
-        raise SpecificationError(message(must, "neither keras nor torch", f"{attempt} above."))
+        must, attempt = (
+            "A framework must be imported before the training is recorded.",
+            "import it",
+        )
+        raise SpecificationError(
+            message(must, "neither keras nor torch", f"{attempt} above.")
+        )
     trace = Trace()
     try:
         with ExitStack() as stack:
@@ -36,10 +43,17 @@ def recorded(*models: Any) -> Iterator[Trace]:
         raise
 
 
-def _imported() -> Iterator[tuple[type, Callable[[Trace, list], AbstractContextManager]]]:
-    """Yield (the kind of its models, what records them) for each framework that is imported."""
+def _imported() -> Iterator[
+    tuple[type, Callable[[Trace, list], AbstractContextManager]]
+]:
+    """Yield (the kind of its models, what records them) for each framework that is
+    imported.
+    """
     if "torch" in sys.modules:
-        yield sys.modules["torch"].nn.Module, import_module("stepcheck.torch.record").recording
+        yield (
+            sys.modules["torch"].nn.Module,
+            import_module("stepcheck.torch.record").recording,
+        )
     keras = sys.modules.get("keras")
     if keras is not None and keras.backend.backend() in _BACKENDS:
         yield keras.Model, import_module("stepcheck.keras.record").recording
@@ -53,7 +67,10 @@ def compared(one: Any, two: Any, *, match: Match | None, bits: bool) -> Comparis
     names = sorted(a.versions.keys() & b.versions.keys())
     versions = ((name, a.versions[name], b.versions[name]) for name in names)
     several = len(pairs) > 1
-    models = [compare(*pair, match=match, bits=bits, is_one_of_several=several) for pair in pairs]
+    models = [
+        compare(*pair, match=match, bits=bits, is_one_of_several=several)
+        for pair in pairs
+    ]
     return Comparison(
         tuple(models),
         tuple(rest),
@@ -66,5 +83,8 @@ def _trace_of(given: Any) -> Trace:
         return given
     if isinstance(given, str | os.PathLike):
         return load(given)
-    must, attempt = "diff compares two traces.", "the trace of `stepcheck.record`, or a path."
+    must, attempt = (
+        "diff compares two traces.",
+        "the trace of `stepcheck.record`, or a path.",
+    )
     raise SpecificationError(message(must, type(given).__name__, attempt))

@@ -1,4 +1,6 @@
-"""The step of an optimizer in numpy: one rule with settings for SGD, Adam, RMSprop, Adagrad and their relatives."""
+"""The step of an optimizer in numpy: one rule with settings for SGD, Adam, RMSprop,
+Adagrad and their relatives.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +11,17 @@ import numpy as np
 
 HALF_EPS = 2.0**-7  # of bfloat16, whose numbers may come as float32
 _LOW_BITS = 0xFFFF  # of a float32 that no bfloat16 has
-Clips = tuple[float, float, float]  # of each gradient's norm, of the norm of all, of each number
+Clips = tuple[
+    float, float, float
+]  # of each gradient's norm, of the norm of all, of each number
 
 
 class Epsilon(Enum):
     """The place of the number that keeps a divisor from 0.
 
-    `BESIDE`: added to the root of the corrected mean of squares (Kingma and Ba 2015, algorithm 1;
-    PyTorch). `HAT`: to the root before its correction (their section 2, "epsilon hat"; Keras'
-    Adam). `INSIDE`: under the root (Keras' RMSprop and Adagrad).
+    `BESIDE`: added to the root of the corrected mean of squares (Kingma and Ba 2015,
+    algorithm 1; PyTorch). `HAT`: to the root before its correction (their section 2,
+    "epsilon hat"; Keras' Adam). `INSIDE`: under the root (Keras' RMSprop and Adagrad).
     """
 
     BESIDE = auto()
@@ -28,9 +32,9 @@ class Epsilon(Enum):
 class Velocity(Enum):
     """The content of the mean of gradients.
 
-    `PLAIN`: gradients; the rate is a factor of the step (PyTorch; Keras' Adam). `RATED`: gradients
-    times their rate (Keras' RMSprop). `NEGATED`: moves, gradients times minus their rate (Keras'
-    SGD).
+    `PLAIN`: gradients; the rate is a factor of the step (PyTorch; Keras' Adam).
+    `RATED`: gradients times their rate (Keras' RMSprop). `NEGATED`: moves, gradients
+    times minus their rate (Keras' SGD).
     """
 
     PLAIN = auto()
@@ -43,23 +47,24 @@ class StepRule:
     """The settings of a step.
 
     Attributes:
-        momentum: how much of the mean of gradients stays: the momentum of SGD and RMSprop, beta_1
-            of Adam.
+        momentum: how much of the mean of gradients stays: the momentum of SGD and
+            RMSprop, beta_1 of Adam.
         dampening: how much of the new gradient the mean leaves out; beta_1 for Adam.
         nesterov: whether the step looks ahead by the momentum (Sutskever et al. 2013).
-        beta_2: how much of the mean of squares stays; 1 for their sum (Adagrad); None for no
-            division.
+        beta_2: how much of the mean of squares stays; 1 for their sum (Adagrad); None
+            for no division.
         divides_first: whether the mean is one of divided gradients (RMSprop).
         is_corrected: whether both means are divided by 1 - beta ** count (Adam).
         centered: whether the square of the mean gradient is subtracted (Graves 2013).
         amsgrad: whether the largest mean of squares counts (Reddi et al. 2018).
-        weight_decay: added to the gradient times the weights, or `is_decoupled` from it (Loshchilov
-            and Hutter 2019).
+        weight_decay: added to the gradient times the weights, or `is_decoupled` from it
+            (Loshchilov and Hutter 2019).
         maximize: whether the step goes up.
         clips: bounds of the gradients before all.
         initial: of the sum or mean of squares.
-        is_of_rows: whether the gradient came in rows, perhaps equal ones, whose squares are added
-            up after that (`IndexedSlices` of TensorFlow): the mean of squares is not known then.
+        is_of_rows: whether the gradient came in rows, perhaps equal ones, whose squares
+            are added up after that (`IndexedSlices` of TensorFlow): the mean of squares
+            is not known then.
     """
 
     rate: float
@@ -83,11 +88,12 @@ class StepRule:
 
 
 class Slots(NamedTuple):
-    """The state of one parameter before or after a step; None where a rule has none, or none yet.
+    """The state of one parameter before or after a step; None where a rule has none, or
+    none yet.
 
     Attributes:
-        mean: of the gradients. square: of their squares. centre: of the gradients, to centre the
-            squares.
+        mean: of the gradients. square: of their squares. centre: of the gradients, to
+            centre the squares.
         most: the largest `square` so far.
         num_steps: the number of steps so far.
     """
@@ -100,7 +106,9 @@ class Slots(NamedTuple):
 
 
 def begun(rule: StepRule, weights: np.ndarray) -> Slots:
-    """Return the state before the first step; PyTorch's SGD begins without a mean, and takes the first gradient."""
+    """Return the state before the first step; PyTorch's SGD begins without a mean, and
+    takes the first gradient.
+    """
     zeros = np.zeros_like(weights)
     begins_bare = rule.beta_2 is None and rule.velocity is Velocity.PLAIN
     return Slots(None if begins_bare else zeros, zeros + rule.initial, zeros, zeros)
@@ -145,8 +153,12 @@ def stepped(
     return weights - scale[rule.velocity] * step, slots
 
 
-def _averaged(rule: StepRule, grad: np.ndarray, slots: Slots) -> tuple[np.ndarray, Slots]:
-    """Return the step before its rate and its division, and the slots with the new mean."""
+def _averaged(
+    rule: StepRule, grad: np.ndarray, slots: Slots
+) -> tuple[np.ndarray, Slots]:
+    """Return the step before its rate and its division, and the slots with the new
+    mean.
+    """
     gains = {Velocity.PLAIN: 1 - rule.dampening, Velocity.RATED: rule.rate}
     gain = gains.get(rule.velocity, -rule.rate)
     if not rule.momentum:
@@ -156,7 +168,9 @@ def _averaged(rule: StepRule, grad: np.ndarray, slots: Slots) -> tuple[np.ndarra
     return step, slots._replace(mean=mean)
 
 
-def _squared(rule: StepRule, grad: np.ndarray, slots: Slots, square: np.ndarray | None) -> Slots:
+def _squared(
+    rule: StepRule, grad: np.ndarray, slots: Slots, square: np.ndarray | None
+) -> Slots:
     """Return the slots with the new mean, or sum, of squares."""
     assert rule.beta_2 is not None
     gain = 1 - rule.beta_2 if rule.beta_2 < 1 else 1.0
@@ -176,7 +190,9 @@ def _root(rule: StepRule, slots: Slots) -> np.ndarray:
     assert rule.beta_2 is not None
     if rule.centered:
         square = np.maximum(square - slots.centre * slots.centre, 0)
-    correction = float(np.sqrt(1 - rule.beta_2**slots.num_steps)) if rule.is_corrected else 1.0
+    correction = (
+        float(np.sqrt(1 - rule.beta_2**slots.num_steps)) if rule.is_corrected else 1.0
+    )
     if rule.place is Epsilon.INSIDE:
         return np.sqrt(square + rule.epsilon)
     if rule.place is Epsilon.HAT:
@@ -184,8 +200,12 @@ def _root(rule: StepRule, slots: Slots) -> np.ndarray:
     return np.sqrt(square) / correction + rule.epsilon
 
 
-def clipped(grads: Sequence[np.ndarray | None], clips: Clips) -> list[np.ndarray | None]:
-    """Return gradients by the first bound that is not 0, as Keras clips them: of each norm, of all, of each number."""
+def clipped(
+    grads: Sequence[np.ndarray | None], clips: Clips
+) -> list[np.ndarray | None]:
+    """Return gradients by the first bound that is not 0, as Keras clips them: of each
+    norm, of all, of each number.
+    """
     each, whole, number = clips
     if not any(clips):
         return [*grads]
@@ -198,12 +218,15 @@ def clipped(grads: Sequence[np.ndarray | None], clips: Clips) -> list[np.ndarray
     pairs = zip(grads, factors, strict=True)
     found = [None if grad is None else grad * factor for grad, factor in pairs]
     if number and not (each or whole):
-        return [None if grad is None else np.clip(grad, -number, number) for grad in found]
+        return [
+            None if grad is None else np.clip(grad, -number, number) for grad in found
+        ]
     return found
 
 
 def precision(weights: np.ndarray) -> float:
-    """Return the relative distance of two neighbours in the dtype of weights; bfloat16 may come as float32.
+    """Return the relative distance of two neighbours in the dtype of weights; bfloat16
+    may come as float32.
 
     >>> precision(np.array([1.1], "float32")) < 1e-6, precision(np.array([1.0, 0.5], "float32"))
     (True, 0.0078125)

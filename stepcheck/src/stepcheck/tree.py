@@ -1,7 +1,7 @@
 """Nested data: dicts, lists and tuples of arrays.
 
-A leaf is named by its path; None is no leaf, and is kept. A `Tree` is such data. A `Tensor` is one
-leaf: an array of numpy or the framework, or a tracer.
+A leaf is named by its path; None is no leaf, and is kept. A `Tree` is such data. A
+`Tensor` is one leaf: an array of numpy or the framework, or a tracer.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,8 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
     """Return the common length of the leading axes of all leaves.
 
     Raises:
-        SpecificationError: there is no leaf, a leaf has no leading axis, or the lengths differ.
+        SpecificationError: there is no leaf, a leaf has no leading axis, or the lengths
+            differ.
     """
     named = named_leaves(tree, root)
     lengths: dict[str, int] = {}
@@ -57,11 +58,15 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
         shape: Any = getattr(leaf, "shape", ())
         if not len(shape):
             must = f"{name} must be an array with a leading row axis."
-            raise SpecificationError(message(must, leaf, "pass an array of shape (rows, ...)."))
+            raise SpecificationError(
+                message(must, leaf, "pass an array of shape (rows, ...).")
+            )
         lengths[name] = int(shape[0])
     if not lengths:
         must = f"{root} must hold at least one array."
-        raise SpecificationError(message(must, tree, "pass arrays with a leading row axis."))
+        raise SpecificationError(
+            message(must, tree, "pass arrays with a leading row axis.")
+        )
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name}: {length} rows" for name, length in lengths.items())
         must = "All arrays must have the same number of rows."

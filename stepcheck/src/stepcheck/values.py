@@ -1,4 +1,6 @@
-"""The values that findings are made of. No sentence is here: `report.words` has the text of each."""
+"""The values that findings are made of. No sentence is here: `report.words` has the
+text of each.
+"""
 
 import linecache
 from dataclasses import dataclass, field
@@ -9,7 +11,9 @@ from stepcheck.faults import UNNAMED, Error, Fault, Quantity, Stage
 
 
 class Known(Enum):
-    """A count that is known of each row: the coefficient of its gradient may be a fraction of it."""
+    """A count that is known of each row: the coefficient of its gradient may be a
+    fraction of it.
+    """
 
     WEIGHT_OF_UPDATE = auto()
     ROWS_OF_UPDATE = auto()
@@ -41,9 +45,10 @@ class Count:
 
     Attributes:
         above, below: the counts that the number is multiplied with, and divided by.
-        numbers: numbers that no fraction reproduces, the farthest from 1 first, of vectors of
-            this `level`.
-        instead: how it should count; None where `above` has the meant count, or nothing counts.
+        numbers: numbers that no fraction reproduces, the farthest from 1 first, of
+            vectors of this `level`.
+        instead: how it should count; None where `above` has the meant count, or nothing
+            counts.
     """
 
     number: float = 1.0
@@ -71,7 +76,9 @@ class Detail(Enum):
     OF_OTHER_ROWS = auto()
     SMOOTHED = auto()  # numbers: the smoothing, and the one that was meant
     FUNCTION_AGAIN = auto()  # names: the activation
-    TERMS_COUNT = auto()  # numbers: of each output, then those that were meant; names: the outputs
+    TERMS_COUNT = (
+        auto()
+    )  # numbers: of each output, then those that were meant; names: the outputs
     CLIPPED_BY_NORM = auto()  # numbers: the bound
     CLIPPED_IN_TURN = auto()
     ADDED_BEFORE = auto()
@@ -80,7 +87,9 @@ class Detail(Enum):
 
 
 class Part(Enum):
-    """The kind of an update's microbatches: of the loop, of replicas, or of calls of an accumulating optimizer."""
+    """The kind of an update's microbatches: of the loop, of replicas, or of calls of an
+    accumulating optimizer.
+    """
 
     MICROBATCH = auto()
     REPLICA = auto()
@@ -88,7 +97,9 @@ class Part(Enum):
 
 
 class Unit(Enum):
-    """The kind of the rows' weights: 1 each, sample weights of the user, or others, as of a mask."""
+    """The kind of the rows' weights: 1 each, sample weights of the user, or others, as
+    of a mask.
+    """
 
     ROWS = auto()
     SAMPLE_WEIGHTS = auto()
@@ -146,7 +157,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Where:
-    """The place of a finding: updates from 1, rows of the data, parameters, outputs, the line of the user's code."""
+    """The place of a finding: updates from 1, rows of the data, parameters, outputs,
+    the line of the user's code.
+    """
 
     updates: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
@@ -172,8 +185,8 @@ class Shown(Enum):
 class Number(NamedTuple):
     """A number of a proof; NaN where there is none.
 
-    `of`: a parameter with its index, the index of an output, or a row of the data with that of its
-    output.
+    `of`: a parameter with its index, the index of an output, or a row of the data with
+    that of its output.
     """
 
     what: Shown
@@ -185,11 +198,12 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class Proof:
-    """The numbers of one update, three times: of the loop, as they were meant, and as they were meant but for an error.
+    """The numbers of one update, three times: of the loop, as they were meant, and as
+    they were meant but for an error.
 
     Attributes:
-        parameters: of a gradient, by parameter: the distance from the meant one, and from it with
-            the error.
+        parameters: of a gradient, by parameter: the distance from the meant one, and
+            from it with the error.
     """
 
     update: int
@@ -203,8 +217,8 @@ class Finding:
 
     Attributes:
         apart: the relative distance of the loop's numbers from those that were meant.
-        with_error: their distance from those that were meant but for this error; NaN where these
-            were not computed.
+        with_error: their distance from those that were meant but for this error; NaN
+            where these were not computed.
     """
 
     change: Change
@@ -293,7 +307,8 @@ class Unjudged:
     Attributes:
         stage: None for all stages.
         updates: how many, or 0 where it concerns all; without a stage, those before it.
-        told: of the framework or the user's code: the kind of an error, the name of a function.
+        told: of the framework or the user's code: the kind of an error, the name of a
+            function.
     """
 
     reason: Reason
@@ -304,8 +319,9 @@ class Unjudged:
     def is_of_all(self, num_updates: int) -> bool:
         """Whether nothing of its stage is known of a loop with this number of updates.
 
-        Gradients that are changed by hand are reproduced from the meant ones, with that change.
-        Updates before other variables are trained are not among those that were seen.
+        Gradients that are changed by hand are reproduced from the meant ones, with that
+        change. Updates before other variables are trained are not among those that were
+        seen.
 
         >>> Unjudged(Reason.NOT_KEPT, Stage.STEP, 3).is_of_all(3)
         True

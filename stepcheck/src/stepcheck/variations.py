@@ -27,14 +27,20 @@ class Plan:
         self.rows, self.pads, self.weights = rows, pads, weights
         self.draw = np.random.default_rng(0)
         masks = [*pads.values()] + ([] if weights is None else [weights == 0])
-        of_mask = {n for n, v in rows.values.items() if any(_is_mask(v, each) for each in masks)}
+        of_mask = {
+            n
+            for n, v in rows.values.items()
+            if any(_is_mask(v, each) for each in masks)
+        }
         self.of_weights = [
             name
             for name, values in rows.values.items()
             if weights is not None and np.array_equal(values, weights)
         ]
         told = {*of_mask, *self.of_weights}
-        self.content = [name for name in rows.values if name not in told] or [*rows.values]
+        self.content = [name for name in rows.values if name not in told] or [
+            *rows.values
+        ]
         self.padded = [name for name in pads if is_stated or name in self.content]
         self._has_mask, self._is_stated = bool(of_mask), is_stated
 
@@ -45,13 +51,20 @@ class Plan:
             yield {name: values[index] for name, values in self.rows.values.items()}
 
     def other_rows(self, name: str, *, first_alone: bool) -> Values | None:
-        """Return a leaf with other values in its real places: of the first row, or of all."""
+        """Return a leaf with other values in its real places: of the first row, or of
+        all.
+        """
         values = self.rows.values[name]
-        left = [np.zeros(len(values), bool), *([self.pads[name]] if name in self.pads else [])]
+        left = [
+            np.zeros(len(values), bool),
+            *([self.pads[name]] if name in self.pads else []),
+        ]
         if self.weights is not None:
             left.append(fitted(self.weights == 0, values))
         num_axes = max(each.ndim for each in left)
-        filled = [each.reshape(each.shape + (1,) * (num_axes - each.ndim)) for each in left]
+        filled = [
+            each.reshape(each.shape + (1,) * (num_axes - each.ndim)) for each in left
+        ]
         real = ~np.any(np.broadcast_arrays(*filled), axis=0)
         where = real.copy()
         if first_alone:
@@ -59,10 +72,14 @@ class Plan:
         return self.rows.others(name, where, real, self.draw)
 
     def marks(self, name: str) -> tuple[str, ...]:
-        """Return the value by which an update may know the padding of a leaf, and its name."""
+        """Return the value by which an update may know the padding of a leaf, and its
+        name.
+        """
         values, mask = self.rows.values[name], self.pads[name]
         padded = values[mask]
-        is_one = np.all(equal(padded, padded[0])) and not np.any(equal(values[~mask], padded[0]))
+        is_one = np.all(equal(padded, padded[0])) and not np.any(
+            equal(values[~mask], padded[0])
+        )
         is_known_by_mask = self._has_mask and values.dtype.kind == "f"
         if self._is_stated or is_known_by_mask or not is_one:
             return ()
@@ -76,17 +93,28 @@ def _padding(rows: Batch, padding: Any) -> tuple[dict[str, np.ndarray], bool]:
         return {}, False
     if not hasattr(stated, "keys"):
         mask = _mask("padding", stated)
-        found = {n: mask for n, v in rows.values.items() if v.shape[: mask.ndim] == mask.shape}
+        found = {
+            n: mask
+            for n, v in rows.values.items()
+            if v.shape[: mask.ndim] == mask.shape
+        }
         if found:
             return found, False
-        must = "padding must have the first axes of an array of the batch: (rows, places)."
+        must = (
+            "padding must have the first axes of an array of the batch: (rows, places)."
+        )
         raise SpecificationError(message(must, mask, "batch['ids'] == 0."))
     masks = {name: _mask(f"padding[{name!r}]", mask) for name, mask in stated.items()}
     for name, mask in masks.items():
-        if name not in rows.values or rows.values[name].shape[: mask.ndim] != mask.shape:
+        if (
+            name not in rows.values
+            or rows.values[name].shape[: mask.ndim] != mask.shape
+        ):
             known = ", ".join(f"{n} {v.shape}" for n, v in rows.values.items())
             must = f"padding[{name!r}] must have the first axes of an array of the batch ({known})."
-            raise SpecificationError(message(must, mask, "padding={'ids': batch['ids'] == 0}."))
+            raise SpecificationError(
+                message(must, mask, "padding={'ids': batch['ids'] == 0}.")
+            )
     return masks, True
 
 
@@ -106,15 +134,19 @@ def _row_weights(rows: Batch, weights: Any) -> np.ndarray | None:
     values = numbers("weights", stated)
     if values.ndim == 0 or len(values) != rows.num_rows or not np.any(values):
         must = (
-            f"weights must have one number for each of the {rows.num_rows} rows, not all of them 0."
+            f"weights must have one number for each of the {rows.num_rows} rows, not "
+            "all of them 0."
         )
         raise SpecificationError(message(must, values, "batch['weights']."))
     is_of_batch = any(np.array_equal(values, each) for each in rows.values.values())
     if not is_of_batch and np.all(values != 0):
         must = (
-            "weights must have a 0, or be an array of the batch, in which a row can get weight 0."
+            "weights must have a 0, or be an array of the batch, in which a row can "
+            "get weight 0."
         )
-        raise SpecificationError(message(must, values, "weights=lambda batch: batch['weights']."))
+        raise SpecificationError(
+            message(must, values, "weights=lambda batch: batch['weights'].")
+        )
     return values
 
 
@@ -150,5 +182,7 @@ def _is_mask(values: np.ndarray, mask: np.ndarray) -> bool:
         return False
     inside, outside = values[mask], values[~mask]
     return bool(
-        np.all(inside == inside[0]) and np.all(outside == outside[0]) and inside[0] != outside[0]
+        np.all(inside == inside[0])
+        and np.all(outside == outside[0])
+        and inside[0] != outside[0]
     )

@@ -1,4 +1,6 @@
-"""Objects by the names that a script has for them: `net`, `trainer.model`, `batch["x"]`."""
+"""Objects by the names that a script has for them: `net`, `trainer.model`,
+`batch["x"]`.
+"""
 
 import ast
 import sys
@@ -12,7 +14,15 @@ from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.user_code.source import is_of_user
 
-_PLAIN = ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.Constant, ast.Tuple, ast.UnaryOp
+_PLAIN = (
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Slice,
+    ast.Constant,
+    ast.Tuple,
+    ast.UnaryOp,
+)
 _KINDS = {
     "loss": ("keras:losses.Loss", "torch:nn.modules.loss._Loss"),
     "model": ("keras:Model", "torch:nn.Module"),
@@ -38,10 +48,14 @@ class Names:
         }
 
     def values(self, scope: Scope) -> dict[str, Any] | None:
-        """Return the objects by argument; None where one is not known, or has no numbers yet."""
+        """Return the objects by argument; None where one is not known, or has no
+        numbers yet.
+        """
         known = {**self._of_keras(), **scope, "__builtins__": {}}
         found, _ = attempt(
-            lambda: {argument: eval(code, known) for argument, code in self._codes.items()}
+            lambda: {
+                argument: eval(code, known) for argument, code in self._codes.items()
+            }
         )
         if found is None:  # a name or an item comes later
             return None
@@ -94,23 +108,38 @@ def imported(place: str) -> Any:
     """Return the object `module:name`; None if the module was not imported."""
     home, name = place.split(":")
     module = sys.modules.get(home)
-    is_ready = module is not None and not getattr(module.__spec__, "_initializing", False)
+    is_ready = module is not None and not getattr(
+        module.__spec__, "_initializing", False
+    )
     return attrgetter(name)(module) if is_ready else None
 
 
 def seen(scope: Scope) -> dict[str, dict[str, Any]]:
-    """Return models, arrays, losses and optimizers by name, for each option of the command.
+    """Return models, arrays, losses and optimizers by name, for each option of the
+    command.
 
     >>> import numpy as np
     >>> [*seen({"x": np.ones(3), "batch": {"y": np.ones(3)}, "num": 3})["data"]]
     ['x', "batch['y']"]
     """
-    found: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "loss": {}, "optimizer": {}}
-    classes = {kind: tuple(filter(None, map(imported, places))) for kind, places in _KINDS.items()}
+    found: dict[str, dict[str, Any]] = {
+        "model": {},
+        "data": {},
+        "loss": {},
+        "optimizer": {},
+    }
+    classes = {
+        kind: tuple(filter(None, map(imported, places)))
+        for kind, places in _KINDS.items()
+    }
     known = set[int]()
     for name, value in _with_parts(scope):
-        kind = next((kind for kind, own in classes.items() if isinstance(value, own)), "data")
-        is_array = hasattr(value, "__array__") and len(getattr(value, "shape", None) or ())
+        kind = next(
+            (kind for kind, own in classes.items() if isinstance(value, own)), "data"
+        )
+        is_array = hasattr(value, "__array__") and len(
+            getattr(value, "shape", None) or ()
+        )
         if (kind != "data" or is_array) and id(value) not in known:
             known.add(id(value))
             found[kind][name] = value
@@ -118,7 +147,9 @@ def seen(scope: Scope) -> dict[str, dict[str, Any]]:
 
 
 def _with_parts(scope: Scope) -> Iterable[tuple[str, Any]]:
-    """Return (name, object) of a scope, then of the attributes and items of its objects."""
+    """Return (name, object) of a scope, then of the attributes and items of its
+    objects.
+    """
     public = {name: value for name, value in scope.items() if not name.startswith("_")}
     parts = dict(public)
     for name, value in public.items():

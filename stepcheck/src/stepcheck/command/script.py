@@ -31,7 +31,11 @@ _DOORS = {  # methods of every loop; inside of those of TensorFlow a pass has no
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
 }
 _SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
-_CALLING_BACK = "debugging.py", "callback.py", "script_ops.py"  # files of JAX and TensorFlow
+_CALLING_BACK = (
+    "debugging.py",
+    "callback.py",
+    "script_ops.py",
+)  # files of JAX and TensorFlow
 
 
 class Enough(BaseException):
@@ -39,7 +43,9 @@ class Enough(BaseException):
 
 
 class Call(NamedTuple):
-    """A call of a framework: the door, the class and object whose method it is, the arguments."""
+    """A call of a framework: the door, the class and object whose method it is, the
+    arguments.
+    """
 
     door: str
     owner: Any
@@ -65,7 +71,9 @@ class Run(ABC):
 
     @abstractmethod
     def hooks(self, call: Call) -> AbstractContextManager | None:
-        """Return the hooks to begin with before a call; None to look again before the next one."""
+        """Return the hooks to begin with before a call; None to look again before the
+        next one.
+        """
 
     def of(self, script: str, arguments: list[str]) -> None:
         """Run a script to its end, or until there were enough updates.
@@ -77,7 +85,11 @@ class Run(ABC):
         path = [str(Path(script).resolve().parent), *sys.path[1:]]
         importing = self._importing(builtins.__import__)
         token = STEPPED.set(self._count)
-        with replaced(sys, "argv", [script, *arguments]), replaced(sys, "path", path), self._doors:
+        with (
+            replaced(sys, "argv", [script, *arguments]),
+            replaced(sys, "path", path),
+            self._doors,
+        ):
             self._doors.enter_context(replaced(builtins, "__import__", importing))
             try:
                 with self._hooks:
@@ -109,7 +121,9 @@ class Run(ABC):
                 raise
 
     def _importing(self, plain: Callable) -> Callable:
-        """Return `__import__`, after which doors are opened: the engine is chosen by then."""
+        """Return `__import__`, after which doors are opened: the engine is chosen by
+        then.
+        """
 
         def importing(*arguments: Any, **others: Any) -> Any:
             module = plain(*arguments, **others)
@@ -154,11 +168,15 @@ class Run(ABC):
             self.stop()
 
     def _end(self, _: int, frame: FrameType | None) -> None:
-        """End the script; not inside of a callback, in which an exception would be the engine's."""
+        """End the script; not inside of a callback, in which an exception would be the
+        engine's.
+        """
         if self._is_over:
             signal.setitimer(signal.ITIMER_REAL, 0)
             return
-        if not any(each.f_code.co_filename.endswith(_CALLING_BACK) for each in frames(frame)):
+        if not any(
+            each.f_code.co_filename.endswith(_CALLING_BACK) for each in frames(frame)
+        ):
             raise Enough
         signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)
 

@@ -20,7 +20,8 @@ class Watched(Run):
     """A run that is watched, once all is stated.
 
     Attributes:
-        scope: the names that had values at the last call of a framework; empty without such a call.
+        scope: the names that had values at the last call of a framework; empty without
+            such a call.
     """
 
     def __init__(self, names: Names, learning_rate: float | None, num_updates: int):
@@ -31,11 +32,18 @@ class Watched(Run):
 
     def hooks(self, call: Call) -> AbstractContextManager | None:
         """Return the watch, if all has values here."""
-        running = [each for each in frames(sys._getframe(1)) if is_of_user(each.f_code.co_filename)]
+        running = [
+            each
+            for each in frames(sys._getframe(1))
+            if is_of_user(each.f_code.co_filename)
+        ]
         scopes = [each.f_globals | each.f_locals for each in running]
         scopes.append(vars(sys.modules["__main__"]))
         self._scope = ChainMap(*scopes)
-        named, stated = next(filter(None, map(self._names.values, scopes)), {}), _stated_by(call)
+        named, stated = (
+            next(filter(None, map(self._names.values, scopes)), {}),
+            _stated_by(call),
+        )
         if named.get("model", stated.get("model")) is stated.get("model"):
             named = stated | named
         if getattr(named.get("model"), "compiled", False):
@@ -58,7 +66,9 @@ class Watched(Run):
         return "\n".join(lines)
 
     def _may_begin(self) -> bool:
-        """Whether names state the update, and are written in the script: they may get values."""
+        """Whether names state the update, and are written in the script: they may get
+        values.
+        """
         sources = "".join(Path(file).read_text() for file in self._files)
         return {*self._names.texts} >= _NEEDED and self._names.are_written(sources)
 

@@ -7,5 +7,6 @@ from stepcheck.errors import message
 if find_spec("wholestep") is None:
     must = "stepcheck needs the package wholestep for models of Keras."
     raise ModuleNotFoundError(
-        message(must, "it is not installed", 'pip install "stepcheck[keras]".'), name="wholestep"
+        message(must, "it is not installed", 'pip install "stepcheck[keras]".'),
+        name="wholestep",
     )

@@ -1,4 +1,6 @@
-"""Losses of Keras and functions as such, and their relatives, which a loss may be mistaken for."""
+"""Losses of Keras and functions as such, and their relatives, which a loss may be
+mistaken for.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,13 +17,16 @@ from stepcheck.tree import Tensor, Tree
 
 
 class Function(Loss):
-    """A plain function as a Keras loss; labels and outputs are given the same rank, as Keras does.
+    """A plain function as a Keras loss; labels and outputs are given the same rank, as
+    Keras does.
 
     It may return (values, weights); the sample weights are multiplied by these weights.
     """
 
     has_own_weights = False
-    is_unrolled = False  # whether it is called row by row, as it returns a single number
+    is_unrolled = (
+        False  # whether it is called row by row, as it returns a single number
+    )
     is_coupled = False  # whether a row's loss depends on the rows beside it
 
     def __init__(self, function: Callable):
@@ -38,10 +43,14 @@ class Function(Loss):
         def row(i: int, nest: Tree) -> Any:
             return tree.map_leaves(lambda leaf: leaf[i : i + 1], nest)
 
-        return ops.stack([self.whole(row(i, y_true), row(i, y_pred)) for i in range(num)])
+        return ops.stack(
+            [self.whole(row(i, y_true), row(i, y_pred)) for i in range(num)]
+        )
 
     def with_weights(self) -> "Function":
-        """Return the same function with a mean that is divided by its own weights of the rows."""
+        """Return the same function with a mean that is divided by its own weights of
+        the rows.
+        """
         found = Function(self._function)
         found.reduction, found.has_own_weights = "mean_with_sample_weight", True
         return found
@@ -51,10 +60,15 @@ class Function(Loss):
         values, weights = self.pair(y_true, y_pred)
         if weights is not None and self.reduction != "mean_with_sample_weight":
             must = (
-                "A loss of (values, weights) needs a built model, one output, one array of labels."
+                "A loss of (values, weights) needs a built model, one output, one "
+                "array of labels."
             )
             raise SpecificationError(
-                message(must, self.name, "data=(x, y, weights), and a loss that returns values.")
+                message(
+                    must,
+                    self.name,
+                    "data=(x, y, weights), and a loss that returns values.",
+                )
             )
         return values
 
@@ -113,7 +127,8 @@ def _changed(loss: Loss, **arguments: Any) -> Loss | None:
 
 
 def name_of(loss: object) -> str:
-    """Return the name of a loss: of a name, a Keras loss, a function, or several of them.
+    """Return the name of a loss: of a name, a Keras loss, a function, or several of
+    them.
 
     >>> name_of(keras.losses.Huber()), name_of(keras.losses.huber), name_of(["mse", "huber"])
     ('Huber', 'huber', 'mse, huber')
@@ -121,7 +136,9 @@ def name_of(loss: object) -> str:
     if isinstance(loss, str):
         return loss
     if isinstance(loss, dict | list | tuple):
-        return ", ".join(map(name_of, loss.values() if isinstance(loss, dict) else loss))
+        return ", ".join(
+            map(name_of, loss.values() if isinstance(loss, dict) else loss)
+        )
     function = getattr(loss, "func", loss)
     return getattr(function, "__name__", None) or type(loss).__name__
 
@@ -141,8 +158,12 @@ def flipped(loss: Loss) -> Loss | None:
 
 
 def changes(loss: Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
-    """Yield (name, function, whether it is the loss's activation) that outputs may go through."""
-    functions = {"softmax": _softmax, "log_softmax": ops.log_softmax} if width > 1 else {}
+    """Yield (name, function, whether it is the loss's activation) that outputs may go
+    through.
+    """
+    functions = (
+        {"softmax": _softmax, "log_softmax": ops.log_softmax} if width > 1 else {}
+    )
     functions |= {
         "sigmoid": _sigmoid,
         "tanh": ops.tanh,
@@ -165,7 +186,9 @@ def _sigmoid(outputs: Tensor) -> Tensor:
 
 
 def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
-    """Return (the unsmoothed dense loss, the smoothing, whether labels are classes), or None."""
+    """Return (the unsmoothed dense loss, the smoothing, whether labels are classes), or
+    None.
+    """
     if type(loss).__name__ == "SparseCategoricalCrossentropy":
         dense = keras.losses.CategoricalCrossentropy(
             loss.get_config()["from_logits"], reduction=loss.reduction

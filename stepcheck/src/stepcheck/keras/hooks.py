@@ -37,22 +37,31 @@ from stepcheck.values import Reason
 from wholestep.model import uncast, with_mask_of
 
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
-_MEETING = "compile", "__call__", "stateless_call"  # not `fit`: callers compare it with Keras' own
+_MEETING = (
+    "compile",
+    "__call__",
+    "stateless_call",
+)  # not `fit`: callers compare it with Keras' own
 _MAKE = "make_train_function"
 _GONE = object()
 
 
 @contextmanager
 def listening(
-    listener: Listener, hooks: list["Hooks"], found: Callable[[keras.Model], "Hooks"] | None = None
+    listener: Listener,
+    hooks: list["Hooks"],
+    found: Callable[[keras.Model], "Hooks"] | None = None,
 ) -> Iterator[None]:
-    """Record to the logs of several hooks inside; afterwards all attributes are restored.
+    """Record to the logs of several hooks inside; afterwards all attributes are
+    restored.
 
     Args:
         hooks: one for each model; those that are found are added.
         found: makes the hooks of a model that has none, and is called by no other.
     """
-    owner = next(each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each))
+    owner = next(
+        each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each)
+    )
     scaling = keras.optimizers.LossScaleOptimizer
     with listener.listening(), ExitStack() as stack:
         stack.callback(_close, hooks)  # also those that are found later
@@ -61,30 +70,52 @@ def listening(
         stack.enter_context(_making(listener, hooks))
         for name in _MEETING if found is None else (*_MEETING, _MAKE):
             stack.enter_context(_meeting(name, listener, hooks, found))
-        apply, check = _applied(owner.apply, hooks), _checked(scaling.check_finite, hooks)
+        apply, check = (
+            _applied(owner.apply, hooks),
+            _checked(scaling.check_finite, hooks),
+        )
         stack.enter_context(replaced(owner, "apply", listener.unhooked(apply)))
         stack.enter_context(replaced(scaling, "check_finite", listener.unhooked(check)))
         yield
 
 
 @contextmanager
-def _meeting(name: str, listener: Listener, hooks: list["Hooks"], found: Any) -> Iterator[None]:
-    """Inside, models of the same variables, or found ones, are hooked before their first call."""
+def _meeting(
+    name: str, listener: Listener, hooks: list["Hooks"], found: Any
+) -> Iterator[None]:
+    """Inside, models of the same variables, or found ones, are hooked before their
+    first call.
+    """
     owner = next(each for each in keras.Model.__mro__ if name in vars(each))
     method, inside = getattr(owner, name), threading.local()  # whether a model runs
 
     @wraps(method)
     def met(layer: Any, *arguments: Any, **others: Any) -> Any:
-        is_model, is_inner = isinstance(layer, keras.Model), getattr(inside, "runs", False)
+        is_model, is_inner = (
+            isinstance(layer, keras.Model),
+            getattr(inside, "runs", False),
+        )
         is_known = not is_model or any(id(layer) in each.hooked for each in hooks)
-        twin = None if is_known else next((each for each in hooks if each.is_twin(layer)), None)
+        twin = (
+            None
+            if is_known
+            else next((each for each in hooks if each.is_twin(layer)), None)
+        )
         if twin is not None:
             twin.hook(layer)
-        elif found and not is_known and not is_inner and name != "compile" and _runs(arguments):
+        elif (
+            found
+            and not is_known
+            and not is_inner
+            and name != "compile"
+            and _runs(arguments)
+        ):
             hooks.append(found(layer))
             hooks[-1].begin()
         if is_model and name in ("__call__", "stateless_call"):
-            given = inspect.signature(method).bind(layer, *arguments, **others).arguments
+            given = (
+                inspect.signature(method).bind(layer, *arguments, **others).arguments
+            )
             for each in hooks:
                 each.harmless(each.note_beside)(layer, given)
         inside.runs = is_inner or is_model
@@ -99,7 +130,9 @@ def _meeting(name: str, listener: Listener, hooks: list["Hooks"], found: Any) ->
 
 @contextmanager
 def _making(listener: Listener, hooks: list["Hooks"]) -> Iterator[None]:
-    """Inside, models make their training functions anew, as far as they can be recorded."""
+    """Inside, models make their training functions anew, as far as they can be
+    recorded.
+    """
     owner = next(each for each in keras.Model.__mro__ if _MAKE in vars(each))
     make = getattr(owner, _MAKE)
 
@@ -124,7 +157,9 @@ def _making(listener: Listener, hooks: list["Hooks"]) -> Iterator[None]:
 
 def _runs(arguments: Any) -> bool:
     """Whether a model is called with numbers, and not to build a model around it."""
-    return not any(isinstance(leaf, keras.KerasTensor) for leaf in tree.leaves(arguments))
+    return not any(
+        isinstance(leaf, keras.KerasTensor) for leaf in tree.leaves(arguments)
+    )
 
 
 def _applied(apply: Callable, hooks: list["Hooks"]) -> Callable:
@@ -134,7 +169,10 @@ def _applied(apply: Callable, hooks: list["Hooks"]) -> Callable:
     def told(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         given = None if trainable_variables is None else list(trainable_variables)
-        ends = [(each, each.harmless(each.stepping)(optimizer, grads, given)) for each in hooks]
+        ends = [
+            (each, each.harmless(each.stepping)(optimizer, grads, given))
+            for each in hooks
+        ]
         result = apply(optimizer, grads, given)
         for each, end in ends:
             if end is not None:
@@ -145,7 +183,9 @@ def _applied(apply: Callable, hooks: list["Hooks"]) -> Callable:
 
 
 def _checked(check: Callable, hooks: list["Hooks"]) -> Callable:
-    """Return the check of an optimizer that scales the loss, with a record of its result."""
+    """Return the check of an optimizer that scales the loss, with a record of its
+    result.
+    """
 
     @wraps(check)
     def told(optimizer: Any, grads: Any) -> Any:
@@ -169,11 +209,17 @@ class Hooks:
     """
 
     def __init__(
-        self, model: keras.Model, listener: Listener, log: Log, beside: Beside | None = None
+        self,
+        model: keras.Model,
+        listener: Listener,
+        log: Log,
+        beside: Beside | None = None,
     ):
         self.model, self.listener, self.log, self.beside = model, listener, log, beside
         self.hooked: dict[int, Callable[[], None]] = {}
-        self._anew: dict[int, Callable[[], None]] = {}  # models with training functions made inside
+        self._anew: dict[
+            int, Callable[[], None]
+        ] = {}  # models with training functions made inside
         self._num_muted: Counter[int] = Counter()  # by thread
         self._optimizers: list = []  # kept, so that no two have one id
 
@@ -210,11 +256,15 @@ class Hooks:
                 else:
                     vars(model)[name] = value
 
-        vars(model).update(hooked)  # past Keras' own __setattr__, which would look at them
+        vars(model).update(
+            hooked
+        )  # past Keras' own __setattr__, which would look at them
         self.hooked[id(model)] = unhook
 
     def renew(self, trainer: keras.Model) -> None:
-        """Let a model that trains this one make its training function anew, for this record."""
+        """Let a model that trains this one make its training function anew, for this
+        record.
+        """
         if id(trainer) in self._anew:
             return
         if is_outdated_in(trainer):  # a new function would train other variables
@@ -224,14 +274,18 @@ class Hooks:
         vars(trainer)["train_function"] = None
 
     def is_part_of(self, trainer: Any) -> bool:
-        """Whether a model trains this one: it is this one, has it as a part, or its variables."""
+        """Whether a model trains this one: it is this one, has it as a part, or its
+        variables.
+        """
         if not isinstance(trainer, keras.Model):
             return False
         parts = trainer._flatten_layers()
         return any(part is self.model for part in parts) or self.is_twin(trainer)
 
     def note_beside(self, model: keras.Model, given: dict[str, Any]) -> None:
-        """Record the values of another model that is called, its own or those that it is given."""
+        """Record the values of another model that is called, its own or those that it
+        is given.
+        """
         beside = self.beside
         if beside is None or self._is_silent() or not model.built:
             return
@@ -241,12 +295,21 @@ class Hooks:
         with uncast():
             own = [self._value(v) for group in groups for v in group]
         if self._can_record(own):
-            self._tell(lambda order, replica, numbers: beside.keep(order, place, numbers), own)
+            self._tell(
+                lambda order, replica, numbers: beside.keep(order, place, numbers), own
+            )
 
     def is_twin(self, model: keras.Model) -> bool:
-        """Whether another model trains this one's variables, neither being a part of the other."""
-        own, others = ({id(v) for v in each.trainable_variables} for each in (self.model, model))
-        parts = [*self.model._flatten_layers(), *model._flatten_layers(include_self=False)]
+        """Whether another model trains this one's variables, neither being a part of
+        the other.
+        """
+        own, others = (
+            {id(v) for v in each.trainable_variables} for each in (self.model, model)
+        )
+        parts = [
+            *self.model._flatten_layers(),
+            *model._flatten_layers(include_self=False),
+        ]
         return (
             bool(own)
             and own == others
@@ -258,7 +321,11 @@ class Hooks:
         is_replica = (
             "Replica" in type(thread).__name__
         )  # of TensorFlow, in which a prediction runs on
-        num = self._num_muted.total() if is_replica else self._num_muted[thread.ident or 0]
+        num = (
+            self._num_muted.total()
+            if is_replica
+            else self._num_muted[thread.ident or 0]
+        )
         return num > 0 or not self.log.is_open
 
     def _mute(self, model: keras.Model, name: str) -> Callable:
@@ -288,7 +355,9 @@ class Hooks:
         return _as_bound(heard, method)
 
     def harmless(self, function: Callable) -> Callable:
-        """Return a function whose errors end the record, not the loop; then it returns None."""
+        """Return a function whose errors end the record, not the loop; then it returns
+        None.
+        """
 
         @wraps(function)
         def called(*arguments: Any, **others: Any) -> Any:
@@ -325,15 +394,21 @@ class Hooks:
             outputs = call(*arguments, **others)
             if begun is None:
                 return outputs
-            watched = self.harmless(self._after_call)(begun, outputs, others.get("training"))
+            watched = self.harmless(self._after_call)(
+                begun, outputs, others.get("training")
+            )
             return outputs if watched is None else watched
 
         return told
 
     def _before_call(self, given: Tree) -> tuple[list, list, list] | None:
-        """Return the inputs, parameters and other values of a pass; None if it is not recorded."""
+        """Return the inputs, parameters and other values of a pass; None if it is not
+        recorded.
+        """
         inputs = tree.leaves(given)
-        if self._is_silent() or any(isinstance(leaf, keras.KerasTensor) for leaf in inputs):
+        if self._is_silent() or any(
+            isinstance(leaf, keras.KerasTensor) for leaf in inputs
+        ):
             return None
         self.log.has_fitted |= is_in_fit()
         self.log.is_by_name |= isinstance(given, dict)
@@ -343,7 +418,9 @@ class Hooks:
     def _after_call(
         self, begun: tuple[list, list, list], outputs: Tree, training: bool | None
     ) -> Tree:
-        """Record a forward pass, and return its outputs, of which gradients are recorded."""
+        """Record a forward pass, and return its outputs, of which gradients are
+        recorded.
+        """
         inputs, params, buffers = begun
         if not self.model.built or not params:
             params = self._values(self.model.trainable_variables)
@@ -384,11 +461,17 @@ class Hooks:
             values = [self._value(v) for v in variables]
         if not self.log.is_run:
             return values
-        return [in_part(value, v.shape) for value, v in zip(values, variables, strict=True)]
+        return [
+            in_part(value, v.shape) for value, v in zip(values, variables, strict=True)
+        ]
 
     def _value(self, variable: Any) -> Any:
         """Return the value of a variable; a value itself is returned unchanged."""
-        return self.listener.value(variable) if isinstance(variable, keras.Variable) else variable
+        return (
+            self.listener.value(variable)
+            if isinstance(variable, keras.Variable)
+            else variable
+        )
 
     def _can_record(self, values: list) -> bool:
         if is_in_trainer():
@@ -409,14 +492,20 @@ class Hooks:
             inputs = [np.array(leaf) for leaf in given]
             is_kept = self.log.wants(inputs, replica)
             kept = (
-                ([np.array(leaf) for leaf in outputs], params, buffers) if is_kept else ([], [], [])
+                ([np.array(leaf) for leaf in outputs], params, buffers)
+                if is_kept
+                else ([], [], [])
             )
-            called = Called(order, inputs, *kept, differentiated, line, replica, trained=trained)
+            called = Called(
+                order, inputs, *kept, differentiated, line, replica, trained=trained
+            )
             self.log.add(replace(called, **known))
 
         self._tell(told, [leaf for group in groups for leaf in group])
 
-    def stepping(self, optimizer: Any, grads: list, given: list | None) -> Callable | None:
+    def stepping(
+        self, optimizer: Any, grads: list, given: list | None
+    ) -> Callable | None:
         """Begin the record of an optimizer step, and return what ends it, or None."""
         if self._is_silent():
             return None
@@ -428,8 +517,13 @@ class Hooks:
             return None
         self._optimizers.append(optimizer)
         place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
-        held = [in_part(self.listener.dense(handed[id(params[i])]), params[i].shape) for i in place]
-        if (scale := optimizer.loss_scale_factor) is not None:  # by which `apply` divides
+        held = [
+            in_part(self.listener.dense(handed[id(params[i])]), params[i].shape)
+            for i in place
+        ]
+        if (
+            scale := optimizer.loss_scale_factor
+        ) is not None:  # by which `apply` divides
             held = [each / scale for each in held]
         counts = optimizer.learning_rate, optimizer.iterations, optimizer._iterations
         numbers = [self._number(each) for each in counts]
@@ -446,13 +540,18 @@ class Hooks:
     def _tell_other(self, optimizer: Any) -> None:
         count = [self._number(optimizer.iterations)]
         if self._can_record(count):
-            self._tell(lambda order, replica, _: self.log.add(Other(order, replica)), count)
+            self._tell(
+                lambda order, replica, _: self.log.add(Other(order, replica)), count
+            )
 
     def _states(self, optimizer: Any) -> list[list]:
-        """Return the values of parameters and of the optimizer's variables, large ones in part."""
+        """Return the values of parameters and of the optimizer's variables, large ones
+        in part.
+        """
         groups = self.model.trainable_variables, optimizer.variables
         return [
-            [in_part(self.listener.value(v), v.shape) for v in variables] for variables in groups
+            [in_part(self.listener.value(v), v.shape) for v in variables]
+            for variables in groups
         ]
 
     def _number(self, number: Any) -> Any:
@@ -460,27 +559,41 @@ class Hooks:
         return keras.ops.convert_to_tensor(self._value(number))
 
     def _tell_apply(
-        self, optimizer: Any, place: list[int], groups: tuple[list, ...], known: dict[str, Any]
+        self,
+        optimizer: Any,
+        place: list[int],
+        groups: tuple[list, ...],
+        known: dict[str, Any],
     ) -> None:
-        line, self.log.optimizers[id(optimizer)] = line_of_user(self.listener.stack()), optimizer
+        line, self.log.optimizers[id(optimizer)] = (
+            line_of_user(self.listener.stack()),
+            optimizer,
+        )
         slots = {id(v) for v in optimizer._trainable_variables}
-        built = tuple(i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots)
-        accumulates, clips = optimizer.gradient_accumulation_steps or 1, clips_of(optimizer)
+        built = tuple(
+            i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots
+        )
+        accumulates, clips = (
+            optimizer.gradient_accumulation_steps or 1,
+            clips_of(optimizer),
+        )
         trained = trained_in(self.model)
         is_scheduled = isinstance(
             optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
         )
 
         def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-            held, params, slots, params_after, slots_after, (rate, count, calls) = apart(
-                numbers, groups
+            held, params, slots, params_after, slots_after, (rate, count, calls) = (
+                apart(numbers, groups)
             )
             by_place = dict(zip(place, map(np.array, held), strict=True))
             grads = [by_place.get(i) for i in range(len(known["rules"]))]
             states = grads, params, slots, params_after, slots_after
             is_kept, outlines = self.log.wants_step(replica), []
             if not is_kept:
-                outlines = [*map(outlined, (grads, params_after))] if self.log.is_run else []
+                outlines = (
+                    [*map(outlined, (grads, params_after))] if self.log.is_run else []
+                )
                 states = [], [], [], [], []
             counted = replica, accumulates, int(calls), clips, built
             applied = Applied(
@@ -488,7 +601,9 @@ class Hooks:
             )
             own = at_rate(known["rules"], float(rate))
             named = known | {"trained": trained, "rules": own}
-            self.log.add(replace(applied, **named, is_scheduled=is_scheduled, outlines=outlines))
+            self.log.add(
+                replace(applied, **named, is_scheduled=is_scheduled, outlines=outlines)
+            )
 
         self._tell(told, [leaf for group in groups for leaf in group])
 

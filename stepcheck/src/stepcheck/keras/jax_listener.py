@@ -30,7 +30,9 @@ class EngineListener:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Clear all traces before and after, so that functions are traced anew inside and again afterwards."""
+        """Clear all traces before and after, so that functions are traced anew inside
+        and again afterwards.
+        """
         jax.clear_caches()
         try:
             yield
@@ -38,10 +40,12 @@ class EngineListener:
             jax.clear_caches()
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Pass the values to `told`, in the order in which the program runs; under `shard_map`, on each device.
+        """Pass the values to `told`, in the order in which the program runs; under
+        `shard_map`, on each device.
 
-        JAX orders the calls of one device. Under `shard_map` all make the same calls, so the n-th
-        call of each has one place. A call outside comes after the n-th calls of all devices.
+        JAX orders the calls of one device. Under `shard_map` all make the same calls,
+        so the n-th call of each has one place. A call outside comes after the n-th
+        calls of all devices.
         """
         axes = _axes()
         is_traced = bool(_kinds(values)) and not axes
@@ -64,7 +68,9 @@ class EngineListener:
             self._spans_devices()
         ):  # JAX orders no other callback there, but has no derivative of this one
             replica = jax.lax.axis_index(axes) if axes else np.zeros((), np.int32)
-            io_callback(heard, None, replica, *map(jax.lax.stop_gradient, flat), ordered=True)
+            io_callback(
+                heard, None, replica, *map(jax.lax.stop_gradient, flat), ordered=True
+            )
         else:
             jax.debug.callback(heard, np.zeros((), np.int32), *flat, ordered=True)
 
@@ -82,7 +88,9 @@ class EngineListener:
         if not _kinds([value]):
             return value  # nothing is differentiated
         return _watched.bind(
-            value, jax.lax.stop_gradient(value), told=lambda *both: self.tell(told, list(both))
+            value,
+            jax.lax.stop_gradient(value),
+            told=lambda *both: self.tell(told, list(both)),
         )
 
     def value(self, variable: keras.Variable) -> Tensor:
@@ -101,7 +109,9 @@ class EngineListener:
         return None if kinds else False
 
     def blind(self, values: list[Tensor]) -> str:
-        """Return the name of a part of JAX that reports no values in order; "" if there is none."""
+        """Return the name of a part of JAX that reports no values in order; "" if there
+        is none.
+        """
         if keras.distribution.distribution() is not None:
             return "keras.distribution"
         if len(_axes()) > 1:
@@ -126,15 +136,21 @@ _MOST_DEVICES = 1 << 20
 
 
 def _axes() -> tuple[str, ...]:
-    """Return the axes of the mesh of devices on each of which this code runs, under `shard_map` or `pmap`."""
+    """Return the axes of the mesh of devices on each of which this code runs, under
+    `shard_map` or `pmap`.
+    """
     return tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 
 def _kinds(values: list[Tensor]) -> set[str]:
-    return {type(value).__name__ for value in values if isinstance(value, jax.core.Tracer)}
+    return {
+        type(value).__name__ for value in values if isinstance(value, jax.core.Tracer)
+    }
 
 
-def _joined(values: list[Tensor]) -> tuple[list[Tensor], Callable[[Iterable], list[np.ndarray]]]:
+def _joined(
+    values: list[Tensor],
+) -> tuple[list[Tensor], Callable[[Iterable], list[np.ndarray]]]:
     """Return (one flat tensor for each dtype, what takes their numbers apart).
 
     A callback takes time for each of its tensors.

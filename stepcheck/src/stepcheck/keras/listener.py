@@ -1,4 +1,6 @@
-"""The listener: the questions of a hook to an engine, and the one of the running Keras backend."""
+"""The listener: the questions of a hook to an engine, and the one of the running Keras
+backend.
+"""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -34,7 +36,8 @@ def listener() -> "Listener":
 
 
 class Listener(Protocol):
-    """The values of code that runs now, or is traced and runs later, for a trace; made by `listener`.
+    """The values of code that runs now, or is traced and runs later, for a trace; made
+    by `listener`.
 
     Attributes:
         is_deaf_to_xla: true if code that XLA compiles cannot report values.
@@ -43,16 +46,24 @@ class Listener(Protocol):
     is_deaf_to_xla: bool
 
     def listening(self) -> AbstractContextManager:
-        """Return a context in which gradients by watched values are taken, and traces are made anew where it must."""
+        """Return a context in which gradients by watched values are taken, and traces
+        are made anew where it must.
+        """
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told` on each replica with the numbers, valid in the call: now, or each time the trace runs."""
+        """Call `told` on each replica with the numbers, valid in the call: now, or each
+        time the trace runs.
+        """
 
     def watch_gradient(self, value: Tensor, told: Told) -> Tensor:
-        """Return the value; `told` gets it, and the gradient by it, each time that a loop takes one later."""
+        """Return the value; `told` gets it, and the gradient by it, each time that a
+        loop takes one later.
+        """
 
     def value(self, variable: Tensor) -> Tensor:
-        """Return the value of a Keras variable at this point of the program, in its dtype."""
+        """Return the value of a Keras variable at this point of the program, in its
+        dtype.
+        """
 
     def dense(self, gradient: Tensor) -> Tensor:
         """Return a gradient as one tensor, equal rows summed."""
@@ -61,10 +72,14 @@ class Listener(Protocol):
         """Whether a gradient is taken through these values; None if it is not known."""
 
     def blind(self, values: list[Tensor]) -> str:
-        """Return the kind of code that runs here and cannot report values; "" if it can."""
+        """Return the kind of code that runs here and cannot report values; "" if it
+        can.
+        """
 
     def stack(self) -> Iterable[tuple[str, int]]:
-        """Return (file, line) of the running functions in the user's source, innermost first."""
+        """Return (file, line) of the running functions in the user's source, innermost
+        first.
+        """
 
     def unhooked(self, function: Callable) -> Callable:
         """Return the function, marked so that the engine does not convert its source."""

@@ -41,7 +41,11 @@ def _shares(
         outputs: the shape of the model's output.
     """
     loss, (_, labels, weight) = getattr(objective, "loss", None), data
-    if not isinstance(loss, Function) or weight is not None or not hasattr(labels, "shape"):
+    if (
+        not isinstance(loss, Function)
+        or weight is not None
+        or not hasattr(labels, "shape")
+    ):
         return None
 
     def value(rows: list[int], outputs: np.ndarray) -> float:
@@ -51,15 +55,20 @@ def _shares(
     return shares(value, len(labels), outputs[1:])
 
 
-def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.ndarray | None:
-    """Return the weights of all rows if a function returns (values, weights); else None.
+def _own_weights(
+    loss: Function, labels: Any, outputs: tuple[int, ...]
+) -> np.ndarray | None:
+    """Return the weights of all rows if a function returns (values, weights); else
+    None.
 
     Raises:
         SpecificationError: they depend on the outputs.
     """
 
     def weights(own: Any, level: float) -> Any:
-        values, found = loss.pair(own, np.full((len(own), *outputs[1:]), level, "float32"))
+        values, found = loss.pair(
+            own, np.full((len(own), *outputs[1:]), level, "float32")
+        )
         return (
             None
             if found is None
@@ -73,13 +82,17 @@ def _own_weights(loss: Function, labels: Any, outputs: tuple[int, ...]) -> np.nd
         return None
     if not np.array_equal(first, weights(labels[:_FEW], 0.6), equal_nan=True):
         must = (
-            "The weights that a loss returns must be those of the labels, whatever the outputs are."
+            "The weights that a loss returns must be those of the labels, whatever "
+            "the outputs are."
         )
         raise SpecificationError(
             message(must, loss.name, "the weights in its values, and values alone.")
         )
     size = max(1, _AT_ONCE // max(1, int(np.prod(outputs[1:]))))
-    parts = [weights(labels[start : start + size], 0.3) for start in range(0, len(labels), size)]
+    parts = [
+        weights(labels[start : start + size], 0.3)
+        for start in range(0, len(labels), size)
+    ]
     return np.concatenate([np.asarray(part, "float32") for part in parts])
 
 
@@ -93,22 +106,34 @@ def _couples(loss: Function, labels: Any, outputs: Tree) -> bool:
     draw = np.random.default_rng(1)
 
     def drawn_as(leaf: Any) -> np.ndarray:
-        return draw.uniform(0.05, 0.95, (NUM_COUPLED, *leaf.shape[1:])).astype("float32")
+        return draw.uniform(0.05, 0.95, (NUM_COUPLED, *leaf.shape[1:])).astype(
+            "float32"
+        )
 
     def moves(pair: list[Tree], others: Tree) -> float:
-        """Return the effect of another first row on the number, beside these other rows."""
+        """Return the effect of another first row on the number, beside these other
+        rows.
+        """
         both = (
-            tree.map_leaves(lambda row, other: np.concatenate([row[:1], other[1:]]), each, others)
+            tree.map_leaves(
+                lambda row, other: np.concatenate([row[:1], other[1:]]), each, others
+            )
             for each in pair
         )
-        one, two = (keras.ops.convert_to_numpy(loss.whole(labels, each)) for each in both)
+        one, two = (
+            keras.ops.convert_to_numpy(loss.whole(labels, each)) for each in both
+        )
         return float(two) - float(one) if np.ndim(one) == 0 else float("nan")
 
-    first, second, *others = (tree.map_leaves(drawn_as, outputs) for _ in range(2 + NUM_PROBES))
+    first, second, *others = (
+        tree.map_leaves(drawn_as, outputs) for _ in range(2 + NUM_PROBES)
+    )
     found, error = attempt(lambda: [moves([first, second], each) for each in others])
     if error is not None or found is None:  # a function of batches of one size
         return True
-    return bool(np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found)))
+    return bool(
+        np.all(np.isfinite(found)) and np.ptp(found) > SOLVED * np.max(np.abs(found))
+    )
 
 
 def _is_of_a_batch(
@@ -116,8 +141,12 @@ def _is_of_a_batch(
 ) -> bool:
     """Whether a loss of the user's own class gives one number for several rows."""
     num = min(NUM_COUPLED, tree.num_rows(data[:2]))
-    made = tree.map_leaves(lambda leaf: np.full((num, *leaf.shape[1:]), 0.5, "float32"), outputs)
-    labels, weight = (tree.map_leaves(lambda leaf: leaf[:num], part) for part in data[1:])
+    made = tree.map_leaves(
+        lambda leaf: np.full((num, *leaf.shape[1:]), 0.5, "float32"), outputs
+    )
+    labels, weight = (
+        tree.map_leaves(lambda leaf: leaf[:num], part) for part in data[1:]
+    )
     term, _ = attempt(
         lambda: objective.of(labels, made, weight)
     )  # an error: of a loss of batches of one size
@@ -125,7 +154,9 @@ def _is_of_a_batch(
 
 
 class LossObjective(OneLoss, Objective):
-    """One Keras loss, on the model's one output, by the mask that the model makes or without."""
+    """One Keras loss, on the model's one output, by the mask that the model makes or
+    without.
+    """
 
     def __init__(self, loss: keras.losses.Loss, *, is_masked: bool = True):
         self.loss, self.is_masked = loss, is_masked
@@ -150,7 +181,9 @@ class LossObjective(OneLoss, Objective):
             (number := self.loss.whole(y, y_pred)).shape
         ):
             if self.loss.is_coupled:
-                is_weighed = weight is not None and isinstance(self.given, keras.losses.Loss)
+                is_weighed = weight is not None and isinstance(
+                    self.given, keras.losses.Loss
+                )
                 return Whole(self.given(y, y_pred, weight) if is_weighed else number)
             y_pred = tree.map_leaves(lambda leaf: leaf + 0, y_pred)
         return unreduced(LossCall(self.loss, 1.0, "loss", y, y_pred, weight))
@@ -174,7 +207,9 @@ class _AsCompiled(Objective):
         with self._compiled(model):
             return self._objective(model, batch, training)
 
-    def calls(self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
+    def calls(
+        self, model: keras.Model, y: Tree, y_pred: Tree, weight: Tree
+    ) -> list[LossCall]:
         """Return the losses, each with its output, labels and weights."""
         with self._compiled(model):
             return self._objective.calls(model, y, y_pred, weight)
@@ -199,7 +234,9 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         return loss
     if loss is None:
         loss = _compiled_loss(model)
-        if isinstance(loss, dict | list | tuple) or is_overridden(model, "compute_loss"):
+        if isinstance(loss, dict | list | tuple) or is_overridden(
+            model, "compute_loss"
+        ):
             if not model._compile_loss.built:  # as `fit` does before its first batch
                 model._compile_loss.build(y, outputs(model, x))
             return CompiledObjective([])
@@ -208,7 +245,9 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
             return _AsCompiled(model, loss, x, y)
         except (TypeError, ValueError, KeyError) as error:
             must = "Several losses must fit the model's outputs and the labels, as in compile."
-            raise SpecificationError(message(must, f"{loss}: {error}", "one for each.")) from error
+            raise SpecificationError(
+                message(must, f"{loss}: {error}", "one for each.")
+            ) from error
     return _one_loss(loss)
 
 
@@ -216,7 +255,9 @@ def _compiled_loss(model: keras.Model) -> Any:
     if not getattr(model, "compiled", False) or model._compile_loss is None:
         must = "The loss that is meant must be stated."
         received = "loss=None, and a model without a compiled loss"
-        raise SpecificationError(message(must, received, "watch(model, data, loss=...)."))
+        raise SpecificationError(
+            message(must, received, "watch(model, data, loss=...).")
+        )
     return model.loss
 
 
@@ -228,8 +269,12 @@ def _one_loss(stated: Any) -> "LossObjective":
         return LossObjective(averaging(loss))
     if callable(loss) and not isinstance(loss, type):
         return LossObjective(Function(loss))
-    must = "loss must be a Keras loss, a function of labels and outputs, or an Objective."
-    raise SpecificationError(message(must, repr(stated), "loss=keras.losses.MeanSquaredError()."))
+    must = (
+        "loss must be a Keras loss, a function of labels and outputs, or an Objective."
+    )
+    raise SpecificationError(
+        message(must, repr(stated), "loss=keras.losses.MeanSquaredError().")
+    )
 
 
 def weighed(
@@ -251,12 +296,16 @@ def weighed(
 
 
 def _symbol_of(model: keras.Model, x: Tree) -> Tree | None:
-    """Return symbols of a model's outputs, of a single one it alone; None if sizes are unknown."""
+    """Return symbols of a model's outputs, of a single one it alone; None if sizes are
+    unknown.
+    """
     symbol = outputs(model, x)
     leaves = tree.leaves(symbol)
     if any(None in leaf.shape[1:] for leaf in leaves):
         return None
-    return leaves[0] if len(leaves) == 1 else symbol  # perhaps in a list, as Keras takes it
+    return (
+        leaves[0] if len(leaves) == 1 else symbol
+    )  # perhaps in a list, as Keras takes it
 
 
 def _weighed(
@@ -283,13 +332,17 @@ def _weighed(
 
 def outputs(model: keras.Model, x: Tree) -> Tree:
     """Return the outputs for one row as symbols; as numbers if the model has no trace."""
-    symbols = tree.map_leaves(lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x)
+    symbols = tree.map_leaves(
+        lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x
+    )
     found, error = attempt(lambda: model.compute_output_spec(symbols))
     if error is None:
         return found
     if not model.built:
         raise error
-    return model(tree.map_leaves(lambda leaf: leaf[:1], x))  # it reads numbers while it runs
+    return model(
+        tree.map_leaves(lambda leaf: leaf[:1], x)
+    )  # it reads numbers while it runs
 
 
 def are_numbers(leaf: object) -> bool:

@@ -1,4 +1,6 @@
-"""A function of a model and a batch as an objective, and the other models that it calls."""
+"""A function of a model and a batch as an objective, and the other models that it
+calls.
+"""
 
 from dataclasses import replace
 from inspect import signature
@@ -15,7 +17,10 @@ from stepcheck.trace.measure import once
 from stepcheck.tree import Tensor, Tree
 from wholestep.model import Mean, Objective, Reading, Term, Whole
 
-VARIABLES = "trainable_variables", "non_trainable_variables"  # as `stateless_call` takes them
+VARIABLES = (
+    "trainable_variables",
+    "non_trainable_variables",
+)  # as `stateless_call` takes them
 
 
 class Setting(NamedTuple):
@@ -29,16 +34,22 @@ class Setting(NamedTuple):
 
 
 class Beside:
-    """The models that a loop calls beside the watched one, with their values at these calls."""
+    """The models that a loop calls beside the watched one, with their values at these
+    calls.
+    """
 
     def __init__(self, model: keras.Model):
         self._model = model
         self._models: list[keras.Model] = []
         self._parts: set[int] = {id(part) for part in model._flatten_layers()}
-        self._kept: list[list[tuple[int, list[np.ndarray]]]] = []  # by model: (order, values)
+        self._kept: list[
+            list[tuple[int, list[np.ndarray]]]
+        ] = []  # by model: (order, values)
 
     def place(self, model: keras.Model) -> int | None:
-        """Return the number of another model; None for a model with the watched one, or a part."""
+        """Return the number of another model; None for a model with the watched one, or
+        a part.
+        """
         for i, each in enumerate(self._models):
             if each is model:
                 return i
@@ -51,19 +62,27 @@ class Beside:
         return len(self._models) - 1
 
     def keep(self, order: int, place: int, values: list[np.ndarray]) -> None:
-        """Keep the values of a model, of those that have not moved the arrays of before."""
+        """Keep the values of a model, of those that have not moved the arrays of
+        before.
+        """
         kept = self._kept[place]
-        kept.append((order, once([*map(np.array, values)], kept[-1][1] if kept else [])))
+        kept.append(
+            (order, once([*map(np.array, values)], kept[-1][1] if kept else []))
+        )
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The variables of all these models that were called once they were built."""
         pairs = zip(self._models, self._kept, strict=True)
         models = [model for model, kept in pairs if kept]
-        return [v for model in models for name in VARIABLES for v in getattr(model, name)]
+        return [
+            v for model in models for name in VARIABLES for v in getattr(model, name)
+        ]
 
     def before(self, order: float) -> list[np.ndarray]:
-        """Return the values of `variables` at each model's last call before a place in the log."""
+        """Return the values of `variables` at each model's last call before a place in
+        the log.
+        """
         values: list[np.ndarray] = []
         for kept in filter(None, self._kept):
             earlier = [own for at, own in kept if at < order]
@@ -75,7 +94,8 @@ class OfModel(Objective):
     """A stated function of a model and a batch.
 
     Attributes:
-        is_coupled: whether a term is one number for a whole batch, as its first trace shows.
+        is_coupled: whether a term is one number for a whole batch, as its first trace
+            shows.
         beside: the other models that the loop calls.
     """
 
@@ -89,7 +109,9 @@ class OfModel(Objective):
         return self
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Reading:
-        """Return the terms of (inputs, perhaps the other parts, values of models beside)."""
+        """Return the terms of (inputs, perhaps the other parts, values of models
+        beside).
+        """
         x, *rest, beside = batch
         for variable, value in zip(self.beside.variables, beside, strict=True):
             variable.assign(value)  # in a stateless scope: nothing is moved
@@ -109,7 +131,9 @@ class OfModel(Objective):
         return Mean(values, None if weights is None else _tensor(weights))
 
     def join(self, log: Log) -> None:
-        """Let each `calls` passes of one step with a gradient be one, with all that it needs."""
+        """Let each `calls` passes of one step with a gradient be one, with all that it
+        needs.
+        """
         ones: dict[int, Called] = {}
         parts: set[int] = set()
         num = self.given.calls
@@ -142,12 +166,18 @@ def _one(group: list[Called], setting: Setting) -> Called:
         num += len(called.outputs)
     inputs = [leaf for called in group for leaf in called.inputs]
     outputs = [leaf for called in group for leaf in called.outputs]
-    given: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "derivatives": derivatives}
+    given: dict[str, Any] = {
+        "inputs": inputs,
+        "outputs": outputs,
+        "derivatives": derivatives,
+    }
     return replace(group[0], **given, line=group[-1].line, setting=setting)
 
 
 def as_given(log: Log) -> tuple[tuple[Tree, Tree, None], ByPass]:
-    """Return (the rows that a model was given, each once, as data; that no pass has labels)."""
+    """Return (the rows that a model was given, each once, as data; that no pass has
+    labels).
+    """
     called = [each for each in log.called if each.setting is not None] or log.called
     ends = [[leaf.shape[1:] for leaf in each.inputs] for each in called]
     alike = [each for each, own in zip(called, ends, strict=True) if own == ends[0]]
@@ -156,7 +186,9 @@ def as_given(log: Log) -> tuple[tuple[Tree, Tree, None], ByPass]:
     columns = zip(*(each.inputs for each in alike), strict=True)
     leaves = [np.concatenate(parts) for parts in columns]
     num = min(map(len, leaves))
-    rows = {b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(num))}
+    rows = {
+        b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(num))
+    }
     leaves = [leaf[sorted(rows.values())] for leaf in leaves]
     x = leaves[0] if len(leaves) == 1 else tuple(leaves)
     return (x, (), None), {each.order: () for each in called if each.is_whole}

@@ -20,7 +20,13 @@ def numbers_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     0.9
     """
     names = {*signature(type(optimizer)).parameters} - _JUDGED_ELSEWHERE
-    every = {name: getattr(optimizer, name) for name in sorted(names) if hasattr(optimizer, name)}
+    every = {
+        name: getattr(optimizer, name)
+        for name in sorted(names)
+        if hasattr(optimizer, name)
+    }
     return {
-        name: value for name, value in every.items() if value is None or isinstance(value, Real)
+        name: value
+        for name, value in every.items()
+        if value is None or isinstance(value, Real)
     }

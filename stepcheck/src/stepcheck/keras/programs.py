@@ -1,4 +1,6 @@
-"""Programs of the reference: each runs a few times, so it is compiled quickly rather than well."""
+"""Programs of the reference: each runs a few times, so it is compiled quickly rather
+than well.
+"""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -38,7 +40,9 @@ def traced(function: Callable) -> Callable:
 
 @cache
 def _options() -> dict[str, Any] | None:
-    """Return XLA's options for a processor; None on other devices, or if it does not know them."""
+    """Return XLA's options for a processor; None on other devices, or if it does not
+    know them.
+    """
     import jax
 
     if jax.default_backend() != "cpu":
@@ -49,9 +53,15 @@ def _options() -> dict[str, Any] | None:
 
 
 def kinds_of(outcome: Reading) -> list[Kind]:
-    """Return the terms of an outcome. A custom `compute_loss` returns the mean of its batch."""
+    """Return the terms of an outcome. A custom `compute_loss` returns the mean of its
+    batch.
+    """
     return [
-        Kind(str(name), float(term.coefficient), outcome.is_complete or isinstance(term, Mean))
+        Kind(
+            str(name),
+            float(term.coefficient),
+            outcome.is_complete or isinstance(term, Mean),
+        )
         for name, term in outcome.terms.items()
     ]
 
@@ -72,12 +82,16 @@ def _by_row(term: Term, num: int) -> tuple[Tensor, Tensor]:
         first = ops.cast(ops.arange(num) == 0, "float32")
         return first * ops.cast(term.values, "float32"), first
     values, weights = term.values, term.weights
-    weights = ops.ones_like(values) if weights is None else ops.cast(weights, values.dtype)
+    weights = (
+        ops.ones_like(values) if weights is None else ops.cast(weights, values.dtype)
+    )
     missing = len(values.shape) - len(weights.shape)
     weights = ops.reshape(weights, tuple(weights.shape) + (1,) * missing)
     weights = ops.broadcast_to(weights, values.shape)
     values = ops.where(weights == 0, ops.zeros_like(values), values) * weights
-    by_row = (ops.reshape(ops.cast(each, "float32"), (num, -1)) for each in (values, weights))
+    by_row = (
+        ops.reshape(ops.cast(each, "float32"), (num, -1)) for each in (values, weights)
+    )
     values, weights = (ops.sum(each, axis=1) for each in by_row)
     return values, weights
 
@@ -90,11 +104,12 @@ def counted(values: Tensor, factors: Tensor) -> Tensor:
 def at_outputs(
     objective: LossObjective, num: int, *, is_once: bool = False
 ) -> tuple[Callable, list[Kind]]:
-    """Return (a function of outputs, labels, weights and factors, the kinds of its terms).
+    """Return (a function of outputs, labels, weights and factors, the kinds of its
+    terms).
 
-    It returns the values and weights by term, and the derivative of the values times their factors
-    by the outputs. Keras' losses of one configuration share a program. The kinds are complete once
-    the function was called.
+    It returns the values and weights by term, and the derivative of the values times
+    their factors by the outputs. Keras' losses of one configuration share a program.
+    The kinds are complete once the function was called.
 
     Args:
         num: the rows of a batch.
@@ -107,7 +122,9 @@ def at_outputs(
     function = partial(_at_outputs, objective, kinds, num)
     if is_once and _key_of(objective) is None:
         return function, kinds
-    owner = None if _key_of(objective) else objective  # kept, so that no other has its id
+    owner = (
+        None if _key_of(objective) else objective
+    )  # kept, so that no other has its id
     _OF_LOSSES[key, num] = traced(function), kinds, owner
     return _OF_LOSSES[key, num][:2]
 

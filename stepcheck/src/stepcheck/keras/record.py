@@ -18,7 +18,8 @@ def recording(trace: Trace, models: list[keras.Model]) -> Iterator[None]:
     """Add the record of each model that is trained inside to a trace.
 
     Args:
-        models: those that are recorded; none for all that are called by no other, and are trained.
+        models: those that are recorded; none for all that are called by no other, and
+            are trained.
     """
     own = listener()
 
@@ -40,10 +41,15 @@ def _version(engine: str) -> str:
 
 
 def _is_trained(own: Hooks, hooks: list[Hooks]) -> bool:
-    """Whether a model was trained; one whose parts alone are called is left to their records."""
+    """Whether a model was trained; one whose parts alone are called is left to their
+    records.
+    """
     called = (each.model for each in hooks if each.log.called)
     parts = {id(v) for model in called for v in model.trainable_variables}
-    is_called = bool(own.log.called) or not {id(v) for v in own.model.trainable_variables} <= parts
+    is_called = (
+        bool(own.log.called)
+        or not {id(v) for v in own.model.trainable_variables} <= parts
+    )
     is_moved = bool(own.log.applied) or any(
         each.differentiated is not False for each in own.log.called
     )
@@ -57,7 +63,10 @@ def _run(hooks: Hooks) -> Run:
     last = next((each.params_after for each in reversed(log.applied)), [])
     if log.is_stateless and last and not all_same(ended.params, last):
         ended = Values([], [])  # a stateless loop has its values elsewhere
-    slots = {key: tuple(v.path for v in each.variables) for key, each in log.optimizers.items()}
+    slots = {
+        key: tuple(v.path for v in each.variables)
+        for key, each in log.optimizers.items()
+    }
     layers = model._flatten_layers()
     return Run(
         name=model.name,
@@ -71,4 +80,6 @@ def _run(hooks: Hooks) -> Run:
 
 
 def _described(variables: list[keras.Variable]) -> tuple[Parameter, ...]:
-    return tuple(Parameter(v.path, tuple(map(int, v.shape)), str(v.dtype)) for v in variables)
+    return tuple(
+        Parameter(v.path, tuple(map(int, v.shape)), str(v.dtype)) for v in variables
+    )

@@ -14,7 +14,9 @@ from stepcheck.trace.measure import NUM_PLACES, outline, places
 
 def untrained(model: keras.Model) -> list[keras.Variable]:
     """Return the variables that no gradient moves, and the states of recurrent layers."""
-    stateful = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    stateful = [
+        layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)
+    ]
     states = keras.tree.flatten([getattr(layer, "states", None) for layer in stateful])
     recurrent = (state for state in states if isinstance(state, keras.Variable))
     return [*model.non_trainable_variables, *recurrent]
@@ -26,7 +28,9 @@ def trained_in(model: keras.Model) -> tuple[int, ...]:
 
 
 def flags(model: keras.Model) -> Flags:
-    """Return whether each layer and variable is to be trained, a model before its parts."""
+    """Return whether each layer and variable is to be trained, a model before its
+    parts.
+    """
     layers = [(layer, layer.trainable) for layer in model._flatten_layers()]
     return [*layers, *((variable, variable.trainable) for variable in model.variables)]
 
@@ -43,16 +47,25 @@ def values(model: keras.Model) -> Values | None:
     groups = model.trainable_variables, untrained(model)
     try:
         return Values(
-            *([np.array(keras.ops.convert_to_numpy(v)) for v in group] for group in groups)
+            *(
+                [np.array(keras.ops.convert_to_numpy(v)) for v in group]
+                for group in groups
+            )
         )
-    except (TypeError, RuntimeError, AttributeError):  # raised by Keras, JAX and TensorFlow
+    except (
+        TypeError,
+        RuntimeError,
+        AttributeError,
+    ):  # raised by Keras, JAX and TensorFlow
         return None
 
 
 def is_outdated_in(model: keras.Model) -> bool:
     """Whether `fit` trains other variables than the trainable ones: those of `compile`."""
     optimizer = vars(model).get("optimizer")
-    if vars(model).get("train_function") is None or not getattr(optimizer, "built", False):
+    if vars(model).get("train_function") is None or not getattr(
+        optimizer, "built", False
+    ):
         return False
     return {id(v) for v in optimizer._trainable_variables} != {
         id(v) for v in model.trainable_variables
@@ -74,7 +87,11 @@ def restoring(trainer: keras.Model) -> Callable[[], None]:
 def in_part(value: Any, shape: tuple[int, ...]) -> Any:
     """Return a tensor, of a large one its entries at some places."""
     chosen = places(int(np.prod(shape)))
-    return value if chosen is None else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
+    return (
+        value
+        if chosen is None
+        else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
+    )
 
 
 def outlined(values: list) -> np.ndarray:
@@ -94,7 +111,10 @@ def room(model: keras.Model, *, is_run: bool = False) -> int:
 
 def compiled_in(model: keras.Model) -> list:
     """Return the objects that `compile` replaces."""
-    return [vars(model).get(name) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+    return [
+        vars(model).get(name)
+        for name in ("optimizer", "_compile_loss", "_compile_metrics")
+    ]
 
 
 def apart(values: list, groups: tuple[list, ...]) -> list[list]:

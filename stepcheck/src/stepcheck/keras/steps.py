@@ -30,7 +30,8 @@ _KINDS = (
 
 
 def rules(optimizer: Any, variables: list[keras.Variable], grads: list) -> Rules:
-    """Return the settings of an optimizer's step for each variable, at a rate of 0; None where they are not known.
+    """Return the settings of an optimizer's step for each variable, at a rate of 0;
+    None where they are not known.
 
     Averages that overwrite the weights, and constraints, are no part of a rule.
 
@@ -45,14 +46,20 @@ def rules(optimizer: Any, variables: list[keras.Variable], grads: list) -> Rules
     return tuple(_of_variable(optimizer, v, rule, grad) for v, grad in pairs)
 
 
-def _of_variable(optimizer: Any, variable: keras.Variable, rule: StepRule, grad: Any) -> Any:
+def _of_variable(
+    optimizer: Any, variable: keras.Variable, rule: StepRule, grad: Any
+) -> Any:
     if variable.constraint is not None or variable.overwrite_with_gradient:
         return None
     is_of_rows = type(grad).__name__ == "IndexedSlices" and rule.beta_2 is not None
     rule = replace(rule, is_of_rows=is_of_rows)
     decay = optimizer.weight_decay
     has_decay = decay is not None and optimizer._use_weight_decay(variable)
-    return replace(rule, weight_decay=float(decay), is_decoupled=True) if has_decay else rule
+    return (
+        replace(rule, weight_decay=float(decay), is_decoupled=True)
+        if has_decay
+        else rule
+    )
 
 
 def _rule(optimizer: Any) -> StepRule:
@@ -102,8 +109,12 @@ def _rule(optimizer: Any) -> StepRule:
     )
 
 
-def slots_of(optimizer: Any, variables: list[keras.Variable]) -> tuple[tuple[int, str], ...]:
-    """Return, of each variable of an optimizer, (the index of its variable of the model, its name as a slot)."""
+def slots_of(
+    optimizer: Any, variables: list[keras.Variable]
+) -> tuple[tuple[int, str], ...]:
+    """Return, of each variable of an optimizer, (the index of its variable of the
+    model, its name as a slot).
+    """
     own = {id(v): i for i, v in enumerate(variables)}
     named: dict[int, tuple[int, str]] = {}
     for attribute, name in _SLOTS.items():
@@ -134,16 +145,26 @@ def known_of(
     found = rules(optimizer, variables, grads)
     return {
         "kind": type(optimizer).__name__,
-        "lost": tuple(i for i, v in enumerate(variables) if handed.get(id(v), 0) is None),
+        "lost": tuple(
+            i for i, v in enumerate(variables) if handed.get(id(v), 0) is None
+        ),
         "slots_of": (slots_before, slots_of(optimizer, variables)),
-        "rules": tuple(own if g is not None else None for own, g in zip(found, grads, strict=True)),
+        "rules": tuple(
+            own if g is not None else None for own, g in zip(found, grads, strict=True)
+        ),
     }
 
 
 def _copied(optimizer: Any) -> Any:
     """Return an optimizer with the same settings; None where they do not make it."""
-    config, _ = attempt(optimizer.get_config)  # an error: of a step of JAX that was ended halfway
-    if not config or "inner_optimizer" in config or config.get("gradient_accumulation_steps"):
+    config, _ = attempt(
+        optimizer.get_config
+    )  # an error: of a step of JAX that was ended halfway
+    if (
+        not config
+        or "inner_optimizer" in config
+        or config.get("gradient_accumulation_steps")
+    ):
         return None
     names = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
     if any(getattr(optimizer, name, None) for name in names):
@@ -155,9 +176,13 @@ def _copied(optimizer: Any) -> Any:
 
 
 def stepped(
-    model: keras.Model, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
+    model: keras.Model,
+    optimizer: Any,
+    steps: list[tuple[Applied, list[np.ndarray | None]]],
 ) -> list | None:
-    """Return the weights after the steps that a copy of an optimizer makes; as of `Port.stepped`."""
+    """Return the weights after the steps that a copy of an optimizer makes; as of
+    `Port.stepped`.
+    """
     if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
         return None
     other = _copied(optimizer)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
+from types import FrameType
 from typing import Any
 
 import keras
@@ -38,23 +39,30 @@ class EngineListener:
 
     @cached_property
     def _clock(self) -> tf.Variable:
-        """The counter of all reports. Created on first use, as TensorFlow's devices cannot be set afterwards.
+        """The counter of all reports. Created on first use, as TensorFlow's devices
+        cannot be set afterwards.
 
         It is created in a new thread, outside of the current graph and strategy.
         """
         with ThreadPoolExecutor(1) as alone:
-            return alone.submit(tf.Variable, 0, trainable=False, dtype=tf.int64).result()
+            return alone.submit(
+                tf.Variable, 0, trainable=False, dtype=tf.int64
+            ).result()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count the open tapes, and take the gradients by watched values. Earlier traces are kept."""
+        """Count the open tapes, and take the gradients by watched values. Earlier
+        traces are kept.
+        """
         tape = tf.GradientTape
         enter, leave, gradient = (
             tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient")
         )
 
         def counted(taken: tf.GradientTape) -> tf.GradientTape:
-            if not self._num_open:  # else a tape around this one may have the same values
+            if (
+                not self._num_open
+            ):  # else a tape around this one may have the same values
                 self._drop_done()
             self._num_open += 1
             return enter(taken)
@@ -75,29 +83,43 @@ class EngineListener:
             )
             watched = self._watched_here() if is_of_variables else []
             found, *own = gradient(
-                taken, target, [sources, *(each for each, *_ in watched)], *arguments, **others
+                taken,
+                target,
+                [sources, *(each for each, *_ in watched)],
+                *arguments,
+                **others,
             )
             for (_, value, tell), grad in zip(watched, own, strict=True):
                 if grad is not None:
                     self.tell(tell, [value, grad])
             if not taken._persistent:
                 self._done().update(
-                    id(each) for (each, *_), g in zip(watched, own, strict=True) if g is not None
+                    id(each)
+                    for (each, *_), g in zip(watched, own, strict=True)
+                    if g is not None
                 )
             return found
 
         try:
-            tape.__enter__, tape.__exit__, tape.gradient = counted, uncounted, self.unhooked(asked)
+            tape.__enter__, tape.__exit__, tape.gradient = (
+                counted,
+                uncounted,
+                self.unhooked(asked),
+            )
             with _without_xla():
                 yield
         finally:
             tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
-        """Call `told`; a counter, incremented first, gives the operations of a trace an order."""
+        """Call `told`; a counter, incremented first, gives the operations of a trace an
+        order.
+        """
         context = tf.distribute.get_replica_context()
         replica = (
-            0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
+            0
+            if context is None
+            else int(tf.get_static_value(context.replica_id_in_sync_group))
         )
         if tf.executing_eagerly():
             self._clock.assign_add(1)
@@ -113,11 +135,15 @@ class EngineListener:
         tf.numpy_function(heard, [order, *values], tf.int64, stateful=True)
 
     def watch_gradient(self, value: Any, told: Told) -> Tensor:
-        """Return a copy of the value, whose gradient is taken with the variables' gradients."""
+        """Return a copy of the value, whose gradient is taken with the variables'
+        gradients.
+        """
         is_hidden = (
             not tf.executing_eagerly() and value.op.type in _ACTIVATIONS
         )  # Keras would take what it gets
-        logits = getattr(value, "_keras_logits", None)  # of which Keras' cross entropies are
+        logits = getattr(
+            value, "_keras_logits", None
+        )  # of which Keras' cross entropies are
         if not value.dtype.is_floating or (logits is None and is_hidden):
             return value
         copy = tf.identity(value)
@@ -128,7 +154,9 @@ class EngineListener:
                 (
                     copy._keras_logits,
                     copy,
-                    lambda order, replica, both: told(order, replica, _by_output(*both)),
+                    lambda order, replica, both: told(
+                        order, replica, _by_output(*both)
+                    ),
                 )
             )
         return copy
@@ -138,7 +166,9 @@ class EngineListener:
         return self._here.waiting
 
     def _done(self) -> set[int]:
-        """Return the ids of the values whose gradient was taken, by a tape that gives no other."""
+        """Return the ids of the values whose gradient was taken, by a tape that gives
+        no other.
+        """
         return vars(self._here).setdefault("done", set())
 
     def _drop_done(self) -> None:
@@ -150,9 +180,13 @@ class EngineListener:
         done.clear()
 
     def _watched_here(self) -> list[tuple[Tensor, Tensor, Told]]:
-        """Return the values that wait for their gradients, and can be a source in the present graph."""
+        """Return the values that wait for their gradients, and can be a source in the
+        present graph.
+        """
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        return [each for each in self._waiting() if getattr(each[0], "graph", None) is graph]
+        return [
+            each for each in self._waiting() if getattr(each[0], "graph", None) is graph
+        ]
 
     def value(self, variable: keras.Variable) -> Tensor:
         """Return the value of a Keras variable here."""
@@ -167,20 +201,27 @@ class EngineListener:
         return self._num_open > 0
 
     def blind(self, values: list[Tensor]) -> str:
-        """Return the name of a part of TensorFlow that reports no values; "" if there is none."""
-        if any(isinstance(value, tf.RaggedTensor | tf.SparseTensor) for value in values):
+        """Return the name of a part of TensorFlow that reports no values; "" if there
+        is none.
+        """
+        if any(
+            isinstance(value, tf.RaggedTensor | tf.SparseTensor) for value in values
+        ):
             return "RaggedTensor or SparseTensor"
         if not isinstance(strategy := tf.distribute.get_strategy(), _KNOWN):
             return type(strategy).__name__
-        frame = sys._getframe()
-        while (frame := frame.f_back) is not None and not tf.executing_eagerly():  # type: ignore[assignment]
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and not tf.executing_eagerly():
             own = frame.f_locals.get("self")
+            frame = frame.f_back
             if isinstance(own, _FUNCTION) and own._jit_compile:
                 return "tf.function(jit_compile=True)"
         return ""
 
     def stack(self) -> Iterable[tuple[str, int]]:
-        """Return the stack; in a trace, an operation's stack, which has the lines before AutoGraph's conversion."""
+        """Return the stack; in a trace, an operation's stack, which has the lines
+        before AutoGraph's conversion.
+        """
         if tf.executing_eagerly():
             return running()
         return _places(tf.no_op())
@@ -198,12 +239,19 @@ def _places(operation: tf.Operation) -> list[tuple[str, int]]:
 
 
 def _by_output(output: np.ndarray, by_logits: np.ndarray) -> list[np.ndarray]:
-    """Return [output, a derivative by the output] that gives this one by the logits: of a softmax, or of a sigmoid."""
+    """Return [output, a derivative by the output] that gives this one by the logits: of
+    a softmax, or of a sigmoid.
+    """
     known = np.maximum(output.astype("float64"), 1e-30)
     is_softmax = (
-        output.ndim > 1 and output.shape[-1] > 1 and np.allclose(output.sum(-1), 1, atol=1e-3)
+        output.ndim > 1
+        and output.shape[-1] > 1
+        and np.allclose(output.sum(-1), 1, atol=1e-3)
     )
-    return [output, by_logits / (known if is_softmax else known * np.maximum(1 - known, 1e-30))]
+    return [
+        output,
+        by_logits / (known if is_softmax else known * np.maximum(1 - known, 1e-30)),
+    ]
 
 
 @contextmanager

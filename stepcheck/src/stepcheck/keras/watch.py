@@ -1,4 +1,6 @@
-"""A loop of Keras runs under hooks, and each of its stages is compared with the meant one."""
+"""A loop of Keras runs under hooks, and each of its stages is compared with the meant
+one.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -59,7 +61,11 @@ def watched(
     rows: str | None = None,
 ) -> AbstractContextManager[Report]:
     """Return the context that watches a loop of Keras; see `stepcheck.watch`."""
-    stated: dict[str, Any] = {"learning_rate": learning_rate, "optimizer": optimizer, "rows": rows}
+    stated: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "optimizer": optimizer,
+        "rows": rows,
+    }
     made = partial(case, model, data, loss, **stated)
     return _Unentered(partial(_watching, model, made))
 
@@ -89,7 +95,9 @@ def _watching(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Re
 
 
 def _close(report: Report, made: Case) -> None:
-    """Close a report with its case, of the data and the loss as the loop has shown them."""
+    """Close a report with its case, of the data and the loss as the loop has shown
+    them.
+    """
     if isinstance(made.objective, OfModel):
         _close_of_model(made)
     else:
@@ -98,11 +106,15 @@ def _close(report: Report, made: Case) -> None:
 
 
 def _close_of_model(made: Case) -> None:
-    """Join the passes of a stated function, and try it; without data the rows are those seen."""
+    """Join the passes of a stated function, and try it; without data the rows are those
+    seen.
+    """
     made.objective.join(made.log)
     if made.is_given:
         made.data, made.by_pass = as_given(made.log)
-    called = next((each for each in made.log.called if each.setting and each.is_whole), None)
+    called = next(
+        (each for each in made.log.called if each.setting and each.is_whole), None
+    )
     if called is None:
         return
     replay = Replay(made.model, made.data, by_pass=made.by_pass)
@@ -117,16 +129,25 @@ def _close_of_model(made: Case) -> None:
 
 
 def _close_of_loss(made: Case) -> None:
-    """Take the weights that `fit` got, if none were stated, and those that the loss returns."""
-    names, x = [each.name for each in getattr(made.model, "inputs", None) or []], made.data[0]
+    """Take the weights that `fit` got, if none were stated, and those that the loss
+    returns.
+    """
+    names, x = (
+        [each.name for each in getattr(made.model, "inputs", None) or []],
+        made.data[0],
+    )
     if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
-        by_name = dict(zip(names, x, strict=True))  # the order of a dict is that of its names
+        by_name = dict(
+            zip(names, x, strict=True)
+        )  # the order of a dict is that of its names
         made.data = by_name, *made.data[1:]
     (fitted, by_class, weight), (x, y, stated) = made.log.fitted, made.data
     if stated is None and by_class is not None:
         try:
             made.data = class_weighted(by_class)((x, y))
-        except WholestepError:  # labels that are no classes, of a loop that has ended with an error
+        except (
+            WholestepError
+        ):  # labels that are no classes, of a loop that has ended with an error
             made.objective = NoLoss()
     elif stated is None and weight is not None:
         own, given = tree.leaves(x), tree.leaves(fitted)
@@ -188,8 +209,12 @@ def case(
     return made
 
 
-def _intention(model: keras.Model, data: Any, loss: Any) -> tuple[tuple[Tree, Tree, Tree], Any]:
-    """Return (data, objective); of a function of model and batch the other parts are labels."""
+def _intention(
+    model: keras.Model, data: Any, loss: Any
+) -> tuple[tuple[Tree, Tree, Tree], Any]:
+    """Return (data, objective); of a function of model and batch the other parts are
+    labels.
+    """
     if not isinstance(loss, Stated):
         x, y, *rest = _arrays(data, (2, 3), "(x, y) or (x, y, sample_weight)")
         return (x, y, rest[0] if rest else None), meant(model, loss, x, y)
@@ -202,12 +227,20 @@ def _intention(model: keras.Model, data: Any, loss: Any) -> tuple[tuple[Tree, Tr
 def _arrays(data: Any, lengths: Sequence[int], expected: str) -> list[Tree]:
     """Return copies of the parts of the data."""
     if not isinstance(data, tuple | list) or len(data) not in lengths:
-        received = f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+        received = (
+            f"{len(data)} parts"
+            if isinstance(data, tuple | list)
+            else type(data).__name__
+        )
         attempt = "pass arrays, e.g. data=(x_train, y_train)."
-        raise SpecificationError(message(f"data must be {expected}.", received, attempt))
+        raise SpecificationError(
+            message(f"data must be {expected}.", received, attempt)
+        )
     for leaf in tree.leaves(tuple(data)):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
-            attempt = "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`."
+            attempt = (
+                "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`."
+            )
             raise SpecificationError(
                 message("data must hold arrays.", type(leaf).__name__, attempt)
             )
@@ -216,10 +249,14 @@ def _arrays(data: Any, lengths: Sequence[int], expected: str) -> list[Tree]:
     return parts
 
 
-def _schedule(optimizer: keras.optimizers.Optimizer | None, learning_rate: Any) -> Schedule | None:
+def _schedule(
+    optimizer: keras.optimizers.Optimizer | None, learning_rate: Any
+) -> Schedule | None:
     """Return the learning rate that is meant, by update; None if it is not known."""
     if learning_rate is None:
         learning_rate = getattr(optimizer, "_learning_rate", None)
-        if not isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        if not isinstance(
+            learning_rate, keras.optimizers.schedules.LearningRateSchedule
+        ):
             return None
     return scheduled(learning_rate)

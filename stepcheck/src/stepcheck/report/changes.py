@@ -26,8 +26,16 @@ _SUM = {
     Unit.SAMPLE_WEIGHTS: "the sum of the sample weights",
     Unit.WEIGHTS: "the sum of the weights",
 }
-_PARTS = {Part.MICROBATCH: "microbatch", Part.REPLICA: "replica", Part.CALL: "microbatch"}
-_PLURALS = {Part.MICROBATCH: "microbatches", Part.REPLICA: "replicas", Part.CALL: "microbatches"}
+_PARTS = {
+    Part.MICROBATCH: "microbatch",
+    Part.REPLICA: "replica",
+    Part.CALL: "microbatch",
+}
+_PLURALS = {
+    Part.MICROBATCH: "microbatches",
+    Part.REPLICA: "replicas",
+    Part.CALL: "microbatches",
+}
 _KNOWN = {
     Known.WEIGHT_OF_UPDATE: "{sum} of the update",
     Known.ROWS_OF_UPDATE: "the number of rows of the update",
@@ -68,7 +76,11 @@ _OF_FAULTS = {  # subjects
     Fault.NOT_RESET: "the gradient handed over before",
     Fault.MOMENTUM_BY_HAND: "the gradient handed over before",
 }
-_OF_OUTPUTS = {Fault.BROADCAST, Fault.SOFTMAX_TWICE, Fault.OTHER_OUTPUTS}  # their subjects
+_OF_OUTPUTS = {
+    Fault.BROADCAST,
+    Fault.SOFTMAX_TWICE,
+    Fault.OTHER_OUTPUTS,
+}  # their subjects
 _PREDICATES = {
     Fault.PADDING_TRAINED_ON: "that fill up a batch are trained on",
     Fault.WEIGHTS_IGNORED: "are left out",
@@ -88,16 +100,24 @@ _SHIFTED = {
 _DETAILS = {
     Detail.IN_ORDER_OF_DATA: "are those in the order of the data",
     Detail.IN_REVERSE: "are those of the batch in reverse",
-    Detail.ALL_PAIRS: "meets the labels of all rows of its batch, as outputs (rows, 1) and labels (rows,) do",
-    Detail.ALL_PAIRS_WITH_WEIGHTS: "meets the labels and sample weights of all rows of its batch, as outputs "
-    "(rows, 1) and both (rows,) do",
+    Detail.ALL_PAIRS: (
+        "meets the labels of all rows of its batch, as outputs (rows, 1) and labels "
+        "(rows,) do"
+    ),
+    Detail.ALL_PAIRS_WITH_WEIGHTS: (
+        "meets the labels and sample weights of all rows of its batch, as outputs "
+        "(rows, 1) and both (rows,) do"
+    ),
     Detail.OF_OTHER_ROWS: "are each those of some other row",
     Detail.FUNCTION_AGAIN: "go through one more {names}",
     Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",
     Detail.CLIPPED_IN_TURN: "is clipped to the norm {0} whenever a {part} is added",
     Detail.ADDED_BEFORE: "is added, times {count}",
-    Detail.PLUS_WEIGHTS: "is that of the loss that was meant plus {0} times the weights, as a penalty gives; the "
-    "optimizer's weight_decay is {1}",
+    Detail.PLUS_WEIGHTS: (
+        "is that of the loss that was meant plus {0} times the weights, as a penalty "
+        "gives; the "
+        "optimizer's weight_decay is {1}"
+    ),
     Detail.NOT_FINITE: "is not finite; that of the loss that was meant is",
 }
 
@@ -113,12 +133,16 @@ def sentence(change: Change) -> str:
 
 
 def _optimizer(names: tuple[str, ...], numbers: tuple[float, ...]) -> str:
-    """Return how two optimizers differ: (the loop's class, the meant one, arguments), and two numbers of each one."""
+    """Return how two optimizers differ: (the loop's class, the meant one, arguments),
+    and two numbers of each one.
+    """
     own, meant, *arguments = names
     if not arguments:
         return f"is {own}, and {meant} was meant"
     pairs = zip(arguments, numbers[::2], numbers[1::2], strict=True)
-    told = [f"{name}={one:.4g}, and {other:.4g} was meant" for name, one, other in pairs]
+    told = [
+        f"{name}={one:.4g}, and {other:.4g} was meant" for name, one, other in pairs
+    ]
     return f"has {'; '.join(told)}"
 
 
@@ -139,7 +163,12 @@ def _many(word: str, num: int) -> str:
 
 
 def _predicate(change: Change) -> str:
-    fault, detail, numbers, names = change.fault, change.detail, change.numbers, change.names
+    fault, detail, numbers, names = (
+        change.fault,
+        change.detail,
+        change.numbers,
+        change.names,
+    )
     counted = "" if change.count is None else count(change.count, change.setting, fault)
     if fault is Fault.ANOTHER_OPTIMIZER:
         return _optimizer(names, numbers)
@@ -147,7 +176,9 @@ def _predicate(change: Change) -> str:
         *passed, num_passes = numbers
         return f"has no part of forward pass {_list(passed)} of its {num_passes:.0f}"
     if fault is Fault.CLIPPED_OTHERWISE:
-        stated = (f"{name}={bound:.4g}" for name, bound in zip(names, numbers, strict=True))
+        stated = (
+            f"{name}={bound:.4g}" for name, bound in zip(names, numbers, strict=True)
+        )
         return f"is clipped otherwise: the optimizer that was meant has {', '.join(stated)}"
     if detail in _SHIFTED:
         one, many, where = _SHIFTED[detail]
@@ -156,7 +187,9 @@ def _predicate(change: Change) -> str:
         told = f"are those {some} {'after' if by > 0 else 'before'}{where}"
     elif detail in _DETAILS:
         fields = _fields(change.setting) | {"names": ", ".join(names), "count": counted}
-        told = _DETAILS[detail].format(*(f"{number:.4g}" for number in numbers), **fields)
+        told = _DETAILS[detail].format(
+            *(f"{number:.4g}" for number in numbers), **fields
+        )
         counted = "" if detail is Detail.ADDED_BEFORE else counted
     elif detail is not None:
         told = _with_numbers(change)
@@ -203,7 +236,9 @@ def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
     above = () if is_one and own.above == MEANT.above else own.above
     if not above and not own.below:
         return _number(own.number)
-    top, low = (" x ".join(known(each, setting) for each in part) for part in (above, own.below))
+    top, low = (
+        " x ".join(known(each, setting) for each in part) for part in (above, own.below)
+    )
     below = f" / ({low})" if len(own.below) > 1 else f" / {low}" * bool(low)
     multiple = _MULTIPLES.get(own.number, f"{own.number:.4g} x ")
     return f"{multiple}{top or 1}{below}"

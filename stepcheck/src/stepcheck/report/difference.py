@@ -7,7 +7,14 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from stepcheck.differences import ComparedModel, ComparedUpdate, Difference, Kind, Part, Relation
+from stepcheck.differences import (
+    ComparedModel,
+    ComparedUpdate,
+    Difference,
+    Kind,
+    Part,
+    Relation,
+)
 from stepcheck.report.words import listed, many, number
 
 SCHEMA = 1
@@ -73,7 +80,9 @@ class Comparison:
         """All differences, the earliest first; those of other models after it follow."""
         found = [each for model in self.models for each in model.differences]
         first = min(found, key=lambda each: each.order, default=None)
-        owner = next((model for model in self.models if first in model.differences), None)
+        owner = next(
+            (model for model in self.models if first in model.differences), None
+        )
         return [] if owner is None else [*owner.differences]
 
     @property
@@ -108,7 +117,8 @@ class Comparison:
         """Raise unless both runs are equal: for a test.
 
         Raises:
-            AssertionError: something differs, or no update was compared; its text says what.
+            AssertionError: something differs, or no update was compared; its text says
+                what.
         """
         if not self.is_equal:
             raise AssertionError(str(self))
@@ -192,13 +202,21 @@ def _count(factor: float) -> str:
     >>> _count(0.25), _count(3.7123)
     ('1/4', '3.712')
     """
-    near = Fraction(factor).limit_denominator(_MOST) if math.isfinite(factor) else Fraction(0)
-    is_near = abs(float(near) - factor) <= 1e-4 * abs(factor) and abs(near.numerator) <= _MOST
+    near = (
+        Fraction(factor).limit_denominator(_MOST)
+        if math.isfinite(factor)
+        else Fraction(0)
+    )
+    is_near = (
+        abs(float(near) - factor) <= 1e-4 * abs(factor) and abs(near.numerator) <= _MOST
+    )
     return str(near) if is_near else f"{factor:.4g}"
 
 
 def _table(updates: tuple[ComparedUpdate, ...]) -> str:
-    """Return the relations of all parts; consecutive updates with the same ones in one column."""
+    """Return the relations of all parts; consecutive updates with the same ones in one
+    column.
+    """
     columns = [["update", *(_PARTS[part] for part in Part)]]
     for relations, group in groupby(_sticky(updates), lambda each: each[1]):
         own = [number for number, _ in group]
@@ -206,18 +224,24 @@ def _table(updates: tuple[ComparedUpdate, ...]) -> str:
         columns.append([name, *relations])
     widths = [max(map(len, column)) for column in columns]
     lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
         for row in zip(*columns, strict=True)
     )
     return "\n".join(f"   {line}" for line in lines)
 
 
 def _sticky(updates: tuple[ComparedUpdate, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number, relations) of each update; a part that is apart by rounding stays so."""
+    """Yield (number, relations) of each update; a part that is apart by rounding stays
+    so.
+    """
     apart: set[Part] = set()
     for update in updates:
         relations = {part: update.parts[part].relation for part in Part}
-        apart |= {part for part, each in relations.items() if each is Relation.BY_ROUNDING}
+        apart |= {
+            part for part, each in relations.items() if each is Relation.BY_ROUNDING
+        }
         for part in apart:
             if relations[part] is Relation.EQUAL:
                 relations[part] = Relation.BY_ROUNDING
@@ -229,7 +253,10 @@ def _told(difference: Difference) -> str:
     lines = [f"{_PARTS[difference.part]}, {_place(difference)}: {_says(difference)}."]
     if difference.numbers:
         rows = [("", "a", "b")]
-        rows += [(number(n), f"{n.observed:.6g}", f"{n.expected:.6g}") for n in difference.numbers]
+        rows += [
+            (number(n), f"{n.observed:.6g}", f"{n.expected:.6g}")
+            for n in difference.numbers
+        ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += [
             f"   {name.ljust(widths[0])}  {a.rjust(widths[1])}  {b.rjust(widths[2])}".rstrip()
@@ -262,7 +289,8 @@ def _rest(found: Comparison) -> Iterator[str]:
         updates = [
             each.number
             for each in model.updates
-            if Relation.BY_ROUNDING in {judged.relation for judged in each.parts.values()}
+            if Relation.BY_ROUNDING
+            in {judged.relation for judged in each.parts.values()}
         ]
         if updates:
             yield f"From update {updates[0]} on the runs are apart by rounding, which grows."
@@ -290,7 +318,9 @@ def _difference(each: Difference) -> dict[str, Any]:
             }
             for n in each.numbers
         ],
-        "lines": [None if line is None else [line.file, line.number] for line in each.lines],
+        "lines": [
+            None if line is None else [line.file, line.number] for line in each.lines
+        ],
         "text": _says(each),
     }
 
@@ -305,7 +335,10 @@ def _model(each: ComparedModel) -> dict[str, Any]:
                 "update": update.number,
                 "num_rows": [*update.num_rows],
                 "parts": {
-                    part.value: {"relation": judged.relation.value, "apart": _finite(judged.apart)}
+                    part.value: {
+                        "relation": judged.relation.value,
+                        "apart": _finite(judged.apart),
+                    }
                     for part, judged in update.parts.items()
                 },
             }

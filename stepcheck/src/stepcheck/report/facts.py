@@ -43,7 +43,11 @@ def _passes(facts: Facts) -> Iterator[Fact]:
 def _updates(facts: Facts) -> Iterator[Fact]:
     rows = "" if facts.rows is None else f", of {_span(facts.rows)} rows"
     calls = facts.microbatches
-    more = f" in {_span(calls)} forward passes" if calls is not None and calls.most > 1 else ""
+    more = (
+        f" in {_span(calls)} forward passes"
+        if calls is not None and calls.most > 1
+        else ""
+    )
     replicas = f" on each of {facts.replicas} replicas" if facts.replicas > 1 else ""
     padded = f"; {many(facts.padded, 'row')} of padding" if facts.padded else ""
     yield "updates", f"{facts.updates}{rows}{more}{replicas}{padded}"
@@ -72,7 +76,9 @@ def _rate(facts: Facts) -> Iterator[Fact]:
     if (rate := facts.rate) is not None:
         names = "first", "last", "least", "most"
         each = [f"{getattr(rate, name):.4g}" for name in names]
-        told = ", ".join(f"{number} {name}" for number, name in zip(each, names, strict=True))
+        told = ", ".join(
+            f"{number} {name}" for number, name in zip(each, names, strict=True)
+        )
         yield "learning rate", each[0] if len({*each}) == 1 else told
 
 
@@ -81,7 +87,10 @@ def _between(facts: Facts) -> Iterator[Fact]:
         yield "weights written before updates", listed(facts.written)
     state = facts.state
     if state.passes:
-        yield "statistics and seeds", f"moved by {state.passes} passes, kept after {state.kept}"
+        yield (
+            "statistics and seeds",
+            f"moved by {state.passes} passes, kept after {state.kept}",
+        )
 
 
 def _labels(facts: Facts) -> Iterator[Fact]:

@@ -1,4 +1,6 @@
-"""The page of a report: one HTML file without scripts, with pictures; only drawing them needs matplotlib."""
+"""The page of a report: one HTML file without scripts, with pictures; only drawing them
+needs matplotlib.
+"""
 
 import os
 from base64 import b64encode
@@ -13,21 +15,24 @@ from stepcheck.errors import SpecificationError, message
 
 LEGEND: dict[str, Any] = {"framealpha": 1.0, "edgecolor": "none", "fontsize": 9}
 _STYLE = """
-.stepcheck-report {font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 52rem;
-  padding: 0.5rem 1rem;}
+.stepcheck-report {font: 15px/1.5 system-ui, sans-serif; color: #222;
+  background: #fff; max-width: 52rem; padding: 0.5rem 1rem;}
 .stepcheck-report h1 {font-size: 1.35rem; line-height: 1.35; margin: 0.4rem 0;}
 .stepcheck-report h2 {font-size: 1.1rem; margin: 1.6rem 0 0.3rem;}
-.stepcheck-report table {border-collapse: collapse; margin: 0.6rem 0; font-variant-numeric: tabular-nums;}
+.stepcheck-report table {border-collapse: collapse; margin: 0.6rem 0;
+  font-variant-numeric: tabular-nums;}
 .stepcheck-report th, .stepcheck-report td {padding: 0.15rem 0.9rem 0.15rem 0; text-align: right;
   border-bottom: 1px solid #ddd; background: #fff; color: #222; font-weight: normal;}
 .stepcheck-report th:first-child, .stepcheck-report td:first-child {text-align: left;}
 .stepcheck-report thead th {font-weight: bold;}
-.stepcheck-report dl {display: grid; grid-template-columns: max-content auto; gap: 0.1rem 1rem; margin: 0.6rem 0;}
+.stepcheck-report dl {display: grid; grid-template-columns: max-content auto;
+  gap: 0.1rem 1rem; margin: 0.6rem 0;}
 .stepcheck-report dt {color: #666;} .stepcheck-report dd {margin: 0; overflow-wrap: anywhere;}
 .stepcheck-report code {background: #f3f3f3; padding: 0 0.2rem;}
 .stepcheck-report figure {margin: 0 0 0.5rem;} .stepcheck-report img {max-width: 100%;}
 .stepcheck-report figcaption, .stepcheck-report footer {color: #666;}
-@media (max-width: 40rem) {.stepcheck-report dl {display: block;} .stepcheck-report figure {overflow-x: auto;}
+@media (max-width: 40rem) {.stepcheck-report dl {display: block;}
+  .stepcheck-report figure {overflow-x: auto;}
   .stepcheck-report img {max-width: none; width: 36rem;}}
 """
 
@@ -60,7 +65,9 @@ def assert_drawable() -> None:
 
 
 def drawn(draw: Callable[[Any], tuple[str, str]], height: float) -> Picture:
-    """Return the picture that a function draws into a figure; the function returns title and caption."""
+    """Return the picture that a function draws into a figure; the function returns
+    title and caption.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, height), layout="constrained")
@@ -81,14 +88,17 @@ def bare(axes: Any, x: str, y: str = "") -> None:
 
 def part_of_page(parts: Iterable[str]) -> str:
     """Return pieces of HTML as one part of a page or a notebook, with its style."""
-    return f'<div class="stepcheck-report"><style>{_STYLE}</style>{"".join(parts)}</div>'
+    return (
+        f'<div class="stepcheck-report"><style>{_STYLE}</style>{"".join(parts)}</div>'
+    )
 
 
 def write_page(path: str | os.PathLike[str], title: str, parts: Iterable[str]) -> None:
     """Write parts of a page to a file."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(title)}</title>"
-    page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{"<hr>".join(parts)}</body></html>\n'
+    body = "<hr>".join(parts)
+    page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
     Path(path).write_text(page, encoding="utf-8")
 
 

@@ -52,10 +52,14 @@ def pictures(case: Case, verdict: Verdict) -> Iterator[Picture]:
 
 
 def _differing(verdict: Verdict) -> tuple[Evidence, _Distances]:
-    """Return an update that differs, if one does, the one of the first proof if there is one, and its distances."""
+    """Return an update that differs, if one does, the one of the first proof if there
+    is one, and its distances.
+    """
     differs = verdict.evidence[0].meant.replay.tolerance.differs
     differing = [e for e in verdict.evidence if e.without > differs] or verdict.evidence
-    proofs = [finding.proof for finding in verdict.findings if finding.proof is not None]
+    proofs = [
+        finding.proof for finding in verdict.findings if finding.proof is not None
+    ]
     proof = next((each for each in proofs if each.parameters), None)
     for e in differing:
         if proof is not None and proof.update == e.update.number:
@@ -77,7 +81,9 @@ def _name_colours(axes: Any, near: np.ndarray, name: str) -> None:
             axes.plot([], [], "s", color=colour, ms=8, label=f"{name}: {end}")
 
 
-def _factors(e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any) -> tuple[str, str]:
+def _factors(
+    e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any
+) -> tuple[str, str]:
     axes = figure.subplots()
     x = np.arange(1, len(solved) + 1)
     slack = SOLVED * float(np.max(np.abs(should)))
@@ -116,7 +122,11 @@ def _factors(e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any) -
         f"row of update {e.update.number}, in the order in which it was used",
         "factor of the row's\ngradient",
     )
-    end = "All bars reach the black line." if np.all(near) else "Red bars are off the black line."
+    end = (
+        "All bars reach the black line."
+        if np.all(near)
+        else "Red bars are off the black line."
+    )
     return "How much each row counts", end
 
 
@@ -127,11 +137,15 @@ def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> tuple[str, 
     y = np.arange(len(shown))
     floor = 1e-8
     without, changed = (np.array([each[i] for each in shown], float) for i in (1, 2))
-    axes.barh(y, np.maximum(without, floor), color=_coloured(without <= differs), height=0.6)
+    axes.barh(
+        y, np.maximum(without, floor), color=_coloured(without <= differs), height=0.6
+    )
     _name_colours(axes, without <= differs, "your loop from what was meant")
     if np.any(np.isfinite(changed)):
         name = "from the reference with this fault"
-        axes.plot(np.maximum(changed, floor), y, "D", color=_CHANGED, ms=6, ls="", label=name)
+        axes.plot(
+            np.maximum(changed, floor), y, "D", color=_CHANGED, ms=6, ls="", label=name
+        )
     axes.axvspan(floor / 2, fits, color="#3d9e5f", alpha=0.10, lw=0, zorder=0)
     axes.axvline(differs, color=_MEANT, lw=1, ls="--")
     axes.text(differs * 1.2, len(shown) - 0.38, "differs", fontsize=8, va="bottom")
@@ -148,7 +162,10 @@ def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> tuple[str, 
     axes.set_ylim(-0.6, len(shown) + 0.1)
     names = [name if len(name) <= 40 else f"...{name[-37:]}" for name, *_ in shown]
     axes.set_yticks(y, labels=names, parse_math=False, fontsize=9)
-    bare(axes, f"distance of the gradient of update {e.update.number}, relative to its length")
+    bare(
+        axes,
+        f"distance of the gradient of update {e.update.number}, relative to its length",
+    )
     figure.legend(loc="outside lower center", ncols=2, **LEGEND)
     num = len(parameters)
     left = "" if len(shown) == num else f" The {len(shown)} of {num} that differ most."
@@ -161,7 +178,9 @@ def _orders(cut: list[list[Piece]], figure: Any) -> tuple[str, str]:
         if i < len(cut):
             rows = np.concatenate([piece.rows[piece.rows != PAD] for piece in cut[i]])
             size = float(np.clip(4000 / max(len(rows), 1), 1, 25))
-            axes.scatter(np.arange(1, len(rows) + 1), rows + 1, s=size, color="#35608f", lw=0)
+            axes.scatter(
+                np.arange(1, len(rows) + 1), rows + 1, s=size, color="#35608f", lw=0
+            )
             axes.set_title(f"pass {i + 1}: {len(rows)} rows", fontsize=10)
         else:
             axes.text(
@@ -177,13 +196,16 @@ def _orders(cut: list[list[Piece]], figure: Any) -> tuple[str, str]:
     each_axes[0].set_ylim(bottom=0)
     each_axes[0].set_xlim(left=0)
     caption = (
-        "A cloud is a full shuffle, a band along the diagonal is a shuffle within a window, one line is no shuffle; "
+        "A cloud is a full shuffle, a band along the diagonal is a shuffle within a "
+        "window, one line is no shuffle; "
         "two equal clouds are one order for both passes."
     )
     return "In which order the rows come", caption
 
 
-def _rates(updates: list[Update], meant: np.ndarray | None, figure: Any) -> tuple[str, str]:
+def _rates(
+    updates: list[Update], meant: np.ndarray | None, figure: Any
+) -> tuple[str, str]:
     axes = figure.subplots()
     numbers, used = (
         [u.number for u in updates],
@@ -195,11 +217,15 @@ def _rates(updates: list[Update], meant: np.ndarray | None, figure: Any) -> tupl
             "The points should lie on the line.",
             np.isclose(used, meant, rtol=FINE.differs),
         )
-        axes.plot(numbers, meant, color=_MEANT, lw=1.5, label="as it was meant", zorder=1)
+        axes.plot(
+            numbers, meant, color=_MEANT, lw=1.5, label="as it was meant", zorder=1
+        )
         _name_colours(axes, near, "in your loop")
         axes.legend(loc="upper right", ncols=3, **LEGEND)
     axes.scatter(numbers, used, color=_coloured(near), s=22, zorder=2)
-    axes.set_ylim(0, float(max(np.max(used), *(() if meant is None else meant), 0)) * 1.3 or 1)
+    axes.set_ylim(
+        0, float(max(np.max(used), *(() if meant is None else meant), 0)) * 1.3 or 1
+    )
     axes.xaxis.get_major_locator().set_params(integer=True)
     bare(axes, "update", "learning rate")
     return "The learning rate", caption

@@ -12,8 +12,8 @@ _NUM_SHOWN = 3  # parameters that a line names
 class Variation(StrEnum):
     """A change of a batch.
 
-    `VALUE` is in one row and `VALUES` in all: at least one must matter. `ROW` is a fact. The others
-    must not matter.
+    `VALUE` is in one row and `VALUES` in all: at least one must matter. `ROW` is a
+    fact. The others must not matter.
     """
 
     VALUE = auto()
@@ -100,7 +100,8 @@ class Effect:
 
     Attributes:
         change: its kind.
-        of: the part of the batch that was changed, by name; of a cut its number of microbatches.
+        of: the part of the batch that was changed, by name; of a cut its number of
+            microbatches.
         outcome: whether the weights are the same; None of `parameters` are named then.
         distance: how far they moved; 1 is as far as other values in all rows move them.
         parameters: (name, distance) of each parameter that moved, the farthest first.
@@ -153,7 +154,9 @@ class ProbeReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether no change matters that must not, and each was judged; a row more need not be."""
+        """Whether no change matters that must not, and each was judged; a row more need
+        not be.
+        """
         must = [each for each in self.unjudged if each.change in _LOOK]
         return self.cause is None and not self.findings and not must
 
@@ -173,8 +176,12 @@ class ProbeReport:
             raise SpecificationError(
                 message(must, ", ".join(sorted(unknown)), "report.require('order').")
             )
-        wanted = {*changes} or {each.change for each in self.effects if each.change in _LOOK}
-        judged = {each.change for each in self.effects if each.outcome is not Outcome.UNJUDGED}
+        wanted = {*changes} or {
+            each.change for each in self.effects if each.change in _LOOK
+        }
+        judged = {
+            each.change for each in self.effects if each.outcome is not Outcome.UNJUDGED
+        }
         wrong = {each.change for each in (*self.findings, *self.unjudged)}
         if wanted & wrong or not wanted <= judged or self.cause is not None:
             raise AssertionError(str(self))
@@ -185,7 +192,9 @@ class ProbeReport:
         if self.cause is not None:
             return f"Nothing could be judged: {_CAUSES[self.cause]}."
         if self.findings:
-            named = ", ".join(_named(self.findings, change) for change in _changes(self.findings))
+            named = ", ".join(
+                _named(self.findings, change) for change in _changes(self.findings)
+            )
             return f"The update depends on {named}."
         num = many(len({each.change for each in self.effects} & {*_LOOK}), "change")
         if not self.is_right:
@@ -200,11 +209,15 @@ class ProbeReport:
         lines += [f"  {each}" for each in shown if each.outcome is not Outcome.UNJUDGED]
         if self.unjudged:
             lines += ["", "Not judged:"]
-            lines += [f"  - {each}" for each in shown if each.outcome is Outcome.UNJUDGED]
+            lines += [
+                f"  - {each}" for each in shown if each.outcome is Outcome.UNJUDGED
+            ]
         for change in _changes(self.findings):
             lines += ["", f"Look for {_LOOK[change]}."]
         unit = "Distances: 1 is as far as other real values move the weights"
-        return "\n".join([*lines, "", f"{unit}; up to {self.rounding:.2g} is rounding."])
+        return "\n".join(
+            [*lines, "", f"{unit}; up to {self.rounding:.2g} is rounding."]
+        )
 
     __repr__ = __str__
 

@@ -18,7 +18,8 @@ STAGES = tuple(stage for stage in Stage if stage is not Stage.PRINTED)
 
 
 class Report:
-    """The findings on a loop, and the stages that were judged; complete once its `with` has ended.
+    """The findings on a loop, and the stages that were judged; complete once its `with`
+    has ended.
 
     >>> from stepcheck.report.report import Report
     >>> print(Report())
@@ -53,7 +54,9 @@ class Report:
 
     @property
     def failures(self) -> dict[Stage, str]:
-        """The tracebacks of errors inside of stepcheck, by the stage that has ended in one."""
+        """The tracebacks of errors inside of stepcheck, by the stage that has ended in
+        one.
+        """
         return self._judged().failures
 
     @property
@@ -63,7 +66,8 @@ class Report:
 
     @property
     def is_right(self) -> bool:
-        """Whether all stages were judged, and nothing was found: `unjudged` has updates that were not.
+        """Whether all stages were judged, and nothing was found: `unjudged` has updates
+        that were not.
 
         False in a process that does not judge: `require` raises in process 0 alone.
         """
@@ -75,16 +79,18 @@ class Report:
         return self.elsewhere or text.first_line(self._judged())
 
     def require(self, *stages: str) -> None:
-        """Raise unless each stage was judged, and nothing was found in it: for a test of a loop.
+        """Raise unless each stage was judged, and nothing was found in it: for a test
+        of a loop.
 
-        Of several processes, process 0 judges the loop and raises; the others require nothing.
+        Of several processes, process 0 judges the loop and raises; the others require
+        nothing.
 
         Args:
             stages: of rows, mode, gradient, step, state; all of them by default.
 
         Raises:
-            AssertionError: a stage was not judged, or something was found in it; its text is the
-                report.
+            AssertionError: a stage was not judged, or something was found in it; its
+                text is the report.
             SpecificationError: there is no such stage.
         """
         unknown = {*stages} - {*STAGES}
@@ -102,7 +108,8 @@ class Report:
             raise AssertionError(str(self))
 
     def printed(self, *, loss: object) -> None:
-        """State the losses that the loop prints: of each pass over the data, or of the last one.
+        """State the losses that the loop prints: of each pass over the data, or of the
+        last one.
 
         Raises:
             SpecificationError: these are no numbers.
@@ -115,7 +122,10 @@ class Report:
                 message(must, type(loss).__name__, "report.printed(loss=[0.7, 0.5]).")
             ) from error
         if not numbers or not np.all(np.isfinite(numbers)):
-            must, attempt = "Printed losses must be finite numbers.", "leave out the others."
+            must, attempt = (
+                "Printed losses must be finite numbers.",
+                "leave out the others.",
+            )
             raise SpecificationError(message(must, loss, attempt))
         self._printed = numbers
         if self._case is not None:
@@ -127,10 +137,11 @@ class Report:
         case.printed = self._printed
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as data: dicts, lists, strings, numbers and None, as in docs/json.md.
+        """Return the report as data: dicts, lists, strings, numbers and None, as in
+        docs/json.md.
 
-        Of several processes, those that do not judge have the version of the schema, and
-        `elsewhere`, which says where the report is.
+        Of several processes, those that do not judge have the version of the schema,
+        and `elsewhere`, which says where the report is.
         """
         if self.elsewhere:
             return {"schema": schema.VERSION, "elsewhere": self.elsewhere}
@@ -148,13 +159,22 @@ class Report:
             write_page(path, "A training loop, checked", [self._repr_html_()])
 
     def _repr_html_(self) -> str:
-        """Return the report for a notebook; without pictures if matplotlib is not installed."""
+        """Return the report for a notebook; without pictures if matplotlib is not
+        installed.
+        """
         verdict = self._judged() if self._case is not None else None
-        return f"<p>{self}</p>" if verdict is None else text.html(self._own_case(), verdict)
+        return (
+            f"<p>{self}</p>"
+            if verdict is None
+            else text.html(self._own_case(), verdict)
+        )
 
     def _own_case(self) -> Case:
         if self._case is None:
-            must, attempt = "A report is read after its loop.", "read it after the `with`."
+            must, attempt = (
+                "A report is read after its loop.",
+                "read it after the `with`.",
+            )
             raise SpecificationError(message(must, "one inside its `with`", attempt))
         return self._case
 
@@ -164,14 +184,19 @@ class Report:
                 return Verdict()
             case = self._own_case()
             num = case.log.num_updates
-            line = f"stepcheck: judging {num} updates of the loop, which may take a while."
+            line = (
+                f"stepcheck: judging {num} updates of the loop, which may take a while."
+            )
             with notify_if_long(line, PATIENCE), shown():
                 self._verdict = case.judge()
         return self._verdict
 
     def __str__(self) -> str:
         if self._case is None:
-            return self.elsewhere or "The loop is not over: read its report after the `with`."
+            return (
+                self.elsewhere
+                or "The loop is not over: read its report after the `with`."
+            )
         return text.text(self._case, self._judged())
 
     __repr__ = __str__

@@ -1,4 +1,6 @@
-"""A report as data, for programs: its schema is documented in docs/json.md, and has a version."""
+"""A report as data, for programs: its schema is documented in docs/json.md, and has a
+version.
+"""
 
 import math
 from dataclasses import asdict
@@ -52,7 +54,8 @@ def _finding(finding: Finding, framework: str) -> dict[str, Any]:
         "parameters": where.parameters,
         "outputs": where.outputs or change.outputs,
         "line": _line(where.line),
-        "proof": proof and {**asdict(proof), "numbers": [each._asdict() for each in proof.numbers]},
+        "proof": proof
+        and {**asdict(proof), "numbers": [each._asdict() for each in proof.numbers]},
     }
 
 
@@ -61,11 +64,15 @@ def _line(line: Line | None) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: an enum by its name, None for a number that is not finite."""
+    """Return a value as JSON has it: an enum by its name, None for a number that is not
+    finite.
+    """
     if isinstance(value, Enum):
         return str(value) if isinstance(value, str) else value.name.lower()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    return (
+        [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    )

@@ -30,7 +30,10 @@ def first_line(verdict: Verdict) -> str:
         where = " where they were judged" if verdict.unjudged else ""
         return f"{num}, all as meant{where}: {judged}.{_largest(verdict)}"
     judged = ", ".join(map(words.stage, verdict.judged)) or "nothing"
-    return f"Nothing found in {num}. Judged: {judged}. Not judged: {', '.join(left)}.{_largest(verdict)}"
+    return (
+        f"Nothing found in {num}. Judged: {judged}. Not judged: "
+        f"{', '.join(left)}.{_largest(verdict)}"
+    )
 
 
 def _largest(verdict: Verdict) -> str:
@@ -41,7 +44,8 @@ def _largest(verdict: Verdict) -> str:
     apart = [e.without for e in verdict.evidence if e.without <= differs]
     largest, num = max(apart, default=0.0), words.many(len(apart), "gradient")
     return (
-        f" Largest distance of {num} from what was meant: {largest:.2g} (rounding: up to {fits:g})."
+        f" Largest distance of {num} from what was meant: {largest:.2g} (rounding: up "
+        f"to {fits:g})."
     )
 
 
@@ -55,12 +59,20 @@ def text(case: Case, verdict: Verdict) -> str:
     """Return a report as text."""
     framework = case.port.engine()
     parts = [first_line(verdict)]
-    parts += [_told(i, each, framework) for i, each in enumerate(verdict.findings, start=1)]
+    parts += [
+        _told(i, each, framework) for i, each in enumerate(verdict.findings, start=1)
+    ]
     if verdict.unjudged:
-        parts.append("\n".join(["Not judged:", *(f"  - {each}" for each in _unjudged(verdict))]))
+        parts.append(
+            "\n".join(["Not judged:", *(f"  - {each}" for each in _unjudged(verdict))])
+        )
     parts.append(_looked_at(verdict, framework))
     if verdict.facts is not None:
-        parts.append("\n".join(["Facts:", *(f"  {line}" for line in facts.aligned(verdict.facts))]))
+        parts.append(
+            "\n".join(
+                ["Facts:", *(f"  {line}" for line in facts.aligned(verdict.facts))]
+            )
+        )
     return "\n\n".join(parts)
 
 
@@ -72,15 +84,19 @@ def _looked_at(verdict: Verdict, framework: str) -> str:
     num = len(verdict.seen.updates) if verdict.seen is not None else 0
     batches = words.many(verdict.num_batches, "batch", "batches")
     failed = "".join(
-        f" An error in the stage {words.stage(each)}: see as_json()." for each in verdict.failures
+        f" An error in the stage {words.stage(each)}: see as_json()."
+        for each in verdict.failures
     )
     return (
-        f"Looked at {words.many(num, 'update')} of {batches} of the data, on {framework}.{failed}"
+        f"Looked at {words.many(num, 'update')} of {batches} of the data, on "
+        f"{framework}.{failed}"
     )
 
 
 def _told(number: int, finding: Finding, framework: str) -> str:
-    """Return the text of one finding; the sentence of the first is the report's first line."""
+    """Return the text of one finding; the sentence of the first is the report's first
+    line.
+    """
     lines = [f"{number}. {words.stage(finding.stage)}: {words.name(finding.fault)}"]
     lines += [f"   {words.sentence(finding)}"] if number > 1 else []
     if finding.proof is not None:
@@ -97,12 +113,17 @@ def _told(number: int, finding: Finding, framework: str) -> str:
 
 
 def _table(proof: Proof, names: tuple[str, str]) -> list[Row]:
-    """Return the numbers of a proof as rows of columns, after their names; without the last one if it is empty."""
+    """Return the numbers of a proof as rows of columns, after their names; without the
+    last one if it is empty.
+    """
     rows: list[Row] = [(f"update {proof.update}:", "yours", *names)]
     for number in proof.numbers:
         values = number.observed, number.expected, number.with_error
         rows.append(
-            (words.number(number), *("-" if math.isnan(each) else f"{each:.6g}" for each in values))
+            (
+                words.number(number),
+                *("-" if math.isnan(each) else f"{each:.6g}" for each in values),
+            )
         )
     is_explained = not all(math.isnan(number.with_error) for number in proof.numbers)
     return rows if is_explained else [row[:3] for row in rows]
@@ -111,7 +132,9 @@ def _table(proof: Proof, names: tuple[str, str]) -> list[Row]:
 def _apart(finding: Finding) -> str:
     """Return both distances in words."""
     if math.isnan(finding.with_error):
-        unknown = "; no known error reproduces it" if finding.error is Error.UNLIKE else ""
+        unknown = (
+            "; no known error reproduces it" if finding.error is Error.UNLIKE else ""
+        )
         return f"distance from what was meant {finding.apart:.2g}{unknown}"
     meant = f"distance from what was meant {finding.apart:.2g}"
     return f"{meant}; from that with this error {finding.with_error:.2g}"
@@ -129,19 +152,29 @@ def _more(finding: Finding, framework: str) -> Iterator[tuple[str, str]]:
 
 
 def html(case: Case, verdict: Verdict) -> str:
-    """Return a report as a part of a page; without pictures if matplotlib is not installed."""
+    """Return a report as a part of a page; without pictures if matplotlib is not
+    installed.
+    """
     framework = case.port.engine()
     parts = [f"<h1>{escape(first_line(verdict))}</h1>"]
-    parts += [_section(i, each, framework) for i, each in enumerate(verdict.findings, start=1)]
-    parts += map(figure, pictures(case, verdict) if can_draw() and verdict.has_seen else [])
+    parts += [
+        _section(i, each, framework) for i, each in enumerate(verdict.findings, start=1)
+    ]
+    parts += map(
+        figure, pictures(case, verdict) if can_draw() and verdict.has_seen else []
+    )
     if verdict.unjudged:
         items = "".join(f"<li>{_coded(line)}</li>" for line in _unjudged(verdict))
         parts.append(f"<h2>Not judged</h2><ul>{items}</ul>")
     if verdict.facts is not None:
         body = "".join(_pair(*fact) for fact in facts.told(verdict.facts))
         parts.append(f"<h2>Facts</h2><dl>{body}</dl>")
-    missing = "" if can_draw() else " The pictures need matplotlib: pip install matplotlib."
-    parts.append(f"<footer><p>{escape(_looked_at(verdict, framework) + missing)}</p></footer>")
+    missing = (
+        "" if can_draw() else " The pictures need matplotlib: pip install matplotlib."
+    )
+    parts.append(
+        f"<footer><p>{escape(_looked_at(verdict, framework) + missing)}</p></footer>"
+    )
     return part_of_page(parts)
 
 
@@ -173,4 +206,6 @@ def _coded(line: str) -> str:
     parts = escape(line).split("`")
     if len(parts) % 2 == 0:
         return escape(line)
-    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+    return "".join(
+        f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)
+    )

@@ -1,4 +1,6 @@
-"""The text of the command line: its help, and the command to run where too little was stated."""
+"""The text of the command line: its help, and the command to run where too little was
+stated.
+"""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +52,12 @@ _LOSS = (
     "Keras, such as mse."
 )
 _NEEDED = {"model": "NET", "data": "X,Y", "loss": "LOSS"}
-_SEEN = {"model": "models", "data": "arrays", "loss": "losses", "optimizer": "optimizers"}
+_SEEN = {
+    "model": "models",
+    "data": "arrays",
+    "loss": "losses",
+    "optimizer": "optimizers",
+}
 _NUM_ARRAYS = 2  # inputs and labels
 
 
@@ -63,8 +70,13 @@ def not_a_script(path: str) -> str:
 
 
 def misplaced(command: str, arguments: Sequence[str]) -> str:
-    """Return the message for arguments that a command does not have: of a script, perhaps."""
-    must, given = "Arguments of the script must stand after `--`.", shlex.join(arguments)
+    """Return the message for arguments that a command does not have: of a script,
+    perhaps.
+    """
+    must, given = (
+        "Arguments of the script must stand after `--`.",
+        shlex.join(arguments),
+    )
     return message(must, given, f"stepcheck {command} train.py [options] -- {given}")
 
 
@@ -102,8 +114,8 @@ def understated(
     Args:
         script: its path.
         stated: names by option.
-        seen: objects of the script by name, for each option; an option is filled in where they
-            leave one choice.
+        seen: objects of the script by name, for each option; an option is filled in
+            where they leave one choice.
 
     >>> import numpy as np
     >>> [*understated("train.py", {}, {"model": {"net": 1}, "data": {"x": np.ones((8, 3))}})][-1]

@@ -1,4 +1,6 @@
-"""The text of findings, and of parts that were not judged: by value, from `faults.toml` and the tables here."""
+"""The text of findings, and of parts that were not judged: by value, from `faults.toml`
+and the tables here.
+"""
 
 import tomllib
 from functools import cache
@@ -33,13 +35,27 @@ _SHOWN = {
 _REASONS = {
     Reason.NO_LOSS: "the loss that is meant is not stated",
     Reason.NO_UPDATE: "no optimizer step was made, and no weight moved",
-    Reason.OUTLINED: "the weights moved, and no update was seen: begin before the first step, so that functions which "
-    "were traced or compiled earlier are not used",
-    Reason.NO_FORWARD_PASS: "no forward pass of this model was seen before them, as where layers are called one by one",
-    Reason.OTHER_INPUTS: "the model's inputs are no rows of `data`, bit for bit: state the arrays that the model gets",
-    Reason.OWN_STEP: "the weights do not move by a known optimizer's steps on the gradients that were meant",
+    Reason.OUTLINED: (
+        "the weights moved, and no update was seen: begin before the first step, so "
+        "that functions which "
+        "were traced or compiled earlier are not used"
+    ),
+    Reason.NO_FORWARD_PASS: (
+        "no forward pass of this model was seen before them, as where layers are "
+        "called one by one"
+    ),
+    Reason.OTHER_INPUTS: (
+        "the model's inputs are no rows of `data`, bit for bit: state the arrays "
+        "that the model gets"
+    ),
+    Reason.OWN_STEP: (
+        "the weights do not move by a known optimizer's steps on the gradients that "
+        "were meant"
+    ),
     Reason.STEP_UNKNOWN: "the optimizer's step cannot be made again",
-    Reason.OWN_TRAINER: "they are made by `wholestep.Trainer`, whose `explain()` shows how they run",
+    Reason.OWN_TRAINER: (
+        "they are made by `wholestep.Trainer`, whose `explain()` shows how they run"
+    ),
     Reason.FEW_PASSES: "too few whole passes over the data were seen",
     Reason.BY_CHANCE: "the data have so few batches that two passes may have one order by chance",
     Reason.WRITTEN: "weights were written between the optimizer steps, which is not stated",
@@ -47,11 +63,17 @@ _REASONS = {
     Reason.SKIPPED: "forward passes before them have no step, and are not in their gradients",
     Reason.EQUAL_ROWS: "rows of the data have equal inputs, and which was meant cannot be told",
     Reason.DATA_AS_GIVEN: "no data are stated",
-    Reason.UNLIKE_OUTPUTS: "the outputs are not those of the model in either mode, as with draws outside of its seeds",
+    Reason.UNLIKE_OUTPUTS: (
+        "the outputs are not those of the model in either mode, as with draws "
+        "outside of its seeds"
+    ),
     Reason.RARE_SHAPES: "their batches have shapes that few others have",
     Reason.NOT_KEPT: "their numbers were not kept, to spare memory",
     Reason.NO_GRADIENT: "no gradient could be computed again",
-    Reason.COUPLED: "each has several batches, and the loss of one is not the mean of its rows' losses",
+    Reason.COUPLED: (
+        "each has several batches, and the loss of one is not the mean of its rows' "
+        "losses"
+    ),
     Reason.IN_TURN: "the losses of several outputs are applied in turn, each in a separate update",
     Reason.MOVING: "the weights move between their microbatches, or in a forward pass",
     Reason.THAWED: "which variables are trainable changes inside of the loop",
@@ -62,29 +84,49 @@ _REASONS = {
     Reason.OTHER_WEIGHTS: "`fit` is called again, with other weights of rows",
     Reason.WEIGHTS_NOT_STATED: "`fit` got sample weights: state them, data=(x, y, sample_weight)",
     Reason.LOSS_FAILED: "the loss cannot be computed from the model's outputs and the labels",
-    Reason.LOSS_OF_OTHER_AXIS: "the rows are not the first axis of the outputs, as they are of the inputs",
+    Reason.LOSS_OF_OTHER_AXIS: (
+        "the rows are not the first axis of the outputs, as they are of the inputs"
+    ),
     Reason.LOSS_WITHOUT_LABELS: "no labels of a pass are known: state data=(x, y)",
-    Reason.LOSS_OF_MODEL: "the model computes the loss, and it is none that is known of its logits and labels",
-    Reason.LOSS_OF_ONE_OUTPUT: "the model returns several outputs: state a function that takes its own",
+    Reason.LOSS_OF_MODEL: (
+        "the model computes the loss, and it is none that is known of its logits and "
+        "labels"
+    ),
+    Reason.LOSS_OF_ONE_OUTPUT: (
+        "the model returns several outputs: state a function that takes its own"
+    ),
     Reason.LOSS_WITH_PARAMETERS: "the loss has parameters of its own, which may move",
     Reason.NOT_REPLAYED: "a copy of the model does not run a pass again",
-    Reason.OTHER_WEIGHTS_OF_MODEL: "passes with other weights than the module's (`functional_call`)",
+    Reason.OTHER_WEIGHTS_OF_MODEL: (
+        "passes with other weights than the module's (`functional_call`)"
+    ),
     Reason.CLOSURE: "optimizer steps run the model more than once, by a closure",
     Reason.NO_TENSOR: "an output has no tensor",
     Reason.PROCESS_MISSING: "the record of another process is missing",
-    Reason.PROCESSES_APART: "the processes share their gradients, and begin with different weights, which they keep",
+    Reason.PROCESSES_APART: (
+        "the processes share their gradients, and begin with different weights, "
+        "which they keep"
+    ),
     Reason.CUT: "no more is kept",
     Reason.FAILED: "an error inside of stepcheck; please report it",
     Reason.BLIND: "code ran that reports no values",
-    Reason.PENALTY_BY_HAND: "multiples of the weights are added to what was meant: a penalty that is not stated",
+    Reason.PENALTY_BY_HAND: (
+        "multiples of the weights are added to what was meant: a penalty that is not "
+        "stated"
+    ),
     Reason.CHANGED_BY_HAND: "what was meant is clipped or scaled by hand, which is not stated",
-    Reason.PRINTED_UNLIKE: "the numbers are not those of the loss that is meant, nor of an error that is known",
+    Reason.PRINTED_UNLIKE: (
+        "the numbers are not those of the loss that is meant, nor of an error that "
+        "is known"
+    ),
 }
 
 
 @cache
 def _texts() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        Path(__file__).with_name("faults.toml").read_text(encoding="utf-8")
+    )
 
 
 def _text(fault: Fault) -> dict[str, Any]:
@@ -123,7 +165,9 @@ def sentence(finding: Finding) -> str:
 
 
 def fix(change: Change, framework: str) -> str:
-    """Return what to do, for one of the frameworks jax, tensorflow and torch; "" if nothing is proposed."""
+    """Return what to do, for one of the frameworks jax, tensorflow and torch; "" if
+    nothing is proposed.
+    """
     fixes = _text(change.fault).get("fix", {})
     of_keras = "" if framework == TORCH else "keras"
     found = (fixes.get(key) for key in (framework, of_keras, "all"))

@@ -60,7 +60,9 @@ def _each(e: Evidence, bound: float, shares: _Shares) -> np.ndarray:
 
 
 def _bound_of_parts(several: list[Evidence], shares: _Shares) -> float:
-    """Return the norm to which the longer ones of the microbatches' gradients are cut, or 0."""
+    """Return the norm to which the longer ones of the microbatches' gradients are cut,
+    or 0.
+    """
     clipped: list[float] = []
     for e in several:
         ratios = least(e.parts, e.handed - e.penalty)[0]
@@ -71,7 +73,9 @@ def _bound_of_parts(several: list[Evidence], shares: _Shares) -> float:
 
 
 def is_skipped(evidence: list[Evidence]) -> bool:
-    """Whether forward passes are left out whose gradients are longer than all others: by a limit."""
+    """Whether forward passes are left out whose gradients are longer than all others:
+    by a limit.
+    """
     kept, left_out = [0.0], list[float]()
     for e in evidence:
         ratios = least(e.parts, e.handed - e.penalty)[0]
@@ -82,7 +86,9 @@ def is_skipped(evidence: list[Evidence]) -> bool:
 
 
 def is_in_turn(evidence: list[Evidence]) -> bool:
-    """Whether each update has the loss of one output alone, and not all of the same one."""
+    """Whether each update has the loss of one output alone, and not all of the same
+    one.
+    """
     terms = evidence[0].terms[0]
     used: list[int] = np.flatnonzero(terms.coefficients).tolist()
     chosen = set[int]()
@@ -97,14 +103,18 @@ def is_in_turn(evidence: list[Evidence]) -> bool:
 
 
 def is_clipped(everything: list[Evidence]) -> bool:
-    """Whether the gradients are the references clipped: by norm or value, or each variable."""
+    """Whether the gradients are the references clipped: by norm or value, or each
+    variable.
+    """
     replay = everything[0].meant.replay
     same = _SAME_IN_PART if replay.is_in_part else SOLVED
     same = _SAME_SPARSE if replay.is_sparse else same
     pairs = [(e.handed, e.reference) for e in everything]
     fits = replay.tolerance.fits
     bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
-    by_value = [distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs]
+    by_value = [
+        distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs
+    ]
     if _is_by_norm(pairs, fits, same) or max(by_value) <= fits:
         return True
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
@@ -126,11 +136,14 @@ def _is_by_norm(pairs: list[_Pair], fits: float, same: float) -> bool:
         lengths.append(float(np.linalg.norm(handed)))
         cut += lengths[-1:] * (factor < 1 - fits)
     least_cut = min(cut, default=1.0)
-    return not cut or (least_cut > 0 and max(lengths) <= least_cut * (1 + max(same, fits)))
+    return not cut or (
+        least_cut > 0 and max(lengths) <= least_cut * (1 + max(same, fits))
+    )
 
 
 def added(everything: list[Evidence]) -> tuple[float, bool] | None:
-    """Return (the multiple of the weights or their signs that is added to the references, which).
+    """Return (the multiple of the weights or their signs that is added to the
+    references, which).
 
     It may be added to some variables alone; None if it is not.
     """
@@ -141,8 +154,12 @@ def added(everything: list[Evidence]) -> tuple[float, bool] | None:
 
 
 def _added(everything: list[Evidence], of: Callable) -> float | None:
-    found: list[tuple[float, float]] = []  # of a variable in an update: (factor, length)
-    floor = ROUNDED * max(max(float(np.linalg.norm(e.reference)), e.scale) for e in everything)
+    found: list[
+        tuple[float, float]
+    ] = []  # of a variable in an update: (factor, length)
+    floor = ROUNDED * max(
+        max(float(np.linalg.norm(e.reference)), e.scale) for e in everything
+    )
     fits = everything[0].meant.replay.tolerance.fits
     for e in everything:
         weights = e.cut(of(e.meant.replay.flat([*e.update.applied.params])[e.mask]))
@@ -163,7 +180,9 @@ def _added(everything: list[Evidence], of: Callable) -> float | None:
 
 
 def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
-    """Yield that right gradients are clipped otherwise than by the meant optimizer, or not."""
+    """Yield that right gradients are clipped otherwise than by the meant optimizer, or
+    not.
+    """
     bounds = clips_of(optimizer)
     if not any(bounds) or everything[0].meant.replay.is_in_part:
         return
@@ -182,11 +201,15 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
     stated = {name: bound for name, bound in zip(CLIPS, bounds, strict=True) if bound}
     names, numbers = tuple(stated), tuple(stated.values())
     change = Change(Fault.CLIPPED_OTHERWISE, numbers=numbers, names=names)
-    where = Where(tuple(e.update.number for e in wrong), line=wrong[0].update.applied.line)
+    where = Where(
+        tuple(e.update.number for e in wrong), line=wrong[0].update.applied.line
+    )
     yield Finding(change, max(apart), where=where)
 
 
-def bounded(e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]) -> np.ndarray:
+def bounded(
+    e: Evidence, gradient: np.ndarray, bounds: tuple[float, float, float]
+) -> np.ndarray:
     """Return a gradient as an optimizer with these bounds clips it."""
     of_each, of_all, of_numbers = bounds
     if of_each:

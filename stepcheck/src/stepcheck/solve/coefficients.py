@@ -1,4 +1,5 @@
-"""Coefficients of known vectors that make a gradient: solved for in each update, read over all.
+"""Coefficients of known vectors that make a gradient: solved for in each update, read
+over all.
 
 handed = sum_s a_s g_s + b p + q before, with s a whole update, its pieces or its rows.
 """
@@ -31,7 +32,9 @@ _WEIGHTS = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """Changes that make the gradients: their cost, how far they are apart, the made gradients."""
+    """Changes that make the gradients: their cost, how far they are apart, the made
+    gradients.
+    """
 
     changes: tuple[Change, ...]
     cost: float
@@ -40,7 +43,9 @@ class Explanation:
 
 
 class _Column(NamedTuple):
-    """A vector of an update with its coefficient, which may be off by `slack`; 1 is meant."""
+    """A vector of an update with its coefficient, which may be off by `slack`; 1 is
+    meant.
+    """
 
     e: Evidence
     quantity: Quantity
@@ -53,7 +58,8 @@ class _Column(NamedTuple):
 def explained(
     form: Form, evidence: list[Evidence], level: Level, *, has_before: bool = False
 ) -> Explanation | None:
-    """Return how a loss's parts count in all these updates; None if they do not make the gradients.
+    """Return how a loss's parts count in all these updates; None if they do not make
+    the gradients.
 
     Args:
         has_before: whether the gradient that was handed over before may be a part.
@@ -72,10 +78,14 @@ def explained(
 
 def differ(e: Evidence, one: np.ndarray, two: np.ndarray) -> bool:
     """Whether two gradients differ."""
-    return bool(np.linalg.norm(one - two) > e.meant.replay.tolerance.fits * np.linalg.norm(two))
+    return bool(
+        np.linalg.norm(one - two) > e.meant.replay.tolerance.fits * np.linalg.norm(two)
+    )
 
 
-def _vectors(e: Evidence, parts: list[np.ndarray], level: Level) -> list[tuple[int, np.ndarray]]:
+def _vectors(
+    e: Evidence, parts: list[np.ndarray], level: Level
+) -> list[tuple[int, np.ndarray]]:
     """Return (a row, its vector) of each vector that gets a coefficient."""
     if level is Level.ROW:
         rows = []
@@ -85,7 +95,11 @@ def _vectors(e: Evidence, parts: list[np.ndarray], level: Level) -> list[tuple[i
     if level is Level.UPDATE:
         return [(0, np.sum(parts, axis=0))]
     starts = np.cumsum([0, *e.update.sizes]).tolist()
-    return [(start, part) for start, part in zip(starts, parts, strict=False) if np.any(part)]
+    return [
+        (start, part)
+        for start, part in zip(starts, parts, strict=False)
+        if np.any(part)
+    ]
 
 
 def _solved(
@@ -114,23 +128,36 @@ def _solved(
 def _said(
     form: Form, evidence: list[Evidence], columns: list[_Column], level: Level
 ) -> Explanation | None:
-    """Return the changes that coefficients of rows, penalty and the gradient before stand for."""
-    of = {quantity: [c for c in columns if c.quantity is quantity] for quantity in Quantity}
+    """Return the changes that coefficients of rows, penalty and the gradient before
+    stand for.
+    """
+    of = {
+        quantity: [c for c in columns if c.quantity is quantity]
+        for quantity in Quantity
+    }
     rows, penalties = of[Quantity.ROW_GRADIENTS], of[Quantity.PENALTY]
     added = [c for c in of[Quantity.HANDED_GRADIENT] if abs(c.number) > c.slack]
     by_rows, by_penalty = _of_rows(rows, level), _read(penalties, 1.0)
     before = _read(added, 0.0) if len(added) > 1 else None
     changes = [*form.changes]
     cost = sum(1 + _UNNAMED * (not change.fault.has_name) for change in changes)
-    is_sum = before is None or before.count == Count()  # of an average, its rows' number is a part
+    is_sum = (
+        before is None or before.count == Count()
+    )  # of an average, its rows' number is a part
     if not by_rows.is_right and is_sum:
         changes.append(_change_of_rows(by_rows, rows))
         cost += by_rows.cost
     numbers = dict(
-        zip(map(id, rows + penalties), [*by_rows.values, *by_penalty.values], strict=True)
+        zip(
+            map(id, rows + penalties),
+            [*by_rows.values, *by_penalty.values],
+            strict=True,
+        )
     )
     if not by_penalty.is_right and not _is_in_rows(numbers, rows, penalties, level):
-        changes.append(Change(name_of_penalty(by_penalty.count), count=by_penalty.count))
+        changes.append(
+            Change(name_of_penalty(by_penalty.count), count=by_penalty.count)
+        )
         cost += by_penalty.cost
     if before is not None:
         fault = Fault.NOT_RESET if is_sum else Fault.MOMENTUM_BY_HAND
@@ -150,7 +177,11 @@ def proved(
     proven = [e.proven(own) for e, own in zip(evidence, made, strict=True)]
     apart = max(each for _, each in proven)
     is_so = bool(changes) and apart <= evidence[0].meant.replay.tolerance.fits
-    return Explanation(tuple(changes), cost, apart, [own for own, _ in proven]) if is_so else None
+    return (
+        Explanation(tuple(changes), cost, apart, [own for own, _ in proven])
+        if is_so
+        else None
+    )
 
 
 def _read(columns: list[_Column], right: float) -> Reading:
@@ -174,7 +205,9 @@ def _of_rows(rows: list[_Column], level: Level) -> Reading:
     numbers = np.array([c.number for c in rows])
     used = np.abs(numbers) > SOLVED * np.abs(numbers).max()
     if level is Level.MICROBATCH and not np.all(used):
-        found = _read([c for c, is_used in zip(rows, used, strict=True) if is_used], 1.0)
+        found = _read(
+            [c for c, is_used in zip(rows, used, strict=True) if is_used], 1.0
+        )
         values = np.zeros(len(rows))
         values[used] = found.values
         return Reading(1 + found.cost, Count(level=level), values)
@@ -192,7 +225,9 @@ def farthest_first(ratios: np.ndarray) -> np.ndarray:
     >>> farthest_first(np.array([1.0, 1.0001, 0.5, 3.0, 0.5])).tolist()
     [3.0, 0.5, 1.0]
     """
-    near = np.where(np.abs(ratios - np.round(ratios)) <= SOLVED, np.round(ratios), ratios)
+    near = np.where(
+        np.abs(ratios - np.round(ratios)) <= SOLVED, np.round(ratios), ratios
+    )
     single = np.unique([float(f"{ratio:.3g}") for ratio in near])
     return single[np.argsort(-np.abs(single - 1), kind="stable")]
 
@@ -203,15 +238,22 @@ def _change_of_rows(reading: Reading, rows: list[_Column]) -> Change:
         e = rows[int(np.argmin(np.abs(reading.values)))].e
         own = [value for c, value in zip(rows, reading.values, strict=True) if c.e is e]
         lost = [float(i) for i, value in enumerate(own, 1) if not value]
-        return Change(Fault.PASSES_LEFT_OUT, numbers=(*lost, float(len(e.update.pieces))))
+        return Change(
+            Fault.PASSES_LEFT_OUT, numbers=(*lost, float(len(e.update.pieces)))
+        )
     if Known.MEANT not in count.above:
         is_divided = bool(rows[0].e.terms[0].divided[0])
-        count = replace(count, instead=Count(below=(Known.WEIGHT_OF_UPDATE,) * is_divided))
+        count = replace(
+            count, instead=Count(below=(Known.WEIGHT_OF_UPDATE,) * is_divided)
+        )
     return Change(name_of_rows(count, rows[0].e.meant), count=count)
 
 
 def _is_in_rows(
-    numbers: dict[int, float], rows: list[_Column], penalties: list[_Column], level: Level
+    numbers: dict[int, float],
+    rows: list[_Column],
+    penalties: list[_Column],
+    level: Level,
 ) -> bool:
     """Whether the penalty has the factor of the rows: then both are parts of one loss."""
     for penalty in penalties:

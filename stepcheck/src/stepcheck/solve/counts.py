@@ -1,4 +1,6 @@
-"""Known counts of an update by row, and the names in the field of the fractions that rows count."""
+"""Known counts of an update by row, and the names in the field of the fractions that
+rows count.
+"""
 
 import numpy as np
 
@@ -46,7 +48,9 @@ def unit(e: Evidence) -> float:
 
 
 def counts_of(e: Evidence) -> Counts:
-    """Return known counts, one number for each row; of equal ones, the first gives its name."""
+    """Return known counts, one number for each row; of equal ones, the first gives its
+    name.
+    """
     meant, sizes = e.meant, np.array(e.update.sizes)
     weights = np.concatenate([own[0] for own in e.weights])
     by_piece = np.array([own[0].sum() for own in e.weights])
@@ -76,7 +80,11 @@ def counts_of(e: Evidence) -> Counts:
 def _sample_weights(e: Evidence) -> float:
     own, rows = e.meant.replay.data[2], e.update.rows
     used = rows[rows != PAD]
-    return float(np.sum(np.asarray(own)[used])) if hasattr(own, "shape") else float(len(used))
+    return (
+        float(np.sum(np.asarray(own)[used]))
+        if hasattr(own, "shape")
+        else float(len(used))
+    )
 
 
 def name_of_rows(count: Count, meant: Meant) -> Fault:
@@ -106,7 +114,9 @@ def _of_scale(numbers: np.ndarray, meant: Meant) -> Fault:
     if not is_scaled or np.any(numbers <= 0):
         return Fault.ROWS_COUNTED_OTHERWISE
     powers = np.log2(numbers)
-    is_power = len(numbers) > 1 and np.all(np.abs(powers - np.round(powers)) <= _OF_POWER)
+    is_power = len(numbers) > 1 and np.all(
+        np.abs(powers - np.round(powers)) <= _OF_POWER
+    )
     if is_power or not 1 / _LEAST_SCALE < number < _LEAST_SCALE:
         return Fault.LOSS_SCALE_LEFT_IN if number > 1 else Fault.LOSS_NOT_SCALED
     return Fault.ROWS_COUNTED_OTHERWISE

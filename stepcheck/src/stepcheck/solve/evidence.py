@@ -1,4 +1,6 @@
-"""The gradient that an update handed to its optimizer, the meant one, and the parts of both."""
+"""The gradient that an update handed to its optimizer, the meant one, and the parts of
+both.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -15,12 +17,15 @@ from stepcheck.trace.measure import distance
 from stepcheck.trace.windows import PAD, Piece, Update
 from stepcheck.tree import Tree
 
-_NUM_DRAWN = 4  # rows whose gradients represent those of all rows in an estimate of their size
+_NUM_DRAWN = (
+    4  # rows whose gradients represent those of all rows in an estimate of their size
+)
 _NEARLY = 1e-3  # of the rows' lengths: what is left where their gradients cancel
 
 
 class Meant:
-    """The means to compute gradients: a replay, the meant objective, and the modes that were seen.
+    """The means to compute gradients: a replay, the meant objective, and the modes that
+    were seen.
 
     Args:
         place: as in `Windows`.
@@ -29,10 +34,12 @@ class Meant:
 
     Attributes:
         clips_scaled: whether clipped gradients have the scale.
-        windows: how many updates have how many pieces; valid once all have an `Evidence`.
+        windows: how many updates have how many pieces; valid once all have an
+            `Evidence`.
         full: the weight of the heaviest update, by term.
         has_penalty: whether the model itself has losses.
-        is_by_outputs: whether gradients are pulled derivatives; None before the first update.
+        is_by_outputs: whether gradients are pulled derivatives; None before the first
+            update.
     """
 
     def __init__(
@@ -74,7 +81,8 @@ class Evidence:
     Attributes:
         before: the update before, if it is known.
         whole: the weight of all rows, by term.
-        scale: the length to which distances are relative, if it is larger than the gradient's.
+        scale: the length to which distances are relative, if it is larger than the
+            gradient's.
     """
 
     def __init__(self, meant: Meant, update: Update, before: "Evidence | None" = None):
@@ -88,31 +96,41 @@ class Evidence:
         pieces = update.pieces
         self.pads = [int(np.count_nonzero(piece.rows == PAD)) for piece in pieces]
         self.terms = [
-            self.terms_of(piece, meant.objective, replay.batch(piece)) for piece in pieces
+            self.terms_of(piece, meant.objective, replay.batch(piece))
+            for piece in pieces
         ]
         self.weights = [
-            own.weights * (p.rows != PAD) for p, own in zip(pieces, self.terms, strict=True)
+            own.weights * (p.rows != PAD)
+            for p, own in zip(pieces, self.terms, strict=True)
         ]
         self.whole = np.sum([weights.sum(axis=1) for weights in self.weights], axis=0)
         self.scale = 0.0
         meant.windows[len(pieces)] += 1
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
-        meant.full = self.whole if meant.full is None else np.maximum(meant.full, self.whole)
+        meant.full = (
+            self.whole if meant.full is None else np.maximum(meant.full, self.whole)
+        )
 
     def terms_of(self, piece: Piece, objective: Any, batch: Tree) -> Terms:
         """Return the terms of a loss of one piece."""
         is_by_outputs = self.is_by_outputs and isinstance(objective, OneLoss)
         training = self.meant.modes.of(piece)
         given = piece, objective, batch
-        return self.meant.replay.terms(*given, training=training, is_by_outputs=is_by_outputs)
+        return self.meant.replay.terms(
+            *given, training=training, is_by_outputs=is_by_outputs
+        )
 
     @property
     def factors(self) -> list[np.ndarray]:
-        """The factor of each row in the gradient that was meant: by piece (terms, rows)."""
+        """The factor of each row in the gradient that was meant: by piece (terms,
+        rows).
+        """
         return [self.counted(weights, self.whole) for weights in self.weights]
 
     def counted(self, weights: np.ndarray, whole: np.ndarray) -> np.ndarray:
-        """Return the factors of rows: a mean is divided once by the weight of all, a sum is not."""
+        """Return the factors of rows: a mean is divided once by the weight of all, a
+        sum is not.
+        """
         first = self.terms[0]
         with np.errstate(divide="ignore", invalid="ignore"):
             by_term = first.coefficients / np.where(first.divided, whole, 1.0)
@@ -156,7 +174,9 @@ class Evidence:
     def of_term(self, i: int) -> np.ndarray:
         """Return the part of one term in the gradient that was meant."""
         chosen = (np.arange(len(self.whole)) == i)[:, None]
-        parts = (self.gradient(j, factors * chosen) for j, factors in enumerate(self.factors))
+        parts = (
+            self.gradient(j, factors * chosen) for j, factors in enumerate(self.factors)
+        )
         return sum(parts, np.zeros_like(self.handed))
 
     @cached_property
@@ -172,7 +192,9 @@ class Evidence:
         """
         parts = self.factors
         pairs = [
-            (i, entry) for i, part in enumerate(parts) for entry in np.flatnonzero(part).tolist()
+            (i, entry)
+            for i, part in enumerate(parts)
+            for entry in np.flatnonzero(part).tolist()
         ]
         some = pairs[:: -(-len(pairs) // _NUM_DRAWN) or 1]
         lengths = [np.linalg.norm(self._some(i, [entry])) for i, entry in some]
@@ -181,7 +203,9 @@ class Evidence:
             self.scale = _NEARLY * whole * float(np.mean(lengths))
 
     def apart(self, candidate: np.ndarray) -> float:
-        """Return the distance of the handed gradient from a candidate, relative to both."""
+        """Return the distance of the handed gradient from a candidate, relative to
+        both.
+        """
         if not np.all(np.isfinite(candidate)):
             return float("inf")
         size = float(np.linalg.norm(self.reference))
@@ -189,7 +213,9 @@ class Evidence:
         return distance(self.handed, candidate, self.scale * min(1.0, share))
 
     def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return an explanation's numbers as a gradient, and the distance of the handed one."""
+        """Return an explanation's numbers as a gradient, and the distance of the handed
+        one.
+        """
         return made, self.apart(made)
 
     @property
@@ -200,7 +226,9 @@ class Evidence:
     @property
     def is_along(self) -> bool:
         """Whether the handed gradient is the meant one times some number above 0."""
-        is_near = self.apart(self.share * self.reference) <= self.meant.replay.tolerance.fits
+        is_near = (
+            self.apart(self.share * self.reference) <= self.meant.replay.tolerance.fits
+        )
         return self.share > 0 and is_near
 
     @property
@@ -229,26 +257,42 @@ class Evidence:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the loop took the derivative of such a loss by the output of each pass."""
-        has_one = all({*piece.called.derivatives} == {0} for piece in self.update.pieces)
+        """Whether the loop took the derivative of such a loss by the output of each
+        pass.
+        """
+        has_one = all(
+            {*piece.called.derivatives} == {0} for piece in self.update.pieces
+        )
         return has_one and self.is_of_one_output
 
     @cached_property
     def is_by_outputs(self) -> bool:
-        """Whether its gradients are pulled derivatives, as the loop's are in the first update.
+        """Whether its gradients are pulled derivatives, as the loop's are in the first
+        update.
 
         They are not where Keras' loss takes the logits behind an activation.
         """
         if self.meant.is_by_outputs is None and self.is_plain:
             parts = [] if self.meant.replay.has_losses else self.taken()
-            made = least(parts, self.handed)[0] @ np.stack(parts) if parts else 0 * self.handed
+            made = (
+                least(parts, self.handed)[0] @ np.stack(parts)
+                if parts
+                else 0 * self.handed
+            )
             apart = distance(self.handed, made)
-            self.meant.is_by_outputs = bool(parts) and apart <= self.meant.replay.tolerance.fits
+            self.meant.is_by_outputs = (
+                bool(parts) and apart <= self.meant.replay.tolerance.fits
+            )
         return self.is_plain and bool(self.meant.is_by_outputs)
 
     def taken(self) -> list[np.ndarray]:
-        """Return the gradients of the pieces that the derivatives of the loop's loss give."""
-        return [self.pulled(i, *all_taken(piece)) for i, piece in enumerate(self.update.pieces)]
+        """Return the gradients of the pieces that the derivatives of the loop's loss
+        give.
+        """
+        return [
+            self.pulled(i, *all_taken(piece))
+            for i, piece in enumerate(self.update.pieces)
+        ]
 
     def derivative(
         self, piece: Piece, objective: Any, batch: Any, change: Callable | None = None
@@ -260,7 +304,9 @@ class Evidence:
         """
         weights = batch[2] if len(batch) > 2 else None
         output = piece.called.outputs[0]
-        return self.meant.replay.derivative(objective, output, batch[1], weights, change)
+        return self.meant.replay.derivative(
+            objective, output, batch[1], weights, change
+        )
 
     def gradient(
         self,
@@ -281,7 +327,9 @@ class Evidence:
         piece, replay = self.update.pieces[i], self.meant.replay
         objective = self.meant.objective if objective is None else objective
         batch = replay.batch(piece) if batch is None else batch
-        is_pulled = self.is_by_outputs and isinstance(objective, OneLoss) and not penalty
+        is_pulled = (
+            self.is_by_outputs and isinstance(objective, OneLoss) and not penalty
+        )
         if is_pulled or change is not None:
             made = self.derivative(piece, objective, batch, change)
             return self.pulled(i, _times(made, factors))
@@ -293,14 +341,19 @@ class Evidence:
         """Return the gradient that derivatives by one piece's outputs give."""
         piece = self.update.pieces[i]
         training = self.meant.modes.of(piece)
-        return self.meant.replay.pulled(piece, [*derivatives], training=training)[self.mask]
+        return self.meant.replay.pulled(piece, [*derivatives], training=training)[
+            self.mask
+        ]
 
     def _some(self, i: int, entries: list[int]) -> list[np.ndarray]:
-        """Return gradients of one term of one row each; an entry is its index in (terms, rows)."""
+        """Return gradients of one term of one row each; an entry is its index in
+        (terms, rows).
+        """
         weights = self.weights[i]
         used = [entry for entry in entries if weights.flat[entry]]
         factors = [
-            1.0 * (np.arange(weights.size) == entry).reshape(weights.shape) for entry in used
+            1.0 * (np.arange(weights.size) == entry).reshape(weights.shape)
+            for entry in used
         ]
         found = dict(zip(used, self._by_factors(i, factors), strict=True))
         zeros = np.zeros(len(self.handed), "float32")
@@ -312,7 +365,9 @@ class Evidence:
         given = piece, meant.objective, meant.replay.batch(piece)
         if self.is_by_outputs:
             made = self.derivative(*given)
-            return [self.pulled(i, _times(made, each)).astype("float32") for each in factors]
+            return [
+                self.pulled(i, _times(made, each)).astype("float32") for each in factors
+            ]
         found = meant.replay.gradients(*given, factors, training=meant.modes.of(piece))
         return [gradient[self.mask].astype("float32") for gradient in found]
 
@@ -328,7 +383,9 @@ def all_taken(piece: Piece) -> list[np.ndarray]:
 
 
 def taken_at(piece: Piece, i: int = 0) -> np.ndarray:
-    """Return the derivative of the loop's loss by the i-th output of a pass; zeros for none."""
+    """Return the derivative of the loop's loss by the i-th output of a pass; zeros for
+    none.
+    """
     found = piece.called.derivatives.get(i)
     taken = found[-1] if found else np.zeros_like(piece.called.outputs[i])
     return np.asarray(taken, "float64")

@@ -9,7 +9,13 @@ import numpy as np
 
 from stepcheck.errors import attempt
 from stepcheck.faults import Fault
-from stepcheck.solve.coefficients import MOST_SOLVED, RAW, Explanation, explained, proved
+from stepcheck.solve.coefficients import (
+    MOST_SOLVED,
+    RAW,
+    Explanation,
+    explained,
+    proved,
+)
 from stepcheck.solve.evidence import Evidence
 from stepcheck.solve.forms import BASE, Form, forms, of_rows, smoothed
 from stepcheck.solve.labels import labels_of
@@ -25,14 +31,17 @@ _Found = Iterator[Explanation | None]
 
 
 def explain(evidence: list[Evidence], until: float) -> Explanation | None:
-    """Return the likeliest errors in the loss that make all these gradients; None for none known.
+    """Return the likeliest errors in the loss that make all these gradients; None for
+    none known.
 
     Args:
         until: the time at which the search ends.
     """
     found: list[Explanation] = []
     has_weights = evidence[0].meant.replay.data[2] is not None
-    early, late = ((), (_rows,)) if has_weights else ((_rows,), ())  # ignored weights are a form
+    early, late = (
+        ((), (_rows,)) if has_weights else ((_rows,), ())
+    )  # ignored weights are a form
     for stage in (_terms, *early, _forms, *late, _labels, _forms_by_piece):
         for each in stage(evidence):
             found += [each] if each is not None else []
@@ -45,7 +54,9 @@ def explain(evidence: list[Evidence], until: float) -> Explanation | None:
 
 
 def by_counts(evidence: list[Evidence]) -> Explanation | None:
-    """Return how much whole updates and microbatches count, perhaps beside the gradient before."""
+    """Return how much whole updates and microbatches count, perhaps beside the gradient
+    before.
+    """
     levels = [Level.UPDATE]
     if any(len(e.update.pieces) > 1 for e in evidence):
         levels.append(Level.MICROBATCH)
@@ -72,7 +83,9 @@ def _terms(evidence: list[Evidence]) -> _Found:
         fault = Fault.OTHER_LOSS_WEIGHTS
         if np.any(np.abs(counted) <= SOLVED * np.abs(counted).max()):
             fault = Fault.OUTPUT_LEFT_OUT
-        return Change(fault, Detail.TERMS_COUNT, (*counted.tolist(), *meant.tolist()), names)
+        return Change(
+            fault, Detail.TERMS_COUNT, (*counted.tolist(), *meant.tolist()), names
+        )
 
     columns = [[e.of_term(i) for i in used] for e in evidence]
     yield _mixed(evidence, columns, change)
@@ -83,14 +96,23 @@ def _mixed(
     columns: list[list[np.ndarray]],
     change: Callable[[np.ndarray], Change | None],
 ) -> Explanation | None:
-    """Return what numbers say that are the same in all updates: of one half, to hold in both."""
+    """Return what numbers say that are the same in all updates: of one half, to hold in
+    both.
+    """
     half = [*zip(evidence, columns, strict=True)][: (len(evidence) + 1) // 2]
-    numbers = np.median([least(own, e.handed - e.penalty)[0] for e, own in half], axis=0)
+    numbers = np.median(
+        [least(own, e.handed - e.penalty)[0] for e, own in half], axis=0
+    )
     found = change(numbers) if np.all(np.isfinite(numbers)) else None
     if found is None:
         return None
     pairs = zip(evidence, columns, strict=True)
-    return proved([found], 1.0, evidence, [numbers @ np.stack(own) + e.penalty for e, own in pairs])
+    return proved(
+        [found],
+        1.0,
+        evidence,
+        [numbers @ np.stack(own) + e.penalty for e, own in pairs],
+    )
 
 
 def _possible(evidence: list[Evidence]) -> Iterator[Form]:
@@ -111,12 +133,16 @@ def _forms(evidence: list[Evidence]) -> _Found:
         yield _tried(form, evidence, Level.UPDATE)
     if (found := smoothed(evidence[0].meant, evidence[0])) is not None:
         plain, even, own = found
-        columns = [[np.sum(form.parts(e), axis=0) for form in (plain, even)] for e in evidence]
+        columns = [
+            [np.sum(form.parts(e), axis=0) for form in (plain, even)] for e in evidence
+        ]
         yield _mixed(evidence, columns, partial(_smoothing, own=own))
 
 
 def _smoothing(numbers: np.ndarray, own: float) -> Change | None:
-    """Return the error of labels that are `numbers` of the stated ones and of even ones."""
+    """Return the error of labels that are `numbers` of the stated ones and of even
+    ones.
+    """
     by = float(numbers[1])
     if abs(by - own) < SOLVED:
         return None
@@ -142,9 +168,15 @@ def _labels(evidence: list[Evidence]) -> _Found:
         found = labels_of(at[0]) if at else None
         if found is None:
             return
-        rows |= zip((piece.called.order for piece in e.update.pieces), found, strict=True)
+        rows |= zip(
+            (piece.called.order for piece in e.update.pieces), found, strict=True
+        )
     change = Change(Fault.LABELS_OF_OTHER_ROWS, Detail.OF_OTHER_ROWS)
-    yield _tried(of_rows(lambda e, piece: rows[piece.called.order], change), evidence, Level.UPDATE)
+    yield _tried(
+        of_rows(lambda e, piece: rows[piece.called.order], change),
+        evidence,
+        Level.UPDATE,
+    )
 
 
 def _forms_by_piece(evidence: list[Evidence]) -> _Found:

@@ -24,7 +24,8 @@ class Form:
     """The loss with errors; without any, it is the meant loss.
 
     Attributes:
-        batches: of an update and a piece, the batches (x, y[, weights]) whose mean loss it is.
+        batches: of an update and a piece, the batches (x, y[, weights]) whose mean loss
+            it is.
         objective: another loss.
         outputs: a function of the outputs that the loss gets instead.
         weighs: whether the rows' weights in it are others.
@@ -41,12 +42,16 @@ class Form:
     is_of_pairs: bool = False
 
     def parts(self, e: Evidence) -> list[np.ndarray]:
-        """Return the part of each piece in the gradient, with the right factors of its rows."""
+        """Return the part of each piece in the gradient, with the right factors of its
+        rows.
+        """
         if self == BASE:
             return e.parts
         weights = [*map(partial(self._weights, e), range(len(e.weights)))]
         whole = np.sum([own.sum(axis=1) for own in weights], axis=0)
-        return [self._part(e, i, e.counted(own, whole)) for i, own in enumerate(weights)]
+        return [
+            self._part(e, i, e.counted(own, whole)) for i, own in enumerate(weights)
+        ]
 
     def _part(self, e: Evidence, i: int, factors: np.ndarray) -> np.ndarray:
         found = np.zeros_like(e.handed)
@@ -57,7 +62,11 @@ class Form:
         return found
 
     def _batches(self, e: Evidence, piece: Piece) -> list:
-        return [e.meant.replay.batch(piece)] if self.batches is None else self.batches(e, piece)
+        return (
+            [e.meant.replay.batch(piece)]
+            if self.batches is None
+            else self.batches(e, piece)
+        )
 
     def _weights(self, e: Evidence, i: int) -> np.ndarray:
         """Return the rows' weights in a piece (terms, rows)."""
@@ -97,7 +106,9 @@ def _loss(meant: Meant) -> Any:
 
 
 def _pairs(e: Evidence, piece: Piece, *, has_their_weights: bool = False) -> list:
-    """Return the batches in which each output meets the labels of all rows of its batch."""
+    """Return the batches in which each output meets the labels of all rows of its
+    batch.
+    """
     moved = partial(e.meant.replay.batch, piece, has_their_weights=has_their_weights)
     return [moved(shift=shift) for shift in range(len(piece.rows))]
 
@@ -117,7 +128,9 @@ def _with(change: Callable[[np.ndarray], np.ndarray], place: int) -> _Batches:
 
     def batches(e: Evidence, piece: Piece) -> list:
         batch = [*e.meant.replay.batch(piece)]
-        batch[place] = tree.map_leaves(lambda leaf: change(np.asarray(leaf)), batch[place])
+        batch[place] = tree.map_leaves(
+            lambda leaf: change(np.asarray(leaf)), batch[place]
+        )
         return [tuple(batch)]
 
     return batches
@@ -173,18 +186,25 @@ def _of_weights(weights: Any) -> Iterator[Form]:
 
 
 def _of_outputs(meant: Meant, e: Evidence) -> Iterator[Form]:
-    """Yield the loss with `from_logits` the other way, and with the activation once more."""
+    """Yield the loss with `from_logits` the other way, and with the activation once
+    more.
+    """
     losses, loss = meant.replay.losses, _loss(meant)
     width = e.update.pieces[0].called.outputs[0].shape[-1]
     if (other := losses.flipped(loss)) is not None:
-        yield Form((Change(Fault.FROM_LOGITS),), objective=meant.replay.objective(other))
+        yield Form(
+            (Change(Fault.FROM_LOGITS),), objective=meant.replay.objective(other)
+        )
     for name, function, is_own in losses.changes(loss, width):
         fault = Fault.SOFTMAX_TWICE if is_own else Fault.OTHER_OUTPUTS
-        yield Form((Change(fault, Detail.FUNCTION_AGAIN, names=(name,)),), outputs=function)
+        yield Form(
+            (Change(fault, Detail.FUNCTION_AGAIN, names=(name,)),), outputs=function
+        )
 
 
 def smoothed(meant: Meant, e: Evidence) -> tuple[Form, Form, float] | None:
-    """Return the losses of the labels as such, and of even labels, and the meant smoothing.
+    """Return the losses of the labels as such, and of even labels, and the meant
+    smoothing.
 
     A loss of smoothed labels is a sum of both; None for a loss that has no smoothing.
     """
@@ -196,7 +216,11 @@ def smoothed(meant: Meant, e: Evidence) -> tuple[Form, Form, float] | None:
     eye, full = np.eye(shape[-1], dtype="float32"), meant.replay.objective(other)
 
     def hot(labels: np.ndarray) -> np.ndarray:
-        classes = labels.reshape(labels.shape[: len(shape) - 1]).astype(int) if is_sparse else 0
+        classes = (
+            labels.reshape(labels.shape[: len(shape) - 1]).astype(int)
+            if is_sparse
+            else 0
+        )
         return eye[classes] if is_sparse else labels
 
     def even(labels: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Which rows' labels make the derivatives of a loss, where each row may have those of others."""
+"""Which rows' labels make the derivatives of a loss, where each row may have those of
+others.
+"""
 
 import numpy as np
 
@@ -12,7 +14,8 @@ _NEAR, _FEW_FIT = 1e-2, 0.1
 def labels_of(e: AtOutput) -> list[np.ndarray] | None:
     """Return, by piece, rows whose labels make the derivatives; None if none do.
 
-    More than a tenth of all labels must not do for most rows: a sign has those of half the rows.
+    More than a tenth of all labels must not do for most rows: a sign has those of half
+    the rows.
     """
     labels = e.meant.replay.data[1]
     is_of_row = e.meant.replay.by_pass is None and e.meant.replay.data[2] is None
@@ -34,7 +37,8 @@ def labels_of(e: AtOutput) -> list[np.ndarray] | None:
 
 
 def _distances(e: AtOutput, i: int, rows: np.ndarray) -> np.ndarray:
-    """Return how far the derivatives of a piece are from those with the labels of some rows.
+    """Return how far the derivatives of a piece are from those with the labels of some
+    rows.
 
     By row of the piece and of `rows`, relative to the longest one.
     """

@@ -13,7 +13,9 @@ from stepcheck.trace.windows import Piece, Update
 
 
 class Inferring(NamedTuple):
-    """A forward pass in inference mode, with the distance of its outputs from those in both modes."""
+    """A forward pass in inference mode, with the distance of its outputs from those in
+    both modes.
+    """
 
     update: Update
     piece: Piece
@@ -28,10 +30,11 @@ class Modes:
     Attributes:
         left: updates that are not judged, as their batches have rare shapes.
         inferring: passes that ran in inference mode where that matters.
-        outputs: of the first one its outputs, and those in training and in inference mode, as
-            vectors.
+        outputs: of the first one its outputs, and those in training and in inference
+            mode, as vectors.
         unlike: updates whose outputs fit neither mode.
-        moved: by the order of a pass, the model's other values after it in training mode.
+        moved: by the order of a pass, the model's other values after it in training
+            mode.
     """
 
     left: list[int] = field(default_factory=list)
@@ -48,17 +51,25 @@ class Modes:
     def knows(self, update: Update) -> bool:
         """Whether the outputs of an update were computed again."""
         return (
-            update.is_known and update.number not in self.left and update.number not in self.unlike
+            update.is_known
+            and update.number not in self.left
+            and update.number not in self.unlike
         )
 
     def unlooked(self, updates: list[Update]) -> set[Stage]:
-        """Return the stages of which updates show nothing: no pass was run again, or no numbers of a step are kept."""
+        """Return the stages of which updates show nothing: no pass was run again, or no
+        numbers of a step are kept.
+        """
         own = [
-            u for u in updates if any(piece.called.order in self._training for piece in u.pieces)
+            u
+            for u in updates
+            if any(piece.called.order in self._training for piece in u.pieces)
         ]
         is_alike = any(u.number not in self.unlike for u in own)
         found = set[Stage]() if is_alike else {Stage.MODE, Stage.STATE}
-        return found if any(u.applied.is_whole for u in updates) else {*found, Stage.STEP}
+        return (
+            found if any(u.applied.is_whole for u in updates) else {*found, Stage.STEP}
+        )
 
     def note(self, replay: Port, update: Update) -> None:
         """Compare the outputs of an update's forward passes with both modes."""
@@ -78,14 +89,17 @@ class Modes:
                 if len(self.inferring) == 1:
                     every = own, outputs, others
                     self.outputs = [
-                        np.concatenate([np.ravel(leaf) for leaf in each]) for each in every
+                        np.concatenate([np.ravel(leaf) for leaf in each])
+                        for each in every
                     ]
             elif inference > fits and update.number not in self.unlike:
                 self.unlike.append(update.number)
 
 
 def rare(updates: list[Update], most: int | None) -> list[int]:
-    """Return the updates whose batches have rare shapes: none of the `most` frequent, and not the fewest rows."""
+    """Return the updates whose batches have rare shapes: none of the `most` frequent,
+    and not the fewest rows.
+    """
     known = {
         u.number: tuple(leaf.shape for p in u.pieces for leaf in p.called.inputs)
         for u in updates

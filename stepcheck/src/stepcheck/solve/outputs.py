@@ -18,7 +18,8 @@ class AtOutput(Evidence):
 
     Args:
         of: the update whose gradients these derivatives give.
-        taken: the derivatives of each pass, as often as they count in the handed gradient.
+        taken: the derivatives of each pass, as often as they count in the handed
+            gradient.
     """
 
     def __init__(self, of: Evidence, taken: Sequence[np.ndarray]):
@@ -28,10 +29,14 @@ class AtOutput(Evidence):
         self._ends = np.cumsum([each.size for each in taken])
         self.handed = np.concatenate([np.ravel(each) for each in taken])
         self.mask = np.ones(len(self.handed), bool)
-        self.penalty = np.zeros_like(self.handed)  # the model's losses are no function of outputs
+        self.penalty = np.zeros_like(
+            self.handed
+        )  # the model's losses are no function of outputs
 
     def pulled(self, i: int, *derivatives: np.ndarray) -> np.ndarray:
-        """Return the derivative by the output of a pass, with zeros for all other passes."""
+        """Return the derivative by the output of a pass, with zeros for all other
+        passes.
+        """
         found = [np.zeros_like(part) for part in np.split(self.handed, self._ends[:-1])]
         found[i] = np.ravel(derivatives[0])
         return np.concatenate(found)
@@ -51,7 +56,9 @@ class AtOutput(Evidence):
 
 
 def narrowed(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
-    """Return updates at their output; None unless their gradients are the loop's derivatives'."""
+    """Return updates at their output; None unless their gradients are the loop's
+    derivatives'.
+    """
     found = []
     for e in chosen:
         factors = factors_of(e) if e.is_plain else None
@@ -63,7 +70,9 @@ def narrowed(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
 
 
 def factors_of(e: Evidence) -> np.ndarray | None:
-    """Return how much each pass counts, if its derivatives by all outputs make the gradient."""
+    """Return how much each pass counts, if its derivatives by all outputs make the
+    gradient.
+    """
     parts = e.taken()
     factors = least(parts, e.handed - e.penalty)[0]
     apart = e.apart(factors @ np.stack(parts) + e.penalty)
@@ -71,30 +80,42 @@ def factors_of(e: Evidence) -> np.ndarray | None:
 
 
 def solved(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
-    """Return updates at their output, by derivatives that are solved for, as none were recorded.
+    """Return updates at their output, by derivatives that are solved for, as none were
+    recorded.
 
-    None unless the gradients are those of derivatives by the outputs, which they are not by chance.
+    None unless the gradients are those of derivatives by the outputs, which they are
+    not by chance.
     """
     found = []
     for e in chosen:
-        shapes = [piece.called.outputs[0].shape for piece in e.update.pieces if e.is_of_one_output]
+        shapes = [
+            piece.called.outputs[0].shape
+            for piece in e.update.pieces
+            if e.is_of_one_output
+        ]
         sizes = [int(np.prod(shape)) for shape in shapes]
         if not 0 < sum(sizes) <= min(_MOST_FREE, len(e.handed) // 2):
             return None
         columns = []
         for i, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
-            columns += [e.pulled(i, one.reshape(shape)) for one in np.eye(size, dtype="float32")]
+            columns += [
+                e.pulled(i, one.reshape(shape)) for one in np.eye(size, dtype="float32")
+            ]
         numbers = least(columns, e.handed - e.penalty)[0]
         made = numbers @ np.stack(columns) + e.penalty
         if e.apart(made) > e.meant.replay.tolerance.fits:
             return None
         parts = np.split(numbers, np.cumsum(sizes)[:-1])
-        found.append(AtOutput(e, [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]))
+        found.append(
+            AtOutput(e, [p.reshape(s) for p, s in zip(parts, shapes, strict=True)])
+        )
     return found
 
 
 def taken(e: Evidence) -> np.ndarray:
-    """Return the gradient of the loop's derivatives by all outputs of a pass, or an empty one."""
+    """Return the gradient of the loop's derivatives by all outputs of a pass, or an
+    empty one.
+    """
     if len(e.update.pieces) != 1 or not e.mask.all() or e.meant.replay.is_masked:
         return np.zeros(0)
     called = e.update.pieces[0].called
@@ -103,13 +124,17 @@ def taken(e: Evidence) -> np.ndarray:
 
 
 def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
-    """Yield gradients on which an optimizer may have made its steps, one for each update.
+    """Yield gradients on which an optimizer may have made its steps, one for each
+    update.
 
-    The penalty is forgotten, or divided by the rows; or they are of the loop's own loss.
+    The penalty is forgotten, or divided by the rows; or they are of the loop's own
+    loss.
     """
     if evidence[0].meant.has_penalty:
         yield [e.reference - e.penalty for e in evidence]
-        yield [e.reference - e.penalty + e.penalty / max(e.whole[0], 1) for e in evidence]
+        yield [
+            e.reference - e.penalty + e.penalty / max(e.whole[0], 1) for e in evidence
+        ]
     own = [taken(e) for e in evidence]
     if all(len(each) for each in own):
         yield [each + e.penalty for each, e in zip(own, evidence, strict=True)]
@@ -120,14 +145,20 @@ def are_in_turn(updates: Sequence[Update]) -> bool:
 
     Their sum in one update is another training: neither shows an error of the other.
     """
-    rounds = [[*each] for _, each in groupby(updates, lambda update: update.rows.tolist())]
+    rounds = [
+        [*each] for _, each in groupby(updates, lambda update: update.rows.tolist())
+    ]
     whole = [each for each in rounds[:-1] if all(update.is_known for update in each)]
     return len(whole) > 1 and all(map(_is_a_round, whole))
 
 
 def _is_a_round(updates: Sequence[Update]) -> bool:
     """Whether each update takes derivatives by other outputs, and all outputs have one."""
-    used = [{i for p in update.pieces for i in p.called.derivatives} for update in updates]
-    num = max(len(piece.called.outputs) for update in updates for piece in update.pieces)
+    used = [
+        {i for p in update.pieces for i in p.called.derivatives} for update in updates
+    ]
+    num = max(
+        len(piece.called.outputs) for update in updates for piece in update.pieces
+    )
     are_apart = sum(map(len, used)) == len(set[int]().union(*used)) == num
     return len(updates) > 1 and all(used) and are_apart

@@ -16,7 +16,9 @@ _LEAST_SHARE = 1e-6  # of the largest singular value
 
 @dataclass(frozen=True)
 class Reading:
-    """What numbers may be: a count, the numbers that it gives, and how much it supposes."""
+    """What numbers may be: a count, the numbers that it gives, and how much it
+    supposes.
+    """
 
     cost: float
     count: Count
@@ -31,7 +33,8 @@ class Reading:
 def read(
     values: np.ndarray, slack: np.ndarray, counts: Counts, right: np.ndarray
 ) -> Reading | None:
-    """Return the simplest fraction of known counts that numbers are; None if they are none.
+    """Return the simplest fraction of known counts that numbers are; None if they are
+    none.
 
     Args:
         slack: by how much each may be off.
@@ -54,7 +57,9 @@ def read(
 _Product = tuple[tuple[Known, ...], np.ndarray]
 
 
-def _products(counts: Counts, right: np.ndarray) -> tuple[list[_Product], list[_Product]]:
+def _products(
+    counts: Counts, right: np.ndarray
+) -> tuple[list[_Product], list[_Product]]:
     """Return the numerators and the denominators that fractions may have."""
     kept: Counts = {}
     for known, column in counts.items():
@@ -91,8 +96,11 @@ def _fractions(
             yield Reading(cost, Count(number, top, low), number * shape)
 
 
-def least(columns: list[np.ndarray], wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (the coefficients of columns whose sum is nearest, by how much each may be off).
+def least(
+    columns: list[np.ndarray], wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (the coefficients of columns whose sum is nearest, by how much each may be
+    off).
 
     The latter is for a unit of error.
 

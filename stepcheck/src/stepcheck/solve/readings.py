@@ -1,4 +1,6 @@
-"""Facts that a log leaves open, solved for: rows that pad a batch, rows with equal inputs."""
+"""Facts that a log leaves open, solved for: rows that pad a batch, rows with equal
+inputs.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -26,14 +28,21 @@ def read(
     data: tuple[Tree, Tree, Tree],
     schedule: Schedule | None,
 ) -> Windows:
-    """Return the updates of a log, with the open facts chosen so that they make the gradients.
+    """Return the updates of a log, with the open facts chosen so that they make the
+    gradients.
 
     Args:
         schedule: the learning rate that is meant; None if it is not known.
     """
     known = [u for u in seen.updates if meant.modes.knows(u)]
-    unclear = [u for u in known if rows.twins(u.rows) and not rows.agree(u.rows, data[1:])]
-    tried = unclear if seen.is_by_hand else unclear[:: -(-len(unclear) // _NUM_SETTLED) or 1]
+    unclear = [
+        u for u in known if rows.twins(u.rows) and not rows.agree(u.rows, data[1:])
+    ]
+    tried = (
+        unclear
+        if seen.is_by_hand
+        else unclear[:: -(-len(unclear) // _NUM_SETTLED) or 1]
+    )
     found = [settled(meant, update, rows) for update in tried]
     numbers = {update.number for update in unclear}
     again = {} if seen.is_by_hand else doubled(seen.updates, rows.num)
@@ -44,7 +53,9 @@ def read(
     new = {piece.called.order: piece for update in updates for piece in update.pieces}
     pieces = [new.get(piece.called.order, piece) for piece in seen.pieces]
     told = numbers & {*changed}
-    seen = replace(seen, updates=updates, pieces=pieces, place=placed(pieces), settled=told)
+    seen = replace(
+        seen, updates=updates, pieces=pieces, place=placed(pieces), settled=told
+    )
     if seen.is_by_hand:
         is_whole = len(known) == len(updates)
         return rated(meant, seen, updates, schedule) if is_whole else seen
@@ -52,7 +63,8 @@ def read(
 
 
 def unfilled(meant: Meant, update: Update, again: np.ndarray) -> Update | None:
-    """Return the last update of a pass with padding for rows that fill up its batch, or None.
+    """Return the last update of a pass with padding for rows that fill up its batch, or
+    None.
 
     They are copies of one row, or they have come before, and count nothing.
 
@@ -70,14 +82,17 @@ def _padded(update: Update, left_out: np.ndarray) -> Update:
     """Return an update with some rows as padding."""
     parts = np.split(left_out, np.cumsum(update.sizes)[:-1])
     pieces = [
-        replace(piece, rows=np.where(part, PAD, piece.rows), fills=True, copied=piece.rows)
+        replace(
+            piece, rows=np.where(part, PAD, piece.rows), fills=True, copied=piece.rows
+        )
         for piece, part in zip(update.pieces, parts, strict=True)
     ]
     return replace(update, pieces=pieces)
 
 
 def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
-    """Return an update with the rows of equal inputs that make its gradient; None if none do.
+    """Return an update with the rows of equal inputs that make its gradient; None if
+    none do.
 
     A gradient is linear in the choice of each label, so the choice is solved for.
     """
@@ -101,7 +116,11 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
             chosen[i][place] = other
     pairs = zip(update.pieces, chosen, strict=True)
     found = replace(update, pieces=[replace(piece, rows=own) for piece, own in pairs])
-    return found if Evidence(meant, found).without <= meant.replay.tolerance.differs else None
+    return (
+        found
+        if Evidence(meant, found).without <= meant.replay.tolerance.differs
+        else None
+    )
 
 
 def _told(leaves: list[np.ndarray], row: int) -> bytes:
@@ -118,7 +137,9 @@ def _moved(e: Evidence, i: int, place: int, other: int) -> np.ndarray:
 
 
 def _without_idle(meant: Meant, seen: Windows) -> Windows:
-    """Merge steps of zeros with the update after them, if its gradient has all their rows."""
+    """Merge steps of zeros with the update after them, if its gradient has all their
+    rows.
+    """
     wait: list[Update] = []
     merged: list[Update] = []
     idle: dict[int, list[Update]] = {}
@@ -129,25 +150,34 @@ def _without_idle(meant: Meant, seen: Windows) -> Windows:
             continue
         if wait:
             idle[update.number] = [*wait, update]
-            update = replace(update, pieces=[p for each in (*wait, update) for p in each.pieces])
+            update = replace(
+                update, pieces=[p for each in (*wait, update) for p in each.pieces]
+            )
         merged.append(update)
         wait = []
     if sum(map(len, idle.values())) - len(idle) < 2:
         return seen
     tried = [u for u in merged if u.number in idle and u.is_known]
     fits = [Evidence(meant, u).without <= meant.replay.tolerance.differs for u in tried]
-    return replace(seen, updates=[*merged, *wait], idle=idle) if fits and all(fits) else seen
+    return (
+        replace(seen, updates=[*merged, *wait], idle=idle)
+        if fits and all(fits)
+        else seen
+    )
 
 
 def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
-    """Return which rows of the last update of each pass came before, if all passes end so.
+    """Return which rows of the last update of each pass came before, if all passes end
+    so.
 
-    The last update of such a pass completes the rows of the data, and is padded with rows of the
-    same pass. If the microbatches give each row once in every pass, no pass is padded.
+    The last update of such a pass completes the rows of the data, and is padded with
+    rows of the same pass. If the microbatches give each row once in every pass, no pass
+    is padded.
     """
     cuts = passes([piece for update in updates for piece in update.pieces])[:-1]
     if cuts and all(
-        sum(np.count_nonzero(piece.rows != PAD) for piece in cut) == num_rows for cut in cuts
+        sum(np.count_nonzero(piece.rows != PAD) for piece in cut) == num_rows
+        for cut in cuts
     ):
         return {}
     found: dict[int, np.ndarray] = {}
@@ -167,7 +197,8 @@ def doubled(updates: list[Update], num_rows: int) -> dict[int, np.ndarray]:
 
 
 def without_void(updates: list[Update]) -> list[Update]:
-    """Return updates where each window is one: its last step, as by `jnp.where(is_full, new, old)`.
+    """Return updates where each window is one: its last step, as by `jnp.where(is_full,
+    new, old)`.
 
     All windows must be equally long, else the updates are returned unchanged.
     """
@@ -175,9 +206,17 @@ def without_void(updates: list[Update]) -> list[Update]:
     kept = [i for i, (a, b) in enumerate(pairwise(known)) if not _is_void(a, b)]
     size = kept[0] + 1 if kept else 1
     is_regular = all(i + 1 == size * (n + 1) for n, i in enumerate(kept))
-    if size < 2 or len(kept) < 2 or not is_regular or len(kept) < (len(known) - 1) // size:
+    if (
+        size < 2
+        or len(kept) < 2
+        or not is_regular
+        or len(kept) < (len(known) - 1) // size
+    ):
         return updates
-    windows = [updates[start : start + size] for start in range(0, len(updates) - size + 1, size)]
+    windows = [
+        updates[start : start + size]
+        for start in range(0, len(updates) - size + 1, size)
+    ]
     whole = [[piece for u in each for piece in u.pieces] for each in windows]
     return [
         replace(w[-1], number=n, pieces=p)
@@ -187,5 +226,7 @@ def without_void(updates: list[Update]) -> list[Update]:
 
 def _is_void(one: Update, two: Update) -> bool:
     old, new = one.applied, two.applied
-    is_again = all_same(in_part(old.params), in_part(new.params)) and all_same(old.slots, new.slots)
+    is_again = all_same(in_part(old.params), in_part(new.params)) and all_same(
+        old.slots, new.slots
+    )
     return is_again and not all_same(in_part(old.params), in_part(old.params_after))

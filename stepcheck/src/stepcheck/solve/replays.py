@@ -1,4 +1,6 @@
-"""The optimizer steps of a log, made again: from the recorded weights, gradients and slots."""
+"""The optimizer steps of a log, made again: from the recorded weights, gradients and
+slots.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcheck.port import Port
-from stepcheck.steps import HALF_EPS, Epsilon, Slots, StepRule, begun, clipped, precision, stepped
+from stepcheck.steps import (
+    HALF_EPS,
+    Epsilon,
+    Slots,
+    StepRule,
+    begun,
+    clipped,
+    precision,
+    stepped,
+)
 from stepcheck.trace.log import Applied
 from stepcheck.trace.measure import COARSE, FINE, are_finite, in_part
 from stepcheck.trace.windows import Update
@@ -22,11 +33,12 @@ class Again(NamedTuple):
     """A step that was made again.
 
     Attributes:
-        params, slots: as the step must leave them; no slots where the framework has made it.
-        apart: of each parameter, the distance of the loop's step from it, in units of what rounding
-            allows.
-        is_whole: whether all parameters with a gradient are known; of others the loop's own values
-            are taken.
+        params, slots: as the step must leave them; no slots where the framework has
+            made it.
+        apart: of each parameter, the distance of the loop's step from it, in units of
+            what rounding allows.
+        is_whole: whether all parameters with a gradient are known; of others the loop's
+            own values are taken.
     """
 
     update: Update
@@ -42,7 +54,9 @@ class Again(NamedTuple):
 
 
 def recorded(step: Applied, *, is_after: bool = False) -> list[Slots]:
-    """Return the slots of each parameter as they were recorded; as they begin for those without any."""
+    """Return the slots of each parameter as they were recorded; as they begin for those
+    without any.
+    """
     values = step.slots_after if is_after else step.slots
     known: list[dict[str, Any]] = [{} for _ in step.params]
     for (i, name), value in zip(step.slots_of[is_after], values, strict=True):
@@ -62,7 +76,8 @@ def by_rule(
     """Return the step that these rules make; None where it cannot be computed.
 
     Args:
-        slots: before the step; by default the recorded ones, and those after it are compared, too.
+        slots: before the step; by default the recorded ones, and those after it are
+            compared, too.
     """
     step = update.applied
     if not _is_computable(port, update, rules):
@@ -80,28 +95,40 @@ def by_rule(
         if grad is not None and rule is not None:
             square = seen.square if rule.is_of_rows else None
             with np.errstate(all="ignore"):
-                made, new = stepped(rule, _wide(weights), grad, Slots(*map(_wide, own)), square)
+                made, new = stepped(
+                    rule, _wide(weights), grad, Slots(*map(_wide, own)), square
+                )
         params.append(made)
         left.append(new)
     if not are_finite(params):
         return None
     apart = distances(step, params, rules)
     if slots is None:
-        are_made = [g is not None and r is not None for g, r in zip(grads, rules, strict=True)]
+        are_made = [
+            g is not None and r is not None for g, r in zip(grads, rules, strict=True)
+        ]
         of_slots = zip(left, after, are_made, strict=True)
-        others = [_of_slots(one, two) if is_made else 0.0 for one, two, is_made in of_slots]
+        others = [
+            _of_slots(one, two) if is_made else 0.0 for one, two, is_made in of_slots
+        ]
         apart = np.maximum(apart, others)
-    is_whole = all(g is None or r is not None for g, r in zip(grads, rules, strict=True))
+    is_whole = all(
+        g is None or r is not None for g, r in zip(grads, rules, strict=True)
+    )
     again = Again(update, params, left, apart, is_whole)
     has_norms = any(_clips(rules)[:2])
     return again if again.is_right or not (has_norms and port.is_sparse) else None
 
 
 def _is_computable(port: Port, update: Update, rules: Rules) -> bool:
-    """Whether its numbers are finite, and no bound needs the norm of a sample, or the gradient of each replica."""
+    """Whether its numbers are finite, and no bound needs the norm of a sample, or the
+    gradient of each replica.
+    """
     step = update.applied
     grads = [g for g in step.grads if g is not None]
-    if len(rules) != len(step.grads) or not are_finite([*step.params, *step.params_after, *grads]):
+    if len(rules) != len(step.grads) or not are_finite(
+        [*step.params, *step.params_after, *grads]
+    ):
         return False
     pairs = zip(step.grads, rules, strict=True)
     is_known = any(g is not None and rule is not None for g, rule in pairs)
@@ -109,7 +136,9 @@ def _is_computable(port: Port, update: Update, rules: Rules) -> bool:
         return False
     *norms, number = _clips(rules)
     has_replicas = len({piece.called.replica for piece in update.pieces}) > 1
-    return not (any(norms) and port.is_in_part) and not (any((*norms, number)) and has_replicas)
+    return not (any(norms) and port.is_in_part) and not (
+        any((*norms, number)) and has_replicas
+    )
 
 
 def _clips(rules: Rules) -> tuple[float, float, float]:
@@ -117,7 +146,9 @@ def _clips(rules: Rules) -> tuple[float, float, float]:
 
 
 def _wide(value: Any) -> Any:
-    """Return an array in bfloat16 as one in float32; in float16 the framework makes the step."""
+    """Return an array in bfloat16 as one in float32; in float16 the framework makes the
+    step.
+    """
     return value.astype("float32") if getattr(value, "itemsize", 0) == 2 else value
 
 
@@ -128,7 +159,9 @@ def _cast(grad: np.ndarray | None, weights: np.ndarray) -> np.ndarray | None:
 
 
 def distances(step: Applied, params: list[np.ndarray], rules: Rules = ()) -> np.ndarray:
-    """Return how far a step's weights are from these, by parameter: 1 is what rounding allows."""
+    """Return how far a step's weights are from these, by parameter: 1 is what rounding
+    allows.
+    """
     rules = rules or [None] * len(params)
     every = zip(step.params, step.params_after, params, rules, strict=True)
     return np.array([_distance(*each) for each in every])
@@ -141,7 +174,9 @@ def _distance(
     eps = min(precision(before), precision(after))
     differs = COARSE.differs if eps >= HALF_EPS / 8 else FINE.differs
     if rule is not None and rule.place is Epsilon.HAT and rule.is_corrected:
-        differs += eps / (1 - max(rule.beta_2 or 0.0, rule.momentum))  # of a correction in float32
+        differs += eps / (
+            1 - max(rule.beta_2 or 0.0, rule.momentum)
+        )  # of a correction in float32
     move = max(np.linalg.norm(own - old), np.linalg.norm(wanted - old))
     allowed = differs * move + _ROUNDINGS * eps * np.linalg.norm(old)
     apart = float(np.linalg.norm(own - wanted))
@@ -151,21 +186,26 @@ def _distance(
 def _of_slots(made: Slots, seen: Slots) -> float:
     """Return how far recorded slots are from these."""
     pairs = [
-        (a, b) for a, b in zip(made[:4], seen[:4], strict=True) if a is not None and b is not None
+        (a, b)
+        for a, b in zip(made[:4], seen[:4], strict=True)
+        if a is not None and b is not None
     ]
     return max((_of_slot(a, b) for a, b in pairs), default=0.0)
 
 
 def _of_slot(made: np.ndarray, seen: np.ndarray) -> float:
     wanted, own = np.asarray(made, "float64"), np.asarray(seen, "float64")
-    differs = COARSE.differs if precision(np.asarray(seen)) >= HALF_EPS / 8 else FINE.differs
+    differs = (
+        COARSE.differs if precision(np.asarray(seen)) >= HALF_EPS / 8 else FINE.differs
+    )
     size = max(np.linalg.norm(wanted), np.linalg.norm(own))
     apart = float(np.linalg.norm(wanted - own))
     return apart / float(differs * size) if apart else 0.0
 
 
 def carried(port: Port, updates: list[Update], rules: Rules) -> list[Again] | None:
-    """Return the steps by rules from the first one on, each with the slots that the step before it left.
+    """Return the steps by rules from the first one on, each with the slots that the
+    step before it left.
 
     None where the first one does not begin, or one cannot be computed.
     """
@@ -187,13 +227,19 @@ def carried(port: Port, updates: list[Update], rules: Rules) -> list[Again] | No
     return found
 
 
-def all_again(port: Port, optimizers: dict[int, Any], updates: list[Update]) -> list[Again]:
-    """Return the steps that can be made again: by the rule of each, or else a few by other ways.
+def all_again(
+    port: Port, optimizers: dict[int, Any], updates: list[Update]
+) -> list[Again]:
+    """Return the steps that can be made again: by the rule of each, or else a few by
+    other ways.
 
-    The framework may prove a step right of which some parameters have no rule, as constrained ones.
+    The framework may prove a step right of which some parameters have no rule, as
+    constrained ones.
     """
     made = {u.number: by_rule(port, u, u.applied.rules) for u in updates}
-    others = [u for u in updates if (again := made[u.number]) is None or not again.is_whole]
+    others = [
+        u for u in updates if (again := made[u.number]) is None or not again.is_whole
+    ]
     for update in others[:: -(-len(others) // NUM_BY_FRAMEWORK) or 1]:
         again = by_framework(port, optimizers, update)
         if made[update.number] is None:
@@ -203,12 +249,15 @@ def all_again(port: Port, optimizers: dict[int, Any], updates: list[Update]) -> 
     return [again for again in made.values() if again is not None]
 
 
-def by_framework(port: Port, optimizers: dict[int, Any], update: Update) -> Again | None:
-    """Return a step as the loop's optimizer makes it on a copy of the weights; None where it does not.
+def by_framework(
+    port: Port, optimizers: dict[int, Any], update: Update
+) -> Again | None:
+    """Return a step as the loop's optimizer makes it on a copy of the weights; None
+    where it does not.
 
-    One of another class than the framework's may keep a state that no log has: then it proves
-    nothing to differ. Nor does it where gradients came in rows, whose squares and norms TensorFlow
-    takes before it adds up equal rows.
+    One of another class than the framework's may keep a state that no log has: then it
+    proves nothing to differ. Nor does it where gradients came in rows, whose squares
+    and norms TensorFlow takes before it adds up equal rows.
     """
     step = update.applied
     optimizer = optimizers.get(step.optimizer)
@@ -225,7 +274,9 @@ def by_framework(port: Port, optimizers: dict[int, Any], update: Update) -> Agai
 
 
 def by_rate(port: Port, update: Update) -> Again | None:
-    """Return a step as the gradient times one rate, which is solved for; None if it is none."""
+    """Return a step as the gradient times one rate, which is solved for; None if it is
+    none.
+    """
     step = update.applied
     if not are_finite([*step.params, *step.params_after]):
         return None

@@ -24,7 +24,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Use:
-    """How often the rows of the data were used: rows that were and were not, and uses of one of the former."""
+    """How often the rows of the data were used: rows that were and were not, and uses
+    of one of the former.
+    """
 
     rows: int
     unused: int
@@ -33,7 +35,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Order:
-    """Of `passes` over the data after the first one, how many are as the pass before, and how many of all are sorted.
+    """Of `passes` over the data after the first one, how many are as the pass before,
+    and how many of all are sorted.
 
     Attributes:
         same: in the order of the pass before.
@@ -51,7 +54,9 @@ class Order:
 
 @dataclass(frozen=True)
 class Calls:
-    """Forward passes: in updates, with the outputs of inference mode, without a gradient, and of a skipped step."""
+    """Forward passes: in updates, with the outputs of inference mode, without a
+    gradient, and of a skipped step.
+    """
 
     used: int
     inferring: int
@@ -71,7 +76,9 @@ class Rate:
 
 @dataclass(frozen=True)
 class Moved:
-    """Forward passes that moved statistics or seeds, and those of them whose values the next pass begins with."""
+    """Forward passes that moved statistics or seeds, and those of them whose values the
+    next pass begins with.
+    """
 
     passes: int
     kept: int
@@ -79,20 +86,23 @@ class Moved:
 
 @dataclass(frozen=True)
 class Facts:
-    """Numbers and names of a loop. A pass over the data ends where a row comes again; names are of variables.
+    """Numbers and names of a loop. A pass over the data ends where a row comes again;
+    names are of variables.
 
     Attributes:
         use: of the rows of the data.
         passes: the number of rows in each pass over the data.
-        updates, rows, microbatches: their number, and the rows and the forward passes of one, on
-            one replica.
+        updates, rows, microbatches: their number, and the rows and the forward passes
+            of one, on one replica.
         replicas: their number.
         padded: rows that fill up batches.
-        labels: distinct labels in a batch, if the data have classes; `classes`: in the data.
-        without_gradient, unmoved: trainable variables that no step has a gradient of, and that
-            never moved.
+        labels: distinct labels in a batch, if the data have classes; `classes`: in the
+            data.
+        without_gradient, unmoved: trainable variables that no step has a gradient of,
+            and that never moved.
         frozen_moved: variables that are set to be frozen, and moved.
-        written: updates that begin with other weights than the update before ended with.
+        written: updates that begin with other weights than the update before ended
+            with.
         state: of statistics and seeds.
     """
 
@@ -116,7 +126,12 @@ class Facts:
 
 
 def facts(
-    replay: Port, log: Log, seen: Windows, rows: Rows, modes: Modes, classes: np.ndarray | None
+    replay: Port,
+    log: Log,
+    seen: Windows,
+    rows: Rows,
+    modes: Modes,
+    classes: np.ndarray | None,
 ) -> Facts:
     """Return the facts of a loop.
 
@@ -126,11 +141,17 @@ def facts(
     """
     pieces = [piece for u in seen.updates for piece in u.pieces]
     replicas = len({piece.called.replica for piece in pieces}) or 1
-    num_others = len(log.called) - len(seen.pieces) - sum(len(u.trials) for u in seen.updates)
+    num_others = (
+        len(log.called) - len(seen.pieces) - sum(len(u.trials) for u in seen.updates)
+    )
     num_skipped = sum(not each.is_finite and not each.replica for each in log.scaled)
     per_update = [u for u in seen.updates if u.pieces]
     cut = passes(batches(seen, rows), rows)
-    labels = [] if classes is None else [_num_labels(piece, classes) for piece in seen.pieces]
+    labels = (
+        []
+        if classes is None
+        else [_num_labels(piece, classes) for piece in seen.pieces]
+    )
     whole = [u for u in seen.updates if u.applied.is_whole]
     return Facts(
         use=_use(seen, rows),
@@ -141,7 +162,9 @@ def facts(
         microbatches=_span(len(u.pieces) / replicas for u in per_update),
         replicas=replicas,
         calls=Calls(len(pieces), len(modes.inferring), num_others, num_skipped),
-        padded=sum(int(np.sum(piece.rows == PAD)) for piece in pieces if piece.is_known),
+        padded=sum(
+            int(np.sum(piece.rows == PAD)) for piece in pieces if piece.is_known
+        ),
         labels=_span(num for num in labels if num),
         classes=0 if classes is None else len(np.unique(classes)),
         without_gradient=_named(replay, whole, _has_no_gradient),
@@ -160,7 +183,9 @@ def _span(numbers: Iterable[float]) -> Span | None:
 
 def _use(seen: Windows, rows: Rows) -> Use:
     used = [piece.rows[piece.rows != PAD] for piece in seen.pieces]
-    numbers, times = np.unique(np.concatenate([np.zeros(0, int), *used]), return_counts=True)
+    numbers, times = np.unique(
+        np.concatenate([np.zeros(0, int), *used]), return_counts=True
+    )
     return Use(rows.num, rows.num - len(numbers), _span(times.tolist()))
 
 
@@ -199,7 +224,9 @@ def _has_not_moved(update: Update, i: int) -> bool:
 def _frozen_moved(replay: Port, pieces: list[Piece]) -> tuple[str, ...]:
     states = [piece.called.buffers for piece in pieces if piece.called.is_whole]
     frozen = [i for i in replay.frozen() if states and i < len(states[0])]
-    moved = [i for i in frozen if not all(same(a[i], b[i]) for a, b in pairwise(states))]
+    moved = [
+        i for i in frozen if not all(same(a[i], b[i]) for a, b in pairwise(states))
+    ]
     return tuple(replay.names_of_others[i] for i in moved)
 
 
@@ -211,15 +238,19 @@ def _rate(seen: Windows) -> Rate | None:
 
 
 def written(updates: list[Update]) -> list[Update]:
-    """Return the updates that begin with other weights than the update before them ended with.
+    """Return the updates that begin with other weights than the update before them
+    ended with.
 
-    Variables that this one did not move are another's: a step of another process, or none.
+    Variables that this one did not move are another's: a step of another process, or
+    none.
     """
     found = []
     for before, update in pairwise([u for u in updates if u.applied.is_whole]):
         step = before.applied
         states = step.params, step.params_after, _first_weights(update)
-        is_next = update.follows(before) and len({*map(len, states)}) == 1  # of parameters
+        is_next = (
+            update.follows(before) and len({*map(len, states)}) == 1
+        )  # of parameters
         parts = zip(*map(in_part, states), strict=False)
         moved = [(made, new) for old, made, new in parts if not same(old, made)]
         if is_next and not all(same(made, new) for made, new in moved):
@@ -236,7 +267,9 @@ def _first_weights(update: Update) -> list[np.ndarray]:
 
 
 def _state(replay: Port, modes: Modes, pieces: list[Piece]) -> Moved:
-    """Compare the statistics and seeds after each pass that ran again with those before the next pass."""
+    """Compare the statistics and seeds after each pass that ran again with those before
+    the next pass.
+    """
     num = len(replay.are_seeds) - replay.num_recurrent
     moving = kept = 0
     for one, two in pairwise([piece for piece in pieces if piece.called.is_whole]):

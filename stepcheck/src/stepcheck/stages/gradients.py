@@ -1,4 +1,6 @@
-"""The stage of the gradient: the gradients that the optimizer got, against the meant ones."""
+"""The stage of the gradient: the gradients that the optimizer got, against the meant
+ones.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcheck.faults import Fault, Quantity, Stage
-from stepcheck.solve.changes import added, clipped_apart, is_clipped, is_in_turn, is_skipped
+from stepcheck.solve.changes import (
+    added,
+    clipped_apart,
+    is_clipped,
+    is_in_turn,
+    is_skipped,
+)
 from stepcheck.solve.coefficients import RAW, Explanation
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.explain import NUM_SMALL, by_counts, explain
@@ -33,7 +41,11 @@ from stepcheck.values import (
 
 _OF_LOSS = {Quantity.LABELS, Quantity.WEIGHTS, Quantity.LOSS_FORM}
 _OF_FORM = {Fault.PADDING_TRAINED_ON, Fault.MASK_IGNORED, Fault.WEIGHTS_AVERAGED_APART}
-_OF_PARTS = {Known.MICROBATCHES, Known.WEIGHT_OF_MICROBATCH, Known.MICROBATCHES_OF_FULL_WINDOW}
+_OF_PARTS = {
+    Known.MICROBATCHES,
+    Known.WEIGHT_OF_MICROBATCH,
+    Known.MICROBATCHES_OF_FULL_WINDOW,
+}
 _SECONDS = 45.0  # of the search for changes; what is tried then is tried to its end
 _NUM_DIFFERING, _NUM_ALIKE = 6, 3  # updates on which changes are tried
 
@@ -53,7 +65,9 @@ def gradients(meant: Meant, updates: list[Update]) -> Judged:
     everything = [e for e in every if np.all(np.isfinite(e.handed + e.reference))]
     judged = _judged(meant, everything) if everything else Judged([], [], [])
     lost = [e for e in every if not np.all(np.isfinite(e.reference))]
-    broken = [e for e in every if np.all(np.isfinite(e.reference)) and not _is_finite(e)]
+    broken = [
+        e for e in every if np.all(np.isfinite(e.reference)) and not _is_finite(e)
+    ]
     if lost:
         judged.unjudged.append(Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, len(lost)))
     if broken:
@@ -103,7 +117,9 @@ def _judged(meant: Meant, everything: list[Evidence]) -> Judged:
         best = clips[0] if clips else best
     if best is None:
         at_outputs = at_outputs or solved(chosen)
-        by_gradients = chosen if at_outputs is None or len(chosen[0].handed) <= NUM_SMALL else None
+        by_gradients = (
+            chosen if at_outputs is None or len(chosen[0].handed) <= NUM_SMALL else None
+        )
         best = _best([at_outputs, by_gradients], partial(explain, until=until))
     is_ended = time.monotonic() > until and best is None
     ended = [Unjudged(Reason.OUT_OF_TIME, Stage.GRADIENT)] * is_ended
@@ -112,7 +128,9 @@ def _judged(meant: Meant, everything: list[Evidence]) -> Judged:
 
 
 def _is_zeroed(e: Evidence) -> bool:
-    """Whether the gradients of some parameters are made zero by hand, and the others are right."""
+    """Whether the gradients of some parameters are made zero by hand, and the others
+    are right.
+    """
     apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
     used = {name for name, own in e.cut(e.handed).items() if np.any(own)}
     return bool(used) and all(apart[name] <= differs for name in used)
@@ -122,7 +140,9 @@ def _best(
     views: Sequence[Sequence[Evidence] | None],
     of: Callable[[list[Evidence]], Explanation | None],
 ) -> Explanation | None:
-    """Return the first explanation of updates, seen at their outputs or by their gradients."""
+    """Return the first explanation of updates, seen at their outputs or by their
+    gradients.
+    """
     for view in views:
         best = of([*view]) if view else None
         if view and best is not None:
@@ -132,7 +152,9 @@ def _best(
     return None
 
 
-def _of_clip(meant: Meant, everything: list[Evidence], differing: list[Evidence]) -> Judged:
+def _of_clip(
+    meant: Meant, everything: list[Evidence], differing: list[Evidence]
+) -> Judged:
     """Return that the gradients are clipped, which may be meant unless they are scaled."""
     if meant.clips_scaled:
         found = _finding(Change(Fault.CLIP_BEFORE_UNSCALE), differing, differing, None)
@@ -140,7 +162,9 @@ def _of_clip(meant: Meant, everything: list[Evidence], differing: list[Evidence]
     return _by_hand(Reason.CHANGED_BY_HAND, everything, differing)
 
 
-def _by_hand(reason: Reason, everything: list[Evidence], differing: list[Evidence]) -> Judged:
+def _by_hand(
+    reason: Reason, everything: list[Evidence], differing: list[Evidence]
+) -> Judged:
     """Return that the gradients are changed by hand, which may be meant."""
     return Judged([], [Unjudged(reason, Stage.GRADIENT, len(differing))], everything)
 
@@ -152,7 +176,9 @@ def _of_weights(
     factor: float,
     are_signs: bool,
 ) -> Judged:
-    """Return that the gradients have weights besides, which may be meant unless they decay too."""
+    """Return that the gradients have weights besides, which may be meant unless they
+    decay too.
+    """
     decay = meant.replay.decay(meant.optimizer)
     is_own = all(e.update.applied.optimizer == id(meant.optimizer) for e in differing)
     if decay and is_own and not are_signs:
@@ -170,7 +196,10 @@ def _found(best: Explanation, chosen: list[Evidence]) -> Iterator[Finding]:
 
 
 def _finding(
-    change: Change, differing: list[Evidence], chosen: list[Evidence], best: Explanation | None
+    change: Change,
+    differing: list[Evidence],
+    chosen: list[Evidence],
+    best: Explanation | None,
 ) -> Finding:
     most = max(e.without for e in differing)
     # The last update that shows it well: the slots of the first step are still empty.
@@ -183,7 +212,9 @@ def _finding(
 
 
 def _setting(meant: Meant, evidence: list[Evidence]) -> Setting:
-    """Return the kind of the parts and of the weights, by which a change is put into words."""
+    """Return the kind of the parts and of the weights, by which a change is put into
+    words.
+    """
     weights = np.concatenate([own for e in evidence for own in e.weights], axis=1)
     unit = Unit.WEIGHTS if meant.replay.data[2] is None else Unit.SAMPLE_WEIGHTS
     unit = Unit.ROWS if np.isin(weights, (0, 1)).all() else unit
@@ -198,7 +229,9 @@ def _located(differing: list[Evidence]) -> Finding:
     """Return the place of a difference that nothing known explains."""
     e = differing[0]
     at = narrowed([e]) or solved([e])
-    change, rows, numbers = at_places(at[0]) if at else (Change(Fault.LOSS_UNLIKE), (), ())
+    change, rows, numbers = (
+        at_places(at[0]) if at else (Change(Fault.LOSS_UNLIKE), (), ())
+    )
     parameters: tuple[str, ...] = ()
     if not at and factors_of(e) is None:
         change = Change(Fault.GRADIENT_UNLIKE)
@@ -224,12 +257,16 @@ def _line_of(change: Change, e: Evidence) -> Line | None:
 
 
 def _is_in_loss(change: Change, e: Evidence) -> bool:
-    """Whether a count is wrong in the loss: the loop hands over the derivatives that it took."""
+    """Whether a count is wrong in the loss: the loop hands over the derivatives that it
+    took.
+    """
     is_of_rows = change.fault.quantity is Quantity.ROW_GRADIENTS
     if is_of_rows and e.is_plain and e.num_replicas == 1:
         return e.apart(sum(e.taken(), e.penalty)) <= e.meant.replay.tolerance.fits
     is_cut = len(e.update.pieces) > e.num_replicas
-    return not is_cut or (change.count is not None and not {*change.count.below} & _OF_PARTS)
+    return not is_cut or (
+        change.count is not None and not {*change.count.below} & _OF_PARTS
+    )
 
 
 def _numbers(evidence: Sequence[Evidence]) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""The stages of the forward pass and of the state: its mode, and whether values that it moved are kept."""
+"""The stages of the forward pass and of the state: its mode, and whether values that it
+moved are kept.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -29,7 +31,9 @@ def mode(modes: Modes) -> Iterator[Finding]:
 
 
 def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding]:
-    """Yield the findings on statistics and seeds that a forward pass moves, and the next pass does not begin with."""
+    """Yield the findings on statistics and seeds that a forward pass moves, and the
+    next pass does not begin with.
+    """
     updates = [u for u in updates if u.is_known and all(modes.of(p) for p in u.pieces)]
     if not updates:
         return
@@ -41,7 +45,8 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
     first, last = (updates[0].pieces[i].called.line for i in (0, -1))
     num = len(replay.are_seeds) - replay.num_recurrent
     statistics, seeds = (
-        [i for i in range(num) if replay.are_seeds[i] == is_seed] for is_seed in (False, True)
+        [i for i in range(num) if replay.are_seeds[i] == is_seed]
+        for is_seed in (False, True)
     )
     thrown_away = [
         *_thrown_away(Fault.STATISTICS_THROWN_AWAY, modes, steps, first, statistics),
@@ -52,14 +57,20 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
         for u in updates
         for replica in {p.called.replica for p in u.pieces}
     ]
-    inside = [_Moved(number, a, a, b) for number, pieces in by_replica for a, b in pairwise(pieces)]
+    inside = [
+        _Moved(number, a, a, b)
+        for number, pieces in by_replica
+        for a, b in pairwise(pieces)
+    ]
     yield from thrown_away or _thrown_away(
         Fault.STATE_OF_ONE_MICROBATCH, modes, inside, last, [*range(num)]
     )
 
 
 class _Moved(NamedTuple):
-    """An update, the pass that moves values last, the pass that began with the old ones, and the next pass."""
+    """An update, the pass that moves values last, the pass that began with the old
+    ones, and the next pass.
+    """
 
     update: int
     mover: Piece
@@ -68,9 +79,15 @@ class _Moved(NamedTuple):
 
 
 def _thrown_away(
-    fault: Fault, modes: Modes, steps: list[_Moved], line: Line | None, chosen: list[int]
+    fault: Fault,
+    modes: Modes,
+    steps: list[_Moved],
+    line: Line | None,
+    chosen: list[int],
 ) -> Iterator[Finding]:
-    """Yield the finding on values, at the `chosen` indices, that every pass moves and no next pass begins with."""
+    """Yield the finding on values, at the `chosen` indices, that every pass moves and
+    no next pass begins with.
+    """
     lost, shares, num_kept = [], [], 0
     for i, step in reversed([*enumerate(steps, 1)]):
         every = (
@@ -87,21 +104,30 @@ def _thrown_away(
         lost.append(step.update)
         differing = [np.ravel(a != b) for a, b in zip(new, should, strict=True)]
         shares.append(float(np.mean(np.concatenate(differing))))
-    if lost and num_kept <= 1:  # those of the first pass may be the ones that are assigned
+    if (
+        lost and num_kept <= 1
+    ):  # those of the first pass may be the ones that are assigned
         where = Where(updates=tuple(sorted(set(lost))), line=line)
         yield Finding(Change(fault), max(shares), where=where)
 
 
 def second_passes(log: Log, seen: Windows) -> Iterator[Finding]:
-    """Yield the finding on passes without gradient, on the rows of the update before, that move statistics or seeds."""
-    last = {u.pieces[-1].called.order: u for u in seen.updates if u.pieces and u.is_known}
+    """Yield the finding on passes without gradient, on the rows of the update before,
+    that move statistics or seeds.
+    """
+    last = {
+        u.pieces[-1].called.order: u for u in seen.updates if u.pieces and u.is_known
+    }
     moving: list[tuple[Update, Called, float]] = []
     update = None
     for one, two in pairwise([called for called in log.called if called.is_whole]):
         update = last.get(one.order, update)
         if update is None or one.order in last or one.differentiated is not False:
             continue
-        moves = [not np.array_equal(a, b) for a, b in zip(one.buffers, two.buffers, strict=True)]
+        moves = [
+            not np.array_equal(a, b)
+            for a, b in zip(one.buffers, two.buffers, strict=True)
+        ]
         if any(moves) and all_same(one.inputs, update.pieces[-1].called.inputs):
             moving.append((update, one, float(np.mean(moves))))
     if len(moving) > 1:

@@ -1,4 +1,6 @@
-"""The numbers of a proof: those of a vector in which the observed and the meant one differ most."""
+"""The numbers of a proof: those of a vector in which the observed and the meant one
+differ most.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,7 +16,8 @@ NUM_SHOWN = 3
 def proof_of(
     update: int, what: Shown, of: Callable[[int], str], values: Sequence[np.ndarray]
 ) -> Proof:
-    """Return the proof of three vectors: as they were seen, as they were meant, and with the error.
+    """Return the proof of three vectors: as they were seen, as they were meant, and
+    with the error.
 
     Args:
         of: names an entry of them.
@@ -23,10 +26,14 @@ def proof_of(
     >>> proof_of(2, Shown.RATE, str, values).numbers[1][1:]
     ('1', 3.0, 1.0, 3.0)
     """
-    observed, expected, with_error = (np.ravel(np.asarray(each, "float64")) for each in values)
+    observed, expected, with_error = (
+        np.ravel(np.asarray(each, "float64")) for each in values
+    )
     far = np.argsort(-np.abs(observed - expected), kind="stable")[:NUM_SHOWN]
     numbers = [
-        Number(what, of(i), float(observed[i]), float(expected[i]), float(with_error[i]))
+        Number(
+            what, of(i), float(observed[i]), float(expected[i]), float(with_error[i])
+        )
         for i in sorted(far.tolist())
     ]
     return Proof(update, tuple(numbers))
@@ -46,8 +53,12 @@ def of_gradient(e: Evidence, made: np.ndarray | None) -> Proof:
     return Proof(e.update.number, numbers, tuple(by_parameter(e, made)))
 
 
-def by_parameter(e: Evidence, made: np.ndarray | None) -> Iterator[tuple[str, float, float]]:
-    """Yield (name, distance from the reference, distance from it with the error or NaN)."""
+def by_parameter(
+    e: Evidence, made: np.ndarray | None
+) -> Iterator[tuple[str, float, float]]:
+    """Yield (name, distance from the reference, distance from it with the error or
+    NaN).
+    """
     without = e.by_parameter(e.reference)
     apart = {} if made is None else e.by_parameter(made)
     for name, far in without.items():

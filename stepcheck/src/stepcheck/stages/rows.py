@@ -1,4 +1,6 @@
-"""The stage of the rows: whether each pass over the data takes them as the user states it."""
+"""The stage of the rows: whether each pass over the data takes them as the user states
+it.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,15 +17,18 @@ from stepcheck.trace.windows import PAD, Piece, Rows, Windows
 from stepcheck.values import Change, Finding, Reason, Unjudged, Where
 
 _BY_CHANCE = log(1e6)  # of so many random orders one may be that of the pass before
-_NUM_LOOKED, _MOST_LEAVES = 6, 5  # forward passes, and inputs of a model whose order is permuted
+_NUM_LOOKED, _MOST_LEAVES = (
+    6,
+    5,
+)  # forward passes, and inputs of a model whose order is permuted
 _ALMOST_ALL = 0.9  # of the rows
 
 
 class Use(StrEnum):
     """How a pass over the data uses the rows, as a user states it.
 
-    `ONCE`: each row once, and an update ends where the pass ends. `SHUFFLED`: in a new order in
-    each pass, too.
+    `ONCE`: each row once, and an update ends where the pass ends. `SHUFFLED`: in a new
+    order in each pass, too.
     """
 
     ONCE = auto()
@@ -47,7 +52,9 @@ def stated_use(rows: str | None) -> Use | None:
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of an update, of equal rows always the first; update 0: of forward passes that no update is made of."""
+    """The rows of an update, of equal rows always the first; update 0: of forward
+    passes that no update is made of.
+    """
 
     update: int
     rows: list[int]
@@ -55,7 +62,8 @@ class Batch:
 
 @dataclass
 class Pass:
-    """A pass over the data, until a row comes again: its rows, and the part of each batch that is in it.
+    """A pass over the data, until a row comes again: its rows, and the part of each
+    batch that is in it.
 
     Attributes:
         again: the update whose row ends it; 0 if the loop does.
@@ -78,7 +86,9 @@ class Pass:
 
 
 def batches(seen: Windows, rows: Rows) -> list[Batch]:
-    """Return the rows of each update, and of passes without an update; those of a batch that is passed twice once."""
+    """Return the rows of each update, and of passes without an update; those of a batch
+    that is passed twice once.
+    """
     of = {piece.called.order: u.number for u in seen.updates for piece in u.pieces}
     parts: dict[int, dict[tuple[int, bytes], Piece]] = {}
     for piece in seen.pieces:
@@ -87,7 +97,9 @@ def batches(seen: Windows, rows: Rows) -> list[Batch]:
     found = []
     for number, pieces in parts.items():
         own = np.concatenate([piece.rows for piece in pieces.values()]).tolist()
-        found.append(Batch(max(number, 0), [rows.equal(row)[0] for row in own if row != PAD]))
+        found.append(
+            Batch(max(number, 0), [rows.equal(row)[0] for row in own if row != PAD])
+        )
     return found
 
 
@@ -100,7 +112,10 @@ def passes(batches: list[Batch], rows: Rows) -> list[Pass]:
         for row in batch.rows:
             if not found or used[row] >= len(rows.equal(row)):
                 if found:
-                    found[-1].again, found[-1].is_inside = batch.update, part is not None
+                    found[-1].again, found[-1].is_inside = (
+                        batch.update,
+                        part is not None,
+                    )
                 found.append(Pass())
                 used.clear()
                 part = None
@@ -114,7 +129,9 @@ def passes(batches: list[Batch], rows: Rows) -> list[Pass]:
 
 
 def order(use: Use, seen: Windows, rows: Rows) -> Iterator[Finding | Unjudged]:
-    """Yield the finding on passes that do not use each row once, or that have an order of before."""
+    """Yield the finding on passes that do not use each row once, or that have an order
+    of before.
+    """
     if seen.foreign:
         yield Unjudged(Reason.OTHER_INPUTS, Stage.ROWS)
         return
@@ -144,13 +161,19 @@ def _not_once(short: list[Pass], own: list[Batch], rows: Rows) -> Finding:
     return Finding(change, 1 - least / rows.num, where=Where(updates))
 
 
-def _in_an_order_of_before(whole: list[Pass], seen: Windows) -> Iterator[Finding | Unjudged]:
-    """Yield the finding on passes whose rows, or whose batches, come as in the pass before."""
+def _in_an_order_of_before(
+    whole: list[Pass], seen: Windows
+) -> Iterator[Finding | Unjudged]:
+    """Yield the finding on passes whose rows, or whose batches, come as in the pass
+    before.
+    """
     sizes = [len(part) for part in whole[0].parts]
     orders = lgamma(sum(sizes) + 1)  # the logarithm of their number
     sets = orders - sum(lgamma(size + 1) for size in sizes) - lgamma(len(sizes) + 1)
     same = [(a, b) for a, b in pairwise(whole) if b.repeats(a)]
-    alike = [(a, b) for a, b in pairwise(whole) if sorted(a.batches) == sorted(b.batches)]
+    alike = [
+        (a, b) for a, b in pairwise(whole) if sorted(a.batches) == sorted(b.batches)
+    ]
     if not alike or len(sizes) == 1:  # updates of all rows have no order
         return
     if (orders if same else sets) < _BY_CHANCE:
@@ -164,7 +187,8 @@ def _in_an_order_of_before(whole: list[Pass], seen: Windows) -> Iterator[Finding
 
 
 def across(seen: Windows, rows: Rows, known: set[int]) -> Iterator[Finding | Unjudged]:
-    """Yield the finding on updates with rows of two passes, if their gradients have all these rows.
+    """Yield the finding on updates with rows of two passes, if their gradients have all
+    these rows.
 
     Args:
         known: the updates whose gradients have the rows of all their forward passes.
@@ -184,10 +208,16 @@ def across(seen: Windows, rows: Rows, known: set[int]) -> Iterator[Finding | Unj
         yield Finding(change, num / whole, where=Where(numbers, line=line))
 
 
-def altered(rows: Rows, labels: list[np.ndarray], pieces: list[Piece]) -> Iterator[Finding]:
-    """Yield the finding on inputs that are no rows of the data: in another order, or with labels among them."""
+def altered(
+    rows: Rows, labels: list[np.ndarray], pieces: list[Piece]
+) -> Iterator[Finding]:
+    """Yield the finding on inputs that are no rows of the data: in another order, or
+    with labels among them.
+    """
     shapes = [leaf.shape[1:] for leaf in pieces[0].called.inputs] if pieces else []
-    alike = [p for p in pieces if [leaf.shape[1:] for leaf in p.called.inputs] == shapes]
+    alike = [
+        p for p in pieces if [leaf.shape[1:] for leaf in p.called.inputs] == shapes
+    ]
     looked = alike[:_NUM_LOOKED]
     if not looked or len(shapes) != len(rows.leaves):
         return
@@ -208,7 +238,10 @@ def _reordered(leaves: list[np.ndarray]) -> Iterator[Way]:
         moved = [(i, j) for i, j in enumerate(new) if i != j]
         if moved and all(leaves[i].shape == leaves[j].shape for i, j in moved):
             numbers = tuple(1.0 + i for pair in moved for i in pair)
-            yield Change(Fault.INPUTS_SWAPPED, numbers=numbers), [leaves[j] for j in new]
+            yield (
+                Change(Fault.INPUTS_SWAPPED, numbers=numbers),
+                [leaves[j] for j in new],
+            )
 
 
 def _with_labels(

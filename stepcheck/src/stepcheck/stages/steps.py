@@ -18,7 +18,16 @@ from stepcheck.steps import StepRule
 from stepcheck.trace.log import Applied, Log
 from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, farthest, in_part
 from stepcheck.trace.windows import PAD, Rule, Update, Windows
-from stepcheck.values import Change, Finding, Line, Proof, Reason, Shown, Unjudged, Where
+from stepcheck.values import (
+    Change,
+    Finding,
+    Line,
+    Proof,
+    Reason,
+    Shown,
+    Unjudged,
+    Where,
+)
 
 _SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in float32
 
@@ -52,7 +61,9 @@ _OTHERWISE = (  # settings that a step may have in place of those of its optimiz
 
 
 def repeated(updates: list[Update]) -> list[int]:
-    """Return the numbers of the updates that apply the gradient of the update before once more, or a part of it."""
+    """Return the numbers of the updates that apply the gradient of the update before
+    once more, or a part of it.
+    """
     pairs = pairwise(updates)
     return [
         b.number
@@ -65,7 +76,9 @@ def _are_same(one: Applied, two: Applied) -> bool:
     pairs = zip(one.grads, two.grads, strict=False)
     grads = [(a, b) for a, b in pairs if a is not None and b is not None]
     has_one = any(np.any(a) for a, _ in grads)
-    return has_one and distance([a for a, _ in grads], [b for _, b in grads]) <= FINE.fits
+    return (
+        has_one and distance([a for a, _ in grads], [b for _, b in grads]) <= FINE.fits
+    )
 
 
 def scheduled(learning_rate: Any) -> Schedule:
@@ -79,7 +92,9 @@ def scheduled(learning_rate: Any) -> Schedule:
     if not isinstance(learning_rate, Real):
         must = "learning_rate must be a number or a function of the update."
         raise SpecificationError(
-            message(must, type(learning_rate).__name__, "learning_rate=1e-3, or a schedule.")
+            message(
+                must, type(learning_rate).__name__, "learning_rate=1e-3, or a schedule."
+            )
         )
     return lambda number: float(learning_rate)
 
@@ -99,7 +114,9 @@ def _finding(
     proof: Proof | None = None,
 ) -> Finding:
     change = Change(fault, numbers=tuple(map(float, numbers)), names=tuple(names))
-    return Finding(change, apart, with_error, Where(updates=tuple(updates), line=line), proof)
+    return Finding(
+        change, apart, with_error, Where(updates=tuple(updates), line=line), proof
+    )
 
 
 def of_steps(
@@ -139,7 +156,9 @@ def of_steps(
 def of_arithmetic(
     port: Port, optimizers: dict[int, Any], updates: list[Update]
 ) -> Iterator[Finding | Unjudged]:
-    """Yield the finding on steps that are not their optimizer's own, from the recorded gradients and slots."""
+    """Yield the finding on steps that are not their optimizer's own, from the recorded
+    gradients and slots.
+    """
     made = all_again(port, optimizers, updates)
     num = sum(not again.is_whole for again in made)
     if updates and (num or not made):
@@ -156,13 +175,22 @@ def of_arithmetic(
 def _of_steps(
     port: Port, change: Change, wrong: list[Again], with_error: list[Again] | None
 ) -> Finding:
-    """Return the finding on steps that are others than those that were made again, with its proof."""
+    """Return the finding on steps that are others than those that were made again, with
+    its proof.
+    """
     first, step = wrong[0], wrong[0].update.applied
-    names = [port.names[i] for i in np.flatnonzero(np.any([a.apart > 1 for a in wrong], axis=0))]
-    where = Where(tuple(a.update.number for a in wrong), parameters=tuple(names), line=step.line)
+    names = [
+        port.names[i]
+        for i in np.flatnonzero(np.any([a.apart > 1 for a in wrong], axis=0))
+    ]
+    where = Where(
+        tuple(a.update.number for a in wrong), parameters=tuple(names), line=step.line
+    )
     kept = in_part(step.params), in_part(step.params_after), in_part(first.params)
     before, own, meant = (port.flat([*values]) for values in kept)
-    changed = port.flat([*with_error[0].params]) if with_error else np.full(len(own), _NAN)
+    changed = (
+        port.flat([*with_error[0].params]) if with_error else np.full(len(own), _NAN)
+    )
     values = [own, meant, changed]
     proof = proof_of(first.update.number, Shown.WEIGHT, port.name_at, values)
     apart = distance(own - before, meant - before)
@@ -171,7 +199,9 @@ def _of_steps(
 
 
 def _explained(port: Port, wrong: list[Again]) -> tuple[Change, list[Again]] | None:
-    """Return the settings that make the loop's steps, with these steps: solved on half of them, held on all."""
+    """Return the settings that make the loop's steps, with these steps: solved on half
+    of them, held on all.
+    """
     for names, change in _OTHERWISE:
         factor = 1.0
         for _ in range(2):  # the second time with a rate that is solved for
@@ -190,8 +220,12 @@ def _moves(before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> np.ndar
     return np.concatenate([np.ravel(new - old) for old, new in pairs])
 
 
-def _changed(port: Port, update: Update, change: _Change, factor: float) -> Again | None:
-    rules = [r and change(replace(r, rate=factor * r.rate)) for r in update.applied.rules]
+def _changed(
+    port: Port, update: Update, change: _Change, factor: float
+) -> Again | None:
+    rules = [
+        r and change(replace(r, rate=factor * r.rate)) for r in update.applied.rules
+    ]
     return by_rule(port, update, rules)
 
 
@@ -204,30 +238,41 @@ def _factor(made: list[Again]) -> float:
     return float(one @ two / (two @ two)) if two.any() else 1.0
 
 
-def _named(step: Applied, names: tuple[str, ...], change: _Change, factor: float) -> Change:
-    """Return a change of the settings in numbers: those of the loop's steps, and those of its optimizer."""
+def _named(
+    step: Applied, names: tuple[str, ...], change: _Change, factor: float
+) -> Change:
+    """Return a change of the settings in numbers: those of the loop's steps, and those
+    of its optimizer.
+    """
     rule = next(r for r in step.rules if r is not None)
     own = replace(change(rule), rate=factor * rule.rate)
     every = (*names, *["rate"] * (abs(factor - 1) > FINE.differs))
-    numbers = [float(getattr(each, name) or 0) for name in every for each in (own, rule)]
+    numbers = [
+        float(getattr(each, name) or 0) for name in every for each in (own, rule)
+    ]
     shown = [_shown(name, rule) for name in every]
     return Change(
-        Fault.ANOTHER_OPTIMIZER, numbers=(*numbers,), names=(step.kind, step.kind, *shown)
+        Fault.ANOTHER_OPTIMIZER,
+        numbers=(*numbers,),
+        names=(step.kind, step.kind, *shown),
     )
 
 
 def _shown(name: str, rule: StepRule) -> str:
-    return {"rate": "learning_rate", "momentum": "beta_1" if rule.is_corrected else name}.get(
-        name, name
-    )
+    return {
+        "rate": "learning_rate",
+        "momentum": "beta_1" if rule.is_corrected else name,
+    }.get(name, name)
 
 
 def of_stated(
     port: Port, stated: Any, used: Any, updates: list[Update]
 ) -> Iterator[Finding | Unjudged]:
-    """Yield the finding on steps that are not those of the stated optimizer, at the loop's rates.
+    """Yield the finding on steps that are not those of the stated optimizer, at the
+    loop's rates.
 
-    They are made from the loop's start; of an optimizer without a rule, the arguments are compared.
+    They are made from the loop's start; of an optimizer without a rule, the arguments
+    are compared.
     """
     if not updates:
         return
@@ -240,7 +285,9 @@ def of_stated(
     is_alike = isinstance(used, type(stated)) or isinstance(stated, type(used))
     differing = port.differing(used, stated) if is_alike else {}
     numbers = [float(number or 0) for pair in differing.values() for number in pair]
-    change = Change(Fault.ANOTHER_OPTIMIZER, numbers=(*numbers,), names=(*kinds, *differing))
+    change = Change(
+        Fault.ANOTHER_OPTIMIZER, numbers=(*numbers,), names=(*kinds, *differing)
+    )
     made = carried(port, updates, meant)
     if made is None and (differing or not is_alike):
         where = Where(tuple(u.number for u in updates), line=first.line)
@@ -254,7 +301,9 @@ def of_stated(
 def _rule_otherwise(
     kind: str, stated: dict[str, Any], rule: Rule, updates: list[Update]
 ) -> Iterator[Finding]:
-    """Yield the finding on steps by hand with other momenta, or another decay, than the stated optimizer has."""
+    """Yield the finding on steps by hand with other momenta, or another decay, than the
+    stated optimizer has.
+    """
     names = {1: ("momentum",), 2: ("beta_1", "beta_2")}.get(len(rule.momenta), ())
     meant: list[Any] = [stated.get(name) for name in names]
     where = [u.number for u in updates], updates[0].applied.line
@@ -262,21 +311,38 @@ def _rule_otherwise(
         own = "Adam" if len(names) == 2 else "SGD"
         if None in meant:
             yield _finding(Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[own, kind])
-        elif any(abs(a - b) > _SAME_MOMENTUM for a, b in zip(rule.momenta, meant, strict=True)):
-            numbers = [number for pair in zip(rule.momenta, meant, strict=True) for number in pair]
+        elif any(
+            abs(a - b) > _SAME_MOMENTUM
+            for a, b in zip(rule.momenta, meant, strict=True)
+        ):
+            numbers = [
+                number
+                for pair in zip(rule.momenta, meant, strict=True)
+                for number in pair
+            ]
             yield _finding(
-                Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=[kind, kind, *names], numbers=numbers
+                Fault.ANOTHER_OPTIMIZER,
+                1.0,
+                *where,
+                names=[kind, kind, *names],
+                numbers=numbers,
             )
     decay, (own_decay, least) = float(stated.get("weight_decay") or 0.0), rule.decay
     if abs(own_decay - decay) > max(least, FINE.differs * abs(decay)):
         decays = own_decay, decay
         yield _finding(
-            Fault.ANOTHER_OPTIMIZER, 1.0, *where, names=(kind, kind, "weight_decay"), numbers=decays
+            Fault.ANOTHER_OPTIMIZER,
+            1.0,
+            *where,
+            names=(kind, kind, "weight_decay"),
+            numbers=decays,
         )
 
 
 def _applied(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
-    """Yield the findings on steps that are made twice, on states that begin anew, and on rates."""
+    """Yield the findings on steps that are made twice, on states that begin anew, and
+    on rates.
+    """
     twice = repeated(updates)
     by_fault: dict[Fault, list[Update]] = {}
     for a, b in pairwise(updates):
@@ -296,10 +362,16 @@ def _applied(updates: list[Update], schedule: Schedule | None) -> Iterator[Findi
 
 
 def _begun_anew(updates: list[Update]) -> Finding | None:
-    """Return the finding on an optimizer whose state begins anew: a new optimizer, or the first state of the same."""
+    """Return the finding on an optimizer whose state begins anew: a new optimizer, or
+    the first state of the same.
+    """
     steps = [u.applied for u in updates]
     pairs = [(a, b) for a, b in pairwise(steps) if a.is_whole and b.is_whole]
-    others = [(a, b) for a, b in pairs if b.optimizer != a.optimizer and _share_a_parameter(a, b)]
+    others = [
+        (a, b)
+        for a, b in pairs
+        if b.optimizer != a.optimizer and _share_a_parameter(a, b)
+    ]
     if any(
         b.optimizer == left.optimizer
         for i, (left, _) in enumerate(others)
@@ -309,30 +381,43 @@ def _begun_anew(updates: list[Update]) -> Finding | None:
     begins = {step.optimizer: step for step in reversed(steps)}
     anew = [(a, b) for a, b in others if b.iterations == 0]
     lost = [
-        (a, b) for a, b in pairs if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)
+        (a, b)
+        for a, b in pairs
+        if b.optimizer == a.optimizer and _is_first_again(steps[0], a, b)
     ]
     for fault, begun in (
         (Fault.OPTIMIZER_RE_CREATED, anew),
         (Fault.OPTIMIZER_STATE_THROWN_AWAY, lost),
     ):
-        alike = [(a, b) for a, b in begun if begun is lost or _is_alike(begins[a.optimizer], b)]
+        alike = [
+            (a, b)
+            for a, b in begun
+            if begun is lost or _is_alike(begins[a.optimizer], b)
+        ]
         on_the_way = [_goes_on(a, b) for a, b in alike]
         has_state = any(
             np.ndim(slot) for _, b in begun for slot in b.slots_after
         )  # more than a count and a rate
         if has_state and (sum(on_the_way) > 1 or 2 * len(alike) > len(pairs) > 0):
-            numbers = [u.number for u in updates if any(u.applied is b for _, b in begun)]
+            numbers = [
+                u.number for u in updates if any(u.applied is b for _, b in begun)
+            ]
             return _finding(fault, 1.0, numbers, begun[0][1].line)
     return None
 
 
 def _share_a_parameter(one: Applied, two: Applied) -> bool:
     """Whether two steps move one parameter; else two optimizers make one update."""
-    return any(g is not None and h is not None for g, h in zip(one.grads, two.grads, strict=False))
+    return any(
+        g is not None and h is not None
+        for g, h in zip(one.grads, two.grads, strict=False)
+    )
 
 
 def _is_alike(one: Applied, two: Applied) -> bool:
-    """Whether two optimizers have one class and begin with one rate: another rate is a new stage of the training."""
+    """Whether two optimizers have one class and begin with one rate: another rate is a
+    new stage of the training.
+    """
     return one.kind == two.kind and abs(
         one.learning_rate - two.learning_rate
     ) <= FINE.differs * abs(one.learning_rate)
@@ -346,11 +431,17 @@ def _goes_on(one: Applied, two: Applied) -> bool:
 def _is_first_again(first: Applied, before: Applied, after: Applied) -> bool:
     if len(first.slots) != len(after.slots):  # not built at first: a count of 0 tells
         return after.iterations == 0
-    return all_same(first.slots, after.slots) and not all_same(before.slots_after, after.slots)
+    return all_same(first.slots, after.slots) and not all_same(
+        before.slots_after, after.slots
+    )
 
 
-def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) -> Iterator[Finding]:
-    """Yield the finding on the learning rates: the schedule, read at other numbers than the updates'."""
+def rates(
+    updates: list[Update], schedule: Schedule, fits: float = FINE.fits
+) -> Iterator[Finding]:
+    """Yield the finding on the learning rates: the schedule, read at other numbers than
+    the updates'.
+    """
     first = updates[0].applied.iterations
     used = np.array([u.applied.learning_rate for u in updates])
     least = ROUNDED * float(
@@ -365,20 +456,34 @@ def rates(updates: list[Update], schedule: Schedule, fits: float = FINE.fits) ->
     apart = farthest(used, meant)
     if apart <= FINE.differs:
         return
-    differing = [i for i in counted if abs(used[i] - meant[i]) > FINE.differs * abs(meant[i])]
+    differing = [
+        i for i in counted if abs(used[i] - meant[i]) > FINE.differs * abs(meant[i])
+    ]
     shown = [updates[i].number for i in differing]
     for fault, numbers in _other_counts(updates):
         changed = at(numbers)
         if (with_error := farthest(used, changed)) <= fits:
             values = [used, meant, changed]
-            proof = proof_of(shown[0], Shown.RATE, lambda i: str(updates[i].number), values)
-            yield _finding(fault, apart, shown, line, with_error=with_error, proof=proof)
+            proof = proof_of(
+                shown[0], Shown.RATE, lambda i: str(updates[i].number), values
+            )
+            yield _finding(
+                fault, apart, shown, line, with_error=with_error, proof=proof
+            )
             return
     unknown = np.full(len(used), np.nan)
-    proof = proof_of(shown[0], Shown.RATE, lambda i: str(updates[i].number), [used, meant, unknown])
+    proof = proof_of(
+        shown[0], Shown.RATE, lambda i: str(updates[i].number), [used, meant, unknown]
+    )
     at_first = used[differing[0]], meant[differing[0]]
     yield _finding(
-        Fault.RATE_UNLIKE, apart, shown, line, numbers=at_first, with_error=np.nan, proof=proof
+        Fault.RATE_UNLIKE,
+        apart,
+        shown,
+        line,
+        numbers=at_first,
+        with_error=np.nan,
+        proof=proof,
     )
 
 
@@ -390,12 +495,19 @@ def _other_counts(updates: list[Update]) -> Iterator[tuple[Fault, np.ndarray]]:
     yield Fault.SCHEDULE_FROZEN, 0 * counted
     yield Fault.RATE_FROZEN_IN_A_TRACE, np.array([kinds.index(kind) for kind in kinds])
     yield Fault.SCHEDULE_ONE_AHEAD, counted + 1
-    for by_microbatch in (before[:-1], before[1:] - before[1], before[1:] - 1, before[1:]):
+    for by_microbatch in (
+        before[:-1],
+        before[1:] - before[1],
+        before[1:] - 1,
+        before[1:],
+    ):
         yield Fault.SCHEDULE_BY_MICROBATCH, by_microbatch
 
 
 def _accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]:
-    """Yield the finding on sums of microbatches that the optimizer, in all its calls, accumulates once more."""
+    """Yield the finding on sums of microbatches that the optimizer, in all its calls,
+    accumulates once more.
+    """
     num = max((step.accumulates for step in steps), default=1)
     own = [
         u
@@ -405,11 +517,15 @@ def _accumulated_twice(seen: Windows, steps: list[Applied]) -> Iterator[Finding]
     size = min((len(u.pieces) // num for u in own), default=0)
     if num > 1 and size > 1:
         where = [u.number for u in own], own[0].applied.line
-        yield _finding(Fault.ACCUMULATED_TWICE, 1 - 1 / num, *where, numbers=(num, size))
+        yield _finding(
+            Fault.ACCUMULATED_TWICE, 1 - 1 / num, *where, numbers=(num, size)
+        )
 
 
 def _are_parts(update: Update) -> bool:
-    """Whether the passes of an update are microbatches: on one line, and on different rows; else one loss has them."""
+    """Whether the passes of an update are microbatches: on one line, and on different
+    rows; else one loss has them.
+    """
     if not all(piece.is_known for piece in update.pieces):
         return False
     rows = update.rows[update.rows != PAD]
@@ -421,7 +537,11 @@ def _are_parts(update: Update) -> bool:
 def _idle(seen: Windows) -> Iterator[Finding]:
     """Yield the finding on steps of zeros that move weights."""
     steps = [step for each in seen.idle.values() for step in each[:-1]]
-    moving = [s.number for s in steps if not all_same(s.applied.params, s.applied.params_after)]
+    moving = [
+        s.number
+        for s in steps
+        if not all_same(s.applied.params, s.applied.params_after)
+    ]
     if moving:
         share = len(steps) / (len(steps) + len(seen.idle))
         yield _finding(Fault.STEPS_OF_ZEROS, share, moving, steps[0].applied.line)

@@ -1,4 +1,6 @@
-"""The variables that steps leave out, and the statistics that a loop leaves in the model."""
+"""The variables that steps leave out, and the statistics that a loop leaves in the
+model.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,9 +28,11 @@ def left_out(
     *,
     is_thawed: bool = False,
 ) -> Iterator[Finding | Unjudged]:
-    """Yield the finding on variables that steps get no gradient of, though the loss has one.
+    """Yield the finding on variables that steps get no gradient of, though the loss has
+    one.
 
-    A variable that is not handed to an optimizer may be left out by choice, which is said.
+    A variable that is not handed to an optimizer may be left out by choice, which is
+    said.
 
     Args:
         before: the weights when the loop began.
@@ -58,12 +62,16 @@ def left_out(
 
 
 def _first_params(updates: list[Update]) -> list[np.ndarray]:
-    """Return the weights of the first forward pass, of a model that was not built before the loop."""
+    """Return the weights of the first forward pass, of a model that was not built
+    before the loop.
+    """
     pieces = (piece for u in updates for piece in u.pieces)
     return next((piece.called.params for piece in pieces if piece.called.is_whole), [])
 
 
-def _moves(replay: Port, updates: list[Update], before: list[np.ndarray], i: int) -> bool:
+def _moves(
+    replay: Port, updates: list[Update], before: list[np.ndarray], i: int
+) -> bool:
     """Whether a variable moves, perhaps by something else than the known steps."""
     called = [piece.called for u in updates for piece in u.pieces]
     states = [each.params[i] for each in called if each.is_whole]
@@ -75,34 +83,48 @@ def _moves(replay: Port, updates: list[Update], before: list[np.ndarray], i: int
 def _shares(
     replay: Port, objective: Any, updates: list[Update], before: list[np.ndarray]
 ) -> np.ndarray:
-    """Return the length of each variable's gradient of a sum over rows as a share of the whole; NaN if not known."""
+    """Return the length of each variable's gradient of a sum over rows as a share of
+    the whole; NaN if not known.
+    """
     known = (piece for u in updates if u.is_known for piece in u.pieces)
     piece = next(known, None) or _first(replay, before)
 
     def gradient() -> np.ndarray:
         batch = replay.batch(piece)
-        ones = np.ones_like(replay.terms(piece, objective, batch, training=False).weights)
+        ones = np.ones_like(
+            replay.terms(piece, objective, batch, training=False).weights
+        )
         penalty = len(piece.rows)
-        return replay.gradient(piece, objective, batch, ones, training=False, penalty=penalty)
+        return replay.gradient(
+            piece, objective, batch, ones, training=False, penalty=penalty
+        )
 
-    whole, _ = attempt(gradient)  # an error: of a model that does not take the data as they are
+    whole, _ = attempt(
+        gradient
+    )  # an error: of a model that does not take the data as they are
     size = 0.0 if whole is None else float(np.linalg.norm(whole))
     if whole is None or not 0 < size < np.inf:
         return np.full(len(replay.names), np.nan)
-    return np.array([np.linalg.norm(part) for part in replay.parts(whole).values()]) / size
+    return (
+        np.array([np.linalg.norm(part) for part in replay.parts(whole).values()]) / size
+    )
 
 
 def _first(replay: Port, before: list[np.ndarray]) -> Piece:
     inputs = [np.asarray(leaf)[:NUM_ROWS] for leaf in tree.leaves(replay.data[0])]
     now = replay.values()
     buffers = now.buffers if now else []
-    return Piece(Called(0, inputs, [], before, buffers, True, None), np.arange(len(inputs[0])))
+    return Piece(
+        Called(0, inputs, [], before, buffers, True, None), np.arange(len(inputs[0]))
+    )
 
 
 def lost_statistics(replay: Port, now: Values, seen: Windows) -> Iterator[Finding]:
-    """Yield the finding on statistics that the loop moved, and that the model does not have after it.
+    """Yield the finding on statistics that the loop moved, and that the model does not
+    have after it.
 
-    The loop has the values in its own hands, and has written its weights back into the model.
+    The loop has the values in its own hands, and has written its weights back into the
+    model.
     """
     known = [u for u in seen.updates if u.applied.is_whole and u.pieces and u.is_known]
     if not known:

@@ -1,4 +1,6 @@
-"""The modules that a loop calls beside the watched one, with their values at these calls."""
+"""The modules that a loop calls beside the watched one, with their values at these
+calls.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,7 +81,8 @@ def as_then(modules: list[nn.Module], then: dict[int, Held]) -> Iterator[None]:
 class Draws:
     """The random state at each call of a module that a stated function makes.
 
-    A function that draws itself cannot be called again with the same draws: it is refused.
+    A function that draws itself cannot be called again with the same draws: it is
+    refused.
     """
 
     def __init__(self) -> None:
@@ -112,7 +115,9 @@ class Draws:
             ValueError: the function has drawn.
         """
         if not self._after.is_now:
-            raise ValueError("the function must not draw: pass what it draws as a part of data")
+            raise ValueError(
+                "the function must not draw: pass what it draws as a part of data"
+            )
 
     def _begin(self, i: int, random: Random, *call: Any) -> None:
         self.check()

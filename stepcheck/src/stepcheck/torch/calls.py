@@ -1,4 +1,6 @@
-"""The functions that a loop calls beside its module and its optimizer, for the time of a `with`."""
+"""The functions that a loop calls beside its module and its optimizer, for the time of
+a `with`.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -52,7 +54,9 @@ class Calls:
     def __init__(self, watcher: Watcher):
         self.watcher, self.log = watcher, watcher.log
         self.targets: dict[int, np.ndarray] = {}
-        self._lines: dict[str, Line] = {}  # the last one that clips, takes gradients, and so on
+        self._lines: dict[
+            str, Line
+        ] = {}  # the last one that clips, takes gradients, and so on
         self._has_scale = False  # whether the gradients have the scale
         self._clips_scaled = False  # whether they had it when they were clipped
         self._num_steps = 0  # before a checked step
@@ -63,7 +67,10 @@ class Calls:
         with ExitStack() as stack:
             stack.callback(self._close)
             for seam in self._seams():
-                parts = [part and self.watcher.harmless(part) for part in (seam.before, seam.after)]
+                parts = [
+                    part and self.watcher.harmless(part)
+                    for part in (seam.before, seam.after)
+                ]
                 stack.callback(parts.clear)  # PyTorch may keep what it finds here
                 heard = _heard(getattr(seam.owner, seam.name), parts)
                 stack.enter_context(replaced(seam.owner, seam.name, heard))
@@ -73,8 +80,12 @@ class Calls:
         """Yield the functions that are listened to, each once."""
         for function in FUNCTIONS:
             names = inspect.signature(function)
-            yield Seam(functional, function.__name__, after=partial(self._after_loss, names))
-        yield Seam(autograd, "backward", partial(self._before_gradient, is_result=False))
+            yield Seam(
+                functional, function.__name__, after=partial(self._after_loss, names)
+            )
+        yield Seam(
+            autograd, "backward", partial(self._before_gradient, is_result=False)
+        )
         yield Seam(autograd, "grad", partial(self._before_gradient, is_result=True))
         for owner, name in clips():
             yield Seam(owner, name, self._before_clip)
@@ -99,7 +110,9 @@ class Calls:
             Fault.NOT_RESET: of.get("zero", of.get("take")),
             Fault.INFERENCE_MODE: of.get("eval"),
         }
-        self.log.lines.update({fault: line for fault, line in lines.items() if line is not None})
+        self.log.lines.update(
+            {fault: line for fault, line in lines.items() if line is not None}
+        )
 
     def _note(self, what: str) -> None:
         """Keep the line of the user's that calls here."""
@@ -113,11 +126,16 @@ class Calls:
         self, names: inspect.Signature, result: Any, *arguments: Any, **others: Any
     ) -> None:
         """Keep the line and the labels of a loss of which a gradient may be taken."""
-        is_open = self.log.is_open and bool(self.log.called) and not self.watcher.running
+        is_open = (
+            self.log.is_open and bool(self.log.called) and not self.watcher.running
+        )
         if not is_open or not isinstance(result, Tensor) or not result.requires_grad:
             return
         self.watcher.note_line()
-        last, labels = self.log.called[-1], names.bind(*arguments, **others).arguments.get("target")
+        last, labels = (
+            self.log.called[-1],
+            names.bind(*arguments, **others).arguments.get("target"),
+        )
         if last.is_whole and isinstance(labels, Tensor) and labels.ndim:
             self.targets.setdefault(last.order, array(labels))
 
@@ -161,14 +179,21 @@ class Calls:
         self._num_steps = self.watcher.num_steps(optimizer)
 
     def _after_check(
-        self, result: Any, scaler: GradScaler, optimizer: Any, *arguments: Any, **others: Any
+        self,
+        result: Any,
+        scaler: GradScaler,
+        optimizer: Any,
+        *arguments: Any,
+        **others: Any,
     ) -> None:
         """Note whether the optimizer has made a step."""
         if scaler.is_enabled() and self.log.is_open and self._is_own(optimizer):
             is_finite = self.watcher.num_steps(optimizer) > self._num_steps
             self.watcher.is_waiting &= is_finite
             self._has_scale = False
-            self.log.add(Scaled(next(self.watcher.order), is_finite, is_last=self._clips_scaled))
+            self.log.add(
+                Scaled(next(self.watcher.order), is_finite, is_last=self._clips_scaled)
+            )
 
 
 def clips() -> Iterator[tuple[Any, str]]:
@@ -193,7 +218,9 @@ def _heard(function: Callable, parts: list[Callable | None]) -> Callable:
     def heard(*arguments: Any, **others: Any) -> Any:
         if not parts or is_silent():
             return function(*arguments, **others)
-        if arguments and isinstance(arguments[0], Iterator):  # of parameters, which is read once
+        if arguments and isinstance(
+            arguments[0], Iterator
+        ):  # of parameters, which is read once
             arguments = [*arguments[0]], *arguments[1:]
         before, after = parts
         if before is not None:

@@ -34,13 +34,16 @@ def weighed(data: Any, loss: Any) -> tuple:
         must = f"{num + 1} arguments of loss need as many parts of data."
         attempt = "data=(x, y, weights); outputs are one argument: loss=lambda out, y: f(*out, y)."
         raise SpecificationError(message(must, f"{len(data)} parts", attempt))
-    if more and (len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])):
+    if more and (
+        len(more) > 1 or isinstance(more[0], tuple) or more[0].size != len(more[0])
+    ):
         raise _no_rows(f"{len(data)} parts")
     return x, y, more[0].reshape(-1) if more else None
 
 
 def rows_of(data: Any, least: int = 2) -> tuple[Tree, ...]:
-    """Return (x, y, ...) as arrays: of tensors or arrays, or of all items of a map-style dataset.
+    """Return (x, y, ...) as arrays: of tensors or arrays, or of all items of a
+    map-style dataset.
 
     Args:
         least: the number of parts that there must be.
@@ -60,19 +63,28 @@ def rows_of(data: Any, least: int = 2) -> tuple[Tree, ...]:
             isinstance(item, dict) and "labels" in item for item in items
         ):  # as Transformers has them
             items = [
-                ({n: v for n, v in item.items() if n != "labels"}, item["labels"]) for item in items
+                ({n: v for n, v in item.items() if n != "labels"}, item["labels"])
+                for item in items
             ]
         if not items or any(
             not isinstance(item, tuple | list) or len(item) < least for item in items
         ):
-            raise _no_rows(f"a dataset whose items are {_shape_of(items[0] if items else ())}")
-        data = tuple(_stacked([item[part] for item in items]) for part in range(len(items[0])))
+            raise _no_rows(
+                f"a dataset whose items are {_shape_of(items[0] if items else ())}"
+            )
+        data = tuple(
+            _stacked([item[part] for item in items]) for part in range(len(items[0]))
+        )
     if not isinstance(data, tuple | list) or len(data) < least:
         raise _no_rows(
-            f"{len(data)} parts" if isinstance(data, tuple | list) else type(data).__name__
+            f"{len(data)} parts"
+            if isinstance(data, tuple | list)
+            else type(data).__name__
         )
     parts = tuple(map(_arrays, data))
-    lengths = {len(leaf) if leaf.ndim else 0 for part in parts for leaf in _leaves(part)}
+    lengths = {
+        len(leaf) if leaf.ndim else 0 for part in parts for leaf in _leaves(part)
+    }
     if len(lengths) != 1 or 0 in lengths:
         raise _no_rows(f"arrays of {', '.join(map(str, sorted(lengths)))} rows")
     return parts
@@ -136,7 +148,9 @@ def _shape_of(item: Any) -> str:
 
 
 class Given(NamedTuple):
-    """The rows that a module was given, their labels by pass, None where these are not known."""
+    """The rows that a module was given, their labels by pass, None where these are not
+    known.
+    """
 
     x: Tree
     by_pass: ByPass | None
@@ -149,8 +163,14 @@ class Given(NamedTuple):
 
 def as_given(log: Log, labels: dict[int, np.ndarray]) -> Given:
     """Return the rows that a module was given, each once, with the labels by pass."""
-    called = [each for each in log.called if each.differentiated is not False] or log.called
-    called = [each for each in called if len({leaf.shape[:1] for leaf in each.inputs} - {()}) == 1]
+    called = [
+        each for each in log.called if each.differentiated is not False
+    ] or log.called
+    called = [
+        each
+        for each in called
+        if len({leaf.shape[:1] for leaf in each.inputs} - {()}) == 1
+    ]
     if not called:
         return Given(np.zeros((1, 1)), None)
     alike = [each for each in called if _ends(each) == _ends(called[0])]
@@ -159,13 +179,16 @@ def as_given(log: Log, labels: dict[int, np.ndarray]) -> Given:
         for parts in zip(*(each.inputs for each in alike), strict=True)
     ]
     firsts = {
-        b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(len(leaves[0])))
+        b"".join(leaf[i].tobytes() for leaf in leaves): i
+        for i in reversed(range(len(leaves[0])))
     }
     kept = sorted(firsts.values())
     leaves = [leaf[kept] for leaf in leaves]
     whole = [each.order for each in called if each.is_whole]
     are_known = bool(whole) and labels.keys() >= {*whole}
-    by_pass: ByPass | None = {order: (labels[order],) for order in whole} if are_known else None
+    by_pass: ByPass | None = (
+        {order: (labels[order],) for order in whole} if are_known else None
+    )
     return Given(leaves[0] if len(leaves) == 1 else tuple(leaves), by_pass)
 
 
@@ -175,7 +198,13 @@ def _ends(called: Called) -> list[tuple[int, ...]]:
 
 def _as_wide(parts: list[np.ndarray]) -> list[np.ndarray]:
     """Return arrays of places, which end with zeros where others have more places."""
-    if len({each.shape[1:2] for each in parts}) < 2 or min(each.ndim for each in parts) < 2:
+    if (
+        len({each.shape[1:2] for each in parts}) < 2
+        or min(each.ndim for each in parts) < 2
+    ):
         return parts
     width = max(each.shape[1] for each in parts)
-    return [np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)]) for p in parts]
+    return [
+        np.pad(p, [(0, 0), (0, width - p.shape[1]), *[(0, 0)] * (p.ndim - 2)])
+        for p in parts
+    ]

@@ -16,7 +16,11 @@ def devices(module: nn.Module) -> list[torch.device]:
     >>> devices(nn.Linear(2, 1))
     [device(type='cpu')]
     """
-    return [*dict.fromkeys(value.device for value in [*module.parameters(), *module.buffers()])]
+    return [
+        *dict.fromkeys(
+            value.device for value in [*module.parameters(), *module.buffers()]
+        )
+    ]
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -25,7 +29,9 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def generators() -> Any:
-    """Return the home of the random state of the accelerator, if there is one; else None."""
+    """Return the home of the random state of the accelerator, if there is one; else
+    None.
+    """
     accelerator = torch.accelerator.current_accelerator()
     return None if accelerator is None else torch.get_device_module(accelerator)
 
@@ -64,6 +70,8 @@ def is_reduced(device: torch.device, module: nn.Module) -> bool:
     """Whether a device may compute products of float32 with fewer digits, as with TF32."""
     if device.type != "cuda":
         return False
-    has_convolution = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+    has_convolution = any(
+        isinstance(part, nn.modules.conv._ConvNd) for part in module.modules()
+    )
     is_fine = torch.get_float32_matmul_precision() == "highest"
     return not is_fine or (has_convolution and torch.backends.cudnn.allow_tf32)

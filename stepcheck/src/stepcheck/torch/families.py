@@ -11,12 +11,16 @@ from stepcheck.torch.losses import Loss
 
 
 def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
-    """Return a loss: a mean over the weights that the data have, or else over its places."""
+    """Return a loss: a mean over the weights that the data have, or else over its
+    places.
+    """
     return loss
 
 
 def flipped(loss: Any) -> Loss | None:
-    """Return the cross entropy of two classes of logits for that of probabilities, or back."""
+    """Return the cross entropy of two classes of logits for that of probabilities, or
+    back.
+    """
     own = loss.given
     if isinstance(own, nn.BCEWithLogitsLoss) and own.pos_weight is None:
         return Loss(nn.BCELoss(own.weight, reduction=own.reduction))
@@ -28,21 +32,27 @@ def flipped(loss: Any) -> Loss | None:
 
 
 def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
-    """Yield (name, function, whether the loss has it) of functions that outputs may go through."""
+    """Yield (name, function, whether the loss has it) of functions that outputs may go
+    through.
+    """
     functions: dict[str, Callable] = {}
     if width > 1:
         functions = {
-            name: partial(getattr(torch, name), dim=1) for name in ("softmax", "log_softmax")
+            name: partial(getattr(torch, name), dim=1)
+            for name in ("softmax", "log_softmax")
         }
     functions |= {
-        name: getattr(torch, name) for name in ("sigmoid", "tanh", "relu", "exp", "square")
+        name: getattr(torch, name)
+        for name in ("sigmoid", "tanh", "relu", "exp", "square")
     }
     own = "sigmoid" if "BCE" in loss.name else "softmax"
     yield from ((name, function, name == own) for name, function in functions.items())
 
 
 def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
-    """Return (a loss without smoothing; the smoothing; whether labels are classes), or None."""
+    """Return (a loss without smoothing; the smoothing; whether labels are classes), or
+    None.
+    """
     own = loss.given
     if not isinstance(own, nn.CrossEntropyLoss) or own.weight is not None:
         return None

@@ -1,4 +1,6 @@
-"""The watch on a module and on all optimizers, by PyTorch's own hooks, for the time of a `with`."""
+"""The watch on a module and on all optimizers, by PyTorch's own hooks, for the time of
+a `with`.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -67,7 +69,9 @@ class _Begun:
 
 @dataclass
 class _Stepping:
-    """The beginning of an optimizer step that runs, and the numbers of passes and steps before it."""
+    """The beginning of an optimizer step that runs, and the numbers of passes and steps
+    before it.
+    """
 
     step: Step
     grads: list[np.ndarray | None]
@@ -81,14 +85,15 @@ class Watcher:
     """Writes the forward passes of a module and the steps of all optimizers to a log.
 
     Args:
-        num_inputs: of the module's arguments, how many have the rows of the data; None for all of
-            as many rows.
+        num_inputs: of the module's arguments, how many have the rows of the data; None
+            for all of as many rows.
         order: of all records.
         like: the shapes of the data's rows, if they are known.
 
     Attributes:
         is_waiting: whether a gradient was taken since the last step.
-        is_taking: whether gradients are taken for a result, and not added to those that are there.
+        is_taking: whether gradients are taken for a result, and not added to those that
+            are there.
         running: the passes that have begun.
         beside: keeps other modules, if the loss that is meant may call some.
         own: by the order of a pass, the loss that the module has computed itself.
@@ -118,7 +123,9 @@ class Watcher:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record to the log inside; afterwards PyTorch is as it was, also after an error."""
+        """Record to the log inside; afterwards PyTorch is as it was, also after an
+        error.
+        """
         with listening([self]):
             yield
 
@@ -154,14 +161,19 @@ class Watcher:
         """Sort the log, and mark the passes of which a gradient was taken."""
         self.log.close()
         called = [
-            replace(each, differentiated=self._is_differentiated(each)) for each in self.log.called
+            replace(each, differentiated=self._is_differentiated(each))
+            for each in self.log.called
         ]
         self.log.called[:] = called
 
     def _is_differentiated(self, called: Called) -> bool | None:
-        """Whether a gradient was taken of a pass; without any gradient, it is not known which have a graph."""
+        """Whether a gradient was taken of a pass; without any gradient, it is not known
+        which have a graph.
+        """
         grads = (g for step in self.log.applied for g in step.grads)
-        is_known = bool(self._differentiated) or any(g is not None and np.any(g) for g in grads)
+        is_known = bool(self._differentiated) or any(
+            g is not None and np.any(g) for g in grads
+        )
         return (
             called.order in self._differentiated
             if is_known or not called.setting.has_graph
@@ -189,7 +201,9 @@ class Watcher:
         groups = (trained(module), untrained(module)) if is_kept else ([], [])
         kept = sampled if self.log.is_run else array
         params, buffers = ([kept(v) for _, v in group] for group in groups)
-        self.running.append(_Begun(nest, leaves, params, buffers, setting, is_cast, is_kept))
+        self.running.append(
+            _Begun(nest, leaves, params, buffers, setting, is_cast, is_kept)
+        )
 
     def _rows_of(self, leaves: list[Tensor]) -> list[int]:
         """Return which of the arguments have rows of the data."""
@@ -205,7 +219,10 @@ class Watcher:
             self.own[order] = own[2]
         known = [i for i, leaf in enumerate(given) if own is None or leaf is not own[1]]
         chosen = [known[i] for i in self._rows_of([given[i] for i in known])]
-        rest = [None if i in chosen else leaf.detach().clone() for i, leaf in enumerate(given)]
+        rest = [
+            None if i in chosen else leaf.detach().clone()
+            for i, leaf in enumerate(given)
+        ]
         has_graph = any(leaf.grad_fn for leaf in out.leaves)
         setting = replace(
             begun.setting,
@@ -264,13 +281,16 @@ class Watcher:
         return heard
 
     def drop(self, line: Line | None) -> None:
-        """Note that a line throws away gradients before a step; of passes on adversarial rows' way they are not meant.
+        """Note that a line throws away gradients before a step; of passes on
+        adversarial rows' way they are not meant.
 
-        Such passes have a gradient by their inputs, of which the rows are made that the next one
-        has without.
+        Such passes have a gradient by their inputs, of which the rows are made that the
+        next one has without.
         """
         self.dropped = line
-        self._thrown |= {called.order for called in self._added if called.setting.is_through}
+        self._thrown |= {
+            called.order for called in self._added if called.setting.is_through
+        }
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note the state before a step."""
@@ -338,7 +358,9 @@ class Watcher:
                 kind=type(optimizer).__name__,
                 setting=slots.rates,
                 trained=trained_in(self.module),
-                outlines=outlines(self.module) if self.log.is_run and not is_kept else [],
+                outlines=outlines(self.module)
+                if self.log.is_run and not is_kept
+                else [],
                 rules=slots.rates.rules,
                 slots_of=(slots.rates.names, after.rates.names),
             )
@@ -348,12 +370,19 @@ class Watcher:
         """Leave out the numbers of the passes that the closure of one step runs."""
         self.log.leave(Reason.CLOSURE, Stage.GRADIENT)
         for called in inside:
-            for kept in (called.params, called.buffers, called.outputs, called.derivatives):
+            for kept in (
+                called.params,
+                called.buffers,
+                called.outputs,
+                called.derivatives,
+            ):
                 kept.clear()
         self._differentiated -= {called.order for called in inside[1:]}
 
     def note_line(self, called: Called | None = None) -> None:
-        """Note that this line computes the loss of a pass, or takes its gradient; by default of the last pass."""
+        """Note that this line computes the loss of a pass, or takes its gradient; by
+        default of the last pass.
+        """
         called = self.log.called[-1] if called is None and self.log.called else called
         if called is not None and (line := line_here()) is not None:
             called.setting.lines.append(line)
@@ -365,7 +394,9 @@ class Watcher:
     def is_own(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer moves a parameter of the module."""
         own = {id(p) for _, p in trained(self.module)}
-        return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+        return any(
+            id(p) in own for group in optimizer.param_groups for p in group["params"]
+        )
 
 
 @contextmanager
@@ -376,8 +407,8 @@ def listening(
 
     Args:
         watchers: one for each module; those that are found are added.
-        found: makes the watcher of a module that runs, or of an optimizer's parameters, and has
-            none.
+        found: makes the watcher of a module that runs, or of an optimizer's parameters,
+            and has none.
     """
     live = [_Ears(watchers, found)]
 
@@ -393,7 +424,9 @@ def listening(
         for watcher in watchers:
             stack.callback(watcher.close)
         stack.callback(live.clear)
-        stack.enter_context(replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live)))
+        stack.enter_context(
+            replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live))
+        )
         stack.callback(register_optimizer_step_pre_hook(before).remove)
         stack.callback(register_optimizer_step_post_hook(after).remove)
         yield
@@ -419,7 +452,9 @@ class _Ears:
     found: Callable[..., Watcher] | None
 
     def of_pass(self, module: nn.Module) -> Watcher | None:
-        """Return the watcher of a module that begins to run; None inside of another one's pass."""
+        """Return the watcher of a module that begins to run; None inside of another
+        one's pass.
+        """
         if any(watcher.running for watcher in self.watchers):
             return None
         own = next((each for each in self.watchers if each.is_of(module)), None)
@@ -427,23 +462,37 @@ class _Ears:
 
     def of_step(self, optimizer: Optimizer) -> list[Watcher]:
         """Return all watchers; tensors of an optimizer that has none get one."""
-        if self.found is not None and not any(each.is_own(optimizer) for each in self.watchers):
-            self._new(Alone([p for group in optimizer.param_groups for p in group["params"]]))
+        if self.found is not None and not any(
+            each.is_own(optimizer) for each in self.watchers
+        ):
+            self._new(
+                Alone([p for group in optimizer.param_groups for p in group["params"]])
+            )
         return self.watchers
 
     def _new(self, module: nn.Module) -> Watcher | None:
-        if self.found is None or not trained(module) or any(map(is_lazy, module.parameters())):
+        if (
+            self.found is None
+            or not trained(module)
+            or any(map(is_lazy, module.parameters()))
+        ):
             return None
         own = {id(p) for _, p in trained(module)}
-        for watcher in self.watchers:  # of tensors that were moved before the module ran
-            if isinstance(watcher.module, Alone) and own == {*map(id, watcher.module.tensors)}:
+        for (
+            watcher
+        ) in self.watchers:  # of tensors that were moved before the module ran
+            if isinstance(watcher.module, Alone) and own == {
+                *map(id, watcher.module.tensors)
+            }:
                 return self.found(module, watcher)
         self.watchers.append(self.found(module))
         return self.watchers[-1]
 
 
 def _recorded(call: Callable, live: list[_Ears]) -> Callable:
-    """Return the call of modules by which watchers record theirs, also where it was compiled before."""
+    """Return the call of modules by which watchers record theirs, also where it was
+    compiled before.
+    """
 
     @wraps(call)
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

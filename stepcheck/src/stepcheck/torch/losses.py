@@ -1,4 +1,6 @@
-"""Losses of PyTorch and functions with their reduction taken apart, and their relatives."""
+"""Losses of PyTorch and functions with their reduction taken apart, and their
+relatives.
+"""
 
 import copy
 import math
@@ -65,8 +67,8 @@ class ByRow(NamedTuple):
 class Loss:
     """A loss of PyTorch on outputs and labels, unreduced.
 
-    Its reduction is the divisor, not a part of the values. A mean over rows with sample weights is
-    divided by their sum.
+    Its reduction is the divisor, not a part of the values. A mean over rows with sample
+    weights is divided by their sum.
 
     >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
@@ -112,7 +114,9 @@ class Loss:
 
     def _fitting(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return labels in the shape and dtype that the loss takes with such outputs."""
-        if not isinstance(self.given, (*BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)):
+        if not isinstance(
+            self.given, (*BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
+        ):
             return _in_shape(labels.to(out.dtype), out.shape)
         if (
             labels.ndim == out.ndim
@@ -123,19 +127,25 @@ class Loss:
         if isinstance(self.given, nn.MultiLabelMarginLoss):
             return labels.long()
         return (
-            labels if labels.ndim == out.ndim - 1 else labels.reshape(len(out), *out.shape[2:])
+            labels
+            if labels.ndim == out.ndim - 1
+            else labels.reshape(len(out), *out.shape[2:])
         ).long()
 
 
 class Function:
-    """A function of outputs and labels that returns values, (values, weights), or one number.
+    """A function of outputs and labels that returns values, (values, weights), or one
+    number.
 
-    One number is the mean or the sum of those of the rows alone, or else it `is_coupled`: it is the
-    loss of a whole batch.
+    One number is the mean or the sum of those of the rows alone, or else it
+    `is_coupled`: it is the loss of a whole batch.
     """
 
     def __init__(self, function: Callable):
-        self.given, self.name = function, getattr(function, "__name__", type(function).__name__)
+        self.given, self.name = (
+            function,
+            getattr(function, "__name__", type(function).__name__),
+        )
         self.num_labels = _num_required(function) - 1
         self.is_coupled = False
 
@@ -164,17 +174,25 @@ class Function:
             return self.given(outputs, *given)
         return self.given(outputs, given)
 
-    def _by_row(self, outputs: Any, labels: Tree, weights: Any, found: Tensor) -> ByRow | None:
-        """Return a number as the mean or the sum of the rows' numbers; None if it is neither."""
+    def _by_row(
+        self, outputs: Any, labels: Tree, weights: Any, found: Tensor
+    ) -> ByRow | None:
+        """Return a number as the mean or the sum of the rows' numbers; None if it is
+        neither.
+        """
         given = unpacked(outputs)
         if len({leaf.shape[:1] for leaf in given.leaves}) > 1:
             return None
         num = len(given.leaves[0])
-        own = torch.ones(num) if weights is None else torch.as_tensor(weights).reshape(-1)
+        own = (
+            torch.ones(num) if weights is None else torch.as_tensor(weights).reshape(-1)
+        )
 
         def alone(i: int) -> Tensor:
             one = given.packed([leaf[i : i + 1] for leaf in given.leaves])
-            return self.whole(one, tree.map_leaves(lambda leaf: leaf[i : i + 1], labels))
+            return self.whole(
+                one, tree.map_leaves(lambda leaf: leaf[i : i + 1], labels)
+            )
 
         values = own.to(found) * torch.stack([alone(i) for i in range(num)])
         total = float(values.detach().sum())
@@ -185,25 +203,36 @@ class Function:
         return ByRow(values, own.to(found), True) if weights is not None else None
 
     def has_parameters(self, outputs: Any, labels: Tree) -> bool:
-        """Whether the result has a gradient by tensors beside the outputs, which may move."""
+        """Whether the result has a gradient by tensors beside the outputs, which may
+        move.
+        """
         given = unpacked(outputs)
         leaves = [leaf.detach() for leaf in given.leaves]
         with torch.enable_grad():
             found = self.whole(given.packed(leaves), labels)
         return any(
-            isinstance(each, Tensor) and each.requires_grad for each in unpacked(found).leaves
+            isinstance(each, Tensor) and each.requires_grad
+            for each in unpacked(found).leaves
         )
 
 
-def _summed(values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True) -> ByRow:
-    """Return values and their weights by row, times the sample weights of rows or places."""
+def _summed(
+    values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True
+) -> ByRow:
+    """Return values and their weights by row, times the sample weights of rows or
+    places.
+    """
     num = len(values)
     if sample is not None:
         given = torch.as_tensor(sample).to(values.dtype)
         is_by_place = given.ndim > 1 and given.numel() == values.numel()
-        given = given.reshape(values.shape if is_by_place else (num, *[1] * (values.ndim - 1)))
+        given = given.reshape(
+            values.shape if is_by_place else (num, *[1] * (values.ndim - 1))
+        )
         values, own = values * given, own * given
-    return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), is_divided)
+    return ByRow(
+        values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), is_divided
+    )
 
 
 class Objective(port.OneLoss):
@@ -234,7 +263,8 @@ class NoLoss(port.NoLoss):
 
 
 class ModelsOwn:
-    """The loss that a model of Transformers computes of its logits and labels, without -100.
+    """The loss that a model of Transformers computes of its logits and labels, without
+    -100.
 
     Args:
         shift: the places by which labels are those of later ones; 1 for the next.
@@ -247,8 +277,12 @@ class ModelsOwn:
         self._shift, self._function = shift, function
 
     @staticmethod
-    def of_pass(outputs: Any, labels: Any, loss: float, num: float | None) -> "ModelsOwn | None":
-        """Return the form that is nearest to this loss: the mean, or the sum divided by `num`."""
+    def of_pass(
+        outputs: Any, labels: Any, loss: float, num: float | None
+    ) -> "ModelsOwn | None":
+        """Return the form that is nearest to this loss: the mean, or the sum divided by
+        `num`.
+        """
         nearest, own = _NEAR, None
         for each in _FORMS:
             form = ModelsOwn(*each)
@@ -267,14 +301,19 @@ class ModelsOwn:
         given: Tensor = torch.as_tensor(labels)
         num = len(logits)
         if self._shift:
-            logits, given = logits[:, : given.shape[1] - self._shift], given[:, self._shift :]
+            logits, given = (
+                logits[:, : given.shape[1] - self._shift],
+                given[:, self._shift :],
+            )
         values = self._function(logits, given)
         own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
         return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
 
 
 def _apart(found: ByRow, loss: float, num: float | None) -> float:
-    """Return the distance of a loss from a mean by row, or from the sum divided by `num`."""
+    """Return the distance of a loss from a mean by row, or from the sum divided by
+    `num`.
+    """
     total, weight = float(found.values.sum()), float(found.weights.sum())
     sums = [loss * divisor for divisor in (weight, num) if divisor]
     length = abs(total) or 1.0
@@ -283,7 +322,9 @@ def _apart(found: ByRow, loss: float, num: float | None) -> float:
 
 def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
     flat = functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), reduction="none"
+        logits.reshape(-1, logits.shape[-1]).float(),
+        labels.reshape(-1),
+        reduction="none",
     )
     return flat.reshape(labels.shape)
 
@@ -315,8 +356,12 @@ def meant(loss: Any) -> Loss | Function:
         return Loss(loss)
     if isinstance(loss, nn.modules.loss._Loss) or not callable(loss):
         must = "loss must be a loss of outputs and labels that is known, or a function of both."
-        attempt = "loss=lambda outputs, labels: ..., which returns a value for each row."
-        raise SpecificationError(message(must, getattr(type(loss), "__name__", loss), attempt))
+        attempt = (
+            "loss=lambda outputs, labels: ..., which returns a value for each row."
+        )
+        raise SpecificationError(
+            message(must, getattr(type(loss), "__name__", loss), attempt)
+        )
     return Function(loss)
 
 
@@ -327,7 +372,9 @@ def first_of(outputs: Any) -> Tensor:
 
 
 def _classes_second(out: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs with the classes second, and labels by place: a loop makes both flat."""
+    """Return outputs with the classes second, and labels by place: a loop makes both
+    flat.
+    """
     if out.ndim < 3 or labels.is_floating_point():
         return out, labels
     if labels.ndim == 1 and len(labels) == out[..., 0].numel():
@@ -353,7 +400,8 @@ def _num_required(function: Callable) -> int:
         return max(
             2,
             sum(
-                p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+                p.default is p.empty
+                and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
                 for p in own
             ),
         )

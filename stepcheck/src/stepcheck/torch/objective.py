@@ -24,8 +24,10 @@ class OfModel:
     """A stated function of a module and a batch.
 
     Attributes:
-        is_coupled: whether a term is one number for a whole batch, as its first batch shows.
-        is_given: whether data are not stated: a batch has all tensors that the module was given.
+        is_coupled: whether a term is one number for a whole batch, as its first batch
+            shows.
+        is_given: whether data are not stated: a batch has all tensors that the module
+            was given.
         modules: other modules, whose values the passes have.
     """
 
@@ -66,13 +68,17 @@ class OfModel:
             self.is_coupled |= not torch.as_tensor(values).ndim
             terms.append(_by_row(name, torch.as_tensor(values), weights, num))
         values, weights = map(torch.stack, zip(*terms, strict=True))
-        own = [value for module in (model, *self.modules) for value in module.parameters()]
+        own = [
+            value for module in (model, *self.modules) for value in module.parameters()
+        ]
         _must_know(values, {id(value) for value in [*own, *inputs]})
         return ByTerm(values, weights, tuple(map(str, named)))
 
 
 def _must_know(values: Tensor, known: set[int]) -> None:
-    """Refuse a loss of other tensors that are trained: their values in the loop are not known."""
+    """Refuse a loss of other tensors that are trained: their values in the loop are not
+    known.
+    """
     nodes, seen = [values.grad_fn], set()
     while nodes:
         node = nodes.pop()
@@ -80,7 +86,9 @@ def _must_know(values: Tensor, known: set[int]) -> None:
             continue
         seen.add(node)
         if hasattr(node, "variable") and id(node.variable) not in known:
-            raise ValueError("the function reads a tensor that is trained, and is in no module")
+            raise ValueError(
+                "the function reads a tensor that is trained, and is in no module"
+            )
         nodes += [each for each, _ in node.next_functions]
 
 
@@ -91,15 +99,23 @@ def _by_row(name: str, values: Tensor, weights: Any, num: int) -> tuple[Tensor, 
         return first * values, first
     if len(values) != num:
         shape = tuple(values.shape)
-        raise ValueError(f"values of {name!r} must have the {num} rows of the batch, not {shape}")
-    own = torch.ones_like(values) if weights is None else torch.as_tensor(weights).to(values)
+        raise ValueError(
+            f"values of {name!r} must have the {num} rows of the batch, not {shape}"
+        )
+    own = (
+        torch.ones_like(values)
+        if weights is None
+        else torch.as_tensor(weights).to(values)
+    )
     own = own.reshape(*own.shape, *[1] * (values.ndim - own.ndim)).expand_as(values)
     values = torch.where(own == 0, torch.zeros_like(values), values) * own
     return values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1)
 
 
 def joined(log: Log, calls: int) -> list[Called]:
-    """Return the passes of a log; each `calls` of them with a gradient, of one step, are one."""
+    """Return the passes of a log; each `calls` of them with a gradient, of one step,
+    are one.
+    """
     ones: dict[int, Called] = {}
     parts: set[int] = set()
     for step in steps(log):
@@ -108,7 +124,9 @@ def joined(log: Log, calls: int) -> list[Called]:
             group = own[start : start + calls]
             ones[group[0].order] = _one(group) if calls > 1 else group[0]
             parts |= {called.order for called in group[1:]}
-    return [ones.get(each.order, each) for each in log.called if each.order not in parts]
+    return [
+        ones.get(each.order, each) for each in log.called if each.order not in parts
+    ]
 
 
 def _one(group: list[Called]) -> Called:

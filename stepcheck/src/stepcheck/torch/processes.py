@@ -1,7 +1,7 @@
 """The record of a loop in several processes: each keeps its own, and process 0 judges.
 
-The records go through the store by which the processes have met: no collective operation, which
-could meet one of the loop.
+The records go through the store by which the processes have met: no collective
+operation, which could meet one of the loop.
 """
 
 import itertools
@@ -33,7 +33,9 @@ _WATCHES = Counter[str]()  # of this process, by their lines
 _NAMES = "called", "applied", "scaled", "others"
 _YES, _NO = b"yes", b"no"
 
-_ELSEWHERE = "This is process {} of {}: process 0 judges the loop of all, and has the report."
+_ELSEWHERE = (
+    "This is process {} of {}: process 0 judges the loop of all, and has the report."
+)
 _NONE = "each process runs its loop under its own watch, at the same line"
 _LONG = f"it was not over {_PATIENCE:.0f} seconds after that of process 0"
 _FAILED = "its loop has ended with an error"
@@ -74,7 +76,8 @@ class Group:
         return itertools.count(self.rank, self.num)
 
     def gather(self, watcher: Any, calls: Any, *, has_failed: bool = False) -> str:
-        """Add the records of all processes to the log of process 0, which waits for them.
+        """Add the records of all processes to the log of process 0, which waits for
+        them.
 
         Args:
             has_failed: whether the loop of this process has ended with an error.
@@ -90,11 +93,17 @@ class Group:
             return _ELSEWHERE.format(self.rank, self.num)
         if has_failed:
             self.store.set("asked", _NO)
-            _leave_out(watcher.log, Reason.PROCESS_MISSING, f"process 0 of {self.num}: {_FAILED}")
+            _leave_out(
+                watcher.log,
+                Reason.PROCESS_MISSING,
+                f"process 0 of {self.num}: {_FAILED}",
+            )
             return ""
         records = []
         for rank in range(1, self.num):
-            record, error = attempt(partial(self._asked, rank))  # the store may be gone, too
+            record, error = attempt(
+                partial(self._asked, rank)
+            )  # the store may be gone, too
             if record is None:
                 told = f"process {rank} of {self.num}: {error}"
                 _leave_out(watcher.log, Reason.PROCESS_MISSING, told)
@@ -108,14 +117,18 @@ class Group:
         return self._received(rank)
 
     def _has(self, name: str, patience: float) -> bool:
-        """Whether the store has a value of this name, or gets one within `patience` seconds."""
+        """Whether the store has a value of this name, or gets one within `patience`
+        seconds.
+        """
         until = time.monotonic() + patience
         while not (found := self.store.check([name])) and time.monotonic() < until:
             time.sleep(_OFTEN)
         return found
 
     def _send(self, record: "_Record | None") -> None:
-        """Put a record into the store once process 0 asks for it; the number of parts is last."""
+        """Put a record into the store once process 0 asks for it; the number of parts
+        is last.
+        """
         if not self._has("asked", _PATIENCE) or self.store.get("asked") != _YES:
             return
         told, error = attempt(lambda: b"" if record is None else pickle.dumps(record))
@@ -128,7 +141,10 @@ class Group:
 
     def _received(self, rank: int) -> "_Record":
         """Return the record of another process; it is in the store no longer."""
-        for name, patience, why in ((f"{rank} begins", _FEW, _NONE), (str(rank), _PATIENCE, _LONG)):
+        for name, patience, why in (
+            (f"{rank} begins", _FEW, _NONE),
+            (str(rank), _PATIENCE, _LONG),
+        ):
             if not self._has(name, patience):
                 raise TimeoutError(why)
         names = [f"{rank} {i}" for i in range(int(self.store.get(str(rank))))]
@@ -165,13 +181,17 @@ def _leave_out(log: Log, reason: Reason, told: str = "") -> None:
 
 
 def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
-    """Add records to the log of process 0 as replicas', unless the weights are different."""
+    """Add records to the log of process 0 as replicas', unless the weights are
+    different.
+    """
     log: Log = watcher.log
     passes = _each("called", log, records)
     begin: list[list[np.ndarray]] = [
         next((each.params for each in of if each.is_whole), []) for of in passes
     ]
-    is_one_model = all(not values or not begin[0] or all_same(values, begin[0]) for values in begin)
+    is_one_model = all(
+        not values or not begin[0] or all_same(values, begin[0]) for values in begin
+    )
     if not is_one_model and _share(_each("applied", log, records)):
         _leave_out(log, Reason.PROCESSES_APART)
         return
@@ -205,18 +225,24 @@ def _cut(events: dict[str, list], num: int) -> None:
     if len(steps := events["applied"]) > num:
         last = steps[num - 1].order if num else -1
         events |= {
-            name: [event for event in events[name] if event.order <= last] for name in _NAMES
+            name: [event for event in events[name] if event.order <= last]
+            for name in _NAMES
         }
 
 
 def _as_replica(event: Event, rank: int, optimizers: dict[int, int]) -> Event:
     if isinstance(event, Applied):
-        event = replace(event, optimizer=optimizers.get(event.optimizer, event.optimizer))
+        event = replace(
+            event, optimizer=optimizers.get(event.optimizer, event.optimizer)
+        )
     return replace(event, replica=rank)
 
 
 def _share(steps: list[list[Applied]]) -> bool:
     """Whether all processes hand the same gradients over in their first steps."""
     first = [next((step.grads for step in of if step.is_whole), None) for of in steps]
-    given = [None if grads is None else [g for g in grads if g is not None] for grads in first]
+    given = [
+        None if grads is None else [g for g in grads if g is not None]
+        for grads in first
+    ]
     return all(g and given[0] and all_same(g, given[0]) for g in given)

@@ -20,7 +20,8 @@ def recording(trace: Trace, models: list[nn.Module]) -> Iterator[None]:
     """Add the record of each module that is trained inside to a trace.
 
     Args:
-        models: those that are recorded; none for all that are called by no other, and are trained.
+        models: those that are recorded; none for all that are called by no other, and
+            are trained.
     """
     order = itertools.count()
 
@@ -41,13 +42,17 @@ def recording(trace: Trace, models: list[nn.Module]) -> Iterator[None]:
             yield
     finally:
         trace.versions["torch"] = torch.__version__
-        trace.runs += [_run(each) for each in watchers if each.log.applied or _is_moved(each)]
+        trace.runs += [
+            _run(each) for each in watchers if each.log.applied or _is_moved(each)
+        ]
         for watcher in watchers:
             RECORDED.discard(watcher.module)
 
 
 def _is_moved(watcher: Watcher) -> bool:
-    """Whether a module is trained without an optimizer: gradients were taken, and weights moved."""
+    """Whether a module is trained without an optimizer: gradients were taken, and
+    weights moved.
+    """
     log = watcher.log
     return bool(log.num_moves) and any(called.differentiated for called in log.called)
 
@@ -56,7 +61,9 @@ def _run(watcher: Watcher) -> Run:
     module, log = watcher.module, watcher.log
     named, ended = trained(module), values(module)
     slots = {
-        step.optimizer: tuple(f"{name} of {named[i][0]}" for i, name, _ in step.setting.slots)
+        step.optimizer: tuple(
+            f"{name} of {named[i][0]}" for i, name, _ in step.setting.slots
+        )
         for step in log.applied
         if step.is_whole
     }
@@ -67,7 +74,9 @@ def _run(watcher: Watcher) -> Run:
         others=_described(untrained(module)),
         slots=slots,
         ended=Values(in_part(ended.params), in_part(ended.buffers)),
-        dtypes=tuple({str(p.dtype) for _, p in named} | {"bfloat16" for _ in casts[:1]}),
+        dtypes=tuple(
+            {str(p.dtype) for _, p in named} | {"bfloat16" for _ in casts[:1]}
+        ),
         log=log,
     )
 

@@ -52,7 +52,8 @@ _AT_ONCE = 64  # gradients that are taken of a graph at once
 
 @dataclass
 class _Pass:
-    """A forward pass that was run again: its output with the graph, and the values that it left.
+    """A forward pass that was run again: its output with the graph, and the values that
+    it left.
 
     `leaves`: of the output, in single precision at least.
     """
@@ -70,11 +71,14 @@ class Replay(Port):
     losses = families
     hears_scales = True
 
-    def __init__(self, model: nn.Module, data: tuple[Tree, ...], *, by_pass: ByPass | None = None):
+    def __init__(
+        self, model: nn.Module, data: tuple[Tree, ...], *, by_pass: ByPass | None = None
+    ):
         super().__init__(model, data, by_pass=by_pass)
         named, self.trained = trained(model), trained_in(model)
         self._measure(
-            [(name, tuple(p.shape)) for name, p in named], [str(p.dtype) for _, p in named]
+            [(name, tuple(p.shape)) for name, p in named],
+            [str(p.dtype) for _, p in named],
         )
         self.names_of_others = [name for name, _ in untrained(model)]
         self.are_seeds = [False] * len(self.names_of_others)
@@ -95,7 +99,12 @@ class Replay(Port):
     def as_then(model: nn.Module, log: Log) -> Iterator[None]:
         """Set the parameters to be trained as at the end of a log, in a `with`."""
         then = next(
-            (called.setting.flags for called in reversed(log.called) if called.is_whole), ()
+            (
+                called.setting.flags
+                for called in reversed(log.called)
+                if called.is_whole
+            ),
+            (),
         )
         params = list(model.parameters())
         now = [p.requires_grad for p in params]
@@ -126,8 +135,12 @@ class Replay(Port):
         """Return the options that change a step and differ: (used, stated)."""
         return optimizers.differing(used, stated, trained(self.model))
 
-    def outputs(self, piece: Piece, *, training: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return (leaves of the output, the module's other values afterwards) of a forward pass."""
+    def outputs(
+        self, piece: Piece, *, training: bool
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return (leaves of the output, the module's other values afterwards) of a
+        forward pass.
+        """
         run = self._run(piece, training=training)
         return list(map(array, run.leaves)), run.after
 
@@ -142,16 +155,24 @@ class Replay(Port):
     ) -> Terms:
         """Return the loss of a piece, unreduced."""
         if isinstance(objective, OfModel):
-            made: ByTerm = self._run(piece, training=training, objective=objective).output
+            made: ByTerm = self._run(
+                piece, training=training, objective=objective
+            ).output
             values, weights = map(array, made[:2])
             ones = np.ones(len(values))
             values, weights = _doubles(values, weights)
             return Terms(values, weights, ones, ones > 0, 0.0, made.names)
         own = piece.called.outputs
-        output = tensor(own[0]) if is_by_outputs else self._run(piece, training=training).output
+        output = (
+            tensor(own[0])
+            if is_by_outputs
+            else self._run(piece, training=training).output
+        )
         found = objective.of(output, *batch[1:])
         rows, weights = _doubles(array(found.values)[None], array(found.weights)[None])
-        return Terms(rows, weights, np.ones(1), np.array([found.is_divided]), 0.0, ("loss",))
+        return Terms(
+            rows, weights, np.ones(1), np.array([found.is_divided]), 0.0, ("loss",)
+        )
 
     def gradient(
         self,
@@ -164,12 +185,22 @@ class Replay(Port):
         penalty: float = 0.0,
     ) -> np.ndarray:
         """Return the gradient of the sum of factors (terms, rows) times values, flat."""
-        return next(self.gradients(piece, objective, batch, [factors], training=training))
+        return next(
+            self.gradients(piece, objective, batch, [factors], training=training)
+        )
 
     def gradients(
-        self, piece: Piece, objective: Any, batch: Any, factors: list[np.ndarray], *, training: bool
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        factors: list[np.ndarray],
+        *,
+        training: bool,
     ) -> Iterator[np.ndarray]:
-        """Yield the gradient by each of several factors: backward passes through one graph."""
+        """Yield the gradient by each of several factors: backward passes through one
+        graph.
+        """
         if isinstance(objective, OfModel):
             run = self._run(piece, training=training, objective=objective)
             values = run.output.values
@@ -180,11 +211,15 @@ class Replay(Port):
             some = factors[start : start + _AT_ONCE]
             wide = np.stack([np.broadcast_to(each, values.shape) for each in some])
             with self._as_beside(piece, objective):
-                yield from [*self._pulled(run.params, [values], [tensor(wide).to(values.dtype)])]
+                yield from [
+                    *self._pulled(run.params, [values], [tensor(wide).to(values.dtype)])
+                ]
 
     @contextmanager
     def _as_beside(self, piece: Piece, objective: Any) -> Iterator[None]:
-        """Let other modules be as they were at a pass, where the objective may call them."""
+        """Let other modules be as they were at a pass, where the objective may call
+        them.
+        """
         modules = getattr(objective, "modules", [])
         then = piece.called.setting.beside if modules else {}
         with as_then(modules, then):
@@ -200,16 +235,22 @@ class Replay(Port):
         *,
         is_once: bool = False,
     ) -> np.ndarray:
-        """Return the derivative of the sum of the rows' losses by a module's one output."""
+        """Return the derivative of the sum of the rows' losses by a module's one
+        output.
+        """
         out = tensor(outputs).requires_grad_()
         with torch.enable_grad():
             total = objective.of(
                 out if change is None else change(out), labels, weights
             ).values.sum()
-            (grad,) = torch.autograd.grad(total, [out], allow_unused=True, materialize_grads=True)
+            (grad,) = torch.autograd.grad(
+                total, [out], allow_unused=True, materialize_grads=True
+            )
         return array(grad).astype("float64")
 
-    def pulled(self, piece: Piece, chosen: list[np.ndarray], *, training: bool) -> np.ndarray:
+    def pulled(
+        self, piece: Piece, chosen: list[np.ndarray], *, training: bool
+    ) -> np.ndarray:
         """Return the gradient of the sum of the outputs times the chosen factors, flat."""
         run = self._run(piece, training=training)
         pairs = [
@@ -217,16 +258,25 @@ class Replay(Port):
             for leaf, c in zip(run.leaves, chosen, strict=True)
             if leaf.grad_fn is not None
         ]
-        leaves, factors = [leaf for leaf, _ in pairs], [c.to(leaf.dtype)[None] for leaf, c in pairs]
+        leaves, factors = (
+            [leaf for leaf, _ in pairs],
+            [c.to(leaf.dtype)[None] for leaf, c in pairs],
+        )
         return next(self._pulled(run.params, leaves, factors))
 
     def settle(self, objective: Any, pieces: list[Piece]) -> None:
-        """Note in a function whether its number for a batch is one of the rows' numbers."""
+        """Note in a function whether its number for a batch is one of the rows'
+        numbers.
+        """
         loss = getattr(objective, "loss", None)
         if not isinstance(loss, Function):
             return
-        for piece in (piece for piece in pieces if piece.is_known and piece.called.is_whole):
-            outputs = piece.called.setting.output(list(map(tensor, piece.called.outputs)))
+        for piece in (
+            piece for piece in pieces if piece.is_known and piece.called.is_whole
+        ):
+            outputs = piece.called.setting.output(
+                list(map(tensor, piece.called.outputs))
+            )
             objective.of(outputs, *self.batch(piece)[1:])
 
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
@@ -244,10 +294,14 @@ class Replay(Port):
         training: bool,
         objective: "OfModel | None" = None,
     ) -> _Pass:
-        """Return a pass, or a loss of its module and rows, run again in one of both modes."""
+        """Return a pass, or a loss of its module and rows, run again in one of both
+        modes.
+        """
         key = piece.called.order, training, objective is None
         if key not in self._passes:
-            largest = max(sum(self.sizes), *(leaf.size for leaf in piece.called.inputs), 1)
+            largest = max(
+                sum(self.sizes), *(leaf.size for leaf in piece.called.inputs), 1
+            )
             self._most = max(1, min(self._most, _MOST_NUMBERS // largest))
             while len(self._passes) >= self._most:
                 self._passes.popitem(last=False)
@@ -261,7 +315,9 @@ class Replay(Port):
         return self._passes[key]
 
     def _can_drop_hooks(self, piece: Piece) -> bool:
-        """Whether a pass has its outputs without the user's hooks, which change objects."""
+        """Whether a pass has its outputs without the user's hooks, which change
+        objects.
+        """
         if not any(own for part in self.model.modules() for own in _hooks(part)):
             return False
         training = any(self._setting(piece).modes)
@@ -277,12 +333,14 @@ class Replay(Port):
             return False
         run, after = made
         known = [
-            (array(leaf), out) for leaf, out in zip(run.leaves, piece.called.outputs, strict=False)
+            (array(leaf), out)
+            for leaf, out in zip(run.leaves, piece.called.outputs, strict=False)
         ]
         are_same = bool(known) and all(map(np.array_equal, run.after, after))
         return are_same and all(
             one.shape == two.shape
-            and distance(one.astype("float64"), two.astype("float64")) <= self.tolerance.fits
+            and distance(one.astype("float64"), two.astype("float64"))
+            <= self.tolerance.fits
             for one, two in known
         )
 
@@ -296,16 +354,21 @@ class Replay(Port):
     ) -> _Pass:
         setting = self._setting(piece)
         model = _copied(self.model)
-        for own in (own for part in model.modules() for own in _hooks(part) if drops_hooks):
+        for own in (
+            own for part in model.modules() for own in _hooks(part) if drops_hooks
+        ):
             own.clear()
         params, others = (
-            [value for _, value in group] for group in (trained(model), untrained(model))
+            [value for _, value in group]
+            for group in (trained(model), untrained(model))
         )
         _set([*params, *others], [*piece.called.params, *piece.called.buffers])
         if setting.is_cast:
             self.is_half, self.tolerance = True, tolerance(["bfloat16"])
         has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
-        stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
+        stance = (
+            torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
+        )
         direct = staticmethod(
             lambda run, _, *given: run(*given)
         )  # as `autograd.grad` does not go through checkpoints
@@ -317,7 +380,9 @@ class Replay(Port):
         ):
             if objective is not None:
                 with self._as_beside(piece, objective):
-                    found = self._of_model(piece, model, others, objective, training=training)
+                    found = self._of_model(
+                        piece, model, others, objective, training=training
+                    )
                 return _Pass(found, [], params, others, [])
             outs = [
                 unpacked(self._again(part, model, others, training=training))
@@ -345,7 +410,9 @@ class Replay(Port):
     def _prepared(
         self, called: Called, model: nn.Module, others: list[Tensor], *, training: bool
     ) -> Setting:
-        """Let a module have the state in which it was called, and return the rest of it."""
+        """Let a module have the state in which it was called, and return the rest of
+        it.
+        """
         setting = self._setting(Piece(called, np.zeros(0, int)))
         _set(others, called.buffers)
         set_modes(model, _modes(setting.modes, training=training))
@@ -361,7 +428,9 @@ class Replay(Port):
         *,
         training: bool,
     ) -> ByTerm:
-        """Return the loss of a piece by term and row; each call of the module is a recorded one."""
+        """Return the loss of a piece by term and row; each call of the module is a
+        recorded one.
+        """
         parts = self._setting(piece).parts or (piece.called,)
         left = [*parts]
         self._prepared(parts[0], model, others, training=training)
@@ -403,16 +472,21 @@ class Replay(Port):
             return
         if num > 1:
             try:
-                grads = torch.autograd.grad(outputs, params, factors, is_grads_batched=True, **ask)
+                grads = torch.autograd.grad(
+                    outputs, params, factors, is_grads_batched=True, **ask
+                )
                 many = [None if g is None else array(g) for g in grads]
                 yield from (
-                    self.flat([None if g is None else g[j] for g in many]) for j in range(num)
+                    self.flat([None if g is None else g[j] for g in many])
+                    for j in range(num)
                 )
                 return
             except RuntimeError:  # an operation without a rule for many at once
                 pass
         for j in range(num):
-            grads = torch.autograd.grad(outputs, params, [each[j] for each in factors], **ask)
+            grads = torch.autograd.grad(
+                outputs, params, [each[j] for each in factors], **ask
+            )
             yield self.flat([None if g is None else array(g) for g in grads])
 
 
@@ -430,7 +504,9 @@ def _inputs(called: Called) -> list[Tensor]:
         return inputs
     kinds = zip(inputs, setting.dtypes, setting.needs, setting.are_on_cpu, strict=True)
     return [
-        leaf.to(dtype=dtype, device=CPU if is_on_cpu else leaf.device).requires_grad_(needs)
+        leaf.to(dtype=dtype, device=CPU if is_on_cpu else leaf.device).requires_grad_(
+            needs
+        )
         for leaf, dtype, needs, is_on_cpu in kinds
     ]
 
@@ -442,7 +518,9 @@ def _doubles(*arrays: np.ndarray) -> list[np.ndarray]:
 def _must_call(objective: OfModel, *, are_left: bool) -> None:
     if not are_left:
         calls = objective.given.calls
-        raise ValueError(f"the function must call the model {calls} times, as calls={calls} says")
+        raise ValueError(
+            f"the function must call the model {calls} times, as calls={calls} says"
+        )
 
 
 def _modes(recorded: tuple[bool, ...], *, training: bool) -> tuple[bool, ...]:
@@ -459,19 +537,26 @@ def _hooks(part: nn.Module) -> list[dict]:
         part._backward_pre_hooks,
     )
     are_own = (
-        all(not getattr(hook, "__module__", "").startswith("torch.") for hook in own.values())
+        all(
+            not getattr(hook, "__module__", "").startswith("torch.")
+            for hook in own.values()
+        )
         for own in every
     )
     return [own for own, is_own in zip(every, are_own, strict=True) if own and is_own]
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a module; results that it keeps of a pass are copied without their graph."""
+    """Return a copy of a module; results that it keeps of a pass are copied without
+    their graph.
+    """
     kept = [
         leaf
         for part in model.modules()
         for value in vars(part).values()
         for leaf in unpacked(value).leaves
     ]
-    memo = {id(value): value.detach().clone() for value in kept if value.grad_fn is not None}
+    memo = {
+        id(value): value.detach().clone() for value in kept if value.grad_fn is not None
+    }
     return copy.deepcopy(model, memo)

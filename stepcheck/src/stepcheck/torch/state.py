@@ -60,12 +60,14 @@ class Setting:
 
     Attributes:
         packed: makes the arguments of their leaves; `output` does it for the output.
-        flags: which parameters were set to be trained, by the order of `named_parameters`.
-        dtypes: of the inputs; `are_on_cpu`, `needs`: which are on the CPU, and require a gradient.
+        flags: which parameters were set to be trained, by the order of
+            `named_parameters`.
+        dtypes: of the inputs; `are_on_cpu`, `needs`: which are on the CPU, and require
+            a gradient.
         has_graph: whether a gradient can be taken; `is_through`: by its inputs.
         draws: whether the pass moved the random state.
-        cast: the dtype of the `torch.autocast` around the pass, or None; `is_cast`: whether one is
-            around it or in it.
+        cast: the dtype of the `torch.autocast` around the pass, or None; `is_cast`:
+            whether one is around it or in it.
         lines: that call a loss after the pass, or `backward`.
         parts: the passes that it is made of, if these are several.
         beside: other modules before its backward pass.
@@ -94,9 +96,11 @@ class Rates:
     """All that an optimizer step needs beside its values.
 
     Attributes:
-        places: of each of the model's parameters: its group, its place there, its index.
+        places: of each of the model's parameters: its group, its place there, its
+            index.
         groups: the options of each group.
-        slots: of each slot: the index of its parameter, its name, its device, if it has one.
+        slots: of each slot: the index of its parameter, its name, its device, if it has
+            one.
         rules: of each of the model's parameters.
     """
 
@@ -120,7 +124,9 @@ class Step(NamedTuple):
 
 
 class Own(NamedTuple):
-    """The loss that a module computes itself: its labels, its value, the divisor of a sum."""
+    """The loss that a module computes itself: its labels, its value, the divisor of a
+    sum.
+    """
 
     labels: np.ndarray
     loss: float
@@ -128,7 +134,9 @@ class Own(NamedTuple):
 
 
 def of_torch(function: Callable) -> Callable:
-    """Return a function that `torch.compile` takes for a part of PyTorch, not for user code."""
+    """Return a function that `torch.compile` takes for a part of PyTorch, not for user
+    code.
+    """
     home = nn.Module.forward.__code__.co_filename
     function.__code__ = function.__code__.replace(co_filename=home)
     return function
@@ -147,14 +155,17 @@ def untouched() -> Iterator[None]:
 
 
 class Nest(NamedTuple):
-    """Arguments or outputs without their tensors: `packed(leaves)` puts tensors in their places."""
+    """Arguments or outputs without their tensors: `packed(leaves)` puts tensors in
+    their places.
+    """
 
     packed: Callable[[list], Any]
     leaves: list[Tensor]
 
 
 def unpacked(nest: Any) -> Nest:
-    """Take tensors out of tuples, lists, dataclasses, and mappings in the order of names.
+    """Take tensors out of tuples, lists, dataclasses, and mappings in the order of
+    names.
 
     >>> nest = unpacked({"b": torch.ones(1), "a": (torch.zeros(1), 5)})
     >>> nest.leaves, nest.packed([1, 2])
@@ -166,10 +177,14 @@ def unpacked(nest: Any) -> Nest:
     if isinstance(nest, Mapping):
         names = sorted(nest, key=str)
         parts = unpacked([nest[name] for name in names])
-        return Nest(partial(_as_mapping, kind, names, [*nest], parts.packed), parts.leaves)
+        return Nest(
+            partial(_as_mapping, kind, names, [*nest], parts.packed), parts.leaves
+        )
     if isinstance(nest, tuple | list):
         every = [unpacked(part) for part in nest]
-        packed = partial(_as_sequence, kind, [(part.packed, len(part.leaves)) for part in every])
+        packed = partial(
+            _as_sequence, kind, [(part.packed, len(part.leaves)) for part in every]
+        )
         return Nest(packed, [leaf for part in every for leaf in part.leaves])
     if is_dataclass(nest) and not isinstance(nest, type):
         names = [each.name for each in fields(nest)]
@@ -190,14 +205,20 @@ def _constant(value: Any, leaves: list) -> Any:
 
 
 def _as_mapping(
-    kind: Any, names: list[str], order: list[str], packed: Callable[[list], Any], leaves: list
+    kind: Any,
+    names: list[str],
+    order: list[str],
+    packed: Callable[[list], Any],
+    leaves: list,
 ) -> Any:
     found = dict(zip(names, packed(leaves), strict=True))
     ordered = {name: found[name] for name in order}
     return ordered if kind is dict else kind(ordered)
 
 
-def _as_sequence(kind: Any, parts: list[tuple[Callable[[list], Any], int]], leaves: list) -> Any:
+def _as_sequence(
+    kind: Any, parts: list[tuple[Callable[[list], Any], int]], leaves: list
+) -> Any:
     rest, found = list(leaves), []
     for packed, num in parts:
         found.append(packed(rest[:num]))
@@ -205,14 +226,18 @@ def _as_sequence(kind: Any, parts: list[tuple[Callable[[list], Any], int]], leav
     return kind(*found) if hasattr(kind, "_fields") else kind(found)
 
 
-def _as_object(kind: Any, names: list[str], packed: Callable[[list], Any], leaves: list) -> Any:
+def _as_object(
+    kind: Any, names: list[str], packed: Callable[[list], Any], leaves: list
+) -> Any:
     new = object.__new__(kind)
     for name, value in zip(names, packed(leaves), strict=True):
         object.__setattr__(new, name, value)
     return new
 
 
-def filled(packed: Callable[[list], Any], chosen: list[int], rest: list, leaves: list) -> Any:
+def filled(
+    packed: Callable[[list], Any], chosen: list[int], rest: list, leaves: list
+) -> Any:
     """Return a nest with leaves at the chosen places, and the rest at the others."""
     own = dict(zip(chosen, leaves, strict=True))
     return packed([own.get(i, leaf) for i, leaf in enumerate(rest)])
@@ -220,15 +245,21 @@ def filled(packed: Callable[[list], Any], chosen: list[int], rest: list, leaves:
 
 def bare(module: nn.Module) -> nn.Module:
     """Return the module inside of `torch.compile` and of modules for several devices."""
-    is_parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    is_parallel = isinstance(
+        module, nn.DataParallel | nn.parallel.DistributedDataParallel
+    )
     inner = module.module if is_parallel else getattr(module, "_orig_mod", None)
     return module if inner is None else bare(inner)
 
 
 def array(tensor: Tensor) -> np.ndarray:
-    """Return a copy of a tensor of any device as an array, of one in bfloat16 as float32."""
+    """Return a copy of a tensor of any device as an array, of one in bfloat16 as
+    float32.
+    """
     plain = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    return np.array((plain.float() if plain.dtype == torch.bfloat16 else plain).cpu().numpy())
+    return np.array(
+        (plain.float() if plain.dtype == torch.bfloat16 else plain).cpu().numpy()
+    )
 
 
 def tensor(values: np.ndarray, like: Tensor | None = None) -> Tensor:
@@ -242,10 +273,14 @@ def sampled(given: Tensor) -> np.ndarray:
     chosen = places(given.numel())
     if chosen is None or given.is_sparse:
         return in_part([array(given)])[0]
-    return array(given.detach().reshape(-1)[torch.as_tensor(chosen, device=given.device)])
+    return array(
+        given.detach().reshape(-1)[torch.as_tensor(chosen, device=given.device)]
+    )
 
 
-def split(leaves: list[Tensor], num: int, like: list[tuple[int, ...]] | None = None) -> list[int]:
+def split(
+    leaves: list[Tensor], num: int, like: list[tuple[int, ...]] | None = None
+) -> list[int]:
     """Return which tensors have rows, as many as `num` at most.
 
     Args:
@@ -267,7 +302,9 @@ def split(leaves: list[Tensor], num: int, like: list[tuple[int, ...]] | None = N
     if like and len(chosen) == len(like) and len({len(leaves[i]) for i in chosen}) == 1:
         return chosen
     num_rows = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
-    return [i for i, leaf in enumerate(leaves) if leaf.ndim and len(leaf) == num_rows][:num]
+    return [i for i, leaf in enumerate(leaves) if leaf.ndim and len(leaf) == num_rows][
+        :num
+    ]
 
 
 def _is_like(one: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -275,9 +312,15 @@ def _is_like(one: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that a gradient is taken of, each once; all, of a recorded module."""
+    """Return the parameters that a gradient is taken of, each once; all, of a recorded
+    module.
+    """
     is_recorded = module in RECORDED  # whose layers may be thawed
-    return [(name, p) for name, p in module.named_parameters() if is_recorded or p.requires_grad]
+    return [
+        (name, p)
+        for name, p in module.named_parameters()
+        if is_recorded or p.requires_grad
+    ]
 
 
 def trained_in(module: nn.Module) -> tuple[int, ...]:
@@ -295,7 +338,10 @@ def untrained(module: nn.Module) -> list[tuple[str, Tensor]]:
 def values(module: nn.Module) -> Values:
     """Return copies of all values."""
     return Values(
-        *([array(value) for _, value in group] for group in (trained(module), untrained(module)))
+        *(
+            [array(value) for _, value in group]
+            for group in (trained(module), untrained(module))
+        )
     )
 
 
@@ -317,7 +363,9 @@ def outlines(module: nn.Module) -> list[np.ndarray]:
     """Return the outlines of the gradient and the weights of each trained parameter."""
     params = [p for _, p in trained(module)]
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    return [np.stack([outline(sampled(each)) for each in part]) for part in (grads, params)]
+    return [
+        np.stack([outline(sampled(each)) for each in part]) for part in (grads, params)
+    ]
 
 
 def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
@@ -326,7 +374,9 @@ def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
         part.training = is_training
 
 
-def own_loss(args: tuple, given: dict, output: Any) -> tuple[Tensor, Tensor, Own] | None:
+def own_loss(
+    args: tuple, given: dict, output: Any
+) -> tuple[Tensor, Tensor, Own] | None:
     """Return the loss that a module computes of labels, the labels, and all in numbers."""
     numbers = (
         [o for o in output if isinstance(o, Tensor) and not o.ndim]
@@ -343,10 +393,17 @@ def own_loss(args: tuple, given: dict, output: Any) -> tuple[Tensor, Tensor, Own
         and not args[1].is_floating_point()
     ):
         labels = args[1]
-    if labels is None or not isinstance(loss, Tensor) or loss.grad_fn is None or loss.ndim:
+    if (
+        labels is None
+        or not isinstance(loss, Tensor)
+        or loss.grad_fn is None
+        or loss.ndim
+    ):
         return None
     num = given.get("num_items_in_batch")
-    is_one = isinstance(num, int | float) or (isinstance(num, Tensor) and num.numel() == 1)
+    is_one = isinstance(num, int | float) or (
+        isinstance(num, Tensor) and num.numel() == 1
+    )
     divisor = float(num) if is_one else None  # type: ignore[arg-type]
     own = Own(array(labels), float(loss.detach()), divisor)
     return loss, labels, own
@@ -358,11 +415,17 @@ def tensors_of(output: Any) -> Any:
     A cache beside them would hold its graph.
     """
     if isinstance(output, torch.distributions.Distribution):
-        own = {name: value for name, value in vars(output).items() if not name.startswith("_")}
+        own = {
+            name: value
+            for name, value in vars(output).items()
+            if not name.startswith("_")
+        }
         return {name: value for name, value in own.items() if isinstance(value, Tensor)}
     if isinstance(output, dict):
         own = {name: tensors_of(value) for name, value in output.items()}
-        return type(output)({name: value for name, value in own.items() if unpacked(value).leaves})
+        return type(output)(
+            {name: value for name, value in own.items() if unpacked(value).leaves}
+        )
     if type(output) in (tuple, list):
         return type(output)(map(tensors_of, output))
     return output
@@ -371,7 +434,11 @@ def tensors_of(output: Any) -> Any:
 def is_silent() -> bool:
     """Whether nothing is recorded: a judgement runs, or a function of `torch.func`."""
     is_compiling = torch.compiler.is_compiling()
-    return is_compiling or bool(_OWN) or torch._C._functorch.peek_interpreter_stack() is not None
+    return (
+        is_compiling
+        or bool(_OWN)
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def rate_of(optimizer: Optimizer, group: int = 0) -> float:
@@ -380,8 +447,11 @@ def rate_of(optimizer: Optimizer, group: int = 0) -> float:
     return float("nan") if rate is None else float(rate)
 
 
-def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> list[np.ndarray | None]:
-    """Return the gradients that the optimizer has of the parameters, of large ones in part.
+def grads_of(
+    module: nn.Module, optimizer: Optimizer, *, is_kept: bool
+) -> list[np.ndarray | None]:
+    """Return the gradients that the optimizer has of the parameters, of large ones in
+    part.
 
     A fused step divides by the loss scale itself.
 
@@ -393,7 +463,9 @@ def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> list[
     grads = [p.grad if id(p) in own else None for _, p in trained(module)]
     if not is_kept:
         return [None if g is None else np.zeros(0) for g in grads]
-    grads = grads if scale is None else [None if g is None else g / scale for g in grads]
+    grads = (
+        grads if scale is None else [None if g is None else g / scale for g in grads]
+    )
     return [None if g is None else sampled(g) for g in grads]
 
 
@@ -401,7 +473,11 @@ def states_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step
     """Return the state before or after a step, without numbers if none are kept."""
     own = {id(p): i for i, (_, p) in enumerate(trained(module))}
     groups = optimizer.param_groups
-    every = [(g, at, p) for g, group in enumerate(groups) for at, p in enumerate(group["params"])]
+    every = [
+        (g, at, p)
+        for g, group in enumerate(groups)
+        for at, p in enumerate(group["params"])
+    ]
     places = [(g, at, own[id(p)]) for g, at, p in every if id(p) in own]
     options = [
         {name: _copied(value) for name, value in group.items() if name != "params"}

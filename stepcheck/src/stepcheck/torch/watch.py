@@ -1,4 +1,6 @@
-"""A loop runs under PyTorch's hooks, and a report says of each stage whether it is meant."""
+"""A loop runs under PyTorch's hooks, and a report says of each stage whether it is
+meant.
+"""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -86,7 +88,9 @@ def watched(
     calls = Calls(watcher)
 
     def finish(*, has_failed: bool) -> None:
-        elsewhere = "" if group is None else group.gather(watcher, calls, has_failed=has_failed)
+        elsewhere = (
+            "" if group is None else group.gather(watcher, calls, has_failed=has_failed)
+        )
         if elsewhere:
             report.elsewhere = elsewhere
             return
@@ -159,7 +163,15 @@ def close(
     used = [*log.optimizers.values()]
     own = used[0] if len(used) == 1 else None
     case = Case(
-        Replay, model, data, objective, schedule, log, before, optimizer=own, by_pass=by_pass
+        Replay,
+        model,
+        data,
+        objective,
+        schedule,
+        log,
+        before,
+        optimizer=own,
+        by_pass=by_pass,
     )
     case.is_given = is_given
     report.close(case)
@@ -185,12 +197,16 @@ def _objective(
     if stated is None:
         return _models_own(whole, watcher)
     if isinstance(stated, OfModel):
-        _try_of_model(stated, Replay(watcher.module, data, by_pass=by_pass), whole, watcher.log)
+        _try_of_model(
+            stated, Replay(watcher.module, data, by_pass=by_pass), whole, watcher.log
+        )
         return stated
     if not whole:
         return Objective(stated)
     called = whole[0]
-    if not all(_has_rows_first(each) for each in whole if each is called or each.derivatives):
+    if not all(
+        _has_rows_first(each) for each in whole if each is called or each.derivatives
+    ):
         raise UnfitError(Reason.LOSS_OF_OTHER_AXIS)
     if isinstance(stated, Loss) and len(called.outputs) > 1:
         raise UnfitError(Reason.LOSS_OF_ONE_OUTPUT)
@@ -198,12 +214,16 @@ def _objective(
     if isinstance(error, UnfitError):
         raise error
     if error is not None:  # of the user's function, or of a loss of other shapes
-        raise UnfitError(Reason.LOSS_FAILED, f"{type(error).__name__}: {error}") from error
+        raise UnfitError(
+            Reason.LOSS_FAILED, f"{type(error).__name__}: {error}"
+        ) from error
     packed = called.setting.output if len(called.outputs) == 1 else None
     return Objective(stated, packed)
 
 
-def _try_of_model(stated: OfModel, replay: Replay, whole: list[Called], log: Log) -> None:
+def _try_of_model(
+    stated: OfModel, replay: Replay, whole: list[Called], log: Log
+) -> None:
     """Call a stated function once, on a pass of which a gradient was taken."""
     fits = (each for each in whole if each.trained == replay.trained and each.inputs)
     called = next((each for each in fits if each.differentiated is not False), None)
@@ -227,7 +247,9 @@ def _has_rows_first(called: Called) -> bool:
 
 
 def _models_own(whole: list[Called], watcher: Watcher) -> ModelsOwn:
-    """Return the loss that the model computes itself of its logits and the labels it is given."""
+    """Return the loss that the model computes itself of its logits and the labels it is
+    given.
+    """
     called = next((each for each in whole if each.order in watcher.own), None)
     if called is not None:
         own = watcher.own[called.order]
@@ -238,7 +260,9 @@ def _models_own(whole: list[Called], watcher: Watcher) -> ModelsOwn:
     raise UnfitError(Reason.LOSS_OF_MODEL)
 
 
-def _tried(stated: Loss | Function, data: tuple, called: Called, by_pass: ByPass | None) -> None:
+def _tried(
+    stated: Loss | Function, data: tuple, called: Called, by_pass: ByPass | None
+) -> None:
     """Try a loss on the outputs of a pass."""
     outputs = called.setting.output(list(map(torch.as_tensor, called.outputs)))
     num = len(called.inputs[0])
@@ -270,12 +294,17 @@ def _try(model: nn.Module, data: tuple, log: Log) -> None:
             )
 
     _, error = attempt(again)
-    moved = [(buffer, before) for buffer, before in buffers if not torch.equal(buffer, before)]
+    moved = [
+        (buffer, before)
+        for buffer, before in buffers
+        if not torch.equal(buffer, before)
+    ]
     for buffer, before in moved:  # its `forward` is bound to the module itself
         buffer.data.copy_(before)
     if error is not None or moved:
         log.leave(
-            Reason.NOT_REPLAYED, told="" if error is None else f"{type(error).__name__}: {error}"
+            Reason.NOT_REPLAYED,
+            told="" if error is None else f"{type(error).__name__}: {error}",
         )
         log.called.clear()
         log.applied.clear()
@@ -292,21 +321,29 @@ def _check(model: nn.Module) -> None:
         )
     if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
         attempt = "call it once before the `with`, on a batch"
-        raise _refused("The model must have all its parameters", "one with lazy layers", attempt)
+        raise _refused(
+            "The model must have all its parameters", "one with lazy layers", attempt
+        )
     found = {str(each) for each in devices(model)}
     if len(found) > 1 or "meta" in found:
         received = f"one on {', '.join(sorted(found))}"
-        raise _refused("stepcheck watches modules on one device", received, "model.to('cpu')")
+        raise _refused(
+            "stepcheck watches modules on one device", received, "model.to('cpu')"
+        )
     kinds = {type(part).__name__ for part in [*model.parameters(), *model.modules()]}
     if kinds & {"DTensor", "FullyShardedDataParallel"}:
         attempt = "`DistributedDataParallel` for the time of the `with`"
         raise _refused(
-            "Each process must have the whole model", "one whose parameters are sharded", attempt
+            "Each process must have the whole model",
+            "one whose parameters are sharded",
+            attempt,
         )
     if not trained(model):
         attempt = "watch the module that the optimizer trains"
         raise _refused(
-            "The model must have parameters to train", "none that requires a gradient", attempt
+            "The model must have parameters to train",
+            "none that requires a gradient",
+            attempt,
         )
 
 
@@ -320,16 +357,22 @@ def _check_optimizer(optimizer: Any) -> None:
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         attempt = "torch.optim.Adam(model.parameters()), or leave it out"
         raise _refused(
-            "optimizer must be an optimizer of PyTorch", type(optimizer).__name__, attempt
+            "optimizer must be an optimizer of PyTorch",
+            type(optimizer).__name__,
+            attempt,
         )
 
 
 def _check_intention(model: nn.Module, data: Any, stated: Any) -> None:
     """Refuse a loop whose update is not stated: stepcheck does not guess it."""
     if stated is None and not _computes_loss(model):
-        must = "loss must be stated for a model that computes none of its own from labels"
+        must = (
+            "loss must be stated for a model that computes none of its own from labels"
+        )
         raise _refused(
-            must, "loss=None", "loss=nn.CrossEntropyLoss(), or loss=lambda outputs, labels: ..."
+            must,
+            "loss=None",
+            "loss=nn.CrossEntropyLoss(), or loss=lambda outputs, labels: ...",
         )
     if data is None and isinstance(stated, Function):
         must = "data must be stated with a loss that is a function"
@@ -337,7 +380,9 @@ def _check_intention(model: nn.Module, data: Any, stated: Any) -> None:
 
 
 def _computes_loss(model: nn.Module) -> bool:
-    """Whether a model may be given labels, as those of Transformers are, and returns its loss."""
+    """Whether a model may be given labels, as those of Transformers are, and returns
+    its loss.
+    """
     parameters = signature(model.forward).parameters.values()
     has_all = any(each.kind is Parameter.VAR_KEYWORD for each in parameters)
     return has_all or not _LABELS.isdisjoint(each.name for each in parameters)

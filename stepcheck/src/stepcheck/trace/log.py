@@ -1,4 +1,6 @@
-"""The record of a loop, in order: forward passes and optimizer steps with their numbers."""
+"""The record of a loop, in order: forward passes and optimizer steps with their
+numbers.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +27,9 @@ STEPPED: ContextVar[Callable[["Log"], None] | None] = ContextVar(
     "what is told of each event", default=None
 )
 _EVENTS = "called", "applied", "scaled", "others"
-Flags = list[tuple[Any, bool]]  # layers, then variables, and whether each is set to be trained
+Flags = list[
+    tuple[Any, bool]
+]  # layers, then variables, and whether each is set to be trained
 
 
 SlotsOf = tuple[tuple[tuple[int, str], ...], tuple[tuple[int, str], ...]]
@@ -37,30 +41,35 @@ def joined(one: SlotsOf, two: SlotsOf) -> SlotsOf:
 
 
 def clips_of(optimizer: Any) -> tuple[float, float, float]:
-    """Return the bounds of an optimizer: of each gradient's norm, of the norm of all, of each number; 0 for none."""
+    """Return the bounds of an optimizer: of each gradient's norm, of the norm of all,
+    of each number; 0 for none.
+    """
     norm, whole, value = (
-        getattr(optimizer, name, None) for name in ("clipnorm", "global_clipnorm", "clipvalue")
+        getattr(optimizer, name, None)
+        for name in ("clipnorm", "global_clipnorm", "clipvalue")
     )
     return float(norm or 0), float(whole or 0), float(value or 0)
 
 
 @dataclass(frozen=True)
 class Called:
-    """A forward pass: the leaves of its input and output, and all values of the model before it.
+    """A forward pass: the leaves of its input and output, and all values of the model
+    before it.
 
     Beyond the log's room only the inputs are kept.
 
     Attributes:
         differentiated: whether a gradient was taken; None if it is not known.
-        derivatives: the gradients of the loop's losses by the output's leaves, in the order in
-            which they were taken.
+        derivatives: the gradients of the loop's losses by the output's leaves, in the
+            order in which they were taken.
         setting: all else that a port needs to run it again.
         trained: which variables were set to be trained, as a port knows them again.
-        is_training: whether it was called in training mode, and a gradient of it can be taken.
-        mode: of each part of the model, whether it is in training mode; one for all where they
-            agree.
-        random: a digest of the random state before it, if it draws; of a run that is compared with
-            another.
+        is_training: whether it was called in training mode, and a gradient of it can be
+            taken.
+        mode: of each part of the model, whether it is in training mode; one for all
+            where they agree.
+        random: a digest of the random state before it, if it draws; of a run that is
+            compared with another.
     """
 
     order: int
@@ -71,7 +80,9 @@ class Called:
     differentiated: bool | None
     line: Line | None
     replica: int = 0
-    derivatives: dict[int, list[np.ndarray]] = field(default_factory=dict, compare=False)
+    derivatives: dict[int, list[np.ndarray]] = field(
+        default_factory=dict, compare=False
+    )
     setting: Any = field(default=None, compare=False)
     trained: tuple[int, ...] = ()
     is_training: bool = False
@@ -86,25 +97,27 @@ class Called:
 
 @dataclass(frozen=True)
 class Applied:
-    """An optimizer step: the gradients handed over (by parameter; None for a missing one), values before and after.
+    """An optimizer step: the gradients handed over (by parameter; None for a missing
+    one), values before and after.
 
     Large arrays are kept at the entries of `stepcheck.trace.measure.places`.
 
     Attributes:
-        accumulates: the number of calls that the optimizer itself makes one update of; `num_calls`:
-            calls before this.
-        clips: the optimizer's bounds, of each gradient's norm, of the norm of all and of each
-            number; 0 for none.
+        accumulates: the number of calls that the optimizer itself makes one update of;
+            `num_calls`: calls before this.
+        clips: the optimizer's bounds, of each gradient's norm, of the norm of all and
+            of each number; 0 for none.
         built: the model's parameters that the optimizer has slots of, by index.
         lost: the parameters that were handed over with None for a gradient, by index.
         is_scheduled: whether the optimizer reads its rate from a schedule.
         setting: all else that a port needs to make it again.
         trained: as of `Called`.
-        outlines: of a run, of gradients and of weights after it, where their numbers are not kept.
-        rules: of each parameter, the settings of its step; None where they are not known, or no
-            step is made.
-        slots_of: of each slot before, and after, its parameter by index, and its name in
-            `stepcheck.steps.Slots`; "" for another one.
+        outlines: of a run, of gradients and of weights after it, where their numbers
+            are not kept.
+        rules: of each parameter, the settings of its step; None where they are not
+            known, or no step is made.
+        slots_of: of each slot before, and after, its parameter by index, and its name
+            in `stepcheck.steps.Slots`; "" for another one.
     """
 
     order: int
@@ -138,15 +151,18 @@ class Applied:
 
     def emptied(self) -> "Applied":
         """Return the step without its numbers."""
-        return replace(self, grads=[], params=[], slots=[], params_after=[], slots_after=[])
+        return replace(
+            self, grads=[], params=[], slots=[], params_after=[], slots_after=[]
+        )
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A check of an optimizer that scales the loss: it skips the step if the gradients are not finite.
+    """A check of an optimizer that scales the loss: it skips the step if the gradients
+    are not finite.
 
-    `is_last`: gradients that the loop clips still have the scale, which is divided out after that.
-    `scale`: 0 if it is not known.
+    `is_last`: gradients that the loop clips still have the scale, which is divided out
+    after that. `scale`: 0 if it is not known.
     """
 
     order: int
@@ -177,8 +193,8 @@ class Values(NamedTuple):
 def room(num_weights: int) -> int:
     """Return the number of updates of a model that a log keeps with all numbers.
 
-    40, or as many as fit in 100 MB or in four times the model's size: an update keeps the weights
-    once.
+    40, or as many as fit in 100 MB or in four times the model's size: an update keeps
+    the weights once.
 
     >>> room(4), room(25_000_000)
     (40, 4)
@@ -191,23 +207,27 @@ class Log:
     """The record of a loop.
 
     Args:
-        room: of how many optimizer steps all numbers are kept; later only of the first on batches
-            of a new size.
+        room: of how many optimizer steps all numbers are kept; later only of the first
+            on batches of a new size.
 
     Attributes:
         unjudged: code that ran and could not be recorded.
-        has_fitted: whether the `fit` of this model, or of one around it, has cut the batches.
+        has_fitted: whether the `fit` of this model, or of one around it, has cut the
+            batches.
         flags: the trainable layers and variables of a forward pass, by the set of them.
         is_cut: whether it ends before the loop, for a reason in `unjudged`.
         fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
         is_by_name: whether the model was called with a dict of inputs.
-        is_stateless: whether an optimizer step sees only the variables that are passed to it.
-        is_run: whether it is compared with another run: rows are kept as digests, large outputs and
-            weights in part.
-        is_shared: whether each replica's step has the gradient of all, as a process of several has.
+        is_stateless: whether an optimizer step sees only the variables that are passed
+            to it.
+        is_run: whether it is compared with another run: rows are kept as digests, large
+            outputs and weights in part.
+        is_shared: whether each replica's step has the gradient of all, as a process of
+            several has.
         optimizers: the optimizers that made steps, by identity.
         stepped: is called after each event, with the log.
-        lines: by fault, the line that makes it, where it is not that of the step or the pass.
+        lines: by fault, the line that makes it, where it is not that of the step or the
+            pass.
     """
 
     room: int = MOST
@@ -240,19 +260,27 @@ class Log:
         """Whether numbers are still kept."""
         if self.room < MOST or self.is_run:
             return (len(self.applied) or self._num_moved) < self.room
-        return len(self.applied) < self.room * max(len({replica for replica, _ in self._sizes}), 1)
+        return len(self.applied) < self.room * max(
+            len({replica for replica, _ in self._sizes}), 1
+        )
 
     @property
     def num_updates(self) -> int:
-        """The number of updates of all replicas; calls that the optimizer accumulates are one update."""
+        """The number of updates of all replicas; calls that the optimizer accumulates
+        are one update.
+        """
         counts = Counter(
-            each.replica for each in self.applied if not (each.num_calls + 1) % each.accumulates
+            each.replica
+            for each in self.applied
+            if not (each.num_calls + 1) % each.accumulates
         )
         return min(counts.values(), default=0)
 
     @property
     def num_moves(self) -> int:
-        """The number of updates; of a loop without an optimizer, how often its passes found moved weights."""
+        """The number of updates; of a loop without an optimizer, how often its passes
+        found moved weights.
+        """
         return self.num_updates or (0 if self.applied else self._num_moved)
 
     def begin(self, params: list[np.ndarray]) -> None:
@@ -260,19 +288,30 @@ class Log:
         self._last["params"] = params
 
     def wants(self, inputs: list[np.ndarray], replica: int = 0) -> bool:
-        """Whether the numbers of a forward pass on such inputs are kept: there is room, or their number is new."""
+        """Whether the numbers of a forward pass on such inputs are kept: there is room,
+        or their number is new.
+        """
         sizes = {size for own, size in self._sizes if own == replica}
-        return self.has_room or (0 < len(sizes) < MOST_SIZES and inputs[0].shape[:1] not in sizes)
+        return self.has_room or (
+            0 < len(sizes) < MOST_SIZES and inputs[0].shape[:1] not in sizes
+        )
 
     def wants_step(self, replica: int) -> bool:
-        """Whether the numbers of an optimizer step are kept: there is room, or the pass before it is kept."""
-        events: list[Called | Applied] = [*self.called[-2 * MOST :], *self.applied[-MOST:]]
+        """Whether the numbers of an optimizer step are kept: there is room, or the pass
+        before it is kept.
+        """
+        events: list[Called | Applied] = [
+            *self.called[-2 * MOST :],
+            *self.applied[-MOST:],
+        ]
         own = [event for event in events if event.replica == replica]
         last = max(own, key=lambda event: event.order, default=None)
         return self.has_room or (isinstance(last, Called) and last.is_whole)
 
     def add(self, event: Event) -> None:
-        """Keep an event, its arrays as copies; values that have not moved are kept once."""
+        """Keep an event, its arrays as copies; values that have not moved are kept
+        once.
+        """
         if not self.is_open:
             return
         if isinstance(event, Scaled):
@@ -329,7 +368,9 @@ class Log:
     def differentiate(
         self, replica: int, i: int, output: np.ndarray, derivative: np.ndarray
     ) -> None:
-        """Keep the derivative of a loss by the i-th output of the last forward pass that had this output."""
+        """Keep the derivative of a loss by the i-th output of the last forward pass
+        that had this output.
+        """
         passes = (
             each
             for each in reversed(self.called[-MOST:])
@@ -357,14 +398,23 @@ class Log:
         return kept
 
     def orders(self) -> list[int]:
-        """Return the places of its forward passes and optimizer steps in the order of all records."""
-        return [*(each.order for each in self.called), *(each.order for each in self.applied)]
+        """Return the places of its forward passes and optimizer steps in the order of
+        all records.
+        """
+        return [
+            *(each.order for each in self.called),
+            *(each.order for each in self.applied),
+        ]
 
     def since(self, order: int) -> "Log":
         """Return the events after this one."""
         late = replace(self, unjudged=[*self.unjudged])
         for name in _EVENTS:
-            setattr(late, name, [event for event in getattr(self, name) if event.order > order])
+            setattr(
+                late,
+                name,
+                [event for event in getattr(self, name) if event.order > order],
+            )
         return late
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""How far observed numbers are from expected ones: bits, a relative distance, its tolerance."""
+"""How far observed numbers are from expected ones: bits, a relative distance, its
+tolerance.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -8,25 +10,33 @@ import numpy as np
 
 from stepcheck.tree import Tree
 
-NUM_PLACES = 20_000  # of a larger parameter, gradient or slot so many entries are compared
+NUM_PLACES = (
+    20_000  # of a larger parameter, gradient or slot so many entries are compared
+)
 SOLVED = 1e-3  # a relative distance of numbers that are solved for
 ROUNDED = 1e-5  # and of values up to rounding
 Arrays = Sequence[np.ndarray]
 
 
 class Tolerance(NamedTuple):
-    """Relative distances: up to `fits` numbers are reproduced, above `differs` they differ."""
+    """Relative distances: up to `fits` numbers are reproduced, above `differs` they
+    differ.
+    """
 
     fits: float
     differs: float
 
     def shows(self, without: float, with_change: float) -> bool:
-        """Whether a change explains observed numbers, which are `without` apart from the expected."""
+        """Whether a change explains observed numbers, which are `without` apart from
+        the expected.
+        """
         return with_change <= self.fits and 3 * with_change <= without
 
 
 FINE = Tolerance(1e-4, 1e-3)
-COARSE = Tolerance(4e-2, 4e-2)  # of float16, bfloat16: two orders of a sum differ by a percent
+COARSE = Tolerance(
+    4e-2, 4e-2
+)  # of float16, bfloat16: two orders of a sum differ by a percent
 
 
 def tolerance(dtypes: Iterable[str]) -> Tolerance:
@@ -34,7 +44,9 @@ def tolerance(dtypes: Iterable[str]) -> Tolerance:
     return COARSE if any("float16" in dtype for dtype in dtypes) else FINE
 
 
-def distance(one: np.ndarray | Arrays, two: np.ndarray | Arrays, scale: float = 0.0) -> float:
+def distance(
+    one: np.ndarray | Arrays, two: np.ndarray | Arrays, scale: float = 0.0
+) -> float:
     """Return how far two arrays, or two lists of arrays as one vector, are apart.
 
     The distance is relative to the longer one, or to a scale that is larger still.
@@ -42,9 +54,13 @@ def distance(one: np.ndarray | Arrays, two: np.ndarray | Arrays, scale: float = 
     >>> distance(np.array([3.0, 4.0]), np.array([3.0, 4.0]))
     0.0
     """
-    ones, twos = ([each] if isinstance(each, np.ndarray) else each for each in (one, two))
+    ones, twos = (
+        [each] if isinstance(each, np.ndarray) else each for each in (one, two)
+    )
     size = max(_length(ones), _length(twos), scale)
-    apart = _length([np.asarray(a, "float64") - b for a, b in zip(ones, twos, strict=True)])
+    apart = _length(
+        [np.asarray(a, "float64") - b for a, b in zip(ones, twos, strict=True)]
+    )
     return apart / size if size else 0.0
 
 
@@ -66,7 +82,9 @@ def _length(leaves: Arrays) -> float:
     return float(np.linalg.norm(lengths))
 
 
-def farthest(one: np.ndarray | Sequence[float], two: np.ndarray | Sequence[float]) -> float:
+def farthest(
+    one: np.ndarray | Sequence[float], two: np.ndarray | Sequence[float]
+) -> float:
     """Return the largest relative distance of two numbers at the same place."""
     ones, twos = np.asarray(one, "float64"), np.asarray(two, "float64")
     sizes = np.maximum(np.abs(ones), np.abs(twos))
@@ -75,7 +93,8 @@ def farthest(one: np.ndarray | Sequence[float], two: np.ndarray | Sequence[float
 
 @cache
 def places(size: int) -> np.ndarray | None:
-    """Return the entries at which parameters of a size are compared, always the same; None for all.
+    """Return the entries at which parameters of a size are compared, always the same;
+    None for all.
 
     >>> places(3) is None, len(places(50_000))
     (True, 20000)
@@ -90,14 +109,18 @@ def in_part(leaves: Arrays) -> list[np.ndarray]:
     """Return parameters, of each large one the entries at its places."""
     chosen = [places(leaf.size) for leaf in leaves]
     pairs = zip(leaves, chosen, strict=True)
-    return [leaf if own is None else np.asarray(leaf).reshape(-1)[own] for leaf, own in pairs]
+    return [
+        leaf if own is None else np.asarray(leaf).reshape(-1)[own]
+        for leaf, own in pairs
+    ]
 
 
 _SMALL = 4096  # bytes that are compared at once
 
 
 def outline(leaf: np.ndarray) -> np.ndarray:
-    """Return the length of an array and a few of its numbers, always of the same places.
+    """Return the length of an array and a few of its numbers, always of the same
+    places.
 
     >>> outline(np.array([3.0, 4.0])).tolist()
     [5.0, 3.0, 3.0, 4.0]
@@ -105,7 +128,9 @@ def outline(leaf: np.ndarray) -> np.ndarray:
     flat = np.asarray(leaf).reshape(-1).astype("float64")
     last = flat.size - 1
     some = [float(flat[i]) for i in (0, last // 2, last)] if flat.size else []
-    return np.array([np.sqrt(np.sum(flat * flat)), *some], "float32")  # a norm starts threads
+    return np.array(
+        [np.sqrt(np.sum(flat * flat)), *some], "float32"
+    )  # a norm starts threads
 
 
 def same(one: np.ndarray, two: np.ndarray) -> bool:
@@ -124,11 +149,15 @@ def same(one: np.ndarray, two: np.ndarray) -> bool:
 
 def all_same(one: Arrays, two: Arrays) -> bool:
     """Whether two lists of arrays hold the same bits."""
-    return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+    return len(one) == len(two) and all(
+        same(a, b) for a, b in zip(one, two, strict=True)
+    )
 
 
 def once(new: Arrays, old: Arrays) -> list[np.ndarray]:
-    """Return copies of new arrays; an array that holds the bits of an old one is the old one."""
+    """Return copies of new arrays; an array that holds the bits of an old one is the
+    old one.
+    """
     if len(new) != len(old):
         return [np.array(leaf) for leaf in new]
     return [b if same(a, b) else np.array(a) for a, b in zip(new, old, strict=True)]
@@ -142,9 +171,9 @@ def shares(
 ) -> np.ndarray | None:
     """Return the weight of each row in a function's number for a batch.
 
-    None if they are equal, or are not known. A masked mean gives a row with more places more
-    weight: the number of two rows lies between the numbers of each alone. Weights are measured with
-    random outputs, and are assumed to depend on the labels alone.
+    None if they are equal, or are not known. A masked mean gives a row with more places
+    more weight: the number of two rows lies between the numbers of each alone. Weights
+    are measured with random outputs, and are assumed to depend on the labels alone.
 
     Args:
         value: the number of some rows of the data, with outputs for them.
@@ -167,8 +196,14 @@ def shares(
             else 0.0
         )
 
-    some = range(num) if num <= NUM_WEIGHED else draw.permutation(num)[:NUM_WEIGHED].tolist()
-    anchor = next((row for row in some if np.isfinite(value([row], probes[0, :1]))), None)
+    some = (
+        range(num)
+        if num <= NUM_WEIGHED
+        else draw.permutation(num)[:NUM_WEIGHED].tolist()
+    )
+    anchor = next(
+        (row for row in some if np.isfinite(value([row], probes[0, :1]))), None
+    )
     if anchor is None:
         return None
     found = np.array([weigh(row, anchor) for row in some])
@@ -197,8 +232,14 @@ def classes(y: Tree) -> np.ndarray | None:
     if not hasattr(y, "shape"):
         return None
     values = np.asarray(y)
-    is_one_hot = values.ndim == 2 and values.shape[1] > 1 and set(np.unique(values)) == {0, 1}
+    is_one_hot = (
+        values.ndim == 2 and values.shape[1] > 1 and set(np.unique(values)) == {0, 1}
+    )
     if is_one_hot and np.all(values.sum(axis=1) == 1):
         return np.argmax(values, axis=1)
     is_column = values.size == len(values)
-    return values.reshape(-1) if is_column and np.array_equal(values, np.round(values)) else None
+    return (
+        values.reshape(-1)
+        if is_column and np.array_equal(values, np.round(values))
+        else None
+    )

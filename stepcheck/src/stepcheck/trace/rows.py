@@ -14,7 +14,9 @@ PAD = -1
 def keys(leaves: list[np.ndarray]) -> list[bytes]:
     """Return the bytes of each row of some arrays of as many rows."""
     num = len(leaves[0])
-    return [b"".join(_bytes(leaf[row : row + 1]) for leaf in leaves) for row in range(num)]
+    return [
+        b"".join(_bytes(leaf[row : row + 1]) for leaf in leaves) for row in range(num)
+    ]
 
 
 def _bytes(part: np.ndarray) -> bytes:
@@ -22,11 +24,15 @@ def _bytes(part: np.ndarray) -> bytes:
     if part.dtype.kind not in "OSU":
         return part.tobytes()
     texts = part.ravel().tolist()
-    return b"\0".join(each if isinstance(each, bytes) else str(each).encode() for each in texts)
+    return b"\0".join(
+        each if isinstance(each, bytes) else str(each).encode() for each in texts
+    )
 
 
 class _Kind(NamedTuple):
-    """The form in which a model is given a leaf of the data: its dtype, and perhaps its width."""
+    """The form in which a model is given a leaf of the data: its dtype, and perhaps its
+    width.
+    """
 
     dtype: np.dtype
     width: tuple[int, ...]
@@ -45,7 +51,9 @@ class Rows:
         self.leaves = [np.asarray(leaf) for leaf in tree.leaves(inputs)]
         self.num = len(self.leaves[0])
         self._tables: dict[tuple[_Kind, ...], dict[bytes, list[int]]] = {}
-        self._equal: dict[int, list[int]] = {}  # by row, the rows of the same inputs that were met
+        self._equal: dict[
+            int, list[int]
+        ] = {}  # by row, the rows of the same inputs that were met
         self._passed = set[int]()  # rows of this pass over the data that have no equal
         self._uses = Counter[int]()  # of those that have
 
@@ -57,16 +65,22 @@ class Rows:
         if len(inputs) != len(self.leaves) or not inputs[0].ndim:
             return np.array([], int)
         found = np.full(len(inputs[0]), PAD)
-        if any(leaf.shape[:1] != found.shape for leaf in inputs):  # one time step beside the rows
+        if any(
+            leaf.shape[:1] != found.shape for leaf in inputs
+        ):  # one time step beside the rows
             return found
-        table = self._table(tuple(_Kind(leaf.dtype, leaf.shape[1:2]) for leaf in inputs))
+        table = self._table(
+            tuple(_Kind(leaf.dtype, leaf.shape[1:2]) for leaf in inputs)
+        )
         for place, key in enumerate(keys(inputs)):
             if equal := table.get(key):
                 found[place] = self._used(equal)
         return found
 
     def _used(self, equal: list[int]) -> int:
-        """Return the one of some equal rows that this pass over the data has used least."""
+        """Return the one of some equal rows that this pass over the data has used
+        least.
+        """
         row = min(equal, key=self._uses.__getitem__)
         if len(equal) > 1:
             self._uses[row] += 1
@@ -79,7 +93,9 @@ class Rows:
         return row
 
     def twins(self, rows: np.ndarray) -> float:
-        """Return the share of these rows that have the inputs of other rows of the data."""
+        """Return the share of these rows that have the inputs of other rows of the
+        data.
+        """
         return sum(row in self._equal for row in rows.tolist()) / max(1, len(rows))
 
     def equal(self, row: int) -> list[int]:
@@ -97,9 +113,11 @@ class Rows:
         return all(is_one(leaf, group) for group in groups for leaf in leaves)
 
     def _table(self, kinds: tuple[_Kind, ...]) -> dict[bytes, list[int]]:
-        """Return the rows of each key: those that lose nothing where the batch is narrower, if any.
+        """Return the rows of each key: those that lose nothing where the batch is
+        narrower, if any.
 
-        A batch of inputs without their last token may cut the last token of its longest rows.
+        A batch of inputs without their last token may cut the last token of its longest
+        rows.
         """
         if kinds in self._tables:
             return self._tables[kinds]

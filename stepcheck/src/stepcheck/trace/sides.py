@@ -50,7 +50,9 @@ class Sides:
         return np.array(found)
 
     def apart(self, *, bits: bool = False) -> float:
-        """Return the largest distance; `bits`: equal numbers of different bits are apart."""
+        """Return the largest distance; `bits`: equal numbers of different bits are
+        apart.
+        """
         largest = float(np.max(self.distances, initial=0))
         has_other_bits = bits and not all_same(self.ones, self.twos)
         return max(largest, _LEAST) if has_other_bits else largest
@@ -65,7 +67,9 @@ class Sides:
         return _length(self.ones), _length(self.twos)
 
     def largest(self) -> tuple[int, tuple[int, ...], float, float]:
-        """Return (the farthest pair, the index of its largest difference, both numbers there)."""
+        """Return (the farthest pair, the index of its largest difference, both numbers
+        there).
+        """
         i = int(np.argmax(self.distances))
         a, b = self.ones[i], self.twos[i]
         at = int(np.argmax(np.nan_to_num(np.abs(a - b), nan=np.inf)))
@@ -74,7 +78,9 @@ class Sides:
 
     def multiple(self, most: float) -> float | None:
         """Return the factor that makes the second side the first one, or None."""
-        product = sum(float(np.vdot(a, b)) for a, b in zip(self.ones, self.twos, strict=True))
+        product = sum(
+            float(np.vdot(a, b)) for a, b in zip(self.ones, self.twos, strict=True)
+        )
         square = self.lengths()[1] ** 2
         if not np.isfinite(product) or not square:
             return None
@@ -86,7 +92,9 @@ class Sides:
 def _alike(name: str, one: np.ndarray | None, two: np.ndarray | None) -> tuple:
     given = [each for each in (one, two) if each is not None]
     shape = given[0].shape if given else (0,)
-    a, b = (np.zeros(shape) if e is None else np.asarray(e, "float64") for e in (one, two))
+    a, b = (
+        np.zeros(shape) if e is None else np.asarray(e, "float64") for e in (one, two)
+    )
     if a.shape != b.shape:
         must = f"{name} must have the same shape in both traces."
         advice = "match=lambda name: (other_name, lambda value: value.T)."
@@ -95,8 +103,13 @@ def _alike(name: str, one: np.ndarray | None, two: np.ndarray | None) -> tuple:
 
 
 def _length(arrays: list[np.ndarray]) -> float:
-    known = [each if np.all(np.isfinite(each)) else each[np.isfinite(each)] for each in arrays]
-    return float(np.sqrt(sum(np.sum(each * each) for each in known)))  # a norm starts threads
+    known = [
+        each if np.all(np.isfinite(each)) else each[np.isfinite(each)]
+        for each in arrays
+    ]
+    return float(
+        np.sqrt(sum(np.sum(each * each) for each in known))
+    )  # a norm starts threads
 
 
 class Facing(NamedTuple):
@@ -115,12 +128,19 @@ class Facing(NamedTuple):
 
 
 def facing(
-    one: Update, two: Update, pairs: Pairs, of: Callable[[Called], dict[int, np.ndarray]]
+    one: Update,
+    two: Update,
+    pairs: Pairs,
+    of: Callable[[Called], dict[int, np.ndarray]],
 ) -> Iterator[Facing]:
-    """Yield outputs, or what else there is of each pass, of the rows of two updates in pairs."""
+    """Yield outputs, or what else there is of each pass, of the rows of two updates in
+    pairs.
+    """
     for p, q, rows, others, at in pairs.by_pass():
         first, second = of(one.passes[p]), of(two.passes[q])
-        for leaf in sorted(first.keys() & second.keys()) if len(first) == len(second) else ():
+        for leaf in (
+            sorted(first.keys() & second.keys()) if len(first) == len(second) else ()
+        ):
             a, b = first[leaf], second[leaf]
             have_rows = _has(a, one.passes[p]) and _has(b, two.passes[q])
             are_whole = _has(rows, one.passes[p]) and _has(rows, two.passes[q])
@@ -136,7 +156,9 @@ def _has(array: np.ndarray, called: Called) -> bool:
 
 
 def _cropped(leaf: int, at: np.ndarray, one: np.ndarray, two: np.ndarray) -> Facing:
-    shared = tuple(slice(min(sizes)) for sizes in zip(one.shape, two.shape, strict=True))
+    shared = tuple(
+        slice(min(sizes)) for sizes in zip(one.shape, two.shape, strict=True)
+    )
     return Facing(leaf, at, one[shared], two[shared], is_cut=one.shape != two.shape)
 
 
@@ -147,14 +169,18 @@ def outputs_of(called: Called) -> dict[int, np.ndarray]:
 
 def derivatives_of(called: Called) -> dict[int, np.ndarray]:
     """Return the derivative by each output of a pass: the sum of all that were taken."""
-    return {i: np.sum(found, axis=0) for i, found in called.derivatives.items() if found}
+    return {
+        i: np.sum(found, axis=0) for i, found in called.derivatives.items() if found
+    }
 
 
 class ByRow(NamedTuple):
-    """The derivative by each row's outputs as a multiple of the other run's, with relative rests.
+    """The derivative by each row's outputs as a multiple of the other run's, with
+    relative rests.
 
-    A factor is NaN where both are zeros, or unknown. `is_proof`: whether a row has several numbers,
-    which have one factor where the row counts otherwise, and not where the loss is another one.
+    A factor is NaN where both are zeros, or unknown. `is_proof`: whether a row has
+    several numbers, which have one factor where the row counts otherwise, and not where
+    the loss is another one.
     """
 
     factors: np.ndarray
@@ -167,7 +193,9 @@ def by_row(found: Sequence[Facing], num: int) -> ByRow:
     product, square, first = (np.zeros(num) for _ in range(3))
     for each in found:
         if len(each.at):
-            a, b = (side.reshape(len(each.at), -1).astype("float64") for side in each[2:4])
+            a, b = (
+                side.reshape(len(each.at), -1).astype("float64") for side in each[2:4]
+            )
             product[each.at] += np.sum(a * b, axis=1)
             square[each.at] += np.sum(b * b, axis=1)
             first[each.at] += np.sum(a * a, axis=1)

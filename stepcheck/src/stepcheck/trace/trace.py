@@ -17,7 +17,15 @@ from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, Values
 from stepcheck.values import Line, Reason, Unjudged
 
 SCHEMA = 1  # of the files
-_OF_LOG = "called", "applied", "scaled", "others", "unjudged", "is_stateless", "is_shared"
+_OF_LOG = (
+    "called",
+    "applied",
+    "scaled",
+    "others",
+    "unjudged",
+    "is_stateless",
+    "is_shared",
+)
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Run:
-    """The record of one model's training; of large values the entries of `measure.places`.
+    """The record of one model's training; of large values the entries of
+    `measure.places`.
 
     Attributes:
         parameters: those that are trained, in the order of all lists of them.
         others: statistics, seeds and frozen parameters.
-        slots: of each optimizer, by its number in `Applied.optimizer`, the names of its slots.
+        slots: of each optimizer, by its number in `Applied.optimizer`, the names of its
+            slots.
         ended: all values after the training.
         dtypes: in which its layers compute.
     """
@@ -75,7 +85,8 @@ class Trace:
         return max((run.log.num_moves for run in self.runs), default=0)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the trace to one file of arrays and JSON, for `stepcheck.load`. It holds no code.
+        """Write the trace to one file of arrays and JSON, for `stepcheck.load`. It
+        holds no code.
 
         >>> import tempfile, stepcheck
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -95,21 +106,28 @@ class Trace:
 
 
 def load(path: str | os.PathLike) -> Trace:
-    """Return the trace that `Trace.save` wrote. Needs no framework, and runs no code of the file.
+    """Return the trace that `Trace.save` wrote. Needs no framework, and runs no code of
+    the file.
 
     Raises:
-        SpecificationError: the file is not a trace, or one of another version of stepcheck.
+        SpecificationError: the file is not a trace, or one of another version of
+            stepcheck.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             content = json.loads(file["stepcheck"].tobytes())
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        must, attempt = "The file must be a trace.", "one that `trace.save(path)` has written."
+        must, attempt = (
+            "The file must be a trace.",
+            "one that `trace.save(path)` has written.",
+        )
         raise SpecificationError(message(must, str(path), attempt)) from error
     if content["schema"] != SCHEMA:
         must = f"The file must be a trace of schema {SCHEMA}."
-        attempt = "record the training again, or load it with the stepcheck that wrote it."
+        attempt = (
+            "record the training again, or load it with the stepcheck that wrote it."
+        )
         raise SpecificationError(message(must, f"schema {content['schema']}", attempt))
     return _unpacked(content["trace"], arrays)
 
@@ -140,33 +158,56 @@ class _Arrays:
 _NOT_SAVED = "setting", "rules", "slots_of"
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
-    for kind in (Applied, Called, Line, Other, Parameter, Run, Scaled, Trace, Unjudged, Values)
+    for kind in (
+        Applied,
+        Called,
+        Line,
+        Other,
+        Parameter,
+        Run,
+        Scaled,
+        Trace,
+        Unjudged,
+        Values,
+    )
 }
 
 
 def _packed(value: Any, arrays: _Arrays) -> Any:
-    """Return a value as JSON: an array as its place, others as a list that begins with a kind."""
+    """Return a value as JSON: an array as its place, others as a list that begins with
+    a kind.
+    """
     kind = type(value).__name__
     if isinstance(value, np.ndarray):
         return ["array", *arrays.add(value)]
     if isinstance(value, Reason | Stage):
         return [kind, value.name]
     if isinstance(value, Log):
-        return ["Log", *([name, _packed(getattr(value, name), arrays)] for name in _OF_LOG)]
+        return [
+            "Log",
+            *([name, _packed(getattr(value, name), arrays)] for name in _OF_LOG),
+        ]
     if kind in _KINDS:
         return [kind, *([name, _packed(part, arrays)] for name, part in _parts(value))]
     if isinstance(value, dict):
-        return ["dict", *([_packed(key, arrays), _packed(v, arrays)] for key, v in value.items())]
+        return [
+            "dict",
+            *([_packed(key, arrays), _packed(v, arrays)] for key, v in value.items()),
+        ]
     if isinstance(value, list | tuple):
         return [kind, *(_packed(part, arrays) for part in value)]
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, part) of a value of several, without the settings, by which a port alone makes it again."""
+    """Yield (name, part) of a value of several, without the settings, by which a port
+    alone makes it again.
+    """
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     names = [each.name for each in fields] or value._fields
-    yield from ((name, getattr(value, name)) for name in names if name not in _NOT_SAVED)
+    yield from (
+        (name, getattr(value, name)) for name in names if name not in _NOT_SAVED
+    )
 
 
 def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:

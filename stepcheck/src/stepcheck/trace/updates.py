@@ -1,4 +1,6 @@
-"""The updates of a recorded run, and the rows that an update shares with one of another run."""
+"""The updates of a recorded run, and the rows that an update shares with one of another
+run.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +19,8 @@ _NEAR = 1e-5  # relative distance of sketches of equal rows
 
 @dataclass(frozen=True)
 class Update:
-    """An optimizer step, or a move of the weights without one, and the passes that made it.
+    """An optimizer step, or a move of the weights without one, and the passes that made
+    it.
 
     Attributes:
         buffers: statistics and seeds before it.
@@ -49,13 +52,20 @@ class Update:
 def updates(run: Run) -> list[Update]:
     """Return the updates of a run in order."""
     *made, last = steps(run.log)
-    found = [(_with_gradient(each.called), each.applied) for each in made if each.applied]
+    found = [
+        (_with_gradient(each.called), each.applied) for each in made if each.applied
+    ]
     is_by_hand = not found
     if is_by_hand:
         moved = [Piece(each, np.zeros(0, int)) for each in _with_gradient(last.called)]
-        end = [Piece(replace(each.called, params=run.ended.params), each.rows) for each in moved]
+        end = [
+            Piece(replace(each.called, params=run.ended.params), each.rows)
+            for each in moved
+        ]
         ones, _ = by_hand([*moved, *end[-1:]])
-        found = [([piece.called for piece in each.pieces], each.applied) for each in ones]
+        found = [
+            ([piece.called for piece in each.pieces], each.applied) for each in ones
+        ]
     num = len(run.parameters)
     found = [(passes, _known(applied, num)) for passes, applied in found]
     begins = [*(_begin(*each) for each in found), run.ended]
@@ -80,18 +90,23 @@ def _begin(passes: list[Called], applied: Applied) -> Values:
 
 def _with_gradient(called: list[Called]) -> list[Called]:
     """Return the passes of which a gradient was taken, or else may have been taken."""
-    by_knowledge = ([e for e in called if e.differentiated is known] for known in (True, None))
+    by_knowledge = (
+        [e for e in called if e.differentiated is known] for known in (True, None)
+    )
     return _single(next(filter(None, by_knowledge), []))
 
 
 def _single(called: list[Called]) -> list[Called]:
-    """Return passes without those that repeat another one to the bit, as `jax.checkpoint` does.
+    """Return passes without those that repeat another one to the bit, as
+    `jax.checkpoint` does.
 
     They add no row; the gradient shows whether one counts twice.
     """
     kept: list[Called] = []
     for each in called:
-        again = next((i for i, other in enumerate(kept) if _are_same(each, other)), None)
+        again = next(
+            (i for i, other in enumerate(kept) if _are_same(each, other)), None
+        )
         if again is None:
             kept.append(each)
         elif each.derivatives:
@@ -100,20 +115,34 @@ def _single(called: list[Called]) -> list[Called]:
 
 
 def _are_same(one: Called, two: Called) -> bool:
-    """Whether two passes have the same inputs, and begin with the same values of the model."""
-    is_alike = (one.replica, one.mode, one.random) == (two.replica, two.mode, two.random)
-    pairs = (one.inputs, two.inputs), (one.params, two.params), (one.buffers, two.buffers)
+    """Whether two passes have the same inputs, and begin with the same values of the
+    model.
+    """
+    is_alike = (one.replica, one.mode, one.random) == (
+        two.replica,
+        two.mode,
+        two.random,
+    )
+    pairs = (
+        (one.inputs, two.inputs),
+        (one.params, two.params),
+        (one.buffers, two.buffers),
+    )
     return is_alike and all(all_same(*pair) for pair in pairs)
 
 
 class Pairs(NamedTuple):
-    """The rows of two updates in pairs: of each [its pass, its place there], of shape (rows, 2)."""
+    """The rows of two updates in pairs: of each [its pass, its place there], of shape
+    (rows, 2).
+    """
 
     one: np.ndarray
     two: np.ndarray
 
     def by_pass(self) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield for each two passes (pass, other pass, rows, other rows, places of the pairs)."""
+        """Yield for each two passes (pass, other pass, rows, other rows, places of the
+        pairs).
+        """
         both = np.stack([self.one[:, 0], self.two[:, 0]], axis=1)
         for first, second in np.unique(both, axis=0).tolist():
             at = np.flatnonzero((both[:, 0] == first) & (both[:, 1] == second))
@@ -126,11 +155,15 @@ def in_order(one: Update, two: Update) -> Pairs:
 
 
 def paired(one: Update, two: Update) -> Pairs | None:
-    """Return the rows of two updates in pairs, in the first one's order; None for other rows."""
+    """Return the rows of two updates in pairs, in the first one's order; None for other
+    rows.
+    """
     places = [_places(each) for each in (one, two)]
     if len(places[0]) != len(places[1]):
         return None
-    if np.array_equal(one.digests, two.digests) or _are_near(one.sketches, two.sketches):
+    if np.array_equal(one.digests, two.digests) or _are_near(
+        one.sketches, two.sketches
+    ):
         return in_order(one, two)
     orders = [_sorted(each) for each in (one, two)]
     if not np.array_equal(one.digests[orders[0]], two.digests[orders[1]]):
@@ -147,7 +180,9 @@ def _places(update: Update) -> np.ndarray:
 
 
 def _sorted(update: Update) -> np.ndarray:
-    """Return the order of rows by digest; equal rows by the derivative, as their labels differ."""
+    """Return the order of rows by digest; equal rows by the derivative, as their labels
+    differ.
+    """
     firsts = [np.zeros(0), *(_first_derivatives(called) for called in update.passes)]
     return np.lexsort([np.concatenate(firsts), update.digests])
 
@@ -155,7 +190,10 @@ def _sorted(update: Update) -> np.ndarray:
 def _first_derivatives(called: Called) -> np.ndarray:
     num = len(called.inputs[0]) if called.inputs else 0
     known = [
-        d for each in called.derivatives.values() for d in each if len(np.atleast_1d(d)) == num
+        d
+        for each in called.derivatives.values()
+        for d in each
+        if len(np.atleast_1d(d)) == num
     ]
     return known[0].reshape(num, -1)[:, 0] if known and num else np.zeros(num)
 

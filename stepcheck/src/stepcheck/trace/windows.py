@@ -1,4 +1,6 @@
-"""From a log to updates: which forward passes made which step, on which rows of the data."""
+"""From a log to updates: which forward passes made which step, on which rows of the
+data.
+"""
 
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -53,7 +55,9 @@ class Piece:
 
     @property
     def is_known(self) -> bool:
-        """Whether its inputs are rows of the data; a batch may be padded with copies of one row."""
+        """Whether its inputs are rows of the data; a batch may be padded with copies of
+        one row.
+        """
         are_others = self.rows == PAD
         if are_others.all():
             return self.fills
@@ -69,8 +73,8 @@ class Piece:
 class Update:
     """An optimizer step and the forward passes whose gradients it was made of.
 
-    `trials` are passes before them, at other weights, as of sharpness-aware minimisation: no step
-    has their gradients.
+    `trials` are passes before them, at other weights, as of sharpness-aware
+    minimisation: no step has their gradients.
     """
 
     number: int
@@ -96,7 +100,9 @@ class Update:
     @property
     def rows(self) -> np.ndarray:
         """The rows of all its pieces."""
-        return np.concatenate([np.array([], int), *(piece.rows for piece in self.pieces)])
+        return np.concatenate(
+            [np.array([], int), *(piece.rows for piece in self.pieces)]
+        )
 
 
 _Part = TypeVar("_Part", Piece, Update)
@@ -108,20 +114,23 @@ class Windows:
 
     Attributes:
         rest: forward passes after the last optimizer step.
-        foreign: the number of passes of updates on inputs that are not rows of the data.
+        foreign: the number of passes of updates on inputs that are not rows of the
+            data.
         seen: rows of forward passes without a gradient (an evaluation).
-        in_training: the numbers of forward passes in training mode, before steps that were kept:
-            (without a gradient, all of them).
-        place: of each piece, by its order: (number of the pass over the data, rows before it in the
-            pass).
-        is_by_hand: whether no optimizer step was seen; then an update is any move of the weights.
-        is_of_loss: whether their gradients are derivatives of the loop's loss, as the optimizer is
-            not known.
-        rule: the optimizer of such updates, if they are steps of one on the meant gradients.
+        in_training: the numbers of forward passes in training mode, before steps that
+            were kept: (without a gradient, all of them).
+        place: of each piece, by its order: (number of the pass over the data, rows
+            before it in the pass).
+        is_by_hand: whether no optimizer step was seen; then an update is any move of
+            the weights.
+        is_of_loss: whether their gradients are derivatives of the loop's loss, as the
+            optimizer is not known.
+        rule: the optimizer of such updates, if they are steps of one on the meant
+            gradients.
         settled: updates with rows of equal inputs that were identified by the gradient.
         stale: updates whose gradients were taken at the weights of an update before.
-        idle: by the number of an update, its optimizer steps: of zeros while it was summed up, and
-            the last step.
+        idle: by the number of an update, its optimizer steps: of zeros while it was
+            summed up, and the last step.
     """
 
     pieces: list[Piece]
@@ -158,7 +167,11 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     *made, last = steps(log)
     found = [_found(step, rows) for step in [*made, last]]
     used = [_with_gradient(pieces) for pieces in found]
-    seen = {row for pieces, own in zip(found, used, strict=True) for row in _without(pieces, own)}
+    seen = {
+        row
+        for pieces, own in zip(found, used, strict=True)
+        for row in _without(pieces, own)
+    }
     rest = [piece for piece in used.pop() if piece.called.differentiated]
     in_training = [_in_training(*each) for each in zip(made, used, strict=True)]
     of_steps, updates = _of_steps(made, used)
@@ -177,26 +190,34 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
         place=placed(pieces),
         is_by_hand=is_by_hand and bool(updates),
         stale=stale,
-        in_training=(sum(num for num, _ in in_training), sum(num for _, num in in_training)),
+        in_training=(
+            sum(num for num, _ in in_training),
+            sum(num for _, num in in_training),
+        ),
     )
 
 
 def _found(step: Step, rows: Rows) -> list[Piece]:
-    called = [each for each in step.called if each.inputs and each.inputs[0].shape[:1] != (0,)]
+    called = [
+        each for each in step.called if each.inputs and each.inputs[0].shape[:1] != (0,)
+    ]
     return [Piece(each, rows.find(each.inputs)) for each in called]
 
 
 def _with_gradient(window: list[Piece]) -> list[Piece]:
-    """Return the passes whose gradients are in an update: the known, or else the possible ones.
+    """Return the passes whose gradients are in an update: the known, or else the
+    possible ones.
 
-    Beside passes with the derivative of a loss, those without one are cut off from it, as by
-    `stop_gradient`.
+    Beside passes with the derivative of a loss, those without one are cut off from it,
+    as by `stop_gradient`.
     """
     known = [piece for piece in window if piece.called.differentiated]
     chosen = known or [piece for piece in window if piece.called.differentiated is None]
     if not any(piece.called.derivatives for piece in chosen):
         return chosen
-    return [each for each in chosen if each.called.derivatives or not each.called.is_whole]
+    return [
+        each for each in chosen if each.called.derivatives or not each.called.is_whole
+    ]
 
 
 def _without(pieces: list[Piece], used: list[Piece]) -> set[int]:
@@ -207,22 +228,35 @@ def _without(pieces: list[Piece], used: list[Piece]) -> set[int]:
 
 
 def _in_training(step: Step, used: list[Piece]) -> tuple[int, int]:
-    """Return how many passes in training mode have no gradient while others have one, and all."""
+    """Return how many passes in training mode have no gradient while others have one,
+    and all.
+    """
     orders = {each.order for each in step.called if each.is_training}
     own = {piece.called.order for piece in used}
     is_known = bool(own) and all(each.is_whole for each in step.called)
     return (len(orders - own), len(orders)) if is_known else (0, 0)
 
 
-def _of_steps(made: list[Step], used: list[list[Piece]]) -> tuple[list[Piece], list[Update]]:
+def _of_steps(
+    made: list[Step], used: list[list[Piece]]
+) -> tuple[list[Piece], list[Update]]:
     """Return (the passes whose gradients are in steps, the updates)."""
-    ways = [_of_trials(pieces, step.applied) for pieces, step in zip(used, made, strict=True)]
-    usual = next((way for way in ways if any(way)), [])  # also where numbers are not kept
+    ways = [
+        _of_trials(pieces, step.applied)
+        for pieces, step in zip(used, made, strict=True)
+    ]
+    usual = next(
+        (way for way in ways if any(way)), []
+    )  # also where numbers are not kept
     every, updates = list[Piece](), list[Update]()
     for step, pieces, own in zip(made, used, ways, strict=True):
         way = own or (usual if len(usual) == len(pieces) else [False] * len(pieces))
-        trials = [piece for piece, is_trial in zip(pieces, way, strict=True) if is_trial]
-        window = _filled([p for p, is_trial in zip(pieces, way, strict=True) if not is_trial])
+        trials = [
+            piece for piece, is_trial in zip(pieces, way, strict=True) if is_trial
+        ]
+        window = _filled(
+            [p for p, is_trial in zip(pieces, way, strict=True) if not is_trial]
+        )
         every += window
         if step.applied is not None:
             updates.append(Update(len(updates) + 1, window, step.applied, trials))
@@ -230,14 +264,25 @@ def _of_steps(made: list[Step], used: list[list[Piece]]) -> tuple[list[Piece], l
 
 
 def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
-    """Return of each pass whether it is at the weights at which the step begins, unlike the last.
+    """Return of each pass whether it is at the weights at which the step begins, unlike
+    the last.
 
-    On TensorFlow weights that are moved and moved back are the first ones up to rounding.
+    On TensorFlow weights that are moved and moved back are the first ones up to
+    rounding.
     """
-    if applied is None or not applied.is_whole or not all(p.called.is_whole for p in window):
+    if (
+        applied is None
+        or not applied.is_whole
+        or not all(p.called.is_whole for p in window)
+    ):
         return []
-    states, begin = [in_part(piece.called.params) for piece in window], in_part(applied.params)
-    first_of = {p.called.replica: s for p, s in zip(window[::-1], states[::-1], strict=True)}
+    states, begin = (
+        [in_part(piece.called.params) for piece in window],
+        in_part(applied.params),
+    )
+    first_of = {
+        p.called.replica: s for p, s in zip(window[::-1], states[::-1], strict=True)
+    }
     are_alike = all(distance(state, states[0]) <= SOLVED for state in first_of.values())
     apart = [distance(state, begin) for state in states]
     are_trials = [each <= SOLVED * max(apart) for each in apart]
@@ -248,8 +293,8 @@ def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
 def _filled(window: list[Piece]) -> list[Piece]:
     """Return the passes of an update, and mark passes that only fill up its batch.
 
-    They do if the batch has known rows, and one unknown row, which is zeros or comes last, several
-    times.
+    They do if the batch has known rows, and one unknown row, which is zeros or comes
+    last, several times.
     """
     batch = sorted(window, key=lambda piece: piece.called.replica)
     are_others = [bool(np.all(piece.rows == PAD)) for piece in batch]
@@ -269,7 +314,8 @@ def _filled(window: list[Piece]) -> list[Piece]:
 def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
     """Return (updates, the numbers of the stale ones).
 
-    If n forward passes come before n steps with different gradients, each step has one pass.
+    If n forward passes come before n steps with different gradients, each step has one
+    pass.
     """
     found, stale, i = list(updates), set(), 0
     while i < len(updates):
@@ -278,41 +324,56 @@ def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
         is_first_alone = not any(update.pieces for update in group[1:])
         if 1 < len(pieces) == len(group) and is_first_alone and _are_others(group):
             pairs = zip(group, pieces, strict=True)
-            found[i : i + len(pieces)] = [replace(u, pieces=[piece]) for u, piece in pairs]
+            found[i : i + len(pieces)] = [
+                replace(u, pieces=[piece]) for u, piece in pairs
+            ]
             stale |= {update.number for update in group[1:]}
         i += max(len(pieces), 1)
     return found, stale
 
 
 def _are_others(group: list[Update]) -> bool:
-    """Whether these steps are one optimizer's, of the same parameters, each of another gradient."""
+    """Whether these steps are one optimizer's, of the same parameters, each of another
+    gradient.
+    """
     made = [update.applied for update in group]
     parts = {(step.optimizer, *(g is None for g in step.grads)) for step in made}
     handed = [[g for g in step.grads if g is not None] for step in made]
     gradients = {b"".join(np.asarray(g).tobytes() for g in own) for own in handed}
-    are_known = all(step.is_whole for step in made) and all(any(map(np.any, g)) for g in handed)
+    are_known = all(step.is_whole for step in made) and all(
+        any(map(np.any, g)) for g in handed
+    )
     return are_known and len(parts) == 1 and len(gradients) == len(made)
 
 
 def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
-    """Return of each piece, by its order, (number of the pass over the data, rows before it)."""
+    """Return of each piece, by its order, (number of the pass over the data, rows
+    before it).
+    """
     place: dict[int, tuple[int, int]] = {}
     for number, cut in enumerate(passes(pieces)):
         before = accumulate((len(piece.rows) for piece in cut), initial=0)
-        place |= {p.called.order: (number, num) for p, num in zip(cut, before, strict=False)}
+        place |= {
+            p.called.order: (number, num) for p, num in zip(cut, before, strict=False)
+        }
     return place
 
 
 def _by_hand(pieces: list[Piece], schedule: Any) -> tuple[list[Update], list[Piece]]:
     """Return (updates, the passes after the last one) of a loop without an optimizer."""
     updates, rest = by_hand(pieces)
-    if any(len(update.pieces) > 1 for update in updates[1:]):  # microbatches may wait for a move
+    if any(
+        len(update.pieces) > 1 for update in updates[1:]
+    ):  # microbatches may wait for a move
         return updates, rest
     return by_hand(pieces, schedule)
 
 
-def by_hand(pieces: list[Piece], schedule: Any = None) -> tuple[list[Update], list[Piece]]:
-    """Return (updates, the passes after the last one), where the weights of the passes move.
+def by_hand(
+    pieces: list[Piece], schedule: Any = None
+) -> tuple[list[Update], list[Piece]]:
+    """Return (updates, the passes after the last one), where the weights of the passes
+    move.
 
     A gradient is the change of the weights, still multiplied by the unknown rate.
     """
@@ -322,7 +383,9 @@ def by_hand(pieces: list[Piece], schedule: Any = None) -> tuple[list[Update], li
         if not (piece.called.is_whole and are_finite(piece.called.params)):
             return updates, [*window, *pieces[i:]]
         is_still = schedule is not None and schedule(len(updates)) == 0
-        if window and (is_still or not all_same(window[-1].called.params, piece.called.params)):
+        if window and (
+            is_still or not all_same(window[-1].called.params, piece.called.params)
+        ):
             updates.append(_move(window, piece.called.params, len(updates) + 1))
             window = []
         window.append(piece)

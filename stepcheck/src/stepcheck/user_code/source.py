@@ -1,4 +1,6 @@
-"""The user's code: the line that runs, and in its source the line that computes the loss."""
+"""The user's code: the line that runs, and in its source the line that computes the
+loss.
+"""
 
 import ast
 import sys
@@ -27,13 +29,19 @@ def _folder(package: str) -> Path | None:
 _KERAS, _TRAINER = _folder("keras"), _folder("wholestep")
 _COMMAND = "cli.py", "__main__.py"  # from where wholestep runs a script
 LIBRARIES = (
-    *(str(folder) for folder in (_KERAS and _KERAS.parent, _TRAINER, _PACKAGE) if folder),
+    *(
+        str(folder)
+        for folder in (_KERAS and _KERAS.parent, _TRAINER, _PACKAGE)
+        if folder
+    ),
     *map(sysconfig.get_path, ("purelib", "platlib", "stdlib")),
 )
 
 
 def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
-    """Return the innermost line of a stack outside of the frameworks and Python's own library."""
+    """Return the innermost line of a stack outside of the frameworks and Python's own
+    library.
+    """
     line = _innermost_line(stack)
     main = threading.main_thread()
     is_of_keras = "keras" in sys.modules and threading.current_thread() is not main
@@ -60,11 +68,17 @@ def is_in_fit() -> bool:
 
 def _is_fit(frame: FrameType) -> bool:
     file = Path(frame.f_code.co_filename)
-    return frame.f_code.co_name == "fit" and _KERAS is not None and file.is_relative_to(_KERAS)
+    return (
+        frame.f_code.co_name == "fit"
+        and _KERAS is not None
+        and file.is_relative_to(_KERAS)
+    )
 
 
 def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
-    return next((Line(file, number) for file, number in stack if is_of_user(file)), None)
+    return next(
+        (Line(file, number) for file, number in stack if is_of_user(file)), None
+    )
 
 
 def _name_of(node: ast.expr) -> str:
@@ -73,12 +87,13 @@ def _name_of(node: ast.expr) -> str:
 
 
 def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | None:
-    """Return the line on which the loss is computed, from the one on which the model is called.
+    """Return the line on which the loss is computed, from the one on which the model is
+    called.
 
-    It is the last line that assigns the target of `tape.gradient` or, without a tape, the
-    function's result. If that line adds to another name (`full = loss + sum(model.losses)`), and
-    the penalty is not asked for, it is the line that assigns this name. None where it cannot be
-    read, or where only a branch could tell.
+    It is the last line that assigns the target of `tape.gradient` or, without a tape,
+    the function's result. If that line adds to another name (`full = loss +
+    sum(model.losses)`), and the penalty is not asked for, it is the line that assigns
+    this name. None where it cannot be read, or where only a branch could tell.
     """
     if called is None or (module := parsed(called.file)) is None:
         return None
@@ -130,7 +145,9 @@ def _called(module: ast.Module, home: Function, number: int) -> Iterator[Functio
 def _own(function: ast.AST, *kinds: type) -> Iterator[Any]:
     """Yield the nodes of some kinds in a function, but not in functions inside of it."""
     for node in ast.iter_child_nodes(function):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        if isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+        ):
             continue
         if isinstance(node, kinds):
             yield node
@@ -140,10 +157,14 @@ def _own(function: ast.AST, *kinds: type) -> Iterator[Any]:
 def _asked_of_tapes(function: Function) -> list[ast.expr]:
     """Return the targets of the gradients: the first arguments of `tape.gradient`.
 
-    A gradient that is taken inside of another tape, as for a penalty of gradients, is a part of the
-    loss.
+    A gradient that is taken inside of another tape, as for a penalty of gradients, is a
+    part of the loss.
     """
-    attributes = [node for node in _own(function, ast.Call) if isinstance(node.func, ast.Attribute)]
+    attributes = [
+        node
+        for node in _own(function, ast.Call)
+        if isinstance(node.func, ast.Attribute)
+    ]
     calls = [node for node in attributes if node.func.attr == "gradient" and node.args]
     blocks = [(block, _tapes(block)) for block in _own(function, ast.With)]
     inner = [
@@ -153,18 +174,28 @@ def _asked_of_tapes(function: Function) -> list[ast.expr]:
         if tapes and block.lineno < call.lineno and _has(block, call.lineno)
         if _name_of(call.func.value) not in tapes
     ]
-    return [call.args[0] for call in calls if call not in inner or len(inner) == len(calls)]
+    return [
+        call.args[0] for call in calls if call not in inner or len(inner) == len(calls)
+    ]
 
 
 def _tapes(block: ast.With) -> set[str]:
     """Return the names of the tapes that a `with` opens."""
     opened = [item for item in block.items if isinstance(item.context_expr, ast.Call)]
-    tapes = [item for item in opened if "GradientTape" in ast.unparse(item.context_expr)]
-    return {tape.optional_vars.id for tape in tapes if isinstance(tape.optional_vars, ast.Name)}
+    tapes = [
+        item for item in opened if "GradientTape" in ast.unparse(item.context_expr)
+    ]
+    return {
+        tape.optional_vars.id
+        for tape in tapes
+        if isinstance(tape.optional_vars, ast.Name)
+    }
 
 
 def _returned(function: Function, number: int) -> Iterator[ast.expr]:
-    """Yield the results of a function whose gradient is taken: it calls the model in no loop."""
+    """Yield the results of a function whose gradient is taken: it calls the model in no
+    loop.
+    """
     loops = _own(function, ast.For, ast.While, ast.AsyncFor)
     if isinstance(function, ast.Module) or any(_has(loop, number) for loop in loops):
         return
@@ -175,17 +206,25 @@ def _returned(function: Function, number: int) -> Iterator[ast.expr]:
 
 
 def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
-    """Return the line before a target on which its name gets its value, or the target's own."""
+    """Return the line before a target on which its name gets its value, or the target's
+    own.
+    """
     given = [*_own(function, ast.Assign, ast.AugAssign, ast.AnnAssign)]
     branches = [*_own(function, ast.If, ast.Match)]
     wanted, line = target, target.lineno
     while isinstance(wanted, ast.Name):
-        before = [node for node in given if node.lineno < line and wanted.id in _names(node)]
+        before = [
+            node for node in given if node.lineno < line and wanted.id in _names(node)
+        ]
         if not before:
             break
         last = max(before, key=lambda node: node.lineno)
         is_added = isinstance(last, ast.AugAssign)
-        ended = [each for each in branches if _has(each, last.lineno) and not _has(each, line)]
+        ended = [
+            each
+            for each in branches
+            if _has(each, last.lineno) and not _has(each, line)
+        ]
         if ended and not is_added:
             break  # perhaps another branch ran
         value, line = last.value, last.lineno

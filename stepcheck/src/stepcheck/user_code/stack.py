@@ -1,4 +1,6 @@
-"""The stack of the running code, and code that must not wait for the collection of garbage."""
+"""The stack of the running code, and code that must not wait for the collection of
+garbage.
+"""
 
 import gc
 import sys
@@ -15,7 +17,9 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def running(frame: FrameType | None = None) -> Iterator[tuple[str, int]]:
-    """Yield (file, line) of a frame (default: the caller's) and of its callers, innermost first."""
+    """Yield (file, line) of a frame (default: the caller's) and of its callers,
+    innermost first.
+    """
     for each in frames(frame or sys._getframe(1)):
         yield each.f_code.co_filename, each.f_lineno
 
@@ -24,8 +28,8 @@ def running(frame: FrameType | None = None) -> Iterator[tuple[str, int]]:
 def uncollected() -> Iterator[None]:
     """Return a context without garbage collection.
 
-    Deleting TensorFlow functions waits for the running program. In a callback on another thread
-    that would deadlock, as the program waits for the callback.
+    Deleting TensorFlow functions waits for the running program. In a callback on
+    another thread that would deadlock, as the program waits for the callback.
     """
     was_on = gc.isenabled()
     gc.disable()
