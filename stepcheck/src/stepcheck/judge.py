@@ -453,13 +453,6 @@ def _gradient(context: _Context) -> Judged:
         return
     known = context.known
     judged = gradients(context.meant, known) if known else OfGradients([], [], [])
-    is_supposed = seen.rule is not None and seen.rule.is_stated
-    if is_supposed and not all(each.fault.has_name for each in judged.findings):
-        context.seen = verdict.seen = replace(
-            seen, rule=None
-        )  # by another optimizer than the stated one
-        yield Unjudged(Reason.OWN_STEP, Stage.GRADIENT)
-        return
     if context.replay.moves_weights and not all(
         each.change.is_known for each in judged.findings
     ):

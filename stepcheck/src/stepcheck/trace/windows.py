@@ -17,7 +17,7 @@ from stepcheck.tree import Tree
 
 
 class Rule(NamedTuple):
-    """An optimizer that was solved for or stated.
+    """An optimizer that was solved for.
 
     Attributes:
         is_adaptive: whether a factor of the gradient moves nothing.
@@ -26,7 +26,6 @@ class Rule(NamedTuple):
     """
 
     rates: list[float]
-    is_stated: bool = False
     is_adaptive: bool = False
     decay: tuple[float, float] = (0.0, float("inf"))
     momenta: tuple[float, ...] = ()
@@ -140,8 +139,8 @@ class Windows:
     seen: set[int]
     place: dict[int, tuple[int, int]]
     is_by_hand: bool = False
-    is_of_loss: bool = False
     rule: Rule | None = None
+    is_of_loss: bool = False
     settled: set[int] = field(default_factory=set)
     stale: set[int] = field(default_factory=set)
     idle: dict[int, list[Update]] = field(default_factory=dict)
