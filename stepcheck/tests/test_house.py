@@ -29,7 +29,6 @@ FLOORS = [  # from the ground up; a room counts as one, unless its modules are n
     {"stages"},
     {"judge", "compare"},
     {"report"},
-    {"variations"},
     {"probe"},
     {"keras", "torch"},
     {"recording"},

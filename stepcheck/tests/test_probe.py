@@ -2,8 +2,7 @@
 
 import re
 import sys
-from collections import UserDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -97,19 +96,6 @@ def test_a_wrong_update_moves_by_its_change(fault, changes):
             report.require(change)
 
 
-def test_one_more_row_of_weight_zero_is_a_fact():
-    report = probed("rows", cuts=None)
-    (row,) = (each for each in report.effects if each.change is Variation.ROW)
-    assert (row.outcome, report.is_right) == (Outcome.MOVES, True)
-
-
-def test_a_row_gets_the_weight_zero_if_none_has_it():
-    batch = BATCH | {"sizes": np.arange(1.0, 7.0, dtype="float32")}
-    assert moved(probed(batch=batch, weights=lambda batch: batch["sizes"])) == set()
-    wrong = probed("weights", batch, weights=batch["sizes"], cuts=None)
-    assert moved(wrong) == {Variation.WEIGHTS}
-
-
 def test_weights_of_places():
     batch = BATCH | {"sizes": np.ones(6, "float32")}
     assert probed(batch=batch, padding=None, weights=batch["mask"]).is_right
@@ -126,8 +112,8 @@ def test_an_update_that_goes_on_is_not_judged():
         return state
 
     report = stepcheck.probe(update, BATCH)
-    assert (report.cause, report.is_right, report.effects) == (Cause.DRIFTS, False, ())
-    with pytest.raises(AssertionError, match="does not begin anew"):
+    assert (report.cause, report.is_right, report.effects) == (Cause.DRAWS, False, ())
+    with pytest.raises(AssertionError, match="Restore the weights"):
         report.require()
 
 
@@ -154,7 +140,8 @@ def test_weights_that_are_not_finite():
         stepcheck.probe(lambda _: np.full(3, np.nan), BATCH).cause is Cause.NOT_FINITE
     )
     leaks = stepcheck.probe(
-        lambda batch: np.log(batch - 1.0).sum(axis=0), np.full((4, 2), 2.0)
+        lambda batch: np.log(batch - 2.0).sum(axis=0),
+        np.arange(2.0, 10).reshape(4, 2) + 0.5,
     )
     assert leaks.cause is None
 
@@ -209,7 +196,7 @@ def test_values_that_mark_the_padding_are_only_judged_where_they_are_named():
     report = stepcheck.probe(known_by_zeros, {"ids": IDS}, padding=IDS == 0)
     (ids,) = report.unjudged
     assert (ids.cause, report.findings, report.is_right) == (Cause.MARKS, (), False)
-    assert "all are 0" in str(ids)
+    assert "all have one value, which no real place has" in str(ids)
     assert "padding={'ids': mask}" in str(ids)
     named = stepcheck.probe(known_by_zeros, {"ids": IDS}, padding={"ids": IDS == 0})
     assert moved(named) == {Variation.PADDING}
@@ -230,29 +217,18 @@ def test_padded_tokens_are_others_that_occur():
     )
 
 
-@dataclass
-class Example:
-    pair: tuple
-    more: UserDict
-    name: str = "unchanged"
-
-
 def test_nested_batches_keep_their_kinds_and_are_copies():
-    texts = [*"abcdef"]
-    batch = Example(
-        (X, [BATCH["y"]]), UserDict(texts=texts, scale=0.5, positions=np.zeros((1, 4)))
-    )
+    texts = np.array([*"abcdef"])
+    more = {"texts": texts, "scale": 0.5, "positions": np.zeros((1, 4))}
+    batch = {"pair": (X, [BATCH["y"]]), "more": more, "name": "unchanged"}
     before = X.copy()
 
     def update(given):
-        assert (type(given), type(given.more), given.name) == (
-            Example,
-            UserDict,
-            "unchanged",
-        )
-        assert (given.more["scale"], given.more["positions"].shape) == (0.5, (1, 4))
-        x, (y,) = given.pair
-        order = [texts.index(each) for each in given.more["texts"]]
+        assert (type(given["pair"]), given["name"]) == (tuple, "unchanged")
+        assert given["more"]["scale"] == 0.5
+        assert given["more"]["positions"].shape == (1, 4)
+        x, (y,) = given["pair"]
+        order = [[*texts].index(each) for each in given["more"]["texts"]]
         x *= 1.0
         x += 1.0
         return (x - 1)[..., 0].T @ y @ np.ones(4), float(np.mean(order)) * np.ones(1)
@@ -260,7 +236,12 @@ def test_nested_batches_keep_their_kinds_and_are_copies():
     report = stepcheck.probe(update, batch)
     assert np.array_equal(X, before)
     assert report.is_right, report
-    assert report.effects[0].of == ("pair[0]",)
+    assert {each.of for each in report.effects} == {
+        ("more['texts']",),
+        ("pair[0]",),
+        ("pair[1][0]",),
+        (),
+    }
     assert stepcheck.probe(lambda rows: X[rows, 0].sum(axis=0), np.arange(6)).is_right
 
 
@@ -281,11 +262,9 @@ def test_arrays_of_the_engine_are_given_back():
         model = given["x"] * counts[..., None] * given["y"][..., None]
         return [keras.ops.sum(model, axis=(0, 1)) / keras.ops.sum(counts)]
 
-    report = stepcheck.probe(
-        update, batch, padding=lambda batch: np.asarray(batch["mask"]) == 0
-    )
+    report = stepcheck.probe(update, batch, padding=~MASK)
     assert report.is_right, report
-    assert report.effects[0].outcome is Outcome.MOVES
+    assert Outcome.MOVES in {each.outcome for each in report.effects}
 
 
 @pytest.mark.own
@@ -383,36 +362,21 @@ def test_a_small_difference_is_found_in_double_precision():
 @pytest.mark.parametrize(
     ("stated", "said"),
     [
-        ({"order": False}, "At least one change must be asked for."),
-        ({"padding": BATCH["mask"]}, "padding must be of booleans, True where padding"),
-        ({"padding": MASK | True}, "neither all True nor all False"),
+        ({"order": False}, "There must be a change"),
+        ({"padding": BATCH["mask"]}, "nothing to change for padding"),
+        ({"padding": MASK | True}, "nothing to change for padding"),
+        ({"padding": MASK[:, :2]}, "nothing to change for padding"),
+        ({"padding": {"z": MASK, "x": ~MASK}}, "nothing to change for z"),
+        ({"weights": np.ones(6)}, "nothing to change for weights"),
+        ({"weights": np.ones(3)}, "nothing to change for weights"),
+        ({"cuts": (2,)}, "nothing to change for cuts"),
+        ({"cuts": 0}, "cuts are numbers"),
+        ({"batch": 3}, "Each array of the batch must have its rows"),
         (
-            {"padding": MASK[:, :2]},
-            "padding must have the first axes of an array of the batch",
+            {"batch": {"x": X, "more": X, "starts": np.zeros(5)}},
+            "Received: starts of shape (5,).",
         ),
-        (
-            {"padding": {"z": MASK}},
-            "padding['z'] must have the first axes of an array of the batch (x (6, 4, 3)",
-        ),
-        (
-            {"weights": np.ones(3)},
-            "weights must have one number for each of the 6 rows",
-        ),
-        (
-            {"weights": np.arange(1, 7) / 3},
-            "weights must have a 0, or be an array of the batch",
-        ),
-        (
-            {"cuts": (2,)},
-            "cuts must be different numbers of microbatches, at least two.",
-        ),
-        ({"cuts": 0}, "cuts must be different numbers of microbatches, at least two."),
-        ({"batch": 3}, "batch must hold an array, of shape (rows, ...)."),
-        (
-            {"batch": {"x": X, "more": X, "starts": np.zeros(7)}},
-            "Each array of the batch must have its 6 rows on the first axis. "
-            "Received: starts of shape (7,).",
-        ),
+        ({"batch": {"x": X, "texts": [*"abcdef"]}}, "Received: texts[5] of shape ()."),
     ],
 )
 def test_what_cannot_be_probed_is_said_before_anything_ran(stated, said):
@@ -425,11 +389,8 @@ def test_what_cannot_be_probed_is_said_before_anything_ran(stated, said):
 
 
 def test_an_update_that_returns_no_weights():
-    with pytest.raises(SpecificationError, match="update must return the new weights"):
-        stepcheck.probe(lambda batch: None, BATCH)
-    named = iter("abcdefgh")
-    with pytest.raises(SpecificationError, match="the same weights, by name and shape"):
-        stepcheck.probe(lambda batch: {next(named): np.ones(3)}, BATCH)
+    report = stepcheck.probe(lambda batch: None, BATCH)
+    assert report.cause is Cause.UNSEEN
 
 
 def test_a_change_that_does_not_exist():

@@ -1,24 +1,21 @@
-"""A metamorphic test of one training step: changes that must not matter, and changes
-that must.
+"""A metamorphic test of one training step: changes of a batch that must not matter, and
+changes that must.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcheck.batches import Batch, leaves, numbers, read
+from stepcheck.batches import Batch, Values, leaves, numbers, read
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.report.probed import Cause, Effect, Outcome, ProbeReport, Variation
 from stepcheck.trace.measure import COARSE, FINE, tolerance
-from stepcheck.variations import Plan, Values, fitted, numbers_of_cuts
 
 _DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}  # of a mantissa
-_SUMS = Variation.ORDER, Variation.CUTS  # which add up in another order
-_TENTH = (
-    0.1  # an equal call that moves this part of what other values move is no rounding
-)
+_TENTH = 0.1  # equal calls that move so much of what other values move are no rounding
+_TRIES = 8  # draws for a value that differs from the present one
 
 
 def probe(
@@ -30,35 +27,22 @@ def probe(
     cuts: int | Sequence[int] | None = None,
     order: bool = True,
 ) -> ProbeReport:
-    """Change a batch in ways that must not matter, and report which of them move the
-    new weights.
+    """Change a batch in ways that must not matter; report which move the new weights.
 
-    No reference is needed, and no framework in particular. `update` is called about ten
-    times, with a copy of the batch each time, in its types and on its devices. Switch
-    dropout off in it.
+    No reference is needed, and no framework in particular. `update` is called a dozen
+    times, with a copy of the batch each time, in its types and on its devices.
 
     Args:
-        update: trains one step from the same beginning and returns the new weights: a
-            model of Keras or PyTorch, or arrays, in dicts or lists. With `cuts` it is
+        update: trains one step from the same beginning, without dropout, and returns
+            the new weights: a model, or arrays, in dicts or lists. With `cuts` it is
             called as `update(batch, num_microbatches)`.
-        batch: an array or tensor of shape (rows, ...), or dicts, lists, tuples or
-            dataclasses of them. `update` takes all that belongs to a row from it.
+        batch: an array or tensor of shape (rows, ...), or dicts, lists or tuples of
+            them: all that belongs to a row.
         padding: the places whose values must not matter: an array of booleans of shape
-            (rows, places), True where padding; a dict of them by the names of the
-            leaves to change; or a function of the batch that returns one.
-        weights: of the rows (or places), an array of the batch or a function of it.
-            Rows of weight 0 must not matter.
-        cuts: numbers of microbatches that must give the same update, such as (1, 2, 4);
-            4 is (1, 4).
+            (rows, places), or a dict of them by the names of the arrays to change.
+        weights: of the rows (or places), with a 0: values of weight 0 must not matter.
+        cuts: numbers of microbatches that must give one update: (1, 2, 4); 4 is (1, 4).
         order: whether any order of the rows must give the same update.
-
-    Returns:
-        A `ProbeReport`: print it, call its `require()` in a test, or read its
-            `effects`.
-
-    Raises:
-        SpecificationError: an argument is not valid; nothing has run. Or `update`
-            returned no weights.
 
     >>> import numpy as np, stepcheck
     >>> x, y = np.arange(6.0), np.array([1.0, 0.0, 2.0, 5.0, 3.0, 1.0])
@@ -67,149 +51,110 @@ def probe(
     >>> stepcheck.probe(update, {"x": x, "y": y}).is_right
     True
     """
-    rows, num_parts = read(batch), numbers_of_cuts(cuts)
-    plan = Plan(rows, padding, weights)
-    if not (order or plan.pads or num_parts) and plan.weights is None:
-        must = "At least one change must be asked for."
-        raise SpecificationError(
-            message(must, "order=False alone", "padding=, weights= or cuts=.")
+    rows = read(batch)
+    counts = (1, cuts) if isinstance(cuts, int) else tuple(cuts or ())
+    changes = [*_changes(rows, padding, weights)]
+    if order:
+        draw = np.random.default_rng(0)
+        orders = np.arange(rows.num_rows)[::-1], draw.permutation(rows.num_rows)
+        ways = [{name: v[at] for name, v in rows.values.items()} for at in orders]
+        changes.append(_Change(Variation.ORDER, (), ways))
+    changes += [_Change(Variation.CUTS, (str(n),), [{}], (n,)) for n in counts[1:]]
+    made = {each.kind for each in changes}
+    stated = {"padding": padding, "weights": weights, "cuts": cuts}
+    missing = {name for name, given in stated.items() if given is not None} - made
+    padded = [each.of[0] for each in changes if each.kind is Variation.PADDING]
+    missing |= {*padding}.difference(padded) if isinstance(padding, Mapping) else set()
+    if missing or not made - {Variation.VALUES} or 0 in counts:
+        must = (
+            "There must be a change: padding (of booleans) and weights (with a 0) leave out some "
+            "values of an array of the batch, by its first axes; cuts are numbers, two or more."
         )
-    tried = _Experiment(update, rows, num_parts[:1])
-    for name in plan.content:
-        tried.add(Variation.VALUE, (name,), plan.other_rows(name, first_alone=True))
-        tried.add(Variation.VALUES, (name,), plan.other_rows(name, first_alone=False))
-    if order and rows.num_rows > 1:
-        tried.add(Variation.ORDER, (), *plan.orders())
-    for name in plan.padded:
-        mask = plan.pads[name]
-        changed = rows.others(name, mask, ~mask, plan.draw)
-        tried.add(Variation.PADDING, (name,), changed, told=plan.marks(name))
-    if plan.weights is not None:
-        _try_weights(tried, plan, plan.weights)
-    for num in num_parts[1:]:
-        tried.add(Variation.CUTS, (str(num),), {}, cut=(num,))
-    return tried.report()
+        received = f"nothing to change for {', '.join(sorted(missing)) or 'the batch'}"
+        raise SpecificationError(message(must, received, "padding=ids == 0."))
+    return _report(_Trained(update, rows, counts[:1]), changes)
 
 
-def _try_weights(tried: "_Experiment", plan: Plan, weights: np.ndarray) -> None:
-    """Change the rows of weight 0, and add one; the last row gets this weight if none
-    has it.
-    """
-    rows, zeroed = plan.rows, weights.copy()
-    if np.all(weights != 0):
-        zeroed[-1] = 0
-    begin: Values = dict.fromkeys(plan.of_weights, zeroed)
-    for name in plan.content:
-        where = fitted(zeroed == 0, rows.values[name])
-        if where.any():
-            changed = rows.others(name, where, ~where, plan.draw)
-            changed = None if changed is None else {**begin, **changed}
-            tried.add(Variation.WEIGHTS, (name,), changed, begin=begin)
-    if plan.of_weights:
-        more = {
-            name: np.concatenate([old, old[:1]]) for name, old in rows.values.items()
-        }
-        for name in plan.of_weights:
-            more[name][-1] = 0
-        tried.add(Variation.ROW, (), more)
+class _Change(NamedTuple):
+    """A change of a batch: other values in some arrays, or another number of cuts."""
 
-
-@dataclass(frozen=True)
-class _Tried:
-    change: Variation
+    kind: Variation
     of: tuple[str, ...]
-    moves: np.ndarray | None = None
-    cause: Cause | None = None
-    told: tuple[str, ...] = ()
+    ways: list[Values]
+    cut: tuple[int, ...] = ()
+    is_marked: bool = False  # an update may know the places by the values that they had
 
 
-class _Experiment:
-    """The calls of an update, and how far each parameter moved."""
+def _changes(rows: Batch, padding: Any, weights: Any) -> Iterator[_Change]:
+    """Yield the changes of values; an array whose values are all equal has none."""
+    draw, none = np.random.default_rng(0), np.zeros(rows.num_rows, bool)
+    stated = [] if weights is None else [numbers(weights)]
+    pads = _fitted(rows, padding)
+    zeros = _fitted(rows, stated[0] == 0 if stated else None)
+    masks = [*pads.values(), *zeros.values()]
+    told = [*masks, *(~mask for mask in masks), *stated]
+    for name, values in rows.values.items():
+        is_named = isinstance(padding, Mapping) and name in padding
+        if any(np.array_equal(values, each) for each in told) and not is_named:
+            continue
+        pad, zero = pads.get(name, none), zeros.get(name, none)
+        is_one = len(np.unique(values[pad])) == 1
+        is_marked = is_one and values[pad].flat[0] not in values[~pad] and not is_named
+        for kind, where, real, is_known in (
+            (Variation.VALUES, ~pad, ~pad, False),
+            (Variation.PADDING, pad, ~pad, is_marked),
+            (Variation.WEIGHTS, zero, ~zero, False),
+        ):
+            others = [_others(values, where, real, draw) for _ in range(2)]
+            ways = [{name: other} for other in others if other is not None]
+            if ways:
+                yield _Change(kind, (name,), ways, is_marked=is_known)
+
+
+def _fitted(rows: Batch, stated: Any) -> dict[str, np.ndarray]:
+    """Return the places that must not matter of the arrays that have them."""
+    is_named = isinstance(stated, Mapping)
+    by_name = stated if is_named else dict.fromkeys(rows.values, stated)
+    given = {name: by_name.get(name) for name in rows.values}
+    masks = {name: numbers(mask) for name, mask in given.items() if mask is not None}
+    return {
+        name: mask
+        for name, mask in masks.items()
+        if mask.dtype == bool and rows.values[name].shape[: mask.ndim] == mask.shape
+    }
+
+
+def _others(
+    values: np.ndarray, where: np.ndarray, real: np.ndarray, draw: np.random.Generator
+) -> np.ndarray | None:
+    """Return an array with other values somewhere, of its real places, if it has some."""
+    pool, present = values[real], values[where]
+    if not len(pool) or not len(present):
+        return None
+    chosen = present.copy()
+    for _ in range(_TRIES):
+        is_equal = (chosen == present).reshape(len(present), -1).all(axis=1)
+        chosen[is_equal] = pool[draw.integers(len(pool), size=is_equal.sum())]
+    changed = values.copy()
+    changed[where] = chosen
+    return None if np.array_equal(changed, values) else changed
+
+
+class _Trained:
+    """The new weights of an update of the batch, and how far those of others are apart."""
 
     def __init__(self, update: Callable[..., Any], rows: Batch, cut: tuple[int, ...]):
         self._update, self._rows, self._cut = update, rows, cut
-        result = self._result({}, cut)
-        self._dtypes = [_dtype(leaf) for leaf in result.values()]
-        self._base = {name: numbers(name, leaf) for name, leaf in result.items()}
-        if not self._base:
-            must = "update must return the new weights: a model, or arrays of floats."
-            raise SpecificationError(
-                message(must, "no such array", "return model.state_dict().")
-            )
-        self._again = self._moves({})
-        self._tried: list[_Tried] = []
+        self._base = self._weights({}, cut)
+        self.names = [name for name, *_ in self._base]
+        self.dtypes = [dtype for _, dtype, _ in self._base]
+        lengths = np.array([_length(values) for *_, values in self._base])
+        self.rounding = 2 * lengths * [2.0 ** -_DIGITS[dtype] for dtype in self.dtypes]
 
-    def add(
-        self,
-        change: Variation,
-        of: tuple[str, ...],
-        *changed: Values | None,
-        cut: tuple[int, ...] = (),
-        begin: Values | None = None,
-        told: tuple[str, ...] = (),
-    ) -> None:
-        """Keep how far the weights move by changed values, from those with the values
-        `begin`.
-        """
-        known = [values for values in changed if values is not None]
-        if not known:
-            self._tried.append(_Tried(change, of, cause=Cause.CONSTANT))
-            return
-        moves, error = attempt(
-            lambda: np.max(
-                [self._moves(values, cut, begin) for values in known], axis=0
-            )
-        )
-        if error is not None:
-            first_line = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._tried.append(
-                _Tried(change, of, cause=Cause.REFUSED, told=(first_line,))
-            )
-        else:
-            self._tried.append(_Tried(change, of, moves, told=told))
-
-    def report(self) -> ProbeReport:
-        """Judge all changes, once it is known how far equal calls are apart."""
-        last = self._moves({})
-        noise = np.maximum(self._again, last)
-        sizes = np.array(
-            [np.linalg.norm(values) for values in map(_wide, self._base.values())]
-        )
-        stored = 2 * sizes * [2.0 ** -_DIGITS[each] for each in self._dtypes]
-        scale = self._scale()
-        total, least = _length(scale), _length(stored)
-        if not np.isfinite(least):
-            return ProbeReport(cause=Cause.NOT_FINITE)
-        if _length(noise) > max(_TENTH * total, least):
-            is_growing = _length(last) > 2 * _length(self._again)
-            return ProbeReport(cause=Cause.DRIFTS if is_growing else Cause.DRAWS)
-        if _TENTH * total <= least:
-            return ProbeReport(cause=Cause.UNSEEN)
-        allowed = tolerance(self._dtypes)
-        rounding = np.max(
-            [stored, 4 * noise, np.full_like(noise, allowed.fits * total)], axis=0
-        )
-        is_precise = {*self._dtypes} == {"float64"}
-        by_sums = FINE.differs if is_precise else COARSE.differs
-        limits = _Limits(tuple(self._base), scale, rounding, total, by_sums)
-        effects = tuple(map(limits.judge, self._tried))
-        return ProbeReport(effects, float(np.max(rounding)) / total)
-
-    def _scale(self) -> np.ndarray:
-        """Return how far each parameter moves at most by other real values."""
-        seen = [
-            each.moves
-            for each in self._tried
-            if each.moves is not None
-            and each.change in (Variation.VALUE, Variation.VALUES)
-        ]
-        finite = [moves for moves in seen if np.all(np.isfinite(moves))]
-        return np.max([np.zeros(len(self._base)), *finite], axis=0)
-
-    def _result(self, values: Values, cut: tuple[int, ...]) -> dict[str, Any]:
-        """Return the new weights of an update, by name, as the user's function returns
-        them.
-        """
+    def _weights(
+        self, values: Values, cut: tuple[int, ...]
+    ) -> list[tuple[str, str, np.ndarray]]:
+        """Return (name, dtype, values) of each parameter that the user's function gives."""
         found = self._update(self._rows.changed(values), *(cut or self._cut))
         if hasattr(found, "state_dict"):
             found = found.state_dict()
@@ -217,93 +162,70 @@ class _Experiment:
             found = found.weights
         elif isinstance(found, Iterator):
             found = [*found]
-        named: dict[str, Any] = {}
-        for name, leaf in leaves(found, "weights"):
-            path = getattr(leaf, "path", name)  # of a variable of Keras
-            if _dtype(leaf) in _DIGITS:
-                named[name if path in named else path] = leaf
-        return named
-
-    def _moves(
-        self, values: Values, cut: tuple[int, ...] = (), begin: Values | None = None
-    ) -> np.ndarray:
-        """Return how far each parameter is from its value with the batch, or with
-        `begin`.
-        """
-        base = self._weights(begin) if begin else self._base
-        weights = self._weights(values, cut)
-        if {n: w.shape for n, w in weights.items()} != {
-            n: w.shape for n, w in base.items()
-        }:
-            must = (
-                "update must return the same weights, by name and shape, in each call."
-            )
-            raise SpecificationError(
-                message(must, ", ".join(weights), "return those of one model.")
-            )
-        apart = [
-            np.linalg.norm(_wide(weights[name]) - _wide(base[name])) for name in base
+        return [
+            (getattr(leaf, "path", name), _dtype(leaf), numbers(leaf))
+            for name, leaf in leaves(found, "weights")
+            if _dtype(leaf) in _DIGITS
         ]
-        return np.nan_to_num(apart, nan=np.inf)
 
-    def _weights(
-        self, values: Values, cut: tuple[int, ...] = ()
-    ) -> dict[str, np.ndarray]:
-        return {
-            name: numbers(name, leaf)
-            for name, leaf in self._result(values, cut).items()
-        }
+    def moves(self, ways: list[Values], cut: tuple[int, ...] = ()) -> np.ndarray:
+        """Return how far each parameter moves at most from its value with the batch."""
+        pairs = (zip(self._weights(v, cut), self._base, strict=True) for v in ways)
+        apart = [
+            [_length(np.subtract(a[-1], b[-1], dtype="float64")) for a, b in each]
+            for each in pairs
+        ]
+        return np.nan_to_num(np.max(apart, axis=0), nan=np.inf)
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """How far parameters move by other values, and by rounding."""
-
-    names: tuple[str, ...]
-    scale: np.ndarray
-    rounding: np.ndarray
-    total: float
-    by_sums: (
-        float  # as far as other sums move most parameters, at a lower precision perhaps
-    )
-
-    def judge(self, tried: _Tried) -> Effect:
-        """Return the effect of a change."""
-        change, of, moves, told = tried.change, tried.of, tried.moves, tried.told
+def _report(trained: _Trained, changes: list[_Change]) -> ProbeReport:
+    """Try all changes, and judge them by the moves of equal calls and of other values."""
+    noise = trained.moves([{}, {}])
+    tried = [attempt(partial(trained.moves, each.ways, each.cut)) for each in changes]
+    by_values = [
+        np.nan_to_num(moves, posinf=0)
+        for each, (moves, _) in zip(changes, tried, strict=True)
+        if each.kind is Variation.VALUES and moves is not None
+    ]
+    scale = np.max([np.zeros_like(noise), *by_values], axis=0)
+    total, least = _length(scale), _length(trained.rounding)
+    if not np.isfinite(least):
+        return ProbeReport(cause=Cause.NOT_FINITE)
+    if _length(noise) > max(_TENTH * total, least):
+        return ProbeReport(cause=Cause.DRAWS)
+    if _TENTH * total <= least:
+        return ProbeReport(cause=Cause.UNSEEN)
+    fits = tolerance(trained.dtypes).fits * total
+    rounding = np.maximum(np.maximum(trained.rounding, 4 * noise), fits)
+    is_precise = {*trained.dtypes} == {"float64"}
+    by_sums = (FINE if is_precise else COARSE).differs  # at a lower precision perhaps
+    is_moving, effects = scale > rounding, []
+    for change, (moves, error) in zip(changes, tried, strict=True):
+        of = change.kind, change.of
+        cause: Cause | None = Cause.REFUSED
         if moves is None:
-            return Effect(change, of, Outcome.UNJUDGED, cause=tried.cause, told=told)
-        apart, num = _length(moves) / self.total, len(self.names)
-        farthest = np.argsort(-moves, kind="stable")
-        moved = [i for i in farthest if moves[i] > self.rounding[i]]
-        parameters = tuple((self.names[i], float(moves[i]) / self.total) for i in moved)
-        if not moved:
-            return Effect(change, of, Outcome.SAME, apart)
-        cause = None
-        if change is Variation.PADDING and told:
-            cause = Cause.MARKS
-        elif change in _SUMS and self._is_like_rounding(moves):
-            cause = Cause.SMALL
-        outcome = Outcome.MOVES if cause is None else Outcome.UNJUDGED
-        return Effect(change, of, outcome, apart, parameters, num, cause, told)
-
-    def _is_like_rounding(self, moves: np.ndarray) -> bool:
-        """Whether most parameters move by little or nothing: another sum touches all
-        gradients.
-        """
-        is_moving = self.scale > self.rounding
-        ratios = moves[is_moving] / self.scale[is_moving]
-        return float(np.quantile(ratios, 0.5, method="lower")) <= self.by_sums
+            told = f"{type(error).__name__}: {error}"
+            effects.append(Effect(*of, Outcome.UNJUDGED, cause=cause, told=told))
+            continue
+        moved = [i for i in np.argsort(-moves) if moves[i] > rounding[i]]
+        # Another sum touches all gradients: by rounding most parameters move by little.
+        ratios = [0.0, *(moves[is_moving] / scale[is_moving])]
+        is_sum = change.kind in (Variation.ORDER, Variation.CUTS)
+        is_small = is_sum and np.quantile(ratios, 0.5, method="higher") <= by_sums
+        doubt = Cause.MARKS if change.is_marked else Cause.SMALL if is_small else None
+        cause = doubt if moved else None
+        judged = Outcome.MOVES if moved else Outcome.SAME
+        outcome = judged if cause is None else Outcome.UNJUDGED
+        apart = tuple((trained.names[i], float(moves[i]) / total) for i in moved)
+        length = _length(moves) / total
+        effects.append(Effect(*of, outcome, length, apart, len(moves), cause))
+    return ProbeReport(tuple(effects), float(np.max(rounding)) / total)
 
 
 def _dtype(leaf: Any) -> str:
-    return str(
-        getattr(getattr(leaf, "dtype", ""), "name", getattr(leaf, "dtype", ""))
-    ).rpartition(".")[2]
-
-
-def _wide(values: np.ndarray) -> np.ndarray:
-    return np.asarray(values, "float64")
+    dtype = getattr(leaf, "dtype", "")
+    return str(getattr(dtype, "name", dtype)).rpartition(".")[2]
 
 
 def _length(vector: np.ndarray) -> float:
-    return float(np.linalg.norm(vector))
+    return float(np.linalg.norm(np.asarray(vector, "float64")))

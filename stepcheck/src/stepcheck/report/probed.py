@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum, auto
+from itertools import groupby
 
 from stepcheck.errors import SpecificationError, message
 from stepcheck.report.words import listed, many
@@ -12,17 +13,14 @@ _NUM_SHOWN = 3  # parameters that a line names
 class Variation(StrEnum):
     """A change of a batch.
 
-    `VALUE` is in one row and `VALUES` in all: at least one must matter. `ROW` is a
-    fact. The others must not matter.
+    `VALUES` of one array at least must matter. The others must not.
     """
 
-    VALUE = auto()
     VALUES = auto()
     ORDER = auto()
     PADDING = auto()
     WEIGHTS = auto()
     CUTS = auto()
-    ROW = auto()
 
 
 class Outcome(StrEnum):
@@ -36,7 +34,6 @@ class Outcome(StrEnum):
 class Cause(StrEnum):
     """The reason why an outcome is not known."""
 
-    DRIFTS = auto()
     DRAWS = auto()
     UNSEEN = auto()
     NOT_FINITE = auto()
@@ -47,13 +44,11 @@ class Cause(StrEnum):
 
 
 _CHANGES = {
-    Variation.VALUE: "other values in one row of {}",
     Variation.VALUES: "other values in all rows of {}",
     Variation.ORDER: "another order of the rows",
     Variation.PADDING: "padded values of {}",
     Variation.WEIGHTS: "{} in rows of weight 0",
-    Variation.CUTS: "a cut into {}",
-    Variation.ROW: "one more row of weight 0 (which some losses count in their divisor)",
+    Variation.CUTS: "a cut into {} microbatches",
 }
 _LOOK = {
     Variation.ORDER: (
@@ -68,27 +63,23 @@ _LOOK = {
     ),
 }
 _CAUSES = {
-    Cause.DRIFTS: (
-        "`update` does not begin anew: the same batch moves the weights further in each call. "
-        "Restore the weights, the optimizer and the schedule at its beginning, or make them there"
-    ),
     Cause.DRAWS: (
-        "two calls of `update` with the same batch give other weights. Switch dropout off, or "
-        "seed all draws at the beginning of `update`"
+        "two calls of `update` with the same batch give other weights. Restore the weights, the "
+        "optimizer and the schedule at its beginning, and switch dropout off, or seed all draws"
     ),
     Cause.UNSEEN: (
         "no other value in the batch moves the weights by more than their rounding. Let `update` "
         "train on the batch that it gets, by a larger step"
     ),
     Cause.NOT_FINITE: "the new weights are not finite",
-    Cause.REFUSED: "`update` refused it ({})",
+    Cause.REFUSED: "`update` refused it ({told})",
     Cause.MARKS: (
-        "all are {}, which no real place is, so the update may know the padding by them. If they "
-        "must not matter, state padding={{{!r}: mask}}"
+        "all have one value, which no real place has, so the update may know the padding by it. "
+        "If they must not matter, state padding={{'{of}': mask}}"
     ),
     Cause.SMALL: (
-        "{}: as little or as few as rounding moves, in a lower precision, or where an optimizer "
-        "divides a gradient of 0 by its own size (Adam). Let `update` use SGD, or float64"
+        "{moved}: as little or as few as rounding moves, in a lower precision, or where an "
+        "optimizer divides a gradient of 0 by its size (Adam). Let `update` use SGD, or float64"
     ),
     Cause.CONSTANT: "no other value is there to put in their place",
 }
@@ -107,7 +98,7 @@ class Effect:
         parameters: (name, distance) of each parameter that moved, the farthest first.
         num_parameters: how many there are.
         cause: why it is not judged; None if it is.
-        told: details of the cause.
+        told: the error of an update that refused the change.
     """
 
     change: Variation
@@ -117,10 +108,10 @@ class Effect:
     parameters: tuple[tuple[str, float], ...] = ()
     num_parameters: int = 0
     cause: Cause | None = None
-    told: tuple[str, ...] = ()
+    told: str = ""
 
     def __str__(self) -> str:
-        return f"{_name(self)}: {_outcome(self)}"
+        return f"{_named([self])}: {_outcome(self)}"
 
 
 @dataclass(frozen=True)
@@ -140,25 +131,26 @@ class ProbeReport:
     @property
     def findings(self) -> tuple[Effect, ...]:
         """The changes that must not matter, and do."""
-        must_not = {*_LOOK}
-        return tuple(
-            each
-            for each in self.effects
-            if each.outcome is Outcome.MOVES and each.change in must_not
-        )
+        moves = self._with(Outcome.MOVES)
+        return tuple(each for each in moves if each.change in _LOOK)
 
     @property
     def unjudged(self) -> tuple[Effect, ...]:
         """The changes whose effect is not known."""
-        return tuple(each for each in self.effects if each.outcome is Outcome.UNJUDGED)
+        return self._with(Outcome.UNJUDGED)
+
+    def _with(self, *outcomes: Outcome) -> tuple[Effect, ...]:
+        return tuple(each for each in self.effects if each.outcome in outcomes)
 
     @property
     def is_right(self) -> bool:
-        """Whether no change matters that must not, and each was judged; a row more need
-        not be.
-        """
-        must = [each for each in self.unjudged if each.change in _LOOK]
-        return self.cause is None and not self.findings and not must
+        """Whether no change matters that must not, and each was judged."""
+        are_same = (
+            each.outcome is Outcome.SAME
+            for each in self.effects
+            if each.change in _LOOK
+        )
+        return self.cause is None and all(are_same)
 
     def require(self, *changes: str) -> None:
         """Raise unless each change was judged, and does not matter: for a test.
@@ -170,20 +162,14 @@ class ProbeReport:
             AssertionError: one matters, or was not judged; its text is the report.
             SpecificationError: there is no such change.
         """
-        unknown = {*changes} - {*_LOOK}
+        unknown = sorted({*changes} - {*_LOOK})
         if unknown:
-            must = f"Changes must be of {', '.join(_LOOK)}."
-            raise SpecificationError(
-                message(must, ", ".join(sorted(unknown)), "report.require('order').")
-            )
-        wanted = {*changes} or {
-            each.change for each in self.effects if each.change in _LOOK
-        }
-        judged = {
-            each.change for each in self.effects if each.outcome is not Outcome.UNJUDGED
-        }
+            must, advice = f"Changes must be of {', '.join(_LOOK)}.", "'order'."
+            raise SpecificationError(message(must, ", ".join(unknown), advice))
+        made = {each.change for each in self.effects} & {*_LOOK}
+        wanted = {*changes} or made
         wrong = {each.change for each in (*self.findings, *self.unjudged)}
-        if wanted & wrong or not wanted <= judged or self.cause is not None:
+        if not wanted <= made - wrong or self.cause is not None:
             raise AssertionError(str(self))
 
     @property
@@ -192,9 +178,8 @@ class ProbeReport:
         if self.cause is not None:
             return f"Nothing could be judged: {_CAUSES[self.cause]}."
         if self.findings:
-            named = ", ".join(
-                _named(self.findings, change) for change in _changes(self.findings)
-            )
+            groups = groupby(self.findings, lambda each: each.change)
+            named = ", ".join(_named([*group]) for _, group in groups)
             return f"The update depends on {named}."
         num = many(len({each.change for each in self.effects} & {*_LOOK}), "change")
         if not self.is_right:
@@ -204,50 +189,33 @@ class ProbeReport:
     def __str__(self) -> str:
         if self.cause is not None:
             return self.first_line
-        lines = [self.first_line, ""]
-        shown = [each for each in self.effects if each.change is not Variation.VALUES]
-        lines += [f"  {each}" for each in shown if each.outcome is not Outcome.UNJUDGED]
+        judged = self._with(Outcome.SAME, Outcome.MOVES)
+        lines = [self.first_line, "", *(f"  {each}" for each in judged)]
         if self.unjudged:
-            lines += ["", "Not judged:"]
-            lines += [
-                f"  - {each}" for each in shown if each.outcome is Outcome.UNJUDGED
-            ]
-        for change in _changes(self.findings):
+            lines += ["", "Not judged:", *(f"  - {each}" for each in self.unjudged)]
+        for change in dict.fromkeys(each.change for each in self.findings):
             lines += ["", f"Look for {_LOOK[change]}."]
         unit = "Distances: 1 is as far as other real values move the weights"
-        return "\n".join(
-            [*lines, "", f"{unit}; up to {self.rounding:.2g} is rounding."]
-        )
+        lines += ["", f"{unit}; up to {self.rounding:.2g} is rounding."]
+        return "\n".join(lines)
 
     __repr__ = __str__
 
 
-def _changes(effects: tuple[Effect, ...]) -> list[Variation]:
-    return [*dict.fromkeys(each.change for each in effects)]
-
-
-def _named(effects: tuple[Effect, ...], change: Variation) -> str:
+def _named(effects: list[Effect]) -> str:
     """Return a change in words, with all parts of the batch that it was made in."""
-    parts = [each.of for each in effects if each.change is change]
-    names = [" ".join(each) for each in parts]
-    if change is Variation.CUTS:
-        names = [f"{' or '.join(names)} microbatches"]
-    return _CHANGES[change].format(" and ".join(names))
-
-
-def _name(effect: Effect) -> str:
-    return _named((effect,), effect.change)
+    change, parts = effects[0].change, [" ".join(each.of) for each in effects]
+    word = " or " if change is Variation.CUTS else " and "
+    return _CHANGES[change].format(word.join(parts))
 
 
 def _outcome(effect: Effect) -> str:
-    if effect.cause is not None:
-        return _CAUSES[effect.cause].format(*(effect.told or [_moved(effect)]))
-    if effect.outcome is Outcome.SAME:
-        return f"no weight moves (distance {effect.distance:.2g})"
-    return _moved(effect)
-
-
-def _moved(effect: Effect) -> str:
     num = f"{len(effect.parameters)} of {many(effect.num_parameters, 'parameter')}"
     some = tuple(f"{name} ({apart:.2g})" for name, apart in effect.parameters)
-    return f"moves {num} by {effect.distance:.2g}: {listed(some, _NUM_SHOWN)}"
+    moved = f"moves {num} by {effect.distance:.2g}: {listed(some, _NUM_SHOWN)}"
+    if effect.cause is not None:
+        of = " ".join(effect.of)
+        return _CAUSES[effect.cause].format(told=effect.told, moved=moved, of=of)
+    if effect.outcome is Outcome.SAME:
+        return f"no weight moves (distance {effect.distance:.2g})"
+    return moved
