@@ -32,7 +32,7 @@ Arrays = list[np.ndarray]
 
 
 class Moves(NamedTuple):
-    """The updates as vectors: the weights before, what they lost, the meant gradients.
+    """The updates as vectors: the weights before, minus their moves, the meant gradients.
 
     Attributes:
         near: by update, the distance up to which a move is reproduced.
@@ -149,7 +149,7 @@ def _of_loss(seen: Windows, evidence: list[Evidence]) -> Windows:
 def _meant_rates(
     evidence: list[Evidence], rates: np.ndarray, schedule: Schedule | None
 ) -> np.ndarray:
-    """Return the rates that are meant: what is a count of rows or replicas in others
+    """Return the rates that are meant: a factor by rows or replicas in others
     belongs to the gradient.
     """
     rows = np.array([e.whole[0] for e in evidence])
