@@ -178,20 +178,6 @@ def test_variables_of_one_name_are_told_apart():
 
 
 @ONLY_TENSORFLOW
-def test_two_passes_of_one_loss_are_no_microbatches():
-    model = network()
-    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-
-    def value(outputs, x, y):
-        return squared(outputs, y) + ops.mean(model(-x) ** 2)
-
-    optimizer.build(model.trainable_variables)
-    with stepcheck.watch(model, (X, Y), loss="mse", optimizer=optimizer) as report:
-        descend(model, value, (X, X, Y), 6, by(optimizer))
-    assert Fault.ACCUMULATED_TWICE not in faults(report)
-
-
-@ONLY_TENSORFLOW
 def test_two_optimizers_on_one_batch_apply_no_stale_gradients():
     import tensorflow as tf
 

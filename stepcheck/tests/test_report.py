@@ -181,7 +181,7 @@ def test_a_stage_that_fails_is_no_finding_and_its_traceback_is_kept(
     def broken(*_):
         raise ZeroDivisionError("of our own")
 
-    monkeypatch.setattr("stepcheck.judge.second_passes", broken)
+    monkeypatch.setattr("stepcheck.judge.state", broken)
     report = watched()
     assert report.findings == []
     assert report.judged == [Stage.ROWS, Stage.MODE, Stage.GRADIENT, Stage.STEP]

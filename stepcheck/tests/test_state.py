@@ -90,35 +90,6 @@ def test_states_of_a_recurrent_layer_that_are_reset_are_no_statistics(resets):
     assert Stage.STATE not in {each.stage for each in report.findings}, str(report)
 
 
-@pytest.mark.skipif(
-    ENGINE != "tensorflow", reason="the second pass is a call of the model"
-)
-@pytest.mark.parametrize(
-    ("training", "rows_again", "found"),
-    [
-        (True, True, [Fault.SECOND_PASS_IN_TRAINING_MODE]),
-        (False, True, []),
-        (True, False, []),
-    ],
-)
-def test_second_passes_on_the_rows_of_an_update(training, rows_again, found):
-    import tensorflow as tf
-
-    model, num = with_norm(), 18
-    optimizer = keras.optimizers.SGD(0.01)
-    with stepcheck.watch(model, (X[:num], LABELS[:num]), loss="mse") as report:
-        for epoch in range(3):
-            for rows in np.split(np.random.default_rng(epoch).permutation(num), 3):
-                with tf.GradientTape() as tape:
-                    loss = square(model(X[rows], training=True), LABELS[rows])
-                optimizer.apply(
-                    tape.gradient(loss, model.trainable_variables),
-                    model.trainable_variables,
-                )
-                model(X[rows] if rows_again else X[num:], training=training)
-    assert faults(report) == found, str(report)
-
-
 # ---- weights and the optimizer's state ----
 
 

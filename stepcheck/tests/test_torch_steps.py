@@ -9,9 +9,10 @@ from small_torch import CLASSES, CROSS, X, batches, network, seeded  # noqa: E40
 from torch import optim  # noqa: E402
 
 import stepcheck  # noqa: E402
-from stepcheck.faults import Fault, Quantity  # noqa: E402
+from stepcheck.faults import Fault, Quantity, Stage  # noqa: E402
 from stepcheck.steps import HALF_EPS, begun, stepped  # noqa: E402
 from stepcheck.torch.steps import rule_of  # noqa: E402
+from stepcheck.values import Reason, Unjudged  # noqa: E402
 
 SETTINGS = {
     "sgd": (optim.SGD, {"lr": 0.1, "weight_decay": 0.1}),
@@ -118,8 +119,8 @@ def test_right_steps_in_half_precision_are_right(kind):
 def test_the_framework_makes_steps_that_have_no_rule(make):
     model = network()
     report = loop(model, make(model.parameters(), lr=0.01))
-    assert report.findings == [], str(report)
-    assert report.unjudged == [], str(report)
+    assert report.is_right, str(report)
+    assert report.unjudged == [Unjudged(Reason.STEP_UNKNOWN, Stage.STEP, 12)]
 
 
 class Halved(optim.Adam):

@@ -95,8 +95,6 @@ class Fault(Enum):
     ROWS_TWICE_IN_A_PASS = Quantity.ROWS, Error.TWICE
     # mode
     INFERENCE_MODE = Quantity.MODE, Error.ANOTHER_FORM
-    INPUTS_SWAPPED = Quantity.MODE, Error.ANOTHER_INDEX
-    LABELS_AMONG_THE_INPUTS = Quantity.MODE, Error.ANOTHER_INDEX
     # labels and weights
     LABELS_SHIFTED = Quantity.LABELS, Error.ANOTHER_INDEX
     LABELS_OF_OTHER_ROWS = Quantity.LABELS, Error.ANOTHER_INDEX
@@ -158,7 +156,6 @@ class Fault(Enum):
     RATE_UNLIKE = Quantity.RATE, Error.UNLIKE
     APPLIED_TWICE = Quantity.STEP, Error.TWICE
     VARIABLE_UPDATED_TWICE = Quantity.STEP, Error.TWICE
-    ACCUMULATED_TWICE = Quantity.STEP, Error.TWICE
     OPTIMIZER_RE_CREATED = Quantity.STEP, Error.LEFT_OUT
     OPTIMIZER_STATE_THROWN_AWAY = Quantity.STEP, Error.LEFT_OUT
     STEPS_OF_ZEROS = Quantity.STEP, Error.COUNTED
@@ -173,7 +170,6 @@ class Fault(Enum):
     SEEDS_THROWN_AWAY = Quantity.STATE, Error.LEFT_OUT
     STATE_OF_ONE_MICROBATCH = Quantity.STATE, Error.LEFT_OUT
     STATISTICS_NEVER_WRITTEN_BACK = Quantity.STATE, Error.LEFT_OUT
-    SECOND_PASS_IN_TRAINING_MODE = Quantity.STATE, Error.TWICE
     # the printed loss
     PRINTED_MEAN_OF_MEANS = Quantity.PRINTED, Error.COUNTED
     PRINTED_LAST_BATCH = Quantity.PRINTED, Error.LEFT_OUT

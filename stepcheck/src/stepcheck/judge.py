@@ -1,50 +1,38 @@
-"""The verdict on a recorded loop: a table of stages, judged one after another."""
+"""The verdict on a recorded loop: a table of checks, by stage, one after another."""
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from stepcheck import tree
-from stepcheck.faults import Error, Fault, Quantity, Stage
+from stepcheck.faults import Error, Fault, Stage
 from stepcheck.port import ByPass, NoLoss, Port, quiet
 from stepcheck.progress import NOW
 from stepcheck.solve.changes import Schedule, otherwise
 from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.solve.modes import Modes, rare
 from stepcheck.solve.optimizers import stated
-from stepcheck.solve.outputs import are_in_turn
 from stepcheck.solve.readings import read, without_void
 from stepcheck.stages.facts import Facts, facts, written
-from stepcheck.stages.gradients import Judged as OfGradients
 from stepcheck.stages.gradients import gradients
-from stepcheck.stages.moves import between
-from stepcheck.stages.passes import mode, second_passes, state
+from stepcheck.stages.moves import MOVED_INSIDE, between
+from stepcheck.stages.passes import mode, state
 from stepcheck.stages.printed import printed
-from stepcheck.stages.rows import Use, across, altered, order
+from stepcheck.stages.rows import Use, across, order
 from stepcheck.stages.steps import of_steps, repeated
 from stepcheck.stages.variables import left_out, lost_statistics
 from stepcheck.trace.log import Applied, Called, Log, Values
 from stepcheck.trace.measure import all_same, are_finite, classes
 from stepcheck.trace.windows import Rows, Update, Windows, windows
-from stepcheck.values import Finding, Line, Reason, Unjudged
+from stepcheck.values import Finding, Reason, Unjudged
 
 LEAST = 3  # updates after the last change of what is trainable
-_MOVED_INSIDE = {
-    Fault.DECAY_BY_MICROBATCH,
-    Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW,
-    Fault.REPLICAS_DRIFT_APART,
-}
-_CARRIED = frozenset({Fault.WINDOW_CARRIED_OVER})
-IMPLIES = {  # faults of the same numbers
-    Fault.ACCUMULATED_TWICE: _CARRIED,
-    Fault.ROWS_NEVER_USED: _CARRIED,
-    Fault.ROWS_TWICE_IN_A_PASS: _CARRIED,
-}
+REQUIRED = tuple(stage for stage in Stage if stage is not Stage.PRINTED)
 Judged = Iterable[Finding | Unjudged]
 
 
@@ -72,9 +60,12 @@ class Verdict:
     @property
     def has_seen(self) -> bool:
         """Whether at least one update on rows of the data was seen."""
-        return (
-            self.seen is not None and bool(self.seen.updates) and self.num_batches > 0
-        )
+        return self.num_updates > 0 and self.num_batches > 0
+
+    @property
+    def num_updates(self) -> int:
+        """The number of updates."""
+        return len(self.seen.updates) if self.seen is not None else 0
 
     @property
     def num_batches(self) -> int:
@@ -87,15 +78,11 @@ class Verdict:
     @property
     def judged(self) -> list[Stage]:
         """The stages that were judged, of one update at least."""
-        num = len(self.seen.updates if self.seen is not None else ())
-        whole = {each.stage for each in self.unjudged if each.is_of_all(num)}
-        if not self.has_seen or None in whole:
+        num = self.num_updates
+        left = {each.stage for each in self.unjudged if each.is_of_all(num)}
+        if not self.has_seen or None in left:
             return []
-        return [
-            each
-            for each in Stage
-            if each not in {*whole, *self.failures, Stage.PRINTED}
-        ]
+        return [each for each in REQUIRED if each not in {*left, *self.failures}]
 
     def of(self, stage: Stage) -> list[Finding]:
         """Return the findings of a stage."""
@@ -147,19 +134,6 @@ class Case:
             return _judged(self)
 
 
-class Check(NamedTuple):
-    """One check of a stage.
-
-    Attributes:
-        run: yields its findings.
-        is_of_updates: whether it needs updates on rows of the data.
-    """
-
-    stage: Stage
-    run: Callable[["_Context"], Judged]
-    is_of_updates: bool = True
-
-
 class _Context:
     """All that the checks of one loop read; the verdict so far."""
 
@@ -169,14 +143,13 @@ class _Context:
             step.optimizer != case.compiled for step in case.log.applied
         ):
             case.schedule = None  # the compiled optimizer's, which is not the loop's
-        self.log, self.is_late = _late(case.log)
-        self.before = case.before if not self.is_late else _first_params(self.log)
+        self.log = _last_part(case.log)
+        self.is_late = self.log is not case.log
+        self.before = _first_params(self.log) if self.is_late else case.before
         self.replay = case.port(case.model, case.data, by_pass=case.by_pass)
         self.rows = Rows(case.data[0])
         seen = windows(self.log, self.rows, case.schedule)
-        self.seen = self.verdict.seen = replace(
-            seen, updates=without_void(seen.updates)
-        )
+        self.seen = replace(seen, updates=without_void(seen.updates))
         self.objective = self.replay.unmasked(case.objective, self.seen.pieces)
         self.verdict.unjudged += self.log.unjudged
         if self.is_late:
@@ -184,9 +157,14 @@ class _Context:
             self.verdict.unjudged.append(Unjudged(Reason.THAWED, Stage.GRADIENT, num))
 
     @property
-    def has_loss(self) -> bool:
-        """Whether the loss that is meant is known."""
-        return not isinstance(self.objective, NoLoss)
+    def seen(self) -> Windows:
+        """The updates."""
+        assert self.verdict.seen is not None
+        return self.verdict.seen
+
+    @seen.setter
+    def seen(self, seen: Windows) -> None:
+        self.verdict.seen = seen
 
     @cached_property
     def modes(self) -> Modes:
@@ -198,42 +176,14 @@ class _Context:
         return modes
 
     @cached_property
-    def is_in_turn(self) -> bool:
-        """Whether updates apply the losses of several outputs one after another."""
-        return are_in_turn(self.seen.updates)
-
-    @cached_property
     def twice(self) -> list[int]:
         """The updates that apply the gradient of the update before once more."""
         return repeated(self.seen.updates)
 
-    @cached_property
-    def meant(self) -> Meant:
-        """The update that was meant."""
-        own = None if self.seen.is_by_hand else self.case.optimizer
-        return Meant(
-            self.replay,
-            self.objective,
-            self.modes,
-            self.seen.place,
-            self.log.scaled,
-            own,
-        )
-
-    def read(self) -> None:
-        """Choose the open facts of the log so that they make the gradients."""
-        case = self.case
-        meant = Meant(
-            self.replay,
-            self.objective,
-            self.modes,
-            self.seen.place,
-            self.log.scaled,
-            case.optimizer,
-        )
-        self.seen = self.verdict.seen = read(
-            meant, self.seen, self.rows, case.data, case.schedule
-        )
+    def meant(self, optimizer: Any) -> Meant:
+        """Return the update that was meant."""
+        known = self.replay, self.objective, self.modes, self.seen.place
+        return Meant(*known, self.log.scaled, optimizer)
 
     @cached_property
     def steps(self) -> list[Update]:
@@ -253,111 +203,91 @@ class _Context:
 
     @cached_property
     def moved(self) -> list[Finding]:
-        """The findings on what moves between updates."""
+        """The findings on what moves between updates, unless a pass itself moves
+        weights.
+        """
+        if self.replay.moves_weights:
+            return []
         optimizer = self.case.optimizer
-        is_own = bool(self.steps) and all(
-            step.applied.optimizer == id(optimizer) for step in self.steps
-        )
+        is_own = all(step.applied.optimizer == id(optimizer) for step in self.steps)
         decay = self.replay.decay(optimizer) if is_own else None
-        moves = self.replay.moves_weights
-        found = [*between(self.steps, decay, self.replay.names, moves_weights=moves)]
-        return [each for each in found if not (moves and each.fault in _MOVED_INSIDE)]
+        return [*between(self.steps, decay, self.replay.names)]
 
     @cached_property
     def known(self) -> list[Update]:
         """The updates whose gradients can be computed again."""
-        moving = {
-            n
-            for each in self.moved
-            if each.fault in _MOVED_INSIDE
-            for n in each.where.updates
-        }
-        known = [
-            u
-            for u in self.seen.updates
-            if self.modes.knows(u) and u.number not in self.twice
+        left, found = Counter[Reason](), []
+        for update in self.seen.updates:
+            if update.number in self.twice:
+                continue
+            if (reason := self._unknown(update)) is not None:
+                left[reason] += 1
+            elif self.modes.knows(update):
+                found.append(update)
+        self.verdict.unjudged += [
+            Unjudged(reason, Stage.GRADIENT, num) for reason, num in left.items()
         ]
-        clear = self.seen.settled | {u.number for u in known if self._is_clear(u)}
-        loss = getattr(self.objective, "loss", None)
-        coupled = {
-            u.number
-            for u in known
-            if getattr(loss, "is_coupled", False) and len(u.pieces) > 1
-        }
-        left = {
-            Reason.COUPLED: len(coupled),
-            Reason.EQUAL_ROWS: sum(u.number not in clear for u in known),
-            Reason.NOT_KEPT: sum(not u.applied.is_whole for u in self.seen.updates),
-            Reason.NO_FORWARD_PASS: sum(
-                not u.pieces for u in self.seen.updates if u.number not in self.twice
-            ),
-            Reason.RARE_SHAPES: len(self.modes.left),
-            Reason.MOVING: len(moving),
-        }
-        found = [
-            Unjudged(reason, Stage.GRADIENT, num) for reason, num in left.items() if num
-        ]
-        self.verdict.unjudged += found
-        return [u for u in known if u.number in clear - coupled - moving]
+        return found
 
-    def _is_clear(self, update: Update) -> bool:
-        return not self.rows.twins(update.rows) or self.rows.agree(
-            update.rows, self.case.data[1:]
-        )
+    def _unknown(self, update: Update) -> Reason | None:
+        """Return why the gradient of an update cannot be computed again, or compared."""
+        seen, rows = self.seen, self.rows
+        is_coupled = getattr(getattr(self.objective, "loss", None), "is_coupled", False)
+        is_clear = update.number in seen.settled or not rows.twins(update.rows)
+        inside = (each for each in self.moved if each.fault in MOVED_INSIDE)
+        reasons = {
+            Reason.NOT_KEPT: not update.applied.is_whole,
+            Reason.NO_FORWARD_PASS: not update.pieces,
+            Reason.RARE_SHAPES: update.number in self.modes.left,
+            Reason.MOVING: any(update.number in each.where.updates for each in inside),
+            Reason.COUPLED: is_coupled and len(update.pieces) > 1,
+            Reason.EQUAL_ROWS: not is_clear
+            and not rows.agree(update.rows, self.case.data[1:]),
+        }
+        return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
 def _judged(case: Case) -> Verdict:
     context = _Context(case)
     verdict = context.verdict
-    for check in CHECKS:
-        if check.is_of_updates and not _has_updates(context):
-            continue
-        NOW.stage = check.stage
-        try:
-            found = [*check.run(context)]
-        except Exception:  # the loop may do anything: what was found so far is kept
-            verdict.failures[check.stage] = traceback.format_exc()
-            continue
-        findings = [each for each in found if isinstance(each, Finding)]
-        verdict.unjudged += [each for each in found if isinstance(each, Unjudged)]
-        verdict.findings += findings
-    implied = {
-        fault for each in verdict.findings for fault in IMPLIES.get(each.fault, ())
-    }
-    left = [each for each in verdict.findings if each.fault not in implied]
-    left = [_at_line(each, case.log.lines.get(each.fault)) for each in left]
-    if verdict.seen is not None and verdict.seen.updates:
+    _run(context, Stage.ROWS, _seen)
+    if verdict.has_seen and all(e.stage or e.updates for e in verdict.unjudged):
+        for stage, check in CHECKS:
+            _run(context, stage, check)
+    if context.seen.updates:
         verdict.facts = _facts(context)
     stages = [*Stage]
-    verdict.findings = sorted(left, key=lambda finding: stages.index(finding.stage))
+    verdict.findings.sort(key=lambda finding: stages.index(finding.stage))
     return verdict
 
 
-def _at_line(finding: Finding, line: Line | None) -> Finding:
-    return (
-        finding
-        if line is None
-        else replace(finding, where=replace(finding.where, line=line))
-    )
+def _run(context: _Context, stage: Stage, check: Callable[[_Context], Judged]) -> None:
+    """Add the results of a check to the verdict, or the traceback of its error."""
+    NOW.stage = stage
+    verdict = context.verdict
+    try:
+        found = [*check(context)]
+    except Exception:  # the loop may do anything: what was found so far is kept
+        verdict.failures[stage] = traceback.format_exc()
+        return
+    verdict.unjudged += [each for each in found if isinstance(each, Unjudged)]
+    for each in found:
+        if isinstance(each, Finding):
+            line = context.log.lines.get(each.fault, each.where.line)
+            where = replace(each.where, line=line)
+            verdict.findings.append(replace(each, where=where))
 
 
-def _has_updates(context: _Context) -> bool:
-    return context.verdict.has_seen and all(
-        each.stage or each.updates for each in context.verdict.unjudged
-    )
-
-
-def _late(log: Log) -> tuple[Log, bool]:
-    """Return the last part of the log if the trainable variables change after a few
-    updates, and whether they do.
+def _last_part(log: Log) -> Log:
+    """Return the log from the last change of the trainable variables on, if a few
+    updates come after it.
     """
     trained = [each.trained for each in log.called if each.is_whole]
     if len(list(groupby(trained))) not in (2, 3):
-        return log, False
-    late = log.since(
-        max(each.order for each in _events(log) if each.trained != trained[-1])
-    )
-    return (late, True) if len(late.applied) >= LEAST else (log, False)
+        return log
+    others = [each.order for each in _events(log) if each.trained != trained[-1]]
+    late = log.since(max(others))
+    return late if len(late.applied) >= LEAST else log
 
 
 def _events(log: Log) -> list[Called | Applied]:
@@ -379,145 +309,135 @@ def _seen(context: _Context) -> Judged:
     seen, replay = context.seen, context.replay
     replay.settle(context.objective, seen.pieces)
     if not seen.updates:
-        now = replay.values()
-        has_moved = (
-            bool(context.before)
-            and now is not None
-            and not all_same(context.before, now.params)
-        )
+        now, before = replay.values(), context.before
+        has_moved = bool(before) and now and not all_same(before, now.params)
         yield Unjudged(Reason.OUTLINED if has_moved else Reason.NO_UPDATE)
     elif not seen.pieces:
         yield Unjudged(Reason.NO_FORWARD_PASS)
     elif not context.verdict.num_batches:
         yield Unjudged(Reason.OTHER_INPUTS)
-        labels = [np.asarray(leaf) for leaf in tree.leaves(context.case.data[1])]
-        yield from altered(context.rows, labels, seen.pieces)
     elif seen.foreign:
         yield Unjudged(Reason.OTHER_INPUTS, Stage.ROWS, seen.foreign)
-    if seen.is_by_hand and (
-        lost := sum(not are_finite(piece.called.params) for piece in seen.pieces)
-    ):
-        yield Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, lost)
+    num_lost = sum(not are_finite(piece.called.params) for piece in seen.pieces)
+    if seen.is_by_hand and num_lost:
+        yield Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, num_lost)
     trained = {each.trained for each in _events(context.log) if each.trained}
+    whole = [each for each in context.log.called if each.is_whole]
+    num_buffers = {len(each.buffers) for each in whole[-1:]}
     if len(trained) > 1:
         yield Unjudged(Reason.THAWED)
-        return
-    last = next((each for each in reversed(context.log.called) if each.is_whole), None)
-    if last is not None and not (
-        trained <= {replay.trained} and _has_all(replay, last)
+    elif whole and not (
+        trained <= {replay.trained} and num_buffers == {len(replay.names_of_others)}
     ):
         yield Unjudged(Reason.REMADE)
 
 
-def _has_all(replay: Port, last: Called) -> bool:
-    return len(last.buffers) == len(replay.names_of_others)
-
-
 def _rows(context: _Context) -> Judged:
-    context.read()
-    use = context.case.use
-    if context.is_in_turn:
-        yield Unjudged(Reason.IN_TURN, Stage.ROWS)
-        return
-    if context.case.is_given:
+    case = context.case
+    context.seen = read(
+        context.meant(case.optimizer),
+        context.seen,
+        context.rows,
+        case.data,
+        case.schedule,
+    )
+    if case.is_given:
         yield Unjudged(Reason.DATA_AS_GIVEN, Stage.ROWS)
     elif context.seen.in_training[0]:
         yield Unjudged(Reason.NO_GRADIENT, Stage.ROWS)
-    elif use is not None and context.is_late:
+    elif case.use is not None and context.is_late:
         yield Unjudged(Reason.THAWED, Stage.ROWS)
-    elif use is not None:
-        yield from order(use, context.seen, context.rows)
 
 
 def _mode(context: _Context) -> Judged:
     modes = context.modes
     yield from mode(modes)
-    yield from (
-        Unjudged(Reason.UNLIKE_OUTPUTS, stage)
-        for stage in modes.unlooked(context.seen.updates)
-    )
+    for stage in modes.unlooked(context.seen.updates):
+        yield Unjudged(Reason.UNLIKE_OUTPUTS, stage)
     if modes.unlike:
         yield Unjudged(Reason.UNLIKE_OUTPUTS, Stage.GRADIENT, len(modes.unlike))
 
 
 def _gradient(context: _Context) -> Judged:
-    seen, verdict = context.seen, context.verdict
-    if context.is_in_turn:
-        yield Unjudged(Reason.IN_TURN, Stage.GRADIENT)
+    case, seen, verdict = context.case, context.seen, context.verdict
+    is_own_step = seen.is_by_hand and not seen.is_rated and not seen.is_of_loss
+    if isinstance(context.objective, NoLoss) or is_own_step:
+        reason = Reason.OWN_STEP if is_own_step else Reason.NO_LOSS
+        yield Unjudged(reason, Stage.GRADIENT)
         return
-    if not context.has_loss:
-        yield Unjudged(Reason.NO_LOSS, Stage.GRADIENT)
+    meant = context.meant(None if seen.is_by_hand else case.optimizer)
+    evidence, judged = gradients(meant, context.known)
+    findings = [each for each in judged if isinstance(each, Finding)]
+    if context.replay.moves_weights and not all(e.change.is_known for e in findings):
+        yield Unjudged(Reason.MOVING, Stage.GRADIENT)  # the gradient is by moved ones
         return
-    if seen.is_by_hand and not seen.is_rated and not seen.is_of_loss:
-        yield Unjudged(Reason.OWN_STEP, Stage.GRADIENT)
-        return
-    known = context.known
-    judged = gradients(context.meant, known) if known else OfGradients([], [], [])
-    if context.replay.moves_weights and not all(
-        each.change.is_known for each in judged.findings
-    ):
-        yield Unjudged(
-            Reason.MOVING, Stage.GRADIENT
-        )  # TensorFlow's gradient is by the weights as they were moved
-        return
-    verdict.evidence = judged.evidence
-    if not judged.evidence and not judged.findings:
+    verdict.evidence = evidence
+    if not evidence and not findings:
         yield Unjudged(Reason.NO_GRADIENT, Stage.GRADIENT)
-    skipped = [each for each in judged.findings if _skips(each, seen.updates)]
-    for each in skipped:
-        yield Unjudged(Reason.SKIPPED, Stage.GRADIENT, len(each.where.updates))
-    yield from (each for each in judged.findings if each not in skipped)
-    yield from judged.unjudged
-    if context.case.stated is not None and not judged.findings and judged.evidence:
-        yield from otherwise(judged.evidence, context.case.stated)
+    are_single = _have_one_pass(seen.updates)
+    for each in judged:
+        if are_single and isinstance(each, Finding) and _leaves_out(each):
+            num = len(each.where.updates)
+            yield Unjudged(Reason.SKIPPED, Stage.GRADIENT, num)
+        else:
+            yield each
+    if case.stated is not None and not findings and evidence:
+        yield from otherwise(evidence, case.stated)
 
 
-def _skips(finding: Finding, updates: list[Update]) -> bool:
-    """Whether passes before an update's one batch are left out, as where steps are
-    skipped: most updates have one.
-    """
-    counts = [
-        len(u.pieces) / len({p.called.replica for p in u.pieces})
-        for u in updates
-        if u.pieces
+def _have_one_pass(updates: list[Update]) -> bool:
+    """Whether most updates have one batch: passes before it are of skipped steps."""
+    replicas = [{piece.called.replica for piece in u.pieces} for u in updates]
+    nums = [
+        len(u.pieces) / (len(r) or 1) for u, r in zip(updates, replicas, strict=True)
     ]
-    return finding.fault is Fault.PASSES_LEFT_OUT and float(np.median(counts)) == 1
+    return float(np.median([num for num in nums if num])) == 1
 
 
-def _window(context: _Context) -> Judged:
-    verdict = context.verdict
-    if context.case.use is not None and Stage.ROWS in verdict.judged:
-        yield from across(context.seen, context.rows, _with_all_rows(verdict))
+def _leaves_out(finding: Finding) -> bool:
+    return finding.fault is Fault.PASSES_LEFT_OUT
+
+
+def _use(context: _Context) -> Judged:
+    """Yield the findings on the order of the rows, and on updates with rows of two
+    passes.
+    """
+    use, verdict = context.case.use, context.verdict
+    if any(each.reason is Reason.IN_TURN for each in verdict.unjudged):
+        yield Unjudged(Reason.IN_TURN, Stage.ROWS)
+    elif use is not None and Stage.ROWS in verdict.judged:
+        found = [*order(use, context.seen, context.rows)]
+        yield from found
+        if not found:
+            yield from across(context.seen, context.rows, _with_all_rows(verdict))
 
 
 def _with_all_rows(verdict: Verdict) -> set[int]:
     """Return the updates whose gradients have the rows of all their forward passes,
     perhaps with a known error.
     """
-    differs = (
-        verdict.evidence[0].meant.replay.tolerance.differs if verdict.evidence else 0.0
-    )
-    right = {
-        e.update.number for e in verdict.evidence if e.is_along or e.without <= differs
-    }
     found = verdict.of(Stage.GRADIENT)
-    left = {n for each in found if _leaves_out(each) for n in each.where.updates}
-    return (right | {n for each in found for n in each.where.updates}) - left
-
-
-def _leaves_out(finding: Finding) -> bool:
-    is_left_out = (
-        finding.quantity is Quantity.ROW_GRADIENTS and finding.error is Error.LEFT_OUT
-    )
-    return is_left_out or not finding.change.is_known
+    right = {
+        e.update.number
+        for e in verdict.evidence
+        if e.is_along or e.without <= e.meant.replay.tolerance.differs
+    }
+    explained = {n for each in found for n in each.where.updates}
+    left = {
+        n
+        for each in found
+        if each.error is Error.LEFT_OUT or not each.change.is_known
+        for n in each.where.updates
+    }
+    return (right | explained) - left
 
 
 def _variables(context: _Context) -> Judged:
-    if context.verdict.of(Stage.GRADIENT) or not context.has_loss:
-        return
-    log, updates = context.log, context.seen.updates
-    given = context.replay, context.objective, updates, log.applied, context.before
-    yield from left_out(*given, is_thawed=context.is_late)
+    is_known = not isinstance(context.objective, NoLoss)
+    if is_known and not context.verdict.of(Stage.GRADIENT):
+        steps, is_thawed = context.log.applied, context.is_late
+        known = context.replay, context.objective, context.seen.updates
+        yield from left_out(*known, steps, context.before, is_thawed=is_thawed)
 
 
 def _step(context: _Context) -> Judged:
@@ -525,53 +445,43 @@ def _step(context: _Context) -> Judged:
     if seen.is_by_hand and not seen.is_rated:
         yield Unjudged(Reason.OWN_STEP, Stage.STEP)
     schedule = case.schedule or stated(case.stated, seen)
-    given = seen, context.steps, context.log, schedule
-    yield from of_steps(context.replay, *given, case.stated)
+    optimizers = context.log.optimizers
+    yield from of_steps(
+        context.replay, seen, context.steps, optimizers, schedule, case.stated
+    )
 
 
 def _state(context: _Context) -> Judged:
     yield from context.moved
-    if not context.moved and not context.replay.moves_weights:
-        yield from _written(context)
+    is_still = not context.moved and not context.replay.moves_weights
+    if is_still and written(context.steps):
+        yield Unjudged(Reason.WRITTEN, Stage.STATE)
     yield from state(context.replay, context.modes, context.known)
-    yield from second_passes(context.log, context.seen)
     if context.case.ended is not None and context.log.is_stateless:
         yield from lost_statistics(context.replay, context.case.ended, context.seen)
-
-
-def _written(context: _Context) -> Judged:
-    """Yield that the state is not judged, if weights were written outside of the
-    optimizer steps.
-    """
-    if written(context.steps):
-        yield Unjudged(Reason.WRITTEN, Stage.STATE)
-
-
-def _facts(context: _Context) -> Facts:
-    case, modes = (
-        context.case,
-        vars(context).get("modes", Modes()),
-    )  # if passes could run again
-    by_row = classes(case.data[1]) if case.by_pass is None else None
-    return facts(context.replay, context.log, context.seen, context.rows, modes, by_row)
 
 
 def _printed(context: _Context) -> Judged:
     case = context.case
     if case.printed and not context.is_late:
-        yield from printed(
-            context.verdict.evidence, case.printed, context.seen, len(context.twice)
-        )
+        yield from printed(context.verdict.evidence, case.printed, context.seen)
+
+
+def _facts(context: _Context) -> Facts:
+    case = context.case
+    modes = vars(context).get("modes", Modes())  # if passes could run again
+    by_row = classes(case.data[1]) if case.by_pass is None else None
+    return facts(context.replay, context.log, context.seen, context.rows, modes, by_row)
 
 
 CHECKS = (
-    Check(Stage.ROWS, _seen, is_of_updates=False),
-    Check(Stage.ROWS, _rows),
-    Check(Stage.MODE, _mode),
-    Check(Stage.GRADIENT, _gradient),
-    Check(Stage.GRADIENT, _variables),
-    Check(Stage.ROWS, _window),
-    Check(Stage.STEP, _step),
-    Check(Stage.STATE, _state),
-    Check(Stage.PRINTED, _printed),
+    (Stage.ROWS, _rows),
+    (Stage.MODE, _mode),
+    (Stage.GRADIENT, _gradient),
+    (Stage.GRADIENT, _variables),
+    (Stage.ROWS, _use),
+    (Stage.STEP, _step),
+    (Stage.STATE, _state),
+    (Stage.PRINTED, _printed),
 )
+"""Of updates on rows of the data: the checks of each stage, one after another."""

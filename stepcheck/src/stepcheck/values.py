@@ -276,7 +276,6 @@ class Reason(Enum):
     THAWED = auto()
     REMADE = auto()
     NOT_FINITE = auto()
-    OUT_OF_TIME = auto()
     ENDED = auto()
     OTHER_WEIGHTS = auto()
     WEIGHTS_NOT_STATED = auto()

@@ -7,14 +7,13 @@ import numpy as np
 
 from stepcheck.errors import SpecificationError, message, notify_if_long
 from stepcheck.faults import Stage
-from stepcheck.judge import Case, Verdict
+from stepcheck.judge import REQUIRED, Case, Verdict
 from stepcheck.progress import shown
 from stepcheck.report import schema, text
 from stepcheck.report.page import assert_drawable, write_page
 from stepcheck.values import Finding, Unjudged
 
 PATIENCE = 5.0  # seconds
-STAGES = tuple(stage for stage in Stage if stage is not Stage.PRINTED)
 
 
 class Report:
@@ -71,7 +70,7 @@ class Report:
 
         False in a process that does not judge: `require` raises in process 0 alone.
         """
-        return not self.findings and {*STAGES} <= {*self.judged}
+        return not self.findings and {*REQUIRED} <= {*self.judged}
 
     @property
     def first_line(self) -> str:
@@ -93,16 +92,16 @@ class Report:
                 text is the report.
             SpecificationError: there is no such stage.
         """
-        unknown = {*stages} - {*STAGES}
+        unknown = {*stages} - {*REQUIRED}
         if unknown:
             must, attempt = (
-                f"Stages must be of {', '.join(STAGES)}.",
+                f"Stages must be of {', '.join(REQUIRED)}.",
                 "report.require('gradient', 'step').",
             )
             raise SpecificationError(message(must, ", ".join(sorted(unknown)), attempt))
         if self.elsewhere:
             return
-        wanted = {*stages} or {*STAGES}
+        wanted = {*stages} or {*REQUIRED}
         wrong = wanted & {finding.stage for finding in self.findings}
         if wrong or not wanted <= {*self.judged}:
             raise AssertionError(str(self))

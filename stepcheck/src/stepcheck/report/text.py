@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from stepcheck.faults import Error, Stage
-from stepcheck.judge import Case, Verdict
+from stepcheck.faults import Error
+from stepcheck.judge import REQUIRED, Case, Verdict
 from stepcheck.report import facts, words
 from stepcheck.report.page import can_draw, figure, part_of_page
 from stepcheck.report.pictures import pictures
 from stepcheck.values import Finding, Proof
 
-_REQUIRED = [stage for stage in Stage if stage is not Stage.PRINTED]
 EXPECTED, WITH_ERROR = "meant", "meant, with this error"
 Row = tuple[str, ...]
 
@@ -24,9 +23,9 @@ def first_line(verdict: Verdict) -> str:
         reasons = [words.reason(each) for each in verdict.unjudged]
         return f"Nothing was judged: {reasons[0] if reasons else 'no update was seen'}."
     num = words.many(len(verdict.seen.updates), "update")
-    left = [words.stage(stage) for stage in _REQUIRED if stage not in verdict.judged]
+    left = [words.stage(stage) for stage in REQUIRED if stage not in verdict.judged]
     if not left:
-        judged = ", ".join(map(words.stage, _REQUIRED))
+        judged = ", ".join(map(words.stage, REQUIRED))
         where = " where they were judged" if verdict.unjudged else ""
         return f"{num}, all as meant{where}: {judged}.{_largest(verdict)}"
     judged = ", ".join(map(words.stage, verdict.judged)) or "nothing"

@@ -52,7 +52,9 @@ _REASONS = {
         "the weights do not move by a known optimizer's steps on the gradients that "
         "were meant"
     ),
-    Reason.STEP_UNKNOWN: "the optimizer's step cannot be made again",
+    Reason.STEP_UNKNOWN: (
+        "the step of this optimizer is not known; the framework makes a few again"
+    ),
     Reason.OWN_TRAINER: (
         "they are made by `wholestep.Trainer`, whose `explain()` shows how they run"
     ),
@@ -79,7 +81,6 @@ _REASONS = {
     Reason.THAWED: "which variables are trainable changes inside of the loop",
     Reason.REMADE: "the model has other variables than when they were made",
     Reason.NOT_FINITE: "their gradients are not finite",
-    Reason.OUT_OF_TIME: "the search was ended before all was tried",
     Reason.ENDED: "the loop ended with an error",
     Reason.OTHER_WEIGHTS: "`fit` is called again, with other weights of rows",
     Reason.WEIGHTS_NOT_STATED: "`fit` got sample weights: state them, data=(x, y, sample_weight)",

@@ -1,6 +1,5 @@
 """Search for the errors that turn the meant gradient into the observed one."""
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -26,29 +25,30 @@ from stepcheck.values import Change, Detail, Level
 
 NUM_SMALL = 8_000  # numbers of a gradient up to which many backward passes are quick
 _MOST_ROWS = 64  # that take a backward pass each
+_MOST_LOOKS = 200  # at forms of the loss
 _SURE = 1.5  # the cost of one form, beside which no other is looked for
 _Found = Iterator[Explanation | None]
 
 
-def explain(evidence: list[Evidence], until: float) -> Explanation | None:
+def explain(evidence: list[Evidence]) -> Explanation | None:
     """Return the likeliest errors in the loss that make all these gradients; None for
     none known.
-
-    Args:
-        until: the time at which the search ends.
     """
     found: list[Explanation] = []
+    num_looks = 0
     has_weights = evidence[0].meant.replay.data[2] is not None
     early, late = (
         ((), (_rows,)) if has_weights else ((_rows,), ())
     )  # ignored weights are a form
     for stage in (_terms, *early, _forms, *late, _labels, _forms_by_piece):
         for each in stage(evidence):
+            num_looks += 1
             found += [each] if each is not None else []
-            if time.monotonic() > until or (each is not None and each.cost <= _SURE):
+            is_sure = each is not None and each.cost <= _SURE
+            if is_sure or num_looks >= _MOST_LOOKS:
                 break
         best = min(found, key=lambda each: each.cost, default=None)
-        if time.monotonic() > until or (best is not None and best.cost < RAW):
+        if num_looks >= _MOST_LOOKS or (best is not None and best.cost < RAW):
             return best
     return min(found, key=lambda each: each.cost, default=None)
 

@@ -1,13 +1,11 @@
 """An update at the output of its passes, where no form of a loss needs a backward pass."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 import numpy as np
 
 from stepcheck.solve.evidence import Evidence, taken_at
 from stepcheck.solve.ratios import least
-from stepcheck.trace.windows import Update
 
 _MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
 _MOST_FREE = 128  # derivatives that are solved for
@@ -138,27 +136,3 @@ def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
     own = [taken(e) for e in evidence]
     if all(len(each) for each in own):
         yield [each + e.penalty for each, e in zip(own, evidence, strict=True)]
-
-
-def are_in_turn(updates: Sequence[Update]) -> bool:
-    """Whether the losses of several outputs are applied in turn, each on the same rows.
-
-    Their sum in one update is another training: neither shows an error of the other.
-    """
-    rounds = [
-        [*each] for _, each in groupby(updates, lambda update: update.rows.tolist())
-    ]
-    whole = [each for each in rounds[:-1] if all(update.is_known for update in each)]
-    return len(whole) > 1 and all(map(_is_a_round, whole))
-
-
-def _is_a_round(updates: Sequence[Update]) -> bool:
-    """Whether each update takes derivatives by other outputs, and all outputs have one."""
-    used = [
-        {i for p in update.pieces for i in p.called.derivatives} for update in updates
-    ]
-    num = max(
-        len(piece.called.outputs) for update in updates for piece in update.pieces
-    )
-    are_apart = sum(map(len, used)) == len(set[int]().union(*used)) == num
-    return len(updates) > 1 and all(used) and are_apart

@@ -194,7 +194,7 @@ def _order(cut: list[Pass]) -> Order:
     return Order(
         passes=len(cut),
         same=sum(b.repeats(a) for a, b in pairs),
-        same_batches=sum(sorted(a.batches) == sorted(b.batches) for a, b in pairs),
+        same_batches=sum(a.batches == b.batches for a, b in pairs),
         as_data=sum(each.rows == sorted(each.rows) for each in cut),
         across=len({each.again for each in cut if each.is_inside and each.again}),
     )

@@ -1,7 +1,7 @@
 """The weights between optimizer steps: what moved them where no step did."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +9,14 @@ import numpy as np
 from stepcheck.faults import Fault
 from stepcheck.trace.measure import FINE, all_same, distance, in_part, same
 from stepcheck.trace.windows import Update
-from stepcheck.values import Change, Finding, Line, Where
+from stepcheck.values import Change, Finding, Where
+
+MOVED_INSIDE = {
+    Fault.DECAY_BY_MICROBATCH,
+    Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW,
+    Fault.REPLICAS_DRIFT_APART,
+}
+_SHRUNK = 1e-6  # relative distance of weights that have one factor
 
 
 class _Move(NamedTuple):
@@ -21,150 +28,108 @@ class _Move(NamedTuple):
     old: list[np.ndarray]
     new: list[np.ndarray]
 
+    @property
+    def factor(self) -> float:
+        """The factor below 1 by which all weights that moved have become smaller, or 0."""
+        pairs = zip(self.old, self.new, strict=True)
+        moved = [(a, b) for a, b in pairs if not np.array_equal(a, b)]
+        old, new = (
+            np.concatenate([np.zeros(0), *(np.ravel(pair[i]) for pair in moved)])
+            for i in (0, 1)
+        )
+        factor = float(old @ new / (old @ old)) if old.any() else 0.0
+        is_one = distance(new, factor * old) <= _SHRUNK
+        return factor if 0 < factor < 1 and is_one else 0.0
+
 
 def between(
-    updates: list[Update],
-    decay: float | None,
-    names: Sequence[str] = (),
-    *,
-    moves_weights: bool = False,
+    updates: list[Update], decay: float | None, names: Sequence[str]
 ) -> Iterator[Finding]:
     """Yield the findings on weights that moved by no optimizer step.
 
     Args:
         decay: the optimizer's own.
         names: of the weights.
-        moves_weights: whether a pass of the model moves them, as SpectralNormalization
-            does.
     """
     updates = [u for u in updates if u.applied.is_whole]
     if drifts := [*_replicas_apart(updates, names)]:
         yield from drifts
         return
-    outer = _outer(updates)
-    after = [*_after(updates, outer)]
-    lost = [
-        move
-        for move in after
-        if all_same(move.new, in_part(move.update.applied.params))
-    ]
+    pairs = [(a, b) for a, b in pairwise(updates) if _is_one_optimizer(a, b)]
+    after = [move for a, b in pairs for move in _after(a, b)]
+    lost = [m for m in after if all_same(m.new, in_part(m.update.applied.params))]
     if lost and 2 * len(lost) > len(updates) - 1:
-        yield _finding(Fault.UPDATE_THROWN_AWAY, lost, lost[0].update.applied.line)
+        yield _finding(Fault.UPDATE_THROWN_AWAY, lost)
         return
-    inside = [*_inside([u for u in updates if u.number not in outer])]
-    are_alone = (
-        all(len(move.update.pieces) == 1 for move in inside) and not moves_weights
-    )
-    if inside and not are_alone:
-        first = inside[0].update
-        line = first.pieces[-1].called.line if first.pieces else first.applied.line
-        is_decay = all(map(_shrunk, inside))
-        fault = (
-            Fault.DECAY_BY_MICROBATCH
-            if is_decay
-            else Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW
-        )
-        yield _finding(fault, inside, line)
-        inside = []
-    for moves, least in ((inside, 0), (after, 1)):
-        if decay and len(moves) > least and all(map(_shrunk, moves)):
-            line = moves[0].update.applied.line
-            yield _finding(Fault.DECAYED_TWICE, moves, line, (_shrunk(moves[0]), decay))
+    inside = [
+        move for u in [*updates[:1], *(b for _, b in pairs)] for move in _inside(u)
+    ]
+    is_decay = all(move.factor for move in inside)
+    if any(len(move.update.pieces) > 1 for move in inside):
+        moved = Fault.WEIGHTS_MOVED_INSIDE_A_WINDOW
+        yield _finding(Fault.DECAY_BY_MICROBATCH if is_decay else moved, inside)
+    elif decay and inside and is_decay:
+        yield _finding(Fault.DECAYED_TWICE, inside, decay)
+    if decay and len(after) > 1 and all(move.factor for move in after):
+        yield _finding(Fault.DECAYED_TWICE, after, decay)
 
 
-def _finding(
-    fault: Fault, moves: list[_Move], line: Line | None, numbers: tuple[float, ...] = ()
-) -> Finding:
+def _finding(fault: Fault, moves: list[_Move], decay: float | None = None) -> Finding:
+    first = moves[0]
+    numbers = () if decay is None else (first.factor, decay)
+    line = first.update.applied.line
+    if fault in MOVED_INSIDE:
+        line = first.update.pieces[-1].called.line
     apart = max(distance(move.old, move.new) for move in moves)
     where = Where(tuple(sorted({move.update.number for move in moves})), line=line)
     return Finding(Change(fault, numbers=numbers), apart, where=where)
 
 
-def _after(updates: list[Update], outer: set[int]) -> Iterator[_Move]:
-    """Yield the weights after a step that are others where the next update begins."""
-    for a, b in pairwise(updates):
-        first = next(iter([*b.trials, *b.pieces]), None)
-        is_seen = first is not None and first.called.is_whole
-        new = in_part(
-            first.called.params if first is not None and is_seen else b.applied.params
-        )
-        made = in_part(a.applied.params_after)
-        if b.follows(a) and b.number not in outer and not all_same(new, made):
-            yield _Move(a, made, new)
+def _is_one_optimizer(one: Update, two: Update) -> bool:
+    """Whether it steps twice; another one may begin at other weights, as in
+    meta-learning.
+    """
+    return two.follows(one) and one.applied.optimizer == two.applied.optimizer
+
+
+def _after(one: Update, two: Update) -> Iterator[_Move]:
+    """Yield the weights after a step, if they are others where the next update begins."""
+    called = [piece.called for piece in [*two.trials, *two.pieces]][:1]
+    begin = next((each.params for each in called if each.is_whole), two.applied.params)
+    made, new = in_part(one.applied.params_after), in_part(begin)
+    if not all_same(made, new):
+        yield _Move(one, made, new)
+
+
+def _inside(update: Update) -> Iterator[_Move]:
+    """Yield weights that move between the microbatches of an update, or between the
+    last one and the step.
+    """
+    called = [piece.called for piece in update.pieces if piece.called.is_whole]
+    states = [in_part(each.params) for each in called]
+    states.append(in_part(update.applied.params))
+    for old, new in pairwise(states if not update.trials else ()):
+        if not all_same(old, new):
+            yield _Move(update, old, new)
 
 
 def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Finding]:
     """Yield the finding on replicas whose weights differ at the beginning of an update."""
-    firsts = [
-        {p.called.replica: p for p in u.pieces[::-1] if p.called.is_whole}
-        for u in updates
-    ]
-    states = [
-        [in_part(piece.called.params) for piece in each.values()] for each in firsts
-    ]
-    apart = [
-        max((distance(state, own[0]) for state in own), default=0.0) for own in states
-    ]
-    if max(apart, default=0.0) > FINE.differs:
-        i = int(np.argmax(apart))
-        every = enumerate(zip(*states[i], strict=True))
-        differing = [
-            names[k]
-            for k, own in every
-            if names and any(not same(own[0], v) for v in own)
+    for i, update in enumerate(updates):
+        firsts = {p.called.replica: p.called for p in update.pieces[::-1]}
+        states = [
+            in_part(called.params) for called in firsts.values() if called.is_whole
         ]
-        numbers, line = tuple(u.number for u in updates), updates[i].applied.line
-        change = Change(Fault.REPLICAS_DRIFT_APART, names=tuple(differing))
-        yield Finding(change, apart[i], where=Where(numbers, line=line))
-
-
-def _outer(updates: list[Update]) -> set[int]:
-    """Return the updates that begin where the steps of another optimizer before them
-    began, as in meta-learning.
-    """
-    runs = [
-        next(run)
-        for _, run in groupby(updates, key=lambda update: update.applied.optimizer)
-    ]
-    same = [
-        (b.number, all_same(in_part(a.applied.params), in_part(b.applied.params)))
-        for a, b in pairwise(runs)
-    ]
-    return {number for number, is_same in same if is_same}
-
-
-def _inside(updates: list[Update]) -> Iterator[_Move]:
-    """Yield weights that move between the microbatches of an update, or between the
-    last one and the step.
-
-    Without microbatches a decay by hand before the step is one per update, and other
-    weights may be earlier ones.
-    """
-    for update in updates:
-        pairs = [] if update.trials else pairwise(_states(update))
-        yield from (
-            _Move(update, one, two) for one, two in pairs if not all_same(one, two)
-        )
-
-
-def _states(update: Update) -> list[list[np.ndarray]]:
-    called = [
-        in_part(piece.called.params) for piece in update.pieces if piece.called.is_whole
-    ]
-    return [*called, in_part(update.applied.params)]
-
-
-def _shrunk(move: _Move) -> float:
-    """Return the factor below 1 by which all weights that moved have become smaller, or
-    0.
-    """
-    every = zip(move.old, move.new, strict=True)
-    pairs = [(a, b) for a, b in every if not np.array_equal(a, b)]
-    if not pairs:
-        return 0.0
-    old, new = (
-        np.concatenate([np.ravel(p[i]) for p in pairs]).astype("float64")
-        for i in (0, 1)
-    )
-    factor = float(old @ new / (old @ old)) if old.any() else 0.0
-    return factor if 0 < factor < 1 and distance(new, factor * old) <= 1e-6 else 0.0
+        apart = max((distance(state, states[0]) for state in states), default=0.0)
+        if apart > FINE.differs:
+            every = zip(names, *states, strict=True)
+            differing = [
+                name
+                for name, one, *others in every
+                if not all(same(one, o) for o in others)
+            ]
+            numbers = tuple(u.number for u in updates[i:])
+            change = Change(Fault.REPLICAS_DRIFT_APART, names=tuple(differing))
+            where = Where(numbers, line=update.applied.line)
+            yield Finding(change, apart, where=where)
+            return

@@ -12,9 +12,8 @@ from stepcheck.faults import Fault
 from stepcheck.port import Port
 from stepcheck.solve.modes import Modes
 from stepcheck.stages.proofs import proof_of
-from stepcheck.trace.log import Called, Log
-from stepcheck.trace.measure import all_same
-from stepcheck.trace.windows import Piece, Update, Windows
+from stepcheck.trace.measure import all_same, distance
+from stepcheck.trace.windows import Piece, Update
 from stepcheck.values import Change, Finding, Line, Shown, Where
 
 
@@ -30,108 +29,62 @@ def mode(modes: Modes) -> Iterator[Finding]:
         yield Finding(Change(Fault.INFERENCE_MODE), apart, with_error, where, proof)
 
 
+class _Moved(NamedTuple):
+    """Values that a pass moves: before it, after it, and where the next pass begins."""
+
+    update: int
+    old: list[np.ndarray]
+    made: list[np.ndarray]
+    new: list[np.ndarray]
+
+
 def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding]:
     """Yield the findings on statistics and seeds that a forward pass moves, and the
     next pass does not begin with.
     """
-    updates = [u for u in updates if u.is_known and all(modes.of(p) for p in u.pieces)]
-    if not updates:
-        return
+
+    def moved(number: int, first: Piece, mover: Piece, after: Piece) -> _Moved:
+        made = modes.moved[mover.called.order]
+        return _Moved(number, first.called.buffers, made, after.called.buffers)
+
+    updates = [u for u in updates if u.is_known and all(map(modes.of, u.pieces))]
     steps = [
-        _Moved(b.number, a.pieces[-1], a.pieces[0], b.pieces[0])
+        moved(b.number, a.pieces[0], a.pieces[-1], b.pieces[0])
         for a, b in pairwise(updates)
         if b.follows(a)
     ]
-    first, last = (updates[0].pieces[i].called.line for i in (0, -1))
-    num = len(replay.are_seeds) - replay.num_recurrent
-    statistics, seeds = (
-        [i for i in range(num) if replay.are_seeds[i] == is_seed]
-        for is_seed in (False, True)
-    )
-    thrown_away = [
-        *_thrown_away(Fault.STATISTICS_THROWN_AWAY, modes, steps, first, statistics),
-        *_thrown_away(Fault.SEEDS_THROWN_AWAY, modes, steps, first, seeds),
-    ]
-    by_replica = [
-        (u.number, [p for p in u.pieces if p.called.replica == replica])
-        for u in updates
-        for replica in {p.called.replica for p in u.pieces}
-    ]
     inside = [
-        _Moved(number, a, a, b)
-        for number, pieces in by_replica
-        for a, b in pairwise(pieces)
+        moved(u.number, a, a, b)
+        for u in updates
+        for replica in {piece.called.replica for piece in u.pieces}
+        for a, b in pairwise([p for p in u.pieces if p.called.replica == replica])
     ]
-    yield from thrown_away or _thrown_away(
-        Fault.STATE_OF_ONE_MICROBATCH, modes, inside, last, [*range(num)]
-    )
-
-
-class _Moved(NamedTuple):
-    """An update, the pass that moves values last, the pass that began with the old
-    ones, and the next pass.
-    """
-
-    update: int
-    mover: Piece
-    before: Piece
-    after: Piece
+    chosen = range(len(replay.are_seeds) - replay.num_recurrent)
+    seeds = [i for i in chosen if replay.are_seeds[i]]
+    statistics = [i for i in chosen if not replay.are_seeds[i]]
+    lines = [piece.called.line for u in updates[:1] for piece in u.pieces]
+    thrown_away = [
+        *_thrown_away(Fault.STATISTICS_THROWN_AWAY, steps, lines[:1], statistics),
+        *_thrown_away(Fault.SEEDS_THROWN_AWAY, steps, lines[:1], seeds),
+    ]
+    of_one = Fault.STATE_OF_ONE_MICROBATCH
+    yield from thrown_away or _thrown_away(of_one, inside, lines[-1:], [*chosen])
 
 
 def _thrown_away(
-    fault: Fault,
-    modes: Modes,
-    steps: list[_Moved],
-    line: Line | None,
-    chosen: list[int],
+    fault: Fault, steps: list[_Moved], lines: list[Line | None], chosen: list[int]
 ) -> Iterator[Finding]:
     """Yield the finding on values, at the `chosen` indices, that every pass moves and
     no next pass begins with.
     """
-    lost, shares, num_kept = [], [], 0
-    for i, step in reversed([*enumerate(steps, 1)]):
-        every = (
-            step.before.called.buffers,
-            step.after.called.buffers,
-            modes.moved[step.mover.called.order],
-        )
-        old, new, should = ([values[i] for i in chosen] for values in every)
-        if all_same(old, should):
-            continue
-        if not all_same(old, new):
-            num_kept = i
-            break
-        lost.append(step.update)
-        differing = [np.ravel(a != b) for a, b in zip(new, should, strict=True)]
-        shares.append(float(np.mean(np.concatenate(differing))))
-    if (
-        lost and num_kept <= 1
-    ):  # those of the first pass may be the ones that are assigned
-        where = Where(updates=tuple(sorted(set(lost))), line=line)
-        yield Finding(Change(fault), max(shares), where=where)
-
-
-def second_passes(log: Log, seen: Windows) -> Iterator[Finding]:
-    """Yield the finding on passes without gradient, on the rows of the update before,
-    that move statistics or seeds.
-    """
-    last = {
-        u.pieces[-1].called.order: u for u in seen.updates if u.pieces and u.is_known
-    }
-    moving: list[tuple[Update, Called, float]] = []
-    update = None
-    for one, two in pairwise([called for called in log.called if called.is_whole]):
-        update = last.get(one.order, update)
-        if update is None or one.order in last or one.differentiated is not False:
-            continue
-        moves = [
-            not np.array_equal(a, b)
-            for a, b in zip(one.buffers, two.buffers, strict=True)
-        ]
-        if any(moves) and all_same(one.inputs, update.pieces[-1].called.inputs):
-            moving.append((update, one, float(np.mean(moves))))
-    if len(moving) > 1:
-        line = next((one.line for _, one, _ in moving if one.line), None)
-        share = max(share for *_, share in moving)
-        where = Where(updates=tuple(u.number for u, *_ in moving), line=line)
-        yield Finding(Change(Fault.SECOND_PASS_IN_TRAINING_MODE), share, where=where)
+    every = [
+        _Moved(number, *([values[i] for i in chosen] for values in each))
+        for number, *each in steps
+    ]
+    moving = [each for each in every if not all_same(each.old, each.made)]
+    lost = [each for each in moving if all_same(each.old, each.new)]
+    kept = [each for each in moving if not all_same(each.old, each.new)]
+    if lost and kept in ([], moving[:1]):  # the first ones may be assigned
+        apart = max(distance(each.new, each.made) for each in lost)
+        numbers = tuple(sorted({each.update for each in lost}))
+        yield Finding(Change(fault), apart, where=Where(numbers, line=lines[0]))

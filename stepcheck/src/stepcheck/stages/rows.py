@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from itertools import pairwise, permutations
+from itertools import pairwise
 from math import lgamma, log
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,11 +18,6 @@ from stepcheck.trace.windows import PAD, Piece, Rows, Windows
 from stepcheck.values import Change, Finding, Reason, Unjudged, Where
 
 _BY_CHANCE = log(1e6)  # of so many random orders one may be that of the pass before
-_NUM_LOOKED, _MOST_LEAVES = (
-    6,
-    5,
-)  # forward passes, and inputs of a model whose order is permuted
-_ALMOST_ALL = 0.9  # of the rows
 
 
 class Use(StrEnum):
@@ -50,8 +46,7 @@ def stated_use(rows: str | None) -> Use | None:
     raise SpecificationError(message(must, rows, "rows='shuffled', or leave it out."))
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The rows of an update, of equal rows always the first; update 0: of forward
     passes that no update is made of.
     """
@@ -62,27 +57,32 @@ class Batch:
 
 @dataclass
 class Pass:
-    """A pass over the data, until a row comes again: its rows, and the part of each
-    batch that is in it.
+    """A pass over the data, until a row comes again.
 
     Attributes:
+        parts: by the number of a batch, its rows that are in the pass.
         again: the update whose row ends it; 0 if the loop does.
         is_inside: whether it ends inside of an update.
     """
 
-    rows: list[int] = field(default_factory=list)
-    parts: list[list[int]] = field(default_factory=list)
+    parts: dict[int, list[int]] = field(default_factory=dict)
     again: int = 0
     is_inside: bool = False
 
     @property
-    def batches(self) -> list[tuple[int, ...]]:
-        """The rows of its batches, each in the order of the data."""
-        return [tuple(sorted(part)) for part in self.parts]
+    def rows(self) -> list[int]:
+        """Its rows, in their order."""
+        return [row for part in self.parts.values() for row in part]
+
+    @property
+    def batches(self) -> list[list[int]]:
+        """The rows of its batches in the order of the data, sorted."""
+        return sorted(map(sorted, self.parts.values()))
 
     def repeats(self, other: "Pass") -> bool:
         """Whether all its rows come in the order of another pass."""
-        return self.rows == other.rows[: len(self.rows)]
+        rows = self.rows
+        return rows == other.rows[: len(rows)]
 
 
 def batches(seen: Windows, rows: Rows) -> list[Batch]:
@@ -97,9 +97,8 @@ def batches(seen: Windows, rows: Rows) -> list[Batch]:
     found = []
     for number, pieces in parts.items():
         own = np.concatenate([piece.rows for piece in pieces.values()]).tolist()
-        found.append(
-            Batch(max(number, 0), [rows.equal(row)[0] for row in own if row != PAD])
-        )
+        firsts = [rows.equal(row)[0] for row in own if row != PAD]
+        found.append(Batch(max(number, 0), firsts))
     return found
 
 
@@ -107,24 +106,16 @@ def passes(batches: list[Batch], rows: Rows) -> list[Pass]:
     """Cut batches into passes over the data: a new one begins where a row comes again."""
     found: list[Pass] = []
     used = Counter[int]()
-    for batch in batches:
-        part: list[int] | None = None
-        for row in batch.rows:
-            if not found or used[row] >= len(rows.equal(row)):
-                if found:
-                    found[-1].again, found[-1].is_inside = (
-                        batch.update,
-                        part is not None,
-                    )
-                found.append(Pass())
+    for number, batch in enumerate(batches):
+        for i, row in enumerate(batch.rows):
+            is_again = used[row] >= len(rows.equal(row))
+            if found and is_again:
+                found[-1].again, found[-1].is_inside = batch.update, i > 0
                 used.clear()
-                part = None
-            if part is None:
-                part = []
-                found[-1].parts.append(part)
+            if is_again or not found:
+                found.append(Pass())
             used[row] += 1
-            part.append(row)
-            found[-1].rows.append(row)
+            found[-1].parts.setdefault(number, []).append(row)
     return found
 
 
@@ -167,21 +158,20 @@ def _in_an_order_of_before(
     """Yield the finding on passes whose rows, or whose batches, come as in the pass
     before.
     """
-    sizes = [len(part) for part in whole[0].parts]
-    orders = lgamma(sum(sizes) + 1)  # the logarithm of their number
-    sets = orders - sum(lgamma(size + 1) for size in sizes) - lgamma(len(sizes) + 1)
-    same = [(a, b) for a, b in pairwise(whole) if b.repeats(a)]
-    alike = [
-        (a, b) for a, b in pairwise(whole) if sorted(a.batches) == sorted(b.batches)
-    ]
-    if not alike or len(sizes) == 1:  # updates of all rows have no order
+    pairs = [*pairwise(whole)]
+    same = [each for each in pairs if each[1].repeats(each[0])]
+    found = same or [(a, b) for a, b in pairs if a.batches == b.batches]
+    sizes = [len(part) for part in whole[0].parts.values()]
+    if not found or len(sizes) == 1:  # updates of all rows have no order
         return
-    if (orders if same else sets) < _BY_CHANCE:
+    num = lgamma(sum(sizes) + 1)  # the logarithm of the number of orders, or of sets
+    if not same:
+        num -= sum(lgamma(size + 1) for size in sizes) + lgamma(len(sizes) + 1)
+    if num < _BY_CHANCE:
         yield Unjudged(Reason.BY_CHANCE, Stage.ROWS)
         return
     fault = Fault.SAME_ORDER_EVERY_PASS if same else Fault.SAME_BATCHES_EVERY_PASS
-    found = same or alike
-    numbers = float(len(found)), float(len(whole) - 1)
+    numbers = float(len(found)), float(len(pairs))
     where = Where(tuple(seen.numbers), rows=tuple(found[0][0].rows))
     yield Finding(Change(fault, numbers=numbers), 1.0, where=where)
 
@@ -196,69 +186,15 @@ def across(seen: Windows, rows: Rows, known: set[int]) -> Iterator[Finding | Unj
     own = batches(seen, rows)
     inside = [each for each in passes(own, rows) if each.is_inside and each.again]
     shared = {each.again: each for each in inside if len(each.rows) == rows.num}
-    unknown = [number for number in shared if number not in known]
     numbers = tuple(number for number in shared if number in known)
-    if unknown:
-        yield Unjudged(Reason.NO_GRADIENT, Stage.ROWS, len(unknown))
+    if len(numbers) < len(shared):
+        num_left = len(shared) - len(numbers)
+        yield Unjudged(Reason.NO_GRADIENT, Stage.ROWS, num_left)
     if numbers:
-        num = len(shared[numbers[0]].parts[-1])
-        whole = next(len(batch.rows) for batch in own if batch.update == numbers[0])
-        change = Change(Fault.WINDOW_CARRIED_OVER, numbers=(float(num), float(whole)))
+        *_, last = shared[numbers[0]].parts.values()
+        whole = next(batch.rows for batch in own if batch.update == numbers[0])
+        counts = float(len(last)), float(len(whole))
+        change = Change(Fault.WINDOW_CARRIED_OVER, numbers=counts)
         line = next(u.applied.line for u in seen.updates if u.number == numbers[0])
-        yield Finding(change, num / whole, where=Where(numbers, line=line))
-
-
-def altered(
-    rows: Rows, labels: list[np.ndarray], pieces: list[Piece]
-) -> Iterator[Finding]:
-    """Yield the finding on inputs that are no rows of the data: in another order, or
-    with labels among them.
-    """
-    shapes = [leaf.shape[1:] for leaf in pieces[0].called.inputs] if pieces else []
-    alike = [
-        p for p in pieces if [leaf.shape[1:] for leaf in p.called.inputs] == shapes
-    ]
-    looked = alike[:_NUM_LOOKED]
-    if not looked or len(shapes) != len(rows.leaves):
-        return
-    ways = [*_reordered(rows.leaves), *_with_labels(rows.leaves, labels, shapes)]
-    for change, leaves in ways:
-        if _share(Rows(leaves), looked) >= _ALMOST_ALL:
-            where = Where(tuple(range(1, len(pieces) + 1)), line=looked[0].called.line)
-            yield Finding(change, 1.0, where=where)
-            return
-
-
-Way = tuple[Change, list[np.ndarray]]  # the data as the model would have received them
-
-
-def _reordered(leaves: list[np.ndarray]) -> Iterator[Way]:
-    num = range(len(leaves))
-    for new in permutations(num) if 1 < len(leaves) <= _MOST_LEAVES else ():
-        moved = [(i, j) for i, j in enumerate(new) if i != j]
-        if moved and all(leaves[i].shape == leaves[j].shape for i, j in moved):
-            numbers = tuple(1.0 + i for pair in moved for i in pair)
-            yield (
-                Change(Fault.INPUTS_SWAPPED, numbers=numbers),
-                [leaves[j] for j in new],
-            )
-
-
-def _with_labels(
-    leaves: list[np.ndarray], labels: list[np.ndarray], shapes: list[tuple[int, ...]]
-) -> Iterator[Way]:
-    for i, shape in enumerate(shapes):
-        numbers = 1.0 + i, float(len(leaves))
-        for label in labels:
-            if label.shape[1:] == shape and label.ndim > 1:
-                change = Change(Fault.LABELS_AMONG_THE_INPUTS, numbers=numbers)
-                yield change, [*leaves[:i], label, *leaves[i + 1 :]]
-
-
-def _share(rows: Rows, pieces: list[Piece]) -> float:
-    """Return the share of input rows that are rows of the data."""
-    given = pieces[0].called.inputs
-    if any(a.shape[1:] != b.shape[1:] for a, b in zip(rows.leaves, given, strict=True)):
-        return 0.0
-    held = np.concatenate([rows.find(piece.called.inputs) for piece in pieces])
-    return float(np.mean(held != PAD)) if len(held) else 0.0
+        where = Where(numbers, line=line)
+        yield Finding(change, len(last) / len(whole), where=where)

@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from stepcheck import tree
 from stepcheck.errors import attempt
 from stepcheck.faults import Fault, Stage
 from stepcheck.port import Port
-from stepcheck.trace.log import Applied, Called, Values
+from stepcheck.trace.log import Applied, Values
 from stepcheck.trace.measure import FINE, all_same, distance, in_part, same
 from stepcheck.trace.windows import Piece, Update, Windows
 from stepcheck.values import Change, Finding, Reason, Unjudged, Where
-
-NUM_ROWS = 32  # on this many rows the gradient is computed if no forward pass was seen
 
 
 def left_out(
@@ -39,84 +36,48 @@ def left_out(
         is_thawed: whether the loop itself has set them to be trained.
     """
     whole = [step for step in steps if step.is_whole]
+    pieces = [piece for u in updates if u.is_known for piece in u.pieces]
     num = len(replay.names)
-    before = before if len(before) == num else _first_params(updates)
-    if not whole or len(before) != num or any(len(step.grads) != num for step in whole):
+    if not pieces or any(len(step.grads) != num for step in whole):
         return
+    states = [piece.called.params for piece in pieces]
+    states += [before] * (len(before) == num)
+    now = replay.values()
+    states += [] if now is None else [now.params]
     missing = [i for i in range(num) if all(step.grads[i] is None for step in whole)]
-    if not missing or len(missing) == num:
+    still = [i for i in missing if all(same(states[0][i], each[i]) for each in states)]
+    if not still or len(missing) == num:
         return
-    shares = _shares(replay, objective, updates, before)
-    still = [i for i in missing if not _moves(replay, updates, before, i)]
+    shares = _shares(replay, objective, pieces[0])
     bare = [i for i in still if shares[i] > FINE.differs]
     wrong = [i for i in bare if is_thawed or any(i in step.lost for step in whole)]
     numbers = tuple(u.number for u in updates if u.applied.is_whole)
+    names = tuple(replay.names[i] for i in wrong or bare)
     if wrong:
-        names = tuple(replay.names[i] for i in wrong)
         where = Where(numbers, parameters=names, line=whole[0].line)
         apart = float(np.linalg.norm(shares[wrong]))
         yield Finding(Change(Fault.VARIABLE_LEFT_OUT), apart, where=where)
     elif bare:
-        told = ", ".join(replay.names[i] for i in bare)
+        told = ", ".join(names)
         yield Unjudged(Reason.NOT_HANDED, Stage.GRADIENT, len(numbers), told)
 
 
-def _first_params(updates: list[Update]) -> list[np.ndarray]:
-    """Return the weights of the first forward pass, of a model that was not built
-    before the loop.
-    """
-    pieces = (piece for u in updates for piece in u.pieces)
-    return next((piece.called.params for piece in pieces if piece.called.is_whole), [])
-
-
-def _moves(
-    replay: Port, updates: list[Update], before: list[np.ndarray], i: int
-) -> bool:
-    """Whether a variable moves, perhaps by something else than the known steps."""
-    called = [piece.called for u in updates for piece in u.pieces]
-    states = [each.params[i] for each in called if each.is_whole]
-    now = replay.values()
-    states += [] if now is None else [now.params[i]]
-    return not all(same(before[i], state) for state in states)
-
-
-def _shares(
-    replay: Port, objective: Any, updates: list[Update], before: list[np.ndarray]
-) -> np.ndarray:
+def _shares(replay: Port, objective: Any, piece: Piece) -> np.ndarray:
     """Return the length of each variable's gradient of a sum over rows as a share of
-    the whole; NaN if not known.
+    the whole; zeros if it is not known.
     """
-    known = (piece for u in updates if u.is_known for piece in u.pieces)
-    piece = next(known, None) or _first(replay, before)
 
     def gradient() -> np.ndarray:
         batch = replay.batch(piece)
-        ones = np.ones_like(
-            replay.terms(piece, objective, batch, training=False).weights
-        )
-        penalty = len(piece.rows)
-        return replay.gradient(
-            piece, objective, batch, ones, training=False, penalty=penalty
-        )
+        terms = replay.terms(piece, objective, batch, training=False)
+        known = piece, objective, batch, np.ones_like(terms.weights)
+        return replay.gradient(*known, training=False, penalty=len(piece.rows))
 
-    whole, _ = attempt(
-        gradient
-    )  # an error: of a model that does not take the data as they are
-    size = 0.0 if whole is None else float(np.linalg.norm(whole))
-    if whole is None or not 0 < size < np.inf:
-        return np.full(len(replay.names), np.nan)
-    return (
-        np.array([np.linalg.norm(part) for part in replay.parts(whole).values()]) / size
-    )
-
-
-def _first(replay: Port, before: list[np.ndarray]) -> Piece:
-    inputs = [np.asarray(leaf)[:NUM_ROWS] for leaf in tree.leaves(replay.data[0])]
-    now = replay.values()
-    buffers = now.buffers if now else []
-    return Piece(
-        Called(0, inputs, [], before, buffers, True, None), np.arange(len(inputs[0]))
-    )
+    whole, _ = attempt(gradient)
+    if whole is None or not np.all(np.isfinite(whole)):
+        return np.zeros(len(replay.names))
+    parts = np.array([np.linalg.norm(part) for part in replay.parts(whole).values()])
+    return parts / (np.linalg.norm(whole) or 1.0)
 
 
 def lost_statistics(replay: Port, now: Values, seen: Windows) -> Iterator[Finding]:
@@ -133,8 +94,11 @@ def lost_statistics(replay: Port, now: Values, seen: Windows) -> Iterator[Findin
     first, last = (known[i].pieces[i].called.buffers for i in (0, -1))
     if not is_back or not len(first) == len(last) == len(now.buffers):
         return
-    values = enumerate(zip(now.buffers, first, last, strict=True))
-    back = [i for i, (value, a, b) in values if same(value, a) and not same(value, b)]
+    back = [
+        i
+        for i, value in enumerate(now.buffers)
+        if same(value, first[i]) and not same(value, last[i])
+    ]
     lost = [i for i in back if not replay.are_seeds[i]]
     if lost:
         apart = distance([now.buffers[i] for i in lost], [last[i] for i in lost])
