@@ -61,8 +61,9 @@ def _run(hooks: Hooks) -> Run:
     ended = values(model) or Values([], [])
     ended = Values(in_part(ended.params), in_part(ended.buffers))
     last = next((each.params_after for each in reversed(log.applied)), [])
-    if log.is_stateless and last and not all_same(ended.params, last):
-        ended = Values([], [])  # a stateless loop has its values elsewhere
+    is_elsewhere = log.is_stateless and last and not all_same(ended.params, last)
+    if log.is_cut or is_elsewhere:  # the loop went on, or is a stateless one
+        ended = Values([], [])
     slots = {
         key: tuple(v.path for v in each.variables)
         for key, each in log.optimizers.items()

@@ -59,7 +59,8 @@ def _is_moved(watcher: Watcher) -> bool:
 
 def _run(watcher: Watcher) -> Run:
     module, log = watcher.module, watcher.log
-    named, ended = trained(module), values(module)
+    named = trained(module)
+    ended = Values([], []) if log.is_cut else values(module)  # else it went on
     slots = {
         step.optimizer: tuple(
             f"{name} of {named[i][0]}" for i, name, _ in step.setting.slots
