@@ -17,9 +17,8 @@ from stepcheck.trace.measure import distance
 from stepcheck.trace.windows import PAD, Piece, Update
 from stepcheck.tree import Tree
 
-_NUM_DRAWN = (
-    4  # rows whose gradients represent those of all rows in an estimate of their size
-)
+# rows whose gradients represent those of all rows in an estimate of their size
+_NUM_DRAWN = 4
 _NEARLY = 1e-3  # of the rows' lengths: what is left where their gradients cancel
 
 
