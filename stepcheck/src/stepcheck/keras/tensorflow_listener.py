@@ -210,7 +210,7 @@ class EngineListener:
             return "RaggedTensor or SparseTensor"
         if not isinstance(strategy := tf.distribute.get_strategy(), _KNOWN):
             return type(strategy).__name__
-        frame: FrameType | None = sys._getframe()
+        frame: FrameType | None = sys._getframe(1)  # its own would hold itself
         while frame is not None and not tf.executing_eagerly():
             own = frame.f_locals.get("self")
             frame = frame.f_back

@@ -20,7 +20,7 @@ from stepcheck.steps import (
     stepped,
 )
 from stepcheck.trace.log import Applied
-from stepcheck.trace.measure import COARSE, FINE, are_finite, in_part
+from stepcheck.trace.measure import COARSE, FINE, are_finite
 from stepcheck.trace.windows import Update
 
 Rules = Sequence[StepRule | None]
@@ -242,9 +242,7 @@ def all_again(
     ]
     for update in others[:: -(-len(others) // NUM_BY_FRAMEWORK) or 1]:
         again = by_framework(port, optimizers, update)
-        if made[update.number] is None:
-            made[update.number] = again or by_rate(port, update)
-        elif again is not None and again.is_right:
+        if made[update.number] is None or (again is not None and again.is_right):
             made[update.number] = again
     return [again for again in made.values() if again is not None]
 
@@ -271,21 +269,3 @@ def by_framework(
     is_of_framework = type(optimizer).__module__.startswith(_OF_FRAMEWORKS)
     may_differ = is_of_framework and not port.is_sparse
     return again if again.is_right or may_differ else None
-
-
-def by_rate(port: Port, update: Update) -> Again | None:
-    """Return a step as the gradient times one rate, which is solved for; None if it is
-    none.
-    """
-    step = update.applied
-    if not are_finite([*step.params, *step.params_after]):
-        return None
-    grad = port.flat([*step.grads])
-    fall = port.flat([*in_part(step.params)]) - port.flat([*in_part(step.params_after)])
-    rate = float(fall @ grad / (grad @ grad)) if np.any(grad) else 0.0
-    if not np.isfinite(rate):
-        return None
-    pairs = zip(step.params, step.grads, strict=True)
-    params = [w if g is None else (w - rate * g).astype(w.dtype) for w, g in pairs]
-    again = Again(update, params, [], distances(step, params))
-    return again if again.is_right else None
