@@ -10,7 +10,7 @@ import numpy as np
 
 from stepcheck.tree import Tree
 
-# of a larger parameter, gradient or slot so many entries are compared
+# entries of a larger parameter, gradient or slot that are compared
 NUM_PLACES = 20_000
 SOLVED = 1e-3  # a relative distance of numbers that are solved for
 ROUNDED = 1e-5  # and of values up to rounding
