@@ -137,7 +137,7 @@ SENTENCES = [
     ),
     (
         Change(Fault.FROM_LOGITS, outputs=("a", "b")),
-        "The loss (outputs a, b) takes from_logits the other way.",
+        "The loss (of a, b) takes from_logits the other way.",
     ),
 ]
 

@@ -14,25 +14,28 @@ from stepcheck.report import usage
 
 RIGHT, WRONG, UNSEEN = 0, 1, 2  # the exit codes
 _STATED = "model", "data", "loss", "optimizer"
+_UPDATES: dict[str, Any] = {"metavar": "N", "type": int, "default": 40}
+_FLAG: dict[str, Any] = {"action": "store_true"}
 _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {  # of argparse, by command
     "run": {
         "script": {},
         **{f"--{name}": {"metavar": "NAME"} for name in _STATED},
         "--learning-rate": {"metavar": "RATE", "type": float},
-        "--updates": {"metavar": "N", "type": int, "default": 40},
+        "--rows": {"choices": ("once", "shuffled")},
+        "--updates": _UPDATES,
         "--html": {"metavar": "FILE", "type": Path},
-        "--json": {"action": "store_true"},
+        "--json": _FLAG,
     },
     "record": {
         "script": {},
         "-o": {"metavar": "FILE", "required": True},
-        "--updates": {"metavar": "N", "type": int, "default": 40},
+        "--updates": _UPDATES,
     },
     "diff": {
         "a": {},
         "b": {},
-        "--bits": {"action": "store_true"},
-        "--json": {"action": "store_true"},
+        "--bits": _FLAG,
+        "--json": _FLAG,
     },
 }
 
@@ -80,7 +83,8 @@ def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     if own.html is not None:
         assert_drawable()
     names = Names({name: text for name in _STATED if (text := getattr(own, name))})
-    run = Watched(names, own.learning_rate, own.updates)
+    more = {"learning_rate": own.learning_rate, "rows": own.rows}
+    run = Watched(names, own.updates, **more)
     with redirect_stdout(sys.stderr) if own.json else nullcontext():
         run.of(own.script, arguments)
     if (report := run.result) is None:
@@ -89,12 +93,11 @@ def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     print(json.dumps(report.as_json(), indent=1) if own.json else report)
     if own.html is not None:
         report.html(own.html)
-    is_judged = (
-        Stage.GRADIENT in report.judged and run.error is None and not report.failures
-    )
-    return (
-        WRONG if report.findings else RIGHT if report.elsewhere or is_judged else UNSEEN
-    )
+    if report.findings:
+        return WRONG
+    is_judged = Stage.GRADIENT in report.judged and not report.failures
+    is_over = is_judged and run.error is None
+    return RIGHT if report.elsewhere or is_over else UNSEEN
 
 
 def _record(own: argparse.Namespace, arguments: list[str]) -> int:
@@ -109,7 +112,7 @@ def _record(own: argparse.Namespace, arguments: list[str]) -> int:
         print(usage.unwatched(run.error), file=sys.stderr)
         return UNSEEN
     run.result.save(own.o)
-    print(usage.recorded(run.result.num_updates, own.o))
+    print(f"{own.o}: {run.result!r}")
     return RIGHT if run.error is None and run.result.num_updates else UNSEEN
 
 

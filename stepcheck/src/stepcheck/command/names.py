@@ -4,9 +4,8 @@
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -51,30 +50,28 @@ class Names:
         """Return the objects by argument; None where one is not known, or has no
         numbers yet.
         """
-        known = {**self._of_keras(), **scope, "__builtins__": {}}
-        found, _ = attempt(
-            lambda: {
-                argument: eval(code, known) for argument, code in self._codes.items()
-            }
-        )
-        if found is None:  # a name or an item comes later
-            return None
-        kinds = {type(leaf).__name__ for leaf in tree.leaves(found.get("data"))}
-        return None if any(kind.endswith("Tracer") for kind in kinds) else found
+        found: dict[str, Any] = {}
+        for argument in self._codes:
+            found[argument], error = self._value(argument, scope)
+            if error is not None:  # a name or an item comes later
+                return None
+        leaves = tree.leaves(found.get("data"))
+        are_traced = any(type(leaf).__name__.endswith("Tracer") for leaf in leaves)
+        return None if are_traced else found
 
     def unknown(self, scope: Scope) -> Iterator[tuple[str, str, list[str]]]:
         """Yield (argument, name, names near it) for each that has no value."""
-        known = {**self._of_keras(), **scope}
-        for argument, code in self._codes.items():
-            _, error = attempt(partial(eval, code, {**known, "__builtins__": {}}))
+        for argument, text in self.texts.items():
+            _, error = self._value(argument, scope)
             if error is not None:
-                name = getattr(error, "name", None) or self.texts[argument]
+                name = getattr(error, "name", None) or text
                 owner = getattr(error, "obj", None)
-                yield (
-                    argument,
-                    name,
-                    get_close_matches(name, known if owner is None else dir(owner)),
-                )
+                known = scope if owner is None else dir(owner)
+                yield argument, name, get_close_matches(name, known)
+
+    def _value(self, argument: str, scope: Scope) -> tuple[Any, Exception | None]:
+        known = {**self._of_keras(), **scope, "__builtins__": {}}
+        return attempt(lambda: eval(self._codes[argument], known))
 
     def are_written(self, text: str) -> bool:
         """Whether a source has all names, so that they may get values later."""
@@ -84,10 +81,8 @@ class Names:
     def _of_keras(self) -> dict[str, str]:
         """Return the stated loss by name, if Keras has it."""
         text = self.texts.get("loss", "")
-        try:
-            return {text: text} if sys.modules["keras"].losses.get(text) else {}
-        except (KeyError, TypeError, ValueError):
-            return {}
+        found, _ = attempt(lambda: sys.modules["keras"].losses.get(text))
+        return {text: text} if found else {}
 
 
 def _parsed(argument: str, text: str) -> ast.Expression:
@@ -116,48 +111,29 @@ def imported(place: str) -> Any:
 
 def seen(scope: Scope) -> dict[str, dict[str, Any]]:
     """Return models, arrays, losses and optimizers by name, for each option of the
-    command.
+    command: of a scope, and attributes of its objects.
 
     >>> import numpy as np
-    >>> [*seen({"x": np.ones(3), "batch": {"y": np.ones(3)}, "num": 3})["data"]]
-    ['x', "batch['y']"]
+    >>> [*seen({"x": np.ones(3), "num": 3})["data"]]
+    ['x']
     """
-    found: dict[str, dict[str, Any]] = {
-        "model": {},
-        "data": {},
-        "loss": {},
-        "optimizer": {},
-    }
-    classes = {
-        kind: tuple(filter(None, map(imported, places)))
-        for kind, places in _KINDS.items()
-    }
-    known = set[int]()
-    for name, value in _with_parts(scope):
-        kind = next(
-            (kind for kind, own in classes.items() if isinstance(value, own)), "data"
-        )
-        is_array = hasattr(value, "__array__") and len(
-            getattr(value, "shape", None) or ()
-        )
+    named = {name: value for name, value in scope.items() if not name.startswith("_")}
+    for name, value in [*named.items()]:
+        home = type(value).__module__
+        file = getattr(sys.modules.get(home), "__file__", None)
+        if home == "__main__" or (file and is_of_user(file)):
+            parts = getattr(value, "__dict__", {})
+            named |= {f"{name}.{key}": own for key, own in parts.items()}
+    found = {kind: dict[str, Any]() for kind in ("model", "data", "loss", "optimizer")}
+    known = {id(None)}
+    for name, value in named.items():
+        kind = next((kind for kind in _KINDS if _is_of(kind, value)), "data")
+        is_array = hasattr(value, "__array__") and getattr(value, "shape", None)
         if (kind != "data" or is_array) and id(value) not in known:
             known.add(id(value))
             found[kind][name] = value
     return found
 
 
-def _with_parts(scope: Scope) -> Iterable[tuple[str, Any]]:
-    """Return (name, object) of a scope, then of the attributes and items of its
-    objects.
-    """
-    public = {name: value for name, value in scope.items() if not name.startswith("_")}
-    parts = dict(public)
-    for name, value in public.items():
-        home = type(value).__module__
-        file = getattr(sys.modules.get(home), "__file__", None)
-        if isinstance(value, dict):
-            parts |= {f"{name}[{key!r}]": each for key, each in value.items()}
-        elif home == "__main__" or (file is not None and is_of_user(file)):
-            own = getattr(value, "__dict__", {})
-            parts |= {f"{name}.{key}": each for key, each in own.items()}
-    return parts.items()
+def _is_of(kind: str, value: Any) -> bool:
+    return isinstance(value, tuple(filter(None, map(imported, _KINDS[kind]))))

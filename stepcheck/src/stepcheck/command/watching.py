@@ -19,42 +19,38 @@ _NEEDED = {"model", "data", "loss"}
 class Watched(Run):
     """A run that is watched, once all is stated.
 
-    Attributes:
-        scope: the names that had values at the last call of a framework; empty without
-            such a call.
+    Args:
+        more: arguments of `stepcheck.watch` that are no names.
     """
 
-    def __init__(self, names: Names, learning_rate: float | None, num_updates: int):
+    def __init__(self, names: Names, num_updates: int, **more: Any):
         super().__init__(num_updates)
-        self._names, self._learning_rate = names, learning_rate
+        self._names, self._more = names, more
         self._scope: Scope = {}
         self._has_missed, self._files = False, set[str]()
 
     def hooks(self, call: Call) -> AbstractContextManager | None:
         """Return the watch, if all has values here."""
-        running = [
-            each
-            for each in frames(sys._getframe(1))
-            if is_of_user(each.f_code.co_filename)
-        ]
-        scopes = [each.f_globals | each.f_locals for each in running]
+        callers = frames(sys._getframe(1))
+        running = [each for each in callers if is_of_user(each.f_code.co_filename)]
+        scopes: list[Scope] = [each.f_globals | each.f_locals for each in running]
         scopes.append(vars(sys.modules["__main__"]))
-        self._scope = ChainMap(*scopes)
-        named, stated = (
-            next(filter(None, map(self._names.values, scopes)), {}),
-            _stated_by(call),
-        )
+        self._scope = ChainMap(*map(dict, scopes))
+        named = next(filter(None, map(self._names.values, scopes)), {})
+        stated = _stated_by(call)
         if named.get("model", stated.get("model")) is stated.get("model"):
             named = stated | named
         if getattr(named.get("model"), "compiled", False):
             named.setdefault("loss", None)
         if {*named} >= _NEEDED:
-            return watch(**named, learning_rate=self._learning_rate)
+            return watch(**named, **self._more)
         self._files |= {each.f_code.co_filename for each in running}
         if call.door in STEPS and not self._has_missed:
             self._has_missed = True
-            if not self._may_begin():
-                self.stop()
+            sources = "".join(Path(file).read_text() for file in self._files)
+            may_begin = {*self._names.texts} >= _NEEDED
+            if not may_begin or not self._names.are_written(sources):
+                self.stop()  # the names will get no values
         return None
 
     def unwatched(self, script: str) -> str:
@@ -64,13 +60,6 @@ class Watched(Run):
         lines = [usage.unknown(*each) for each in self._names.unknown(self._scope)]
         lines += usage.understated(script, self._names.texts, seen(self._scope))
         return "\n".join(lines)
-
-    def _may_begin(self) -> bool:
-        """Whether names state the update, and are written in the script: they may get
-        values.
-        """
-        sources = "".join(Path(file).read_text() for file in self._files)
-        return {*self._names.texts} >= _NEEDED and self._names.are_written(sources)
 
 
 def _stated_by(call: Call) -> dict[str, Any]:

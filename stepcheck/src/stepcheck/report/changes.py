@@ -26,16 +26,6 @@ _SUM = {
     Unit.SAMPLE_WEIGHTS: "the sum of the sample weights",
     Unit.WEIGHTS: "the sum of the weights",
 }
-_PARTS = {
-    Part.MICROBATCH: "microbatch",
-    Part.REPLICA: "replica",
-    Part.CALL: "microbatch",
-}
-_PLURALS = {
-    Part.MICROBATCH: "microbatches",
-    Part.REPLICA: "replicas",
-    Part.CALL: "microbatches",
-}
 _KNOWN = {
     Known.WEIGHT_OF_UPDATE: "{sum} of the update",
     Known.ROWS_OF_UPDATE: "the number of rows of the update",
@@ -76,11 +66,6 @@ _OF_FAULTS = {  # subjects
     Fault.NOT_RESET: "the gradient handed over before",
     Fault.MOMENTUM_BY_HAND: "the gradient handed over before",
 }
-_OF_OUTPUTS = {
-    Fault.BROADCAST,
-    Fault.SOFTMAX_TWICE,
-    Fault.OTHER_OUTPUTS,
-}  # their subjects
 _PREDICATES = {
     Fault.PADDING_TRAINED_ON: "that fill up a batch are trained on",
     Fault.WEIGHTS_IGNORED: "are left out",
@@ -108,6 +93,7 @@ _DETAILS = {
         "meets the labels and sample weights of all rows of its batch, as outputs "
         "(rows, 1) and both (rows,) do"
     ),
+    Detail.SMOOTHED: "are smoothed by {0} instead of {1}",
     Detail.OF_OTHER_ROWS: "are each those of some other row",
     Detail.FUNCTION_AGAIN: "go through one more {names}",
     Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",
@@ -132,86 +118,57 @@ def sentence(change: Change) -> str:
     return f"{told[0].upper()}{told[1:]}."
 
 
-def _optimizer(names: tuple[str, ...], numbers: tuple[float, ...]) -> str:
-    """Return how two optimizers differ: (the loop's class, the meant one, arguments),
-    and two numbers of each one.
-    """
-    own, meant, *arguments = names
-    if not arguments:
-        return f"is {own}, and {meant} was meant"
-    pairs = zip(arguments, numbers[::2], numbers[1::2], strict=True)
-    told = [
-        f"{name}={one:.4g}, and {other:.4g} was meant" for name, one, other in pairs
-    ]
-    return f"has {'; '.join(told)}"
-
-
 def _subject(change: Change) -> str:
-    fault, names = change.fault, change.names
+    fault = change.fault
     subject = _OF_FAULTS.get(fault, _SUBJECTS.get(fault.quantity, ""))
     if fault is Fault.CLIP_PER_MICROBATCH and change.detail is Detail.CLIPPED_BY_NORM:
-        subject = f"the gradient of each {_PARTS[change.setting.part]}"
+        subject = "the gradient of each {part}".format(**_fields(change.setting))
     if change.detail is Detail.TERMS_COUNT:
-        subject = f"the losses of {', '.join(names)}"
+        subject = f"the losses of {', '.join(change.names)}"
     outputs = ", ".join(change.outputs)
-    word = "" if fault in _OF_OUTPUTS else _many("output", len(change.outputs))
-    return f"{subject} ({word} {outputs})".replace("( ", "(") if outputs else subject
-
-
-def _many(word: str, num: int) -> str:
-    return word if num == 1 else f"{word}s"
+    return f"{subject} (of {outputs})" if outputs else subject
 
 
 def _predicate(change: Change) -> str:
-    fault, detail, numbers, names = (
-        change.fault,
-        change.detail,
-        change.numbers,
-        change.names,
-    )
+    fault, detail, numbers = change.fault, change.detail, change.numbers
     counted = "" if change.count is None else count(change.count, change.setting, fault)
-    if fault is Fault.ANOTHER_OPTIMIZER:
-        return _optimizer(names, numbers)
+    told = _PREDICATES.get(fault, "")
     if fault is Fault.PASSES_LEFT_OUT:
-        *passed, num_passes = numbers
-        return f"has no part of forward pass {_list(passed)} of its {num_passes:.0f}"
-    if fault is Fault.CLIPPED_OTHERWISE:
-        stated = (
-            f"{name}={bound:.4g}" for name, bound in zip(names, numbers, strict=True)
+        *passed, num = numbers
+        told = f"has no part of forward pass {_list(passed)} of its {num:.0f}"
+    elif fault is Fault.ANOTHER_OPTIMIZER:
+        own, meant, *names = change.names
+        pairs = zip(names, numbers[::2], numbers[1::2], strict=True)
+        values = [f"{name}={a:.4g}, and {b:.4g} was meant" for name, a, b in pairs]
+        told = (
+            f"has {'; '.join(values)}" if names else f"is {own}, and {meant} was meant"
         )
-        return f"is clipped otherwise: the optimizer that was meant has {', '.join(stated)}"
-    if detail in _SHIFTED:
+    elif fault is Fault.CLIPPED_OTHERWISE:
+        bounds = zip(change.names, numbers, strict=True)
+        stated = ", ".join(f"{name}={bound:.4g}" for name, bound in bounds)
+        told = f"is clipped otherwise: the optimizer that was meant has {stated}"
+    elif detail is Detail.TERMS_COUNT:
+        half = len(numbers) // 2
+        told = f"count {_list(numbers[:half])}, and not {_list(numbers[half:])}"
+    elif detail in _SHIFTED:
         one, many, where = _SHIFTED[detail]
         (by,) = numbers
         some = f"of {one}" if abs(by) == 1 else f"{abs(by):.0f} {many}"
         told = f"are those {some} {'after' if by > 0 else 'before'}{where}"
     elif detail in _DETAILS:
-        fields = _fields(change.setting) | {"names": ", ".join(names), "count": counted}
-        told = _DETAILS[detail].format(
-            *(f"{number:.4g}" for number in numbers), **fields
-        )
-        counted = "" if detail is Detail.ADDED_BEFORE else counted
-    elif detail is not None:
-        told = _with_numbers(change)
-    else:
-        told = _PREDICATES.get(fault, "")
-    more = f"counts {counted}" if counted else ""
+        fields = _fields(change.setting) | {"names": ", ".join(change.names)}
+        shown = [f"{number:.4g}" for number in numbers]
+        told = _DETAILS[detail].format(*shown, **fields, count=counted)
+    more = f"counts {counted}" if counted and detail is not Detail.ADDED_BEFORE else ""
     return " and ".join(part for part in (told, more) if part)
 
 
-def _with_numbers(change: Change) -> str:
-    numbers = change.numbers
-    if change.detail is Detail.TERMS_COUNT:
-        half = len(numbers) // 2
-        these, those = _list(numbers[:half]), _list(numbers[half:])
-        return f"count {these}, and not {those}"
-    by, of_loss = numbers  # the smoothing
-    return f"are smoothed by {by:.3g} instead of {of_loss:.3g}"
-
-
 def _fields(setting: Setting) -> dict[str, str]:
-    part = setting.part
-    return {"sum": _SUM[setting.unit], "part": _PARTS[part], "parts": _PLURALS[part]}
+    is_replica = setting.part is Part.REPLICA
+    part, parts = (
+        ("replica", "replicas") if is_replica else ("microbatch", "microbatches")
+    )
+    return {"sum": _SUM[setting.unit], "part": part, "parts": parts}
 
 
 def count(own: Count, setting: Setting, fault: Fault | None = None) -> str:
@@ -226,22 +183,25 @@ def count(own: Count, setting: Setting, fault: Fault | None = None) -> str:
 def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
     """Return a count of all rows; `is_one`: once is meant."""
     if own.numbers:
-        return _numbers(own, setting)
+        told = _list(own.numbers)
+        level = own.level and _LEVELS[own.level].format(**_fields(setting))
+        return f"{told} times {_KNOWN[Known.MEANT]}, {level}" if level else told
     if own == MEANT:
         return "as meant"
     if not own.number:
         return "not at all"
-    if own.above == MEANT.above and not own.below:
+    is_multiple = own.above == MEANT.above
+    if is_multiple and not own.below:
         return f"{_number(own.number)} times {_KNOWN[Known.MEANT]}"
-    above = () if is_one and own.above == MEANT.above else own.above
+    above = () if is_one and is_multiple else own.above
     if not above and not own.below:
         return _number(own.number)
     top, low = (
         " x ".join(known(each, setting) for each in part) for part in (above, own.below)
     )
-    below = f" / ({low})" if len(own.below) > 1 else f" / {low}" * bool(low)
+    low = f"({low})" if len(own.below) > 1 else low
     multiple = _MULTIPLES.get(own.number, f"{own.number:.4g} x ")
-    return f"{multiple}{top or 1}{below}"
+    return " / ".join(filter(None, [f"{multiple}{top or 1}", low]))
 
 
 def known(each: Known, setting: Setting) -> str:
@@ -260,15 +220,6 @@ def _number(number: float) -> str:
     return f"1 / {whole}" if is_fraction else f"{number:.4g}"
 
 
-def _numbers(own: Count, setting: Setting) -> str:
-    told = _list(own.numbers)
-    if own.level is None:
-        return told
-    level = _LEVELS[own.level].format(**_fields(setting))
-    return f"{told} times {_KNOWN[Known.MEANT]}, {level}"
-
-
 def _list(numbers: Iterable[float]) -> str:
     told = [f"{number:.4g}" for number in numbers]
-    more = ", ..." if len(told) > _MOST_NUMBERS else ""
-    return f"{', '.join(told[:_MOST_NUMBERS])}{more}"
+    return ", ".join([*told[:_MOST_NUMBERS], *["..."] * (len(told) > _MOST_NUMBERS)])

@@ -19,20 +19,10 @@ _STYLE = """
   background: #fff; max-width: 52rem; padding: 0.5rem 1rem;}
 .stepcheck-report h1 {font-size: 1.35rem; line-height: 1.35; margin: 0.4rem 0;}
 .stepcheck-report h2 {font-size: 1.1rem; margin: 1.6rem 0 0.3rem;}
-.stepcheck-report table {border-collapse: collapse; margin: 0.6rem 0;
-  font-variant-numeric: tabular-nums;}
-.stepcheck-report th, .stepcheck-report td {padding: 0.15rem 0.9rem 0.15rem 0; text-align: right;
-  border-bottom: 1px solid #ddd; background: #fff; color: #222; font-weight: normal;}
-.stepcheck-report th:first-child, .stepcheck-report td:first-child {text-align: left;}
-.stepcheck-report thead th {font-weight: bold;}
-.stepcheck-report dl {display: grid; grid-template-columns: max-content auto;
-  gap: 0.1rem 1rem; margin: 0.6rem 0;}
-.stepcheck-report dt {color: #666;} .stepcheck-report dd {margin: 0; overflow-wrap: anywhere;}
-.stepcheck-report code {background: #f3f3f3; padding: 0 0.2rem;}
+.stepcheck-report pre {font-size: 0.85rem; white-space: pre-wrap; overflow-wrap: anywhere;}
 .stepcheck-report figure {margin: 0 0 0.5rem;} .stepcheck-report img {max-width: 100%;}
-.stepcheck-report figcaption, .stepcheck-report footer {color: #666;}
-@media (max-width: 40rem) {.stepcheck-report dl {display: block;}
-  .stepcheck-report figure {overflow-x: auto;}
+.stepcheck-report figcaption {color: #666;}
+@media (max-width: 40rem) {.stepcheck-report figure {overflow-x: auto;}
   .stepcheck-report img {max-width: none; width: 36rem;}}
 """
 
@@ -57,10 +47,8 @@ def assert_drawable() -> None:
         SpecificationError: it is not.
     """
     if not can_draw():
-        must, attempt = (
-            "The pictures of a report need matplotlib.",
-            "pip install './stepcheck[pictures]', or print(report).",
-        )
+        must = "The pictures of a report need matplotlib."
+        attempt = "pip install './stepcheck[pictures]', or print(report)."
         raise SpecificationError(message(must, "none installed", attempt))
 
 
@@ -93,11 +81,10 @@ def part_of_page(parts: Iterable[str]) -> str:
     )
 
 
-def write_page(path: str | os.PathLike[str], title: str, parts: Iterable[str]) -> None:
-    """Write parts of a page to a file."""
+def write_page(path: str | os.PathLike[str], title: str, body: str) -> None:
+    """Write a page to a file."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(title)}</title>"
-    body = "<hr>".join(parts)
     page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
     Path(path).write_text(page, encoding="utf-8")
 

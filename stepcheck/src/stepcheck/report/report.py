@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcheck.errors import SpecificationError, message, notify_if_long
+from stepcheck.errors import SpecificationError, attempt, message, notify_if_long
 from stepcheck.faults import Stage
 from stepcheck.judge import REQUIRED, Case, Verdict
 from stepcheck.progress import shown
@@ -94,11 +94,9 @@ class Report:
         """
         unknown = {*stages} - {*REQUIRED}
         if unknown:
-            must, attempt = (
-                f"Stages must be of {', '.join(REQUIRED)}.",
-                "report.require('gradient', 'step').",
-            )
-            raise SpecificationError(message(must, ", ".join(sorted(unknown)), attempt))
+            must = f"Stages must be of {', '.join(REQUIRED)}."
+            given = ", ".join(sorted(unknown))
+            raise SpecificationError(message(must, given, "report.require('step')."))
         if self.elsewhere:
             return
         wanted = {*stages} or {*REQUIRED}
@@ -113,19 +111,13 @@ class Report:
         Raises:
             SpecificationError: these are no numbers.
         """
-        try:
-            numbers = np.ravel(np.asarray(loss, "float64")).tolist()
-        except (TypeError, ValueError) as error:
-            must = "loss must be a number, or one for each pass over the data."
-            raise SpecificationError(
-                message(must, type(loss).__name__, "report.printed(loss=[0.7, 0.5]).")
-            ) from error
-        if not numbers or not np.all(np.isfinite(numbers)):
-            must, attempt = (
-                "Printed losses must be finite numbers.",
-                "leave out the others.",
+        given, _ = attempt(lambda: np.ravel(np.asarray(loss, "float64")))
+        if given is None or not given.size or not np.all(np.isfinite(given)):
+            must = (
+                "Printed losses must be finite numbers, one for each pass or the last."
             )
-            raise SpecificationError(message(must, loss, attempt))
+            raise SpecificationError(message(must, loss, "loss=[0.7, 0.5]."))
+        numbers = given.tolist()
         self._printed = numbers
         if self._case is not None:
             self._case.printed, self._verdict = numbers, None
@@ -144,8 +136,7 @@ class Report:
         """
         if self.elsewhere:
             return {"schema": schema.VERSION, "elsewhere": self.elsewhere}
-        verdict = self._judged()
-        return schema.as_json(self._own_case(), verdict)
+        return schema.as_json(self._own_case(), self._judged())
 
     def html(self, path: str | os.PathLike[str]) -> None:
         """Write the report with pictures to a file: one page, without scripts.
@@ -155,32 +146,27 @@ class Report:
         """
         assert_drawable()
         if not self.elsewhere:
-            write_page(path, "A training loop, checked", [self._repr_html_()])
+            write_page(path, "A training loop, checked", self._repr_html_())
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook; without pictures if matplotlib is not
         installed.
         """
-        verdict = self._judged() if self._case is not None else None
-        return (
-            f"<p>{self}</p>"
-            if verdict is None
-            else text.html(self._own_case(), verdict)
-        )
+        if self._case is None:
+            return f"<p>{self}</p>"
+        return text.html(self._case, self._judged())
 
     def _own_case(self) -> Case:
         if self._case is None:
-            must, attempt = (
-                "A report is read after its loop.",
-                "read it after the `with`.",
-            )
-            raise SpecificationError(message(must, "one inside its `with`", attempt))
+            must = "A report is read after its loop."
+            given, try_this = "one inside its `with`", "read it after the `with`."
+            raise SpecificationError(message(must, given, try_this))
         return self._case
 
     def _judged(self) -> Verdict:
+        if self.elsewhere:
+            return Verdict()
         if self._verdict is None:
-            if self.elsewhere:
-                return Verdict()
             case = self._own_case()
             num = case.log.num_updates
             line = (
@@ -191,11 +177,9 @@ class Report:
         return self._verdict
 
     def __str__(self) -> str:
-        if self._case is None:
-            return (
-                self.elsewhere
-                or "The loop is not over: read its report after the `with`."
-            )
-        return text.text(self._case, self._judged())
+        if self._case is not None:
+            return text.text(self._case, self._judged())
+        running = "The loop is not over: read its report after the `with`."
+        return self.elsewhere or running
 
     __repr__ = __str__

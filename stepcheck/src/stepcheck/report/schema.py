@@ -17,11 +17,10 @@ VERSION = "stepcheck.report/2"
 def as_json(case: Case, verdict: Verdict) -> dict[str, Any]:
     """Return a report as dicts, lists, strings, numbers and None."""
     framework = case.port.engine()
-    seen = verdict.seen
     report = {
         "schema": VERSION,
         "framework": framework,
-        "updates": len(seen.updates) if seen is not None else 0,
+        "updates": verdict.num_updates,
         "batches": verdict.num_batches,
         "judged": verdict.judged,
         "findings": [_finding(each, framework) for each in verdict.findings],
@@ -60,7 +59,7 @@ def _finding(finding: Finding, framework: str) -> dict[str, Any]:
 
 
 def _line(line: Line | None) -> dict[str, Any] | None:
-    return line and {"file": line.file, "number": line.number, "text": line.text}
+    return line and {**line._asdict(), "text": line.text}
 
 
 def _plain(value: Any) -> Any:
@@ -73,6 +72,6 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
-    return (
-        [_plain(part) for part in value] if isinstance(value, list | tuple) else value
-    )
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value

@@ -11,28 +11,27 @@ from stepcheck.report.page import can_draw, figure, part_of_page
 from stepcheck.report.pictures import pictures
 from stepcheck.values import Finding, Proof
 
-EXPECTED, WITH_ERROR = "meant", "meant, with this error"
-Row = tuple[str, ...]
-
 
 def first_line(verdict: Verdict) -> str:
     """Return the verdict in a line: the first finding, or the stages that were judged."""
     if verdict.findings:
-        return heading(verdict.findings[0])
-    if not verdict.has_seen or verdict.seen is None:
+        found = verdict.findings[0]
+        name = words.name(found.fault)
+        return f"{name[0].upper()}{name[1:]}. {words.sentence(found)}"
+    if not verdict.has_seen:
         reasons = [words.reason(each) for each in verdict.unjudged]
         return f"Nothing was judged: {reasons[0] if reasons else 'no update was seen'}."
-    num = words.many(len(verdict.seen.updates), "update")
-    left = [words.stage(stage) for stage in REQUIRED if stage not in verdict.judged]
-    if not left:
-        judged = ", ".join(map(words.stage, REQUIRED))
-        where = " where they were judged" if verdict.unjudged else ""
-        return f"{num}, all as meant{where}: {judged}.{_largest(verdict)}"
+    num = words.many(verdict.num_updates, "update")
     judged = ", ".join(map(words.stage, verdict.judged)) or "nothing"
-    return (
-        f"Nothing found in {num}. Judged: {judged}. Not judged: "
-        f"{', '.join(left)}.{_largest(verdict)}"
-    )
+    left = [words.stage(stage) for stage in REQUIRED if stage not in verdict.judged]
+    if left:
+        told = (
+            f"Nothing found in {num}. Judged: {judged}. Not judged: {', '.join(left)}"
+        )
+    else:
+        where = " where they were judged" if verdict.unjudged else ""
+        told = f"{num}, all as meant{where}: {judged}"
+    return f"{told}.{_largest(verdict)}"
 
 
 def _largest(verdict: Verdict) -> str:
@@ -41,170 +40,88 @@ def _largest(verdict: Verdict) -> str:
         return ""
     fits, differs = verdict.evidence[0].meant.replay.tolerance
     apart = [e.without for e in verdict.evidence if e.without <= differs]
-    largest, num = max(apart, default=0.0), words.many(len(apart), "gradient")
+    num = words.many(len(apart), "gradient")
     return (
-        f" Largest distance of {num} from what was meant: {largest:.2g} (rounding: up "
-        f"to {fits:g})."
+        f" Largest distance of {num} from what was meant: {max(apart, default=0.0):.2g} "
+        f"(rounding: up to {fits:g})."
     )
-
-
-def heading(finding: Finding) -> str:
-    """Return a finding's name and its sentence."""
-    name = words.name(finding.fault)
-    return f"{name[0].upper()}{name[1:]}. {words.sentence(finding)}"
 
 
 def text(case: Case, verdict: Verdict) -> str:
     """Return a report as text."""
-    framework = case.port.engine()
-    parts = [first_line(verdict)]
-    parts += [
-        _told(i, each, framework) for i, each in enumerate(verdict.findings, start=1)
-    ]
-    if verdict.unjudged:
-        parts.append(
-            "\n".join(["Not judged:", *(f"  - {each}" for each in _unjudged(verdict))])
-        )
-    parts.append(_looked_at(verdict, framework))
-    if verdict.facts is not None:
-        parts.append(
-            "\n".join(
-                ["Facts:", *(f"  {line}" for line in facts.aligned(verdict.facts))]
-            )
-        )
-    return "\n\n".join(parts)
-
-
-def _unjudged(verdict: Verdict) -> list[str]:
-    return list(dict.fromkeys(map(words.reason, verdict.unjudged)))
-
-
-def _looked_at(verdict: Verdict, framework: str) -> str:
-    num = len(verdict.seen.updates) if verdict.seen is not None else 0
-    batches = words.many(verdict.num_batches, "batch", "batches")
-    failed = "".join(
-        f" An error in the stage {words.stage(each)}: see as_json()."
-        for each in verdict.failures
-    )
-    return (
-        f"Looked at {words.many(num, 'update')} of {batches} of the data, on "
-        f"{framework}.{failed}"
-    )
-
-
-def _told(number: int, finding: Finding, framework: str) -> str:
-    """Return the text of one finding; the sentence of the first is the report's first
-    line.
-    """
-    lines = [f"{number}. {words.stage(finding.stage)}: {words.name(finding.fault)}"]
-    lines += [f"   {words.sentence(finding)}"] if number > 1 else []
-    if finding.proof is not None:
-        rows = _table(finding.proof, (EXPECTED, WITH_ERROR))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        padded = (
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in rows
-        )
-        lines += ["", *(f"   {line}".rstrip() for line in padded), ""]
-    lines.append(f"   {_apart(finding)}")
-    lines += [f"   {name}: {value}" for name, value in _more(finding, framework)]
-    return "\n".join(lines)
-
-
-def _table(proof: Proof, names: tuple[str, str]) -> list[Row]:
-    """Return the numbers of a proof as rows of columns, after their names; without the
-    last one if it is empty.
-    """
-    rows: list[Row] = [(f"update {proof.update}:", "yours", *names)]
-    for number in proof.numbers:
-        values = number.observed, number.expected, number.with_error
-        rows.append(
-            (
-                words.number(number),
-                *("-" if math.isnan(each) else f"{each:.6g}" for each in values),
-            )
-        )
-    is_explained = not all(math.isnan(number.with_error) for number in proof.numbers)
-    return rows if is_explained else [row[:3] for row in rows]
-
-
-def _apart(finding: Finding) -> str:
-    """Return both distances in words."""
-    if math.isnan(finding.with_error):
-        unknown = (
-            "; no known error reproduces it" if finding.error is Error.UNLIKE else ""
-        )
-        return f"distance from what was meant {finding.apart:.2g}{unknown}"
-    meant = f"distance from what was meant {finding.apart:.2g}"
-    return f"{meant}; from that with this error {finding.with_error:.2g}"
-
-
-def _more(finding: Finding, framework: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of the other facts of a finding."""
-    where, change = finding.where, finding.change
-    if where.updates:
-        yield "in updates", words.listed(where.updates)
-    if where.line is not None:
-        yield "your code", str(where.line)
-    if proposed := words.fix(change, framework):
-        yield "fix", proposed
+    return "\n\n".join([first_line(verdict), *_blocks(case, verdict)])
 
 
 def html(case: Case, verdict: Verdict) -> str:
     """Return a report as a part of a page; without pictures if matplotlib is not
     installed.
     """
+    title = f"<h1>{escape(first_line(verdict))}</h1>"
+    body = [f"<pre>{escape(block)}</pre>" for block in _blocks(case, verdict)]
+    if not can_draw():
+        body.append("<p>The pictures need matplotlib: pip install matplotlib.</p>")
+    elif verdict.has_seen:
+        body += map(figure, pictures(case, verdict))
+    return part_of_page([title, *body])
+
+
+def _blocks(case: Case, verdict: Verdict) -> Iterator[str]:
+    """Yield the parts of a report after its first line."""
     framework = case.port.engine()
-    parts = [f"<h1>{escape(first_line(verdict))}</h1>"]
-    parts += [
-        _section(i, each, framework) for i, each in enumerate(verdict.findings, start=1)
-    ]
-    parts += map(
-        figure, pictures(case, verdict) if can_draw() and verdict.has_seen else []
-    )
+    for i, finding in enumerate(verdict.findings, start=1):
+        yield "\n".join(_told(i, finding, framework))
     if verdict.unjudged:
-        items = "".join(f"<li>{_coded(line)}</li>" for line in _unjudged(verdict))
-        parts.append(f"<h2>Not judged</h2><ul>{items}</ul>")
+        reasons = dict.fromkeys(map(words.reason, verdict.unjudged))
+        yield "\n  - ".join(["Not judged:", *reasons])
+    failed = [
+        f" An error in the stage {words.stage(each)}: see as_json()."
+        for each in verdict.failures
+    ]
+    num = words.many(verdict.num_updates, "update")
+    batches = words.many(verdict.num_batches, "batch", "batches")
+    looked_at = f"Looked at {num} of {batches} of the data, on {framework}."
+    yield "".join([looked_at, *failed])
     if verdict.facts is not None:
-        body = "".join(_pair(*fact) for fact in facts.told(verdict.facts))
-        parts.append(f"<h2>Facts</h2><dl>{body}</dl>")
-    missing = (
-        "" if can_draw() else " The pictures need matplotlib: pip install matplotlib."
-    )
-    parts.append(
-        f"<footer><p>{escape(_looked_at(verdict, framework) + missing)}</p></footer>"
-    )
-    return part_of_page(parts)
+        yield "\n  ".join(["Facts:", *facts.aligned(verdict.facts)])
 
 
-def _section(number: int, finding: Finding, framework: str) -> str:
-    title = f"{number}. {words.stage(finding.stage)}: {words.name(finding.fault)}"
-    parts = [f"<h2>{escape(title)}</h2>"]
-    parts += [f"<p>{_coded(words.sentence(finding))}</p>"] if number > 1 else []
+def _told(number: int, finding: Finding, framework: str) -> Iterator[str]:
+    """Yield the lines of one finding; the sentence of the first is the report's first
+    line.
+    """
+    where = finding.where
+    yield f"{number}. {words.stage(finding.stage)}: {words.name(finding.fault)}"
+    if number > 1:
+        yield f"   {words.sentence(finding)}"
     if finding.proof is not None:
-        head, *rows = _table(finding.proof, (EXPECTED, WITH_ERROR))
-        body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
-        parts.append(
-            f"<table><thead><tr>{_cells('th', head)}</tr></thead><tbody>{body}</tbody></table>"
-        )
-    parts.append(f"<p>{escape(_apart(finding)).capitalize()}.</p><dl>")
-    parts += [_pair(*each) for each in _more(finding, framework)]
-    return f"{''.join(parts)}</dl>"
-
-
-def _pair(name: str, value: str) -> str:
-    return f"<dt>{escape(name)}</dt><dd>{_coded(value)}</dd>"
-
-
-def _cells(tag: str, texts: Row) -> str:
-    return "".join(f"<{tag}>{escape(each)}</{tag}>" for each in texts)
-
-
-def _coded(line: str) -> str:
-    """Escape a line, and set the parts between backticks as code."""
-    parts = escape(line).split("`")
-    if len(parts) % 2 == 0:
-        return escape(line)
-    return "".join(
-        f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)
+        yield from ["", *_table(finding.proof), ""]
+    told = f"distance from what was meant {finding.apart:.2g}"
+    if not math.isnan(finding.with_error):
+        told = f"{told}; from that with this error {finding.with_error:.2g}"
+    elif finding.error is Error.UNLIKE:
+        told = f"{told}; no known error reproduces it"
+    yield f"   {told}"
+    pairs = (
+        ("in updates", words.listed(where.updates)),
+        ("your code", where.line and str(where.line)),
+        ("fix", words.fix(finding.change, framework)),
     )
+    yield from (f"   {name}: {value}" for name, value in pairs if value)
+
+
+def _table(proof: Proof) -> Iterator[str]:
+    """Yield the lines of a table of a proof's numbers; without the last column if it is
+    empty.
+    """
+    names = f"update {proof.update}:", "yours", "meant", "meant, with this error"
+    rows: list[tuple[str, ...]] = [names]
+    for number in proof.numbers:
+        values = number.observed, number.expected, number.with_error
+        columns = ["-" if math.isnan(value) else f"{value:.6g}" for value in values]
+        rows.append((words.number(number), *columns))
+    if all(math.isnan(number.with_error) for number in proof.numbers):
+        rows = [row[:3] for row in rows]
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for name, *columns in rows:
+        cells = map(str.rjust, columns, others)
+        yield f"   {name.ljust(first)}  {'  '.join(cells)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stepcheck.errors import message
-from stepcheck.report.words import listed, many
+from stepcheck.report.words import listed
 
 ABOUT = {
     "run": (
@@ -38,6 +38,7 @@ HELP = {
     "--loss": "the loss that is meant, by its name; or a loss of Keras, such as mse",
     "--optimizer": "the optimizer that is meant, by its name",
     "--learning-rate": "the rate that is meant",
+    "--rows": "how each pass over the data takes the rows: once, or shuffled anew, too",
     "--updates": "updates after which the script ends (default: 40)",
     "--json": "print JSON; what a script prints goes to stderr",
     "--html": "write the report with pictures, too",
@@ -58,7 +59,6 @@ _SEEN = {
     "loss": "losses",
     "optimizer": "optimizers",
 }
-_NUM_ARRAYS = 2  # inputs and labels
 
 
 def not_a_script(path: str) -> str:
@@ -73,10 +73,8 @@ def misplaced(command: str, arguments: Sequence[str]) -> str:
     """Return the message for arguments that a command does not have: of a script,
     perhaps.
     """
-    must, given = (
-        "Arguments of the script must stand after `--`.",
-        shlex.join(arguments),
-    )
+    given = shlex.join(arguments)
+    must = "Arguments of the script must stand after `--`."
     return message(must, given, f"stepcheck {command} train.py [options] -- {given}")
 
 
@@ -86,17 +84,11 @@ def no_folder(path: str) -> str:
     return message(must, path, "the path of a file in one, such as before.trace.")
 
 
-def recorded(num_updates: int, path: str) -> str:
-    """Return where a trace is."""
-    return f"{path}: the trace of {many(num_updates, 'update')}."
-
-
 def unwatched(error: BaseException | None) -> str:
     """Return why nothing was watched, where no model was called."""
+    how = "the script calls no model of Keras, and no module of PyTorch"
     if error is not None:
         how = f"the script ended with {type(error).__name__}: {error}"
-    else:
-        how = "the script calls no model of Keras, and no module of PyTorch"
     return f"Nothing was watched: {how}."
 
 
@@ -114,30 +106,22 @@ def understated(
     Args:
         script: its path.
         stated: names by option.
-        seen: objects of the script by name, for each option; an option is filled in
-            where they leave one choice.
+        seen: objects of the script by name, for each option.
 
     >>> import numpy as np
     >>> [*understated("train.py", {}, {"model": {"net": 1}, "data": {"x": np.ones((8, 3))}})][-1]
     'Seen in the script: models net; arrays x (8, 3).'
     """
-    shapes = {name: tuple(array.shape) for name, array in seen.get("data", {}).items()}
-    most = max((shape[0] for shape in shapes.values()), default=0)
-    longest = [name for name, shape in shapes.items() if shape[0] == most]
-    options = dict(_NEEDED)
-    if len(longest) == _NUM_ARRAYS:
-        options["data"] = ",".join(longest)
-    for kind in ("model", "loss"):
-        if len(seen.get(kind, ())) == 1:
-            (options[kind],) = seen[kind]
-    options |= {**stated}
     if not {*_NEEDED} <= {*stated}:
-        command = f"stepcheck run {shlex.quote(script)} {_options(options)}"
+        command = (
+            f"stepcheck run {shlex.quote(script)} {_options({**_NEEDED, **stated})}"
+        )
         yield message(_MUST, _options(stated) or "none of them", command)
-    names = {kind: tuple(objects) for kind, objects in seen.items() if objects}
-    names["data"] = tuple(f"{name} {shape}" for name, shape in shapes.items())
-    if options["loss"] == _NEEDED["loss"]:
+    if "loss" not in stated:
         yield _LOSS
+    names = {kind: tuple(objects) for kind, objects in seen.items()}
+    arrays = seen.get("data", {}).items()
+    names["data"] = tuple(f"{name} {tuple(array.shape)}" for name, array in arrays)
     told = [f"{_SEEN[kind]} {listed(each)}" for kind, each in names.items() if each]
     if told:
         yield f"Seen in the script: {'; '.join(told)}."

@@ -125,13 +125,8 @@ _REASONS = {
 
 @cache
 def _texts() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(
-        Path(__file__).with_name("faults.toml").read_text(encoding="utf-8")
-    )
-
-
-def _text(fault: Fault) -> dict[str, Any]:
-    return _texts()[fault.id]
+    path = Path(__file__).with_name("faults.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def name(fault: Fault) -> str:
@@ -141,7 +136,7 @@ def name(fault: Fault) -> str:
     ('mean of means', 'from_logits')
     """
     plain = fault.name.lower().replace("_", " ")
-    return _text(fault).get("name", plain)
+    return _texts()[fault.id].get("name", plain)
 
 
 def stage(of: Stage) -> str:
@@ -152,7 +147,7 @@ def stage(of: Stage) -> str:
 def sentence(finding: Finding) -> str:
     """Return a finding in a sentence."""
     change, where = finding.change, finding.where
-    told = _text(finding.fault).get("says", "")
+    told = _texts()[finding.fault.id].get("says", "")
     if not told:
         is_unlike = not change.is_known and where.parameters
         differing = f" It differs in {listed(where.parameters)}." if is_unlike else ""
@@ -169,10 +164,9 @@ def fix(change: Change, framework: str) -> str:
     """Return what to do, for one of the frameworks jax, tensorflow and torch; "" if
     nothing is proposed.
     """
-    fixes = _text(change.fault).get("fix", {})
-    of_keras = "" if framework == TORCH else "keras"
-    found = (fixes.get(key) for key in (framework, of_keras, "all"))
-    return next(filter(None, found), "")
+    fixes = _texts()[change.fault.id].get("fix", {})
+    of_keras = "" if framework == TORCH else fixes.get("keras", "")
+    return fixes.get(framework) or of_keras or fixes.get("all", "")
 
 
 def number(of: Number) -> str:
