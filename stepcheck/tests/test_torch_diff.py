@@ -391,22 +391,6 @@ def test_two_optimizers_and_a_model_that_is_not_trained():
     assert stepcheck.diff(trace, adversarial(3)).first.part is Part.GRADIENT
 
 
-def test_weights_without_a_module():
-    def fitted(factor):
-        w = torch.zeros(3, 1, requires_grad=True)
-        own = torch.optim.SGD([w], 0.1)
-        with stepcheck.record() as trace:
-            for rows in batches(3):
-                own.zero_grad()
-                ((X[rows] @ w - Y[rows]) ** 2).mean().mul(factor).backward()
-                own.step()
-        return trace
-
-    assert stepcheck.diff(fitted(1), fitted(1)).is_equal
-    first = stepcheck.diff(fitted(0.5), fitted(1)).first
-    assert (first.kind, first.counts) == (Kind.MULTIPLE, (0.5,))
-
-
 def test_the_same_bits_and_all_is_restored():
     call = nn.Module.__call__
 

@@ -105,8 +105,7 @@ _REASONS = {
     Reason.NO_TENSOR: "an output has no tensor",
     Reason.PROCESS_MISSING: "the record of another process is missing",
     Reason.PROCESSES_APART: (
-        "the processes share their gradients, and begin with different weights, "
-        "which they keep"
+        "the processes begin with different weights, or make different numbers of steps"
     ),
     Reason.CUT: "no more is kept",
     Reason.FAILED: "an error inside of stepcheck; please report it",

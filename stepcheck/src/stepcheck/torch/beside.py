@@ -1,18 +1,19 @@
-"""The modules that a loop calls beside the watched one, with their values at these
+"""The modules that a loop calls beside the watched one, with their state at these
 calls.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
-from stepcheck.torch.state import Random, array, is_silent, modes, set_modes, tensor
+from stepcheck.torch.state import Random, array, modes, set_modes, tensor
 from stepcheck.trace.measure import once
+
+Begins = dict[nn.Module, list[Callable[[], Any]]]
 
 
 class Held(NamedTuple):
@@ -36,99 +37,71 @@ class Beside:
         self.now: dict[int, Held] = {}
         self._parts = {id(part) for part in module.modules()}
 
-    @contextmanager
-    def on(self, harmless: Callable[[Callable], Callable]) -> Iterator[None]:
-        """Listen inside."""
-        handle = register_module_forward_pre_hook(harmless(self._before))
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def _before(self, module: nn.Module, inputs: tuple) -> None:
-        if is_silent():
-            return
+    def note(self, module: nn.Module) -> None:
+        """Keep the state of a module that begins to run; of others, not of their parts."""
         if id(module) not in self._parts:
             self._parts |= {id(part) for part in module.modules()}
             self.modules.append(module)
-        for i, each in enumerate(self.modules):
-            if each is module:
-                old = self.now[i].values if i in self.now else []
-                values = once([array(value) for value in _values(module)], old)
-                self.now[i] = Held(values, modes(module), Random.now())
+        if module in self.modules:
+            i = self.modules.index(module)
+            old = self.now[i].values if i in self.now else []
+            values = once([array(value) for value in _values(module)], old)
+            self.now[i] = Held(values, modes(module), Random.now())
 
 
 @contextmanager
 def as_then(modules: list[nn.Module], then: dict[int, Held]) -> Iterator[None]:
     """Let modules have the values and modes of a pass, for the time of a `with`."""
-    before = [
-        (module, modes(module), [(value, value.data) for value in _values(module)])
-        for module in (modules[i] for i in then)
-    ]
-    try:
+    with ExitStack() as stack:
         for i, held in then.items():
+            stack.callback(set_modes, modules[i], modes(modules[i]))
             set_modes(modules[i], held.modes)
             for own, value in zip(_values(modules[i]), held.values, strict=True):
+                stack.callback(setattr, own, "data", own.data)
                 own.data = tensor(value, own)
         yield
-    finally:
-        for module, own_modes, pairs in before:
-            set_modes(module, own_modes)
-            for own, value in pairs:
-                own.data = value
 
 
-class Draws:
-    """The random state at each call of a module that a stated function makes.
+@contextmanager
+def beginning(model: nn.Module, begins: Begins) -> Iterator[None]:
+    """Let each call of some modules begin as a recorded one, inside.
 
-    A function that draws itself cannot be called again with the same draws: it is
-    refused.
+    Raises:
+        ValueError: the model was not called as often, or something else has drawn.
     """
+    after, is_known = Random.now(), False
 
-    def __init__(self) -> None:
-        self._after = Random.now()
-        self._begun: set[int] = set()
-        self._is_first = False
+    def begin(module: nn.Module, inputs: tuple) -> None:
+        nonlocal is_known
+        is_counted = module is model and torch.is_grad_enabled()
+        is_known = is_counted or (module is not model and bool(begins[module]))
+        if is_known:
+            check()
+            _must_call(is_right=bool(begins[module]))
+            begins[module].pop(0)()
 
-    @contextmanager
-    def at(self, modules: list[nn.Module], then: dict[int, Held]) -> Iterator[None]:
-        """Set the state at each call of these modules, inside."""
-        handles = []
-        for i, held in then.items():
-            begin = partial(self._begin, i, held.random)
-            handles.append(modules[i].register_forward_pre_hook(begin, prepend=True))
-            handles.append(modules[i].register_forward_hook(self._end))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def end(module: nn.Module, inputs: tuple, output: Any) -> None:
+        nonlocal after
+        if is_known:  # another call has draws of its own, which are not known
+            after = Random.now()
 
-    def end(self) -> None:
-        """Note the state after a call."""
-        self._after = Random.now()
+    def check() -> None:
+        if not after.is_now:
+            raise ValueError("the function must not draw: pass its draws as data")
 
-    def check(self) -> None:
-        """Refuse draws since the last call.
+    with ExitStack() as stack:
+        for module in begins:
+            handle = module.register_forward_pre_hook(begin, prepend=True)
+            stack.callback(handle.remove)
+            stack.callback(module.register_forward_hook(end).remove)
+        yield
+    check()
+    _must_call(is_right=not begins[model])
 
-        Raises:
-            ValueError: the function has drawn.
-        """
-        if not self._after.is_now:
-            raise ValueError(
-                "the function must not draw: pass what it draws as a part of data"
-            )
 
-    def _begin(self, i: int, random: Random, *call: Any) -> None:
-        self.check()
-        self._is_first = i not in self._begun
-        if self._is_first:
-            self._begun.add(i)
-            random.set()
-
-    def _end(self, *call: Any) -> None:
-        if self._is_first:  # a later call has draws of its own, which are not known
-            self.end()
+def _must_call(*, is_right: bool) -> None:
+    if not is_right:
+        raise ValueError("the function must call the model as often as calls= says")
 
 
 def _values(module: nn.Module) -> list[Tensor]:

@@ -16,11 +16,8 @@ def devices(module: nn.Module) -> list[torch.device]:
     >>> devices(nn.Linear(2, 1))
     [device(type='cpu')]
     """
-    return [
-        *dict.fromkeys(
-            value.device for value in [*module.parameters(), *module.buffers()]
-        )
-    ]
+    values = [*module.parameters(), *module.buffers()]
+    return [*dict.fromkeys(value.device for value in values)]
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -38,12 +35,11 @@ def generators() -> Any:
 
 def states() -> list[Tensor]:
     """Return the random states of all devices, the CPU's first."""
-    home = generators()
+    home, own = generators(), torch.get_rng_state()
     if home is None:
-        return [torch.get_rng_state()]
-    if hasattr(home, "get_rng_state_all"):
-        return [torch.get_rng_state(), *home.get_rng_state_all()]
-    return [torch.get_rng_state(), home.get_rng_state()]
+        return [own]
+    has_all = hasattr(home, "get_rng_state_all")
+    return [own, *(home.get_rng_state_all() if has_all else [home.get_rng_state()])]
 
 
 def set_states(kept: list[Tensor]) -> None:
@@ -51,12 +47,9 @@ def set_states(kept: list[Tensor]) -> None:
     first, *others = kept
     torch.set_rng_state(first)
     home = generators()
-    if home is None or not others:
-        return
-    if hasattr(home, "set_rng_state_all"):
-        home.set_rng_state_all(others)
-    else:
-        home.set_rng_state(others[0])
+    if home is not None and others:
+        has_all = hasattr(home, "set_rng_state_all")
+        home.set_rng_state_all(others) if has_all else home.set_rng_state(*others)
 
 
 @contextmanager
@@ -68,10 +61,8 @@ def on(device: torch.device) -> Iterator[None]:
 
 def is_reduced(device: torch.device, module: nn.Module) -> bool:
     """Whether a device may compute products of float32 with fewer digits, as with TF32."""
-    if device.type != "cuda":
-        return False
-    has_convolution = any(
-        isinstance(part, nn.modules.conv._ConvNd) for part in module.modules()
-    )
+    parts = module.modules()
+    has_convolution = any(isinstance(part, nn.modules.conv._ConvNd) for part in parts)
     is_fine = torch.get_float32_matmul_precision() == "highest"
-    return not is_fine or (has_convolution and torch.backends.cudnn.allow_tf32)
+    may_convolve = has_convolution and torch.backends.cudnn.allow_tf32
+    return device.type == "cuda" and (may_convolve or not is_fine)

@@ -10,43 +10,26 @@ from torch import nn
 from stepcheck.torch.losses import Loss
 
 
-def mean_of(loss: Any, *, by_weight: bool = False) -> Any:
-    """Return a loss: a mean over the weights that the data have, or else over its
-    places.
-    """
-    return loss
-
-
 def flipped(loss: Any) -> Loss | None:
     """Return the cross entropy of two classes of logits for that of probabilities, or
     back.
     """
     own = loss.given
-    if isinstance(own, nn.BCEWithLogitsLoss) and own.pos_weight is None:
-        return Loss(nn.BCELoss(own.weight, reduction=own.reduction))
-    return (
-        Loss(nn.BCEWithLogitsLoss(own.weight, own.reduction))
-        if isinstance(own, nn.BCELoss)
-        else None
-    )
+    kinds = {nn.BCELoss: nn.BCEWithLogitsLoss, nn.BCEWithLogitsLoss: nn.BCELoss}
+    if type(own) not in kinds or getattr(own, "pos_weight", None) is not None:
+        return None
+    return Loss(kinds[type(own)](own.weight, reduction=own.reduction))
 
 
 def changes(loss: Any, width: int) -> Iterator[tuple[str, Callable, bool]]:
     """Yield (name, function, whether the loss has it) of functions that outputs may go
     through.
     """
-    functions: dict[str, Callable] = {}
-    if width > 1:
-        functions = {
-            name: partial(getattr(torch, name), dim=1)
-            for name in ("softmax", "log_softmax")
-        }
-    functions |= {
-        name: getattr(torch, name)
-        for name in ("sigmoid", "tanh", "relu", "exp", "square")
-    }
     own = "sigmoid" if "BCE" in loss.name else "softmax"
-    yield from ((name, function, name == own) for name, function in functions.items())
+    for name in ("softmax", "log_softmax") if width > 1 else ():
+        yield name, partial(getattr(torch, name), dim=1), name == own
+    for name in ("sigmoid", "tanh", "relu", "exp", "square"):
+        yield name, getattr(torch, name), name == own
 
 
 def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:

@@ -3,6 +3,7 @@ a `with`.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -23,35 +24,29 @@ from stepcheck.faults import Stage
 from stepcheck.seams import replaced
 from stepcheck.torch.beside import Beside
 from stepcheck.torch.device import CPU, device_of
+from stepcheck.torch.nests import Nest, Place, mapped, unpacked
+from stepcheck.torch.optimizers import Grads, Step, grads_of, state_of
 from stepcheck.torch.state import (
-    Nest,
+    Kind,
     Own,
     Random,
     Setting,
-    Step,
-    alike,
     array,
     bare,
-    filled,
-    grads_of,
     is_silent,
     modes,
     of_torch,
-    outlines,
     own_loss,
-    rate_of,
+    rows_in,
     sampled,
-    split,
-    states_of,
-    tensors_of,
     trained,
     trained_in,
-    unpacked,
     untrained,
 )
 from stepcheck.trace.log import Applied, Called, Log, Other
+from stepcheck.trace.measure import outline
 from stepcheck.user_code.source import line_here
-from stepcheck.values import Line, Reason
+from stepcheck.values import Reason
 
 
 @dataclass
@@ -62,8 +57,9 @@ class _Begun:
     leaves: list[np.ndarray]
     params: list[np.ndarray]
     buffers: list[np.ndarray]
-    setting: Setting
-    is_cast: bool
+    random: Random
+    mode: tuple[bool, ...]
+    cast: torch.dtype | None
     is_kept: bool
 
 
@@ -74,8 +70,7 @@ class _Stepping:
     """
 
     step: Step
-    grads: list[np.ndarray | None]
-    is_kept: bool
+    grads: Grads
     num_called: int
     num_applied: int
 
@@ -88,157 +83,121 @@ class Watcher:
         num_inputs: of the module's arguments, how many have the rows of the data; None
             for all of as many rows.
         order: of all records.
-        like: the shapes of the data's rows, if they are known.
 
     Attributes:
+        is_running: whether a pass has begun; `is_cast`: and `torch.autocast` with it.
         is_waiting: whether a gradient was taken since the last step.
         is_taking: whether gradients are taken for a result, and not added to those that
             are there.
-        running: the passes that have begun.
         beside: keeps other modules, if the loss that is meant may call some.
         own: by the order of a pass, the loss that the module has computed itself.
-        dropped: the line that threw away gradients before a step was made of them.
     """
 
     module: nn.Module
     log: Log
     num_inputs: int | None
     order: Iterator[int] = field(default_factory=itertools.count)
-    like: list[tuple[int, ...]] = field(default_factory=list)
+    is_running: bool = False
+    is_cast: bool = False
     is_waiting: bool = False
     is_taking: bool = False
-    own: dict[int, Own] = field(default_factory=dict)
-    dropped: Line | None = None
-    running: list[_Begun] = field(default_factory=list)
     beside: Beside | None = None
-    _added: list[Called] = field(
-        default_factory=list
-    )  # whose gradients were added since the last step
+    own: dict[int, Own] = field(default_factory=dict)
+    # Passes whose gradients were added since the last step, and of all passes: those of
+    # which a gradient was taken, and since the last step thrown away.
+    _added: list[Called] = field(default_factory=list)
     _differentiated: set[int] = field(default_factory=set)
-    _thrown: set[int] = field(
-        default_factory=set
-    )  # of passes with a gradient by their inputs, since the last step
-    _steps: dict[int, int] = field(default_factory=dict)
+    _thrown: set[int] = field(default_factory=set)
+    _steps: Counter[int] = field(default_factory=Counter)
     _before: dict[int, _Stepping] = field(default_factory=dict)
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Record to the log inside; afterwards PyTorch is as it was, also after an
-        error.
-        """
-        with listening([self]):
-            yield
 
     def run(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
         """Run a forward pass, and record it."""
-        self.harmless(self._begin)(args, kwargs)
+        begun = self.harmless(self._begin, args, kwargs)
+        self.is_running = True
         try:
             output = call(module, *args, **kwargs)
-        except BaseException:
-            self.running.clear()
-            raise
-        self.harmless(self._end)(args, kwargs, output)
+        finally:
+            self.is_running = False
+        if begun is not None:
+            self.harmless(self._end, begun, args, kwargs, output)
         return output
 
     def is_of(self, owner: Any) -> bool:
         """Whether this is the module, or `torch.compile` and the like around it."""
         return isinstance(owner, nn.Module) and bare(owner) is self.module
 
-    def harmless(self, hook: Callable) -> Callable:
-        """Return a hook whose errors end the record, and not the user's loop."""
-
-        @wraps(hook)
-        def called(*arguments: Any, **others: Any) -> None:
-            try:
-                hook(*arguments, **others)
-            except Exception as error:  # of our own, in the midst of the user's loop
-                self.log.is_open = False
-                self.log.leave(Reason.FAILED, told=f"{type(error).__name__}: {error}")
-
-        return called
+    def harmless(self, hook: Callable, *arguments: Any, **others: Any) -> Any:
+        """Return the result of a hook; its error ends the record, and not the loop."""
+        try:
+            return hook(*arguments, **others)
+        except Exception as error:  # of our own, in the midst of the user's loop
+            self.log.is_open = False
+            self.log.leave(Reason.FAILED, told=f"{type(error).__name__}: {error}")
+            return None
 
     def close(self) -> None:
-        """Sort the log, and mark the passes of which a gradient was taken."""
-        self.log.close()
-        called = [
-            replace(each, differentiated=self._is_differentiated(each))
-            for each in self.log.called
-        ]
-        self.log.called[:] = called
+        """Sort the log, and mark the passes of which a gradient was taken.
 
-    def _is_differentiated(self, called: Called) -> bool | None:
-        """Whether a gradient was taken of a pass; without any gradient, it is not known
-        which have a graph.
+        Without any gradient, it is not known which of those with a graph.
         """
-        grads = (g for step in self.log.applied for g in step.grads)
-        is_known = bool(self._differentiated) or any(
-            g is not None and np.any(g) for g in grads
-        )
-        return (
-            called.order in self._differentiated
-            if is_known or not called.setting.has_graph
-            else None
-        )
+        self.log.close()
+        grads = (g for step in self.log.applied for g in step.grads if g is not None)
+        is_known = bool(self._differentiated) or any(map(np.any, grads))
+        for i, each in enumerate(self.log.called):
+            is_told = is_known or not each.setting.has_graph
+            is_taken = each.order in self._differentiated if is_told else None
+            self.log.called[i] = replace(each, differentiated=is_taken)
 
-    def _begin(self, args: tuple, kwargs: dict) -> None:
-        if not self.log.is_open:
-            return
-        module = self.module
+    def _begin(self, args: tuple, kwargs: dict) -> _Begun | None:
+        module, log = self.module, self.log
+        if not log.is_open:
+            return None
         if not all(isinstance(p, nn.Parameter) for p in module.parameters()):
-            self.log.leave(Reason.OTHER_WEIGHTS_OF_MODEL, Stage.GRADIENT)
-            self.log.is_open &= (
-                not torch.is_grad_enabled()
-            )  # the steps after it have gradients of it
-            return
-        flags = tuple(p.requires_grad for p in module.parameters())
-        kind = device_of(module).type
-        is_cast = torch.is_autocast_enabled(kind)
-        cast = torch.get_autocast_dtype(kind) if is_cast else None
-        setting = Setting(list, modes(module), Random.now(), flags, cast=cast)
+            log.leave(Reason.OTHER_WEIGHTS_OF_MODEL, Stage.GRADIENT)
+            log.is_open = not torch.is_grad_enabled()  # else steps have its gradients
+            return None
         nest = unpacked((args, kwargs))
         leaves = list(map(array, nest.leaves))
-        is_kept = self.log.wants([leaves[i] for i in self._rows_of(nest.leaves)])
-        groups = (trained(module), untrained(module)) if is_kept else ([], [])
-        kept = sampled if self.log.is_run else array
-        params, buffers = ([kept(v) for _, v in group] for group in groups)
-        self.running.append(
-            _Begun(nest, leaves, params, buffers, setting, is_cast, is_kept)
-        )
+        chosen = rows_in(nest.leaves, self.num_inputs)
+        is_kept = log.wants([leaves[i] for i in chosen])
+        groups = (trained(module), untrained(module)) if is_kept else ((), ())
+        kept = sampled if log.is_run else array
+        params, buffers = ([kept(value) for _, value in group] for group in groups)
+        kind = device_of(module).type
+        self.is_cast = torch.is_autocast_enabled(kind)
+        cast = torch.get_autocast_dtype(kind) if self.is_cast else None
+        random, mode = Random.now(), modes(module)
+        return _Begun(nest, leaves, params, buffers, random, mode, cast, is_kept)
 
-    def _rows_of(self, leaves: list[Tensor]) -> list[int]:
-        """Return which of the arguments have rows of the data."""
-        return split(leaves, self.num_inputs or len(leaves), self.like)
-
-    def _end(self, args: tuple, kwargs: dict, output: Any) -> None:
-        if not self.running:
-            return
-        begun, out = self.running.pop(), unpacked(tensors_of(output))
-        given = begun.nest.leaves
+    def _end(self, begun: _Begun, args: tuple, kwargs: dict, output: Any) -> None:
+        given, out = begun.nest.leaves, unpacked(output, has_objects=False)
         order, own = next(self.order), own_loss(args, kwargs, output)
-        if own is not None:
-            self.own[order] = own[2]
         known = [i for i, leaf in enumerate(given) if own is None or leaf is not own[1]]
-        chosen = [known[i] for i in self._rows_of([given[i] for i in known])]
-        rest = [
-            None if i in chosen else leaf.detach().clone()
-            for i, leaf in enumerate(given)
-        ]
+        chosen = rows_in([given[i] for i in known], self.num_inputs)
+        places = {known[i]: Place(n) for n, i in enumerate(chosen)}
         has_graph = any(leaf.grad_fn for leaf in out.leaves)
-        setting = replace(
-            begun.setting,
-            packed=partial(filled, begun.nest.packed, chosen, rest),
-            output=out.packed,
-            draws=not begun.setting.random.is_now,
+
+        def placed(i: int) -> Any:
+            return places[i] if i in places else given[i].detach().clone()
+
+        setting = Setting(
+            given=mapped(placed, begun.nest.form),
+            random=begun.random,
+            kinds=tuple(
+                Kind(given[i].dtype, given[i].requires_grad, given[i].device == CPU)
+                for i in places
+            ),
+            output=out.form,
             has_graph=has_graph,
             is_through=any(leaf.requires_grad for leaf in given),
-            dtypes=tuple(given[i].dtype for i in chosen),
-            needs=tuple(given[i].requires_grad for i in chosen),
-            are_on_cpu=tuple(given[i].device == CPU for i in chosen),
-            is_cast=begun.is_cast,
+            cast=begun.cast,
+            is_cast=self.is_cast,
         )
+        draws = self.log.is_run and not begun.random.is_now
         called = Called(
             order=order,
-            inputs=[begun.leaves[i] for i in chosen],
+            inputs=[begun.leaves[i] for i in places],
             outputs=list(map(array, out.leaves)) if begun.is_kept else [],
             params=begun.params,
             buffers=begun.buffers,
@@ -247,62 +206,51 @@ class Watcher:
             setting=setting,
             trained=trained_in(self.module),
             is_training=self.module.training and has_graph,
-            mode=alike(setting.modes),
-            random=setting.random.digest() if setting.draws and self.log.is_run else "",
+            mode=begun.mode,
+            random=begun.random.digest() if draws else "",
         )
         self.log.add(called)
         if not out.leaves:
             self.log.leave(Reason.NO_TENSOR, Stage.GRADIENT, type(output).__name__)
+        heard = out.leaves
+        if own is not None:
+            self.own[order] = own[2]
+            heard = out.leaves if self.log.is_run else [own[0]]
         for i, leaf in enumerate(out.leaves):
-            is_used = own is None or leaf is own[0] or self.log.is_run
-            if leaf.grad_fn is not None and is_used:
-                leaf.register_hook(self.harmless(self._heard(called, i)))
+            if leaf.grad_fn is not None and any(leaf is each for each in heard):
+                leaf.register_hook(partial(self.harmless, self._heard, called, i))
 
-    def note_cast(self) -> None:
-        """Note that a `torch.autocast` begins, perhaps inside of a pass."""
-        if self.running:
-            self.running[-1].is_cast = True
+    def _heard(self, called: Called, i: int, derivative: Tensor) -> None:
+        """Keep the derivative by a pass's i-th output."""
+        self._differentiated.add(called.order)
+        if self.beside is not None:
+            called.setting.beside.update(self.beside.now)
+        if self.log.is_open and not self.is_taking:
+            self._added.append(called)
+        self.note_line(called)
+        self.is_waiting = True
+        if self.log.is_open and called.is_whole:
+            with suppress(RuntimeError):  # many derivatives at once have no numbers
+                self.log.derive(called, i, array(derivative))
 
-    def _heard(self, called: Called, i: int) -> Callable[[Tensor], None]:
-        """Return a hook that keeps the derivative by a pass's i-th output."""
-
-        def heard(derivative: Tensor) -> None:
-            self._differentiated.add(called.order)
-            if self.beside is not None:
-                called.setting.beside.update(self.beside.now)
-            if self.log.is_open and not self.is_taking:
-                self._added.append(called)
-            self.note_line(called)
-            self.is_waiting = True
-            if self.log.is_open and called.is_whole:
-                with suppress(RuntimeError):  # many derivatives at once have no numbers
-                    self.log.derive(called, i, array(derivative))
-
-        return heard
-
-    def drop(self, line: Line | None) -> None:
-        """Note that a line throws away gradients before a step; of passes on
-        adversarial rows' way they are not meant.
+    def drop(self) -> None:
+        """Note that gradients are thrown away before a step; of passes on adversarial
+        rows' way they are not meant.
 
         Such passes have a gradient by their inputs, of which the rows are made that the
         next one has without.
         """
-        self.dropped = line
-        self._thrown |= {
-            called.order for called in self._added if called.setting.is_through
-        }
+        self._thrown |= {each.order for each in self._added if each.setting.is_through}
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note the state before a step."""
-        if is_silent() or not self.log.is_open or not self.is_own(optimizer):
+        if not self.log.is_open or not self.is_own(optimizer):
             return
-        is_kept = (
-            self.log.wants_step(0) or len(args) > 1 or bool(kwargs)
-        )  # a closure runs passes inside
+        has_closure = len(args) > 1 or bool(kwargs)  # which runs passes inside
+        is_kept = self.log.wants_step(0) or has_closure
         self._before[id(optimizer)] = _Stepping(
-            step=states_of(self.module, optimizer, is_kept=is_kept),
+            step=state_of(self.module, optimizer, is_kept=is_kept),
             grads=grads_of(self.module, optimizer, is_kept=is_kept),
-            is_kept=is_kept,
             num_called=len(self.log.called),
             num_applied=len(self.log.applied),
         )
@@ -311,7 +259,7 @@ class Watcher:
         """Add a step that was made to the log."""
         before = self._before.pop(id(optimizer), None)
         was_skipped = getattr(optimizer, "found_inf", False)  # by a fused step
-        if is_silent() or not self.log.is_open or was_skipped:
+        if not self.log.is_open or was_skipped:
             return
         if before is None:
             self._added = []
@@ -322,62 +270,47 @@ class Watcher:
         self._thrown.clear()
         self.is_waiting, self._added = False, []
         self.log.optimizers[id(optimizer)] = optimizer
-        if (
-            len(self.log.applied) == before.num_applied
-        ):  # else an optimizer inside of it has made the step
+        if len(self.log.applied) == before.num_applied:  # else one inside has made it
             self._add_step(optimizer, before)
 
     def _add_step(self, optimizer: Optimizer, before: _Stepping) -> None:
         """Add a step that was made to the log."""
-        called = self.log.called[before.num_called :]
-        inside = [each for each in called if each.order in self._differentiated]
-        grads, slots = before.grads, before.step
+        log, grads, step = self.log, before.grads, before.step
+        orders = {each.order for each in log.called[before.num_called :]}
+        inside = orders & self._differentiated
+        if len(inside) > 1:
+            log.leave(Reason.CLOSURE)
+            log.is_open = False
+            return
         if inside:  # the closure has taken the gradient
             grads = grads_of(self.module, optimizer, is_kept=True)
-        if len(inside) > 1:
-            self._leave_out(inside)
-        is_kept = before.is_kept and len(inside) < 2 and self.log.wants_step(0)
-        after = states_of(self.module, optimizer, is_kept=is_kept)
-        count = self.num_steps(optimizer)
-        self._steps[id(optimizer)] = count + 1
-        places = slots.rates.places
-        self.log.add(
+        is_kept = bool(step.params) and log.wants_step(0)
+        after = state_of(self.module, optimizer, is_kept=is_kept)
+        own = [i for _, i in step.rates.numbers]
+        has_outlines = log.is_run and not is_kept
+        log.add(
             Applied(
                 order=next(self.order),
                 optimizer=id(optimizer),
                 grads=grads if is_kept else [],
-                params=slots.params if is_kept else [],
-                slots=slots.slots if is_kept else [],
+                params=step.params if is_kept else [],
+                slots=step.slots if is_kept else [],
                 params_after=after.params,
                 slots_after=after.slots,
-                learning_rate=rate_of(optimizer, places[0][0]),
-                iterations=count,
+                learning_rate=after.rate,
+                iterations=self._steps[id(optimizer)],
                 line=line_here(),
-                built=tuple(sorted(i for _, _, i in places)),
-                lost=tuple(i for _, _, i in places if grads[i] is None),
+                built=tuple(sorted(own)),
+                lost=tuple(i for i in own if grads[i] is None),
                 kind=type(optimizer).__name__,
-                setting=slots.rates,
+                setting=step.rates,
                 trained=trained_in(self.module),
-                outlines=outlines(self.module)
-                if self.log.is_run and not is_kept
-                else [],
-                rules=slots.rates.rules,
-                slots_of=(slots.rates.names, after.rates.names),
+                outlines=_outlines(self.module) if has_outlines else [],
+                rules=step.rules,
+                slots_of=(step.rates.names, after.rates.names),
             )
         )
-
-    def _leave_out(self, inside: list[Called]) -> None:
-        """Leave out the numbers of the passes that the closure of one step runs."""
-        self.log.leave(Reason.CLOSURE, Stage.GRADIENT)
-        for called in inside:
-            for kept in (
-                called.params,
-                called.buffers,
-                called.outputs,
-                called.derivatives,
-            ):
-                kept.clear()
-        self._differentiated -= {called.order for called in inside[1:]}
+        self._steps[id(optimizer)] += 1
 
     def note_line(self, called: Called | None = None) -> None:
         """Note that this line computes the loss of a pass, or takes its gradient; by
@@ -387,106 +320,91 @@ class Watcher:
         if called is not None and (line := line_here()) is not None:
             called.setting.lines.append(line)
 
-    def num_steps(self, optimizer: Optimizer) -> int:
-        """Return the number of steps of an optimizer that were seen."""
-        return self._steps.get(id(optimizer), 0)
-
     def is_own(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer moves a parameter of the module."""
         own = {id(p) for _, p in trained(self.module)}
-        return any(
-            id(p) in own for group in optimizer.param_groups for p in group["params"]
-        )
+        groups = optimizer.param_groups
+        return any(id(p) in own for group in groups for p in group["params"])
+
+
+def _outlines(module: nn.Module) -> list[np.ndarray]:
+    """Return the outlines of the gradient and the weights of each trained parameter."""
+    params = [p for _, p in trained(module)]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    return [np.stack([*map(outline, map(sampled, part))]) for part in (grads, params)]
 
 
 @contextmanager
 def listening(
-    watchers: list[Watcher], found: Callable[..., Watcher] | None = None
+    watchers: list[Watcher], found: Callable[[nn.Module], Watcher] | None = None
 ) -> Iterator[None]:
     """Let watchers record inside; afterwards PyTorch is as it was, also after an error.
 
     Args:
-        watchers: one for each module; those that are found are added.
-        found: makes the watcher of a module that runs, or of an optimizer's parameters,
-            and has none.
+        watchers: one for each module.
+        found: adds the watcher of a module that runs and has none.
     """
-    live = [_Ears(watchers, found)]
-
-    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for watcher in [] if is_silent() else live[0].of_step(optimizer):
-            watcher.harmless(watcher.before_step)(optimizer, args, kwargs)
-
-    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for watcher in watchers:
-            watcher.harmless(watcher.after_step)(optimizer, args, kwargs)
-
+    ears = _Ears(watchers, found)
+    live = [ears]
     with ExitStack() as stack:
-        for watcher in watchers:
-            stack.callback(watcher.close)
+        stack.callback(ears.close)
         stack.callback(live.clear)
-        stack.enter_context(
-            replaced(nn.Module, "__call__", _recorded(nn.Module.__call__, live))
-        )
-        stack.callback(register_optimizer_step_pre_hook(before).remove)
-        stack.callback(register_optimizer_step_post_hook(after).remove)
+        recorded = _recorded(nn.Module.__call__, live)
+        stack.enter_context(replaced(nn.Module, "__call__", recorded))
+        stack.callback(register_optimizer_step_pre_hook(ears.before).remove)
+        stack.callback(register_optimizer_step_post_hook(ears.after).remove)
         yield
-
-
-class Alone(nn.Module):
-    """Tensors that an optimizer moves and no module has."""
-
-    def __init__(self, tensors: list[Tensor]):
-        super().__init__()
-        self.tensors = tensors
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
-        """Yield each tensor with its number."""
-        yield from ((str(i), tensor) for i, tensor in enumerate(self.tensors))
 
 
 @dataclass
 class _Ears:
-    """The watchers of all modules."""
+    """The watchers of all modules, and the steps that run: closures call modules."""
 
     watchers: list[Watcher]
-    found: Callable[..., Watcher] | None
+    found: Callable[[nn.Module], Watcher] | None
+    steps: list[tuple] = field(default_factory=list)
 
     def of_pass(self, module: nn.Module) -> Watcher | None:
         """Return the watcher of a module that begins to run; None inside of another
         one's pass.
         """
-        if any(watcher.running for watcher in self.watchers):
-            return None
-        own = next((each for each in self.watchers if each.is_of(module)), None)
-        return self._new(bare(module)) if own is None else own
-
-    def of_step(self, optimizer: Optimizer) -> list[Watcher]:
-        """Return all watchers; tensors of an optimizer that has none get one."""
-        if self.found is not None and not any(
-            each.is_own(optimizer) for each in self.watchers
-        ):
-            self._new(
-                Alone([p for group in optimizer.param_groups for p in group["params"]])
-            )
-        return self.watchers
+        is_inside = any(watcher.is_running for watcher in self.watchers)
+        every = () if is_inside else self.watchers
+        own = next((each for each in every if each.is_of(module)), None)
+        if own is not None:
+            return own
+        for watcher in self.watchers:
+            if watcher.beside is not None:
+                watcher.harmless(watcher.beside.note, module)
+        return None if is_inside else self._new(module)
 
     def _new(self, module: nn.Module) -> Watcher | None:
-        if (
-            self.found is None
-            or not trained(module)
-            or any(map(is_lazy, module.parameters()))
-        ):
+        has_lazy = any(map(is_lazy, module.parameters()))
+        if self.found is None or has_lazy or not trained(module):
             return None
-        own = {id(p) for _, p in trained(module)}
-        for (
-            watcher
-        ) in self.watchers:  # of tensors that were moved before the module ran
-            if isinstance(watcher.module, Alone) and own == {
-                *map(id, watcher.module.tensors)
-            }:
-                return self.found(module, watcher)
-        self.watchers.append(self.found(module))
-        return self.watchers[-1]
+        own = self.found(bare(module))
+        for step in self.steps:
+            own.harmless(own.before_step, *step)
+        return own
+
+    def close(self) -> None:
+        """Close all logs."""
+        for watcher in self.watchers:
+            watcher.close()
+
+    def before(self, *step: Any) -> None:
+        """Hear of a step that begins."""
+        if not is_silent():
+            self.steps.append(step)
+            for watcher in self.watchers:
+                watcher.harmless(watcher.before_step, *step)
+
+    def after(self, *step: Any) -> None:
+        """Hear of a step that was made."""
+        if not is_silent():
+            self.steps.clear()
+            for watcher in self.watchers:
+                watcher.harmless(watcher.after_step, *step)
 
 
 def _recorded(call: Callable, live: list[_Ears]) -> Callable:

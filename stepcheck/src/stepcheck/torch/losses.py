@@ -1,9 +1,6 @@
-"""Losses of PyTorch and functions with their reduction taken apart, and their
-relatives.
-"""
+"""Losses of PyTorch, and functions of outputs and labels, by row."""
 
 import copy
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -15,24 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stepcheck import port, tree
-from stepcheck.errors import SpecificationError, message
-from stepcheck.torch.state import unpacked
+from stepcheck.errors import SpecificationError, attempt, message
+from stepcheck.torch.nests import packed, unpacked
+from stepcheck.torch.state import Own
 from stepcheck.tree import Tree
 
-BY_ELEMENT = (
-    *(
-        nn.MSELoss,
-        nn.L1Loss,
-        nn.SmoothL1Loss,
-        nn.HuberLoss,
-        nn.BCELoss,
-        nn.BCEWithLogitsLoss,
-        nn.PoissonNLLLoss,
-    ),
-    *(nn.KLDivLoss, nn.SoftMarginLoss),
-)
 BY_CLASS = nn.CrossEntropyLoss, nn.NLLLoss
-_BY_ROW = nn.MultiMarginLoss, nn.MultiLabelMarginLoss, nn.MultiLabelSoftMarginLoss
 FUNCTIONS: dict[Callable, type[nn.Module]] = {
     functional.mse_loss: nn.MSELoss,
     functional.l1_loss: nn.L1Loss,
@@ -40,14 +25,9 @@ FUNCTIONS: dict[Callable, type[nn.Module]] = {
     functional.huber_loss: nn.HuberLoss,
     functional.binary_cross_entropy: nn.BCELoss,
     functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
-    functional.poisson_nll_loss: nn.PoissonNLLLoss,
     functional.kl_div: nn.KLDivLoss,
-    functional.soft_margin_loss: nn.SoftMarginLoss,
     functional.cross_entropy: nn.CrossEntropyLoss,
     functional.nll_loss: nn.NLLLoss,
-    functional.multi_margin_loss: nn.MultiMarginLoss,
-    functional.multilabel_margin_loss: nn.MultiLabelMarginLoss,
-    functional.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
 }
 _SAME = 1e-4  # relative, of a batch's number and the mean of its rows' numbers
 _NEAR = 1e-3  # relative, of a model's number and that of a form
@@ -61,7 +41,23 @@ class ByRow(NamedTuple):
 
     values: Tensor
     weights: Tensor
-    is_divided: bool
+    is_divided: bool = True
+
+
+def times(values: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    """Return values times weights, and these; weights may have the leading axes alone."""
+    own = torch.as_tensor(weights).to(values)
+    own = own.reshape(*own.shape, *[1] * (values.ndim - own.ndim)).expand_as(values)
+    return torch.where(own == 0, torch.zeros_like(values), values) * own, own
+
+
+def by_row(values: Tensor, own: Tensor, weights: Any = None) -> tuple[Tensor, Tensor]:
+    """Return the sums of values and of their weights of each row, times sample weights."""
+    if weights is not None:
+        values, sample = times(values, weights)
+        own = own * sample
+    num = len(values)
+    return values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1)
 
 
 class Loss:
@@ -85,52 +81,30 @@ class Loss:
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
         """Return the loss of a model's output by row."""
-        out = outputs if isinstance(outputs, Tensor) else first_of(outputs)
-        labels = torch.as_tensor(labels)
-        if isinstance(self.given, BY_CLASS):
+        out, labels = first_of(outputs), torch.as_tensor(labels)
+        how, is_by_class = self.given.reduction, isinstance(self.given, BY_CLASS)
+        if is_by_class:
             out, labels = _classes_second(out, labels)
-        labels = self._fitting(out, labels)
+        if labels.shape == out.shape:
+            labels = labels.to(out.dtype)
+        elif is_by_class:
+            labels = labels.reshape(len(out), *out.shape[2:]).long()
+        elif labels.numel() == out.numel():
+            labels = labels.reshape(out.shape).to(out.dtype)
         values = self._bare(out, labels)
-        how = self.given.reduction
-        if isinstance(self.given, BY_CLASS):
-            own = self._weights(out, labels)
-        else:
-            if how in ("sum", "batchmean"):
-                values = values.flatten(1).sum(1) if values.ndim > 1 else values
-            elif values.ndim > 1 and isinstance(self.given, BY_ELEMENT):
-                values = values.mean(-1)
-            own = torch.ones(values.shape)
-        values = torch.where(own == 0, torch.zeros_like(values), values)
-        return _summed(values, own, weights, is_divided=how != "sum")
+        if not is_by_class and values.ndim > 1:
+            places = values.reshape(len(values), -1)
+            values = values.mean(-1) if how == "mean" else places.sum(1)
+        own = torch.ones_like(values)
+        if is_by_class and not labels.is_floating_point():
+            own = self._weights(out, labels).to(values)
+        return ByRow(*by_row(values, own, weights), is_divided=how != "sum")
 
     def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return the weight of each label: of its class, 0 for a label that is ignored."""
-        if labels.is_floating_point():
-            return torch.ones(labels[:, 0].shape)
-        ignored = labels == self.given.ignore_index
-        own = self.given.weight
-        by_class = torch.ones(out.shape[1]) if own is None else own.detach().float()
-        return torch.where(ignored, 0.0, by_class[torch.where(ignored, 0, labels)])
-
-    def _fitting(self, out: Tensor, labels: Tensor) -> Tensor:
-        """Return labels in the shape and dtype that the loss takes with such outputs."""
-        if not isinstance(
-            self.given, (*BY_CLASS, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
-        ):
-            return _in_shape(labels.to(out.dtype), out.shape)
-        if (
-            labels.ndim == out.ndim
-            and labels.shape == out.shape
-            and isinstance(self.given, nn.CrossEntropyLoss)
-        ):
-            return labels.to(out.dtype)
-        if isinstance(self.given, nn.MultiLabelMarginLoss):
-            return labels.long()
-        return (
-            labels
-            if labels.ndim == out.ndim - 1
-            else labels.reshape(len(out), *out.shape[2:])
-        ).long()
+        given, ones = self.given, torch.ones_like(out)
+        ask = {"ignore_index": given.ignore_index, "reduction": "none"}
+        return functional.nll_loss(-ones, labels, given.weight, **ask)
 
 
 class Function:
@@ -142,199 +116,123 @@ class Function:
     """
 
     def __init__(self, function: Callable):
-        self.given, self.name = (
-            function,
-            getattr(function, "__name__", type(function).__name__),
-        )
+        self.given = function
+        self.name = getattr(function, "__name__", type(function).__name__)
         self.num_labels = _num_required(function) - 1
         self.is_coupled = False
 
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
         """Return the loss of a model's output by row."""
-        num = len(outputs if isinstance(outputs, Tensor) else first_of(outputs))
         found = self.whole(outputs, labels)
         if isinstance(found, tuple):
-            values, own = (torch.as_tensor(each) for each in found)
-            own = own.broadcast_to(values.shape).to(values)
-            return _summed(torch.where(own == 0, 0.0, values) * own, own, weights)
+            return ByRow(*by_row(*times(*map(torch.as_tensor, found)), weights))
         if found.ndim:
-            return _summed(found, torch.ones_like(found), weights)
-        if not self.is_coupled:
-            by_row = self._by_row(outputs, labels, weights, found)
-            if by_row is not None:
-                return by_row
-            self.is_coupled = True
-        first = (torch.arange(num) == 0).to(found.dtype)
-        return ByRow(first * found, first, True)
+            return ByRow(*by_row(found, torch.ones_like(found), weights))
+        alone = (
+            None if self.is_coupled else self._alone(outputs, labels, weights, found)
+        )
+        if alone is not None:
+            return alone
+        self.is_coupled = True
+        first = torch.zeros(len(first_of(outputs))).to(found)
+        first[0] = 1
+        return ByRow(first * found, first)
 
     def whole(self, outputs: Any, labels: Tree) -> Any:
         """Return the function's result."""
-        given = _as_tensors(labels)
+        given = tree.map_leaves(torch.as_tensor, labels)
         if self.num_labels > 1 and isinstance(given, tuple):
             return self.given(outputs, *given)
         return self.given(outputs, given)
 
-    def _by_row(
+    def _alone(
         self, outputs: Any, labels: Tree, weights: Any, found: Tensor
     ) -> ByRow | None:
         """Return a number as the mean or the sum of the rows' numbers; None if it is
         neither.
         """
-        given = unpacked(outputs)
-        if len({leaf.shape[:1] for leaf in given.leaves}) > 1:
+        form, leaves = unpacked(outputs)
+        if len({leaf.shape[:1] for leaf in leaves}) > 1:
             return None
-        num = len(given.leaves[0])
-        own = (
-            torch.ones(num) if weights is None else torch.as_tensor(weights).reshape(-1)
-        )
-
-        def alone(i: int) -> Tensor:
-            one = given.packed([leaf[i : i + 1] for leaf in given.leaves])
-            return self.whole(
-                one, tree.map_leaves(lambda leaf: leaf[i : i + 1], labels)
+        rows = [slice(i, i + 1) for i in range(len(leaves[0]))]
+        numbers = [
+            self.whole(
+                packed(form, [leaf[row] for leaf in leaves]),
+                tree.map_leaves(lambda leaf, row=row: leaf[row], labels),
             )
-
-        values = own.to(found) * torch.stack([alone(i) for i in range(num)])
-        total = float(values.detach().sum())
+            for row in rows
+        ]
+        given = torch.ones(len(rows)) if weights is None else torch.as_tensor(weights)
+        values, own = times(torch.stack(numbers), given.reshape(-1))
+        total, num = float(values.detach().sum()), float(own.sum())
         near = _SAME * max(float(values.detach().abs().sum()), 1e-30)
-        for is_divided, divisor in ((True, float(own.sum())), (False, 1.0)):
+        for divisor, is_divided in ((num, True), (1.0, False)):
             if abs(float(found) * divisor - total) <= near * max(divisor, 1.0):
-                return ByRow(values, own.to(found), is_divided)
-        return ByRow(values, own.to(found), True) if weights is not None else None
-
-    def has_parameters(self, outputs: Any, labels: Tree) -> bool:
-        """Whether the result has a gradient by tensors beside the outputs, which may
-        move.
-        """
-        given = unpacked(outputs)
-        leaves = [leaf.detach() for leaf in given.leaves]
-        with torch.enable_grad():
-            found = self.whole(given.packed(leaves), labels)
-        return any(
-            isinstance(each, Tensor) and each.requires_grad
-            for each in unpacked(found).leaves
-        )
-
-
-def _summed(
-    values: Tensor, own: Tensor, sample: Any, *, is_divided: bool = True
-) -> ByRow:
-    """Return values and their weights by row, times the sample weights of rows or
-    places.
-    """
-    num = len(values)
-    if sample is not None:
-        given = torch.as_tensor(sample).to(values.dtype)
-        is_by_place = given.ndim > 1 and given.numel() == values.numel()
-        given = given.reshape(
-            values.shape if is_by_place else (num, *[1] * (values.ndim - 1))
-        )
-        values, own = values * given, own * given
-    return ByRow(
-        values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), is_divided
-    )
+                return ByRow(values, own, is_divided)
+        return ByRow(values, own) if weights is not None else None
 
 
 class Objective(port.OneLoss):
     """One loss on the model's one output.
 
     Args:
-        packed: makes the output of its one leaf.
+        form: of the output, if it is a nest of one leaf.
     """
 
-    def __init__(self, loss: Any, packed: Callable[[list], Any] | None = None):
-        self.loss, self.given, self._packed = loss, loss.given, packed
+    def __init__(self, loss: Any, form: Any = None):
+        self.loss, self.given, self._form = loss, loss.given, form
 
     def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
         """Return the loss of outputs by row."""
-        if isinstance(outputs, Tensor) and self._packed is not None:
-            outputs = self._packed([outputs])
+        if isinstance(outputs, Tensor) and self._form is not None:
+            outputs = packed(self._form, [outputs])
         return self.loss.of(outputs, labels, *weights)
 
 
-class NoLoss(port.NoLoss):
-    """Placeholder for an unknown loss: gradients are not judged."""
-
-    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
-        """Return zeros, one for each row."""
-        first = first_of(outputs)
-        values = 0 * first.reshape(len(first), -1).sum(1)
-        return ByRow(values, torch.ones(len(first)), True)
+def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
+    flat = logits.reshape(-1, logits.shape[-1]).float()
+    values = functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
+    return values.reshape(labels.shape)
 
 
-class ModelsOwn:
-    """The loss that a model of Transformers computes of its logits and labels, without
-    -100.
+def _of_numbers(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.mse_loss(logits.reshape(labels.shape), labels, reduction="none")
+
+
+_of_each = partial(functional.binary_cross_entropy_with_logits, reduction="none")
+_FORMS = (1, _of_classes), (0, _of_classes), (0, _of_numbers), (0, _of_each)
+
+
+def _of_logits(
+    shift: int, function: Callable, outputs: Any, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the values and weights of a loss of a model of Transformers, by place.
 
     Args:
-        shift: the places by which labels are those of later ones; 1 for the next.
-        function: the unreduced loss.
+        shift: 1 if a label is that of the place before.
+    """
+    logits = outputs["logits"] if isinstance(outputs, dict) else first_of(outputs)
+    if shift:
+        logits, labels = logits[:, : labels.shape[1] - 1], labels[:, 1:]
+    values = function(logits, labels)
+    return values, labels != -100
+
+
+def models_own(outputs: Any, own: Own) -> Function | None:
+    """Return the loss that a model computes of its logits and labels: of the usual
+    ones the one whose mean, or sum divided by the stated number, is nearest.
     """
 
-    given = None
+    def apart(function: Function) -> float:
+        found = function.of(outputs, own.labels)
+        total, weight = float(found.values.sum()), float(found.weights.sum())
+        sums = [own.loss * divisor for divisor in (weight, own.num) if divisor]
+        return min(abs(each - total) for each in sums) / (abs(total) or 1.0)
 
-    def __init__(self, shift: int, function: Callable):
-        self._shift, self._function = shift, function
-
-    @staticmethod
-    def of_pass(
-        outputs: Any, labels: Any, loss: float, num: float | None
-    ) -> "ModelsOwn | None":
-        """Return the form that is nearest to this loss: the mean, or the sum divided by
-        `num`.
-        """
-        nearest, own = _NEAR, None
-        for each in _FORMS:
-            form = ModelsOwn(*each)
-            try:
-                found = form.of(outputs, labels)
-            except (IndexError, KeyError, RuntimeError, TypeError, ValueError):
-                continue
-            apart = _apart(found, loss, num)
-            if apart < nearest:
-                nearest, own = apart, form
-        return own
-
-    def of(self, outputs: Any, labels: Tree, *weights: Any) -> ByRow:
-        """Return the loss of outputs by row: the sum over its places, and their number."""
-        logits = outputs["logits"] if isinstance(outputs, dict) else first_of(outputs)
-        given: Tensor = torch.as_tensor(labels)
-        num = len(logits)
-        if self._shift:
-            logits, given = (
-                logits[:, : given.shape[1] - self._shift],
-                given[:, self._shift :],
-            )
-        values = self._function(logits, given)
-        own = torch.ne(given, -100).to(values.dtype).broadcast_to(values.shape)
-        return ByRow(values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1), True)
-
-
-def _apart(found: ByRow, loss: float, num: float | None) -> float:
-    """Return the distance of a loss from a mean by row, or from the sum divided by
-    `num`.
-    """
-    total, weight = float(found.values.sum()), float(found.weights.sum())
-    sums = [loss * divisor for divisor in (weight, num) if divisor]
-    length = abs(total) or 1.0
-    return min((abs(each - total) / length for each in sums), default=math.inf)
-
-
-def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
-    flat = functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(),
-        labels.reshape(-1),
-        reduction="none",
-    )
-    return flat.reshape(labels.shape)
-
-
-_FORMS = (
-    (1, _of_classes),
-    (0, _of_classes),
-    (0, lambda out, y: functional.mse_loss(out.reshape(y.shape), y, reduction="none")),
-    (0, partial(functional.binary_cross_entropy_with_logits, reduction="none")),
-)
+    functions = [Function(partial(_of_logits, *form)) for form in _FORMS]
+    tried = [(attempt(partial(apart, each))[0], each) for each in functions]
+    known = [(far, each) for far, each in tried if far is not None and far < _NEAR]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def meant(loss: Any) -> Loss | Function:
@@ -343,26 +241,15 @@ def meant(loss: Any) -> Loss | Function:
     Raises:
         SpecificationError: it is not a loss of outputs and labels.
     """
-    if isinstance(loss, type):
-        must = "loss must be a loss, and no class of losses."
-        raise SpecificationError(
-            message(must, f"the class {loss.__name__}", f"loss={loss.__name__}().")
-        )
-    arguments = loss.keywords if isinstance(loss, partial) and not loss.args else {}
-    function = loss.func if isinstance(loss, partial) and not loss.args else loss
-    if isinstance(function, Callable) and function in FUNCTIONS:  # type: ignore[arg-type]
-        loss = FUNCTIONS[function](**arguments)
-    if isinstance(loss, (*BY_ELEMENT, *BY_CLASS, *_BY_ROW)):
-        return Loss(loss)
-    if isinstance(loss, nn.modules.loss._Loss) or not callable(loss):
-        must = "loss must be a loss of outputs and labels that is known, or a function of both."
-        attempt = (
-            "loss=lambda outputs, labels: ..., which returns a value for each row."
-        )
-        raise SpecificationError(
-            message(must, getattr(type(loss), "__name__", loss), attempt)
-        )
-    return Function(loss)
+    if isinstance(loss, type) or not callable(loss):
+        must = "loss must be a loss of outputs and labels, or a function of both."
+        way = "loss=nn.MSELoss(), or loss=lambda outputs, labels: a value for each row."
+        raise SpecificationError(message(must, loss, way))
+    is_partial = isinstance(loss, partial) and not loss.args
+    function, arguments = (loss.func, loss.keywords) if is_partial else (loss, {})
+    kinds = [kind for own, kind in FUNCTIONS.items() if own is function]
+    given = kinds[0](**arguments) if kinds else loss
+    return Loss(given) if type(given) in FUNCTIONS.values() else Function(given)
 
 
 def first_of(outputs: Any) -> Tensor:
@@ -377,40 +264,20 @@ def _classes_second(out: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     if out.ndim < 3 or labels.is_floating_point():
         return out, labels
-    if labels.ndim == 1 and len(labels) == out[..., 0].numel():
-        labels = labels.reshape(out.shape[:-1])
-    if labels.shape != out.shape[:-1]:
+    places = out.shape[:-1]
+    labels = labels.reshape(places) if labels.ndim == 1 else labels
+    if labels.shape != places:
         return out, labels
     if labels.shape == out.shape[:1] + out.shape[2:]:
-        raise ValueError(
-            "there are as many places as classes: a function of outputs and labels must be stated"
-        )
+        raise ValueError("there are as many places as classes: state a function")
     return out.movedim(-1, 1), labels
-
-
-def _in_shape(labels: Tensor, shape: torch.Size) -> Tensor:
-    """Return labels in the shape of outputs, if they have as many numbers."""
-    return labels.reshape(shape) if labels.numel() == shape.numel() else labels
 
 
 def _num_required(function: Callable) -> int:
     """Return the number of arguments that a function needs, 2 at least."""
+    num = 0
     with suppress(TypeError, ValueError):  # of a function without a signature
-        own = signature(function).parameters.values()
-        return max(
-            2,
-            sum(
-                p.default is p.empty
-                and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-                for p in own
-            ),
-        )
-    return 2
-
-
-def _as_tensors(labels: Tree) -> Any:
-    return (
-        tuple(map(_as_tensors, labels))
-        if isinstance(labels, tuple | list)
-        else torch.as_tensor(labels)
-    )
+        for each in signature(function).parameters.values():
+            is_placed = each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+            num += is_placed and each.default is each.empty
+    return max(2, num)

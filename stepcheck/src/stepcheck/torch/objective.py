@@ -1,12 +1,13 @@
 """A function of a module and a batch, as an objective of terms."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stepcheck.objective import Objective
+from stepcheck.torch.losses import by_row, times
 from stepcheck.trace.cuts import steps
 from stepcheck.trace.log import Called, Log
 
@@ -63,14 +64,18 @@ class OfModel:
         found = self.given.function(model, batch)
         named = found if isinstance(found, dict) else {"loss": found}
         terms = []
-        for name, term in named.items():
-            values, weights = term if isinstance(term, tuple | list) else (term, None)
-            self.is_coupled |= not torch.as_tensor(values).ndim
-            terms.append(_by_row(name, torch.as_tensor(values), weights, num))
+        for term in named.values():
+            values, weights = term if isinstance(term, tuple | list) else (term, 1.0)
+            values = torch.as_tensor(values)
+            if not values.ndim:
+                self.is_coupled = True
+                weights = torch.arange(num) == 0
+                values = values.expand(num)
+            terms.append(by_row(*times(values, weights)))
         values, weights = map(torch.stack, zip(*terms, strict=True))
-        own = [
-            value for module in (model, *self.modules) for value in module.parameters()
-        ]
+        if values.shape[1] != num:
+            raise ValueError(f"each term must have the {num} rows of the batch")
+        own = [p for module in (model, *self.modules) for p in module.parameters()]
         _must_know(values, {id(value) for value in [*own, *inputs]})
         return ByTerm(values, weights, tuple(map(str, named)))
 
@@ -79,54 +84,34 @@ def _must_know(values: Tensor, known: set[int]) -> None:
     """Refuse a loss of other tensors that are trained: their values in the loop are not
     known.
     """
-    nodes, seen = [values.grad_fn], set()
+    nodes, seen = [values.grad_fn], {None}
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable") and id(node.variable) not in known:
-            raise ValueError(
-                "the function reads a tensor that is trained, and is in no module"
-            )
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            raise ValueError("the function reads a trained tensor that is in no module")
         nodes += [each for each, _ in node.next_functions]
-
-
-def _by_row(name: str, values: Tensor, weights: Any, num: int) -> tuple[Tensor, Tensor]:
-    """Return the sums of values times weights, and of weights, of each row."""
-    if not values.ndim:
-        first = (torch.arange(num) == 0).to(values)
-        return first * values, first
-    if len(values) != num:
-        shape = tuple(values.shape)
-        raise ValueError(
-            f"values of {name!r} must have the {num} rows of the batch, not {shape}"
-        )
-    own = (
-        torch.ones_like(values)
-        if weights is None
-        else torch.as_tensor(weights).to(values)
-    )
-    own = own.reshape(*own.shape, *[1] * (values.ndim - own.ndim)).expand_as(values)
-    values = torch.where(own == 0, torch.zeros_like(values), values) * own
-    return values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1)
 
 
 def joined(log: Log, calls: int) -> list[Called]:
     """Return the passes of a log; each `calls` of them with a gradient, of one step,
     are one.
     """
+    if calls == 1:
+        return log.called
     ones: dict[int, Called] = {}
     parts: set[int] = set()
     for step in steps(log):
         own = [called for called in step.called if called.differentiated is not False]
         for start in range(0, len(own) - calls + 1, calls):
             group = own[start : start + calls]
-            ones[group[0].order] = _one(group) if calls > 1 else group[0]
+            ones[group[0].order] = _one(group)
             parts |= {called.order for called in group[1:]}
-    return [
-        ones.get(each.order, each) for each in log.called if each.order not in parts
-    ]
+    left = (each for each in log.called if each.order not in parts)
+    return [ones.get(each.order, each) for each in left]
 
 
 def _one(group: list[Called]) -> Called:

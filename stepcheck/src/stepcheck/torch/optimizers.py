@@ -1,14 +1,17 @@
-"""The steps and the options of PyTorch's optimizers."""
+"""PyTorch's optimizers: the state in which a step begins, the step, and the options."""
 
 import copy
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from stepcheck.errors import attempt
-from stepcheck.torch.state import Rates, array, tensor
+from stepcheck.torch.state import array, sampled, tensor, trained
+from stepcheck.torch.steps import SLOTS, Rules, rule_of
 from stepcheck.trace.log import Applied
 
 _KERAS = {"eps": "epsilon"}
@@ -17,55 +20,129 @@ _ELSEWHERE = {"lr", "initial_lr", "foreach", "fused", "capturable", "differentia
 Grads = list[np.ndarray | None]
 
 
+@dataclass(frozen=True)
+class Rates:
+    """All that an optimizer step needs beside its values.
+
+    Attributes:
+        groups: the options of each group.
+        numbers: of each of the model's parameters that it moves: its number in the
+            optimizer, and its index in the model.
+        slots: of each slot the index of its parameter, and its name.
+    """
+
+    groups: list[dict[str, Any]]
+    numbers: list[tuple[int, int]]
+    slots: list[tuple[int, str]]
+
+    @property
+    def names(self) -> tuple[tuple[int, str], ...]:
+        """The slots by their names in a step rule."""
+        return tuple((i, SLOTS.get(name, "")) for i, name in self.slots)
+
+
+class Step(NamedTuple):
+    """A module's parameters, an optimizer's slots of them, the rate, and the rest."""
+
+    params: list[np.ndarray]
+    slots: list[np.ndarray]
+    rate: float
+    rates: Rates
+    rules: Rules
+
+
+def state_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step:
+    """Return the state before or after a step, without numbers if none are kept."""
+    params = [p for _, p in trained(module)]
+    index = {id(p): i for i, p in enumerate(params)}
+    groups = optimizer.param_groups
+    every = [(group, p) for group in groups for p in group["params"]]
+    own = [
+        (n, index[id(p)], group) for n, (group, p) in enumerate(every) if id(p) in index
+    ]
+    rate = own[0][2].get("lr")
+    options = [copy.deepcopy(_without_params(group)) for group in groups]
+    rates = Rates(options, [(n, i) for n, i, _ in own], [])
+    learning_rate = float("nan") if rate is None else float(rate)
+    if not is_kept:
+        return Step([], [], learning_rate, rates, ())
+    rules: list = [None] * len(params)
+    slots = []
+    for _, i, group in own:
+        state = optimizer.state.get(params[i], {})
+        if not params[i].is_complex():
+            rules[i] = rule_of(optimizer, group, float(state.get("step", 0)))
+        for name, value in state.items():
+            if isinstance(value, Tensor | int | float):
+                rates.slots.append((i, name))
+                is_tensor = isinstance(value, Tensor)
+                slots.append(sampled(value) if is_tensor else np.asarray(value))
+    return Step([*map(sampled, params)], slots, learning_rate, rates, tuple(rules))
+
+
+def _without_params(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Grads:
+    """Return the gradients that the optimizer has of the parameters, of large ones in
+    part.
+
+    A fused step divides by the loss scale itself.
+
+    Args:
+        is_kept: whether their numbers are needed; else each is empty.
+    """
+    scale = getattr(optimizer, "grad_scale", None)
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    grads: Grads = []
+    for _, p in trained(module):
+        grad = p.grad if id(p) in own else None
+        if grad is not None and is_kept:
+            grads.append(sampled(grad if scale is None else grad / scale))
+        else:
+            grads.append(None if grad is None else np.zeros(0))
+    return grads
+
+
 def stepped(optimizer: Any, steps: list[tuple[Applied, Grads]]) -> list | None:
     """Return the weights after an optimizer's steps with other gradients, as
     `Port.stepped`.
     """
     if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
         return None
-    other, _ = attempt(lambda: copy.deepcopy(optimizer))
-    if other is None:  # an error of one with attributes of its own
-        return None
-    first: Rates = steps[0][0].setting
-    own = {i: other.param_groups[g]["params"][at] for g, at, i in first.places}
-    if any(
-        g is not None and i not in own
-        for _, grads in steps
-        for i, g in enumerate(grads)
-    ):
-        return None  # of another optimizer that steps beside it
+    found, _ = attempt(lambda: _stepped(copy.deepcopy(optimizer), steps))
+    return found  # None after an error: its attributes, or it needs a closure
+
+
+def _stepped(other: Optimizer, steps: list[tuple[Applied, Grads]]) -> list | None:
     for hooks in (other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks):
         hooks.clear()  # the user's
-    for p in (p for group in other.param_groups for p in group["params"]):
+    every = [p for group in other.param_groups for p in group["params"]]
+    for p in every:
         p.grad = None
-    _restore_slots(other, own, steps[0][0])
+    first = steps[0][0]
+    rates: Rates = first.setting
+    own = {i: every[n] for n, i in rates.numbers}
+    last = {i: other.state.pop(p, {}) for i, p in own.items()}
+    for (i, name), value in zip(rates.slots, first.slots, strict=True):
+        like = last[i].get(name)
+        is_tensor = isinstance(like, Tensor)
+        other.state[own[i]][name] = tensor(value, like) if is_tensor else value.item()
     for applied, grads in steps:
         for group, options in zip(
             other.param_groups, applied.setting.groups, strict=True
         ):
-            group.update(options)
-        for i, p in own.items():
-            p.data = tensor(applied.params[i], p).to(p.dtype)
-            p.grad = None if (grad := grads[i]) is None else tensor(grad, p).to(p.dtype)
-        _, error = attempt(other.step)
-        if error is not None:  # of one that needs a closure
-            return None
-    last = steps[-1][0].params
-    return [array(own[i]) if i in own else last[i] for i in range(len(last))]
-
-
-def _restore_slots(
-    optimizer: Any, own: dict[int, nn.Parameter], applied: Applied
-) -> None:
-    """Give an optimizer the state in which a recorded step began."""
-    before = {i: optimizer.state.pop(p, {}) for i, p in own.items()}
-    places = applied.setting.slots
-    for (i, name, device), value in zip(places, applied.slots, strict=True):
-        like = before[i].get(name)
-        made = value.item() if device is None else tensor(value).to(device)
-        if isinstance(like, Tensor):
-            made = made.to(like.dtype)
-        optimizer.state[own[i]][name] = made
+            group |= options
+        for i, grad in enumerate(grads):
+            if i in own:
+                own[i].data = tensor(applied.params[i], own[i])
+                own[i].grad = None if grad is None else tensor(grad, own[i])
+            elif grad is not None:
+                return None  # of another optimizer that steps beside it
+        other.step()
+    params = steps[-1][0].params
+    return [array(own[i]) if i in own else params[i] for i in range(len(params))]
 
 
 def decay(optimizer: Any) -> float | None:
@@ -84,24 +161,16 @@ def numbers_of(optimizer: Any) -> dict[str, Any]:
 def differing(
     used: Any, stated: Any, trained: list[tuple[str, nn.Parameter]]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the options that change a step and differ: (used, stated).
-
-    They are compared by parameter. An option that differs for some parameters alone has
-    the name of the first of them.
+    """Return the options that change a step and differ for a parameter, the first one:
+    (used, stated).
     """
     own, meant = _by_parameter(used), _by_parameter(stated)
-    named = [(name, id(p)) for name, p in trained if id(p) in own.keys() & meant]
     found: dict[str, tuple[Any, Any]] = {}
-    for option in dict.fromkeys(option for _, p in named for option in meant[p]):
-        pairs = {
-            name: (own[p].get(option, 0.0), meant[p].get(option, 0.0))
-            for name, p in named
-        }
-        wrong = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-        if wrong:
-            first = next(iter(wrong))
-            are_all = len(wrong) == len(named) and len({*wrong.values()}) == 1
-            found[option if are_all else f"{option} of {first}"] = wrong[first]
+    for p in (id(p) for _, p in trained if id(p) in own):
+        for option, value in meant.get(p, {}).items():
+            pair = own[p].get(option, 0.0), value
+            if pair[0] != pair[1]:
+                found.setdefault(option, pair)
     return found
 
 

@@ -24,37 +24,35 @@ def recording(trace: Trace, models: list[nn.Module]) -> Iterator[None]:
             are trained.
     """
     order = itertools.count()
+    watchers: list[Watcher] = []
 
-    def found(module: nn.Module, known: Watcher | None = None) -> Watcher:
-        """Return the watcher of a module, or the one that had its parameters alone."""
+    def found(module: nn.Module) -> Watcher:
+        """Return the new watcher of a module."""
         RECORDED.add(module)
-        if known is not None:
-            known.module = module
-            return known
         sizes = [min(p.numel(), NUM_PLACES) for _, p in trained(module)]
         log = Log(room=room(sum(sizes)), is_run=True)
         log.begin(in_part(values(module).params))
-        return Watcher(module, log, None, order)
+        watchers.append(Watcher(module, log, None, order))
+        return watchers[-1]
 
-    watchers = [found(bare(model)) for model in models]
+    for model in models:
+        found(bare(model))
     try:
         with listening(watchers, None if models else found):
             yield
     finally:
         trace.versions["torch"] = torch.__version__
-        trace.runs += [
-            _run(each) for each in watchers if each.log.applied or _is_moved(each)
-        ]
+        trace.runs += [_run(each) for each in watchers if _is_trained(each.log)]
         for watcher in watchers:
             RECORDED.discard(watcher.module)
 
 
-def _is_moved(watcher: Watcher) -> bool:
-    """Whether a module is trained without an optimizer: gradients were taken, and
+def _is_trained(log: Log) -> bool:
+    """Whether steps were made; without an optimizer, whether gradients were taken, and
     weights moved.
     """
-    log = watcher.log
-    return bool(log.num_moves) and any(called.differentiated for called in log.called)
+    has_moved = log.num_moves and any(called.differentiated for called in log.called)
+    return bool(log.applied or has_moved)
 
 
 def _run(watcher: Watcher) -> Run:
@@ -63,21 +61,21 @@ def _run(watcher: Watcher) -> Run:
     ended = Values([], []) if log.is_cut else values(module)  # else it went on
     slots = {
         step.optimizer: tuple(
-            f"{name} of {named[i][0]}" for i, name, _ in step.setting.slots
+            f"{name} of {named[i][0]}" for i, name in step.setting.slots
         )
         for step in log.applied
         if step.is_whole
     }
-    casts = [called for called in log.called if called.setting.is_cast]
+    dtypes = {str(p.dtype) for _, p in named}
+    if any(called.setting.is_cast for called in log.called):
+        dtypes.add("bfloat16")
     return Run(
         name=type(module).__name__,
         parameters=_described(named),
         others=_described(untrained(module)),
         slots=slots,
         ended=Values(in_part(ended.params), in_part(ended.buffers)),
-        dtypes=tuple(
-            {str(p.dtype) for _, p in named} | {"bfloat16" for _ in casts[:1]}
-        ),
+        dtypes=tuple(dtypes),
         log=log,
     )
 

@@ -17,23 +17,21 @@ SLOTS = {  # the names in the state of a parameter, and in `stepcheck.steps.Slot
     "max_exp_avg_sq": "most",
     "step": "num_steps",
 }
+Rules = tuple[StepRule | None, ...]
 
 
-def rules(port: Any, optimizer: Optimizer) -> tuple[StepRule | None, ...]:
+def rules(port: Any, optimizer: Optimizer) -> Rules:
     """Return the settings of an optimizer's step by parameter; of one with other
     parameters those of its first group.
 
     Args:
         port: of the model; this function is its method.
     """
-    parameters = [p for p in port.model.parameters() if p.requires_grad]
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    is_own = any(id(p) in groups for p in parameters)
-    first = None if is_own else optimizer.param_groups[0]
-    own = [groups.get(id(p), first) for p in parameters]
-    return tuple(
-        None if group is None else rule_of(optimizer, group, 0.0) for group in own
-    )
+    own = [groups.get(id(p)) for p in port.model.parameters() if p.requires_grad]
+    first = None if any(own) else optimizer.param_groups[0]
+    every = (first if group is None else group for group in own)
+    return tuple(group and rule_of(optimizer, group, 0.0) for group in every)
 
 
 def rule_of(
@@ -46,42 +44,29 @@ def rule_of(
         count: the number of steps before, by which Adagrad's rate falls.
     """
     kind = type(optimizer)
+    if kind not in (optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad):
+        return None
     known = {name: _plain(value) for name, value in group.items() if name != "params"}
     settings: dict[str, Any] = {
-        "rate": known.get("lr"),
-        "weight_decay": known.get("weight_decay", 0.0),
-        "maximize": bool(known.get("maximize", False)),
+        name: known[name]
+        for name in ("momentum", "nesterov", "centered", "amsgrad", "maximize")
+        if name in known
     }
-    if kind is optim.SGD:
-        momentum = known["momentum"]
-        settings |= {
-            "momentum": momentum,
-            "dampening": known["dampening"] if momentum else 0.0,
-        }
-        return StepRule(**settings, nesterov=bool(known["nesterov"]))
+    settings |= {"rate": known["lr"], "weight_decay": known["weight_decay"]}
     settings["epsilon"] = known.get("eps", 0.0)
-    if kind in (optim.Adam, optim.AdamW):
+    if kind is optim.SGD:
+        settings["dampening"] = known["dampening"] if known["momentum"] else 0.0
+    elif kind is optim.RMSprop:
+        settings |= {"beta_2": known["alpha"], "divides_first": True}
+    elif kind is optim.Adagrad:
+        settings["rate"] /= 1 + count * known["lr_decay"]
+        settings |= {"beta_2": 1.0, "initial": known["initial_accumulator_value"]}
+    else:
         first, second = known["betas"]
+        is_decoupled = kind is optim.AdamW or known.get("decoupled_weight_decay", False)
         settings |= {"momentum": first, "dampening": first, "beta_2": second}
-        is_decoupled = kind is optim.AdamW or bool(
-            known.get("decoupled_weight_decay", False)
-        )
-        own: dict[str, Any] = {
-            "is_decoupled": is_decoupled,
-            "amsgrad": bool(known["amsgrad"]),
-        }
-        return StepRule(**settings, **own, is_corrected=True)
-    if kind is optim.RMSprop:
-        settings |= {"momentum": known["momentum"], "beta_2": known["alpha"]}
-        return StepRule(
-            **settings, divides_first=True, centered=bool(known["centered"])
-        )
-    if kind is optim.Adagrad:
-        settings["rate"] = known["lr"] / (1 + count * known["lr_decay"])
-        return StepRule(
-            **settings, beta_2=1.0, initial=known["initial_accumulator_value"]
-        )
-    return None
+        settings |= {"is_corrected": True, "is_decoupled": is_decoupled}
+    return StepRule(**settings)
 
 
 def _plain(value: Any) -> Any:
