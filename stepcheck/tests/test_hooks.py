@@ -1,5 +1,6 @@
 """A watched loop computes the same bits, leaves nothing behind, and what cannot be seen of it is not judged."""
 
+import gc
 import threading
 import weakref
 
@@ -325,6 +326,7 @@ def test_outputs_whose_gradient_was_taken_are_not_kept():
                 model.trainable_variables,
             )
         del one, two, out, loss
+        gc.collect()
         assert sum(each() is not None for each in kept) <= 1
     assert [len(called.derivatives[0]) for called in record.called] == [2] * 6
 
@@ -433,25 +435,23 @@ def test_updates_of_some_other_rows_are_counted(num):
 
 
 @ONLY_TENSORFLOW
-@pytest.mark.parametrize("training", [True, False])
-def test_a_function_that_xla_compiles_is_watched_without(training):
+def test_a_function_that_xla_compiles_is_not_judged():
     import tensorflow as tf
 
-    call, model = type(tf.function(lambda: None)).__call__, with_state()
+    model = with_state()
 
     @tf.function(jit_compile=True)
     def step(x, y):
         with tf.GradientTape() as tape:
-            loss = keras.ops.mean((model(x, training=training) - y) ** 2)
+            loss = keras.ops.mean((model(x, training=True) - y) ** 2)
         model.optimizer.apply(tape.gradient(loss, model.trainable_variables))
 
     with stepcheck.watch(model, data=(X, Y)) as report:
-        for epoch in range(2):
-            for rows in np.random.default_rng(epoch).permutation(NUM).reshape(-1, 8):
-                step(X[rows], Y[rows])
-    assert faults(report) == [Fault.INFERENCE_MODE] * (not training), str(report)
-    assert Stage.GRADIENT in report.judged
-    assert type(tf.function(lambda: None)).__call__ is call
+        for rows in np.random.default_rng(0).permutation(NUM).reshape(-1, 8):
+            step(X[rows], Y[rows])
+    told = "tf.function(jit_compile=True)"
+    assert Unjudged(Reason.BLIND, told=told) in report.unjudged
+    assert (report.findings, report.judged) == ([], [])
 
 
 @ONLY_TENSORFLOW
@@ -548,10 +548,3 @@ def test_a_model_without_a_loss_and_what_is_no_model_are_refused():
         stepcheck.watch(None, data=(X, Y)),
     ):
         pass
-
-
-def test_a_context_that_is_not_entered_says_how():
-    report = stepcheck.watch(network(), data=(X, Y))
-    assert "with stepcheck.watch(model, data=(x, y), loss=...) as report:" in str(
-        report
-    )

@@ -150,7 +150,7 @@ class _Context:
         self.rows = Rows(case.data[0])
         seen = windows(self.log, self.rows, case.schedule)
         self.seen = replace(seen, updates=without_void(seen.updates))
-        self.objective = self.replay.unmasked(case.objective, self.seen.pieces)
+        self.objective = case.objective
         self.verdict.unjudged += self.log.unjudged
         if self.is_late:
             num = len(case.log.applied) - len(self.log.applied)

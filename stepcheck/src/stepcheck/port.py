@@ -22,12 +22,9 @@ ByPass = dict[int, tuple[np.ndarray, ...]]
 
 
 class OneLoss:
-    """An objective of one loss of the model's one output. Its `given` is the user's
-    argument.
-    """
+    """An objective of one loss of the model's one output."""
 
     loss: Any
-    given: Any
 
 
 class NoLoss:
@@ -68,7 +65,7 @@ class Port(ABC):
         num_recurrent: how many of these, the last ones, are the states of recurrent
             layers.
         are_seeds: of each other variable, whether it is the state of random draws.
-        is_masked: whether a layer of the model makes a mask.
+        is_masked: whether the outputs have a mask, as its first `outputs` show.
         is_sparse: whether some gradients are of a few rows of a table.
         has_losses: whether layers of the model have losses, as its first `outputs`
             show.
@@ -204,16 +201,12 @@ class Port(ABC):
         labels: Tree,
         weights: Tree = None,
         change: Callable | None = None,
-        *,
-        is_once: bool = False,
     ) -> np.ndarray:
         """Return the derivative of the sum of the rows' losses by a model's one output.
 
         Args:
             objective: a `OneLoss`.
             change: a function that the outputs go through before the loss.
-            is_once: whether the objective is used a few times only, and not worth a
-                program.
         """
 
     @abstractmethod
@@ -246,15 +239,6 @@ class Port(ABC):
     def line_of_step(self, update: Update) -> Line | None:
         """Return the line that makes the step of an update."""
         return update.applied.line
-
-    def unmasked(self, objective: Any, pieces: list[Piece]) -> Any:
-        """Return the objective without the mask that the model makes, which becomes the
-        weights of `data`.
-
-        Forms of a loss are solved for by its derivative by outputs, without a mask.
-        Another loss is left unchanged.
-        """
-        return objective
 
     def settle(self, objective: Any, pieces: list[Piece]) -> None:
         """Note in an objective whether its loss of a batch is the mean of its rows'

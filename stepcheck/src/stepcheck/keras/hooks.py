@@ -6,8 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import keras
@@ -15,42 +14,34 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.keras.listener import Listener
-from stepcheck.keras.meaning import are_numbers, is_result, tensors
+from stepcheck.keras.meaning import are_numbers, tensors
 from stepcheck.keras.objective import VARIABLES, Beside
 from stepcheck.keras.state import (
-    apart,
     flags,
     in_part,
     is_outdated_in,
     outlined,
-    restoring,
     room,
     trained_in,
     untrained,
 )
-from stepcheck.keras.steps import at_rate, known_of, slots_of
+from stepcheck.keras.steps import at_rate, rules, slots_of
 from stepcheck.seams import replaced
 from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, clips_of
-from stepcheck.tree import Tree
+from stepcheck.trace.windows import packed
+from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.source import is_in_fit, is_in_trainer, line_of_user
 from stepcheck.values import Reason
 from wholestep.model import uncast, with_mask_of
 
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
-_MEETING = (
-    "compile",
-    "__call__",
-    "stateless_call",
-)  # not `fit`: callers compare it with Keras' own
-_MAKE = "make_train_function"
-_GONE = object()
+_CALLS = "__call__", "stateless_call"
+Found = Callable[[keras.Model], "Hooks"]
 
 
 @contextmanager
 def listening(
-    listener: Listener,
-    hooks: list["Hooks"],
-    found: Callable[[keras.Model], "Hooks"] | None = None,
+    listener: Listener, hooks: list["Hooks"], found: Found | None = None
 ) -> Iterator[None]:
     """Record to the logs of several hooks inside; afterwards all attributes are
     restored.
@@ -59,122 +50,104 @@ def listening(
         hooks: one for each model; those that are found are added.
         found: makes the hooks of a model that has none, and is called by no other.
     """
-    owner = next(
-        each for each in keras.optimizers.Optimizer.__mro__ if "apply" in vars(each)
-    )
-    scaling = keras.optimizers.LossScaleOptimizer
+    model, optimizer = keras.Model, keras.optimizers.Optimizer
+    met = partial(_met, hooks, found, threading.local())
+    seams = [
+        # `fit` is not hooked here: callers compare it with Keras' own.
+        *((model, name, met) for name in ("compile", *_CALLS)),
+        (model, "make_train_function", partial(_made, hooks, found, listener)),
+        (optimizer, "apply", partial(_applied, hooks)),
+        (keras.optimizers.LossScaleOptimizer, "check_finite", partial(_checked, hooks)),
+    ]
     with listener.listening(), ExitStack() as stack:
         stack.callback(_close, hooks)  # also those that are found later
         for each in hooks:
             each.begin()
-        stack.enter_context(_making(listener, hooks))
-        for name in _MEETING if found is None else (*_MEETING, _MAKE):
-            stack.enter_context(_meeting(name, listener, hooks, found))
-        apply, check = (
-            _applied(owner.apply, hooks),
-            _checked(scaling.check_finite, hooks),
-        )
-        stack.enter_context(replaced(owner, "apply", listener.unhooked(apply)))
-        stack.enter_context(replaced(scaling, "check_finite", listener.unhooked(check)))
+        for kind, name, hooked in seams:
+            owner = next(each for each in kind.__mro__ if name in vars(each))
+            method = listener.unhooked(hooked(getattr(owner, name)))
+            stack.enter_context(replaced(owner, name, method))
         yield
 
 
-@contextmanager
-def _meeting(
-    name: str, listener: Listener, hooks: list["Hooks"], found: Any
-) -> Iterator[None]:
-    """Inside, models of the same variables, or found ones, are hooked before their
-    first call.
+def _met(
+    hooks: list["Hooks"], found: Found | None, inside: threading.local, method: Callable
+) -> Callable:
+    """Return a method of models that hooks those of the same variables, or found ones,
+    before their first call.
+
+    Args:
+        inside: whether a model runs.
     """
-    owner = next(each for each in keras.Model.__mro__ if name in vars(each))
-    method, inside = getattr(owner, name), threading.local()  # whether a model runs
 
     @wraps(method)
     def met(layer: Any, *arguments: Any, **others: Any) -> Any:
-        is_model, is_inner = (
-            isinstance(layer, keras.Model),
-            getattr(inside, "runs", False),
-        )
-        is_known = not is_model or any(id(layer) in each.hooked for each in hooks)
-        twin = (
-            None
-            if is_known
-            else next((each for each in hooks if each.is_twin(layer)), None)
-        )
-        if twin is not None:
-            twin.hook(layer)
-        elif (
-            found
-            and not is_known
-            and not is_inner
-            and name != "compile"
-            and _runs(arguments)
-        ):
-            hooks.append(found(layer))
-            hooks[-1].begin()
-        if is_model and name in ("__call__", "stateless_call"):
+        if not isinstance(layer, keras.Model):
+            return method(layer, *arguments, **others)
+        is_inner, is_call = getattr(inside, "runs", False), method.__name__ in _CALLS
+        leaves = tree.leaves(arguments)
+        is_run = not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves)
+        _meet(layer, hooks, found if is_call and is_run and not is_inner else None)
+        if is_call:
+            is_stateless = method.__name__ == "stateless_call"
             given = (
-                inspect.signature(method).bind(layer, *arguments, **others).arguments
+                dict(zip(VARIABLES, arguments, strict=False)) if is_stateless else {}
             )
             for each in hooks:
-                each.harmless(each.note_beside)(layer, given)
-        inside.runs = is_inner or is_model
+                each.harmless(each.note_beside)(layer, given | others)
+        inside.runs = True
         try:
             return method(layer, *arguments, **others)
         finally:
             inside.runs = is_inner
 
-    with replaced(owner, name, listener.unhooked(met)):
-        yield
+    return met
 
 
-@contextmanager
-def _making(listener: Listener, hooks: list["Hooks"]) -> Iterator[None]:
-    """Inside, models make their training functions anew, as far as they can be
-    recorded.
-    """
-    owner = next(each for each in keras.Model.__mro__ if _MAKE in vars(each))
-    make = getattr(owner, _MAKE)
+def _meet(model: keras.Model, hooks: list["Hooks"], found: Found | None) -> None:
+    """Hook a model, if it is another's twin, or is to be found."""
+    if any(id(model) in each.hooked for each in hooks):
+        return
+    twin = next((each for each in hooks if each.is_twin(model)), None)
+    if twin is not None:
+        twin.hook(model)
+    elif found is not None:
+        hooks.append(found(model))
+        hooks[-1].begin()
+
+
+def _made(
+    hooks: list["Hooks"], found: Found | None, listener: Listener, make: Callable
+) -> Callable:
+    """Return what makes training functions anew, as far as they can be recorded."""
 
     @wraps(make)
     def made(trainer: Any, force: bool = False) -> Any:
+        if isinstance(trainer, keras.Model):
+            _meet(trainer, hooks, found)
         of = [each for each in hooks if each.is_part_of(trainer)]
         for each in of:
             each.renew(trainer)
-        held = vars(trainer)
-        compiled = bool(of) and listener.is_deaf_to_xla and trainer.jit_compile
-        if not compiled:
+        if not (of and listener.is_deaf_to_xla and trainer.jit_compile):
             return make(trainer, force)
-        held["_jit_compile"] = False
-        try:
+        with replaced(trainer, "_jit_compile", False):
             return make(trainer, force)
-        finally:
-            held["_jit_compile"] = compiled
 
-    with replaced(owner, _MAKE, made):
-        yield
+    return made
 
 
-def _runs(arguments: Any) -> bool:
-    """Whether a model is called with numbers, and not to build a model around it."""
-    return not any(
-        isinstance(leaf, keras.KerasTensor) for leaf in tree.leaves(arguments)
-    )
-
-
-def _applied(apply: Callable, hooks: list["Hooks"]) -> Callable:
+def _applied(hooks: list["Hooks"], apply: Callable) -> Callable:
     """Return the optimizers' `apply`, recorded by the hooks of each model."""
 
     @wraps(apply)
     def told(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
         given = None if trainable_variables is None else list(trainable_variables)
-        ends = [
-            (each, each.harmless(each.stepping)(optimizer, grads, given))
-            for each in hooks
+        begun = [
+            each.harmless(each.stepping)(optimizer, grads, given) for each in hooks
         ]
         result = apply(optimizer, grads, given)
-        for each, end in ends:
+        for each, end in zip(hooks, begun, strict=False):
             if end is not None:
                 each.harmless(end)()
         return result
@@ -182,7 +155,7 @@ def _applied(apply: Callable, hooks: list["Hooks"]) -> Callable:
     return told
 
 
-def _checked(check: Callable, hooks: list["Hooks"]) -> Callable:
+def _checked(hooks: list["Hooks"], check: Callable) -> Callable:
     """Return the check of an optimizer that scales the loss, with a record of its
     result.
     """
@@ -216,12 +189,10 @@ class Hooks:
         beside: Beside | None = None,
     ):
         self.model, self.listener, self.log, self.beside = model, listener, log, beside
-        self.hooked: dict[int, Callable[[], None]] = {}
-        self._anew: dict[
-            int, Callable[[], None]
-        ] = {}  # models with training functions made inside
+        self.hooked: set[int] = set()
+        self._renewed: set[int] = set()  # models with training functions made inside
+        self._stack = ExitStack()
         self._num_muted: Counter[int] = Counter()  # by thread
-        self._optimizers: list = []  # kept, so that no two have one id
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -236,42 +207,37 @@ class Hooks:
 
     def close(self) -> None:
         """Restore all models, and end the record."""
-        for undo in (*self.hooked.values(), *self._anew.values()):
-            undo()
-        self.hooked.clear()
-        self._anew.clear()
+        self._stack.close()
         self.listener.settle()
         self.log.close()
 
     def hook(self, model: keras.Model) -> None:
-        """Hook a model's own methods, and keep how to restore them."""
+        """Hook a model's own methods, until the record is closed."""
         hooked: dict[str, Any] = {name: self._mute(model, name) for name in _NO_UPDATE}
         hooked |= {"fit": self._fit(model), "call": self._call(model)}
-        before = {name: vars(model).get(name, _GONE) for name in hooked}
-
-        def unhook() -> None:
-            for name, value in before.items():
-                if value is _GONE:
-                    vars(model).pop(name, None)
-                else:
-                    vars(model)[name] = value
-
-        vars(model).update(
-            hooked
-        )  # past Keras' own __setattr__, which would look at them
-        self.hooked[id(model)] = unhook
+        for name, method in hooked.items():
+            self._stack.enter_context(replaced(model, name, method))
+        self.hooked.add(id(model))
 
     def renew(self, trainer: keras.Model) -> None:
         """Let a model that trains this one make its training function anew, for this
         record.
         """
-        if id(trainer) in self._anew:
+        if id(trainer) in self._renewed:
             return
         if is_outdated_in(trainer):  # a new function would train other variables
             self.log.leave(Reason.OUTLINED)
             return
-        self._anew[id(trainer)] = restoring(trainer)
-        vars(trainer)["train_function"] = None
+        held, name = vars(trainer), "train_function"
+        before, compiled = held.get(name), held.get("_compile_config")
+
+        def restore() -> None:
+            is_same = held.get("_compile_config") is compiled
+            held[name] = before if is_same else None
+
+        self._renewed.add(id(trainer))
+        self._stack.callback(restore)
+        held[name] = None
 
     def is_part_of(self, trainer: Any) -> bool:
         """Whether a model trains this one: it is this one, has it as a part, or its
@@ -281,6 +247,16 @@ class Hooks:
             return False
         parts = trainer._flatten_layers()
         return any(part is self.model for part in parts) or self.is_twin(trainer)
+
+    def is_twin(self, model: keras.Model) -> bool:
+        """Whether another model trains this one's variables, neither being a part of
+        the other.
+        """
+        both = self.model, model
+        own, others = ({id(v) for v in each.trainable_variables} for each in both)
+        parts = (each._flatten_layers(include_self=False) for each in both)
+        is_apart = not any(part in both for part in itertools.chain(*parts))
+        return bool(own) and own == others and is_apart
 
     def note_beside(self, model: keras.Model, given: dict[str, Any]) -> None:
         """Record the values of another model that is called, its own or those that it
@@ -294,38 +270,16 @@ class Hooks:
         groups = [given.get(name, getattr(model, name)) for name in VARIABLES]
         with uncast():
             own = [self._value(v) for group in groups for v in group]
-        if self._can_record(own):
-            self._tell(
-                lambda order, replica, numbers: beside.keep(order, place, numbers), own
-            )
-
-    def is_twin(self, model: keras.Model) -> bool:
-        """Whether another model trains this one's variables, neither being a part of
-        the other.
-        """
-        own, others = (
-            {id(v) for v in each.trainable_variables} for each in (self.model, model)
-        )
-        parts = [
-            *self.model._flatten_layers(),
-            *model._flatten_layers(include_self=False),
-        ]
-        return (
-            bool(own)
-            and own == others
-            and not any(part is model or part is self.model for part in parts[1:])
+        self._tell(
+            lambda order, replica, numbers: beside.keep(order, place, numbers), own
         )
 
     def _is_silent(self) -> bool:
         thread = threading.current_thread()
-        is_replica = (
-            "Replica" in type(thread).__name__
-        )  # of TensorFlow, in which a prediction runs on
-        num = (
-            self._num_muted.total()
-            if is_replica
-            else self._num_muted[thread.ident or 0]
-        )
+        # A prediction runs on in TensorFlow's threads of replicas.
+        is_replica = "Replica" in type(thread).__name__
+        here = self._num_muted[thread.ident or 0]
+        num = self._num_muted.total() if is_replica else here
         return num > 0 or not self.log.is_open
 
     def _mute(self, model: keras.Model, name: str) -> Callable:
@@ -370,18 +324,33 @@ class Hooks:
 
         return called
 
-    def _tell(self, told: Callable, values: list) -> None:
-        self.listener.tell(self.harmless(told), values)
+    def _tell(self, told: Callable, values: Tree) -> bool:
+        """Tell the numbers of values, nested as they are; return whether that is
+        possible here.
+        """
+        leaves = tree.leaves(values)
+        blind = self.listener.blind(leaves)
+        if is_in_trainer():
+            self.log.leave(Reason.OWN_TRAINER)
+        elif blind:
+            self.log.leave(Reason.BLIND, told=blind)
+        else:
+
+            def heard(order: int, replica: int, numbers: list[np.ndarray]) -> None:
+                told(order, replica, packed(numbers, values))
+
+            self.listener.tell(self.harmless(heard), leaves)
+            return True
+        return False
 
     def note_check(self, is_finite: Any) -> None:
         """Record whether the gradients of a step are finite."""
-        if self._is_silent() or not self._can_record([is_finite]):
-            return
 
         def keep(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             self.log.add(Scaled(order, bool(numbers[0]), replica))
 
-        self._tell(keep, [is_finite])
+        if not self._is_silent():
+            self._tell(keep, [is_finite])
 
     def _call(self, model: keras.Model) -> Callable:
         call = model.call
@@ -394,9 +363,8 @@ class Hooks:
             outputs = call(*arguments, **others)
             if begun is None:
                 return outputs
-            watched = self.harmless(self._after_call)(
-                begun, outputs, others.get("training")
-            )
+            end = self.harmless(self._after_call)
+            watched = end(begun, outputs, others.get("training"))
             return outputs if watched is None else watched
 
         return told
@@ -406,9 +374,8 @@ class Hooks:
         recorded.
         """
         inputs = tree.leaves(given)
-        if self._is_silent() or any(
-            isinstance(leaf, keras.KerasTensor) for leaf in inputs
-        ):
+        is_symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in inputs)
+        if self._is_silent() or is_symbolic:
             return None
         self.log.has_fitted |= is_in_fit()
         self.log.is_by_name |= isinstance(given, dict)
@@ -422,21 +389,38 @@ class Hooks:
         recorded.
         """
         inputs, params, buffers = begun
+        trained = trained_in(self.model)
         if not self.model.built or not params:
             params = self._values(self.model.trainable_variables)
-        with uncast():
-            groups = (inputs, tensors(outputs), params, buffers)
-        if not self._can_record([leaf for group in groups for leaf in group]):
-            return outputs
-        if trained_in(self.model) not in self.log.flags:
-            # Its first call may have built it.
+        if trained not in self.log.flags:  # its first call may have built it
             self.log.room = room(self.model, is_run=self.log.is_run)
-            self.log.flags[trained_in(self.model)] = flags(self.model)
+            self.log.flags[trained] = flags(self.model)
         differentiated = self.listener.is_differentiated([*params, *inputs])
-        is_training = (differentiated if training is None else training) is True
-        mode = (training is True,)
-        self._tell_call(groups, differentiated, is_training=is_training, mode=mode)
-        return outputs if differentiated is False else self._watched(outputs)
+        is_training = differentiated if training is None else training
+        known = {
+            "differentiated": differentiated,
+            "line": line_of_user(self.listener.stack()),
+            "trained": trained,
+            "is_training": is_training is True,
+            "mode": (training is True,),
+        }
+        with uncast():
+            groups = inputs, tensors(outputs), params, buffers
+        is_told = self._tell_call(groups, known)
+        return (
+            self._watched(outputs) if is_told and differentiated is not False else None
+        )
+
+    def _tell_call(self, groups: tuple[list, ...], known: dict[str, Any]) -> bool:
+        def told(order: int, replica: int, numbers: Any) -> None:
+            inputs, outputs = ([*map(np.array, own)] for own in numbers[:2])
+            kept: Any = outputs, *numbers[2:]
+            if not self.log.wants(inputs, replica):
+                kept = [], [], []
+            given = known | {"replica": replica}
+            self.log.add(Called(order, inputs, *kept, **given))
+
+        return self._tell(told, groups)
 
     def _watched(self, outputs: Tree) -> Tree:
         """Return a model's outputs; the gradients of losses by them are recorded."""
@@ -444,7 +428,7 @@ class Hooks:
 
         def watched(output: Any) -> Any:
             i = next(place) if are_numbers(output) else -1
-            if not is_result(output):
+            if isinstance(output, keras.Variable) or not keras.ops.is_tensor(output):
                 return output
 
             def differentiated(_: int, replica: int, both: list[np.ndarray]) -> None:
@@ -456,52 +440,17 @@ class Hooks:
         return tree.map_leaves(watched, outputs)
 
     def _values(self, variables: list) -> list:
-        """Return the values themselves, before a layer of lower precision casts them."""
+        """Return the values themselves, before a layer of lower precision casts them; of
+        a run that is compared, large ones in part.
+        """
         with uncast():
             values = [self._value(v) for v in variables]
-        if not self.log.is_run:
-            return values
-        return [
-            in_part(value, v.shape) for value, v in zip(values, variables, strict=True)
-        ]
+        return in_part(values) if self.log.is_run else values
 
     def _value(self, variable: Any) -> Any:
         """Return the value of a variable; a value itself is returned unchanged."""
-        return (
-            self.listener.value(variable)
-            if isinstance(variable, keras.Variable)
-            else variable
-        )
-
-    def _can_record(self, values: list) -> bool:
-        if is_in_trainer():
-            self.log.leave(Reason.OWN_TRAINER)
-            return False
-        blind = self.listener.blind(values)
-        if blind:
-            self.log.leave(Reason.BLIND, told=blind)
-        return not blind
-
-    def _tell_call(
-        self, groups: tuple[list, ...], differentiated: bool | None, **known: Any
-    ) -> None:
-        line, trained = line_of_user(self.listener.stack()), trained_in(self.model)
-
-        def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-            given, outputs, params, buffers = apart(numbers, groups)
-            inputs = [np.array(leaf) for leaf in given]
-            is_kept = self.log.wants(inputs, replica)
-            kept = (
-                ([np.array(leaf) for leaf in outputs], params, buffers)
-                if is_kept
-                else ([], [], [])
-            )
-            called = Called(
-                order, inputs, *kept, differentiated, line, replica, trained=trained
-            )
-            self.log.add(replace(called, **known))
-
-        self._tell(told, [leaf for group in groups for leaf in group])
+        is_variable = isinstance(variable, keras.Variable)
+        return self.listener.value(variable) if is_variable else variable
 
     def stepping(
         self, optimizer: Any, grads: list, given: list | None
@@ -510,102 +459,97 @@ class Hooks:
         if self._is_silent():
             return None
         of = optimizer._trainable_variables if given is None else given
-        handed = {id(v): g for v, g in zip(of, grads, strict=False)}
+        handed = {id(v): grad for v, grad in zip(of, grads, strict=False)}
         params = self.model.trainable_variables
-        if not any(id(v) in handed for v in params):
-            self._tell_other(optimizer)
-            return None
-        self._optimizers.append(optimizer)
-        place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
-        held = [
-            in_part(self.listener.dense(handed[id(params[i])]), params[i].shape)
-            for i in place
+        numbers = [
+            keras.ops.convert_to_tensor(self._value(each))
+            for each in (
+                optimizer.learning_rate,
+                optimizer.iterations,
+                optimizer._iterations,
+            )
         ]
-        if (
-            scale := optimizer.loss_scale_factor
-        ) is not None:  # by which `apply` divides
-            held = [each / scale for each in held]
-        counts = optimizer.learning_rate, optimizer.iterations, optimizer._iterations
-        numbers = [self._number(each) for each in counts]
+        if not any(id(v) in handed for v in params):
+            self._tell(
+                lambda order, replica, _: self.log.add(Other(order, replica)), numbers
+            )
+            return None
+        held = self._held(optimizer, [handed.get(id(v)) for v in params])
         before, slots_before = self._states(optimizer), slots_of(optimizer, params)
 
         def end() -> None:
-            groups = (held, *before, *self._states(optimizer), numbers)
-            if self._can_record([leaf for group in groups for leaf in group]):
-                known = known_of(optimizer, params, handed, slots_before)
-                self._tell_apply(optimizer, place, groups, known)
+            slots = slots_before, slots_of(optimizer, params)
+            known = self._known(optimizer, handed) | {"slots_of": slots}
+            groups = held, *before, *self._states(optimizer), numbers
+            self._tell_apply(optimizer, groups, known)
 
         return end
 
-    def _tell_other(self, optimizer: Any) -> None:
-        count = [self._number(optimizer.iterations)]
-        if self._can_record(count):
-            self._tell(
-                lambda order, replica, _: self.log.add(Other(order, replica)), count
-            )
+    def _held(self, optimizer: Any, grads: list) -> dict[int, Tensor]:
+        """Return the gradients that there are, by parameter, as the step has them."""
+        place = [i for i, grad in enumerate(grads) if grad is not None]
+        held = in_part([self.listener.dense(grads[i]) for i in place])
+        if (scale := optimizer.loss_scale_factor) is not None:  # `apply` divides by it
+            held = [each / scale for each in held]
+        return dict(zip(place, held, strict=True))
 
     def _states(self, optimizer: Any) -> list[list]:
         """Return the values of parameters and of the optimizer's variables, large ones
         in part.
         """
         groups = self.model.trainable_variables, optimizer.variables
-        return [
-            [in_part(self.listener.value(v), v.shape) for v in variables]
-            for variables in groups
-        ]
+        return [in_part([self.listener.value(v) for v in each]) for each in groups]
 
-    def _number(self, number: Any) -> Any:
-        """Return the present value of an optimizer's number."""
-        return keras.ops.convert_to_tensor(self._value(number))
+    def _known(self, optimizer: Any, handed: dict[int, Any]) -> dict[str, Any]:
+        """Return the fields of a recorded step that are known without its numbers.
+
+        Args:
+            handed: the gradients, or None, by the identity of a variable.
+        """
+        params = self.model.trainable_variables
+        grads = [handed.get(id(v)) for v in params]
+        found = zip(rules(optimizer, params, grads), grads, strict=True)
+        built = {id(v) for v in optimizer._trainable_variables}
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        return {
+            "kind": type(optimizer).__name__,
+            "line": line_of_user(self.listener.stack()),
+            "lost": tuple(
+                i for i, v in enumerate(params) if handed.get(id(v), 0) is None
+            ),
+            "rules": tuple(rule if grad is not None else None for rule, grad in found),
+            "accumulates": optimizer.gradient_accumulation_steps or 1,
+            "clips": clips_of(optimizer),
+            "built": tuple(i for i, v in enumerate(params) if id(v) in built),
+            "trained": trained_in(self.model),
+            "is_scheduled": isinstance(optimizer._learning_rate, schedule),
+        }
 
     def _tell_apply(
-        self,
-        optimizer: Any,
-        place: list[int],
-        groups: tuple[list, ...],
-        known: dict[str, Any],
+        self, optimizer: Any, groups: tuple[Any, ...], known: dict[str, Any]
     ) -> None:
-        line, self.log.optimizers[id(optimizer)] = (
-            line_of_user(self.listener.stack()),
-            optimizer,
-        )
-        slots = {id(v) for v in optimizer._trainable_variables}
-        built = tuple(
-            i for i, v in enumerate(self.model.trainable_variables) if id(v) in slots
-        )
-        accumulates, clips = (
-            optimizer.gradient_accumulation_steps or 1,
-            clips_of(optimizer),
-        )
-        trained = trained_in(self.model)
-        is_scheduled = isinstance(
-            optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
-        )
+        self.log.optimizers[id(optimizer)] = optimizer
+        num = len(known["rules"])
 
-        def told(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-            held, params, slots, params_after, slots_after, (rate, count, calls) = (
-                apart(numbers, groups)
-            )
-            by_place = dict(zip(place, map(np.array, held), strict=True))
-            grads = [by_place.get(i) for i in range(len(known["rules"]))]
-            states = grads, params, slots, params_after, slots_after
-            is_kept, outlines = self.log.wants_step(replica), []
-            if not is_kept:
-                outlines = (
-                    [*map(outlined, (grads, params_after))] if self.log.is_run else []
-                )
-                states = [], [], [], [], []
-            counted = replica, accumulates, int(calls), clips, built
-            applied = Applied(
-                order, id(optimizer), *states, float(rate), int(count), line, *counted
-            )
-            own = at_rate(known["rules"], float(rate))
-            named = known | {"trained": trained, "rules": own}
-            self.log.add(
-                replace(applied, **named, is_scheduled=is_scheduled, outlines=outlines)
-            )
+        def told(order: int, replica: int, numbers: Any) -> None:
+            held, *states, (rate, count, calls) = numbers
+            grads = [None if i not in held else np.array(held[i]) for i in range(num)]
+            outlines = []
+            if not self.log.wants_step(replica):
+                after = states[2]
+                outlines = [outlined(grads), outlined(after)] if self.log.is_run else []
+                grads, states = [], [[], [], [], []]
+            named = known | {
+                "learning_rate": float(rate),
+                "iterations": int(count),
+                "num_calls": int(calls),
+                "rules": at_rate(known["rules"], float(rate)),
+                "replica": replica,
+                "outlines": outlines,
+            }
+            self.log.add(Applied(order, id(optimizer), grads, *states, **named))
 
-        self._tell(told, [leaf for group in groups for leaf in group])
+        self._tell(told, groups)
 
 
 def _as_bound(function: Callable, method: Any) -> Callable:

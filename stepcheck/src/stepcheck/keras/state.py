@@ -1,15 +1,12 @@
 """The variables of a Keras model: which are trained, and their values."""
 
-import itertools
-from collections.abc import Callable
-from typing import Any
-
 import keras
 import numpy as np
 
 from stepcheck.trace import log as logs
 from stepcheck.trace.log import Flags, Values
 from stepcheck.trace.measure import NUM_PLACES, outline, places
+from stepcheck.tree import Tensor
 
 
 def untrained(model: keras.Model) -> list[keras.Variable]:
@@ -72,26 +69,12 @@ def is_outdated_in(model: keras.Model) -> bool:
     }
 
 
-def restoring(trainer: keras.Model) -> Callable[[], None]:
-    """Return how a training function is restored; a model compiled anew has none."""
-    before, compiled = vars(trainer).get("train_function"), compiled_in(trainer)
-
-    def restore() -> None:
-        pairs = zip(compiled, compiled_in(trainer), strict=True)
-        is_same = all(a is b for a, b in pairs)
-        vars(trainer)["train_function"] = before if is_same else None
-
-    return restore
-
-
-def in_part(value: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor, of a large one its entries at some places."""
-    chosen = places(int(np.prod(shape)))
-    return (
-        value
-        if chosen is None
-        else keras.ops.take(keras.ops.reshape(value, (-1,)), chosen)
-    )
+def in_part(values: list[Tensor]) -> list[Tensor]:
+    """Return tensors, of each large one its entries at some places."""
+    flat, take = keras.ops.reshape, keras.ops.take
+    chosen = [places(int(np.prod(value.shape))) for value in values]
+    pairs = zip(values, chosen, strict=True)
+    return [v if own is None else take(flat(v, (-1,)), own) for v, own in pairs]
 
 
 def outlined(values: list) -> np.ndarray:
@@ -107,17 +90,3 @@ def room(model: keras.Model, *, is_run: bool = False) -> int:
     """
     sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
     return logs.room(sum(min(size, NUM_PLACES) if is_run else size for size in sizes))
-
-
-def compiled_in(model: keras.Model) -> list:
-    """Return the objects that `compile` replaces."""
-    return [
-        vars(model).get(name)
-        for name in ("optimizer", "_compile_loss", "_compile_metrics")
-    ]
-
-
-def apart(values: list, groups: tuple[list, ...]) -> list[list]:
-    """Return values in the groups that they were taken of."""
-    rest = iter(values)
-    return [list(itertools.islice(rest, len(group))) for group in groups]

@@ -1,6 +1,8 @@
 """The settings of Keras' optimizers as step rules, and where they keep their slots."""
 
 from dataclasses import replace
+from inspect import signature
+from numbers import Real
 from typing import Any
 
 import keras
@@ -18,6 +20,11 @@ _SLOTS = {  # the attributes of an optimizer, and what `stepcheck.steps.Slots` c
     "_accumulators": "square",
     "_velocity_hats": "most",
     "_average_gradients": "centre",
+}
+_JUDGED_ELSEWHERE = {  # arguments that change no step, or that other stages judge
+    *("name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps"),
+    *("clipnorm", "global_clipnorm", "clipvalue"),
+    *("use_ema", "ema_momentum", "ema_overwrite_frequency"),
 }
 Rules = tuple[StepRule | None, ...]
 _KINDS = (
@@ -41,72 +48,60 @@ def rules(optimizer: Any, variables: list[keras.Variable], grads: list) -> Rules
     overwrites = optimizer.use_ema and optimizer.ema_overwrite_frequency
     if type(optimizer) not in _KINDS or overwrites:
         return (None,) * len(variables)
-    rule = _rule(optimizer)
-    pairs = zip(variables, grads, strict=True)
-    return tuple(_of_variable(optimizer, v, rule, grad) for v, grad in pairs)
-
-
-def _of_variable(
-    optimizer: Any, variable: keras.Variable, rule: StepRule, grad: Any
-) -> Any:
-    if variable.constraint is not None or variable.overwrite_with_gradient:
-        return None
-    is_of_rows = type(grad).__name__ == "IndexedSlices" and rule.beta_2 is not None
-    rule = replace(rule, is_of_rows=is_of_rows)
     decay = optimizer.weight_decay
-    has_decay = decay is not None and optimizer._use_weight_decay(variable)
-    return (
-        replace(rule, weight_decay=float(decay), is_decoupled=True)
-        if has_decay
-        else rule
-    )
+    found: list[StepRule | None] = []
+    for variable, grad in zip(variables, grads, strict=True):
+        rule = _rule(optimizer)
+        is_of_rows = type(grad).__name__ == "IndexedSlices" and rule.beta_2 is not None
+        rule = replace(rule, is_of_rows=is_of_rows)
+        if decay is not None and optimizer._use_weight_decay(variable):
+            rule = replace(rule, weight_decay=float(decay), is_decoupled=True)
+        is_more = variable.constraint is not None or variable.overwrite_with_gradient
+        found.append(None if is_more else rule)
+    return tuple(found)
 
 
 def _rule(optimizer: Any) -> StepRule:
     """Return the rule of an optimizer without its decay (`update_step` of each class)."""
-    clips = clips_of(optimizer)
+    rule = StepRule(
+        0.0,
+        epsilon=float(getattr(optimizer, "epsilon", 0.0)),
+        place=Epsilon.INSIDE,
+        clips=clips_of(optimizer),
+    )
+    if isinstance(optimizer, optimizers.Adagrad):
+        initial = float(optimizer.initial_accumulator_value)
+        return replace(rule, beta_2=1.0, initial=initial)
     if isinstance(optimizer, optimizers.SGD):
-        return StepRule(
-            0.0,
+        return replace(
+            rule,
             momentum=float(optimizer.momentum),
             nesterov=bool(optimizer.nesterov and optimizer.momentum),
             velocity=Velocity.NEGATED,
-            clips=clips,
-        )
-    epsilon = float(optimizer.epsilon)
-    if isinstance(optimizer, optimizers.Adagrad):
-        initial = float(optimizer.initial_accumulator_value)
-        return StepRule(
-            0.0,
-            beta_2=1.0,
-            epsilon=epsilon,
-            place=Epsilon.INSIDE,
-            clips=clips,
-            initial=initial,
         )
     if isinstance(optimizer, optimizers.RMSprop):
-        return StepRule(
-            0.0,
+        return replace(
+            rule,
             momentum=float(optimizer.momentum),
             beta_2=float(optimizer.rho),
-            epsilon=epsilon,
-            place=Epsilon.INSIDE,
             velocity=Velocity.RATED,
             divides_first=True,
             centered=bool(optimizer.centered),
-            clips=clips,
         )
-    return StepRule(
-        0.0,
+    return replace(
+        rule,
         momentum=float(optimizer.beta_1),
         dampening=float(optimizer.beta_1),
         beta_2=float(optimizer.beta_2),
-        epsilon=epsilon,
         place=Epsilon.HAT,
         is_corrected=True,
         amsgrad=bool(optimizer.amsgrad),
-        clips=clips,
     )
+
+
+def at_rate(found: Rules, rate: float) -> Rules:
+    """Return rules at a rate."""
+    return tuple(rule and replace(rule, rate=rate) for rule in found)
 
 
 def slots_of(
@@ -120,54 +115,28 @@ def slots_of(
     for attribute, name in _SLOTS.items():
         slots = getattr(optimizer, attribute, None) or []
         for variable, slot in zip(optimizer._trainable_variables, slots, strict=False):
-            if slot is not None and id(variable) in own:
+            if id(variable) in own:
                 named[id(slot)] = own[id(variable)], name
     return tuple(named.get(id(v), (-1, "")) for v in optimizer.variables)
 
 
-def at_rate(found: Rules, rate: float) -> Rules:
-    """Return rules at a rate."""
-    return tuple(rule and replace(rule, rate=rate) for rule in found)
+def numbers_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the arguments of an optimizer that change a step, as numbers.
 
-
-def known_of(
-    optimizer: Any,
-    variables: list[keras.Variable],
-    handed: dict[int, Any],
-    slots_before: tuple[tuple[int, str], ...],
-) -> dict[str, Any]:
-    """Return the fields of a recorded step that are known without its numbers.
-
-    Args:
-        handed: the gradients, or None, by the identity of a variable.
+    >>> numbers_of(keras.optimizers.SGD(0.1, momentum=0.9))["momentum"]
+    0.9
     """
-    grads = [handed.get(id(v)) for v in variables]
-    found = rules(optimizer, variables, grads)
-    return {
-        "kind": type(optimizer).__name__,
-        "lost": tuple(
-            i for i, v in enumerate(variables) if handed.get(id(v), 0) is None
-        ),
-        "slots_of": (slots_before, slots_of(optimizer, variables)),
-        "rules": tuple(
-            own if g is not None else None for own, g in zip(found, grads, strict=True)
-        ),
-    }
+    names = {*signature(type(optimizer)).parameters} - _JUDGED_ELSEWHERE
+    every = {name: getattr(optimizer, name, ...) for name in sorted(names)}
+    return {k: v for k, v in every.items() if v is None or isinstance(v, Real)}
 
 
 def _copied(optimizer: Any) -> Any:
     """Return an optimizer with the same settings; None where they do not make it."""
-    config, _ = attempt(
-        optimizer.get_config
-    )  # an error: of a step of JAX that was ended halfway
-    if (
-        not config
-        or "inner_optimizer" in config
-        or config.get("gradient_accumulation_steps")
-    ):
-        return None
+    config, _ = attempt(optimizer.get_config)  # an error: of a step that ended halfway
     names = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
-    if any(getattr(optimizer, name, None) for name in names):
+    has_more = any(getattr(optimizer, name, None) for name in names)
+    if not config or has_more or config.get("gradient_accumulation_steps"):
         return None
     other, _ = attempt(lambda: type(optimizer).from_config(config))
     if other is not None:  # else an error of an optimizer with arguments of its own
@@ -185,28 +154,26 @@ def stepped(
     """
     if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
         return None
-    other = _copied(optimizer)
+    first, other = steps[0][0], _copied(optimizer)
     if other is None:
         return None
-    variables = [keras.Variable(value, name="replayed") for value in steps[0][0].params]
+    variables = [keras.Variable(value, name="replayed") for value in first.params]
     for variable, own in zip(variables, model.trainable_variables, strict=True):
         variable.constraint = own.constraint
     other.build(variables)
-    slots = steps[0][0].slots
-    if len(slots) == len(
-        other.variables
-    ):  # else the optimizer was not built: its state is as it begins
-        for variable, value in zip(other.variables, slots, strict=True):
-            variable.assign(value)
+    if len(first.slots) == len(other.variables):  # else it was not built
+        _assign(other.variables, first.slots)
     for applied, grads in steps:
-        for variable, value in zip(variables, applied.params, strict=True):
-            variable.assign(value)
+        _assign(variables, applied.params)
         if not callable(getattr(other, "_learning_rate", None)):
             other.learning_rate = applied.learning_rate
-        tensors = [
-            (ops.convert_to_tensor(g, dtype=v.dtype), v)
-            for g, v in zip(grads, variables, strict=True)
-            if g is not None
-        ]
-        other.apply(*map(list, zip(*tensors, strict=True)))
+        pairs = zip(grads, variables, strict=True)
+        other.apply_gradients(
+            [(ops.convert_to_tensor(g, v.dtype), v) for g, v in pairs if g is not None]
+        )
     return [np.array(ops.convert_to_numpy(v)) for v in variables]
+
+
+def _assign(variables: list[keras.Variable], values: list) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

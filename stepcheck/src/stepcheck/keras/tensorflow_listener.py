@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,17 +14,18 @@ import numpy as np
 import tensorflow as tf
 
 from stepcheck.keras.listener import Told
+from stepcheck.seams import replaced
 from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.stack import running, uncollected
 
 _ACTIVATIONS = "Softmax", "Sigmoid"
-_MOST_WATCHED = 64  # values that wait for their gradients
 _FUNCTION = type(tf.function(lambda: None))
 _KNOWN = (
     tf.distribute.MirroredStrategy,
     tf.distribute.OneDeviceStrategy,
     type(tf.distribute.get_strategy()),
 )
+Watched = tuple[Tensor, Told]
 
 
 class EngineListener:
@@ -34,7 +34,7 @@ class EngineListener:
     is_deaf_to_xla = True
 
     def __init__(self) -> None:
-        self._num_open = 0
+        self._num_open = 0  # tapes
         self._here = threading.local()  # of a replica
 
     @cached_property
@@ -45,9 +45,8 @@ class EngineListener:
         It is created in a new thread, outside of the current graph and strategy.
         """
         with ThreadPoolExecutor(1) as alone:
-            return alone.submit(
-                tf.Variable, 0, trainable=False, dtype=tf.int64
-            ).result()
+            made = alone.submit(tf.Variable, 0, trainable=False, dtype=tf.int64)
+            return made.result()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -55,15 +54,11 @@ class EngineListener:
         traces are kept.
         """
         tape = tf.GradientTape
-        enter, leave, gradient = (
-            tape.__dict__[name] for name in ("__enter__", "__exit__", "gradient")
-        )
+        enter, leave, gradient = tape.__enter__, tape.__exit__, tape.gradient
 
         def counted(taken: tf.GradientTape) -> tf.GradientTape:
-            if (
-                not self._num_open
-            ):  # else a tape around this one may have the same values
-                self._drop_done()
+            if not self._num_open:  # a tape around this one may have the same values
+                self._waiting.clear()
             self._num_open += 1
             return enter(taken)
 
@@ -78,115 +73,70 @@ class EngineListener:
             *arguments: object,
             **others: object,
         ) -> Tree:
-            is_of_variables = any(
-                hasattr(source, "assign") for source in keras.tree.flatten(sources)
-            )
+            flat = keras.tree.flatten(sources)
+            is_of_variables = any(hasattr(source, "assign") for source in flat)
             watched = self._watched_here() if is_of_variables else []
-            found, *own = gradient(
-                taken,
-                target,
-                [sources, *(each for each, *_ in watched)],
-                *arguments,
-                **others,
-            )
-            for (_, value, tell), grad in zip(watched, own, strict=True):
+            every = [sources, *(value for value, _ in watched)]
+            found, *own = gradient(taken, target, every, *arguments, **others)
+            for (value, tell), grad in zip(watched, own, strict=True):
                 if grad is not None:
                     self.tell(tell, [value, grad])
-            if not taken._persistent:
-                self._done().update(
-                    id(each)
-                    for (each, *_), g in zip(watched, own, strict=True)
-                    if g is not None
-                )
             return found
 
-        try:
-            tape.__enter__, tape.__exit__, tape.gradient = (
-                counted,
-                uncounted,
-                self.unhooked(asked),
-            )
-            with _without_xla():
-                yield
-        finally:
-            tape.__enter__, tape.__exit__, tape.gradient = enter, leave, gradient
+        with (
+            replaced(tape, "__enter__", counted),
+            replaced(tape, "__exit__", uncounted),
+            replaced(tape, "gradient", self.unhooked(asked)),
+        ):
+            yield
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
         """Call `told`; a counter, incremented first, gives the operations of a trace an
         order.
         """
         context = tf.distribute.get_replica_context()
-        replica = (
-            0
-            if context is None
-            else int(tf.get_static_value(context.replica_id_in_sync_group))
-        )
-        if tf.executing_eagerly():
-            self._clock.assign_add(1)
-            told(int(self._clock), replica, [np.asarray(value) for value in values])
-            return
+        place = 0 if context is None else context.replica_id_in_sync_group
+        replica = int(tf.get_static_value(place))
 
-        def heard(order: np.ndarray, *numbers: np.ndarray) -> np.int64:
-            with uncollected():
-                told(int(order), replica, [np.asarray(number) for number in numbers])
+        def heard(order: Any, *numbers: Any) -> np.int64:
+            told(int(order), replica, [np.asarray(number) for number in numbers])
             return np.int64(0)
 
         order = self._clock.assign_add(1, read_value=True)
-        tf.numpy_function(heard, [order, *values], tf.int64, stateful=True)
+        if tf.executing_eagerly():
+            heard(order, *values)
+        else:
+            alone = uncollected()(heard)
+            tf.numpy_function(alone, [order, *values], tf.int64, stateful=True)
 
     def watch_gradient(self, value: Any, told: Told) -> Tensor:
         """Return a copy of the value, whose gradient is taken with the variables'
         gradients.
+
+        Keras takes the logits behind an activation, if it knows them: such a value is
+        returned unchanged.
         """
-        is_hidden = (
-            not tf.executing_eagerly() and value.op.type in _ACTIVATIONS
-        )  # Keras would take what it gets
-        logits = getattr(
-            value, "_keras_logits", None
-        )  # of which Keras' cross entropies are
-        if not value.dtype.is_floating or (logits is None and is_hidden):
+        is_eager = tf.executing_eagerly()
+        has_logits = hasattr(value, "_keras_logits")
+        has_logits |= not is_eager and value.op.type in _ACTIVATIONS
+        if has_logits or not value.dtype.is_floating:
             return value
         copy = tf.identity(value)
-        self._waiting().append((copy, copy, told))
-        if logits is not None:
-            copy._keras_logits = tf.identity(logits)
-            self._waiting().append(
-                (
-                    copy._keras_logits,
-                    copy,
-                    lambda order, replica, both: told(
-                        order, replica, _by_output(*both)
-                    ),
-                )
-            )
+        self._waiting.append((copy, told))
         return copy
 
-    def _waiting(self) -> deque:
-        vars(self._here).setdefault("waiting", deque(maxlen=_MOST_WATCHED))
-        return self._here.waiting
+    @property
+    def _waiting(self) -> list[Watched]:
+        """The values that wait for their gradients."""
+        return vars(self._here).setdefault("waiting", [])
 
-    def _done(self) -> set[int]:
-        """Return the ids of the values whose gradient was taken, by a tape that gives
-        no other.
-        """
-        return vars(self._here).setdefault("done", set())
-
-    def _drop_done(self) -> None:
-        """Keep no more than the values that still wait."""
-        done, waiting = self._done(), self._waiting()
-        left = [each for each in waiting if id(each[0]) not in done]
-        waiting.clear()
-        waiting.extend(left)
-        done.clear()
-
-    def _watched_here(self) -> list[tuple[Tensor, Tensor, Told]]:
+    def _watched_here(self) -> list[Watched]:
         """Return the values that wait for their gradients, and can be a source in the
         present graph.
         """
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        return [
-            each for each in self._waiting() if getattr(each[0], "graph", None) is graph
-        ]
+        own = self._waiting
+        return [each for each in own if getattr(each[0], "graph", None) is graph]
 
     def value(self, variable: keras.Variable) -> Tensor:
         """Return the value of a Keras variable here."""
@@ -204,9 +154,8 @@ class EngineListener:
         """Return the name of a part of TensorFlow that reports no values; "" if there
         is none.
         """
-        if any(
-            isinstance(value, tf.RaggedTensor | tf.SparseTensor) for value in values
-        ):
+        kinds = tf.RaggedTensor | tf.SparseTensor
+        if any(isinstance(value, kinds) for value in values):
             return "RaggedTensor or SparseTensor"
         if not isinstance(strategy := tf.distribute.get_strategy(), _KNOWN):
             return type(strategy).__name__
@@ -224,7 +173,8 @@ class EngineListener:
         """
         if tf.executing_eagerly():
             return running()
-        return _places(tf.no_op())
+        frames = reversed(tf.no_op().traceback)
+        return [(frame.filename, frame.lineno) for frame in frames]
 
     def unhooked(self, function: Callable) -> Callable:
         """Return the function in a form that autograph leaves alone."""
@@ -232,48 +182,3 @@ class EngineListener:
 
     def settle(self) -> None:
         """Do nothing: TensorFlow's functions have finished when they return."""
-
-
-def _places(operation: tf.Operation) -> list[tuple[str, int]]:
-    return [(frame.filename, frame.lineno) for frame in reversed(operation.traceback)]
-
-
-def _by_output(output: np.ndarray, by_logits: np.ndarray) -> list[np.ndarray]:
-    """Return [output, a derivative by the output] that gives this one by the logits: of
-    a softmax, or of a sigmoid.
-    """
-    known = np.maximum(output.astype("float64"), 1e-30)
-    is_softmax = (
-        output.ndim > 1
-        and output.shape[-1] > 1
-        and np.allclose(output.sum(-1), 1, atol=1e-3)
-    )
-    return [
-        output,
-        by_logits / (known if is_softmax else known * np.maximum(1 - known, 1e-30)),
-    ]
-
-
-@contextmanager
-def _without_xla() -> Iterator[None]:
-    """Inside, functions that are traced for the first time are not compiled by XLA."""
-    call, without = _FUNCTION.__call__, list[Any]()
-
-    def called(function: Any, *arguments: object, **others: object) -> Any:
-        if function._jit_compile and not function.experimental_get_tracing_count():
-            module = function.python_function.__module__ or ""
-            if module.split(".")[0] not in (
-                "keras",
-                "wholestep",
-            ):  # theirs are compiled as ever
-                function._jit_compile = False
-                without.append(function)
-        return call(function, *arguments, **others)
-
-    try:
-        _FUNCTION.__call__ = called
-        yield
-    finally:
-        _FUNCTION.__call__ = call
-        for function in without:
-            function._jit_compile = True

@@ -3,8 +3,7 @@ one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -16,7 +15,7 @@ from stepcheck.faults import Stage
 from stepcheck.judge import Case
 from stepcheck.keras.hooks import Hooks
 from stepcheck.keras.listener import listener
-from stepcheck.keras.meaning import NoLoss, meant, weighed
+from stepcheck.keras.meaning import NoLoss, meant
 from stepcheck.keras.objective import OfModel, as_given
 from stepcheck.keras.replay import Replay
 from stepcheck.keras.state import room, values
@@ -33,24 +32,7 @@ from wholestep.data import class_weighted
 from wholestep.errors import WholestepError
 
 
-class _Unentered(AbstractContextManager):
-    """The context of a watched loop, which begins in `with`; its text says so."""
-
-    def __init__(self, begin: Callable[[], AbstractContextManager[Report]]):
-        self._begin = begin
-
-    def __enter__(self) -> Report:
-        self._entered = self._begin()
-        return self._entered.__enter__()
-
-    def __exit__(self, *error: Any) -> bool | None:
-        return self._entered.__exit__(*error)
-
-    def __repr__(self) -> str:
-        example = "with stepcheck.watch(model, data=(x, y), loss=...) as report:"
-        return f"Nothing is watched yet: write `{example}`."
-
-
+@contextmanager
 def watched(
     model: keras.Model,
     data: Tree,
@@ -59,30 +41,18 @@ def watched(
     learning_rate: float | Callable[[int], Any] | None = None,
     optimizer: keras.optimizers.Optimizer | None = None,
     rows: str | None = None,
-) -> AbstractContextManager[Report]:
-    """Return the context that watches a loop of Keras; see `stepcheck.watch`."""
-    stated: dict[str, Any] = {
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
-        "rows": rows,
-    }
-    made = partial(case, model, data, loss, **stated)
-    return _Unentered(partial(_watching, model, made))
-
-
-@contextmanager
-def _watching(model: keras.Model, case_of: Callable[[Log], Case]) -> Iterator[Report]:
+) -> Iterator[Report]:
     """Run the body of a `with` under hooks; see `stepcheck.watch`."""
-    log, report = Log(), Report()
+    log, report = Log(room=room(model)), Report()
     try:
-        made = case_of(log)
+        made = case(model, data, loss, log, learning_rate, optimizer, rows)
     except WholestepError as error:  # of an `Objective`
         raise SpecificationError(str(error)) from error
-    log.room = room(model)
     log.begin(made.before)
-    beside = made.objective.beside if isinstance(made.objective, OfModel) else None
     try:
-        with Hooks(model, listener(), log, beside).on():
+        with Hooks(
+            model, listener(), log, getattr(made.objective, "beside", None)
+        ).on():
             yield report
     except BaseException as error:
         log.unjudged.append(
@@ -99,69 +69,54 @@ def _close(report: Report, made: Case) -> None:
     them.
     """
     if isinstance(made.objective, OfModel):
-        _close_of_model(made)
+        made.objective.join(made.log)
+        if made.is_given:
+            made.data, made.by_pass = as_given(made.log)
     else:
-        _close_of_loss(made)
+        _complete(made)
+    _try(made)
     report.close(made)
 
 
-def _close_of_model(made: Case) -> None:
-    """Join the passes of a stated function, and try it; without data the rows are those
-    seen.
-    """
-    made.objective.join(made.log)
-    if made.is_given:
-        made.data, made.by_pass = as_given(made.log)
-    called = next(
-        (each for each in made.log.called if each.setting and each.is_whole), None
-    )
+def _try(made: Case) -> None:
+    """Call the loss once, on a pass: without a loss if it fails."""
+    whole = (each for each in made.log.called if each.is_whole)
+    is_stated = isinstance(made.objective, OfModel)
+    called = next((each for each in whole if each.setting or not is_stated), None)
     if called is None:
         return
     replay = Replay(made.model, made.data, by_pass=made.by_pass)
-    rows = np.arange(len(called.inputs[0])) % replay.num_rows
-    piece = Piece(called, rows)
+    piece = Piece(called, np.arange(len(called.inputs[0])) % replay.num_rows)
     with Replay.as_then(made.model, made.log):
-        _, error = attempt(lambda: replay.try_out(piece, made.objective))
+        _, error = attempt(lambda: replay.settle(made.objective, [piece]))
     if error is not None:
         told = f"{type(error).__name__}: {error}"
         made.log.leave(Reason.LOSS_FAILED, Stage.GRADIENT, told)
         made.objective = NoLoss()
 
 
-def _close_of_loss(made: Case) -> None:
-    """Take the weights that `fit` got, if none were stated, and those that the loss
-    returns.
-    """
-    names, x = (
-        [each.name for each in getattr(made.model, "inputs", None) or []],
-        made.data[0],
-    )
+def _complete(made: Case) -> None:
+    """Take the names of inputs, and the weights of rows, that the loop has given."""
+    x, y, stated = made.data
+    names = [each.name for each in getattr(made.model, "inputs", None) or []]
     if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
-        by_name = dict(
-            zip(names, x, strict=True)
-        )  # the order of a dict is that of its names
-        made.data = by_name, *made.data[1:]
-    (fitted, by_class, weight), (x, y, stated) = made.log.fitted, made.data
-    if stated is None and by_class is not None:
-        try:
-            made.data = class_weighted(by_class)((x, y))
-        except (
-            WholestepError
-        ):  # labels that are no classes, of a loop that has ended with an error
-            made.objective = NoLoss()
-    elif stated is None and weight is not None:
-        own, given = tree.leaves(x), tree.leaves(fitted)
-        if len(own) == len(given) and all(map(np.array_equal, own, given)):
-            made.data = x, y, np.asarray(weight)
-        else:
-            made.log.leave(Reason.WEIGHTS_NOT_STATED, Stage.GRADIENT)
-            made.objective = NoLoss()
-    # The loss is called after the loop: it may have a state.
-    found, error = attempt(lambda: weighed(made.model, made.data, made.objective))
-    if error is not None:
-        made.log.leave(Reason.LOSS_FAILED, Stage.GRADIENT, type(error).__name__)
-    elif found is not None:
-        made.data, made.objective = found
+        x = dict(zip(names, x, strict=True))  # the order of a dict is that of its names
+        made.data = x, y, stated
+    fitted, by_class, weight = made.log.fitted
+    if stated is not None or (by_class is None and weight is None):
+        return
+    own, given = tree.leaves(x), tree.leaves(fitted)
+    is_same = len(own) == len(given) and all(map(np.array_equal, own, given))
+    if by_class is not None:
+        # An error: of labels that are no classes.
+        found, _ = attempt(lambda: class_weighted(by_class)((x, y)))
+    else:
+        found = (x, y, np.asarray(weight)) if is_same else None
+    if found is None:
+        made.log.leave(Reason.WEIGHTS_NOT_STATED, Stage.GRADIENT)
+        made.objective = NoLoss()
+    else:
+        made.data = found
 
 
 def case(
@@ -169,10 +124,9 @@ def case(
     data: Tree,
     loss: Any,
     log: Log,
-    *,
-    learning_rate: float | Callable[[int], Any] | None = None,
-    optimizer: keras.optimizers.Optimizer | None = None,
-    rows: str | None = None,
+    learning_rate: float | Callable[[int], Any] | None,
+    optimizer: keras.optimizers.Optimizer | None,
+    rows: str | None,
 ) -> Case:
     """Return the case of a loop that begins with the present data and weights.
 

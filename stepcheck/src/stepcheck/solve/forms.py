@@ -92,7 +92,7 @@ def forms(meant: Meant, e: Evidence) -> Iterator[Form]:
         yield Form((both,), partial(_pairs, has_their_weights=True), is_of_pairs=True)
     yield Form((Change(Fault.PADDING_TRAINED_ON),), has_pads=True)
     yield from _of_labels(labels, meant.replay.num_rows)
-    if weights is not None and not getattr(_loss(meant), "has_own_weights", False):
+    if weights is not None:
         yield from _of_weights(weights)
     if isinstance(meant.objective, OneLoss) and meant.replay.is_masked:
         bare = meant.replay.objective(_loss(meant), is_masked=False)

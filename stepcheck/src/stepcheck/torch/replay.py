@@ -217,8 +217,6 @@ class Replay(Port):
         labels: Tree,
         weights: Tree = None,
         change: Callable | None = None,
-        *,
-        is_once: bool = False,
     ) -> np.ndarray:
         """Return the derivative of the sum of the rows' losses by a module's one
         output.
