@@ -35,7 +35,6 @@ from stepcheck.values import Reason
 from wholestep.model import uncast, with_mask_of
 
 _NO_UPDATE = ("evaluate", "predict", "test_on_batch", "predict_on_batch")
-_CALLS = "__call__", "stateless_call"
 Found = Callable[[keras.Model], "Hooks"]
 
 
@@ -53,8 +52,7 @@ def listening(
     model, optimizer = keras.Model, keras.optimizers.Optimizer
     met = partial(_met, hooks, found, threading.local())
     seams = [
-        # `fit` is not hooked here: callers compare it with Keras' own.
-        *((model, name, met) for name in ("compile", *_CALLS)),
+        *((model, name, met) for name in ("__call__", "stateless_call")),
         (model, "make_train_function", partial(_made, hooks, found, listener)),
         (optimizer, "apply", partial(_applied, hooks)),
         (keras.optimizers.LossScaleOptimizer, "check_finite", partial(_checked, hooks)),
@@ -73,28 +71,25 @@ def listening(
 def _met(
     hooks: list["Hooks"], found: Found | None, inside: threading.local, method: Callable
 ) -> Callable:
-    """Return a method of models that hooks those of the same variables, or found ones,
-    before their first call.
+    """Return a call of a model, before which a model that is to be found is hooked.
 
     Args:
         inside: whether a model runs.
     """
+    names = VARIABLES if method.__name__ == "stateless_call" else ()
 
     @wraps(method)
     def met(layer: Any, *arguments: Any, **others: Any) -> Any:
         if not isinstance(layer, keras.Model):
             return method(layer, *arguments, **others)
-        is_inner, is_call = getattr(inside, "runs", False), method.__name__ in _CALLS
+        is_inner = getattr(inside, "runs", False)
         leaves = tree.leaves(arguments)
         is_run = not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves)
-        _meet(layer, hooks, found if is_call and is_run and not is_inner else None)
-        if is_call:
-            is_stateless = method.__name__ == "stateless_call"
-            given = (
-                dict(zip(VARIABLES, arguments, strict=False)) if is_stateless else {}
-            )
-            for each in hooks:
-                each.harmless(each.note_beside)(layer, given | others)
+        if is_run and not is_inner:
+            _find(layer, hooks, found)
+        given = dict(zip(names, arguments, strict=False)) | others
+        for each in hooks:
+            each.harmless(each.note_beside)(layer, given)
         inside.runs = True
         try:
             return method(layer, *arguments, **others)
@@ -104,14 +99,9 @@ def _met(
     return met
 
 
-def _meet(model: keras.Model, hooks: list["Hooks"], found: Found | None) -> None:
-    """Hook a model, if it is another's twin, or is to be found."""
-    if any(id(model) in each.hooked for each in hooks):
-        return
-    twin = next((each for each in hooks if each.is_twin(model)), None)
-    if twin is not None:
-        twin.hook(model)
-    elif found is not None:
+def _find(model: keras.Model, hooks: list["Hooks"], found: Found | None) -> None:
+    """Hook a model that is to be found."""
+    if found is not None and not any(each.model is model for each in hooks):
         hooks.append(found(model))
         hooks[-1].begin()
 
@@ -124,8 +114,9 @@ def _made(
     @wraps(make)
     def made(trainer: Any, force: bool = False) -> Any:
         if isinstance(trainer, keras.Model):
-            _meet(trainer, hooks, found)
-        of = [each for each in hooks if each.is_part_of(trainer)]
+            _find(trainer, hooks, found)
+        parts = {id(part) for part in trainer._flatten_layers()}
+        of = [each for each in hooks if id(each.model) in parts]
         for each in of:
             each.renew(trainer)
         if not (of and listener.is_deaf_to_xla and trainer.jit_compile):
@@ -176,10 +167,7 @@ def _close(hooks: list["Hooks"]) -> None:
 
 
 class Hooks:
-    """The hooks on one model, which write to a log.
-
-    Other models of the very same variables are recorded as this one.
-    """
+    """The hooks on one model, which write to a log."""
 
     def __init__(
         self,
@@ -189,7 +177,6 @@ class Hooks:
         beside: Beside | None = None,
     ):
         self.model, self.listener, self.log, self.beside = model, listener, log, beside
-        self.hooked: set[int] = set()
         self._renewed: set[int] = set()  # models with training functions made inside
         self._stack = ExitStack()
         self._num_muted: Counter[int] = Counter()  # by thread
@@ -201,23 +188,18 @@ class Hooks:
             yield
 
     def begin(self) -> None:
-        """Hook the model."""
+        """Hook the model's own methods, until the record is closed."""
         self.log.is_stateless = keras.backend.backend() == "jax"
-        self.hook(self.model)
+        hooked: dict[str, Any] = {name: self._mute(name) for name in _NO_UPDATE}
+        hooked |= {"fit": self._fit(), "call": self._call()}
+        for name, method in hooked.items():
+            self._stack.enter_context(replaced(self.model, name, method))
 
     def close(self) -> None:
         """Restore all models, and end the record."""
         self._stack.close()
         self.listener.settle()
         self.log.close()
-
-    def hook(self, model: keras.Model) -> None:
-        """Hook a model's own methods, until the record is closed."""
-        hooked: dict[str, Any] = {name: self._mute(model, name) for name in _NO_UPDATE}
-        hooked |= {"fit": self._fit(model), "call": self._call(model)}
-        for name, method in hooked.items():
-            self._stack.enter_context(replaced(model, name, method))
-        self.hooked.add(id(model))
 
     def renew(self, trainer: keras.Model) -> None:
         """Let a model that trains this one make its training function anew, for this
@@ -238,25 +220,6 @@ class Hooks:
         self._renewed.add(id(trainer))
         self._stack.callback(restore)
         held[name] = None
-
-    def is_part_of(self, trainer: Any) -> bool:
-        """Whether a model trains this one: it is this one, has it as a part, or its
-        variables.
-        """
-        if not isinstance(trainer, keras.Model):
-            return False
-        parts = trainer._flatten_layers()
-        return any(part is self.model for part in parts) or self.is_twin(trainer)
-
-    def is_twin(self, model: keras.Model) -> bool:
-        """Whether another model trains this one's variables, neither being a part of
-        the other.
-        """
-        both = self.model, model
-        own, others = ({id(v) for v in each.trainable_variables} for each in both)
-        parts = (each._flatten_layers(include_self=False) for each in both)
-        is_apart = not any(part in both for part in itertools.chain(*parts))
-        return bool(own) and own == others and is_apart
 
     def note_beside(self, model: keras.Model, given: dict[str, Any]) -> None:
         """Record the values of another model that is called, its own or those that it
@@ -282,8 +245,8 @@ class Hooks:
         num = self._num_muted.total() if is_replica else here
         return num > 0 or not self.log.is_open
 
-    def _mute(self, model: keras.Model, name: str) -> Callable:
-        method = getattr(model, name)
+    def _mute(self, name: str) -> Callable:
+        method = getattr(self.model, name)
 
         @wraps(method)
         def muted(*arguments: Any, **others: Any) -> Any:
@@ -296,9 +259,9 @@ class Hooks:
 
         return _as_bound(muted, method)
 
-    def _fit(self, model: keras.Model) -> Callable:
+    def _fit(self) -> Callable:
         """Return the method `fit`, whose arguments are noted."""
-        method = model.fit
+        method = self.model.fit
 
         @wraps(method)
         def heard(*arguments: Any, **others: Any) -> Any:
@@ -352,8 +315,8 @@ class Hooks:
         if not self._is_silent():
             self._tell(keep, [is_finite])
 
-    def _call(self, model: keras.Model) -> Callable:
-        call = model.call
+    def _call(self) -> Callable:
+        call = self.model.call
         first = next(iter(inspect.signature(call).parameters), "inputs")
 
         @wraps(call)

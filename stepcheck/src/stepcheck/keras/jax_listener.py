@@ -47,32 +47,27 @@ class EngineListener:
         so the n-th call of each has one place. A call outside comes after the n-th
         calls of all devices.
         """
-        axes = _axes()
-        is_traced = bool(_kinds(values)) and not axes
-        flat, apart = _joined(values) if is_traced else (values, list)
+        axes, here = _axes(), np.zeros((), np.int32)
 
         def heard(replica: np.ndarray, *numbers: np.ndarray) -> None:
             with self._telling:
                 index = int(replica)
                 self._clock += 1
                 self._num_told[index] += bool(axes)
-                order = (self._num_told[index] << 32) + (
-                    index if axes else self._clock + _MOST_DEVICES
-                )
-                told(order, index, apart(map(np.asarray, numbers)))
+                place = index if axes else self._clock + _MOST_DEVICES
+                order = (self._num_told[index] << 32) + place
+                told(order, index, [*map(np.asarray, numbers)])
 
         if not _kinds(values):
             jax.effects_barrier()  # earlier values are reported first
-            heard(np.zeros((), np.int32), *map(np.asarray, values))
-        elif (
-            self._spans_devices()
-        ):  # JAX orders no other callback there, but has no derivative of this one
-            replica = jax.lax.axis_index(axes) if axes else np.zeros((), np.int32)
-            io_callback(
-                heard, None, replica, *map(jax.lax.stop_gradient, flat), ordered=True
-            )
+            heard(here, *values)
+        elif self._spans_devices():
+            # JAX orders no other callback there, but has no derivative of this one.
+            replica = jax.lax.axis_index(axes) if axes else here
+            given = map(jax.lax.stop_gradient, values)
+            io_callback(heard, None, replica, *given, ordered=True)
         else:
-            jax.debug.callback(heard, np.zeros((), np.int32), *flat, ordered=True)
+            jax.debug.callback(heard, here, *values, ordered=True)
 
     def _spans_devices(self) -> bool:
         """Whether the loop has programs on several devices, as far as is known here."""
@@ -146,31 +141,6 @@ def _kinds(values: list[Tensor]) -> set[str]:
     return {
         type(value).__name__ for value in values if isinstance(value, jax.core.Tracer)
     }
-
-
-def _joined(
-    values: list[Tensor],
-) -> tuple[list[Tensor], Callable[[Iterable], list[np.ndarray]]]:
-    """Return (one flat tensor for each dtype, what takes their numbers apart).
-
-    A callback takes time for each of its tensors.
-    """
-    kinds = [(jax.numpy.shape(value), jax.numpy.result_type(value)) for value in values]
-    by_dtype: dict[np.dtype, list[Tensor]] = {}
-    for value, (_, dtype) in zip(values, kinds, strict=True):
-        by_dtype.setdefault(dtype, []).append(jax.numpy.ravel(value))
-    flat = [jax.numpy.concatenate(own) for own in by_dtype.values()]
-
-    def apart(numbers: Iterable[np.ndarray]) -> list[np.ndarray]:
-        rest = dict(zip(by_dtype, numbers, strict=True))
-        found = []
-        for shape, dtype in kinds:
-            size = int(np.prod(shape))
-            found.append(rest[dtype][:size].reshape(shape))
-            rest[dtype] = rest[dtype][size:]
-        return found
-
-    return flat, apart
 
 
 def _is_first(first: Tensor, second: Tensor, *, told: Callable) -> Tensor:

@@ -134,7 +134,7 @@ def _weighed(values: Tensor, weights: Tensor, given: Any) -> Mean:
 
 
 def _key_of(loss: Any) -> tuple | None:
-    """Return what the values of a Keras loss depend on; None for other losses."""
+    """Return the kind and settings of a loss of Keras; None for other losses."""
     kind = type(loss)
     is_wrapper = kind.__name__ == "LossFunctionWrapper"  # of any function
     if is_wrapper or not kind.__module__.startswith("keras.src."):

@@ -8,19 +8,18 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras import ops
 
 from stepcheck import objective
 from stepcheck.port import ByPass
 from stepcheck.trace.cuts import steps
 from stepcheck.trace.log import Called, Log
 from stepcheck.trace.measure import once
-from stepcheck.tree import Tensor, Tree
+from stepcheck.tree import Tree
 from wholestep.model import Mean, Objective, Reading, Term, Whole
 
-VARIABLES = (
-    "trainable_variables",
-    "non_trainable_variables",
-)  # as `stateless_call` takes them
+# As `stateless_call` takes them.
+VARIABLES = "trainable_variables", "non_trainable_variables"
 
 
 class Setting(NamedTuple):
@@ -41,10 +40,7 @@ class Beside:
     def __init__(self, model: keras.Model):
         self._model = model
         self._models: list[keras.Model] = []
-        self._parts: set[int] = {id(part) for part in model._flatten_layers()}
-        self._kept: list[
-            list[tuple[int, list[np.ndarray]]]
-        ] = []  # by model: (order, values)
+        self._kept: list[list[tuple[int, list[np.ndarray]]]] = []  # (order, values)
 
     def place(self, model: keras.Model) -> int | None:
         """Return the number of another model; None for a model with the watched one, or
@@ -53,10 +49,11 @@ class Beside:
         for i, each in enumerate(self._models):
             if each is model:
                 return i
-        layers = model._flatten_layers()
-        if id(model) in self._parts or any(layer is self._model for layer in layers):
+        around = self._model, *self._models
+        parts = [part for each in around for part in each._flatten_layers()]
+        is_around = any(part is self._model for part in model._flatten_layers())
+        if is_around or any(part is model for part in parts):
             return None
-        self._parts |= {id(layer) for layer in layers}
         self._models.append(model)
         self._kept.append([])
         return len(self._models) - 1
@@ -66,18 +63,15 @@ class Beside:
         before.
         """
         kept = self._kept[place]
-        kept.append(
-            (order, once([*map(np.array, values)], kept[-1][1] if kept else []))
-        )
+        before = kept[-1][1] if kept else []
+        kept.append((order, once([*map(np.array, values)], before)))
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The variables of all these models that were called once they were built."""
         pairs = zip(self._models, self._kept, strict=True)
         models = [model for model, kept in pairs if kept]
-        return [
-            v for model in models for name in VARIABLES for v in getattr(model, name)
-        ]
+        return [v for m in models for name in VARIABLES for v in getattr(m, name)]
 
     def before(self, order: float) -> list[np.ndarray]:
         """Return the values of `variables` at each model's last call before a place in
@@ -124,18 +118,19 @@ class OfModel(Objective):
 
     def _term(self, given: Any) -> Term:
         values, weights = given if isinstance(given, tuple | list) else (given, None)
-        values = keras.ops.convert_to_tensor(values)
+        values = ops.convert_to_tensor(values)
         if not len(values.shape):
             self.is_coupled = True
             return Whole(values)
-        return Mean(values, None if weights is None else _tensor(weights))
+        if weights is not None:
+            weights = ops.stop_gradient(ops.convert_to_tensor(weights))
+        return Mean(values, weights)
 
     def join(self, log: Log) -> None:
         """Let each `calls` passes of one step with a gradient be one, with all that it
         needs.
         """
-        ones: dict[int, Called] = {}
-        parts: set[int] = set()
+        ones: dict[int, Called | None] = {}
         num = self.given.calls
         for step in steps(log):
             end = float("inf") if step.applied is None else step.applied.order
@@ -145,33 +140,29 @@ class OfModel(Objective):
                 for start in range(0, len(own) - num + 1, num):
                     group, later = own[start : start + num], own[start + num :]
                     until = later[0].order if later else end
+                    ones |= dict.fromkeys(each.order for each in group)
                     setting = Setting(num, self.beside.before(until))
                     ones[group[0].order] = _one(group, setting)
-                    parts |= {each.order for each in group[1:]}
-        log.called[:] = [
-            ones.get(each.order, each) for each in log.called if each.order not in parts
-        ]
-
-
-def _tensor(weights: Tensor) -> Tensor:
-    return keras.ops.stop_gradient(keras.ops.convert_to_tensor(weights))
+        called = [ones.get(each.order, each) for each in log.called]
+        log.called[:] = [each for each in called if each is not None]
 
 
 def _one(group: list[Called], setting: Setting) -> Called:
     """Return passes as one pass, with the inputs and outputs of all."""
     derivatives: dict[int, list] = {}
-    num = 0
+    outputs: list[np.ndarray] = []
     for called in group:
-        derivatives |= {num + i: found for i, found in called.derivatives.items()}
-        num += len(called.outputs)
-    inputs = [leaf for called in group for leaf in called.inputs]
-    outputs = [leaf for called in group for leaf in called.outputs]
-    given: dict[str, Any] = {
-        "inputs": inputs,
-        "outputs": outputs,
-        "derivatives": derivatives,
-    }
-    return replace(group[0], **given, line=group[-1].line, setting=setting)
+        moved = {len(outputs) + i: own for i, own in called.derivatives.items()}
+        derivatives |= moved
+        outputs += called.outputs
+    return replace(
+        group[0],
+        inputs=[leaf for called in group for leaf in called.inputs],
+        outputs=outputs,
+        derivatives=derivatives,
+        line=group[-1].line,
+        setting=setting,
+    )
 
 
 def as_given(log: Log) -> tuple[tuple[Tree, Tree, None], ByPass]:
@@ -179,16 +170,15 @@ def as_given(log: Log) -> tuple[tuple[Tree, Tree, None], ByPass]:
     labels).
     """
     called = [each for each in log.called if each.setting is not None] or log.called
-    ends = [[leaf.shape[1:] for leaf in each.inputs] for each in called]
-    alike = [each for each, own in zip(called, ends, strict=True) if own == ends[0]]
-    if not alike:
+    shapes = [[leaf.shape[1:] for leaf in each.inputs] for each in called]
+    pairs = zip(called, shapes, strict=True)
+    alike = [each.inputs for each, own in pairs if own == shapes[0]]
+    leaves = [np.concatenate(parts) for parts in zip(*alike, strict=True)]
+    if not leaves:
         return (np.zeros((1, 1)), (), None), {}
-    columns = zip(*(each.inputs for each in alike), strict=True)
-    leaves = [np.concatenate(parts) for parts in columns]
-    num = min(map(len, leaves))
-    rows = {
-        b"".join(leaf[i].tobytes() for leaf in leaves): i for i in reversed(range(num))
-    }
-    leaves = [leaf[sorted(rows.values())] for leaf in leaves]
+    seen: dict[bytes, int] = {}
+    for i in range(min(map(len, leaves))):
+        seen.setdefault(b"".join(leaf[i].tobytes() for leaf in leaves), i)
+    leaves = [leaf[[*seen.values()]] for leaf in leaves]
     x = leaves[0] if len(leaves) == 1 else tuple(leaves)
     return (x, (), None), {each.order: () for each in called if each.is_whole}
