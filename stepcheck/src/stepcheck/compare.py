@@ -1,7 +1,8 @@
 """Two runs compared, update by update, and part by part of each: what differs first."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,27 +16,20 @@ from stepcheck.differences import (
     Relation,
 )
 from stepcheck.errors import SpecificationError
-from stepcheck.trace.log import Applied
+from stepcheck.trace.log import Applied, Values
 from stepcheck.trace.matching import Match, Matched, matched
 from stepcheck.trace.measure import ROUNDED, outline, tolerance
-from stepcheck.trace.sides import (
-    Facing,
-    Sides,
-    by_row,
-    derivatives_of,
-    facing,
-    outputs_of,
-)
+from stepcheck.trace.sides import Sides, facing
 from stepcheck.trace.trace import Run
-from stepcheck.trace.updates import Pairs, Update, in_order, paired, updates
+from stepcheck.trace.updates import NEAR, Pair, Update, paired, updates
 from stepcheck.values import Number, Shown, Where
 
-GROWTH = 10.0  # rounding grows so much from one quantity to the next, and from update to update
+GROWTH = 100.0  # rounding grows so much from one quantity to the next
 _NEAR = 0.01  # relative distance of gradients at which the moves of the weights are compared
 _ULPS = 4.0  # of a weight, by which its move is rounded
 _FOLLOWS, _UNJUDGED = Judged(Relation.FOLLOWS), Judged(Relation.UNJUDGED)
-_WORST_FIRST = Relation.DIFFERS, Relation.BY_ROUNDING, Relation.EQUAL
-_NAN = float("nan")
+_BY_MODE = Kind.OTHER_OUTPUTS, Kind.OTHER_DRAWS, Kind.OTHER_STATISTICS
+_ORDER = Relation.FOLLOWS, Relation.UNJUDGED, Relation.EQUAL, Relation.BY_ROUNDING
 
 
 def compare(
@@ -56,17 +50,18 @@ def compare(
         SpecificationError: their parameters cannot be matched.
     """
     ones, twos = updates(one), updates(two)
-    comparison = _Comparison(one, two, match, bits)
-    comparison.has_derived_rows = is_one_of_several
-    comparison.all_rows = _used(ones) == _used(twos)
-    table = tuple(comparison.update(*pair) for pair in zip(ones, twos, strict=False))
+    comparison = _Comparison(one, two, match, bits=bits)
+    comparison.near_rows = _NEAR if is_one_of_several and not bits else NEAR
+    comparison.has_same_rows = _used(ones) == _used(twos)
+    table = tuple(map(comparison.update, ones, twos))
+    differences = [each for each in (comparison.first,) if each is not None]
     nums = len(ones), len(twos)
-    are_by_hand = any(each.is_by_hand for each in (*ones[:1], *twos[:1]))
-    if nums[0] != nums[1] and not are_by_hand:  # whose end may not be seen
-        comparison.add(Part.ROWS, Kind.FEWER_UPDATES, min(nums) + 1, counts=nums)
-    found = tuple(comparison.differences)
-    left, fits = comparison.params.left, comparison.fits
-    return ComparedModel((one.name, two.name), table, found, nums, left, fits)
+    is_end_seen = not any(each.is_by_hand for each in (*ones[:1], *twos[:1]))
+    if nums[0] != nums[1] and is_end_seen:
+        number, kind = min(nums) + 1, Kind.FEWER_UPDATES
+        differences.append(Difference(Part.ROWS, kind, number, np.inf, counts=nums))
+    names, left, fits = (one.name, two.name), comparison.params.left, comparison.fits
+    return ComparedModel(names, table, tuple(differences), nums, left, fits)
 
 
 def _used(found: list[Update]) -> set[int]:
@@ -74,398 +69,246 @@ def _used(found: list[Update]) -> set[int]:
     return {digest for update in found for digest in update.digests.tolist()}
 
 
-class _Comparison:
-    """Two runs, and the differences up to now.
+class _Quantity(NamedTuple):
+    """Numbers of an update in both runs.
 
     Attributes:
-        all_rows: whether both use the same rows in all.
+        kind: of the difference that they show.
+        apart: their relative distance; None if they were not kept.
+        most: up to which distance they are equal.
     """
 
-    def __init__(self, one: Run, two: Run, match: Match | None, bits: bool):
-        self.bits, self.has_match, self.all_rows = bits, match is not None, False
-        self.has_derived_rows = False
-        self._order = 0
+    part: Part
+    kind: Kind
+    apart: float | None
+    most: float
+    sides: Sides | None = None
+    what: Shown = Shown.STATE
+
+
+class _Comparison:
+    """Two runs, up to their first difference.
+
+    Attributes:
+        near_rows: the relative distance of equal rows.
+        has_same_rows: whether both use the same rows in all.
+    """
+
+    def __init__(self, one: Run, two: Run, match: Match | None, *, bits: bool):
+        self.bits, self.has_match = bits, match is not None
         self.fits, self.differs = tolerance([*one.dtypes, *two.dtypes])
         self.params = matched(one.parameters, two.parameters, match)
         self.others = _others(one, two, match)
         self.slots = next(iter(one.slots.values()), ())
-        self.differences: list[Difference] = []
-        self._history: dict[str, list[float]] = {}
+        self.near_rows, self.has_same_rows = NEAR, False
+        self.first: Difference | None = None
         self._noise = 0.0  # the largest distance that rounding has made up to now
-        self._near: list[np.ndarray] = []  # entries with near gradients in all updates
-        self._last: tuple[Update, Update] | None = None
-
-    def add(
-        self, part: Part, kind: Kind, update: int, apart: float = np.inf, **known: Any
-    ) -> None:
-        """Add a difference."""
-        made = Difference(part, kind, update, apart, order=self._order, **known)
-        self.differences.append(made)
+        # Of each parameter the entries whose gradients have been near in all updates.
+        self._near: list = [np.True_] * len(self.params.names)
+        self._last: Pair | None = None
 
     def update(self, one: Update, two: Update) -> ComparedUpdate:
         """Return an update of both runs compared."""
-        if one.number == 1:
-            self._begin(one, two)
-        self._order = one.applied.order
-        if not self.differences:
-            self._note_weights(one, two)
-        pairs = paired(one, two)
-        rows = self._rows(one, two, pairs)
-        if rows.relation is Relation.BY_ROUNDING:
-            pairs = in_order(one, two)
-        parts = {Part.ROWS: rows, Part.MODE: _UNJUDGED}
-        for part, judge in (
-            (Part.OUTPUTS, self._outputs),
-            (Part.GRADIENT, self._gradient),
-        ):
-            parts[part] = _FOLLOWS if self.differences else judge(one, two, pairs)
-        rate = self._rate(one, two)
-        parts[Part.STEP] = _FOLLOWS if self.differences else self._step(one, two)
-        parts[Part.STATE] = _FOLLOWS if self.differences else self._state(one, two)
-        parts[Part.MODE] = self._mode(one, two, parts[Part.OUTPUTS].relation)
-        parts[Part.STEP] = parts[Part.STEP] if rate is None else rate
-        self._last = one, two
+        parts = dict.fromkeys(Part, _FOLLOWS)
+        if self.first is None:
+            pair = paired(one, two, self.near_rows)
+            self._judge(pair, parts)
+            are_equal = parts[Part.OUTPUTS].relation in _ORDER[2:]
+            if not pair.has_other_mode:
+                parts[Part.MODE] = Judged(Relation.EQUAL, 0.0)
+            elif parts[Part.MODE] is _FOLLOWS and (are_equal or self.first is None):
+                parts[Part.MODE] = Judged(Relation.NO_EFFECT)
+            self._last = pair
         return ComparedUpdate(one.number, parts, (len(one.digests), len(two.digests)))
 
-    def _judged(self, name: str, sides: Sides, most: float) -> Judged:
-        """Return whether arrays differ: not if rounding, as far as it was seen, may
-        have grown so far.
-        """
-        apart = sides.apart(bits=self.bits)
-        past = self._history.setdefault(name, [])
-        growth = past[-1] / past[-2] if len(past) > 1 and past[-2] else 1.0
-        limit = GROWTH * self._noise * max(GROWTH, growth)
-        past.append(apart)
-        if apart <= (0.0 if self.bits else most):
-            judged = Judged(Relation.EQUAL, apart)
-        elif apart <= limit and not self.bits:
-            judged = Judged(Relation.BY_ROUNDING, apart)
+    def _judge(self, pair: Pair, parts: dict[Part, Judged]) -> None:
+        """Judge the parts of an update, up to the first difference."""
+        for each in self._quantities(pair):
+            judged = self._judged(each)
+            if judged.relation is Relation.DIFFERS:
+                self.first = self._difference(pair, each)
+                parts[self.first.part] = judged
+                return
+            if each.kind not in (Kind.OTHER_WEIGHTS, Kind.OTHER_RATE):
+                known = parts[each.part], judged
+                parts[each.part] = max(known, key=lambda e: _ORDER.index(e.relation))
+
+    def _judged(self, quantity: _Quantity) -> Judged:
+        """Return whether a quantity differs: not if rounding may have grown so far."""
+        apart, is_exact = quantity.apart, self.bits or quantity.kind is Kind.OTHER_RATE
+        if apart is None:
+            return _UNJUDGED
+        if apart <= (0.0 if self.bits else quantity.most):
+            relation = Relation.EQUAL
+        elif apart <= GROWTH * self._noise and not is_exact:
+            relation = Relation.BY_ROUNDING
         else:
             return Judged(Relation.DIFFERS, apart)
         self._noise = max(self._noise, apart)
-        return judged
+        return Judged(relation, apart)
 
-    def _of_params(self, ones: Sequence, twos: Sequence) -> Sides:
-        return Sides.of(
-            self.params.names, self.params.of_one(ones), self.params.of_two(twos)
-        )
+    def _quantity(
+        self, part: Part, kind: Kind, most: float, what: Shown, sides: Sides | None
+    ) -> _Quantity:
+        apart = None if sides is None else sides.apart(bits=self.bits)
+        return _Quantity(part, kind, apart, most, sides, what)
 
-    def _tell(
-        self,
-        part: Part,
-        kind: Kind,
-        update: int,
-        sides: Sides,
-        what: Shown,
-        **known: Any,
-    ) -> None:
-        """Add a difference of named arrays, with its numbers."""
-        where = Where(parameters=sides.unlike(self.fits), rows=known.pop("rows", ()))
-        i, index, one, two = sides.largest()
-        largest = Number(what, f"{sides.names[i]}{[*index]}", one, two, _NAN)
-        numbers = (*known.pop("numbers", ()), largest)
-        self.add(
-            part, kind, update, sides.apart(), where=where, numbers=numbers, **known
-        )
+    def _quantities(self, pair: Pair) -> Iterator[_Quantity]:
+        """Yield the quantities of an update, in the order in which they are made."""
+        fits, differs = self.fits, self.differs
+        before, after = self._weights(pair)
+        if pair.one.number == 1 and pair.are_whole:
+            at = Part.STATE, Kind.OTHER_WEIGHTS, fits, Shown.WEIGHT
+            yield self._quantity(*at, before)
+        elif pair.are_whole and before is not None:
+            self._noise = max(self._noise, before.apart())
+        if pair.places is not None:
+            self._noise = max(self._noise, pair.rows_apart)
+        have_rows = len(pair.one.digests) and len(pair.two.digests)
+        apart = pair.rows_apart if have_rows else None
+        yield _Quantity(Part.ROWS, Kind.OTHER_ROWS, apart, NEAR)
+        at = Part.OUTPUTS, Kind.OTHER_OUTPUTS, fits, Shown.OUTPUT
+        yield self._quantity(*at, facing(pair, are_outputs=True))
+        gradients = None if pair.are_by_hand else self._gradients(pair)
+        at = Part.GRADIENT, Kind.OTHER_GRADIENT, differs, Shown.GRADIENT
+        yield self._quantity(*at, gradients)
+        rates = [np.array(step.learning_rate) for step in pair.steps]
+        if np.all(np.isfinite(rates)):
+            at = Part.STEP, Kind.OTHER_RATE, ROUNDED, Shown.RATE
+            name = str(pair.one.number)
+            yield self._quantity(*at, Sides.of([name], rates[:1], rates[1:]))
+        moves, most = None, differs
+        if pair.are_whole and gradients is not None:
+            most = ROUNDED
+            sides = zip(gradients.ones, gradients.twos, self._near, strict=True)
+            self._near = [_are_near(a, b) & known for a, b, known in sides]
+        if before and after and (gradients or pair.are_by_hand):
+            moves = _moves(before, after, self._near if most == ROUNDED else None)
+        yield self._quantity(Part.STEP, Kind.OTHER_STEP, most, Shown.MOVE, moves)
+        if pair.are_whole:
+            yield from self._states(pair, after)
 
-    def _begin(self, one: Update, two: Update) -> None:
-        """Compare the weights before the first update."""
-        weights = self._of_params(one.applied.params, two.applied.params)
-        if self._judged("weights", weights, self.fits).relation is Relation.DIFFERS:
-            self._tell(Part.STATE, Kind.OTHER_WEIGHTS, 0, weights, Shown.WEIGHT)
+    def _gradients(self, pair: Pair) -> Sides | None:
+        """Return the gradients as handed over, or their outlines."""
+        if pair.are_whole:
+            return self._sides(*map(_filled, pair.steps))
+        return self._outlines(pair, 0)
 
-    def _note_weights(self, one: Update, two: Update) -> None:
-        """Note how far rounding has moved the weights apart."""
-        if _are_whole(one, two):
-            weights = self._of_params(one.applied.params, two.applied.params)
-            self._noise = max(self._noise, weights.apart())
+    def _weights(self, pair: Pair) -> tuple[Sides | None, Sides | None]:
+        """Return the weights before and after the step, or their outlines."""
+        if not pair.are_whole:
+            return self._outlines(self._last, 1), self._outlines(pair, 1)
+        before = self._sides(*(step.params for step in pair.steps))
+        return before, self._sides(*(step.params_after for step in pair.steps))
 
-    # ---- rows and mode ----
+    def _outlines(self, pair: Pair | None, which: int) -> Sides | None:
+        """Return the outlines of gradients (0), or of weights after the step (1)."""
+        if pair is None or self.has_match:  # an outline has one layout
+            return None
+        return self._sides(*(_outlined(step)[which] for step in pair.steps))
 
-    def _rows(self, one: Update, two: Update, pairs: Pairs | None) -> Judged:
-        digests = one.digests, two.digests
-        if not all(map(len, digests)):
-            return _UNJUDGED
-        if pairs is not None:
-            return Judged(Relation.EQUAL, 0.0)
-        if self.differences:
-            return _FOLLOWS
-        sizes = len(digests[0]), len(digests[1])
-        apart = _apart(one.sketches, two.sketches)
-        if self.has_derived_rows and apart < _NEAR and not self.bits:
-            self._noise = max(self._noise, apart)
-            return Judged(Relation.BY_ROUNDING, apart)
-        same_size = Kind.OTHER_ORDER if self.all_rows else Kind.OTHER_ROWS
-        kind = same_size if sizes[0] == sizes[1] else Kind.OTHER_CUT
-        where = Where(rows=tuple(np.flatnonzero(~np.isin(*digests)).tolist()))
-        lines = _lines(one, two)
-        self.add(Part.ROWS, kind, one.number, where=where, counts=sizes, lines=lines)
-        return Judged(Relation.DIFFERS)
-
-    def _mode(self, one: Update, two: Update, outputs: Relation) -> Judged:
-        if not _has_other_mode(one, two):
-            return Judged(Relation.EQUAL, 0.0)
-        first = next(iter(self.differences), None)
-        if first is not None and first.part is Part.MODE and first.update == one.number:
-            return Judged(Relation.DIFFERS, first.apart)
-        has_effect = first is not None and outputs not in (
-            Relation.EQUAL,
-            Relation.BY_ROUNDING,
-        )
-        return _FOLLOWS if has_effect else Judged(Relation.NO_EFFECT)
-
-    # ---- outputs ----
-
-    def _outputs(self, one: Update, two: Update, pairs: Pairs | None) -> Judged:
-        found = [] if pairs is None else [*facing(one, two, pairs, outputs_of)]
-        if not found:
-            return _UNJUDGED
-        sides = _as_sides(found)
-        judged = self._judged("outputs", sides, self.fits)
-        if judged.relation is not Relation.DIFFERS:
-            return judged
-        if any(each.is_cut for each in found):  # with other padding
-            return Judged(Relation.UNJUDGED, judged.apart)
-        rows, number = _unlike_rows(found, self.fits, Shown.OUTPUT)
-        where = Where(rows=rows, outputs=tuple(dict.fromkeys(sides.unlike(self.fits))))
-        part, kind = Part.OUTPUTS, Kind.OTHER_OUTPUTS
-        if _has_other_mode(one, two):
-            part, kind = Part.MODE, Kind.OTHER_MODE
-        elif self._has_other_draws(one, two):
-            kind = Kind.OTHER_DRAWS
-        lines, apart = _lines(one, two), judged.apart
-        self.add(
-            part, kind, one.number, apart, where=where, numbers=(number,), lines=lines
-        )
-        return judged if part is Part.OUTPUTS else _FOLLOWS
-
-    def _has_other_draws(self, one: Update, two: Update) -> bool:
-        """Whether the passes draw random numbers from other states."""
-        ones, twos = ([called.random for called in each.passes] for each in (one, two))
-        seeds = [
-            each for each in self._of_others(one, two) if each[0].dtype.kind in "iu"
-        ]
-        are_other = any(not np.array_equal(*each) for each in seeds)
-        return are_other or (ones != twos and any([*ones, *twos]))
-
-    def _of_others(
-        self, one: Update, two: Update, *, after: bool = False
-    ) -> list[tuple]:
-        """Return the statistics and seeds of an update in pairs, as far as they were
-        kept.
-        """
-        ones, twos = (
-            each.after.buffers if after else each.buffers for each in (one, two)
-        )
+    def _sides(self, ones: list, twos: list) -> Sides | None:
+        """Return values of all parameters; None if they were not kept."""
         if not ones or not twos:
-            return []
-        return [*zip(self.others.of_one(ones), self.others.of_two(twos), strict=True)]
-
-    # ---- gradient ----
-
-    def _gradient(self, one: Update, two: Update, pairs: Pairs | None) -> Judged:
-        sides = self._gradients(one, two)
-        if sides is None or one.is_by_hand or two.is_by_hand:
-            return _UNJUDGED
-        judged = self._judged("gradient", sides, self.differs)
-        if judged.relation is not Relation.DIFFERS:
-            return judged
-        kind, counts, rows, numbers = self._why(one, two, pairs, sides)
-        length = Number(Shown.GRADIENT_LENGTH, "", *sides.lengths(), _NAN)
-        known = {"counts": counts, "rows": rows, "lines": _lines(one, two)}
-        numbers = (length, *numbers)
-        self._tell(
-            Part.GRADIENT,
-            kind,
-            one.number,
-            sides,
-            Shown.GRADIENT,
-            numbers=numbers,
-            **known,
-        )
-        return judged
-
-    def _gradients(self, one: Update, two: Update) -> Sides | None:
-        """Return the gradients as handed over, or their outlines; None if neither was
-        kept.
-        """
-        if _are_whole(one, two):
-            return self._of_params(*(_filled(each.applied) for each in (one, two)))
-        return self._outlines(one, two, 0)
-
-    def _outlines(self, one: Update, two: Update, which: int) -> Sides | None:
-        """Return the outlines of gradients (0), or of weights afterwards (1); None if
-        not kept.
-        """
-        both = _outlines_of(one.applied), _outlines_of(two.applied)
-        if not all(len(side[which]) if side else 0 for side in both):
             return None
-        # In another layout, its length alone is the same.
-        kept = [slice(None if view is None else 1) for *_, view in self.params.pairs]
-        every = [*zip(self.params.pairs, kept, strict=True)]
-        ones = [both[0][which][i][part] for (i, _, _), part in every]
-        twos = [both[1][which][j][part] for (_, j, _), part in every]
-        return Sides.of(self.params.names, ones, twos)
+        params = self.params
+        return Sides.of(params.names, params.of_one(ones), params.of_two(twos))
 
-    def _why(
-        self, one: Update, two: Update, pairs: Pairs | None, sides: Sides
-    ) -> tuple:
-        """Return what differs in a gradient: (kind, counts, rows, numbers of a row)."""
-        lost = {*self._lost(one, two)}
-        if lost and lost >= {*sides.unlike(self.differs)}:
-            return Kind.NO_GRADIENT, (), (), ()
-        factor = sides.multiple(self.differs)
-        counts = () if factor is None else (factor,)
-        other = Kind.OTHER_GRADIENT if factor is None else Kind.MULTIPLE
-        found = [] if pairs is None else [*facing(one, two, pairs, derivatives_of)]
-        rows = by_row(found, 0 if pairs is None else len(pairs.one))
-        known = np.flatnonzero(~np.isnan(rows.factors))
-        if not len(known):
-            return other, counts, (), ()
-        unlike, number = _unlike_rows(found, self.differs, Shown.DERIVATIVE)
-        factors = rows.factors[known]
-        num_parts = (
-            len(one.passes) * len(two.passes) + 1
-        )  # rows of a pass may count alike
-        are_few = len({*np.round(factors, 2).tolist()}) <= num_parts
-        if np.max(rows.rests[known]) > self.differs or not (are_few or rows.is_proof):
-            return Kind.OTHER_LOSS, (), unlike, (number,)
-        changed = np.abs(factors - 1) > self.differs
-        if not changed.any():
-            return (Kind.AFTER_LOSS if factor is None else other), counts, (), ()
-        is_even = np.ptp(factors) <= self.differs * np.max(np.abs(factors))
-        if (
-            factor is not None
-            and is_even
-            and abs(factors[0] / factor - 1) > self.differs
-        ):
-            return other, counts, (), ()  # as where the optimizer divides
-        counts = tuple(factors[changed].tolist())
-        some = () if changed.all() else tuple(known[changed].tolist())  # none for all
-        return Kind.ROWS_COUNT, counts, some, (number,)
-
-    def _lost(self, one: Update, two: Update) -> Iterator[str]:
-        """Yield the names of parameters that have a gradient in one run alone."""
-        ones, twos = one.applied.grads, two.applied.grads
-        for name, (i, j, _) in zip(self.params.names, self.params.pairs, strict=True):
-            if ones and twos and (ones[i] is None) != (twos[j] is None):
-                yield name
-
-    # ---- step ----
-
-    def _rate(self, one: Update, two: Update) -> Judged | None:
-        """Compare the learning rates; the first difference is added."""
-        rates = one.applied.learning_rate, two.applied.learning_rate
-        apart = abs(rates[0] - rates[1]) / max(map(abs, rates)) if any(rates) else 0.0
-        is_known = any(each.kind is Kind.OTHER_RATE for each in self.differences)
-        if is_known or not apart > ROUNDED:  # as where a rate is not known
-            return None
-        numbers = (Number(Shown.RATE, str(one.number), *rates, _NAN),)
-        lines = one.applied.line, two.applied.line
-        self.add(
-            Part.STEP, Kind.OTHER_RATE, one.number, apart, numbers=numbers, lines=lines
-        )
-        return Judged(Relation.DIFFERS, apart)
-
-    def _step(self, one: Update, two: Update) -> Judged:
-        """Compare the moves of the weights, where all gradients up to now are near."""
-        gradients, states = self._gradients(one, two), self._states(one, two)
-        if gradients is None or states is None:
-            return _UNJUDGED
-        before, after = states
-        near = [np.ones_like(each, bool) for each in before.ones]
-        is_known = _are_whole(one, two) and not (one.is_by_hand or two.is_by_hand)
-        if is_known:
-            near = [
-                _are_near(*each)
-                for each in zip(gradients.ones, gradients.twos, strict=True)
-            ]
-            near = [a & b for a, b in zip(near, self._near or near, strict=True)]
-            self._near = near
-            self._noise = max(self._noise, _masked(gradients, near).apart())
-        moves = _moves(before, after, near)
-        judged = self._judged("step", moves, ROUNDED if is_known else self.differs)
-        if judged.relation is Relation.DIFFERS:
-            lines = one.applied.line, two.applied.line
-            self._tell(
-                Part.STEP, Kind.OTHER_STEP, one.number, moves, Shown.MOVE, lines=lines
-            )
-        return judged
-
-    def _states(self, one: Update, two: Update) -> tuple[Sides, Sides] | None:
-        """Return the weights before and after, or their outlines; None if neither was
-        kept.
-        """
-        if _are_whole(one, two):
-            before = self._of_params(one.applied.params, two.applied.params)
-            return before, self._of_params(
-                one.applied.params_after, two.applied.params_after
-            )
-        last = None if self._last is None else self._outlines(*self._last, 1)
-        now = self._outlines(one, two, 1)
-        return None if last is None or now is None else (last, now)
-
-    # ---- state ----
-
-    def _state(self, one: Update, two: Update) -> Judged:
-        """Compare what moved the weights after the step, the optimizer's slots, and
-        statistics.
-        """
-        if not _are_whole(one, two):
-            return _UNJUDGED
-        found = (
-            self._written(one, two),
-            self._slots(one, two),
-            self._statistics(one, two),
-        )
-        known = [each for each in found if each is not None]
-        return min(
-            known, key=lambda e: _WORST_FIRST.index(e.relation), default=_UNJUDGED
-        )
-
-    def _written(self, one: Update, two: Update) -> Judged | None:
-        if not one.after.params or not two.after.params:
-            return None
-        before = self._of_params(one.applied.params_after, two.applied.params_after)
-        after = self._of_params(one.after.params, two.after.params)
-        moves = _moves(
-            before, after, [np.ones_like(each, bool) for each in before.ones]
-        )
-        judged = self._judged("written", moves, self.differs)
-        if judged.relation is Relation.DIFFERS:
-            self._tell(Part.STATE, Kind.WRITTEN, one.number, moves, Shown.MOVE)
-        return judged
-
-    def _slots(self, one: Update, two: Update) -> Judged | None:
-        ones, twos = one.applied.slots_after, two.applied.slots_after
+    def _states(self, pair: Pair, before: Sides | None) -> Iterator[_Quantity]:
+        """Yield what moved the weights after the step, the slots, and statistics."""
+        ends = pair.one.after, pair.two.after
+        after = self._sides(*(each.params for each in ends))
+        if before and after:
+            at = Part.STATE, Kind.WRITTEN, self.differs, Shown.MOVE
+            yield self._quantity(*at, _moves(before, after))
+        ones, twos = (step.slots_after for step in pair.steps)
         is_alike = [a.shape for a in ones] == [b.shape for b in twos]
-        if not ones or not is_alike or self.has_match:
-            return None
-        has_names = len(self.slots) == len(ones)
-        sides = Sides.of(
-            self.slots if has_names else [*map(str, range(len(ones)))], ones, twos
-        )
-        judged = self._judged("slots", sides, self.differs)
-        if judged.relation is Relation.DIFFERS:
-            self._tell(Part.STATE, Kind.OTHER_SLOTS, one.number, sides, Shown.STATE)
-        return judged
+        if ones and is_alike and not self.has_match:
+            has_names = len(self.slots) == len(ones)
+            names = self.slots if has_names else [*map(str, range(len(ones)))]
+            at = Part.STATE, Kind.OTHER_SLOTS, self.differs, Shown.STATE
+            yield self._quantity(*at, Sides.of(names, ones, twos))
+        floats = self._buffers(*ends, kinds="f")
+        if floats:
+            at = Part.STATE, Kind.OTHER_STATISTICS, self.fits, Shown.STATE
+            yield self._quantity(*at, Sides.of(*zip(*floats, strict=True)))
 
-    def _statistics(self, one: Update, two: Update) -> Judged | None:
-        both = self._of_others(one, two, after=True)
-        known = [i for i, (a, _) in enumerate(both) if a.dtype.kind == "f"]
-        if not known:
-            return None
-        names = [self.others.names[i] for i in known]
-        sides = Sides.of(names, *zip(*(both[i] for i in known), strict=True))
-        judged = self._judged("statistics", sides, self.fits)
-        if judged.relation is Relation.DIFFERS:
-            part, kind = Part.STATE, Kind.OTHER_STATISTICS
-            if _has_other_mode(one, two):
-                part, kind = Part.MODE, Kind.OTHER_MODE
-            self._tell(
-                part, kind, one.number, sides, Shown.STATE, lines=_lines(one, two)
-            )
-        return judged
+    def _buffers(self, one: Update | Values, two: Update | Values, kinds: str) -> list:
+        """Return (name, value, other value) of statistics or seeds of some dtypes."""
+        values = self.others.of_one(one.buffers), self.others.of_two(two.buffers)
+        every = zip(self.others.names, *values, strict=False)
+        return [each for each in every if each[1].dtype.kind in kinds]
+
+    def _difference(self, pair: Pair, quantity: _Quantity) -> Difference:
+        """Return the difference that a quantity shows."""
+        part, kind, apart, most, sides, what = quantity
+        number = 0 if kind is Kind.OTHER_WEIGHTS else pair.one.number
+        lines = [[None, *(p.line for p in u.passes)][-1] for u in (pair.one, pair.two)]
+        if part in (Part.STEP, Part.STATE):
+            lines = [step.line for step in pair.steps]
+        made = Difference(part, kind, number, apart or 0.0, order=pair.steps[0].order)
+        made = replace(made, lines=(lines[0], lines[1]))
+        if sides is None:
+            return self._rows(pair, made)
+        where, numbers = Where(parameters=sides.unlike(most)), (sides.number(what),)
+        made = replace(made, where=where, numbers=numbers)
+        if part is Part.GRADIENT:
+            return self._gradient(pair, sides, made)
+        if part is Part.OUTPUTS:
+            where = Where(rows=sides.unlike_rows(most), outputs=sides.unlike(most))
+            kind = Kind.OTHER_DRAWS if self._has_other_draws(pair) else kind
+            made = replace(made, kind=kind, where=where)
+        if pair.has_other_mode and kind in _BY_MODE:
+            return replace(made, part=Part.MODE, kind=Kind.OTHER_MODE)
+        return made
+
+    def _rows(self, pair: Pair, made: Difference) -> Difference:
+        one, two = pair.one.digests, pair.two.digests
+        same_size = Kind.OTHER_ORDER if self.has_same_rows else Kind.OTHER_ROWS
+        kind = same_size if len(one) == len(two) else Kind.OTHER_CUT
+        where = Where(rows=tuple(np.flatnonzero(~np.isin(one, two)).tolist()))
+        return replace(made, kind=kind, where=where, counts=(len(one), len(two)))
+
+    def _has_other_draws(self, pair: Pair) -> bool:
+        """Whether the passes draw random numbers from other states."""
+        seeds = self._buffers(pair.one, pair.two, kinds="iu")
+        ones, twos = ([p.random for p in each.passes] for each in (pair.one, pair.two))
+        are_other = ones != twos and any([*ones, *twos])
+        return are_other or any(not np.array_equal(a, b) for _, a, b in seeds)
+
+    def _gradient(self, pair: Pair, sides: Sides, made: Difference) -> Difference:
+        """Return a difference of gradients, explained by the derivatives of rows."""
+        most, unlike = self.differs, made.where.parameters
+        length = Number(Shown.GRADIENT_LENGTH, "", *sides.lengths(), np.nan)
+        made = replace(made, numbers=(length, *made.numbers))
+        if unlike and sides.lost.issuperset(unlike):
+            return replace(made, kind=Kind.NO_GRADIENT)
+        factor = sides.multiple(most)
+        if factor is not None:
+            made = replace(made, kind=Kind.MULTIPLE, counts=(factor,))
+        found = facing(pair, are_outputs=False)
+        if found is None:
+            return made
+        factors, rests = found.factors()
+        known = np.flatnonzero(~np.isnan(factors))
+        factors = factors[known]
+        is_otherwise = factor is not None and not np.allclose(factors, factor, most)
+        if is_otherwise or not len(known):  # as where the optimizer divides
+            return made
+        # One number of a row has a factor in any case: rows of a pass count alike then.
+        num_factors = len({*np.round(factors, 2).tolist()})
+        are_few = num_factors <= len(pair.one.passes) * len(pair.two.passes) + 1
+        are_several = any(each[:1].size > 1 for each in found.ones)
+        is_changed, rows = np.abs(factors - 1) > most, found.unlike_rows(most)
+        kind, counts = Kind.OTHER_LOSS, ()
+        if np.max(rests) <= most and (are_few or are_several):
+            if not is_changed.any():
+                return replace(made, kind=Kind.AFTER_LOSS)
+            kind, counts = Kind.ROWS_COUNT, tuple(factors[is_changed].tolist())
+            rows = () if is_changed.all() else tuple(known[is_changed].tolist())
+        numbers = (*made.numbers, found.number(Shown.DERIVATIVE))
+        where = replace(made.where, rows=rows)
+        return replace(made, kind=kind, counts=counts, where=where, numbers=numbers)
 
 
 def _others(one: Run, two: Run, match: Match | None) -> Matched:
@@ -475,104 +318,34 @@ def _others(one: Run, two: Run, match: Match | None) -> Matched:
         return Matched((), ())
 
 
-def _are_whole(one: Update, two: Update) -> bool:
-    return one.applied.is_whole and two.applied.is_whole
-
-
-def _has_other_mode(one: Update, two: Update) -> bool:
-    ones, twos = ({called.mode for called in each.passes} for each in (one, two))
-    return ones != twos
-
-
-def _apart(one: np.ndarray, two: np.ndarray) -> float:
-    """Return how far sketches are apart; infinitely if there are none, or others."""
-    is_alike = one.shape == two.shape and one.size
-    return Sides.of(("",), [one], [two]).apart() if is_alike else np.inf
-
-
 def _filled(step: Applied) -> list[np.ndarray]:
     """Return the gradients of a step; a missing one is zeros."""
     pairs = zip(step.grads, step.params, strict=True)
     return [np.zeros(p.shape) if g is None else g for g, p in pairs]
 
 
-def _outlines_of(step: Applied) -> list[np.ndarray]:
-    """Return the outlines of gradients and weights of a step, also where all numbers
-    were kept.
-    """
+def _outlined(step: Applied) -> list[list]:
+    """Return the outlines of gradients and weights, also of numbers that were kept."""
     if not step.is_whole:
-        return step.outlines
-    parts = _filled(step), step.params_after
-    return [np.stack([outline(each) for each in part]) for part in parts]
-
-
-def _lines(one: Update, two: Update) -> tuple:
-    ones, twos = ([called.line for called in each.passes] for each in (one, two))
-    return next(reversed(ones), None), next(reversed(twos), None)
-
-
-def _as_sides(found: list[Facing]) -> Sides:
-    """Return each output, of all rows."""
-    names = tuple(sorted({str(each.leaf) for each in found}))
-    by_leaf = [[each for each in found if str(each.leaf) == name] for name in names]
-    ones, twos = (
-        [np.concatenate([np.ravel(each[side]) for each in own]) for own in by_leaf]
-        for side in (2, 3)
-    )
-    return Sides.of(names, ones, twos)
-
-
-def _unlike_rows(
-    found: list[Facing], most: float, what: Shown
-) -> tuple[tuple[int, ...], Number]:
-    """Return (the rows that differ, numbers of the output that differs most)."""
-    sides = Sides.of(
-        tuple(str(each.leaf) for each in found),
-        *zip(*(e[2:4] for e in found), strict=True),
-    )
-    scale = max(
-        float(np.max(np.abs(each), initial=0)) for each in (*sides.ones, *sides.twos)
-    )
-    unlike: set[int] = set()
-    for each, a, b in zip(found, sides.ones, sides.twos, strict=True):
-        if len(each.at):
-            by = np.max(np.abs(a - b).reshape(len(a), -1), axis=1)
-            unlike |= {*each.at[by > most * scale].tolist()}
-    i, (*index,), one, two = sides.largest()
-    if len(found[i].at):
-        index[0] = int(found[i].at[index[0]])
-    of = (
-        f"{found[i].leaf}{index}"
-        if what is Shown.OUTPUT
-        else str(index[0] if index else 0)
-    )
-    return tuple(sorted(unlike)), Number(what, of, one, two, _NAN)
+        return [*map(list, step.outlines)] or [[], []]
+    return [[*map(outline, each)] for each in (_filled(step), step.params_after)]
 
 
 def _are_near(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     return np.abs(one - two) <= _NEAR * np.maximum(np.abs(one), np.abs(two))
 
 
-def _masked(sides: Sides, near: list[np.ndarray]) -> Sides:
-    ones, twos = (
-        [np.where(mask, each, 0) for each, mask in zip(side, near, strict=True)]
-        for side in (sides.ones, sides.twos)
-    )
-    return Sides(sides.names, ones, twos)
-
-
-def _moves(before: Sides, after: Sides, near: list[np.ndarray]) -> Sides:
+def _moves(before: Sides, after: Sides, near: list | None = None) -> Sides:
     """Return the weights' moves at near entries; those that their rounding explains are
     equal.
     """
     ones, twos = [], []
-    parts = zip(before.ones, before.twos, after.ones, after.twos, near, strict=True)
+    masks = near or [np.True_] * len(before.ones)
+    parts = zip(before.ones, before.twos, after.ones, after.twos, masks, strict=True)
     for one, two, one_after, two_after, mask in parts:
         a, b = one_after - one, two_after - two
-        ulp = (
-            _ULPS * np.finfo("float32").eps * np.maximum(np.abs(one), np.abs(one_after))
-        )
-        is_equal = ~mask | (np.abs(a - b) <= ulp)
+        ulps = _ULPS * np.finfo("float32").eps * np.maximum(abs(one), abs(one_after))
+        is_equal = ~mask | (np.abs(a - b) <= ulps)
         ones.append(np.where(mask, a, 0))
         twos.append(np.where(is_equal, ones[-1], b))
     return Sides(before.names, ones, twos)

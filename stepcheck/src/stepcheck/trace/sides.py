@@ -1,53 +1,49 @@
 """Numbers of two runs side by side: how far they are apart, and where."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import compress
 
 import numpy as np
 
 from stepcheck.errors import SpecificationError, message
-from stepcheck.trace.log import Called
 from stepcheck.trace.measure import all_same
-from stepcheck.trace.updates import Pairs, Update
+from stepcheck.trace.updates import Pair, Update
+from stepcheck.values import Number, Shown
 
 SMALL = 0.01  # of the length of all: a shorter array is compared with so much of it
-_LEAST = 5e-324  # a distance of numbers that are equal and have other bits, as zeros of two signs
+_LEAST = 5e-324  # a distance of equal numbers with other bits, as zeros of two signs
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Arrays of two runs in pairs, by name."""
+    """Arrays of two runs in pairs, by name; a number that is not finite in both is 0."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     ones: list[np.ndarray]
     twos: list[np.ndarray]
 
     @staticmethod
     def of(names: Sequence[str], ones: Sequence, twos: Sequence) -> "Sides":
-        """Return arrays in pairs; None is zeros.
+        """Return arrays in pairs.
 
         Raises:
             SpecificationError: two arrays of a pair have different shapes.
         """
-        pairs = [_alike(*each) for each in zip(names, ones, twos, strict=False)]
-        return Sides((*names,), [a for a, _ in pairs], [b for _, b in pairs])
+        pairs = [_alike(*each) for each in zip(names, ones, twos, strict=True)]
+        return Sides(names, [a for a, _ in pairs], [b for _, b in pairs])
 
     @cached_property
     def distances(self) -> np.ndarray:
         """The relative distance of each pair; infinite where only one side is finite."""
-        found = []
-        scale = SMALL * max(_length(self.ones), _length(self.twos))
-        for a, b in zip(self.ones, self.twos, strict=True):
-            is_finite = np.isfinite(a)
-            if not np.array_equal(is_finite, np.isfinite(b)):
-                found.append(np.inf)
-            else:
-                one, two = a[is_finite], b[is_finite]
-                size = max(_length([one]), _length([two]), scale)
-                found.append(_length([one - two]) / size if size else 0.0)
-        return np.array(found)
+        ones, twos = _lengths(self.ones), _lengths(self.twos)
+        apart = _lengths([a - b for a, b in zip(self.ones, self.twos, strict=True)])
+        both = np.stack([ones, twos])
+        of_all = np.sqrt(np.sum(np.where(np.isfinite(both), both, 0) ** 2, axis=1))
+        sizes = np.maximum(np.max(both, axis=0), SMALL * np.max(of_all))
+        relative = apart / np.where(sizes > 0, sizes, 1)
+        return np.where(np.isfinite(apart), relative, np.inf)
 
     def apart(self, *, bits: bool = False) -> float:
         """Return the largest distance; `bits`: equal numbers of different bits are
@@ -62,25 +58,33 @@ class Sides:
         order = np.argsort(-self.distances, kind="stable")
         return tuple(self.names[i] for i in order if self.distances[i] > most)
 
+    @property
+    def lost(self) -> set[str]:
+        """The names of pairs with zeros alone on one side."""
+        ones, twos = (_lengths(side) > 0 for side in (self.ones, self.twos))
+        return {*compress(self.names, ones != twos)}
+
     def lengths(self) -> tuple[float, float]:
         """Return the length of all arrays of each run, as one vector."""
-        return _length(self.ones), _length(self.twos)
+        one, two = (
+            np.sum(_lengths(side) ** 2) ** 0.5 for side in (self.ones, self.twos)
+        )
+        return float(one), float(two)
 
-    def largest(self) -> tuple[int, tuple[int, ...], float, float]:
-        """Return (the farthest pair, the index of its largest difference, both numbers
-        there).
-        """
+    def number(self, what: Shown) -> Number:
+        """Return both numbers where the farthest pair differs most."""
         i = int(np.argmax(self.distances))
-        a, b = self.ones[i], self.twos[i]
-        at = int(np.argmax(np.nan_to_num(np.abs(a - b), nan=np.inf)))
-        index = tuple(map(int, np.unravel_index(at, a.shape)))
-        return i, index, float(a.flat[at]), float(b.flat[at])
+        one, two = self.ones[i], self.twos[i]
+        at = int(np.argmax(np.nan_to_num(np.abs(one - two), nan=np.inf)))
+        index = [*map(int, np.unravel_index(at, one.shape))]
+        of = f"{self.names[i]}{index or ''}"
+        of_row = str(index[0]) if what is Shown.DERIVATIVE else of
+        return Number(what, of_row, float(one.flat[at]), float(two.flat[at]), np.nan)
 
     def multiple(self, most: float) -> float | None:
         """Return the factor that makes the second side the first one, or None."""
-        product = sum(
-            float(np.vdot(a, b)) for a, b in zip(self.ones, self.twos, strict=True)
-        )
+        pairs = zip(self.ones, self.twos, strict=True)
+        product = sum(float(np.vdot(a, b)) for a, b in pairs)
         square = self.lengths()[1] ** 2
         if not np.isfinite(product) or not square:
             return None
@@ -88,120 +92,90 @@ class Sides:
         scaled = Sides(self.names, self.ones, [factor * b for b in self.twos])
         return factor if factor and scaled.apart() <= most else None
 
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return arrays of rows as two arrays of the shape (rows, numbers)."""
+        one, two = (
+            np.concatenate([each.reshape(len(each), -1) for each in side], axis=1)
+            for side in (self.ones, self.twos)
+        )
+        return one, two
 
-def _alike(name: str, one: np.ndarray | None, two: np.ndarray | None) -> tuple:
-    given = [each for each in (one, two) if each is not None]
-    shape = given[0].shape if given else (0,)
-    a, b = (
-        np.zeros(shape) if e is None else np.asarray(e, "float64") for e in (one, two)
-    )
+    def unlike_rows(self, most: float) -> tuple[int, ...]:
+        """Return the rows that differ by more than a part of the largest number."""
+        one, two = self.rows()
+        limit = most * np.max(np.abs([one, two]), initial=0)
+        are_unlike = np.max(np.abs(one - two), axis=1, initial=0) > limit
+        return tuple(np.flatnonzero(are_unlike).tolist())
+
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (how much each row counts in the first run, as a multiple of the
+        second, relative rests).
+
+        A factor is NaN where both are zeros.
+        """
+        one, two = self.rows()
+        product, first, square = (np.sum(e, 1) for e in (one * two, one**2, two**2))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = np.where((square == 0) & (first > 0), np.inf, product / square)
+            rests = np.sqrt(np.maximum(1 - product**2 / square / first, 0))
+        return factors, np.where((first > 0) & (square > 0), rests, 0.0)
+
+
+def _alike(name: str, one: np.ndarray, two: np.ndarray) -> tuple:
+    a, b = np.array(one, "float64"), np.array(two, "float64")
     if a.shape != b.shape:
         must = f"{name} must have the same shape in both traces."
         advice = "match=lambda name: (other_name, lambda value: value.T)."
         raise SpecificationError(message(must, f"{a.shape} and {b.shape}", advice))
+    are_lost = ~(np.isfinite(a) | np.isfinite(b))
+    a[are_lost] = b[are_lost] = 0
     return a, b
 
 
-def _length(arrays: list[np.ndarray]) -> float:
-    known = [
-        each if np.all(np.isfinite(each)) else each[np.isfinite(each)]
-        for each in arrays
-    ]
-    return float(
-        np.sqrt(sum(np.sum(each * each) for each in known))
-    )  # a norm starts threads
+def _lengths(arrays: list[np.ndarray]) -> np.ndarray:
+    """Return the length of each array; without `norm`, which starts threads."""
+    return np.sqrt([np.sum(each * each) for each in arrays])
 
 
-class Facing(NamedTuple):
-    """Some rows of an output, or of the derivative by it, in both runs.
+def facing(pair: Pair, *, are_outputs: bool) -> Sides | None:
+    """Return the outputs of the same rows, or the derivatives by them; None if there
+    are none.
 
-    Attributes:
-        at: the places of the rows among all pairs; empty for an output without rows.
-        is_cut: whether one was wider, as with more padding.
+    Derivatives of rows with less padding are filled up with zeros; such outputs are not
+    compared.
     """
-
-    leaf: int
-    at: np.ndarray
-    one: np.ndarray
-    two: np.ndarray
-    is_cut: bool
-
-
-def facing(
-    one: Update,
-    two: Update,
-    pairs: Pairs,
-    of: Callable[[Called], dict[int, np.ndarray]],
-) -> Iterator[Facing]:
-    """Yield outputs, or what else there is of each pass, of the rows of two updates in
-    pairs.
-    """
-    for p, q, rows, others, at in pairs.by_pass():
-        first, second = of(one.passes[p]), of(two.passes[q])
-        for leaf in (
-            sorted(first.keys() & second.keys()) if len(first) == len(second) else ()
-        ):
-            a, b = first[leaf], second[leaf]
-            have_rows = _has(a, one.passes[p]) and _has(b, two.passes[q])
-            are_whole = _has(rows, one.passes[p]) and _has(rows, two.passes[q])
-            if a.ndim == b.ndim > 0 and have_rows:
-                yield _cropped(leaf, at, a[rows], b[others])
-            elif a.shape == b.shape and are_whole and np.array_equal(rows, others):
-                yield Facing(leaf, at[:0], a, b, is_cut=False)
+    one, two = (_by_row(each, are_outputs=are_outputs) for each in (pair.one, pair.two))
+    if pair.places is None or not one or one.keys() != two.keys():
+        return None
+    first, second = [], []
+    for leaf, own in one.items():
+        others = [two[leaf][i] for i in pair.places]
+        is_cut = any(a.shape != b.shape for a, b in zip(own, others, strict=True))
+        if own[0].ndim != others[0].ndim or (is_cut and are_outputs):
+            return None
+        rows = _stacked([*own, *others])
+        first.append(rows[: len(own)])
+        second.append(rows[len(own) :])
+    return Sides.of([*map(str, one)], first, second)
 
 
-def _has(array: np.ndarray, called: Called) -> bool:
-    """Whether an array has an entry for each row of a pass."""
-    return len(np.atleast_1d(array)) == len(called.inputs[0])
+def _by_row(update: Update, *, are_outputs: bool) -> dict[int, list[np.ndarray]]:
+    """Return the rows of each output that has rows in all passes, or derivatives."""
+    found: dict[int, list[np.ndarray]] = {}
+    for called in update.passes:
+        taken = {i: np.sum(d, axis=0) for i, d in called.derivatives.items() if d}
+        arrays = dict(enumerate(called.outputs)) if are_outputs else taken
+        for leaf, array in arrays.items():
+            if array.ndim and called.inputs and len(array) == len(called.inputs[0]):
+                found.setdefault(leaf, []).extend(array)
+    num = len(update.digests)
+    return {leaf: rows for leaf, rows in sorted(found.items()) if len(rows) == num}
 
 
-def _cropped(leaf: int, at: np.ndarray, one: np.ndarray, two: np.ndarray) -> Facing:
-    shared = tuple(
-        slice(min(sizes)) for sizes in zip(one.shape, two.shape, strict=True)
-    )
-    return Facing(leaf, at, one[shared], two[shared], is_cut=one.shape != two.shape)
-
-
-def outputs_of(called: Called) -> dict[int, np.ndarray]:
-    """Return a pass's outputs by their index."""
-    return dict(enumerate(called.outputs))
-
-
-def derivatives_of(called: Called) -> dict[int, np.ndarray]:
-    """Return the derivative by each output of a pass: the sum of all that were taken."""
-    return {
-        i: np.sum(found, axis=0) for i, found in called.derivatives.items() if found
-    }
-
-
-class ByRow(NamedTuple):
-    """The derivative by each row's outputs as a multiple of the other run's, with
-    relative rests.
-
-    A factor is NaN where both are zeros, or unknown. `is_proof`: whether a row has
-    several numbers, which have one factor where the row counts otherwise, and not where
-    the loss is another one.
-    """
-
-    factors: np.ndarray
-    rests: np.ndarray
-    is_proof: bool
-
-
-def by_row(found: Sequence[Facing], num: int) -> ByRow:
-    """Return how much each row counts in the first run, as a multiple of the second."""
-    product, square, first = (np.zeros(num) for _ in range(3))
-    for each in found:
-        if len(each.at):
-            a, b = (
-                side.reshape(len(each.at), -1).astype("float64") for side in each[2:4]
-            )
-            product[each.at] += np.sum(a * b, axis=1)
-            square[each.at] += np.sum(b * b, axis=1)
-            first[each.at] += np.sum(a * a, axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factors = np.where((square == 0) & (first > 0), np.inf, product / square)
-        rests = np.sqrt(np.maximum(first - product**2 / square, 0) / first)
-    rests = np.where((first > 0) & (square > 0), rests, 0.0)
-    is_proof = sum(each.one[:1].size for each in found if len(each.at)) > len(found)
-    return ByRow(factors, rests, is_proof)
+def _stacked(rows: list[np.ndarray]) -> np.ndarray:
+    """Return rows as an array, filled up with zeros."""
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+        most = np.max([*shapes], axis=0)
+        rows = [np.pad(row, [(0, n) for n in most - row.shape]) for row in rows]
+    return np.stack(rows)

@@ -2,9 +2,7 @@
 run.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +12,7 @@ from stepcheck.trace.measure import all_same
 from stepcheck.trace.trace import Run
 from stepcheck.trace.windows import Piece, by_hand
 
-_NEAR = 1e-5  # relative distance of sketches of equal rows
+NEAR = 1e-5  # relative distance of equal rows
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,20 @@ class Update:
     applied: Applied
     buffers: list[np.ndarray]
     after: Values
-    is_by_hand: bool = False
+    is_by_hand: bool
 
     @property
     def digests(self) -> np.ndarray:
         """The digests of its rows."""
         found = [called.inputs[0] for called in self.passes if called.inputs]
-        return np.concatenate(found) if found else np.zeros(0, "uint64")
+        return np.concatenate([np.zeros(0, "uint64"), *found])
 
     @property
     def sketches(self) -> np.ndarray:
         """The sketches of its rows, of shape (rows, 2); (rows, 0) of integers."""
         found = [called.inputs[1] for called in self.passes if called.inputs]
         is_even = len({each.shape[1] for each in found}) == 1
-        return np.concatenate(found) if is_even else np.zeros((len(self.digests), 0))
+        return np.concatenate(found) if is_even else np.zeros((0, 0))
 
 
 def updates(run: Run) -> list[Update]:
@@ -57,22 +55,27 @@ def updates(run: Run) -> list[Update]:
     ]
     is_by_hand = not found
     if is_by_hand:
-        moved = [Piece(each, np.zeros(0, int)) for each in _with_gradient(last.called)]
-        end = [
-            Piece(replace(each.called, params=run.ended.params), each.rows)
-            for each in moved
-        ]
-        ones, _ = by_hand([*moved, *end[-1:]])
-        found = [
-            ([piece.called for piece in each.pieces], each.applied) for each in ones
-        ]
-    num = len(run.parameters)
-    found = [(passes, _known(applied, num)) for passes, applied in found]
-    begins = [*(_begin(*each) for each in found), run.ended]
-    return [
-        Update(i + 1, passes, applied, begins[i].buffers, begins[i + 1], is_by_hand)
-        for i, (passes, applied) in enumerate(found)
+        found = _by_hand(_with_gradient(last.called), run.ended.params)
+    begins = [
+        Values(applied.params, passes[0].buffers if passes else [])
+        for passes, applied in found
     ]
+    num, ends = len(run.parameters), [*begins[1:], run.ended]
+    return [
+        Update(i + 1, passes, _known(applied, num), begin.buffers, end, is_by_hand)
+        for i, ((passes, applied), begin, end) in enumerate(
+            zip(found, begins, ends, strict=True)
+        )
+    ]
+
+
+def _by_hand(
+    called: list[Called], ended: list[np.ndarray]
+) -> list[tuple[list[Called], Applied]]:
+    """Return (passes, step) of each move of the weights."""
+    end = [replace(each, params=ended) for each in called[-1:]]
+    moved, _ = by_hand([Piece(each, np.zeros(0, int)) for each in (*called, *end)])
+    return [([p.called for p in each.pieces], each.applied) for each in moved]
 
 
 def _known(applied: Applied, num: int) -> Applied:
@@ -82,127 +85,78 @@ def _known(applied: Applied, num: int) -> Applied:
     return applied if is_alike else replace(applied.emptied(), outlines=[])
 
 
-def _begin(passes: list[Called], applied: Applied) -> Values:
-    """Return all values before an update, as far as they were kept."""
-    first = next(iter(passes), None)
-    return Values(applied.params, [] if first is None else first.buffers)
-
-
 def _with_gradient(called: list[Called]) -> list[Called]:
-    """Return the passes of which a gradient was taken, or else may have been taken."""
-    by_knowledge = (
-        [e for e in called if e.differentiated is known] for known in (True, None)
-    )
-    return _single(next(filter(None, by_knowledge), []))
+    """Return the passes of which a gradient was taken, or else may have been taken.
 
-
-def _single(called: list[Called]) -> list[Called]:
-    """Return passes without those that repeat another one to the bit, as
-    `jax.checkpoint` does.
-
-    They add no row; the gradient shows whether one counts twice.
+    One that repeats another to the bit, as by `jax.checkpoint`, adds no row; the
+    gradient shows whether it counts twice.
     """
+    known = [each for each in called if each.differentiated]
     kept: list[Called] = []
-    for each in called:
-        again = next(
-            (i for i, other in enumerate(kept) if _are_same(each, other)), None
-        )
-        if again is None:
+    for each in known or [each for each in called if each.differentiated is None]:
+        again = [i for i, other in enumerate(kept) if _are_same(each, other)]
+        if not again:
             kept.append(each)
         elif each.derivatives:
-            kept[again] = each
+            kept[again[0]] = each
     return kept
 
 
 def _are_same(one: Called, two: Called) -> bool:
-    """Whether two passes have the same inputs, and begin with the same values of the
-    model.
-    """
-    is_alike = (one.replica, one.mode, one.random) == (
-        two.replica,
-        two.mode,
-        two.random,
-    )
-    pairs = (
-        (one.inputs, two.inputs),
-        (one.params, two.params),
-        (one.buffers, two.buffers),
-    )
-    return is_alike and all(all_same(*pair) for pair in pairs)
+    """Whether two passes have the same inputs, and begin with the same values."""
+    first, second = ((c.replica, c.mode, c.random) for c in (one, two))
+    ones, twos = ([*c.inputs, *c.params, *c.buffers] for c in (one, two))
+    return first == second and all_same(ones, twos)
 
 
-class Pairs(NamedTuple):
-    """The rows of two updates in pairs: of each [its pass, its place there], of shape
-    (rows, 2).
+@dataclass
+class Pair:
+    """An update in two runs.
+
+    Attributes:
+        places: of each row of the first one, its place in the other; None for other
+            rows.
+        rows_apart: how far the rows are apart at most.
     """
 
-    one: np.ndarray
-    two: np.ndarray
+    one: Update
+    two: Update
+    places: np.ndarray | None
+    rows_apart: float
 
-    def by_pass(self) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield for each two passes (pass, other pass, rows, other rows, places of the
-        pairs).
-        """
-        both = np.stack([self.one[:, 0], self.two[:, 0]], axis=1)
-        for first, second in np.unique(both, axis=0).tolist():
-            at = np.flatnonzero((both[:, 0] == first) & (both[:, 1] == second))
-            yield first, second, self.one[at, 1], self.two[at, 1], at
-
-
-def in_order(one: Update, two: Update) -> Pairs:
-    """Return the rows of two updates in pairs, each with the one at its place."""
-    return Pairs(_places(one), _places(two))
+    def __post_init__(self) -> None:
+        sides = self.one, self.two
+        self.steps = self.one.applied, self.two.applied
+        self.are_whole = all(step.is_whole for step in self.steps)
+        self.are_by_hand = any(each.is_by_hand for each in sides)
+        modes = [{called.mode for called in each.passes} for each in sides]
+        self.has_other_mode = modes[0] != modes[1]
 
 
-def paired(one: Update, two: Update) -> Pairs | None:
-    """Return the rows of two updates in pairs, in the first one's order; None for other
-    rows.
+def paired(one: Update, two: Update, near: float) -> Pair:
+    """Return an update of two runs, whose rows are equal up to a relative distance."""
+    digests, apart = (one.digests, two.digests), np.inf
+    are_as_many = len(digests[0]) == len(digests[1])
+    if np.array_equal(*digests):
+        apart = 0.0
+    elif are_as_many:
+        apart = _apart(one.sketches, two.sketches)
+    if apart <= near:
+        return Pair(one, two, np.arange(len(digests[0])), apart)
+    first, second = (np.argsort(each, kind="stable") for each in digests)
+    if are_as_many and np.array_equal(digests[0][first], digests[1][second]):
+        return Pair(one, two, second[np.argsort(first)], 0.0)
+    return Pair(one, two, None, np.inf)
+
+
+def _apart(one: np.ndarray, two: np.ndarray) -> float:
+    """Return the relative distance of rows by their sketches; of rows in another layout
+    that of their norms, if these differ from row to row.
     """
-    places = [_places(each) for each in (one, two)]
-    if len(places[0]) != len(places[1]):
-        return None
-    if np.array_equal(one.digests, two.digests) or _are_near(
-        one.sketches, two.sketches
-    ):
-        return in_order(one, two)
-    orders = [_sorted(each) for each in (one, two)]
-    if not np.array_equal(one.digests[orders[0]], two.digests[orders[1]]):
-        return None
-    back = np.argsort(orders[0])
-    return Pairs(places[0], places[1][orders[1]][back])
-
-
-def _places(update: Update) -> np.ndarray:
-    sizes = [len(called.inputs[0]) if called.inputs else 0 for called in update.passes]
-    of_pass = np.repeat(np.arange(len(sizes)), sizes)
-    rows = np.concatenate([np.arange(size) for size in sizes]) if sizes else of_pass
-    return np.stack([of_pass, rows], axis=1).astype(int)
-
-
-def _sorted(update: Update) -> np.ndarray:
-    """Return the order of rows by digest; equal rows by the derivative, as their labels
-    differ.
-    """
-    firsts = [np.zeros(0), *(_first_derivatives(called) for called in update.passes)]
-    return np.lexsort([np.concatenate(firsts), update.digests])
-
-
-def _first_derivatives(called: Called) -> np.ndarray:
-    num = len(called.inputs[0]) if called.inputs else 0
-    known = [
-        d
-        for each in called.derivatives.values()
-        for d in each
-        if len(np.atleast_1d(d)) == num
-    ]
-    return known[0].reshape(num, -1)[:, 0] if known and num else np.zeros(num)
-
-
-def _are_near(one: np.ndarray, two: np.ndarray) -> bool:
-    """Whether rows are equal up to rounding, or have equal norms, as in another layout."""
     if one.shape != two.shape or not one.size:
-        return False
-    length = np.maximum(one[:, :1], two[:, :1])
-    are_near = np.abs(one - two) <= _NEAR * length
-    is_by_norm = np.ptp(length) > 100 * _NEAR * np.max(length)
-    return bool(np.all(are_near) or (is_by_norm and np.all(are_near[:, 0])))
+        return np.inf
+    norms = np.maximum(one[:, 0], two[:, 0])
+    apart = np.abs(one - two).T / np.maximum(norms, np.finfo("float64").tiny)
+    is_by_norm = np.ptp(norms) > 100 * NEAR * np.max(norms)
+    by_norm = float(np.max(apart[0]))
+    return by_norm if is_by_norm and by_norm <= NEAR else float(np.max(apart))
