@@ -7,10 +7,13 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from stepcheck.differences import (
     ComparedModel,
     ComparedUpdate,
     Difference,
+    Judged,
     Kind,
     Part,
     Relation,
@@ -48,7 +51,7 @@ _RELATIONS = {
     Relation.DIFFERS: "DIFFERS",
     Relation.NO_EFFECT: "differs, without effect",
     Relation.FOLLOWS: "follows",
-    Relation.BY_ROUNDING: "apart by rounding",
+    Relation.BY_ROUNDING: "equal",
     Relation.UNJUDGED: "not compared",
 }
 _PARTS = {
@@ -77,13 +80,9 @@ class Comparison:
 
     @property
     def differences(self) -> list[Difference]:
-        """All differences, the earliest first; those of other models after it follow."""
-        found = [each for model in self.models for each in model.differences]
-        first = min(found, key=lambda each: each.order, default=None)
-        owner = next(
-            (model for model in self.models if first in model.differences), None
-        )
-        return [] if owner is None else [*owner.differences]
+        """All differences of the model that differs first; those of others follow."""
+        found = [model.differences for model in self.models if model.differences]
+        return [*min(found, key=lambda own: own[0].order, default=())]
 
     @property
     def first(self) -> Difference | None:
@@ -91,27 +90,38 @@ class Comparison:
         return next(iter(self.differences), None)
 
     @property
-    def first_line(self) -> str:
-        """The summary."""
-        return _first_line(self)
-
-    @property
     def is_equal(self) -> bool:
         """Whether updates were compared, and nothing differs but by rounding."""
-        return bool(self.models) and not self.differences and bool(self.compared)
+        return bool(self.compared) and not self.differences
 
     @property
     def compared(self) -> list[Part]:
         """The parts that were compared in an update at least."""
         known = (Relation.UNJUDGED, Relation.FOLLOWS)
         found = {
-            part
-            for model in self.models
-            for update in model.updates
-            for part, judged in update.parts.items()
-            if judged.relation not in known
+            part for part, judged in self._judged() if judged.relation not in known
         }
         return [part for part in Part if part in found]
+
+    def _judged(self) -> Iterator[tuple[Part, Judged]]:
+        for model in self.models:
+            for update in model.updates:
+                yield from update.parts.items()
+
+    @property
+    def first_line(self) -> str:
+        """The summary."""
+        first = self.first
+        if first is not None:
+            where = f"from {_place(first)} on, first in the {_PARTS[first.part]}"
+            return f"The runs differ {where}: {_says(first)}."
+        if not self.is_equal:
+            return "Nothing was compared: no update of a model was seen in both runs."
+        num = max(model.num_updates[0] for model in self.models)
+        parts = ", ".join(_PARTS[part] for part in self.compared)
+        largest = np.nanmax([judged.apart for _, judged in self._judged()])
+        head = f"The runs are equal: {many(num, 'update')}, {parts}."
+        return f"{head} Largest distance: {largest:.2g}."
 
     def require(self) -> None:
         """Raise unless both runs are equal: for a test.
@@ -135,43 +145,15 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        return "\n\n".join(_paragraphs(self))
+        paragraphs = [self.first_line]
+        for model in self.models:
+            names = " / ".join(dict.fromkeys(model.names))
+            title = f"{names}:\n\n" if len(self.models) > 1 else ""
+            paragraphs += [title + _table(model.updates)] if model.updates else []
+        paragraphs += [_told(each) for each in self.differences]
+        return "\n\n".join([*paragraphs, *filter(None, ["\n".join(_rest(self))])])
 
     __repr__ = __str__
-
-
-def _paragraphs(found: Comparison) -> Iterator[str]:
-    yield _first_line(found)
-    for model in found.models:
-        if len(found.models) > 1:
-            yield f"{' / '.join(dict.fromkeys(model.names))}:"
-        if model.updates:
-            yield _table(model.updates)
-    yield from (_told(each) for each in found.differences)
-    rest = [*_rest(found)]
-    if rest:
-        yield "\n".join(rest)
-
-
-def _first_line(found: Comparison) -> str:
-    first = found.first
-    if first is not None:
-        where = f"from {_place(first)} on, first in the {_PARTS[first.part]}"
-        return f"The runs differ {where}: {_says(first)}."
-    nums = [model.num_updates[0] for model in found.models]
-    if not found.is_equal:
-        return "Nothing was compared: no update of a model was seen in both runs."
-    apart = [
-        judged.apart
-        for model in found.models
-        for update in model.updates
-        for judged in update.parts.values()
-        if judged.relation in (Relation.EQUAL, Relation.BY_ROUNDING)
-    ]
-    largest = max((each for each in apart if not math.isnan(each)), default=0.0)
-    parts = ", ".join(_PARTS[part] for part in found.compared)
-    num = many(max(nums), "update")
-    return f"The runs are equal: {num}, {parts}. Largest distance: {largest:.2g}."
 
 
 def _place(difference: Difference) -> str:
@@ -186,14 +168,11 @@ def _says(difference: Difference) -> str:
     if difference.kind is not Kind.ROWS_COUNT:
         return _SAYS[difference.kind].format(*counts)
     if max(counts) - min(counts) <= 1e-3 * max(map(abs, counts)):
-        return f"in a, {_which(rows)} {_count(counts[0])} times what it counts in b"
+        which = f"each of the rows {listed(rows)}" if rows else "each row"
+        return f"in a, {which} counts {_count(counts[0])} times what it counts in b"
     named = zip(rows or range(len(counts)), counts, strict=True)
     each = listed(tuple(f"row {row} {_count(count)}" for row, count in named), 4)
     return f"rows count otherwise, as multiples of what they count in b: {each}"
-
-
-def _which(rows: tuple[int, ...]) -> str:
-    return f"each of the rows {listed(rows)} counts" if rows else "each row counts"
 
 
 def _count(factor: float) -> str:
@@ -202,83 +181,60 @@ def _count(factor: float) -> str:
     >>> _count(0.25), _count(3.7123)
     ('1/4', '3.712')
     """
-    near = (
-        Fraction(factor).limit_denominator(_MOST)
-        if math.isfinite(factor)
-        else Fraction(0)
-    )
-    is_near = (
-        abs(float(near) - factor) <= 1e-4 * abs(factor) and abs(near.numerator) <= _MOST
-    )
+    if not math.isfinite(factor):
+        return f"{factor:.4g}"
+    near = Fraction(factor).limit_denominator(_MOST)
+    is_near = math.isclose(near, factor, rel_tol=1e-4) and abs(near.numerator) <= _MOST
     return str(near) if is_near else f"{factor:.4g}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    """Return rows of cells as lines of columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
+    return "\n".join(f"   {line.rstrip()}" for line in lines)
 
 
 def _table(updates: tuple[ComparedUpdate, ...]) -> str:
     """Return the relations of all parts; consecutive updates with the same ones in one
     column.
     """
-    columns = [["update", *(_PARTS[part] for part in Part)]]
-    for relations, group in groupby(_sticky(updates), lambda each: each[1]):
-        own = [number for number, _ in group]
-        name = f"{own[0]} to {own[-1]}" if len(own) > 1 else str(own[0])
+    columns = [["update", *_PARTS.values()]]
+    for relations, group in groupby(updates, _relations):
+        numbers = [update.number for update in group]
+        name = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
         columns.append([name, *relations])
-    widths = [max(map(len, column)) for column in columns]
-    lines = (
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in zip(*columns, strict=True)
-    )
-    return "\n".join(f"   {line}" for line in lines)
+    return _aligned([*zip(*columns, strict=True)])
 
 
-def _sticky(updates: tuple[ComparedUpdate, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number, relations) of each update; a part that is apart by rounding stays
-    so.
-    """
-    apart: set[Part] = set()
-    for update in updates:
-        relations = {part: update.parts[part].relation for part in Part}
-        apart |= {
-            part for part, each in relations.items() if each is Relation.BY_ROUNDING
-        }
-        for part in apart:
-            if relations[part] is Relation.EQUAL:
-                relations[part] = Relation.BY_ROUNDING
-        yield update.number, [_RELATIONS[each] for each in relations.values()]
+def _relations(update: ComparedUpdate) -> list[str]:
+    return [_RELATIONS[update.parts[part].relation] for part in Part]
 
 
 def _told(difference: Difference) -> str:
     """Return the text of one difference: its numbers and its place."""
     lines = [f"{_PARTS[difference.part]}, {_place(difference)}: {_says(difference)}."]
     if difference.numbers:
-        rows = [("", "a", "b")]
-        rows += [
+        rows = [
             (number(n), f"{n.observed:.6g}", f"{n.expected:.6g}")
             for n in difference.numbers
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += [
-            f"   {name.ljust(widths[0])}  {a.rjust(widths[1])}  {b.rjust(widths[2])}".rstrip()
-            for name, a, b in rows
-        ]
-    lines += [f"   {name}: {value}" for name, value in _facts(difference)]
+        lines.append(_aligned([("", "a", "b"), *rows]))
+    where, lines_of = difference.where, difference.lines
+    apart = f"{difference.apart:.2g}" if math.isfinite(difference.apart) else ""
+    facts = {
+        "relative distance": apart,
+        "rows of the update": listed(where.rows),
+        "in": listed(where.parameters),
+        "outputs": listed(where.outputs),
+        "code of a": str(lines_of[0] or ""),
+        "code of b": str(lines_of[1] or ""),
+    }
+    lines += [f"   {name}: {value}" for name, value in facts.items() if value]
     return "\n".join(lines)
-
-
-def _facts(difference: Difference) -> Iterator[tuple[str, str]]:
-    where = difference.where
-    if math.isfinite(difference.apart):
-        yield "relative distance", f"{difference.apart:.2g}"
-    if where.rows:
-        yield "rows of the update", listed(where.rows)
-    if where.parameters:
-        yield "in", listed(where.parameters)
-    if where.outputs:
-        yield "outputs", listed(where.outputs)
-    for side, line in zip("ab", difference.lines, strict=True):
-        if line is not None:
-            yield f"code of {side}", str(line)
 
 
 def _rest(found: Comparison) -> Iterator[str]:
@@ -286,20 +242,20 @@ def _rest(found: Comparison) -> Iterator[str]:
     for model in found.models:
         if model.left:
             yield f"Not compared, as a part of them is kept: {listed(model.left)}."
-        updates = [
-            each.number
-            for each in model.updates
-            if Relation.BY_ROUNDING
-            in {judged.relation for judged in each.parts.values()}
-        ]
-        if updates:
-            yield f"From update {updates[0]} on the runs are apart by rounding, which grows."
+        for update in model.updates:
+            if any(e.relation is Relation.BY_ROUNDING for e in update.parts.values()):
+                number = update.number
+                yield f"From update {number} on the runs are apart by rounding, which grows."
+                break
     if found.unmatched:
         yield f"Trained in one run alone, and not compared: {listed(found.unmatched)}."
     yield from (f"{name}: {one} in a, {two} in b." for name, one, two in found.versions)
 
 
 def _difference(each: Difference) -> dict[str, Any]:
+    numbers = [
+        (n.what.name.lower(), n.of, n.observed, n.expected) for n in each.numbers
+    ]
     return {
         "part": each.part.value,
         "kind": each.kind.value,
@@ -310,17 +266,10 @@ def _difference(each: Difference) -> dict[str, Any]:
         "outputs": [*each.where.outputs],
         "counts": [*map(_finite, each.counts)],
         "numbers": [
-            {
-                "what": n.what.name.lower(),
-                "of": n.of,
-                "a": _finite(n.observed),
-                "b": _finite(n.expected),
-            }
-            for n in each.numbers
+            {"what": what, "of": of, "a": _finite(a), "b": _finite(b)}
+            for what, of, a, b in numbers
         ],
-        "lines": [
-            None if line is None else [line.file, line.number] for line in each.lines
-        ],
+        "lines": [line and [line.file, line.number] for line in each.lines],
         "text": _says(each),
     }
 
@@ -330,21 +279,16 @@ def _model(each: ComparedModel) -> dict[str, Any]:
         "names": [*each.names],
         "num_updates": [*each.num_updates],
         "left": [*each.left],
-        "updates": [
-            {
-                "update": update.number,
-                "num_rows": [*update.num_rows],
-                "parts": {
-                    part.value: {
-                        "relation": judged.relation.value,
-                        "apart": _finite(judged.apart),
-                    }
-                    for part, judged in update.parts.items()
-                },
-            }
-            for update in each.updates
-        ],
+        "updates": [_update(update) for update in each.updates],
     }
+
+
+def _update(each: ComparedUpdate) -> dict[str, Any]:
+    parts = {
+        part.value: {"relation": judged.relation.value, "apart": _finite(judged.apart)}
+        for part, judged in each.parts.items()
+    }
+    return {"update": each.number, "num_rows": [*each.num_rows], "parts": parts}
 
 
 def _finite(value: float) -> float | None:

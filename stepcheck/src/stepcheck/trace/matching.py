@@ -12,6 +12,7 @@ from stepcheck.trace.trace import Parameter
 
 View = Callable[[np.ndarray], np.ndarray]
 Match = Callable[[str], Any]
+_ADVICE = "match=lambda name: (other_name, lambda value: value.T)."
 
 
 @dataclass(frozen=True)
@@ -20,35 +21,28 @@ class Matched:
 
     Attributes:
         names: of the first model.
+        pairs: of each value of the first model: (its index, the index in the other, the
+            shape there, the view of the other, or None).
         left: names of large values, of which a part is kept: it has no view in another
             shape.
-        pairs: of each value of the first model: (its index, the index in the other, the
-            view of the other, or None).
     """
 
     names: tuple[str, ...]
-    pairs: tuple[tuple[int, int, View | None], ...]
-    shapes: tuple[tuple[int, ...], ...] = ()
+    pairs: tuple[tuple[int, int, tuple[int, ...], View | None], ...]
     left: tuple[str, ...] = ()
 
     def of_one(self, values: Sequence) -> list:
         """Return the first model's values."""
-        return [values[i] for i, _, _ in self.pairs] if values else []
+        return [values[i] for i, *_ in self.pairs] if values else []
 
     def of_two(self, values: Sequence) -> list:
         """Return the other model's values, in the order and shapes of the first one's."""
-        if not values:
-            return []
         return [
-            _viewed(values[j], shape, view) for (_, j, view), shape in self._shaped()
+            values[j]
+            if view is None or values[j] is None
+            else view(values[j].reshape(shape))
+            for _, j, shape, view in (self.pairs if values else ())
         ]
-
-    def _shaped(self) -> zip:
-        return zip(self.pairs, self.shapes, strict=True)
-
-
-def _viewed(value: np.ndarray | None, shape: tuple[int, ...], view: View | None) -> Any:
-    return value if value is None or view is None else view(value.reshape(shape))
 
 
 def matched(
@@ -62,52 +56,35 @@ def matched(
 
     Raises:
         SpecificationError: they have other names and other shapes, or `match` gives a
-            name that
-        there is not.
+            name that there is not.
     """
-    places = {each.name: i for i, each in enumerate(twos)}
+    places: dict[Any, int] = {each.name: i for i, each in enumerate(twos)}
+    known = [{(each.name, each.shape) for each in side} for side in (ones, twos)]
+    stated: list[Any] = [each.name for each in ones]
     if match is not None:
-        pairs = [(i, *_stated(each.name, places, match)) for i, each in enumerate(ones)]
-    elif {(each.name, each.shape) for each in ones} == {
-        (each.name, each.shape) for each in twos
-    }:
-        pairs = [(i, places[each.name], None) for i, each in enumerate(ones)]
-    else:
-        pairs = [(i, i, None) for i in range(len(ones))]
-        if [each.shape for each in ones] != [each.shape for each in twos]:
-            raise SpecificationError(_unlike(ones, twos))
-    known = [(i, j, view) for i, j, view in pairs if j is not None]
-    chosen = [
-        pair
-        for pair in known
-        if pair[2] is None or places_of(ones[pair[0]].size) is None
-    ]
-    return Matched(
-        tuple(ones[i].name for i, _, _ in chosen),
-        tuple(chosen),
-        tuple(twos[j].shape for _, j, _ in chosen),
-        tuple(ones[pair[0]].name for pair in known if pair not in chosen),
-    )
-
-
-def _stated(
-    name: str, places: dict[str, int], match: Match
-) -> tuple[int | None, View | None]:
-    found = match(name)
-    other, view = found if isinstance(found, tuple) else (found, None)
-    if other is not None and other not in places:
-        must = f"match({name!r}) must return a name of the second trace, or (the name, a view)."
-        raise SpecificationError(
-            message(must, repr(other), f"one of {', '.join(places)}.")
-        )
-    return (None if other is None else places[other]), view
-
-
-def _unlike(ones: Sequence[Parameter], twos: Sequence[Parameter]) -> str:
-    received = "; ".join(
-        ", ".join(f"{each.name} {each.shape}" for each in side) for side in (ones, twos)
-    )
-    must = "Both traces must have the same parameters, by name or by order and shape."
-    return message(
-        must, received, "match=lambda name: (other_name, lambda value: value.T)."
-    )
+        stated = [match(name) for name in stated]
+    elif known[0] != known[1] or len(places) < len(twos):
+        shapes = [[each.shape for each in side] for side in (ones, twos)]
+        if shapes[0] != shapes[1]:
+            must = "Both traces must have the same parameters, by name or by order and shape."
+            received = " and ".join(str(sorted(side)) for side in known)
+            raise SpecificationError(message(must, received, _ADVICE))
+        stated = [*range(len(ones))]
+        places = {i: i for i in stated}
+    pairs: list[tuple[int, int, tuple[int, ...], View | None]] = []
+    left = []
+    for i, (one, found) in enumerate(zip(ones, stated, strict=True)):
+        other, view = found if isinstance(found, tuple) else (found, None)
+        if other is None:
+            continue
+        if other not in places:
+            must = f"match({one.name!r}) must return a name of the second trace."
+            advice = f"one of {', '.join(places)}, or (it, a view)."
+            raise SpecificationError(message(must, repr(other), advice))
+        j = places[other]
+        if view is None or places_of(one.size) is None:
+            pairs.append((i, j, twos[j].shape, view))
+        else:
+            left.append(one.name)
+    names = tuple(ones[i].name for i, *_ in pairs)
+    return Matched(names, tuple(pairs), tuple(left))

@@ -1,11 +1,11 @@
 """A trace: the record of a training, by model, which is saved as arrays and JSON."""
 
-import dataclasses
 import json
+import math
 import os
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from stepcheck.faults import Stage
 from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, Values
 from stepcheck.values import Line, Reason, Unjudged
 
-SCHEMA = 1  # of the files
+SCHEMA = 2  # of the files
 _OF_LOG = (
     "called",
     "applied",
@@ -39,7 +39,7 @@ class Parameter:
     @property
     def size(self) -> int:
         """The number of its entries."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,10 @@ class Trace:
         """
         arrays = _Arrays()
         content = {"schema": SCHEMA, "trace": _packed(self, arrays)}
-        text = np.frombuffer(json.dumps(content).encode(), "uint8")
+        parts = json.dumps(content).encode(), b"".join(arrays.parts)
+        text, data = (np.frombuffer(part, "uint8") for part in parts)
         with Path(path).open("wb") as file:
-            np.savez(file, **{"stepcheck": text} | arrays.joined())  # type: ignore[arg-type]
+            np.savez(file, stepcheck=text, data=data)
 
     def __repr__(self) -> str:
         models = ", ".join(run.name for run in self.runs) or "no model"
@@ -116,56 +117,49 @@ def load(path: str | os.PathLike) -> Trace:
     try:
         with np.load(path, allow_pickle=False) as file:
             content = json.loads(file["stepcheck"].tobytes())
-            arrays = {name: file[name] for name in file.files}
+            data = file["data"] if content["schema"] == SCHEMA else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        must, attempt = (
-            "The file must be a trace.",
-            "one that `trace.save(path)` has written.",
-        )
-        raise SpecificationError(message(must, str(path), attempt)) from error
-    if content["schema"] != SCHEMA:
+        must, advice = "The file must be a trace.", "one of `trace.save(path)`."
+        raise SpecificationError(message(must, str(path), advice)) from error
+    if data is None:
         must = f"The file must be a trace of schema {SCHEMA}."
-        attempt = (
-            "record the training again, or load it with the stepcheck that wrote it."
-        )
-        raise SpecificationError(message(must, f"schema {content['schema']}", attempt))
-    return _unpacked(content["trace"], arrays)
+        received = f"schema {content['schema']}"
+        raise SpecificationError(message(must, received, "record the training again."))
+    return _unpacked(content["trace"], data)
 
 
 class _Arrays:
-    """Arrays, each once, laid end to end by dtype."""
+    """Arrays as bytes, each once, laid end to end."""
 
     def __init__(self) -> None:
+        self.parts: list[bytes] = []
         self._known: dict[int, tuple[np.ndarray, list]] = {}
-        self._parts: dict[str, list[np.ndarray]] = {}
-        self._sizes: dict[str, int] = {}
+        self._size = 0
 
     def add(self, array: np.ndarray) -> list:
-        """Return the place of an array: [dtype, offset, shape]."""
+        """Return the place of an array: [dtype, shape, first byte]."""
         if id(array) not in self._known:
-            dtype = array.dtype.str[1:]
-            start = self._sizes.get(dtype, 0)
-            self._parts.setdefault(dtype, []).append(array.reshape(-1))
-            self._sizes[dtype] = start + array.size
-            self._known[id(array)] = array, [dtype, start, list(array.shape)]
+            place = [array.dtype.str, [*array.shape], self._size]
+            self._known[id(array)] = array, place
+            self.parts.append(array.tobytes())
+            self._size += array.nbytes
         return self._known[id(array)][1]
 
-    def joined(self) -> dict[str, np.ndarray]:
-        """Return one array for each dtype."""
-        return {dtype: np.concatenate(parts) for dtype, parts in self._parts.items()}
 
-
-_NOT_SAVED = "setting", "rules", "slots_of"
+_NOT_SAVED = "setting", "rules", "slots_of"  # by which a port alone makes a step again
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Applied,
         Called,
         Line,
+        Log,
         Other,
         Parameter,
+        Reason,
         Run,
         Scaled,
+        Stage,
         Trace,
         Unjudged,
         Values,
@@ -174,54 +168,36 @@ _KINDS: dict[str, Any] = {
 
 
 def _packed(value: Any, arrays: _Arrays) -> Any:
-    """Return a value as JSON: an array as its place, others as a list that begins with
-    a kind.
-    """
+    """Return a value as JSON: all but plain ones as a list that begins with a kind."""
     kind = type(value).__name__
     if isinstance(value, np.ndarray):
         return ["array", *arrays.add(value)]
-    if isinstance(value, Reason | Stage):
+    if isinstance(value, Enum):
         return [kind, value.name]
-    if isinstance(value, Log):
-        return [
-            "Log",
-            *([name, _packed(getattr(value, name), arrays)] for name in _OF_LOG),
-        ]
-    if kind in _KINDS:
-        return [kind, *([name, _packed(part, arrays)] for name, part in _parts(value))]
     if isinstance(value, dict):
-        return [
-            "dict",
-            *([_packed(key, arrays), _packed(v, arrays)] for key, v in value.items()),
-        ]
+        return [kind, *(_packed(pair, arrays) for pair in value.items())]
+    if kind in _KINDS:
+        names = getattr(value, "_fields", None) or vars(value)
+        kept = _OF_LOG if isinstance(value, Log) else names
+        parts = [(n, getattr(value, n)) for n in kept if n not in _NOT_SAVED]
+        return [kind, *([name, _packed(part, arrays)] for name, part in parts)]
     if isinstance(value, list | tuple):
         return [kind, *(_packed(part, arrays) for part in value)]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, part) of a value of several, without the settings, by which a port
-    alone makes it again.
-    """
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    names = [each.name for each in fields] or value._fields
-    yield from (
-        (name, getattr(value, name)) for name in names if name not in _NOT_SAVED
-    )
-
-
-def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _unpacked(value: Any, data: np.ndarray) -> Any:
     """Return the value that was packed."""
     if not isinstance(value, list):
         return value
     kind, *rest = value
     if kind == "array":
-        dtype, start, shape = rest
-        return arrays[dtype][start : start + int(np.prod(shape))].reshape(shape)
+        dtype, shape, start = np.dtype(rest[0]), *rest[1:]
+        stop = start + math.prod(shape) * dtype.itemsize
+        return data[start:stop].view(dtype).reshape(shape)
     if kind in ("Reason", "Stage"):
-        return {"Reason": Reason, "Stage": Stage}[kind][rest[0]]
-    if kind in ("list", "tuple"):
-        parts = (_unpacked(part, arrays) for part in rest)
-        return [*parts] if kind == "list" else tuple(parts)
-    named = {_unpacked(key, arrays): _unpacked(part, arrays) for key, part in rest}
-    return named if kind == "dict" else ({"Log": Log} | _KINDS)[kind](**named)
+        return _KINDS[kind][rest[0]]
+    if kind in _KINDS:
+        return _KINDS[kind](**{name: _unpacked(part, data) for name, part in rest})
+    parts = [_unpacked(part, data) for part in rest]
+    return {"list": list, "tuple": tuple, "dict": dict}[kind](parts)
