@@ -381,7 +381,7 @@ class Cast(nn.Sequential):
         return super().forward(x)
 
 
-@kind(shifted=Fault.LABELS_SHIFTED)
+@kind(shifted=Fault.LABELS_OF_OTHER_ROWS)
 def autocast(fault):
     return usual(Cast(*network()), fault, of=lambda out: out.float())
 
@@ -516,7 +516,7 @@ class Depth(nn.Module):
         return self.head(found)
 
 
-@kind(shifted=Fault.LABELS_SHIFTED)
+@kind(shifted=Fault.LABELS_OF_OTHER_ROWS)
 def draws(fault):
     return usual(Depth(), fault)
 

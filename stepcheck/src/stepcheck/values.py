@@ -66,14 +66,9 @@ NOTHING = Count(0.0)
 class Detail(Enum):
     """The kind of a change, where its fault alone does not say it."""
 
-    OF_ROW_IN_BATCH = auto()  # numbers: rows after (or before, if negative)
-    OF_ROW_IN_DATA = auto()
-    IN_ORDER_OF_DATA = auto()
-    IN_REVERSE = auto()
-    PLACES_AFTER = auto()
+    PLACES_AFTER = auto()  # numbers: places, or minus places before
     ALL_PAIRS = auto()
     ALL_PAIRS_WITH_WEIGHTS = auto()
-    OF_OTHER_ROWS = auto()
     SMOOTHED = auto()  # numbers: the smoothing, and the one that was meant
     FUNCTION_AGAIN = auto()  # names: the activation
     TERMS_COUNT = (

@@ -68,6 +68,7 @@ _OF_FAULTS = {  # subjects
 }
 _PREDICATES = {
     Fault.PADDING_TRAINED_ON: "that fill up a batch are trained on",
+    Fault.LABELS_OF_OTHER_ROWS: "are each those of some other row",
     Fault.WEIGHTS_IGNORED: "are left out",
     Fault.MASK_IGNORED: "is left out",
     Fault.WEIGHTS_SQUARED: "are squared",
@@ -77,14 +78,8 @@ _PREDICATES = {
     Fault.LOSS_UNLIKE: "is not the one that was meant: its derivative by the outputs differs",
     Fault.GRADIENT_UNLIKE: "is not that of the loss that was meant",
 }
-_SHIFTED = {
-    Detail.OF_ROW_IN_BATCH: ("the row", "rows", " in the batch"),
-    Detail.OF_ROW_IN_DATA: ("the row", "rows", " in the data"),
-    Detail.PLACES_AFTER: ("the place", "places", ""),
-}
 _DETAILS = {
-    Detail.IN_ORDER_OF_DATA: "are those in the order of the data",
-    Detail.IN_REVERSE: "are those of the batch in reverse",
+    Detail.PLACES_AFTER: "are those {0} places after",
     Detail.ALL_PAIRS: (
         "meets the labels of all rows of its batch, as outputs (rows, 1) and labels "
         "(rows,) do"
@@ -94,7 +89,6 @@ _DETAILS = {
         "(rows, 1) and both (rows,) do"
     ),
     Detail.SMOOTHED: "are smoothed by {0} instead of {1}",
-    Detail.OF_OTHER_ROWS: "are each those of some other row",
     Detail.FUNCTION_AGAIN: "go through one more {names}",
     Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",
     Detail.CLIPPED_IN_TURN: "is clipped to the norm {0} whenever a {part} is added",
@@ -111,8 +105,8 @@ _DETAILS = {
 def sentence(change: Change) -> str:
     """Return a change in a sentence.
 
-    >>> sentence(Change(Fault.LABELS_SHIFTED, Detail.OF_ROW_IN_BATCH, (-2,)))
-    'The labels are those 2 rows before in the batch.'
+    >>> sentence(Change(Fault.LABELS_SHIFTED, Detail.PLACES_AFTER, (-2,)))
+    'The labels are those -2 places after.'
     """
     told = " ".join(part for part in (_subject(change), _predicate(change)) if part)
     return f"{told[0].upper()}{told[1:]}."
@@ -150,11 +144,6 @@ def _predicate(change: Change) -> str:
     elif detail is Detail.TERMS_COUNT:
         half = len(numbers) // 2
         told = f"count {_list(numbers[:half])}, and not {_list(numbers[half:])}"
-    elif detail in _SHIFTED:
-        one, many, where = _SHIFTED[detail]
-        (by,) = numbers
-        some = f"of {one}" if abs(by) == 1 else f"{abs(by):.0f} {many}"
-        told = f"are those {some} {'after' if by > 0 else 'before'}{where}"
     elif detail in _DETAILS:
         fields = _fields(change.setting) | {"names": ", ".join(change.names)}
         shown = [f"{number:.4g}" for number in numbers]

@@ -171,7 +171,7 @@ def _labels(evidence: list[Evidence]) -> _Found:
         rows |= zip(
             (piece.called.order for piece in e.update.pieces), found, strict=True
         )
-    change = Change(Fault.LABELS_OF_OTHER_ROWS, Detail.OF_OTHER_ROWS)
+    change = Change(Fault.LABELS_OF_OTHER_ROWS)
     yield _tried(
         of_rows(lambda e, piece: rows[piece.called.order], change),
         evidence,

@@ -14,7 +14,7 @@ from stepcheck.solve.evidence import Evidence, Meant
 from stepcheck.trace.windows import PAD, Piece
 from stepcheck.values import Change, Detail
 
-_STEPS = 1, -1, 2, -2  # rows or places by which labels may be shifted
+_STEPS = 1, -1, 2, -2  # places by which labels may be shifted
 _Batches = Callable[[Evidence, Piece], list]
 _Rows = Callable[[Evidence, Piece], np.ndarray]
 
@@ -91,7 +91,7 @@ def forms(meant: Meant, e: Evidence) -> Iterator[Form]:
         both = Change(Fault.BROADCAST, Detail.ALL_PAIRS_WITH_WEIGHTS)
         yield Form((both,), partial(_pairs, has_their_weights=True), is_of_pairs=True)
     yield Form((Change(Fault.PADDING_TRAINED_ON),), has_pads=True)
-    yield from _of_labels(labels, meant.replay.num_rows)
+    yield from _of_labels(labels)
     if weights is not None:
         yield from _of_weights(weights)
     if isinstance(meant.objective, OneLoss) and meant.replay.is_masked:
@@ -141,32 +141,12 @@ def of_rows(rows: _Rows, change: Change) -> Form:
     return Form((change,), _at(rows), weighs=True)
 
 
-def _beside(by: int, e: Evidence, piece: Piece) -> np.ndarray:
-    return np.roll(piece.rows, -by)
-
-
-def _after(by: int, num: int, e: Evidence, piece: Piece) -> np.ndarray:
-    return (piece.rows + by) % num
-
-
-def _of_labels(labels: Any, num: int) -> Iterator[Form]:
-    shifted, mixed = Fault.LABELS_SHIFTED, Fault.LABELS_OF_OTHER_ROWS
-    for by in _STEPS:
-        in_batch = Change(shifted, Detail.OF_ROW_IN_BATCH, (by,))
-        yield of_rows(partial(_beside, by), in_batch)
-        in_data = Change(shifted, Detail.OF_ROW_IN_DATA, (by,))
-        yield of_rows(partial(_after, by, num), in_data)
-    yield of_rows(partial(_in_order, num), Change(mixed, Detail.IN_ORDER_OF_DATA))
-    yield of_rows(lambda e, piece: piece.rows[::-1], Change(shifted, Detail.IN_REVERSE))
+def _of_labels(labels: Any) -> Iterator[Form]:
+    """Yield the loss with the labels of other places of the same rows."""
     if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(labels)):
         for by in _STEPS:
-            change = Change(shifted, Detail.PLACES_AFTER, (by,))
+            change = Change(Fault.LABELS_SHIFTED, Detail.PLACES_AFTER, (by,))
             yield Form((change,), _with(partial(_along, by=-by), 1), weighs=True)
-
-
-def _in_order(num: int, e: Evidence, piece: Piece) -> np.ndarray:
-    _, before = e.meant.place[piece.called.order]
-    return (before + np.arange(len(piece.rows))) % num
 
 
 def _along(labels: np.ndarray, by: int) -> np.ndarray:
