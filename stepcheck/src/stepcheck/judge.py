@@ -187,19 +187,10 @@ class _Context:
 
     @cached_property
     def steps(self) -> list[Update]:
-        """The optimizer steps; those of zeros apart, and stale ones without a forward
-        pass of their own.
-        """
-        seen = self.seen
-        steps = [
-            step
-            for update in seen.updates
-            for step in seen.idle.get(update.number, [update])
-        ]
-        return [
-            replace(step, pieces=[]) if step.number in seen.stale else step
-            for step in steps
-        ]
+        """The optimizer steps; those of zeros apart."""
+        idle = self.seen.idle
+        windows = (idle.get(u.number, [u]) for u in self.seen.updates)
+        return [step for window in windows for step in window]
 
     @cached_property
     def moved(self) -> list[Finding]:
