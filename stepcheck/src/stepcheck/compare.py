@@ -49,10 +49,9 @@ def compare(
     Raises:
         SpecificationError: their parameters cannot be matched.
     """
-    ones, twos = updates(one), updates(two)
     comparison = _Comparison(one, two, match, bits=bits)
     comparison.near_rows = _NEAR if is_one_of_several and not bits else NEAR
-    comparison.has_same_rows = _used(ones) == _used(twos)
+    ones, twos = comparison.updates
     table = tuple(map(comparison.update, ones, twos))
     differences = [each for each in (comparison.first,) if each is not None]
     nums = len(ones), len(twos)
@@ -62,11 +61,6 @@ def compare(
         differences.append(Difference(Part.ROWS, kind, number, np.inf, counts=nums))
     names, left, fits = (one.name, two.name), comparison.params.left, comparison.fits
     return ComparedModel(names, table, tuple(differences), nums, left, fits)
-
-
-def _used(found: list[Update]) -> set[int]:
-    """Return the digests of all rows that were used."""
-    return {digest for update in found for digest in update.digests.tolist()}
 
 
 class _Quantity(NamedTuple):
@@ -91,7 +85,6 @@ class _Comparison:
 
     Attributes:
         near_rows: the relative distance of equal rows.
-        has_same_rows: whether both use the same rows in all.
     """
 
     def __init__(self, one: Run, two: Run, match: Match | None, *, bits: bool):
@@ -99,8 +92,7 @@ class _Comparison:
         self.fits, self.differs = tolerance([*one.dtypes, *two.dtypes])
         self.params = matched(one.parameters, two.parameters, match)
         self.others = _others(one, two, match)
-        self.slots = next(iter(one.slots.values()), ())
-        self.near_rows, self.has_same_rows = NEAR, False
+        self.updates, self.near_rows = (updates(one), updates(two)), NEAR
         self.first: Difference | None = None
         self._noise = 0.0  # the largest distance that rounding has made up to now
         # Of each parameter the entries whose gradients have been near in all updates.
@@ -215,19 +207,12 @@ class _Comparison:
         return Sides.of(params.names, params.of_one(ones), params.of_two(twos))
 
     def _states(self, pair: Pair, before: Sides | None) -> Iterator[_Quantity]:
-        """Yield what moved the weights after the step, the slots, and statistics."""
+        """Yield what moved the weights after the step, and the statistics."""
         ends = pair.one.after, pair.two.after
         after = self._sides(*(each.params for each in ends))
         if before and after:
             at = Part.STATE, Kind.WRITTEN, self.differs, Shown.MOVE
             yield self._quantity(*at, _moves(before, after))
-        ones, twos = (step.slots_after for step in pair.steps)
-        is_alike = [a.shape for a in ones] == [b.shape for b in twos]
-        if ones and is_alike and not self.has_match:
-            has_names = len(self.slots) == len(ones)
-            names = self.slots if has_names else [*map(str, range(len(ones)))]
-            at = Part.STATE, Kind.OTHER_SLOTS, self.differs, Shown.STATE
-            yield self._quantity(*at, Sides.of(names, ones, twos))
         floats = self._buffers(*ends, kinds="f")
         if floats:
             at = Part.STATE, Kind.OTHER_STATISTICS, self.fits, Shown.STATE
@@ -264,7 +249,8 @@ class _Comparison:
 
     def _rows(self, pair: Pair, made: Difference) -> Difference:
         one, two = pair.one.digests, pair.two.digests
-        same_size = Kind.OTHER_ORDER if self.has_same_rows else Kind.OTHER_ROWS
+        used = [{*np.concatenate([e.digests for e in run])} for run in self.updates]
+        same_size = Kind.OTHER_ORDER if used[0] == used[1] else Kind.OTHER_ROWS
         kind = same_size if len(one) == len(two) else Kind.OTHER_CUT
         where = Where(rows=tuple(np.flatnonzero(~np.isin(one, two)).tolist()))
         return replace(made, kind=kind, where=where, counts=(len(one), len(two)))
@@ -279,7 +265,8 @@ class _Comparison:
     def _gradient(self, pair: Pair, sides: Sides, made: Difference) -> Difference:
         """Return a difference of gradients, explained by the derivatives of rows."""
         most, unlike = self.differs, made.where.parameters
-        length = Number(Shown.GRADIENT_LENGTH, "", *sides.lengths(), np.nan)
+        one, two = (float(np.linalg.norm(each)) for each in sides.vectors)
+        length = Number(Shown.GRADIENT_LENGTH, "", one, two, np.nan)
         made = replace(made, numbers=(length, *made.numbers))
         if unlike and sides.lost.issuperset(unlike):
             return replace(made, kind=Kind.NO_GRADIENT)

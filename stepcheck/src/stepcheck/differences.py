@@ -55,7 +55,6 @@ class Kind(StrEnum):
     OTHER_WEIGHTS = auto()  # before the first update
     WRITTEN = auto()  # weights moved after the update, before the next one
     OTHER_STATISTICS = auto()
-    OTHER_SLOTS = auto()
 
 
 @dataclass(frozen=True)

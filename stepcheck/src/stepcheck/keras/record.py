@@ -64,16 +64,11 @@ def _run(hooks: Hooks) -> Run:
     is_elsewhere = log.is_stateless and last and not all_same(ended.params, last)
     if log.is_cut or is_elsewhere:  # the loop went on, or is a stateless one
         ended = Values([], [])
-    slots = {
-        key: tuple(v.path for v in each.variables)
-        for key, each in log.optimizers.items()
-    }
     layers = model._flatten_layers()
     return Run(
         name=model.name,
         parameters=_described(model.trainable_variables),
         others=_described(untrained(model)),
-        slots=slots,
         ended=ended,
         dtypes=tuple({layer.compute_dtype for layer in layers}),
         log=log,

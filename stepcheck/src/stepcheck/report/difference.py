@@ -44,7 +44,6 @@ _SAYS = {
     "same weights",
     Kind.WRITTEN: "the weights are changed after the step, otherwise in each run",
     Kind.OTHER_STATISTICS: "the statistics of layers differ afterwards",
-    Kind.OTHER_SLOTS: "the optimizer's state differs afterwards",
 }
 _RELATIONS = {
     Relation.EQUAL: "equal",
@@ -54,14 +53,7 @@ _RELATIONS = {
     Relation.BY_ROUNDING: "equal",
     Relation.UNJUDGED: "not compared",
 }
-_PARTS = {
-    Part.ROWS: "rows",
-    Part.MODE: "mode",
-    Part.OUTPUTS: "outputs",
-    Part.GRADIENT: "gradient",
-    Part.STEP: "optimizer step",
-    Part.STATE: "state",
-}
+_PARTS = {part: part.value for part in Part} | {Part.STEP: "optimizer step"}
 
 
 @dataclass(frozen=True)

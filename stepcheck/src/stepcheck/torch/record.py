@@ -59,13 +59,6 @@ def _run(watcher: Watcher) -> Run:
     module, log = watcher.module, watcher.log
     named = trained(module)
     ended = Values([], []) if log.is_cut else values(module)  # else it went on
-    slots = {
-        step.optimizer: tuple(
-            f"{name} of {named[i][0]}" for i, name in step.setting.slots
-        )
-        for step in log.applied
-        if step.is_whole
-    }
     dtypes = {str(p.dtype) for _, p in named}
     if any(called.setting.is_cast for called in log.called):
         dtypes.add("bfloat16")
@@ -73,7 +66,6 @@ def _run(watcher: Watcher) -> Run:
         name=type(module).__name__,
         parameters=_described(named),
         others=_described(untrained(module)),
-        slots=slots,
         ended=Values(in_part(ended.params), in_part(ended.buffers)),
         dtypes=tuple(dtypes),
         log=log,

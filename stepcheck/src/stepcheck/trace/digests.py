@@ -5,6 +5,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+from stepcheck.trace.measure import places
+
 _WIDE = 64  # of a wider last axis of an output this many entries are kept
 _IGNORED = -100  # a label of padding in PyTorch
 _KINDS = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}
@@ -26,26 +28,12 @@ def digests(inputs: list[np.ndarray]) -> list[np.ndarray]:
     if not rows:
         return []
     plain = [_plain(leaf) for leaf in rows]
-    padded = {
-        leaf.shape: _bounds(plain, leaf.shape) for leaf in plain if _is_padded(leaf)
-    }
-    found = np.zeros(len(rows[0]), "uint64")
-    for i in range(len(found)):
-        made = blake2b(digest_size=8)
-        for leaf in plain:
-            bounds = padded.get(leaf.shape) if _is_padded(leaf) else None
-            row = leaf[i] if bounds is None else leaf[i, slice(*bounds[i])]
-            made.update(
-                str(row.tolist()).encode()
-                if leaf.dtype.kind in "OSU"
-                else row.tobytes()
-            )
-        found[i] = int.from_bytes(made.digest(), "little")
-    numbers = [leaf for leaf in plain if leaf.dtype == np.float32]
-    return [
-        found,
-        np.sum([_sketch(leaf) for leaf in numbers], 0) if numbers else _none(found),
-    ]
+    parts = zip(*(_in_bytes(leaf, plain) for leaf in plain), strict=True)
+    made = [blake2b(b"".join(part), digest_size=8).digest() for part in parts]
+    found = np.frombuffer(b"".join(made), "<u8")
+    sketches = [_sketch(leaf) for leaf in plain if leaf.dtype == np.float32]
+    none = [np.zeros((len(made), 0))]
+    return [found, np.sum(sketches or none, axis=0)]
 
 
 def _plain(leaf: np.ndarray) -> np.ndarray:
@@ -54,26 +42,30 @@ def _plain(leaf: np.ndarray) -> np.ndarray:
     return leaf if kind is None else np.ascontiguousarray(leaf, kind) + kind(0)
 
 
-def _is_padded(leaf: np.ndarray) -> bool:
-    return leaf.ndim == 2 and leaf.dtype == np.int64 and leaf.shape[1] > 1
+def _in_bytes(leaf: np.ndarray, every: list[np.ndarray]) -> list[bytes]:
+    """Return each row's bytes, of integers without padding."""
+    if leaf.dtype.kind in "OSU":
+        return [str(row.tolist()).encode() for row in leaf]
+    if leaf.ndim != 2 or leaf.dtype != np.int64 or leaf.shape[1] < 2:
+        return [row.tobytes() for row in leaf]
+    alike = [e for e in every if e.shape == leaf.shape and e.dtype == leaf.dtype]
+    cuts = zip(leaf, *_bounds(alike), strict=True)
+    return [row[first:end].tobytes() for row, first, end in cuts]
 
 
-def _bounds(plain: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """Return each row's [first column, end] without padding: where masks are 0, or else
-    zeros at the end.
+def _bounds(leaves: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return each row's first column and end without padding: where masks are 0, or
+    else zeros at the end.
 
     Labels of -100 are padding too. A mask has zeros and ones alone, and a one in each
     row.
     """
-    leaves = [leaf for leaf in plain if leaf.shape == shape and _is_padded(leaf)]
     masks = [leaf for leaf in leaves if _is_mask(leaf)] if len(leaves) > 1 else []
-    used = np.any(
-        [(leaf != 0) & (leaf != _IGNORED) for leaf in masks or leaves], axis=0
-    )
-    first = np.argmax(used, axis=1) if masks else np.zeros(shape[0], int)
-    return np.stack(
-        [first, np.where(used.any(1), shape[1] - np.argmax(used[:, ::-1], 1), 0)], 1
-    )
+    are_used = [(leaf != 0) & (leaf != _IGNORED) for leaf in masks or leaves]
+    used = np.any(are_used, axis=0)
+    first = np.argmax(used, axis=1) if masks else np.zeros(len(used), int)
+    end = used.shape[1] - np.argmax(used[:, ::-1], axis=1)
+    return first, np.where(used.any(axis=1), end, 0)
 
 
 def _is_mask(leaf: np.ndarray) -> bool:
@@ -82,13 +74,8 @@ def _is_mask(leaf: np.ndarray) -> bool:
 
 def _sketch(leaf: np.ndarray) -> np.ndarray:
     flat = leaf.reshape(len(leaf), -1).astype("float64")
-    return np.stack(
-        [np.linalg.norm(flat, axis=1), flat @ _direction(flat.shape[1])], axis=1
-    )
-
-
-def _none(found: np.ndarray) -> np.ndarray:
-    return np.zeros((len(found), 0))
+    weighed = flat @ _direction(flat.shape[1])
+    return np.stack([np.linalg.norm(flat, axis=1), weighed], axis=1)
 
 
 @cache
@@ -102,13 +89,5 @@ def in_rows(output: np.ndarray) -> np.ndarray:
     >>> in_rows(np.zeros((2, 3, 50_000))).shape
     (2, 3, 64)
     """
-    if output.ndim < 2 or output.shape[-1] <= _WIDE:
-        return output
-    return output[..., _chosen(output.shape[-1])]
-
-
-@cache
-def _chosen(size: int) -> np.ndarray:
-    return np.sort(
-        np.random.default_rng(size).choice(size, _WIDE, replace=False, shuffle=False)
-    )
+    chosen = places(output.shape[-1], _WIDE) if output.ndim > 1 else None
+    return output if chosen is None else output[..., chosen]

@@ -91,17 +91,17 @@ def farthest(
 
 
 @cache
-def places(size: int) -> np.ndarray | None:
-    """Return the entries at which parameters of a size are compared, always the same;
-    None for all.
+def places(size: int, most: int = NUM_PLACES) -> np.ndarray | None:
+    """Return the entries at which arrays of a size are compared, always the same; None
+    for all.
 
     >>> places(3) is None, len(places(50_000))
     (True, 20000)
     """
-    if size <= NUM_PLACES:
+    if size <= most:
         return None
     draw = np.random.default_rng(size)
-    return np.sort(draw.choice(size, NUM_PLACES, replace=False, shuffle=False))
+    return np.sort(draw.choice(size, most, replace=False, shuffle=False))
 
 
 def in_part(leaves: Arrays) -> list[np.ndarray]:

@@ -37,13 +37,12 @@ class Sides:
     @cached_property
     def distances(self) -> np.ndarray:
         """The relative distance of each pair; infinite where only one side is finite."""
-        ones, twos = _lengths(self.ones), _lengths(self.twos)
+        lengths = np.stack([_lengths(self.ones), _lengths(self.twos)])
         apart = _lengths([a - b for a, b in zip(self.ones, self.twos, strict=True)])
-        both = np.stack([ones, twos])
-        of_all = np.sqrt(np.sum(np.where(np.isfinite(both), both, 0) ** 2, axis=1))
-        sizes = np.maximum(np.max(both, axis=0), SMALL * np.max(of_all))
-        relative = apart / np.where(sizes > 0, sizes, 1)
-        return np.where(np.isfinite(apart), relative, np.inf)
+        of_all = np.sum(lengths**2, axis=1, where=np.isfinite(lengths)) ** 0.5
+        sizes = np.maximum(np.max(lengths, axis=0), SMALL * np.max(of_all))
+        sizes, infinite = np.maximum(sizes, _LEAST), np.full_like(apart, np.inf)
+        return np.divide(apart, sizes, out=infinite, where=np.isfinite(apart))
 
     def apart(self, *, bits: bool = False) -> float:
         """Return the largest distance; `bits`: equal numbers of different bits are
@@ -64,12 +63,11 @@ class Sides:
         ones, twos = (_lengths(side) > 0 for side in (self.ones, self.twos))
         return {*compress(self.names, ones != twos)}
 
-    def lengths(self) -> tuple[float, float]:
-        """Return the length of all arrays of each run, as one vector."""
-        one, two = (
-            np.sum(_lengths(side) ** 2) ** 0.5 for side in (self.ones, self.twos)
-        )
-        return float(one), float(two)
+    @property
+    def vectors(self) -> list[np.ndarray]:
+        """All numbers of each run."""
+        sides = self.ones, self.twos
+        return [np.concatenate([*map(np.ravel, side)]) for side in sides]
 
     def number(self, what: Shown) -> Number:
         """Return both numbers where the farthest pair differs most."""
@@ -83,14 +81,13 @@ class Sides:
 
     def multiple(self, most: float) -> float | None:
         """Return the factor that makes the second side the first one, or None."""
-        pairs = zip(self.ones, self.twos, strict=True)
-        product = sum(float(np.vdot(a, b)) for a, b in pairs)
-        square = self.lengths()[1] ** 2
-        if not np.isfinite(product) or not square:
+        one, two = self.vectors
+        square = float(two @ two)
+        factor = float(one @ two) / square if square else 0.0
+        if not factor or not np.isfinite(factor):
             return None
-        factor = product / square
         scaled = Sides(self.names, self.ones, [factor * b for b in self.twos])
-        return factor if factor and scaled.apart() <= most else None
+        return factor if scaled.apart() <= most else None
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return arrays of rows as two arrays of the shape (rows, numbers)."""

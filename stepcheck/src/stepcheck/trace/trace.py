@@ -50,8 +50,6 @@ class Run:
     Attributes:
         parameters: those that are trained, in the order of all lists of them.
         others: statistics, seeds and frozen parameters.
-        slots: of each optimizer, by its number in `Applied.optimizer`, the names of its
-            slots.
         ended: all values after the training.
         dtypes: in which its layers compute.
     """
@@ -59,7 +57,6 @@ class Run:
     name: str
     parameters: tuple[Parameter, ...]
     others: tuple[Parameter, ...]
-    slots: dict[int, tuple[str, ...]]
     ended: Values
     dtypes: tuple[str, ...]
     log: Log

@@ -61,11 +61,10 @@ def updates(run: Run) -> list[Update]:
         for passes, applied in found
     ]
     num, ends = len(run.parameters), [*begins[1:], run.ended]
+    parts = zip(found, begins, ends, strict=True)
     return [
-        Update(i + 1, passes, _known(applied, num), begin.buffers, end, is_by_hand)
-        for i, ((passes, applied), begin, end) in enumerate(
-            zip(found, begins, ends, strict=True)
-        )
+        Update(i, passes, _known(applied, num), begin.buffers, end, is_by_hand)
+        for i, ((passes, applied), begin, end) in enumerate(parts, start=1)
     ]
 
 
