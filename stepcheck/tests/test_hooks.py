@@ -14,7 +14,7 @@ import stepcheck
 import wholestep as ws
 from stepcheck.faults import Fault, Stage
 from stepcheck.keras import hooks
-from stepcheck.keras.hooks import Hooks
+from stepcheck.keras.hooks import Hooks, listening
 from stepcheck.keras.listener import listener
 from stepcheck.keras.state import room
 from stepcheck.trace import log as logs
@@ -309,7 +309,8 @@ def test_outputs_whose_gradient_was_taken_are_not_kept():
         logs.Log(),
     )
     optimizer.build(model.trainable_variables)
-    with Hooks(model, listener(), record).on():
+    engine = listener()
+    with listening(engine, [Hooks(model, engine, record)]):
         for rows in np.random.default_rng(1).permutation(24).reshape(6, 4):
             with tf.GradientTape() as one, tf.GradientTape() as two:
                 out = model(X[rows], training=True)
@@ -512,7 +513,7 @@ def test_a_step_that_an_error_ends_is_judged_up_to_there():
         ({"data": X}, "data must be"),
         ({"data": (X, Y, Y, Y)}, "4 parts"),
         ({"data": (X, Y[:-1])}, "the same number of rows"),
-        ({"data": (X, [1.0] * NUM)}, "data must hold arrays"),
+        ({"data": (X, [1.0] * NUM)}, "data must be arrays"),
         ({"data": (X, Y), "loss": 3}, "loss must be a Keras loss"),
         ({"data": (X, Y), "loss": {"none": "mse"}}, "one for each"),
         ({"data": (X, Y), "learning_rate": "fast"}, "learning_rate must be"),

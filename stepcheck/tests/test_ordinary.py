@@ -78,7 +78,7 @@ class Eager(keras.Model):
 
 
 @ONLY_TENSORFLOW
-@pytest.mark.parametrize("loss", [lambda y, out: squared(out, y), ["mse"]])
+@pytest.mark.parametrize("loss", [lambda y, out: squared(out, y), "mse"])
 def test_a_model_that_runs_eagerly_alone_can_be_watched(loss, verdicts):
     model = Eager()
     model(X)

@@ -15,7 +15,7 @@ from stepcheck import tree
 from stepcheck.steps import StepRule
 from stepcheck.trace.log import Applied, Called, Line, Log, Values
 from stepcheck.trace.measure import Tolerance, places, tolerance
-from stepcheck.trace.windows import PAD, Piece, Update, packed
+from stepcheck.trace.windows import PAD, Piece, packed
 from stepcheck.tree import Tree
 
 ByPass = dict[int, tuple[np.ndarray, ...]]
@@ -107,6 +107,8 @@ class Port(ABC):
         ]
         self.sizes = [int(np.prod(shape)) for shape in self.shapes]
         self._kept = list(map(places, self.sizes))
+        pairs = zip(self.sizes, self._kept, strict=True)
+        self._nums = [size if kept is None else len(kept) for size, kept in pairs]
         self.is_in_part = any(chosen is not None for chosen in self._kept)
         self.is_half = any("float16" in dtype for dtype in dtypes)
         self.tolerance: Tolerance = tolerance(dtypes)
@@ -133,7 +135,6 @@ class Port(ABC):
         be trainable.
         """
 
-    @abstractmethod
     def stepped(
         self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
     ) -> list | None:
@@ -143,6 +144,7 @@ class Port(ABC):
         Later steps continue with the slots of the step before. None if another
         optimizer made the steps, or if their numbers are not complete.
         """
+        return None
 
     @abstractmethod
     def rules(self, optimizer: Any) -> tuple[StepRule | None, ...]:
@@ -236,10 +238,6 @@ class Port(ABC):
         where it cannot be read.
         """
 
-    def line_of_step(self, update: Update) -> Line | None:
-        """Return the line that makes the step of an update."""
-        return update.applied.line
-
     def settle(self, objective: Any, pieces: list[Piece]) -> None:
         """Note in an objective whether its loss of a batch is the mean of its rows'
         losses, where that is not known.
@@ -272,34 +270,24 @@ class Port(ABC):
         A large gradient may be passed in whole, or as a log keeps it.
         """
         parts = []
-        for size, grad, kept in zip(self.sizes, grads, self._kept, strict=True):
-            num = size if kept is None else len(kept)
+        for num, grad, kept in zip(self._nums, grads, self._kept, strict=True):
             part = np.zeros(num) if grad is None else np.reshape(grad, -1)
             parts.append((part if len(part) == num else part[kept]).astype("float64"))
         return np.concatenate(parts)
 
     def name_at(self, i: int) -> str:
         """Return the parameter of the i-th entry of such a vector, with its index."""
-        kept = [
-            size if own is None else len(own)
-            for size, own in zip(self.sizes, self._kept, strict=True)
-        ]
-        ends = np.cumsum(kept)
+        ends = np.cumsum(self._nums)
         owner = int(np.searchsorted(ends, i, side="right"))
-        inside, chosen = i - int(ends[owner] - kept[owner]), self._kept[owner]
-        place = inside if chosen is None else int(chosen[inside])
+        place, kept = i - int(ends[owner]) + self._nums[owner], self._kept[owner]
+        place = place if kept is None else int(kept[place])
         index = ", ".join(map(str, np.unravel_index(place, self.shapes[owner])))
         return f"{self.names[owner]}[{index}]"
 
     def parts(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Cut such a vector into the parameters."""
-        sizes = [
-            size if kept is None else len(kept)
-            for size, kept in zip(self.sizes, self._kept, strict=True)
-        ]
-        return dict(
-            zip(self.names, np.split(vector, np.cumsum(sizes)[:-1]), strict=True)
-        )
+        cut = np.split(vector, np.cumsum(self._nums)[:-1])
+        return dict(zip(self.names, cut, strict=True))
 
     def batch(
         self,
@@ -341,16 +329,11 @@ class Port(ABC):
         narrower than the data.
         """
         pairs = zip(tree.leaves(self.data[0]), piece.called.inputs, strict=False)
-        is_narrow = any(
-            np.shape(whole)[1:2] > given.shape[1:2] for whole, given in pairs
-        )
-        if not is_narrow or leaf.ndim < 2 or not piece.called.outputs:
-            return leaf
-        return (
-            leaf[:, : piece.called.outputs[0].shape[1]]
-            if piece.called.outputs[0].ndim > 1
-            else leaf
-        )
+        shapes = ((np.shape(whole), given.shape) for whole, given in pairs)
+        is_narrow = any(one[1:2] > two[1:2] for one, two in shapes)
+        outputs = piece.called.outputs
+        width = outputs[0].shape[1:2] if is_narrow and outputs else ()
+        return leaf[:, : width[0]] if width and leaf.ndim > 1 else leaf
 
     def _packed(self, inputs: list) -> Tree:
         return packed(inputs, self.data[0])

@@ -52,23 +52,13 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
         SpecificationError: there is no leaf, a leaf has no leading axis, or the lengths
             differ.
     """
-    named = named_leaves(tree, root)
-    lengths: dict[str, int] = {}
-    for name, leaf in named:
-        shape: Any = getattr(leaf, "shape", ())
-        if not len(shape):
-            must = f"{name} must be an array with a leading row axis."
-            raise SpecificationError(
-                message(must, leaf, "pass an array of shape (rows, ...).")
-            )
-        lengths[name] = int(shape[0])
-    if not lengths:
-        must = f"{root} must hold at least one array."
-        raise SpecificationError(
-            message(must, tree, "pass arrays with a leading row axis.")
-        )
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{name}: {length} rows" for name, length in lengths.items())
-        must = "All arrays must have the same number of rows."
-        raise SpecificationError(message(must, counts, "pass arrays of equal length."))
-    return next(iter(lengths.values()))
+    sizes = {
+        name: int(leaf.shape[0]) if getattr(leaf, "shape", ()) else "no axis"
+        for name, leaf in named_leaves(tree, root)
+    }
+    if len({*sizes.values()}) != 1 or "no axis" in sizes.values():
+        must = f"All arrays in {root} must have the same number of rows."
+        received = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        advice = "pass arrays of shape (rows, ...), of equal length."
+        raise SpecificationError(message(must, received, advice))
+    return int(next(iter(sizes.values())))

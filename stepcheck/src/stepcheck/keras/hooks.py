@@ -29,7 +29,7 @@ from stepcheck.keras.steps import at_rate, rules, slots_of
 from stepcheck.seams import replaced
 from stepcheck.trace.log import Applied, Called, Log, Other, Scaled, clips_of
 from stepcheck.trace.windows import packed
-from stepcheck.tree import Tensor, Tree
+from stepcheck.tree import Tree
 from stepcheck.user_code.source import is_in_fit, is_in_trainer, line_of_user
 from stepcheck.values import Reason
 from wholestep.model import uncast, with_mask_of
@@ -50,15 +50,17 @@ def listening(
         found: makes the hooks of a model that has none, and is called by no other.
     """
     model, optimizer = keras.Model, keras.optimizers.Optimizer
+    scaling = keras.optimizers.LossScaleOptimizer
     met = partial(_met, hooks, found, threading.local())
     seams = [
         *((model, name, met) for name in ("__call__", "stateless_call")),
         (model, "make_train_function", partial(_made, hooks, found, listener)),
-        (optimizer, "apply", partial(_applied, hooks)),
-        (keras.optimizers.LossScaleOptimizer, "check_finite", partial(_checked, hooks)),
+        (optimizer, "apply", partial(_around, "stepping", hooks)),
+        (scaling, "check_finite", partial(_around, "checking", hooks)),
     ]
-    with listener.listening(), ExitStack() as stack:
+    with ExitStack() as stack:
         stack.callback(_close, hooks)  # also those that are found later
+        stack.enter_context(listener.listening())
         for each in hooks:
             each.begin()
         for kind, name, hooked in seams:
@@ -127,36 +129,25 @@ def _made(
     return made
 
 
-def _applied(hooks: list["Hooks"], apply: Callable) -> Callable:
-    """Return the optimizers' `apply`, recorded by the hooks of each model."""
+def _around(name: str, hooks: list["Hooks"], method: Callable) -> Callable:
+    """Return a method of optimizers that the hooks of each model see begin and end.
 
-    @wraps(apply)
-    def told(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        given = None if trainable_variables is None else list(trainable_variables)
-        begun = [
-            each.harmless(each.stepping)(optimizer, grads, given) for each in hooks
-        ]
-        result = apply(optimizer, grads, given)
-        for each, end in zip(hooks, begun, strict=False):
-            if end is not None:
-                each.harmless(end)()
-        return result
-
-    return told
-
-
-def _checked(hooks: list["Hooks"], check: Callable) -> Callable:
-    """Return the check of an optimizer that scales the loss, with a record of its
-    result.
+    Args:
+        name: of the method of `Hooks` that sees it begin, and returns what sees its end.
     """
 
-    @wraps(check)
-    def told(optimizer: Any, grads: Any) -> Any:
-        is_finite = check(optimizer, grads)
-        for each in hooks:
-            each.harmless(each.note_check)(is_finite)
-        return is_finite
+    @wraps(method)
+    def told(optimizer: Any, *arguments: Any, **others: Any) -> Any:
+        given = [[*each] if isinstance(each, Iterator) else each for each in arguments]
+        begun = [
+            each.harmless(getattr(each, name))(optimizer, *given, **others)
+            for each in hooks
+        ]
+        result = method(optimizer, *given, **others)
+        for each, end in zip(hooks, begun, strict=False):
+            if end is not None:
+                each.harmless(end)(result)
+        return result
 
     return told
 
@@ -181,12 +172,6 @@ class Hooks:
         self._stack = ExitStack()
         self._num_muted: Counter[int] = Counter()  # by thread
 
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        """Record to the log inside; afterwards all attributes are restored."""
-        with listening(self.listener, [self]):
-            yield
-
     def begin(self) -> None:
         """Hook the model's own methods, until the record is closed."""
         self.log.is_stateless = keras.backend.backend() == "jax"
@@ -198,7 +183,6 @@ class Hooks:
     def close(self) -> None:
         """Restore all models, and end the record."""
         self._stack.close()
-        self.listener.settle()
         self.log.close()
 
     def renew(self, trainer: keras.Model) -> None:
@@ -265,8 +249,7 @@ class Hooks:
 
         @wraps(method)
         def heard(*arguments: Any, **others: Any) -> Any:
-            x = arguments[0] if arguments else others.get("x")
-            self.log.fit(x, others.get("class_weight"), others.get("sample_weight"))
+            self.log.fit(others.get("class_weight"), others.get("sample_weight"))
             return method(*arguments, **others)
 
         return _as_bound(heard, method)
@@ -306,14 +289,13 @@ class Hooks:
             return True
         return False
 
-    def note_check(self, is_finite: Any) -> None:
-        """Record whether the gradients of a step are finite."""
+    def checking(self, *_: Any) -> Callable:
+        """Return what records whether the gradients of a step are finite."""
 
         def keep(order: int, replica: int, numbers: list[np.ndarray]) -> None:
             self.log.add(Scaled(order, bool(numbers[0]), replica))
 
-        if not self._is_silent():
-            self._tell(keep, [is_finite])
+        return lambda is_finite: self._is_silent() or self._tell(keep, [is_finite])
 
     def _call(self) -> Callable:
         call = self.model.call
@@ -416,45 +398,39 @@ class Hooks:
         return self.listener.value(variable) if is_variable else variable
 
     def stepping(
-        self, optimizer: Any, grads: list, given: list | None
+        self, optimizer: Any, grads: list, trainable_variables: list | None = None
     ) -> Callable | None:
         """Begin the record of an optimizer step, and return what ends it, or None."""
         if self._is_silent():
             return None
+        given = trainable_variables
         of = optimizer._trainable_variables if given is None else given
         handed = {id(v): grad for v, grad in zip(of, grads, strict=False)}
         params = self.model.trainable_variables
-        numbers = [
-            keras.ops.convert_to_tensor(self._value(each))
-            for each in (
-                optimizer.learning_rate,
-                optimizer.iterations,
-                optimizer._iterations,
-            )
-        ]
+        rate, scale = optimizer.learning_rate, optimizer.loss_scale_factor
+        counts = rate, optimizer.iterations, optimizer._iterations
+        numbers = [keras.ops.convert_to_tensor(self._value(each)) for each in counts]
         if not any(id(v) in handed for v in params):
             self._tell(
                 lambda order, replica, _: self.log.add(Other(order, replica)), numbers
             )
             return None
-        held = self._held(optimizer, [handed.get(id(v)) for v in params])
+        place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
+        dense = [keras.ops.convert_to_tensor(handed[id(params[i])]) for i in place]
+        held = [
+            each if scale is None else each / scale  # by which `apply` divides
+            for each in in_part(dense)
+        ]
         before, slots_before = self._states(optimizer), slots_of(optimizer, params)
 
-        def end() -> None:
+        def end(_: Any) -> None:
             slots = slots_before, slots_of(optimizer, params)
             known = self._known(optimizer, handed) | {"slots_of": slots}
-            groups = held, *before, *self._states(optimizer), numbers
+            by_place = dict(zip(place, held, strict=True))
+            groups = by_place, *before, *self._states(optimizer), numbers
             self._tell_apply(optimizer, groups, known)
 
         return end
-
-    def _held(self, optimizer: Any, grads: list) -> dict[int, Tensor]:
-        """Return the gradients that there are, by parameter, as the step has them."""
-        place = [i for i, grad in enumerate(grads) if grad is not None]
-        held = in_part([self.listener.dense(grads[i]) for i in place])
-        if (scale := optimizer.loss_scale_factor) is not None:  # `apply` divides by it
-            held = [each / scale for each in held]
-        return dict(zip(place, held, strict=True))
 
     def _states(self, optimizer: Any) -> list[list]:
         """Return the values of parameters and of the optimizer's variables, large ones
@@ -471,19 +447,17 @@ class Hooks:
         """
         params = self.model.trainable_variables
         grads = [handed.get(id(v)) for v in params]
-        found = zip(rules(optimizer, params, grads), grads, strict=True)
-        built = {id(v) for v in optimizer._trainable_variables}
+        lost = [i for i, v in enumerate(params) if handed.get(id(v), 0) is None]
+        slots = {id(v) for v in optimizer._trainable_variables}
         schedule = keras.optimizers.schedules.LearningRateSchedule
         return {
             "kind": type(optimizer).__name__,
             "line": line_of_user(self.listener.stack()),
-            "lost": tuple(
-                i for i, v in enumerate(params) if handed.get(id(v), 0) is None
-            ),
-            "rules": tuple(rule if grad is not None else None for rule, grad in found),
+            "lost": tuple(lost),
+            "rules": rules(optimizer, params, grads),
             "accumulates": optimizer.gradient_accumulation_steps or 1,
             "clips": clips_of(optimizer),
-            "built": tuple(i for i, v in enumerate(params) if id(v) in built),
+            "built": tuple(i for i, v in enumerate(params) if id(v) in slots),
             "trained": trained_in(self.model),
             "is_scheduled": isinstance(optimizer._learning_rate, schedule),
         }

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -12,15 +12,12 @@ from jax.experimental import io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from stepcheck.keras.listener import Told
+from stepcheck.keras.listener import Listener, Told
 from stepcheck.tree import Tensor
-from stepcheck.user_code.stack import running
 
 
-class EngineListener:
+class EngineListener(Listener):
     """The listener on JAX."""
-
-    is_deaf_to_xla = False
 
     def __init__(self) -> None:
         self._clock = 0
@@ -37,6 +34,7 @@ class EngineListener:
         try:
             yield
         finally:
+            jax.effects_barrier()
             jax.clear_caches()
 
     def tell(self, told: Told, values: list[Tensor]) -> None:
@@ -92,10 +90,6 @@ class EngineListener:
         """Return the value of a Keras variable here."""
         return variable.value
 
-    def dense(self, gradient: Tensor) -> Tensor:
-        """Return the gradient unchanged."""
-        return gradient
-
     def is_differentiated(self, values: list[Tensor]) -> bool | None:
         """Whether `grad` traces the values. None inside a nested `jit`, which hides it."""
         kinds = _kinds(values)
@@ -113,18 +107,6 @@ class EngineListener:
             self._are_several = True  # the optimizer's step may be in the same program
             return "jax.shard_map over several axes"
         return "jax.vmap" if "BatchTracer" in _kinds(values) else ""
-
-    def stack(self) -> Iterable[tuple[str, int]]:
-        """Return Python's stack: JAX traces functions unchanged."""
-        return running()
-
-    def unhooked(self, function: Callable) -> Callable:
-        """Return the function unchanged."""
-        return function
-
-    def settle(self) -> None:
-        """Wait for the device and its reports."""
-        jax.effects_barrier()
 
 
 _MOST_DEVICES = 1 << 20

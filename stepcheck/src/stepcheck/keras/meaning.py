@@ -171,8 +171,9 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         loss = _compiled_loss(model)
         is_own = is_overridden(model, "compute_loss")
         if is_own or isinstance(loss, dict | list | tuple):
-            if not model._compile_loss.built:  # as `fit` does before its first batch
-                model._compile_loss.build(y, outputs(model, x))
+            build = model._compile_loss.build  # as `fit` does before its first batch
+            if not model._compile_loss.built:
+                attempt(lambda: build(y, outputs(model, x)))
             return CompiledObjective([])
     if isinstance(loss, dict | list | tuple):
         try:
@@ -229,16 +230,11 @@ def _of_function(loss: Any) -> Any:
 
 
 def outputs(model: keras.Model, x: Tree) -> Tree:
-    """Return the outputs for one row as symbols; as numbers if the model has no trace."""
+    """Return the outputs for one row as symbols."""
     symbols = tree.map_leaves(
         lambda leaf: keras.KerasTensor((1, *leaf.shape[1:]), leaf.dtype), x
     )
-    found, error = attempt(lambda: model.compute_output_spec(symbols))
-    if error is None:
-        return found
-    if not model.built:
-        raise error
-    return model(tree.map_leaves(lambda leaf: leaf[:1], x))
+    return model.compute_output_spec(symbols)
 
 
 def are_numbers(leaf: object) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 import keras
 
@@ -32,28 +33,24 @@ def recording(trace: Trace, models: list[keras.Model]) -> Iterator[None]:
             yield
     finally:
         engine = keras.backend.backend()
-        trace.versions |= {"keras": keras.__version__, engine: _version(engine)}
+        trace.versions |= {
+            "keras": keras.__version__,
+            engine: import_module(engine).__version__,
+        }
         trace.runs += [_run(each) for each in hooks if _is_trained(each, hooks)]
-
-
-def _version(engine: str) -> str:
-    return str(__import__(engine).__version__)
 
 
 def _is_trained(own: Hooks, hooks: list[Hooks]) -> bool:
     """Whether a model was trained; one whose parts alone are called is left to their
     records.
     """
-    called = (each.model for each in hooks if each.log.called)
-    parts = {id(v) for model in called for v in model.trainable_variables}
-    is_called = (
-        bool(own.log.called)
-        or not {id(v) for v in own.model.trainable_variables} <= parts
-    )
-    is_moved = bool(own.log.applied) or any(
-        each.differentiated is not False for each in own.log.called
-    )
-    return bool(own.log.num_moves) and is_called and is_moved
+    variables = {id(v) for v in own.model.trainable_variables}
+    called = [each for each in hooks if each.log.called]
+    parts = {id(v) for each in called for v in each.model.trainable_variables}
+    is_called = own in called or not variables <= parts
+    passes = own.log.called
+    is_moved = own.log.applied or any(p.differentiated is not False for p in passes)
+    return bool(own.log.num_moves and is_called and is_moved)
 
 
 def _run(hooks: Hooks) -> Run:

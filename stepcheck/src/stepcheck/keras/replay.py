@@ -25,7 +25,7 @@ from stepcheck.keras.programs import (
 from stepcheck.keras.state import flags, set_flags, trained_in, untrained, values
 from stepcheck.port import ByPass, Port, Terms
 from stepcheck.steps import StepRule
-from stepcheck.trace.log import Applied, Called, Line, Log, Values
+from stepcheck.trace.log import Called, Line, Log, Values
 from stepcheck.trace.windows import Piece, packed
 from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.source import line_of_loss
@@ -122,15 +122,10 @@ class Replay(Port):
         own = {id(v) for layer in layers for v in layer._trainable_variables}
         return [i for i, v in enumerate(self._others) if id(v) in own]
 
-    def stepped(
-        self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
-    ) -> list | None:
-        return own_steps.stepped(self.model, optimizer, steps)
-
     def rules(self, optimizer: Any) -> tuple[StepRule | None, ...]:
         variables = self.model.trainable_variables
         rate = float(ops.convert_to_numpy(optimizer.learning_rate))
-        found = own_steps.rules(optimizer, variables, [None] * len(variables))
+        found = own_steps.rules(optimizer, variables, variables)
         return own_steps.at_rate(found, rate)
 
     def outputs(

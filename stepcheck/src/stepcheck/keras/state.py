@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from stepcheck.errors import attempt
 from stepcheck.trace import log as logs
 from stepcheck.trace.log import Flags, Values
 from stepcheck.trace.measure import NUM_PLACES, outline, places
@@ -11,10 +12,11 @@ from stepcheck.tree import Tensor
 
 def untrained(model: keras.Model) -> list[keras.Variable]:
     """Return the variables that no gradient moves, and the states of recurrent layers."""
-    stateful = [
-        layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)
+    layers = model._flatten_layers()
+    kept = [
+        getattr(each, "states", None) for each in layers if hasattr(each, "stateful")
     ]
-    states = keras.tree.flatten([getattr(layer, "states", None) for layer in stateful])
+    states = keras.tree.flatten(kept)
     recurrent = (state for state in states if isinstance(state, keras.Variable))
     return [*model.non_trainable_variables, *recurrent]
 
@@ -41,32 +43,23 @@ def set_flags(wanted: Flags) -> None:
 
 def values(model: keras.Model) -> Values | None:
     """Return copies of a model's values; None in a trace, or if JAX has donated them."""
+
+    def copies(variables: list[keras.Variable]) -> list[np.ndarray]:
+        return [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+
     groups = model.trainable_variables, untrained(model)
-    try:
-        return Values(
-            *(
-                [np.array(keras.ops.convert_to_numpy(v)) for v in group]
-                for group in groups
-            )
-        )
-    except (
-        TypeError,
-        RuntimeError,
-        AttributeError,
-    ):  # raised by Keras, JAX and TensorFlow
-        return None
+    return attempt(lambda: Values(*map(copies, groups)))[0]
 
 
 def is_outdated_in(model: keras.Model) -> bool:
     """Whether `fit` trains other variables than the trainable ones: those of `compile`."""
     optimizer = vars(model).get("optimizer")
-    if vars(model).get("train_function") is None or not getattr(
-        optimizer, "built", False
-    ):
+    has_trained = vars(model).get("train_function") is not None
+    if not has_trained or not getattr(optimizer, "built", False):
         return False
-    return {id(v) for v in optimizer._trainable_variables} != {
-        id(v) for v in model.trainable_variables
-    }
+    both = optimizer._trainable_variables, model.trainable_variables
+    ours, theirs = ({id(v) for v in each} for each in both)
+    return ours != theirs
 
 
 def in_part(values: list[Tensor]) -> list[Tensor]:

@@ -6,12 +6,10 @@ from numbers import Real
 from typing import Any
 
 import keras
-import numpy as np
-from keras import ops, optimizers
+from keras import optimizers
 
-from stepcheck.errors import attempt
 from stepcheck.steps import Epsilon, StepRule, Velocity
-from stepcheck.trace.log import Applied, clips_of
+from stepcheck.trace.log import clips_of
 
 _SLOTS = {  # the attributes of an optimizer, and what `stepcheck.steps.Slots` calls them
     "momentums": "mean",
@@ -43,7 +41,7 @@ def rules(optimizer: Any, variables: list[keras.Variable], grads: list) -> Rules
     Averages that overwrite the weights, and constraints, are no part of a rule.
 
     Args:
-        grads: of each variable, as the optimizer gets it, or None.
+        grads: of each variable, as the optimizer gets it; None for one without a step.
     """
     overwrites = optimizer.use_ema and optimizer.ema_overwrite_frequency
     if type(optimizer) not in _KINDS or overwrites:
@@ -57,7 +55,7 @@ def rules(optimizer: Any, variables: list[keras.Variable], grads: list) -> Rules
         if decay is not None and optimizer._use_weight_decay(variable):
             rule = replace(rule, weight_decay=float(decay), is_decoupled=True)
         is_more = variable.constraint is not None or variable.overwrite_with_gradient
-        found.append(None if is_more else rule)
+        found.append(None if is_more or grad is None else rule)
     return tuple(found)
 
 
@@ -129,51 +127,3 @@ def numbers_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     names = {*signature(type(optimizer)).parameters} - _JUDGED_ELSEWHERE
     every = {name: getattr(optimizer, name, ...) for name in sorted(names)}
     return {k: v for k, v in every.items() if v is None or isinstance(v, Real)}
-
-
-def _copied(optimizer: Any) -> Any:
-    """Return an optimizer with the same settings; None where they do not make it."""
-    config, _ = attempt(optimizer.get_config)  # an error: of a step that ended halfway
-    names = "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"
-    has_more = any(getattr(optimizer, name, None) for name in names)
-    if not config or has_more or config.get("gradient_accumulation_steps"):
-        return None
-    other, _ = attempt(lambda: type(optimizer).from_config(config))
-    if other is not None:  # else an error of an optimizer with arguments of its own
-        other.loss_scale_factor = None  # the gradients are divided already
-    return other
-
-
-def stepped(
-    model: keras.Model,
-    optimizer: Any,
-    steps: list[tuple[Applied, list[np.ndarray | None]]],
-) -> list | None:
-    """Return the weights after the steps that a copy of an optimizer makes; as of
-    `Port.stepped`.
-    """
-    if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
-        return None
-    first, other = steps[0][0], _copied(optimizer)
-    if other is None:
-        return None
-    variables = [keras.Variable(value, name="replayed") for value in first.params]
-    for variable, own in zip(variables, model.trainable_variables, strict=True):
-        variable.constraint = own.constraint
-    other.build(variables)
-    if len(first.slots) == len(other.variables):  # else it was not built
-        _assign(other.variables, first.slots)
-    for applied, grads in steps:
-        _assign(variables, applied.params)
-        if not callable(getattr(other, "_learning_rate", None)):
-            other.learning_rate = applied.learning_rate
-        pairs = zip(grads, variables, strict=True)
-        other.apply_gradients(
-            [(ops.convert_to_tensor(g, v.dtype), v) for g, v in pairs if g is not None]
-        )
-    return [np.array(ops.convert_to_numpy(v)) for v in variables]
-
-
-def _assign(variables: list[keras.Variable], values: list) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

@@ -13,10 +13,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from stepcheck.keras.listener import Told
+from stepcheck.keras.listener import Listener, Told
 from stepcheck.seams import replaced
 from stepcheck.tree import Tensor, Tree
-from stepcheck.user_code.stack import running, uncollected
+from stepcheck.user_code.stack import uncollected
 
 _ACTIVATIONS = "Softmax", "Sigmoid"
 _FUNCTION = type(tf.function(lambda: None))
@@ -28,7 +28,7 @@ _KNOWN = (
 Watched = tuple[Tensor, Told]
 
 
-class EngineListener:
+class EngineListener(Listener):
     """The listener on TensorFlow."""
 
     is_deaf_to_xla = True
@@ -142,10 +142,6 @@ class EngineListener:
         """Return the value of a Keras variable here."""
         return tf.identity(tf.convert_to_tensor(variable.value))
 
-    def dense(self, gradient: Tensor) -> Tensor:
-        """Return a gradient as one tensor."""
-        return tf.convert_to_tensor(gradient)
-
     def is_differentiated(self, values: list[Tensor]) -> bool | None:
         """Whether a tape is open."""
         return self._num_open > 0
@@ -172,13 +168,10 @@ class EngineListener:
         before AutoGraph's conversion.
         """
         if tf.executing_eagerly():
-            return running()
+            return super().stack()
         frames = reversed(tf.no_op().traceback)
         return [(frame.filename, frame.lineno) for frame in frames]
 
     def unhooked(self, function: Callable) -> Callable:
         """Return the function in a form that autograph leaves alone."""
         return tf.autograph.experimental.do_not_convert(function)
-
-    def settle(self) -> None:
-        """Do nothing: TensorFlow's functions have finished when they return."""

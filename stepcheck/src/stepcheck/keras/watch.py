@@ -2,7 +2,7 @@
 one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from stepcheck import tree
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.faults import Stage
 from stepcheck.judge import Case
-from stepcheck.keras.hooks import Hooks
+from stepcheck.keras.hooks import Hooks, listening
 from stepcheck.keras.listener import listener
 from stepcheck.keras.meaning import NoLoss, meant
 from stepcheck.keras.objective import OfModel, as_given
@@ -45,23 +45,88 @@ def watched(
     """Run the body of a `with` under hooks; see `stepcheck.watch`."""
     log, report = Log(room=room(model)), Report()
     try:
-        made = case(model, data, loss, log, learning_rate, optimizer, rows)
+        given, objective = _intention(model, data, loss)
     except WholestepError as error:  # of an `Objective`
         raise SpecificationError(str(error)) from error
+    own = _optimizer(model, optimizer)
+    now = values(model)
+    made = Case(
+        Replay,
+        model,
+        given,
+        objective,
+        _schedule(own, learning_rate),
+        log,
+        now.params if now else [],
+        optimizer=own,
+        stated=None if optimizer is None else own,
+        is_given=data is None,
+        use=stated_use(rows),
+    )
+    if learning_rate is None and optimizer is None:
+        made.compiled = id(own)
     log.begin(made.before)
+    engine = listener()
+    hooks = Hooks(model, engine, log, getattr(objective, "beside", None))
     try:
-        with Hooks(
-            model, listener(), log, getattr(made.objective, "beside", None)
-        ).on():
+        with listening(engine, [hooks]):
             yield report
     except BaseException as error:
-        log.unjudged.append(
-            Unjudged(Reason.ENDED, updates=log.num_updates, told=type(error).__name__)
-        )
+        told, num = type(error).__name__, log.num_updates
+        log.unjudged.append(Unjudged(Reason.ENDED, updates=num, told=told))
         attempt(lambda: _close(report, made))  # an error here would hide the loop's
         raise
     made.ended = None if log.is_cut else values(model)
     _close(report, made)
+
+
+def _intention(
+    model: keras.Model, data: Any, loss: Any
+) -> tuple[tuple[Tree, Tree, Tree], Any]:
+    """Return (data, objective); of a function of model and batch the other parts are
+    labels.
+    """
+    if not isinstance(loss, Stated):
+        x, y, *rest = _arrays(data, 2, 3)
+        return (x, y, rest[0] if rest else None), meant(model, loss, x, y)
+    if data is None:
+        return (np.zeros((1, 1)), (), None), OfModel(loss, model)
+    x, *rest = _arrays(data, 1, 100)
+    return (x, tuple(rest), None), OfModel(loss, model)
+
+
+def _arrays(data: Any, least: int, most: int) -> list[Tree]:
+    """Return copies of the parts of the data."""
+    num = len(data) if isinstance(data, tuple | list) else 0
+    leaves = tree.leaves(tuple(data)) if num else [data]
+    others = [leaf for leaf in leaves if not hasattr(leaf, "__array__")]
+    if others or not least <= num <= most:
+        must = "data must be arrays: (x, y) or (x, y, sample_weight)."
+        received = ", ".join(type(each).__name__ for each in others)
+        advice = "of a dataset the rows in arrays: `np.concatenate(list(dataset))`."
+        raise SpecificationError(message(must, received or f"{num} parts", advice))
+    parts = [tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data]
+    tree.num_rows(tuple(part for part in parts if part is not None), "data")
+    return parts
+
+
+def _optimizer(model: keras.Model, stated: Any) -> Any:
+    """Return the optimizer that moves the weights."""
+    if stated is not None and not isinstance(stated, keras.optimizers.Optimizer):
+        must = "optimizer must be an optimizer of Keras."
+        advice = "the one that the loop applies, or leave it out."
+        raise SpecificationError(message(must, type(stated).__name__, advice))
+    own = getattr(model, "optimizer", None) if stated is None else stated
+    return getattr(own, "inner_optimizer", own)
+
+
+def _schedule(optimizer: Any, learning_rate: Any) -> Schedule | None:
+    """Return the learning rate that is meant, by update; None if it is not known."""
+    if learning_rate is not None:
+        return scheduled(learning_rate)
+    own = getattr(optimizer, "_learning_rate", None)
+    is_known = isinstance(own, keras.optimizers.schedules.LearningRateSchedule)
+    return scheduled(own) if is_known else None
 
 
 def _close(report: Report, made: Case) -> None:
@@ -76,6 +141,25 @@ def _close(report: Report, made: Case) -> None:
         _complete(made)
     _try(made)
     report.close(made)
+
+
+def _complete(made: Case) -> None:
+    """Take the names of inputs, and the weights of rows, that the loop has given."""
+    x, y, stated = made.data
+    names = [each.name for each in getattr(made.model, "inputs", None) or []]
+    if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
+        x = dict(zip(names, x, strict=True))  # the order of a dict is that of its names
+        made.data = x, y, stated
+    by_class, weight = made.log.fitted
+    if stated is not None or (by_class is None and weight is None):
+        return
+    # An error: of weights of rows, or labels that are no classes.
+    found, _ = attempt(lambda: class_weighted(by_class)((x, y)))
+    if found is not None:
+        made.data = found
+        return
+    made.log.leave(Reason.WEIGHTS_NOT_STATED, Stage.GRADIENT)
+    made.objective = NoLoss()
 
 
 def _try(made: Case) -> None:
@@ -93,124 +177,3 @@ def _try(made: Case) -> None:
         told = f"{type(error).__name__}: {error}"
         made.log.leave(Reason.LOSS_FAILED, Stage.GRADIENT, told)
         made.objective = NoLoss()
-
-
-def _complete(made: Case) -> None:
-    """Take the names of inputs, and the weights of rows, that the loop has given."""
-    x, y, stated = made.data
-    names = [each.name for each in getattr(made.model, "inputs", None) or []]
-    if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
-        x = dict(zip(names, x, strict=True))  # the order of a dict is that of its names
-        made.data = x, y, stated
-    fitted, by_class, weight = made.log.fitted
-    if stated is not None or (by_class is None and weight is None):
-        return
-    own, given = tree.leaves(x), tree.leaves(fitted)
-    is_same = len(own) == len(given) and all(map(np.array_equal, own, given))
-    if by_class is not None:
-        # An error: of labels that are no classes.
-        found, _ = attempt(lambda: class_weighted(by_class)((x, y)))
-    else:
-        found = (x, y, np.asarray(weight)) if is_same else None
-    if found is None:
-        made.log.leave(Reason.WEIGHTS_NOT_STATED, Stage.GRADIENT)
-        made.objective = NoLoss()
-    else:
-        made.data = found
-
-
-def case(
-    model: keras.Model,
-    data: Tree,
-    loss: Any,
-    log: Log,
-    learning_rate: float | Callable[[int], Any] | None,
-    optimizer: keras.optimizers.Optimizer | None,
-    rows: str | None,
-) -> Case:
-    """Return the case of a loop that begins with the present data and weights.
-
-    Raises:
-        SpecificationError: the model, the data or the loss cannot be judged.
-    """
-    given, objective = _intention(model, data, loss)
-    if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
-        must, attempt = (
-            "optimizer must be an optimizer of Keras.",
-            "the one that the loop applies, or leave it out.",
-        )
-        raise SpecificationError(message(must, type(optimizer).__name__, attempt))
-    own = getattr(model, "optimizer", None) if optimizer is None else optimizer
-    own = getattr(own, "inner_optimizer", own)  # the one that moves the weights
-    schedule = _schedule(own, learning_rate)
-    now = values(model)
-    before = now.params if now else []
-    made = Case(
-        Replay,
-        model,
-        given,
-        objective,
-        schedule,
-        log,
-        before,
-        optimizer=own,
-        stated=None if optimizer is None else own,
-        is_given=data is None,
-        use=stated_use(rows),
-    )
-    if learning_rate is None and optimizer is None:
-        made.compiled = id(own)
-    return made
-
-
-def _intention(
-    model: keras.Model, data: Any, loss: Any
-) -> tuple[tuple[Tree, Tree, Tree], Any]:
-    """Return (data, objective); of a function of model and batch the other parts are
-    labels.
-    """
-    if not isinstance(loss, Stated):
-        x, y, *rest = _arrays(data, (2, 3), "(x, y) or (x, y, sample_weight)")
-        return (x, y, rest[0] if rest else None), meant(model, loss, x, y)
-    if data is None:
-        return (np.zeros((1, 1)), (), None), OfModel(loss, model)
-    x, *rest = _arrays(data, range(1, 100), "(x,), (x, y) or more parts")
-    return (x, tuple(rest), None), OfModel(loss, model)
-
-
-def _arrays(data: Any, lengths: Sequence[int], expected: str) -> list[Tree]:
-    """Return copies of the parts of the data."""
-    if not isinstance(data, tuple | list) or len(data) not in lengths:
-        received = (
-            f"{len(data)} parts"
-            if isinstance(data, tuple | list)
-            else type(data).__name__
-        )
-        attempt = "pass arrays, e.g. data=(x_train, y_train)."
-        raise SpecificationError(
-            message(f"data must be {expected}.", received, attempt)
-        )
-    for leaf in tree.leaves(tuple(data)):
-        if not hasattr(leaf, "shape") or not hasattr(leaf, "__array__"):
-            attempt = (
-                "collect a dataset's rows in arrays: `np.concatenate(list(dataset))`."
-            )
-            raise SpecificationError(
-                message("data must hold arrays.", type(leaf).__name__, attempt)
-            )
-    parts = [tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data]
-    tree.num_rows(tuple(part for part in parts if part is not None), "data")
-    return parts
-
-
-def _schedule(
-    optimizer: keras.optimizers.Optimizer | None, learning_rate: Any
-) -> Schedule | None:
-    """Return the learning rate that is meant, by update; None if it is not known."""
-    if learning_rate is None:
-        learning_rate = getattr(optimizer, "_learning_rate", None)
-        if not isinstance(
-            learning_rate, keras.optimizers.schedules.LearningRateSchedule
-        ):
-            return None
-    return scheduled(learning_rate)

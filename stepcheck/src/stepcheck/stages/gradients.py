@@ -224,7 +224,7 @@ def _line_of(change: Change, e: Evidence) -> Line | None:
         is_of_loss = is_one if is_penalty or not e.is_plain else _is_handed(e)
     last = e.update.pieces[-1].called
     line = replay.line_of_loss(last, is_penalty=is_penalty) if is_of_loss else None
-    return line or replay.line_of_step(e.update)
+    return line or e.update.applied.line
 
 
 def _is_handed(e: Evidence) -> bool:

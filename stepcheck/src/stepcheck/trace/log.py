@@ -216,7 +216,7 @@ class Log:
             batches.
         flags: the trainable layers and variables of a forward pass, by the set of them.
         is_cut: whether it ends before the loop, for a reason in `unjudged`.
-        fitted: `x`, `class_weight` and `sample_weight` of the model's first `fit`.
+        fitted: `class_weight` and `sample_weight` of the model's first `fit`.
         is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed
             to it.
@@ -239,7 +239,7 @@ class Log:
     has_fitted: bool = False
     is_open: bool = True
     is_cut: bool = False
-    fitted: tuple[Any, Any, Any] = (None, None, None)
+    fitted: tuple[Any, Any] = (None, None)
     is_stateless: bool = False
     is_shared: bool = False
     is_run: bool = False
@@ -357,12 +357,12 @@ class Log:
         self.is_open, self.is_cut = False, True
         self.unjudged.append(Unjudged(reason, updates=self.num_updates))
 
-    def fit(self, x: Any, by_class: Any, weight: Any) -> None:
+    def fit(self, by_class: Any, weight: Any) -> None:
         """Note the arguments of `fit`; end where a later one has other weights of rows."""
         if not self.has_fitted:
-            self.fitted = x, deepcopy(by_class), deepcopy(weight)
+            self.fitted = deepcopy(by_class), deepcopy(weight)
             self.has_fitted = True  # which the threads of replicas do not see
-        elif not all(map(np.array_equal, (by_class, weight), self.fitted[1:])):
+        elif not all(map(np.array_equal, (by_class, weight), self.fitted)):
             self.cut(Reason.OTHER_WEIGHTS)
 
     def differentiate(
