@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcheck.faults import Error, Fault, Stage
+from stepcheck.faults import Fault, Stage
 from stepcheck.port import ByPass, NoLoss, Port, quiet
 from stepcheck.progress import NOW
 from stepcheck.solve.changes import Schedule, otherwise
@@ -33,6 +33,7 @@ from stepcheck.values import Finding, Reason, Unjudged
 
 LEAST = 3  # updates after the last change of what is trainable
 REQUIRED = tuple(stage for stage in Stage if stage is not Stage.PRINTED)
+_NOTHING = Windows([], [], [], 0, set(), {})
 Judged = Iterable[Finding | Unjudged]
 
 
@@ -45,7 +46,7 @@ class Verdict:
             stages.
         unjudged: the parts that were not judged, and why.
         failures: tracebacks of errors of our own, by the stage that has ended in one.
-        seen: the updates; None before they were looked for.
+        seen: the updates.
         evidence: the updates whose gradients were computed again.
         facts: those of the loop, without a judgement; None without updates.
     """
@@ -53,7 +54,7 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     unjudged: list[Unjudged] = field(default_factory=list)
     failures: dict[Stage, str] = field(default_factory=dict)
-    seen: Windows | None = None
+    seen: Windows = _NOTHING
     evidence: list[Evidence] = field(default_factory=list)
     facts: Facts | None = None
 
@@ -65,15 +66,16 @@ class Verdict:
     @property
     def num_updates(self) -> int:
         """The number of updates."""
-        return len(self.seen.updates) if self.seen is not None else 0
+        return len(self.seen.updates)
 
     @property
     def num_batches(self) -> int:
         """The number of forward passes on rows of the data; those of all replicas are
         one.
         """
-        pieces = self.seen.pieces if self.seen is not None else []
-        return sum(piece.is_known and not piece.called.replica for piece in pieces)
+        return sum(
+            each.is_known and not each.called.replica for each in self.seen.pieces
+        )
 
     @property
     def judged(self) -> list[Stage]:
@@ -139,9 +141,8 @@ class _Context:
 
     def __init__(self, case: Case):
         self.case, self.verdict = case, Verdict()
-        if case.compiled is not None and any(
-            step.optimizer != case.compiled for step in case.log.applied
-        ):
+        used = {case.compiled, *(step.optimizer for step in case.log.applied)}
+        if case.compiled is not None and len(used) > 1:
             case.schedule = None  # the compiled optimizer's, which is not the loop's
         self.log = _last_part(case.log)
         self.is_late = self.log is not case.log
@@ -149,7 +150,7 @@ class _Context:
         self.replay = case.port(case.model, case.data, by_pass=case.by_pass)
         self.rows = Rows(case.data[0])
         seen = windows(self.log, self.rows, case.schedule)
-        self.seen = replace(seen, updates=without_void(seen.updates))
+        self.verdict.seen = replace(seen, updates=without_void(seen.updates))
         self.objective = case.objective
         self.verdict.unjudged += self.log.unjudged
         if self.is_late:
@@ -159,12 +160,7 @@ class _Context:
     @property
     def seen(self) -> Windows:
         """The updates."""
-        assert self.verdict.seen is not None
         return self.verdict.seen
-
-    @seen.setter
-    def seen(self, seen: Windows) -> None:
-        self.verdict.seen = seen
 
     @cached_property
     def modes(self) -> Modes:
@@ -314,18 +310,19 @@ def _seen(context: _Context) -> Judged:
         yield Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, num_lost)
     trained = {each.trained for each in _events(context.log) if each.trained}
     whole = [each for each in context.log.called if each.is_whole]
-    num_buffers = {len(each.buffers) for each in whole[-1:]}
+    is_one = trained <= {replay.trained}
+    is_alike = {len(each.buffers) for each in whole[-1:]} <= {
+        len(replay.names_of_others)
+    }
     if len(trained) > 1:
         yield Unjudged(Reason.THAWED)
-    elif whole and not (
-        trained <= {replay.trained} and num_buffers == {len(replay.names_of_others)}
-    ):
+    elif whole and not (is_one and is_alike):
         yield Unjudged(Reason.REMADE)
 
 
 def _rows(context: _Context) -> Judged:
     case = context.case
-    context.seen = read(
+    context.verdict.seen = read(
         context.meant(case.optimizer),
         context.seen,
         context.rows,
@@ -365,28 +362,21 @@ def _gradient(context: _Context) -> Judged:
     verdict.evidence = evidence
     if not evidence and not findings:
         yield Unjudged(Reason.NO_GRADIENT, Stage.GRADIENT)
-    are_single = _have_one_pass(seen.updates)
-    for each in judged:
-        if are_single and isinstance(each, Finding) and _leaves_out(each):
-            num = len(each.where.updates)
-            yield Unjudged(Reason.SKIPPED, Stage.GRADIENT, num)
-        else:
-            yield each
+    yield from (_skipped(each, seen.updates) for each in judged)
     if case.stated is not None and not findings and evidence:
         yield from otherwise(evidence, case.stated)
 
 
-def _have_one_pass(updates: list[Update]) -> bool:
-    """Whether most updates have one batch: passes before it are of skipped steps."""
-    replicas = [{piece.called.replica for piece in u.pieces} for u in updates]
-    nums = [
-        len(u.pieces) / (len(r) or 1) for u, r in zip(updates, replicas, strict=True)
-    ]
-    return float(np.median([num for num in nums if num])) == 1
-
-
-def _leaves_out(finding: Finding) -> bool:
-    return finding.fault is Fault.PASSES_LEFT_OUT
+def _skipped(found: Finding | Unjudged, updates: list[Update]) -> Finding | Unjudged:
+    """Return that passes before an update's one batch are of skipped steps, if most
+    updates have one.
+    """
+    if isinstance(found, Unjudged) or found.fault is not Fault.PASSES_LEFT_OUT:
+        return found
+    replicas = [[piece.called.replica for piece in u.pieces] for u in updates]
+    num_usual = np.median([each.count(each[0]) for each in replicas if each])
+    left = Unjudged(Reason.SKIPPED, Stage.GRADIENT, len(found.where.updates))
+    return left if num_usual == 1 else found
 
 
 def _use(context: _Context) -> Judged:
@@ -398,29 +388,13 @@ def _use(context: _Context) -> Judged:
         yield Unjudged(Reason.IN_TURN, Stage.ROWS)
     elif use is not None and Stage.ROWS in verdict.judged:
         found = [*order(use, context.seen, context.rows)]
-        yield from found
-        if not found:
-            yield from across(context.seen, context.rows, _with_all_rows(verdict))
-
-
-def _with_all_rows(verdict: Verdict) -> set[int]:
-    """Return the updates whose gradients have the rows of all their forward passes,
-    perhaps with a known error.
-    """
-    found = verdict.of(Stage.GRADIENT)
-    right = {
-        e.update.number
-        for e in verdict.evidence
-        if e.is_along or e.without <= e.meant.replay.tolerance.differs
-    }
-    explained = {n for each in found for n in each.where.updates}
-    left = {
-        n
-        for each in found
-        if each.error is Error.LEFT_OUT or not each.change.is_known
-        for n in each.where.updates
-    }
-    return (right | explained) - left
+        unknown = [
+            each
+            for each in verdict.of(Stage.GRADIENT)
+            if each.fault is Fault.PASSES_LEFT_OUT or not each.change.is_known
+        ]
+        whole = {e.update.number for e in verdict.evidence if not unknown}
+        yield from found or across(context.seen, context.rows, whole)
 
 
 def _variables(context: _Context) -> Judged:

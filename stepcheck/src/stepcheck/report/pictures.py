@@ -31,10 +31,10 @@ def pictures(case: Case, verdict: Verdict) -> Iterator[Picture]:
         height = 1.6 + 0.28 * min(len(parameters), _NUM_PARAMETERS)
         yield drawn(partial(_parameters, e, parameters), height)
     seen = verdict.seen
-    known = [piece for piece in seen.pieces if piece.is_known] if seen else []
+    known = [piece for piece in seen.pieces if piece.is_known]
     if known:
         yield drawn(partial(_orders, passes(known)[:2]), 3.6)
-    if seen and np.isfinite([u.applied.learning_rate for u in seen.updates]).all():
+    if np.isfinite([u.applied.learning_rate for u in seen.updates]).all():
         yield drawn(partial(_rates, seen.updates, case.schedule), 2.8)
 
 

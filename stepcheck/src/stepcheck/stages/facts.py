@@ -1,16 +1,18 @@
 """The facts of a loop: numbers and names that need no judgement."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from stepcheck.port import Port
 from stepcheck.solve.modes import Modes
+from stepcheck.stages.moves import begin
 from stepcheck.stages.rows import Pass, batches, passes
-from stepcheck.trace.log import Log
-from stepcheck.trace.measure import all_same, in_part, same
+from stepcheck.trace.log import Applied, Log
+from stepcheck.trace.measure import Arrays, all_same, in_part, same
 from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows
 
 
@@ -141,34 +143,30 @@ def facts(
     """
     pieces = [piece for u in seen.updates for piece in u.pieces]
     replicas = len({piece.called.replica for piece in pieces}) or 1
-    num_others = (
-        len(log.called) - len(seen.pieces) - sum(len(u.trials) for u in seen.updates)
-    )
-    num_skipped = sum(not each.is_finite and not each.replica for each in log.scaled)
     per_update = [u for u in seen.updates if u.pieces]
-    cut = passes(batches(seen, rows), rows)
-    labels = (
-        []
-        if classes is None
-        else [_num_labels(piece, classes) for piece in seen.pieces]
-    )
-    whole = [u for u in seen.updates if u.applied.is_whole]
+    num_trials = sum(len(u.trials) for u in seen.updates)
+    num_others = len(log.called) - len(seen.pieces) - num_trials
+    num_skipped = sum(not each.is_finite and not each.replica for each in log.scaled)
+    real = [piece.rows[piece.rows != PAD] for piece in seen.pieces]
+    every = np.concatenate([np.zeros(0, int), *real])
+    _, times = np.unique(every, return_counts=True)
+    labels = [classes[each] for each in real if classes is not None and len(each)]
+    steps = [
+        u.applied for u in seen.updates if len(u.applied.params) == len(replay.names)
+    ]
     return Facts(
-        use=_use(seen, rows),
-        passes=tuple(len(each.rows) for each in cut),
-        order=_order(cut),
+        use=Use(rows.num, rows.num - len(times), _span(times.tolist())),
+        **_of_passes(passes(batches(seen, rows), rows)),
         updates=len(seen.updates),
-        rows=_span(float(np.sum(u.rows != PAD)) for u in per_update),
-        microbatches=_span(len(u.pieces) / replicas for u in per_update),
+        rows=_span([float(np.sum(u.rows != PAD)) for u in per_update]),
+        microbatches=_span([len(u.pieces) / replicas for u in per_update]),
         replicas=replicas,
         calls=Calls(len(pieces), len(modes.inferring), num_others, num_skipped),
-        padded=sum(
-            int(np.sum(piece.rows == PAD)) for piece in pieces if piece.is_known
-        ),
-        labels=_span(num for num in labels if num),
+        padded=sum(int(np.sum(p.rows == PAD)) for p in pieces if p.is_known),
+        labels=_span([len(np.unique(each)) for each in labels]),
         classes=0 if classes is None else len(np.unique(classes)),
-        without_gradient=_named(replay, whole, _has_no_gradient),
-        unmoved=_named(replay, whole, _has_not_moved),
+        without_gradient=_without_gradient(replay, steps),
+        unmoved=_unmoved(replay.names, [(s.params, s.params_after) for s in steps]),
         frozen_moved=_frozen_moved(replay, pieces),
         rate=_rate(seen),
         written=tuple(u.number for u in written(seen.updates)),
@@ -176,58 +174,46 @@ def facts(
     )
 
 
-def _span(numbers: Iterable[float]) -> Span | None:
-    found = list(numbers)
-    return Span(float(min(found)), float(max(found))) if found else None
+def _span(numbers: Sequence[float]) -> Span | None:
+    return Span(float(min(numbers)), float(max(numbers))) if numbers else None
 
 
-def _use(seen: Windows, rows: Rows) -> Use:
-    used = [piece.rows[piece.rows != PAD] for piece in seen.pieces]
-    numbers, times = np.unique(
-        np.concatenate([np.zeros(0, int), *used]), return_counts=True
-    )
-    return Use(rows.num, rows.num - len(numbers), _span(times.tolist()))
-
-
-def _order(cut: list[Pass]) -> Order:
+def _of_passes(cut: list[Pass]) -> dict[str, Any]:
     pairs = [*pairwise(cut)]
-    return Order(
+    order = Order(
         passes=len(cut),
         same=sum(b.repeats(a) for a, b in pairs),
         same_batches=sum(a.batches == b.batches for a, b in pairs),
         as_data=sum(each.rows == sorted(each.rows) for each in cut),
         across=len({each.again for each in cut if each.is_inside and each.again}),
     )
+    return {"passes": tuple(len(each.rows) for each in cut), "order": order}
 
 
-def _num_labels(piece: Piece, classes: np.ndarray) -> int:
-    return len(np.unique(classes[piece.rows[piece.rows != PAD]]))
+def _without_gradient(replay: Port, steps: list[Applied]) -> tuple[str, ...]:
+    """Return the names of the variables of which no step has a gradient."""
+    every = zip(replay.names, *(step.grads for step in steps), strict=True)
+    are_zero = {name: [g is None or not np.any(g) for g in own] for name, *own in every}
+    return tuple(name for name, zeros in are_zero.items() if zeros and all(zeros))
 
 
-def _named(replay: Port, whole: list[Update], has_it: Callable) -> tuple[str, ...]:
-    """Return the names of the trainable variables of which that is so in all updates."""
-    num = len(replay.names)
-    own = [u for u in whole if len(u.applied.params) == len(u.applied.grads) == num]
-    chosen = [i for i in range(num) if own and all(has_it(u, i) for u in own)]
-    return tuple(replay.names[i] for i in chosen)
-
-
-def _has_no_gradient(update: Update, i: int) -> bool:
-    grad = update.applied.grads[i]
-    return grad is None or not np.any(grad)
-
-
-def _has_not_moved(update: Update, i: int) -> bool:
-    return same(update.applied.params[i], update.applied.params_after[i])
+def _unmoved(
+    names: Sequence[str], states: list[tuple[Arrays, Arrays]]
+) -> tuple[str, ...]:
+    """Return the names of values that are the same in both of all two states."""
+    still = [
+        all(same(one[i], two[i]) for one, two in states) for i in range(len(names))
+    ]
+    return tuple(
+        name for name, is_so in zip(names, still, strict=True) if states and is_so
+    )
 
 
 def _frozen_moved(replay: Port, pieces: list[Piece]) -> tuple[str, ...]:
     states = [piece.called.buffers for piece in pieces if piece.called.is_whole]
-    frozen = [i for i in replay.frozen() if states and i < len(states[0])]
-    moved = [
-        i for i in frozen if not all(same(a[i], b[i]) for a, b in pairwise(states))
-    ]
-    return tuple(replay.names_of_others[i] for i in moved)
+    names = replay.names_of_others
+    still = _unmoved(names, [*pairwise(states)]) if len(states) > 1 else names
+    return tuple(names[i] for i in replay.frozen() if names[i] not in still)
 
 
 def _rate(seen: Windows) -> Rate | None:
@@ -247,23 +233,15 @@ def written(updates: list[Update]) -> list[Update]:
     found = []
     for before, update in pairwise([u for u in updates if u.applied.is_whole]):
         step = before.applied
-        states = step.params, step.params_after, _first_weights(update)
-        is_next = (
-            update.follows(before) and len({*map(len, states)}) == 1
-        )  # of parameters
-        parts = zip(*map(in_part, states), strict=False)
-        moved = [(made, new) for old, made, new in parts if not same(old, made)]
-        if is_next and not all(same(made, new) for made, new in moved):
+        states = map(in_part, (step.params, step.params_after, begin(update)))
+        moved = [
+            (made, new)
+            for old, made, new in zip(*states, strict=False)
+            if not same(old, made)
+        ]
+        if update.follows(before) and not all(same(made, new) for made, new in moved):
             found.append(update)
     return found
-
-
-def _first_weights(update: Update) -> list[np.ndarray]:
-    """Return the weights of an update's first forward pass, or those before its step."""
-    first = next(iter([*update.trials, *update.pieces]), None)
-    if first is None or not first.called.is_whole:
-        return update.applied.params
-    return first.called.params
 
 
 def _state(replay: Port, modes: Modes, pieces: list[Piece]) -> Moved:
@@ -271,10 +249,11 @@ def _state(replay: Port, modes: Modes, pieces: list[Piece]) -> Moved:
     the next pass.
     """
     num = len(replay.are_seeds) - replay.num_recurrent
-    moving = kept = 0
-    for one, two in pairwise([piece for piece in pieces if piece.called.is_whole]):
-        after = modes.moved.get(one.called.order, [])[:num]
-        if after and not all_same(after, one.called.buffers[:num]):
-            moving += 1
-            kept += all_same(after, two.called.buffers[:num])
-    return Moved(moving, kept)
+    kept = []
+    for one, two in pairwise(
+        [piece.called for piece in pieces if piece.called.is_whole]
+    ):
+        after = modes.moved.get(one.order, [])[:num]
+        if after and not all_same(after, one.buffers[:num]):
+            kept.append(all_same(after, two.buffers[:num]))
+    return Moved(len(kept), sum(kept))

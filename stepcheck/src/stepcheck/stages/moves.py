@@ -56,7 +56,10 @@ def between(
         yield from drifts
         return
     pairs = [(a, b) for a, b in pairwise(updates) if _is_one_optimizer(a, b)]
-    after = [move for a, b in pairs for move in _after(a, b)]
+    after = [
+        _Move(a, in_part(a.applied.params_after), in_part(begin(b))) for a, b in pairs
+    ]
+    after = [move for move in after if not all_same(move.old, move.new)]
     lost = [m for m in after if all_same(m.new, in_part(m.update.applied.params))]
     if lost and 2 * len(lost) > len(updates) - 1:
         yield _finding(Fault.UPDATE_THROWN_AWAY, lost)
@@ -92,13 +95,10 @@ def _is_one_optimizer(one: Update, two: Update) -> bool:
     return two.follows(one) and one.applied.optimizer == two.applied.optimizer
 
 
-def _after(one: Update, two: Update) -> Iterator[_Move]:
-    """Yield the weights after a step, if they are others where the next update begins."""
-    called = [piece.called for piece in [*two.trials, *two.pieces]][:1]
-    begin = next((each.params for each in called if each.is_whole), two.applied.params)
-    made, new = in_part(one.applied.params_after), in_part(begin)
-    if not all_same(made, new):
-        yield _Move(one, made, new)
+def begin(update: Update) -> list[np.ndarray]:
+    """Return the weights of an update's first forward pass, or those before its step."""
+    called = [piece.called for piece in [*update.trials, *update.pieces]][:1]
+    return next((c.params for c in called if c.is_whole), update.applied.params)
 
 
 def _inside(update: Update) -> Iterator[_Move]:

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from stepcheck.faults import Fault
 from stepcheck.port import Port
 from stepcheck.solve.modes import Modes
 from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.measure import all_same, distance
 from stepcheck.trace.windows import Piece, Update
-from stepcheck.values import Change, Finding, Line, Shown, Where
+from stepcheck.values import Change, Finding, Shown, Where
 
 
 def mode(modes: Modes) -> Iterator[Finding]:
@@ -29,62 +27,56 @@ def mode(modes: Modes) -> Iterator[Finding]:
         yield Finding(Change(Fault.INFERENCE_MODE), apart, with_error, where, proof)
 
 
-class _Moved(NamedTuple):
-    """Values that a pass moves: before it, after it, and where the next pass begins."""
-
-    update: int
-    old: list[np.ndarray]
-    made: list[np.ndarray]
-    new: list[np.ndarray]
-
-
 def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding]:
     """Yield the findings on statistics and seeds that a forward pass moves, and the
     next pass does not begin with.
     """
-
-    def moved(number: int, first: Piece, mover: Piece, after: Piece) -> _Moved:
-        made = modes.moved[mover.called.order]
-        return _Moved(number, first.called.buffers, made, after.called.buffers)
-
-    updates = [u for u in updates if u.is_known and all(map(modes.of, u.pieces))]
-    steps = [
-        moved(b.number, a.pieces[0], a.pieces[-1], b.pieces[0])
-        for a, b in pairwise(updates)
-        if b.follows(a)
-    ]
-    inside = [
-        moved(u.number, a, a, b)
-        for u in updates
-        for replica in {piece.called.replica for piece in u.pieces}
-        for a, b in pairwise([p for p in u.pieces if p.called.replica == replica])
-    ]
+    known = [u for u in updates if u.is_known and all(map(modes.of, u.pieces))]
     chosen = range(len(replay.are_seeds) - replay.num_recurrent)
     seeds = [i for i in chosen if replay.are_seeds[i]]
     statistics = [i for i in chosen if not replay.are_seeds[i]]
-    lines = [piece.called.line for u in updates[:1] for piece in u.pieces]
-    thrown_away = [
-        *_thrown_away(Fault.STATISTICS_THROWN_AWAY, steps, lines[:1], statistics),
-        *_thrown_away(Fault.SEEDS_THROWN_AWAY, steps, lines[:1], seeds),
+    steps = [
+        _Pair(b, a.pieces, b.pieces[0]) for a, b in pairwise(known) if b.follows(a)
+    ]
+    inside = [
+        _Pair(u, [a], b)
+        for u in known
+        for a, b in pairwise(u.pieces)
+        if a.called.replica == b.called.replica
+    ]
+    found = [
+        *_thrown_away(Fault.STATISTICS_THROWN_AWAY, modes, steps, statistics),
+        *_thrown_away(Fault.SEEDS_THROWN_AWAY, modes, steps, seeds),
     ]
     of_one = Fault.STATE_OF_ONE_MICROBATCH
-    yield from thrown_away or _thrown_away(of_one, inside, lines[-1:], [*chosen])
+    yield from found or _thrown_away(of_one, modes, inside, [*chosen])
+
+
+class _Pair(NamedTuple):
+    """Passes that begin with the same values, the last of which moves these, and the
+    next pass, of an update.
+    """
+
+    update: Update
+    pieces: list[Piece]
+    after: Piece
 
 
 def _thrown_away(
-    fault: Fault, steps: list[_Moved], lines: list[Line | None], chosen: list[int]
+    fault: Fault, modes: Modes, pairs: list[_Pair], chosen: list[int]
 ) -> Iterator[Finding]:
     """Yield the finding on values, at the `chosen` indices, that every pass moves and
     no next pass begins with.
     """
-    every = [
-        _Moved(number, *([values[i] for i in chosen] for values in each))
-        for number, *each in steps
-    ]
-    moving = [each for each in every if not all_same(each.old, each.made)]
-    lost = [each for each in moving if all_same(each.old, each.new)]
-    kept = [each for each in moving if not all_same(each.old, each.new)]
-    if lost and kept in ([], moving[:1]):  # the first ones may be assigned
-        apart = max(distance(each.new, each.made) for each in lost)
-        numbers = tuple(sorted({each.update for each in lost}))
-        yield Finding(Change(fault), apart, where=Where(numbers, line=lines[0]))
+    moving: list[tuple[bool, int, float]] = []
+    for update, pieces, after in pairs:
+        first, made = pieces[0].called.buffers, modes.moved[pieces[-1].called.order]
+        every = first, made, after.called.buffers
+        old, should, new = ([values[i] for i in chosen] for values in every)
+        if not all_same(old, should):
+            moving.append((all_same(old, new), update.number, distance(new, should)))
+    lost = [each for each in moving if each[0]]
+    if lost and all(is_lost for is_lost, *_ in moving[1:]):  # the first may be assigned
+        numbers = tuple(sorted({number for _, number, _ in lost}))
+        where = Where(numbers, line=pairs[0].pieces[-1].called.line)
+        yield Finding(Change(fault), max(apart for *_, apart in lost), where=where)

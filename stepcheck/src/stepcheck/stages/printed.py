@@ -28,32 +28,31 @@ def printed(
         piece.called.order: (e, i)
         for e in evidence
         for i, piece in enumerate(e.update.pieces)
+        if e.num_replicas == 1
     }
     real = [each for each in seen.pieces if each.is_known and np.any(each.rows != PAD)]
     cut = [[piece.called.order for piece in each] for each in passes(real)]
     whole = [*takewhile(lambda orders: {*orders} <= {*of}, cut)]
-    is_each, are_all = len(numbers) == len(cut), len(whole) == len(cut)
-    are_replicas = any(e.num_replicas > 1 for e in evidence)
-    if not whole or are_replicas or not (is_each or (are_all and len(numbers) == 1)):
+    is_last = len(numbers) == 1 and len(whole) == len(cut)
+    if not whole or not (is_last or len(numbers) == len(cut)):
         yield Unjudged(Reason.FEW_PASSES, Stage.PRINTED)
         return
-    numbers = numbers[: len(whole)]
     batches = [[of[order] for order in each] for each in whole]
-    meant = [*map(_loss, batches)]
-    by_row = [float(np.average(_alone(each), weights=_rows(each))) for each in batches]
+    own = np.array(numbers[: len(whole)])
+    num = len(own)
+    meant = np.array([*map(_loss, batches)])[-num:]
+    by_row = [np.average(_alone(each), weights=_rows(each)) for each in batches][-num:]
     fits, differs = evidence[0].meant.replay.tolerance
-    right, as_keras = (
-        farthest(numbers, each[-len(numbers) :]) for each in (meant, by_row)
-    )
-    if right <= differs or as_keras <= FINE.fits:
+    apart = farthest(own, meant)
+    if apart <= differs or farthest(own, by_row) <= FINE.fits:  # the latter as Keras
         return
     for fault, every in _mistaken(batches):
-        columns = [np.array(each[-len(numbers) :]) for each in (numbers, meant, every)]
-        apart = farthest(columns[0], columns[2])
-        if apart <= fits:
+        wrong = np.array(every[-num:])
+        with_error = farthest(own, wrong)
+        if with_error <= fits:
             updates = tuple(e.update.number for e in evidence)
-            proof = proof_of(updates[-1], Shown.LOSS, str, columns)
-            yield Finding(Change(fault), right, apart, Where(updates), proof)
+            proof = proof_of(updates[-1], Shown.LOSS, str, [own, meant, wrong])
+            yield Finding(Change(fault), apart, with_error, Where(updates), proof)
             return
     yield Unjudged(Reason.PRINTED_UNLIKE, Stage.PRINTED)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from stepcheck.solve.evidence import Evidence
-from stepcheck.trace.measure import places
 from stepcheck.values import Number, Proof, Shown
 
 NUM_SHOWN = 3
@@ -26,14 +25,10 @@ def proof_of(
     >>> proof_of(2, Shown.RATE, str, values).numbers[1][1:]
     ('1', 3.0, 1.0, 3.0)
     """
-    observed, expected, with_error = (
-        np.ravel(np.asarray(each, "float64")) for each in values
-    )
-    far = np.argsort(-np.abs(observed - expected), kind="stable")[:NUM_SHOWN]
+    columns = [np.ravel(np.asarray(each, "float64")) for each in values]
+    far = np.argsort(-np.abs(columns[0] - columns[1]), kind="stable")[:NUM_SHOWN]
     numbers = [
-        Number(
-            what, of(i), float(observed[i]), float(expected[i]), float(with_error[i])
-        )
+        Number(what, of(i), *(float(column[i]) for column in columns))
         for i in sorted(far.tolist())
     ]
     return Proof(update, tuple(numbers))
@@ -45,10 +40,14 @@ def of_gradient(e: Evidence, made: np.ndarray | None) -> Proof:
     Args:
         made: the gradient with an error; None if nothing known makes the handed one.
     """
-    unknown = np.full_like(e.handed, np.nan)
-    columns = [e.handed, e.reference, unknown if made is None else made]
+    places, replay = np.flatnonzero(e.mask), e.meant.replay
+    columns = [e.handed, e.reference, e.handed * np.nan if made is None else made]
     lengths = [float(np.linalg.norm(column)) for column in columns]
-    proof = proof_of(e.update.number, Shown.GRADIENT, lambda i: _name(e, i), columns)
+
+    def name(i: int) -> str:
+        return replay.name_at(int(places[i]))
+
+    proof = proof_of(e.update.number, Shown.GRADIENT, name, columns)
     numbers = (Number(Shown.GRADIENT_LENGTH, "", *lengths), *proof.numbers)
     return Proof(e.update.number, numbers, tuple(by_parameter(e, made)))
 
@@ -61,18 +60,4 @@ def by_parameter(
     """
     without = e.by_parameter(e.reference)
     apart = {} if made is None else e.by_parameter(made)
-    for name, far in without.items():
-        yield name, far, apart.get(name, float("nan"))
-
-
-def _name(e: Evidence, i: int) -> str:
-    """Return the parameter of an entry of a gradient, with its index."""
-    replay = e.meant.replay
-    ends = np.cumsum([len(part) for part in replay.parts(e.mask).values()])
-    at = int(np.flatnonzero(e.mask)[i])
-    owner = int(np.searchsorted(ends, at, side="right"))
-    inside = at - int(ends[owner - 1] if owner else 0)
-    chosen = places(replay.sizes[owner])
-    place = inside if chosen is None else int(chosen[inside])
-    index = ", ".join(map(str, np.unravel_index(place, replay.shapes[owner])))
-    return f"{replay.names[owner]}[{index}]"
+    yield from ((name, far, apart.get(name, np.nan)) for name, far in without.items())

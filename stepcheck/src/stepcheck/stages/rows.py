@@ -130,26 +130,21 @@ def order(use: Use, seen: Windows, rows: Rows) -> Iterator[Finding | Unjudged]:
     cut = passes(own, rows)
     short = [each for each in cut[:-1] if len(each.rows) < rows.num]
     whole = [each for each in cut if len(each.rows) == rows.num]
-    if short:
-        yield _not_once(short, own, rows)
+    used = {each for batch in own for row in batch.rows for each in rows.equal(row)}
+    unused = tuple(sorted({*range(rows.num)} - used))
+    if short and unused:
+        updates = tuple(batch.update for batch in own if batch.update)
+        change = Change(Fault.ROWS_NEVER_USED, numbers=(len(unused), rows.num))
+        yield Finding(change, len(unused) / rows.num, where=Where(updates, unused))
+    elif short:
+        updates = tuple(dict.fromkeys(each.again for each in short if each.again))
+        least = min(len(each.rows) for each in short)
+        change = Change(Fault.ROWS_TWICE_IN_A_PASS, numbers=(least, rows.num))
+        yield Finding(change, 1 - least / rows.num, where=Where(updates))
     elif not whole or (use is Use.SHUFFLED and len(whole) < 2):
         yield Unjudged(Reason.FEW_PASSES, Stage.ROWS)
     elif use is Use.SHUFFLED:
         yield from _in_an_order_of_before(whole, seen)
-
-
-def _not_once(short: list[Pass], own: list[Batch], rows: Rows) -> Finding:
-    used = {each for batch in own for row in batch.rows for each in rows.equal(row)}
-    unused = sorted({*range(rows.num)} - used)
-    if unused:
-        updates = tuple(batch.update for batch in own if batch.update)
-        change = Change(Fault.ROWS_NEVER_USED, numbers=(len(unused), rows.num))
-        where = Where(updates, rows=tuple(unused))
-        return Finding(change, len(unused) / rows.num, where=where)
-    updates = tuple(dict.fromkeys(each.again for each in short if each.again))
-    least = min(len(each.rows) for each in short)
-    change = Change(Fault.ROWS_TWICE_IN_A_PASS, numbers=(least, rows.num))
-    return Finding(change, 1 - least / rows.num, where=Where(updates))
 
 
 def _in_an_order_of_before(

@@ -40,12 +40,10 @@ def left_out(
     num = len(replay.names)
     if not pieces or any(len(step.grads) != num for step in whole):
         return
-    states = [piece.called.params for piece in pieces]
-    states += [before] * (len(before) == num)
-    now = replay.values()
-    states += [] if now is None else [now.params]
+    now, first = replay.values(), before or pieces[0].called.params
+    last = pieces[-1].called.params if now is None else now.params
     missing = [i for i in range(num) if all(step.grads[i] is None for step in whole)]
-    still = [i for i in missing if all(same(states[0][i], each[i]) for each in states)]
+    still = [i for i in missing if same(first[i], last[i])]
     if not still or len(missing) == num:
         return
     shares = _shares(replay, objective, pieces[0])
@@ -87,22 +85,23 @@ def lost_statistics(replay: Port, now: Values, seen: Windows) -> Iterator[Findin
     The loop has the values in its own hands, and has written its weights back into the
     model.
     """
-    known = [u for u in seen.updates if u.applied.is_whole and u.pieces and u.is_known]
+    known = [u for u in seen.updates if u.pieces and u.is_known]
     if not known:
         return
     is_back = not all_same(in_part(now.params), in_part(known[0].applied.params))
-    first, last = (known[i].pieces[i].called.buffers for i in (0, -1))
+    called = known[-1].pieces[-1].called
+    first, last = known[0].pieces[0].called.buffers, called.buffers
     if not is_back or not len(first) == len(last) == len(now.buffers):
         return
-    back = [
+    lost = [
         i
         for i, value in enumerate(now.buffers)
-        if same(value, first[i]) and not same(value, last[i])
+        if same(value, first[i])
+        and not same(value, last[i])
+        and not replay.are_seeds[i]
     ]
-    lost = [i for i in back if not replay.are_seeds[i]]
     if lost:
-        apart = distance([now.buffers[i] for i in lost], [last[i] for i in lost])
+        apart = distance([first[i] for i in lost], [last[i] for i in lost])
         names = tuple(replay.names_of_others[i] for i in lost)
-        line = known[-1].pieces[-1].called.line
-        where = Where((known[-1].number,), parameters=names, line=line)
+        where = Where((known[-1].number,), parameters=names, line=called.line)
         yield Finding(Change(Fault.STATISTICS_NEVER_WRITTEN_BACK), apart, where=where)
