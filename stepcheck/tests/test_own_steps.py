@@ -252,36 +252,6 @@ def test_a_penalty_that_steps_by_hand_forget_is_found():
     assert faults(report) == [Fault.PENALTY_FORGOTTEN], str(report)
 
 
-@pytest.mark.parametrize(
-    ("move", "optimizer"),
-    [
-        (by_momentum([0.01] * 40), SGD(0.01, momentum=0.5)),
-        (by_momentum([0.01] * 40), ADAM(0.01)),
-        (by_adam(), ADAM(0.01, beta_1=0.8)),
-        (by_adam(), SGD(0.01)),
-    ],
-)
-def test_another_optimizer_than_the_stated_one_is_found(move, optimizer):
-    assert faults(report_of(square, move, optimizer=optimizer)) == [
-        Fault.ANOTHER_OPTIMIZER
-    ]
-
-
-@pytest.mark.parametrize(
-    ("own", "meant", "found"), [(0.5, 0.5, []), (0.0, 0.5, [Fault.ANOTHER_OPTIMIZER])]
-)
-def test_a_decay_by_hand_is_compared_with_that_of_the_stated_optimizer(
-    own, meant, found
-):
-    report = report_of(
-        square,
-        by_adam(0.01, own),
-        passes=4,
-        optimizer=keras.optimizers.AdamW(0.01, weight_decay=meant),
-    )
-    assert faults(report) == found, str(report)
-
-
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_divisor_is_solved_for_under_an_optimizer_by_hand(is_right):
     weights = np.linspace(0.2, 2, len(X)).astype("float32")

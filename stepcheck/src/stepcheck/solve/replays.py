@@ -3,7 +3,6 @@ slots.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,8 +32,7 @@ class Again(NamedTuple):
     """A step that was made again.
 
     Attributes:
-        params, slots: as the step must leave them; no slots where the framework has
-            made it.
+        params: as the step must leave them.
         apart: of each parameter, the distance of the loop's step from it, in units of
             what rounding allows.
         is_whole: whether all parameters with a gradient are known; of others the loop's
@@ -43,7 +41,6 @@ class Again(NamedTuple):
 
     update: Update
     params: list[np.ndarray]
-    slots: list[Slots]
     apart: np.ndarray
     is_whole: bool = True
 
@@ -70,52 +67,36 @@ def recorded(step: Applied, *, is_after: bool = False) -> list[Slots]:
     return found
 
 
-def by_rule(
-    port: Port, update: Update, rules: Rules, slots: list[Slots] | None = None
-) -> Again | None:
-    """Return the step that these rules make; None where it cannot be computed.
-
-    Args:
-        slots: before the step; by default the recorded ones, and those after it are
-            compared, too.
+def by_rule(port: Port, update: Update) -> Again | None:
+    """Return a step as the rules of its optimizer make it, from the recorded slots; None
+    where it cannot be computed.
     """
-    step = update.applied
+    step, rules = update.applied, update.applied.rules
     if not _is_computable(port, update, rules):
         return None
     pairs = zip(step.grads, step.params, strict=True)
     grads = clipped([_cast(g, w) for g, w in pairs], _clips(rules))
-    before = recorded(step) if slots is None else slots
-    after = recorded(step, is_after=True)
-    params, left = list[np.ndarray](), list[Slots]()
+    params, others = list[np.ndarray](), list[float]()
+    slots = zip(recorded(step), recorded(step, is_after=True), strict=True)
     ends = zip(step.params, step.params_after, strict=True)
-    for rule, (weights, end), grad, own, seen in zip(
-        rules, ends, grads, before, after, strict=True
+    for rule, (weights, end), grad, (before, after) in zip(
+        rules, ends, grads, slots, strict=True
     ):
-        made, new = weights if grad is None else end, own
+        made, apart = weights if grad is None else end, 0.0
         if grad is not None and rule is not None:
-            square = seen.square if rule.is_of_rows else None
+            square = after.square if rule.is_of_rows else None
+            own = Slots(*map(_wide, before))
             with np.errstate(all="ignore"):
-                made, new = stepped(
-                    rule, _wide(weights), grad, Slots(*map(_wide, own)), square
-                )
+                made, new = stepped(rule, _wide(weights), grad, own, square)
+            apart = _of_slots(new, after)
         params.append(made)
-        left.append(new)
+        others.append(apart)
     if not are_finite(params):
         return None
-    apart = distances(step, params, rules)
-    if slots is None:
-        are_made = [
-            g is not None and r is not None for g, r in zip(grads, rules, strict=True)
-        ]
-        of_slots = zip(left, after, are_made, strict=True)
-        others = [
-            _of_slots(one, two) if is_made else 0.0 for one, two, is_made in of_slots
-        ]
-        apart = np.maximum(apart, others)
-    is_whole = all(
-        g is None or r is not None for g, r in zip(grads, rules, strict=True)
-    )
-    again = Again(update, params, left, apart, is_whole)
+    owners = zip(grads, rules, strict=True)
+    is_whole = all(g is None or r is not None for g, r in owners)
+    apart = np.maximum(distances(step, params, rules), others)
+    again = Again(update, params, apart, is_whole)
     has_norms = any(_clips(rules)[:2])
     return again if again.is_right or not (has_norms and port.is_sparse) else None
 
@@ -203,30 +184,6 @@ def _of_slot(made: np.ndarray, seen: np.ndarray) -> float:
     return apart / float(differs * size) if apart else 0.0
 
 
-def carried(port: Port, updates: list[Update], rules: Rules) -> list[Again] | None:
-    """Return the steps by rules from the first one on, each with the slots that the
-    step before it left.
-
-    None where the first one does not begin, or one cannot be computed.
-    """
-    found: list[Again] = []
-    slots: list[Slots] | None = None
-    for update in updates:
-        rate = update.applied.learning_rate
-        own = [r and replace(r, rate=rate) for r in rules]
-        if slots is None:
-            if update.applied.iterations:
-                return None
-            pairs = zip(own, update.applied.params, strict=True)
-            slots = [Slots() if r is None else begun(r, w) for r, w in pairs]
-        again = by_rule(port, update, own, slots)
-        if again is None:
-            return None
-        found.append(again)
-        slots = again.slots
-    return found
-
-
 def all_again(
     port: Port, optimizers: dict[int, Any], updates: list[Update]
 ) -> list[Again]:
@@ -236,7 +193,7 @@ def all_again(
     The framework may prove a step right of which some parameters have no rule, as
     constrained ones.
     """
-    made = {u.number: by_rule(port, u, u.applied.rules) for u in updates}
+    made = {u.number: by_rule(port, u) for u in updates}
     others = [
         u for u in updates if (again := made[u.number]) is None or not again.is_whole
     ]
@@ -265,7 +222,7 @@ def by_framework(
     params = port.stepped(optimizer, [(step, step.grads)])
     if params is None or not are_finite(params):
         return None
-    again = Again(update, params, [], distances(step, params))
+    again = Again(update, params, distances(step, params))
     is_of_framework = type(optimizer).__module__.startswith(_OF_FRAMEWORKS)
     may_differ = is_of_framework and not port.is_sparse
     return again if again.is_right or may_differ else None

@@ -1,7 +1,6 @@
 """The stage of the optimizer step: its arithmetic, its state and its rate."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
 from typing import Any
@@ -12,11 +11,11 @@ from stepcheck.errors import SpecificationError, message
 from stepcheck.faults import Fault, Stage
 from stepcheck.port import Port
 from stepcheck.solve.changes import Schedule
-from stepcheck.solve.replays import Again, all_again, carried
+from stepcheck.solve.replays import all_again
 from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.log import Applied
 from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, in_part
-from stepcheck.trace.windows import Rule, Update, Windows
+from stepcheck.trace.windows import Update, Windows
 from stepcheck.values import (
     Change,
     Finding,
@@ -27,10 +26,6 @@ from stepcheck.values import (
     Where,
 )
 
-_SAME_MOMENTUM = 5e-4  # 0.999 and 0.9999 are two; solved for from steps in float32
-_LEAST_SOLVED = 3  # steps by hand whose momenta are known
-_MOMENTA = {1: ("momentum",), 2: ("beta_1", "beta_2")}
-_SOLVED = "SGD", "Adam", "AdamW"  # classes whose momenta are solved for
 _UNKNOWN = float("nan")
 
 
@@ -85,10 +80,8 @@ def of_steps(
         stated: the optimizer that the user states; None if none is.
     """
     if seen.is_by_hand:
-        if seen.rule is not None:
-            yield from rates(seen.updates, schedule, FINE.differs)
-            if stated is not None:
-                yield from _by_hand_otherwise(port, stated, seen.rule, seen.updates)
+        rated = seen.updates if seen.rule is not None else []
+        yield from rates(rated, schedule, FINE.differs)
         return
     anew = [*_applied(updates, schedule)]
     yield from anew
@@ -97,9 +90,9 @@ def of_steps(
     found = [*_of_arithmetic(port, optimizers, whole)]
     used = [*optimizers.values()]
     is_other = stated is not None and len(used) == 1 and used[0] is not stated
-    if is_other and not anew and not any(isinstance(each, Finding) for each in found):
-        found = [*_of_stated(port, stated, used[0], whole)]
     yield from found
+    if is_other and not anew and not any(isinstance(each, Finding) for each in found):
+        yield from _of_stated(port, stated, used[0], updates)
 
 
 def _finding(
@@ -132,83 +125,35 @@ def _of_arithmetic(
         yield Unjudged(Reason.STEP_UNKNOWN, Stage.STEP, num_left)
     wrong = [again for again in made if not again.is_right]
     if wrong:
-        yield _unlike(port, Change(Fault.STEP_UNLIKE), wrong)
-
-
-def _unlike(port: Port, change: Change, wrong: list[Again]) -> Finding:
-    """Return the finding on steps that are others than those that were made again."""
-    first, step = wrong[0], wrong[0].update.applied
-    are_others = np.any([again.apart > 1 for again in wrong], axis=0)
-    names = tuple(port.names[i] for i in np.flatnonzero(are_others))
-    numbers = tuple(again.update.number for again in wrong)
-    states = step.params, step.params_after, first.params
-    before, own, meant = (port.flat([*in_part(state)]) for state in states)
-    values = own, meant, np.full(len(own), _UNKNOWN)
-    proof = proof_of(first.update.number, Shown.WEIGHT, port.name_at, values)
-    apart = distance(own - before, meant - before)
-    where = Where(numbers, parameters=names, line=step.line)
-    return Finding(change, apart, where=where, proof=proof)
+        first, step = wrong[0], wrong[0].update.applied
+        are_others = np.any([again.apart > 1 for again in wrong], axis=0)
+        names = tuple(port.names[i] for i in np.flatnonzero(are_others))
+        states = step.params, step.params_after, first.params
+        before, own, meant = (port.flat([*in_part(state)]) for state in states)
+        values = own, meant, np.full(len(own), _UNKNOWN)
+        proof = proof_of(first.update.number, Shown.WEIGHT, port.name_at, values)
+        apart = distance(own - before, meant - before)
+        numbers = tuple(again.update.number for again in wrong)
+        where = Where(numbers, parameters=names, line=step.line)
+        yield Finding(Change(Fault.STEP_UNLIKE), apart, where=where, proof=proof)
 
 
 def _of_stated(
     port: Port, stated: Any, used: Any, updates: list[Update]
 ) -> Iterator[Finding | Unjudged]:
-    """Yield the finding on steps that are not those of the stated optimizer, at the
-    loop's rates.
-
-    They are made from the loop's start; of an optimizer without a rule, the arguments
-    are compared.
+    """Yield the finding on an optimizer of other arguments than the stated one's, or of
+    another class.
     """
-    if not updates:
-        return
-    first = updates[0].applied
-    meant = [r and replace(r, rate=0.0, clips=first.clips) for r in port.rules(stated)]
-    own = [r and replace(r, rate=0.0, is_of_rows=False) for r in first.rules]
-    if None not in own and own == meant:
-        return
     is_alike = isinstance(used, type(stated)) or isinstance(stated, type(used))
-    differing = port.differing(used, stated) if is_alike else {}
-    numbers = [float(number or 0) for pair in differing.values() for number in pair]
-    names = type(used).__name__, type(stated).__name__, *differing
-    made = carried(port, updates, meant)
-    if made is not None:
-        wrong = [again for again in made if not again.is_right]
-        change = Change(Fault.ANOTHER_OPTIMIZER, numbers=(*numbers,), names=names)
-        yield from [_unlike(port, change, wrong)] if wrong else []
-    elif differing or not is_alike:
+    pairs = port.differing(used, stated) if is_alike else {}
+    every = {name: [float(number or 0) for number in pairs[name]] for name in pairs}
+    differing = {name: own for name, own in every.items() if len({*own}) > 1}
+    if differing or not is_alike:
+        names = type(used).__name__, type(stated).__name__, *differing
+        numbers = [number for own in differing.values() for number in own]
         yield _finding(Fault.ANOTHER_OPTIMIZER, updates, numbers, names=names)
-    else:
+    elif type(used) is not type(stated):
         yield Unjudged(Reason.STEP_UNKNOWN, Stage.STEP)
-
-
-def _by_hand_otherwise(
-    port: Port, stated: Any, rule: Rule, updates: list[Update]
-) -> Iterator[Finding]:
-    """Yield the finding on steps by hand with other momenta, or another decay, than the
-    stated optimizer has.
-    """
-    kind, settings = type(stated).__name__, port.numbers_of(stated)
-    decay, least = rule.decay
-    meant_decay = float(settings.get("weight_decay") or 0.0)
-    pairs = {"weight_decay": (decay, meant_decay)}
-    slack = {"weight_decay": max(least, FINE.differs * abs(meant_decay))}
-    if len(rule.rates) >= _LEAST_SOLVED and kind in _SOLVED:
-        names = _MOMENTA.get(len(rule.momenta), ())
-        momenta = dict(zip(names, rule.momenta, strict=False))
-        if not {*momenta} <= {*settings}:
-            own = "SGD" if "momentum" in momenta else "Adam"
-            yield _finding(Fault.ANOTHER_OPTIMIZER, updates, names=[own, kind])
-            return
-        pairs |= {name: (own, settings[name]) for name, own in momenta.items()}
-    differing = {
-        name: (own, meant)
-        for name, (own, meant) in pairs.items()
-        if abs(own - meant) > slack.get(name, _SAME_MOMENTUM)
-    }
-    if differing:
-        numbers = [number for pair in differing.values() for number in pair]
-        named = kind, kind, *differing
-        yield _finding(Fault.ANOTHER_OPTIMIZER, updates, numbers, names=named)
 
 
 # ---- the state of an optimizer ----
@@ -312,7 +257,7 @@ def rates(
     """Yield the finding on the learning rates: the schedule, read at other numbers than
     the updates'.
     """
-    if schedule is None:
+    if schedule is None or not updates:
         return
     meant_at: Callable[[int], float] = schedule
     first, counted = updates[0].applied.iterations, np.arange(len(updates))
