@@ -171,42 +171,34 @@ def _applied(updates: list[Update], schedule: Schedule | None) -> Iterator[Findi
         yield _finding(fault, [b for _, b in again])
     known = [u for u in updates if u.number not in twice]
     begun = [*_begun_anew(known)]
-    yield from begun[:1]
+    yield from begun
     is_one = len({u.applied.optimizer for u in known}) == 1
     if is_one and not begun and not twice:
         yield from rates(known, schedule)
 
 
 def _begun_anew(updates: list[Update]) -> Iterator[Finding]:
-    """Yield the findings on an optimizer whose state begins anew: a new optimizer, or
+    """Yield the finding on an optimizer whose state begins anew: a new optimizer, or
     the first state of the same.
     """
-    pairs = [
-        (a, b)
-        for a, b in pairwise(updates)
-        if a.applied.is_whole and b.applied.is_whole
-    ]
+    whole = [u for u in updates if u.applied.is_whole]
+    pairs = [(a, b) for a, b in pairwise(whole) if b.follows(a)]
     changes = [(a, b) for a, b in pairs if _is_another(a.applied, b.applied)]
-    owners = [each.applied.optimizer for pair in changes[:1] for each in pair]
-    owners += [b.applied.optimizer for _, b in changes[1:]]
+    owners = [b.applied.optimizer for _, b in changes]
+    owners += [a.applied.optimizer for a, _ in changes[:1]]
     if len({*owners}) < len(owners):
         return  # several optimizers in turn
-    first = updates[0].applied if updates else None
-    anew = [(a, b) for a, b in changes if _is_new(a.applied, b.applied)]
+    anew = [b for a, b in changes if _is_new(a.applied, b.applied)]
     lost = [
-        (a, b)
-        for a, b in pairs
-        if first is not None and _is_first_again(first, a.applied, b.applied)
+        b for a, b in pairs if _is_first_again(whole[0].applied, a.applied, b.applied)
     ]
-    for fault, begun in (
-        (Fault.OPTIMIZER_RE_CREATED, anew),
-        (Fault.OPTIMIZER_STATE_THROWN_AWAY, lost),
-    ):
-        slots = [slot for _, b in begun for slot in b.applied.slots_after]
-        num_on_the_way = sum(_goes_on(a.applied, b.applied) for a, b in begun)
-        is_usual = num_on_the_way > 1 or 2 * len(begun) > len(pairs)
-        if any(map(np.ndim, slots)) and is_usual:  # more than a count and a rate
-            yield _finding(fault, [b for _, b in begun])
+    begun = anew or lost
+    slots = [slot for b in begun for slot in b.applied.slots_after]
+    on_the_way = [b for a, b in pairs if b in begun and _goes_on(a.applied, b.applied)]
+    is_usual = len(on_the_way) > 1 or 2 * len(begun) > len(pairs)
+    if any(map(np.ndim, slots)) and is_usual:  # more than a count and a rate
+        fault = Fault.OPTIMIZER_RE_CREATED
+        yield _finding(fault if anew else Fault.OPTIMIZER_STATE_THROWN_AWAY, begun)
 
 
 def _is_another(one: Applied, two: Applied) -> bool:

@@ -37,20 +37,19 @@ def left_out(
     """
     whole = [step for step in steps if step.is_whole]
     pieces = [piece for u in updates if u.is_known for piece in u.pieces]
-    num = len(replay.names)
-    if not pieces or any(len(step.grads) != num for step in whole):
+    num, now = len(replay.names), replay.values()
+    if not pieces or now is None or any(len(step.grads) != num for step in whole):
         return
-    now, first = replay.values(), before or pieces[0].called.params
-    last = pieces[-1].called.params if now is None else now.params
+    first = before or pieces[0].called.params
     missing = [i for i in range(num) if all(step.grads[i] is None for step in whole)]
-    still = [i for i in missing if same(first[i], last[i])]
+    still = [i for i in missing if same(first[i], now.params[i])]
     if not still or len(missing) == num:
         return
     shares = _shares(replay, objective, pieces[0])
     bare = [i for i in still if shares[i] > FINE.differs]
     wrong = [i for i in bare if is_thawed or any(i in step.lost for step in whole)]
-    numbers = tuple(u.number for u in updates if u.applied.is_whole)
     names = tuple(replay.names[i] for i in wrong or bare)
+    numbers = tuple(u.number for u in updates if u.applied.is_whole)
     if wrong:
         where = Where(numbers, parameters=names, line=whole[0].line)
         apart = float(np.linalg.norm(shares[wrong]))
