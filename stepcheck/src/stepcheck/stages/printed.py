@@ -9,7 +9,7 @@ import numpy as np
 from stepcheck.faults import Fault, Stage
 from stepcheck.solve.evidence import Evidence
 from stepcheck.stages.proofs import proof_of
-from stepcheck.trace.measure import FINE, farthest
+from stepcheck.trace.measure import farthest
 from stepcheck.trace.windows import PAD, Windows, passes
 from stepcheck.values import Change, Finding, Reason, Shown, Unjudged, Where
 
@@ -39,48 +39,49 @@ def printed(
         return
     batches = [[of[order] for order in each] for each in whole]
     own = np.array(numbers[: len(whole)])
-    num = len(own)
-    meant = np.array([*map(_loss, batches)])[-num:]
-    by_row = [np.average(_alone(each), weights=_rows(each)) for each in batches][-num:]
+    known = [each for has in (True, False) for each in _known(batches, has)]
+    every = [(fault, np.array(numbers)[-len(own) :]) for fault, numbers in known]
     fits, differs = evidence[0].meant.replay.tolerance
-    apart = farthest(own, meant)
-    if apart <= differs or farthest(own, by_row) <= FINE.fits:  # the latter as Keras
+    right = [farthest(own, meant) for fault, meant in every if fault is None]
+    if min(right) <= differs:
         return
-    for fault, every in _mistaken(batches):
-        wrong = np.array(every[-num:])
+    for fault, wrong in every:
         with_error = farthest(own, wrong)
-        if with_error <= fits:
+        if fault is not None and with_error <= fits:
             updates = tuple(e.update.number for e in evidence)
+            _, meant = every[0]
             proof = proof_of(updates[-1], Shown.LOSS, str, [own, meant, wrong])
-            yield Finding(Change(fault), apart, with_error, Where(updates), proof)
+            where = Where(updates)
+            yield Finding(Change(fault), min(right), with_error, where, proof)
             return
     yield Unjudged(Reason.PRINTED_UNLIKE, Stage.PRINTED)
 
 
-def _mistaken(batches: list[list[_Batch]]) -> Iterator[tuple[Fault, list[float]]]:
-    """Yield (a fault, the numbers that are printed with it, by pass over the data)."""
-    alone = [*map(_alone, batches)]
-    sums = [sum(each) for each in alone]
-    num_rows = [sum(_rows(each)) for each in batches]
+def _known(
+    batches: list[list[_Batch]], has_penalty: bool
+) -> Iterator[tuple[Fault | None, list[float]]]:
+    """Yield the numbers that a loop may print, by pass over the data, with the fault;
+    first without one.
+
+    Args:
+        has_penalty: whether the model's own losses are a part of them.
+    """
+    alone = [[_loss([batch], has_penalty) for batch in each] for each in batches]
+    rows = [[int(_is_real(batch).sum()) for batch in each] for each in batches]
+    pairs = [*zip(alone, rows, strict=True)]
     num_updates = [len({id(e) for e, _ in each}) for each in batches]
+    so_far = [_loss(each, has_penalty) for each in accumulate(batches)]
+    yield None, [_loss(each, has_penalty) for each in batches]
+    yield None, [float(np.average(each, weights=num)) for each, num in pairs]  # Keras
     yield Fault.PRINTED_MEAN_OF_MEANS, [mean(each) for each in alone]
     yield Fault.PRINTED_LAST_BATCH, [each[-1] for each in alone]
-    yield Fault.PRINTED_NOT_RESET, [*map(_loss, accumulate(batches))]
-    yield Fault.PRINTED_NOT_RESET, [*map(mean, accumulate(alone))]
-    yield (
-        Fault.PRINTED_SUMMED_OVER_MICROBATCHES,
-        np.divide(sums, num_updates).tolist(),
-    )
+    yield Fault.PRINTED_NOT_RESET, so_far
+    yield Fault.PRINTED_NOT_RESET, [mean(each) for each in accumulate(alone)]
+    sums = [sum(each) for each in alone]
+    by_update = np.divide(sums, num_updates)
+    yield Fault.PRINTED_SUMMED_OVER_MICROBATCHES, by_update.tolist()
     yield Fault.PRINTED_SUM, sums
-    yield Fault.PRINTED_MEANS_OVER_ROWS, np.divide(sums, num_rows).tolist()
-
-
-def _alone(batches: list[_Batch]) -> list[float]:
-    return [_loss([batch]) for batch in batches]
-
-
-def _rows(batches: list[_Batch]) -> list[int]:
-    return [int(_is_real(batch).sum()) for batch in batches]
+    yield Fault.PRINTED_MEANS_OVER_ROWS, [sum(each) / sum(num) for each, num in pairs]
 
 
 def _is_real(batch: _Batch) -> np.ndarray:
@@ -88,12 +89,14 @@ def _is_real(batch: _Batch) -> np.ndarray:
     return e.update.pieces[i].rows != PAD
 
 
-def _loss(batches: list[_Batch]) -> float:
-    """Return the loss of all rows of some batches, with the model's own losses."""
-    terms = [e.terms[i] for e, i in batches]
-    pairs = [*zip(terms, map(_is_real, batches), strict=True)]
-    values = sum((own.values * real).sum(axis=1) for own, real in pairs)
-    weights = sum((own.weights * real).sum(axis=1) for own, real in pairs)
+def _loss(batches: list[_Batch], has_penalty: bool) -> float:
+    """Return the loss of all rows of some batches."""
+    terms, real = [e.terms[i] for e, i in batches], [*map(_is_real, batches)]
+    pairs = [*zip(terms, real, strict=True)]
+    values = sum((own.values * used).sum(axis=1) for own, used in pairs)
+    weights = sum((own.weights * used).sum(axis=1) for own, used in pairs)
     divisor = np.where(terms[0].divided, weights, len(batches))
-    penalty = np.average([own.penalty for own in terms], weights=_rows(batches))
-    return float(np.sum(terms[0].coefficients * values / divisor) + penalty)
+    loss = float(np.sum(terms[0].coefficients * values / divisor))
+    penalties = [own.penalty for own in terms]
+    penalty = float(np.average(penalties, weights=[used.sum() for used in real]))
+    return loss + penalty if has_penalty else loss
