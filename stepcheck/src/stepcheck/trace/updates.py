@@ -10,17 +10,20 @@ from stepcheck.trace.cuts import steps
 from stepcheck.trace.log import Applied, Called, Values
 from stepcheck.trace.measure import all_same
 from stepcheck.trace.trace import Run
+from stepcheck.trace.windows import Piece, by_hand
 
 NEAR = 1e-5  # relative distance of equal rows
 
 
 @dataclass(frozen=True)
 class Update:
-    """An optimizer step, and the passes that made it.
+    """An optimizer step, or a move of the weights without one, and the passes that made
+    it.
 
     Attributes:
         buffers: statistics and seeds before it.
         after: all values where the next update begins, or after the training.
+        is_by_hand: whether no optimizer was seen; its gradient is unknown then.
     """
 
     number: int
@@ -28,6 +31,7 @@ class Update:
     applied: Applied
     buffers: list[np.ndarray]
     after: Values
+    is_by_hand: bool
 
     @property
     def digests(self) -> np.ndarray:
@@ -44,16 +48,33 @@ class Update:
 
 
 def updates(run: Run) -> list[Update]:
-    """Return the updates of a run in order; none of a loop without an optimizer."""
-    made = [(each.called, each.applied) for each in steps(run.log) if each.applied]
-    found, after = list[Update](), run.ended
-    for called, applied in reversed(made):
-        passes, number = _with_gradient(called), len(made) - len(found)
-        buffers = passes[0].buffers if passes else []
-        known = _known(applied, len(run.parameters))
-        found.append(Update(number, passes, known, buffers, after))
-        after = Values(known.params, buffers)
-    return found[::-1]
+    """Return the updates of a run in order."""
+    *made, last = steps(run.log)
+    found = [
+        (_with_gradient(each.called), each.applied) for each in made if each.applied
+    ]
+    is_by_hand = not found
+    if is_by_hand:
+        found = _by_hand(_with_gradient(last.called), run.ended.params)
+    begins = [
+        Values(applied.params, passes[0].buffers if passes else [])
+        for passes, applied in found
+    ]
+    num, ends = len(run.parameters), [*begins[1:], run.ended]
+    parts = zip(found, begins, ends, strict=True)
+    return [
+        Update(i, passes, _known(applied, num), begin.buffers, end, is_by_hand)
+        for i, ((passes, applied), begin, end) in enumerate(parts, start=1)
+    ]
+
+
+def _by_hand(
+    called: list[Called], ended: list[np.ndarray]
+) -> list[tuple[list[Called], Applied]]:
+    """Return (passes, step) of each move of the weights."""
+    end = [replace(each, params=ended) for each in called[-1:]]
+    moved, _ = by_hand([Piece(each, np.zeros(0, int)) for each in (*called, *end)])
+    return [([p.called for p in each.pieces], each.applied) for each in moved]
 
 
 def _known(applied: Applied, num: int) -> Applied:
@@ -106,6 +127,7 @@ class Pair:
         sides = self.one, self.two
         self.steps = self.one.applied, self.two.applied
         self.are_whole = all(step.is_whole for step in self.steps)
+        self.are_by_hand = any(each.is_by_hand for each in sides)
         modes = [{called.mode for called in each.passes} for each in sides]
         self.has_other_mode = modes[0] != modes[1]
 
