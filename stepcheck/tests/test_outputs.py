@@ -127,7 +127,7 @@ def test_losses_are_stated_as_compile_takes_them(losses):
     assert faults(report) == [Fault.LOSS_UNLIKE]
 
 
-def test_inputs_that_a_loop_gives_by_name_are_not_swapped():
+def test_inputs_that_a_loop_gives_by_name_are_to_be_stated_by_name():
     one, two = np.random.default_rng(0).normal(size=(2, 24, 5)).astype("float32")
     names = ("two", "one")
     inputs = [keras.Input((5,), name=name) for name in names]
@@ -136,12 +136,8 @@ def test_inputs_that_a_loop_gives_by_name_are_not_swapped():
     )
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
-    with stepcheck.watch(model, ((one, two), one[:, :1])) as report:
-        model.fit(
-            dict(zip(names, (one, two), strict=True)),
-            one[:, :1],
-            batch_size=8,
-            epochs=2,
-            verbose=0,
-        )
-    assert report.is_right, str(report)
+    named = dict(zip(names, (one, two), strict=True))
+    for given, is_judged in ((named, True), ((one, two), False)):
+        with stepcheck.watch(model, (given, one[:, :1])) as report:
+            model.fit(named, one[:, :1], batch_size=8, epochs=2, verbose=0)
+        assert (report.findings, report.is_right) == ([], is_judged), str(report)

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.keras.listener import Listener
-from stepcheck.keras.meaning import are_numbers, tensors
+from stepcheck.keras.meaning import tensors
 from stepcheck.keras.objective import VARIABLES, Beside
 from stepcheck.keras.state import (
     flags,
@@ -323,7 +324,6 @@ class Hooks:
         if self._is_silent() or is_symbolic:
             return None
         self.log.has_fitted |= is_in_fit()
-        self.log.is_by_name |= isinstance(given, dict)
         params = self._values(self.model.trainable_variables)
         return inputs, params, self._values(untrained(self.model))
 
@@ -372,8 +372,10 @@ class Hooks:
         place = itertools.count()
 
         def watched(output: Any) -> Any:
-            i = next(place) if are_numbers(output) else -1
-            if isinstance(output, keras.Variable) or not keras.ops.is_tensor(output):
+            if not keras.ops.is_tensor(output):
+                return output
+            i = next(place)
+            if isinstance(output, keras.Variable):
                 return output
 
             def differentiated(_: int, replica: int, both: list[np.ndarray]) -> None:
@@ -471,20 +473,20 @@ class Hooks:
         def told(order: int, replica: int, numbers: Any) -> None:
             held, *states, (rate, count, calls) = numbers
             grads = [None if i not in held else np.array(held[i]) for i in range(num)]
-            outlines = []
-            if not self.log.wants_step(replica):
-                after = states[2]
-                outlines = [outlined(grads), outlined(after)] if self.log.is_run else []
-                grads, states = [], [[], [], [], []]
             named = known | {
                 "learning_rate": float(rate),
                 "iterations": int(count),
                 "num_calls": int(calls),
                 "rules": at_rate(known["rules"], float(rate)),
                 "replica": replica,
-                "outlines": outlines,
             }
-            self.log.add(Applied(order, id(optimizer), grads, *states, **named))
+            applied = Applied(order, id(optimizer), grads, *states, **named)
+            if not self.log.wants_step(replica):
+                applied = applied.emptied()
+                if self.log.is_run:
+                    outlines = [outlined(grads), outlined(states[2])]
+                    applied = replace(applied, outlines=outlines)
+            self.log.add(applied)
 
         self._tell(told, groups)
 

@@ -237,19 +237,9 @@ def outputs(model: keras.Model, x: Tree) -> Tree:
     return model.compute_output_spec(symbols)
 
 
-def are_numbers(leaf: object) -> bool:
-    """Whether a part of a model's outputs has numbers; others may be text or objects."""
-    numbers = int | float | np.ndarray | np.generic | keras.Variable
-    return ops.is_tensor(leaf) or isinstance(leaf, numbers)
-
-
 def tensors(outputs: Tree) -> list[Tensor]:
-    """Return the numbers in a model's outputs, as tensors."""
-    return [
-        ops.convert_to_tensor(leaf.value if isinstance(leaf, keras.Variable) else leaf)
-        for leaf in tree.leaves(outputs)
-        if are_numbers(leaf)
-    ]
+    """Return the tensors in a model's outputs; others may be text or objects."""
+    return [*map(ops.convert_to_tensor, filter(ops.is_tensor, tree.leaves(outputs)))]
 
 
 class NoLoss(port.NoLoss, Objective):

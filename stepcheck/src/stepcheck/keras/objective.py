@@ -15,6 +15,7 @@ from stepcheck.port import ByPass
 from stepcheck.trace.cuts import steps
 from stepcheck.trace.log import Called, Log
 from stepcheck.trace.measure import once
+from stepcheck.trace.rows import keys
 from stepcheck.tree import Tree
 from wholestep.model import Mean, Objective, Reading, Term, Whole
 
@@ -176,9 +177,7 @@ def as_given(log: Log) -> tuple[tuple[Tree, Tree, None], ByPass]:
     leaves = [np.concatenate(parts) for parts in zip(*alike, strict=True)]
     if not leaves:
         return (np.zeros((1, 1)), (), None), {}
-    seen: dict[bytes, int] = {}
-    for i in range(min(map(len, leaves))):
-        seen.setdefault(b"".join(leaf[i].tobytes() for leaf in leaves), i)
-    leaves = [leaf[[*seen.values()]] for leaf in leaves]
+    places = {key: i for i, key in enumerate(keys(leaves))}
+    leaves = [leaf[[*places.values()]] for leaf in leaves]
     x = leaves[0] if len(leaves) == 1 else tuple(leaves)
     return (x, (), None), {each.order: () for each in called if each.is_whole}

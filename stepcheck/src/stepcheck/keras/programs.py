@@ -4,7 +4,7 @@ than well.
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
@@ -17,14 +17,6 @@ from wholestep.model import Mean, Reading, Term, Whole, checked, read
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 _MOST = 128
-
-
-class Kind(NamedTuple):
-    """A term of a loss: its name, its factor, and whether it is divided by its weights."""
-
-    name: str
-    coefficient: float
-    is_divided: bool
 
 
 def traced(function: Callable) -> Callable:
@@ -48,25 +40,18 @@ def _options() -> dict[str, Any] | None:
     return _QUICK if is_known and jax.default_backend() == "cpu" else None
 
 
-def kinds_of(outcome: Reading) -> list[Kind]:
-    """Return the terms of an outcome. A custom `compute_loss` returns the mean of its
-    batch.
+def by_term(outcome: Reading, num: int) -> tuple[Tensor, ...]:
+    """Return (values times weights, weights), both (terms, rows), the factors of the
+    terms, and whether each is divided by its weights.
+
+    A custom `compute_loss` returns the mean of its batch.
     """
-    return [
-        Kind(
-            str(name),
-            float(term.coefficient),
-            outcome.is_complete or isinstance(term, Mean),
-        )
-        for name, term in outcome.terms.items()
-    ]
-
-
-def by_term(outcome: Reading, num: int) -> tuple[Tensor, Tensor]:
-    """Return (values times weights, weights) of an outcome, both (terms, rows)."""
     terms = checked(outcome.terms, num).values()
     values, weights = zip(*(_by_row(term, num) for term in terms), strict=True)
-    return ops.stack(values), ops.stack(weights)
+    factors = [float(term.coefficient) for term in terms]
+    divided = [outcome.is_complete or isinstance(term, Mean) for term in terms]
+    made = map(ops.convert_to_tensor, (factors, divided))
+    return ops.stack(values), ops.stack(weights), *made
 
 
 def _by_row(term: Term, num: int) -> list[Tensor]:
@@ -95,26 +80,22 @@ def counted(values: Tensor, factors: Tensor) -> Tensor:
 @lru_cache(_MOST)  # for all replays: a search tries the same losses anew
 def at_outputs(
     objective: LossObjective, num: int, change: Callable | None = None
-) -> tuple[Callable, list[Kind]]:
-    """Return (a program of outputs, labels, weights and factors, the kinds of its
-    terms), for batches of `num` rows.
+) -> Callable:
+    """Return a program of outputs, labels, weights and factors, for batches of `num`
+    rows.
 
-    It returns the values and weights by term, and the derivative of the values times
-    their factors by the outputs, which may go through a change before the loss. The
-    kinds are complete once it was called.
+    It returns the terms, and the derivative of their values times factors by the
+    outputs, which may go through a change before the loss.
     """
-    kinds: list[Kind] = []
 
     def run(outputs: Tensor, labels: Tree, weights: Tree, factors: Tensor) -> tuple:
         def total(given: list) -> tuple:
             made = given[0] if change is None else change(given[0])
-            outcome = read(objective.of(labels, made, weights), {})
-            kinds[:] = kinds_of(outcome)
-            values, own = by_term(outcome, num)
-            return counted(values, factors), (values, own)
+            terms = by_term(read(objective.of(labels, made, weights), {}), num)
+            return counted(terms[0], factors), terms
 
         found: Any
         (derivative,), found = choose().ops.differentiate(total, [outputs])
-        return *found, derivative
+        return found, derivative
 
-    return traced(run), kinds
+    return traced(run)

@@ -14,14 +14,7 @@ from stepcheck.keras import families
 from stepcheck.keras import steps as own_steps
 from stepcheck.keras.meaning import LossObjective, Whole, outputs, tensors
 from stepcheck.keras.objective import OfModel
-from stepcheck.keras.programs import (
-    Kind,
-    at_outputs,
-    by_term,
-    counted,
-    kinds_of,
-    traced,
-)
+from stepcheck.keras.programs import at_outputs, by_term, counted, traced
 from stepcheck.keras.state import flags, set_flags, trained_in, untrained, values
 from stepcheck.port import ByPass, Port, Terms
 from stepcheck.steps import StepRule
@@ -67,6 +60,7 @@ class Replay(Port):
         self._ops = choose().ops
         self._programs: dict[Any, Any] = {}
         self._penalties: dict[tuple[int, bool], float] = {}  # by (pass, mode)
+        self._names: dict[int, tuple[str, ...]] = {}  # of terms, by objective
         self._is_plain = False  # one tensor, of which Keras knows no logits
         # Small gradients are zeros in float16: they are computed of a larger loss, and divided.
         self._scale = 1024.0 if "float16" in dtypes else 1.0
@@ -98,7 +92,7 @@ class Replay(Port):
         known = [p for p in pieces if p.is_known and p.called.is_whole]
         if isinstance(objective, OfModel):
             for piece in [p for p in known if p.called.setting][:1]:
-                run = partial(self._read, objective, piece, [], True)
+                run = partial(self._read, objective, piece, True)
                 given = piece.called.params, piece.called.buffers, self.batch(piece)
                 choose().programs.shapes(run, *given)
         loss: Any = getattr(objective, "loss", None)
@@ -227,18 +221,16 @@ class Replay(Port):
         training: bool,
         is_by_outputs: bool = False,
     ) -> Terms:
+        ones = np.ones((1, len(piece.rows)), "float32")
         if is_by_outputs or self._is_of_outputs(piece, objective):
-            ones = np.ones((1, len(piece.rows)), "float32")
-            kinds, rows, _ = self._at_outputs(piece, objective, batch, ones)
+            found, _ = self._at_outputs(piece, objective, batch, ones)
             penalty = self._penalties.get((piece.called.order, training), 0.0)
         else:
-            zeros = np.zeros((1, len(piece.rows)), "float32")
-            found = self._by_model(piece, objective, batch, zeros, training=training)
-            kinds, (*rows, penalty), _ = found
-        names, coefficients, divided = zip(*kinds, strict=True)
-        weighed, weights = map(np.array, rows)
-        factors, are_divided = np.array(coefficients), np.array(divided)
-        return Terms(weighed, weights, factors, are_divided, float(penalty), names)
+            given = piece, objective, batch, 0 * ones
+            (found, penalty), _ = self._by_model(*given, training=training)
+        values, weights, factors, divided = map(np.array, found)
+        names = self._names.get(id(objective), ("loss",))
+        return Terms(values, weights, factors, divided, float(penalty), names)
 
     def gradient(
         self,
@@ -262,15 +254,14 @@ class Replay(Port):
 
     def _at_outputs(
         self, piece: Piece, objective: Any, batch: Any, factors: np.ndarray
-    ) -> tuple[list[Kind], list, Tensor]:
-        """Return the kinds of terms, (values, weights), and the derivative of values
-        times factors by the output.
+    ) -> tuple[tuple, Tensor]:
+        """Return the terms, and the derivative of their values times factors by the
+        output.
         """
         _, labels, weights = unpack(batch)
         output = ops.convert_to_tensor(piece.called.outputs[0])
-        program, kinds = at_outputs(objective, len(output))
-        *rows, derivative = program(output, labels, weights, factors)
-        return kinds, rows, derivative
+        program = at_outputs(objective, len(output))
+        return program(output, labels, weights, factors)
 
     def _by_model(
         self,
@@ -281,47 +272,42 @@ class Replay(Port):
         penalty: float = 0.0,
         *,
         training: bool,
-    ) -> tuple[list[Kind], list, list[Tensor]]:
-        """Return the kinds of terms of an objective that calls the model, (values,
-        weights, penalty), and the gradient of values and penalty times their factors.
+    ) -> tuple[tuple[tuple, Tensor], list[Tensor]]:
+        """Return (the terms of an objective that calls the model, the model's own
+        losses), and the gradient of values and losses times their factors.
         """
-        kinds: list[Kind] = []
 
         def run(
             params: list, buffers: list, batch: Any, factors: Tensor, penalty: Tensor
         ) -> tuple:
             def total(params: list) -> tuple:
                 given = params, buffers, batch
-                found = self._read(objective, piece, kinds, training, *given)
-                return counted(found[0], factors) + penalty * found[-1], found
+                terms, own = self._read(objective, piece, training, *given)
+                return counted(terms[0], factors) + penalty * own, (terms, own)
 
             return self._ops.differentiate(total, params)
 
         key = "model", training, id(objective), len(piece.rows)
-        program, kinds = self._program(key, run, kinds)
         called = piece.called
         given = _tensors(called.params), called.buffers, batch, factors
-        grads, found = program(*given, np.float32(penalty))
-        return kinds, found, grads
+        grads, found = self._program(key, run)(*given, np.float32(penalty))
+        return found, grads
 
     def _read(
         self,
         objective: Any,
         piece: Piece,
-        kinds: list[Kind],
         training: bool,
         params: list,
         buffers: list,
         batch: Any,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the values and weights of an objective by term, and the model's own
-        losses.
-        """
+    ) -> tuple[tuple, Tensor]:
+        """Return the terms of an objective, and the model's own losses."""
         with self._scope(params, buffers):
             outcome = read(objective(self.model, batch, training), {})
             own = self._penalty(outcome)
-        kinds[:] = kinds_of(outcome)
-        return *by_term(outcome, len(piece.rows)), own
+        self._names[id(objective)] = tuple(map(str, outcome.terms))
+        return by_term(outcome, len(piece.rows)), own
 
     def derivative(
         self,
@@ -332,7 +318,7 @@ class Replay(Port):
         change: Callable | None = None,
     ) -> np.ndarray:
         given = ops.convert_to_tensor(np.asarray(outputs, "float32"))
-        program, _ = at_outputs(objective, len(outputs), change)
+        program = at_outputs(objective, len(outputs), change)
         ones = np.ones((1, len(outputs)), "float32")
         return np.asarray(program(given, labels, weights, ones)[-1], "float64")
 
@@ -361,13 +347,10 @@ class Replay(Port):
         held = zip(variables, [*params, *buffers], strict=True)
         return keras.StatelessScope(held, collect_losses=True)
 
-    def _program(self, key: Any, function: Callable, kept: Any = None) -> Any:
-        """Return the traced function of this key, with the values kept by its first
-        trace.
-        """
+    def _program(self, key: Any, function: Callable) -> Any:
+        """Return the traced function of this key."""
         if key not in self._programs:
-            made = traced(function)
-            self._programs[key] = made if kept is None else (made, kept)
+            self._programs[key] = traced(function)
         return self._programs[key]
 
 

@@ -138,18 +138,14 @@ def _close(report: Report, made: Case) -> None:
         if made.is_given:
             made.data, made.by_pass = as_given(made.log)
     else:
-        _complete(made)
+        _weigh(made)
     _try(made)
     report.close(made)
 
 
-def _complete(made: Case) -> None:
-    """Take the names of inputs, and the weights of rows, that the loop has given."""
+def _weigh(made: Case) -> None:
+    """Take the weights of classes that `fit` got, if none were stated."""
     x, y, stated = made.data
-    names = [each.name for each in getattr(made.model, "inputs", None) or []]
-    if made.log.is_by_name and isinstance(x, list | tuple) and len(names) == len(x):
-        x = dict(zip(names, x, strict=True))  # the order of a dict is that of its names
-        made.data = x, y, stated
     by_class, weight = made.log.fitted
     if stated is not None or (by_class is None and weight is None):
         return

@@ -217,7 +217,6 @@ class Log:
         flags: the trainable layers and variables of a forward pass, by the set of them.
         is_cut: whether it ends before the loop, for a reason in `unjudged`.
         fitted: `class_weight` and `sample_weight` of the model's first `fit`.
-        is_by_name: whether the model was called with a dict of inputs.
         is_stateless: whether an optimizer step sees only the variables that are passed
             to it.
         is_run: whether it is compared with another run: rows are kept as digests, large
@@ -243,7 +242,6 @@ class Log:
     is_stateless: bool = False
     is_shared: bool = False
     is_run: bool = False
-    is_by_name: bool = False
     flags: dict[tuple[int, ...], Flags] = field(default_factory=dict)
     optimizers: dict[int, Any] = field(default_factory=dict)
     stepped: Callable[["Log"], None] | None = field(default_factory=STEPPED.get)
