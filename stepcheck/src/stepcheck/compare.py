@@ -59,8 +59,8 @@ def compare(
     if nums[0] != nums[1] and is_end_seen:
         number, kind = min(nums) + 1, Kind.FEWER_UPDATES
         differences.append(Difference(Part.ROWS, kind, number, np.inf, counts=nums))
-    names, left, fits = (one.name, two.name), comparison.params.left, comparison.fits
-    return ComparedModel(names, table, tuple(differences), nums, left, fits)
+    names, left = (one.name, two.name), comparison.params.left
+    return ComparedModel(names, table, tuple(differences), nums, left)
 
 
 class _Quantity(NamedTuple):

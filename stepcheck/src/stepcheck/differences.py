@@ -95,7 +95,7 @@ class Judged:
 class ComparedUpdate:
     """An update of two runs, by part."""
 
-    number: int
+    update: int
     parts: dict[Part, Judged]
     num_rows: tuple[int, int]
 
@@ -106,7 +106,6 @@ class ComparedModel:
 
     Attributes:
         left: names of parameters that were not compared.
-        fits: the relative distance up to which numbers are equal.
     """
 
     names: tuple[str, str]
@@ -114,4 +113,3 @@ class ComparedModel:
     differences: tuple[Difference, ...]
     num_updates: tuple[int, int]
     left: tuple[str, ...] = ()
-    fits: float = 0.0

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from itertools import groupby
 from typing import Any
@@ -127,14 +127,15 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as data: dicts, lists, strings, numbers and None."""
-        return {
+        data = {
             "schema": SCHEMA,
             "is_equal": self.is_equal,
             "differences": [_difference(each) for each in self.differences],
             "models": [_model(each) for each in self.models],
-            "unmatched": [*self.unmatched],
-            "versions": [[*each] for each in self.versions],
+            "unmatched": self.unmatched,
+            "versions": self.versions,
         }
+        return _plain(data)
 
     def __str__(self) -> str:
         paragraphs = [self.first_line]
@@ -196,7 +197,7 @@ def _table(updates: tuple[ComparedUpdate, ...]) -> str:
     """
     columns = [["update", *_PARTS.values()]]
     for relations, group in groupby(updates, _relations):
-        numbers = [update.number for update in group]
+        numbers = [update.update for update in group]
         name = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
         columns.append([name, *relations])
     return _aligned([*zip(*columns, strict=True)])
@@ -236,7 +237,7 @@ def _rest(found: Comparison) -> Iterator[str]:
             yield f"Not compared, as a part of them is kept: {listed(model.left)}."
         for update in model.updates:
             if any(e.relation is Relation.BY_ROUNDING for e in update.parts.values()):
-                number = update.number
+                number = update.update
                 yield f"From update {number} on the runs are apart by rounding, which grows."
                 break
     if found.unmatched:
@@ -245,43 +246,38 @@ def _rest(found: Comparison) -> Iterator[str]:
 
 
 def _difference(each: Difference) -> dict[str, Any]:
-    numbers = [
-        (n.what.name.lower(), n.of, n.observed, n.expected) for n in each.numbers
-    ]
     return {
-        "part": each.part.value,
-        "kind": each.kind.value,
+        "part": each.part,
+        "kind": each.kind,
         "update": each.update,
-        "apart": _finite(each.apart),
-        "rows": [*each.where.rows],
-        "parameters": [*each.where.parameters],
-        "outputs": [*each.where.outputs],
-        "counts": [*map(_finite, each.counts)],
+        "apart": each.apart,
+        "rows": each.where.rows,
+        "parameters": each.where.parameters,
+        "outputs": each.where.outputs,
+        "counts": each.counts,
         "numbers": [
-            {"what": what, "of": of, "a": _finite(a), "b": _finite(b)}
-            for what, of, a, b in numbers
+            {"what": n.what.name.lower(), "of": n.of, "a": n.observed, "b": n.expected}
+            for n in each.numbers
         ],
-        "lines": [line and [line.file, line.number] for line in each.lines],
+        "lines": [line and (line.file, line.number) for line in each.lines],
         "text": _says(each),
     }
 
 
 def _model(each: ComparedModel) -> dict[str, Any]:
-    return {
-        "names": [*each.names],
-        "num_updates": [*each.num_updates],
-        "left": [*each.left],
-        "updates": [_update(update) for update in each.updates],
-    }
+    known = asdict(each)
+    del known["differences"]
+    return known
 
 
-def _update(each: ComparedUpdate) -> dict[str, Any]:
-    parts = {
-        part.value: {"relation": judged.relation.value, "apart": _finite(judged.apart)}
-        for part, judged in each.parts.items()
-    }
-    return {"update": each.number, "num_rows": [*each.num_rows], "parts": parts}
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """Return data as JSON has them: without tuples, enums, and numbers that are not
+    finite.
+    """
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_plain, value)]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return str(value) if isinstance(value, str) else value
