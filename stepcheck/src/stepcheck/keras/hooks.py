@@ -418,7 +418,7 @@ class Hooks:
             )
             return None
         place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
-        dense = [keras.ops.convert_to_tensor(handed[id(params[i])]) for i in place]
+        dense = [self.listener.dense(handed[id(params[i])]) for i in place]
         held = [
             each if scale is None else each / scale  # by which `apply` divides
             for each in in_part(dense)

@@ -62,6 +62,10 @@ class Listener(ABC):
         loop takes one later.
         """
 
+    def dense(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as one tensor, equal rows summed."""
+        return gradient
+
     @abstractmethod
     def value(self, variable: keras.Variable) -> Tensor:
         """Return the value of a Keras variable at this point of the program, in its

@@ -138,6 +138,10 @@ class EngineListener(Listener):
         own = self._waiting
         return [each for each in own if getattr(each[0], "graph", None) is graph]
 
+    def dense(self, gradient: Tensor) -> Tensor:
+        """Return a gradient as one tensor, equal rows summed."""
+        return tf.convert_to_tensor(gradient)
+
     def value(self, variable: keras.Variable) -> Tensor:
         """Return the value of a Keras variable here."""
         return tf.identity(tf.convert_to_tensor(variable.value))
