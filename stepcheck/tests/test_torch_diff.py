@@ -441,3 +441,24 @@ def test_the_example_of_a_loop_that_was_rewritten(capsys):
     assert draft.first.counts == pytest.approx([4.0] * 32)
     assert now.is_equal
     assert "each row counts 4 times" in capsys.readouterr().out
+
+
+def test_of_several_models_the_first_difference_is_the_one_that_is_told():
+    def in_turn(factor, num):
+        one, two = network(), network()
+        with stepcheck.record() as trace:
+            for i, rows in enumerate(batches(4)):
+                for model in (one, two)[: 1 + (i < num)]:
+                    own = torch.optim.SGD(model.parameters(), 0.05)
+                    scale = factor if i else 1
+                    loss = nn.functional.mse_loss(model(X[rows]), Y[rows])
+                    (scale * loss).backward()
+                    own.step()
+                    own.zero_grad()
+        return trace
+
+    result = stepcheck.diff(in_turn(2, 3), in_turn(1, 4))
+    assert [len(model.differences) for model in result.models] == [1, 2]
+    assert (result.first.update, result.first.part) == (2, Part.GRADIENT)
+    result = stepcheck.diff(in_turn(1, 3), in_turn(1, 4))
+    assert (result.first.update, result.first.kind) == (4, Kind.FEWER_UPDATES)

@@ -55,10 +55,11 @@ def compare(
     table = tuple(map(comparison.update, ones, twos))
     differences = [each for each in (comparison.first,) if each is not None]
     nums = len(ones), len(twos)
-    is_end_seen = not any(each.is_by_hand for each in (*ones[:1], *twos[:1]))
-    if nums[0] != nums[1] and is_end_seen:
-        number, kind = min(nums) + 1, Kind.FEWER_UPDATES
-        differences.append(Difference(Part.ROWS, kind, number, np.inf, counts=nums))
+    firsts = [*ones[:1], *twos[:1]]
+    if nums[0] != nums[1] and not any(each.is_by_hand for each in firsts):
+        order = max(each.applied.order for each in (*ones, *twos))
+        known = Part.ROWS, Kind.FEWER_UPDATES, min(nums) + 1, np.inf
+        differences.append(Difference(*known, counts=nums, order=order))
     names, left = (one.name, two.name), comparison.params.left
     return ComparedModel(names, table, tuple(differences), nums, left)
 
@@ -88,7 +89,7 @@ class _Comparison:
     """
 
     def __init__(self, one: Run, two: Run, match: Match | None, *, bits: bool):
-        self.bits, self.has_match = bits, match is not None
+        self.bits = bits
         self.fits, self.differs = tolerance([*one.dtypes, *two.dtypes])
         self.params = matched(one.parameters, two.parameters, match)
         self.others = _others(one, two, match)
@@ -148,7 +149,7 @@ class _Comparison:
     def _quantities(self, pair: Pair) -> Iterator[_Quantity]:
         """Yield the quantities of an update, in the order in which they are made."""
         fits, differs = self.fits, self.differs
-        before, after = self._weights(pair)
+        gradients, before, after = self._kept(pair)
         if pair.one.number == 1 and pair.are_whole:
             at = Part.STATE, Kind.OTHER_WEIGHTS, fits, Shown.WEIGHT
             yield self._quantity(*at, before)
@@ -161,43 +162,38 @@ class _Comparison:
         yield _Quantity(Part.ROWS, Kind.OTHER_ROWS, apart, NEAR)
         at = Part.OUTPUTS, Kind.OTHER_OUTPUTS, fits, Shown.OUTPUT
         yield self._quantity(*at, facing(pair, are_outputs=True))
-        gradients = None if pair.are_by_hand else self._gradients(pair)
+        known = None if pair.are_by_hand else gradients
         at = Part.GRADIENT, Kind.OTHER_GRADIENT, differs, Shown.GRADIENT
-        yield self._quantity(*at, gradients)
+        yield self._quantity(*at, known)
         rates = [np.array(step.learning_rate) for step in pair.steps]
         if np.all(np.isfinite(rates)):
             at = Part.STEP, Kind.OTHER_RATE, ROUNDED, Shown.RATE
             name = str(pair.one.number)
             yield self._quantity(*at, Sides.of([name], rates[:1], rates[1:]))
-        moves, most = None, differs
-        if pair.are_whole and gradients is not None:
-            most = ROUNDED
-            sides = zip(gradients.ones, gradients.twos, self._near, strict=True)
-            self._near = [_are_near(a, b) & known for a, b, known in sides]
-        if before and after and (gradients or pair.are_by_hand):
-            moves = _moves(before, after, self._near if most == ROUNDED else None)
+        moves, near, most = None, None, differs
+        if pair.are_whole and known:
+            sides, most = zip(known.ones, known.twos, self._near, strict=True), ROUNDED
+            near = self._near = [_are_near(a, b) & mask for a, b, mask in sides]
+        if before and after and gradients:
+            moves = _moves(before, after, near)
         yield self._quantity(Part.STEP, Kind.OTHER_STEP, most, Shown.MOVE, moves)
         if pair.are_whole:
             yield from self._states(pair, after)
 
-    def _gradients(self, pair: Pair) -> Sides | None:
-        """Return the gradients as handed over, or their outlines."""
+    def _kept(self, pair: Pair) -> list[Sides | None]:
+        """Return the gradients, and the weights before and after the step: whole, or
+        their outlines.
+        """
         if pair.are_whole:
-            return self._sides(*map(_filled, pair.steps))
-        return self._outlines(pair, 0)
-
-    def _weights(self, pair: Pair) -> tuple[Sides | None, Sides | None]:
-        """Return the weights before and after the step, or their outlines."""
-        if not pair.are_whole:
-            return self._outlines(self._last, 1), self._outlines(pair, 1)
-        before = self._sides(*(step.params for step in pair.steps))
-        return before, self._sides(*(step.params_after for step in pair.steps))
-
-    def _outlines(self, pair: Pair | None, which: int) -> Sides | None:
-        """Return the outlines of gradients (0), or of weights after the step (1)."""
-        if pair is None or self.has_match:  # an outline has one layout
-            return None
-        return self._sides(*(_outlined(step)[which] for step in pair.steps))
+            whole = [(_filled(s), s.params, s.params_after) for s in pair.steps]
+            return [self._sides(*both) for both in zip(*whole, strict=True)]
+        has_views = any(view is not None for *_, view in self.params.pairs)
+        if self._last is None or has_views:  # an outline has one layout
+            return [None, None, None]
+        (grads, after), (_, before) = (
+            zip(*map(_outlined, each.steps), strict=True) for each in (pair, self._last)
+        )
+        return [self._sides(*both) for both in (grads, before, after)]
 
     def _sides(self, ones: list, twos: list) -> Sides | None:
         """Return values of all parameters; None if they were not kept."""

@@ -56,16 +56,13 @@ def updates(run: Run) -> list[Update]:
     is_by_hand = not found
     if is_by_hand:
         found = _by_hand(_with_gradient(last.called), run.ended.params)
-    begins = [
-        Values(applied.params, passes[0].buffers if passes else [])
-        for passes, applied in found
-    ]
-    num, ends = len(run.parameters), [*begins[1:], run.ended]
-    parts = zip(found, begins, ends, strict=True)
-    return [
-        Update(i, passes, _known(applied, num), begin.buffers, end, is_by_hand)
-        for i, ((passes, applied), begin, end) in enumerate(parts, start=1)
-    ]
+    num, after, backwards = len(run.parameters), run.ended, list[Update]()
+    for number, (passes, step) in reversed([*enumerate(found, start=1)]):
+        applied, buffers = _known(step, num), passes[0].buffers if passes else []
+        made_of = passes, applied, buffers, after, is_by_hand
+        backwards.append(Update(number, *made_of))
+        after = Values(applied.params, buffers)
+    return backwards[::-1]
 
 
 def _by_hand(
