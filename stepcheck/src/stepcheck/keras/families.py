@@ -1,6 +1,7 @@
 """The relatives of Keras' losses, which a loss may be mistaken for."""
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import keras
@@ -21,6 +22,7 @@ def _changed(loss: Loss, name: str, value: Any) -> Loss | None:
     return attempt(lambda: type(loss).from_config(config | {name: value}))[0]
 
 
+@lru_cache  # so that a program of it is found again
 def flipped(loss: Loss) -> Loss | None:
     """Return a loss with `from_logits` the other way; None if it has no such argument."""
     is_set = attempt(loss.get_config)[0] or {}
@@ -52,6 +54,7 @@ def _sigmoid(outputs: Tensor) -> Tensor:
     return 1 / (1 + ops.exp(-outputs))
 
 
+@lru_cache
 def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
     """Return (the unsmoothed dense loss, the smoothing, whether labels are classes), or
     None.

@@ -86,10 +86,8 @@ def _met(
         if not isinstance(layer, keras.Model):
             return method(layer, *arguments, **others)
         is_inner = getattr(inside, "runs", False)
-        leaves = tree.leaves(arguments)
-        is_run = not any(isinstance(leaf, keras.KerasTensor) for leaf in leaves)
-        if is_run and not is_inner:
-            _find(layer, hooks, found)
+        if not is_inner:
+            _find(layer, hooks, found, arguments)
         given = dict(zip(names, arguments, strict=False)) | others
         for each in hooks:
             each.harmless(each.note_beside)(layer, given)
@@ -102,9 +100,13 @@ def _met(
     return met
 
 
-def _find(model: keras.Model, hooks: list["Hooks"], found: Found | None) -> None:
-    """Hook a model that is to be found."""
-    if found is not None and not any(each.model is model for each in hooks):
+def _find(
+    model: keras.Model, hooks: list["Hooks"], found: Found | None, given: Tree
+) -> None:
+    """Hook a model that is to be found, if it is given no symbols."""
+    if found is None or any(each.model is model for each in hooks):
+        return
+    if not any(isinstance(leaf, keras.KerasTensor) for leaf in tree.leaves(given)):
         hooks.append(found(model))
         hooks[-1].begin()
 
@@ -116,10 +118,11 @@ def _made(
 
     @wraps(make)
     def made(trainer: Any, force: bool = False) -> Any:
+        of = []
         if isinstance(trainer, keras.Model):
-            _find(trainer, hooks, found)
-        parts = {id(part) for part in trainer._flatten_layers()}
-        of = [each for each in hooks if id(each.model) in parts]
+            _find(trainer, hooks, found, ())
+            parts = {id(part) for part in trainer._flatten_layers()}
+            of = [each for each in hooks if id(each.model) in parts]
         for each in of:
             each.renew(trainer)
         if not (of and listener.is_deaf_to_xla and trainer.jit_compile):

@@ -57,14 +57,6 @@ class LossObjective(OneLoss, Objective):
 
     def __init__(self, loss: Any, *, is_masked: bool = True):
         self.loss, self.is_masked = loss, is_masked
-        self._key = _key_of(loss) or id(self), is_masked
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both have the same values: Keras' losses of one configuration do."""
-        return isinstance(other, LossObjective) and self._key == other._key
 
     def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Term:
         """Return the loss before its reduction, with the divisor of Keras."""
@@ -131,16 +123,6 @@ def _weighed(values: Tensor, weights: Tensor, given: Any) -> Mean:
         given = ops.cast(given, values.dtype)
         weights = weights * ops.reshape(given, (*given.shape, *[1] * missing))
     return Mean(values, weights)
-
-
-def _key_of(loss: Any) -> tuple | None:
-    """Return the kind and settings of a loss of Keras; None for other losses."""
-    kind = type(loss)
-    is_wrapper = kind.__name__ == "LossFunctionWrapper"  # of any function
-    if is_wrapper or not kind.__module__.startswith("keras.src."):
-        return None
-    config = repr(sorted(loss.get_config().items()))
-    return kind, str(loss.dtype), config, keras.config.epsilon()
 
 
 class _AsCompiled(CompiledObjective):

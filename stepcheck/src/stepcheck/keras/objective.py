@@ -47,17 +47,14 @@ class Beside:
         """Return the number of another model; None for a model with the watched one, or
         a part.
         """
-        for i, each in enumerate(self._models):
-            if each is model:
-                return i
-        around = self._model, *self._models
-        parts = [part for each in around for part in each._flatten_layers()]
-        is_around = any(part is self._model for part in model._flatten_layers())
-        if is_around or any(part is model for part in parts):
-            return None
-        self._models.append(model)
-        self._kept.append([])
-        return len(self._models) - 1
+        if model not in self._models:
+            around = self._model, *self._models
+            parts = [part for each in around for part in each._flatten_layers()]
+            if model in parts or self._model in model._flatten_layers():
+                return None
+            self._models.append(model)
+            self._kept.append([])
+        return self._models.index(model)
 
     def keep(self, order: int, place: int, values: list[np.ndarray]) -> None:
         """Keep the values of a model, of those that have not moved the arrays of

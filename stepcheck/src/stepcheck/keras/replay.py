@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import keras
@@ -25,6 +25,7 @@ from stepcheck.user_code.source import line_of_loss
 from wholestep.engines import choose
 from wholestep.model import Reading, mask_of, read, unpack
 
+_objective = lru_cache(LossObjective)  # so that a program of it is found again
 _FEW = 3  # passes that show whether a loss is one of rows
 
 
@@ -86,7 +87,7 @@ class Replay(Port):
         return line_of_loss(called.line, is_penalty=is_penalty)
 
     def objective(self, loss: Any, *, is_masked: bool = True) -> LossObjective:
-        return LossObjective(loss, is_masked=is_masked)
+        return _objective(loss, is_masked=is_masked)
 
     def settle(self, objective: Any, pieces: list[Piece]) -> None:
         known = [p for p in pieces if p.is_known and p.called.is_whole]
@@ -97,16 +98,15 @@ class Replay(Port):
                 choose().programs.shapes(run, *given)
         loss: Any = getattr(objective, "loss", None)
         is_of_keras = type(loss).__module__.startswith("keras.")
-        if isinstance(objective, LossObjective) and not is_of_keras:
-            kinds = {self._kind_of(objective, piece) for piece in known[:_FEW]}
-            loss.kind = kinds.pop() if len(kinds) == 1 else Whole
-            loss.is_coupled = loss.kind is Whole
-
-    def _kind_of(self, objective: LossObjective, piece: Piece) -> type:
-        _, y, weight = unpack(self.batch(piece))
-        like = outputs(self.model, self.data[0])
-        made = packed([*map(ops.convert_to_tensor, piece.called.outputs)], like)
-        return objective.kind_of(y, made, weight)
+        if not isinstance(objective, LossObjective) or is_of_keras:
+            return
+        like, kinds = outputs(self.model, self.data[0]), set()
+        for piece in known[:_FEW]:
+            made = packed(_tensors(piece.called.outputs), like)
+            _, labels, weight = unpack(self.batch(piece))
+            kinds.add(objective.kind_of(labels, made, weight))
+        loss.kind = kinds.pop() if len(kinds) == 1 else Whole
+        loss.is_coupled = loss.kind is Whole
 
     def values(self) -> Values | None:
         return values(self.model)

@@ -210,8 +210,9 @@ def _unmoved(
 
 
 def _frozen_moved(replay: Port, pieces: list[Piece]) -> tuple[str, ...]:
-    states = [piece.called.buffers for piece in pieces if piece.called.is_whole]
     names = replay.names_of_others
+    states = [piece.called.buffers for piece in pieces]
+    states = [each for each in states if len(each) == len(names)]
     still = _unmoved(names, [*pairwise(states)]) if len(states) > 1 else names
     return tuple(names[i] for i in replay.frozen() if names[i] not in still)
 
