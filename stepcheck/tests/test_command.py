@@ -266,7 +266,7 @@ def test_an_expression_that_is_no_name_is_refused_before_the_script_runs(run, gi
 def test_what_cannot_be_watched_ends_the_script(run):
     code, out, err = run(loop(), "--model", "net", "--data", "x_all", "--loss", "mse")
     assert (code, "the end" in out) == (UNSEEN, False)
-    assert "data must be (x, y) or (x, y, sample_weight)." in err
+    assert "(x, y) or (x, y, sample_weight)." in err
     assert STEPPED.get() is None
 
 

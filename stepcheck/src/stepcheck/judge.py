@@ -153,8 +153,7 @@ class _Context:
         self.verdict.seen = replace(seen, updates=without_void(seen.updates))
         self.objective = case.objective
         self.verdict.unjudged += self.log.unjudged
-        if self.is_late:
-            num = len(case.log.applied) - len(self.log.applied)
+        if num := len(case.log.applied) - len(self.log.applied):
             self.verdict.unjudged.append(Unjudged(Reason.THAWED, Stage.GRADIENT, num))
 
     @property
@@ -218,9 +217,10 @@ class _Context:
 
     def _unknown(self, update: Update) -> Reason | None:
         """Return why the gradient of an update cannot be computed again, or compared."""
-        seen, rows = self.seen, self.rows
-        is_coupled = getattr(getattr(self.objective, "loss", None), "is_coupled", False)
-        is_clear = update.number in seen.settled or not rows.twins(update.rows)
+        loss = getattr(self.objective, "loss", None)
+        is_coupled = getattr(loss, "is_coupled", False)
+        others = self.case.data[1:]
+        is_clear = update.number in self.seen.settled
         inside = (each for each in self.moved if each.fault in MOVED_INSIDE)
         reasons = {
             Reason.NOT_KEPT: not update.applied.is_whole,
@@ -228,8 +228,7 @@ class _Context:
             Reason.RARE_SHAPES: update.number in self.modes.left,
             Reason.MOVING: any(update.number in each.where.updates for each in inside),
             Reason.COUPLED: is_coupled and len(update.pieces) > 1,
-            Reason.EQUAL_ROWS: not is_clear
-            and not rows.agree(update.rows, self.case.data[1:]),
+            Reason.EQUAL_ROWS: not (is_clear or self.rows.agree(update.rows, others)),
         }
         return next((reason for reason, is_so in reasons.items() if is_so), None)
 
@@ -243,8 +242,7 @@ def _judged(case: Case) -> Verdict:
             _run(context, stage, check)
     if context.seen.updates:
         verdict.facts = _facts(context)
-    stages = [*Stage]
-    verdict.findings.sort(key=lambda finding: stages.index(finding.stage))
+    verdict.findings.sort(key=lambda finding: [*Stage].index(finding.stage))
     return verdict
 
 

@@ -22,10 +22,10 @@ _PLAIN = (
     ast.Tuple,
     ast.UnaryOp,
 )
-_KINDS = {
-    "loss": ("keras:losses.Loss", "torch:nn.modules.loss._Loss"),
-    "model": ("keras:Model", "torch:nn.Module"),
-    "optimizer": ("keras:optimizers.Optimizer", "torch:optim.Optimizer"),
+_KINDS = {  # classes of Keras and PyTorch, by name
+    "model": {"Model", "Module"},
+    "loss": {"Loss", "_Loss"},
+    "optimizer": {"Optimizer"},
 }
 Scope = Mapping[str, Any]
 
@@ -125,15 +125,13 @@ def seen(scope: Scope) -> dict[str, dict[str, Any]]:
             parts = getattr(value, "__dict__", {})
             named |= {f"{name}.{key}": own for key, own in parts.items()}
     found = {kind: dict[str, Any]() for kind in ("model", "data", "loss", "optimizer")}
-    known = {id(None)}
+    known = set[int]()
     for name, value in named.items():
-        kind = next((kind for kind in _KINDS if _is_of(kind, value)), "data")
-        is_array = hasattr(value, "__array__") and getattr(value, "shape", None)
-        if (kind != "data" or is_array) and id(value) not in known:
+        bases = {base.__name__ for base in type(value).__mro__}
+        kinds = [kind for kind, classes in _KINDS.items() if bases & classes]
+        if hasattr(value, "__array__") and getattr(value, "shape", None):
+            kinds = ["data"]
+        if kinds and id(value) not in known:
             known.add(id(value))
-            found[kind][name] = value
+            found[kinds[-1]][name] = value
     return found
-
-
-def _is_of(kind: str, value: Any) -> bool:
-    return isinstance(value, tuple(filter(None, map(imported, _KINDS[kind]))))

@@ -51,11 +51,12 @@ def gradients(
         if any(grad is not None for grad in update.applied.grads):
             last = every[-1] if every and update.follows(every[-1].update) else None
             every.append(Evidence(meant, update, last))
-    finite = [e for e in every if are_finite([e.handed, e.reference])]
+    known = [e for e in every if are_finite([e.reference])]
+    finite = [e for e in known if are_finite([e.handed])]
+    broken = [e for e in known if e not in finite]
     found = [*_judged(finite)]
-    num_lost = sum(not are_finite([e.reference]) for e in every)
-    broken = [e for e in every if are_finite([e.reference]) and e not in finite]
-    if num_lost:
+    if len(known) < len(every):
+        num_lost = len(every) - len(known)
         found.append(Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, num_lost))
     if broken:
         change = Change(Fault.GRADIENT_UNLIKE, Detail.NOT_FINITE)
