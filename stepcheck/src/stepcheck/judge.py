@@ -292,7 +292,6 @@ def _seen(context: _Context) -> Judged:
     cannot be used.
     """
     seen, replay = context.seen, context.replay
-    replay.settle(context.objective, seen.pieces)
     if not seen.updates:
         now, before = replay.values(), context.before
         has_moved = bool(before) and now and not all_same(before, now.params)

@@ -238,14 +238,6 @@ class Port(ABC):
         where it cannot be read.
         """
 
-    def settle(self, objective: Any, pieces: list[Piece]) -> None:
-        """Note in an objective whether its loss of a batch is the mean of its rows'
-        losses, where that is not known.
-
-        The outputs and labels of a few passes show it.
-        """
-        return
-
     @abstractmethod
     def objective(self, loss: Any, *, is_masked: bool = True) -> OneLoss:
         """Return a loss as an objective, by the mask that the model makes or without."""

@@ -73,11 +73,10 @@ def beginning(model: nn.Module, begins: Begins) -> Iterator[None]:
 
     def begin(module: nn.Module, inputs: tuple) -> None:
         nonlocal is_known
-        is_counted = module is model and torch.is_grad_enabled()
-        is_known = is_counted or (module is not model and bool(begins[module]))
+        is_first = module is not model and bool(begins[module])
+        is_known = is_first or (module is model and torch.is_grad_enabled())
         if is_known:
-            check()
-            _must_call(is_right=bool(begins[module]))
+            _must(is_right=after.is_now and bool(begins[module]))
             begins[module].pop(0)()
 
     def end(module: nn.Module, inputs: tuple, output: Any) -> None:
@@ -85,23 +84,19 @@ def beginning(model: nn.Module, begins: Begins) -> Iterator[None]:
         if is_known:  # another call has draws of its own, which are not known
             after = Random.now()
 
-    def check() -> None:
-        if not after.is_now:
-            raise ValueError("the function must not draw: pass its draws as data")
-
     with ExitStack() as stack:
         for module in begins:
             handle = module.register_forward_pre_hook(begin, prepend=True)
             stack.callback(handle.remove)
             stack.callback(module.register_forward_hook(end).remove)
         yield
-    check()
-    _must_call(is_right=not begins[model])
+    _must(is_right=after.is_now and not begins[model])
 
 
-def _must_call(*, is_right: bool) -> None:
+def _must(*, is_right: bool) -> None:
     if not is_right:
-        raise ValueError("the function must call the model as often as calls= says")
+        must = "the function must call the model as often as calls= says, and not draw"
+        raise ValueError(must)
 
 
 def _values(module: nn.Module) -> list[Tensor]:

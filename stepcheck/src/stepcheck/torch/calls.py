@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, autograd, nn
 from torch.amp import GradScaler
@@ -31,15 +30,11 @@ Seam = tuple[Any, str, Callable | None, Callable | None]
 class Calls:
     """Keeps the lines of a loop's losses, backward passes, clips and schedulers.
 
-    Notes the checks of the loss scale, too.
-
-    Attributes:
-        targets: by the order of a pass, the labels that a loss of PyTorch was given.
+    Notes the labels of losses and the checks of the loss scale, too.
     """
 
     def __init__(self, watcher: Watcher):
         self.watcher, self.log = watcher, watcher.log
-        self.targets: dict[int, np.ndarray] = {}
         self._has_scale = False  # whether the gradients have the scale
         self._clips_scaled = False  # whether they had it when they were clipped
         self._num_steps = 0  # before a checked step
@@ -80,9 +75,6 @@ class Calls:
         if self.log.is_open and (line := line_here()) is not None:
             self.log.lines.update(dict.fromkeys(faults, line))
 
-    def _is_own(self, owner: Any) -> bool:
-        return isinstance(owner, Optimizer) and self.watcher.is_own(owner)
-
     def _after_loss(
         self, result: Any, *given: Any, target: Any = None, **_: Any
     ) -> None:
@@ -94,7 +86,7 @@ class Calls:
         labels = target if len(given) < 2 else given[1]
         last = self.log.called[-1]
         if last.is_whole and isinstance(labels, Tensor) and labels.ndim:
-            self.targets.setdefault(last.order, array(labels))
+            self.watcher.labels.setdefault(last.order, array(labels))
 
     def _before_gradient(self, is_result: bool, *_: Any, **__: Any) -> None:
         if Fault.NOT_RESET not in self.log.lines:
@@ -102,7 +94,9 @@ class Calls:
         self.watcher.is_taking = is_result
 
     def _before_zero(self, owner: Any, *_: Any, **__: Any) -> None:
-        if self.log.is_open and (self.watcher.is_of(owner) or self._is_own(owner)):
+        if self.log.is_open and (
+            self.watcher.is_of(owner) or self.watcher.is_own(owner)
+        ):
             self._note(Fault.NOT_RESET)
             if self.watcher.is_waiting:
                 self._note(Fault.PASSES_LEFT_OUT)
@@ -116,7 +110,7 @@ class Calls:
         self.watcher.is_cast |= getattr(cast, "_enabled", True)
 
     def _before_schedule(self, scheduler: Any, *_: Any, **__: Any) -> None:
-        if self._is_own(getattr(scheduler, "optimizer", None)):
+        if self.watcher.is_own(getattr(scheduler, "optimizer", None)):
             self._note(Fault.SCHEDULE_BY_MICROBATCH, Fault.SCHEDULE_ONE_AHEAD)
 
     def _before_clip(self, parameters: list[Tensor], *_: Any, **__: Any) -> None:
@@ -132,7 +126,7 @@ class Calls:
             self.log.add(Scaled(order, is_finite=True, is_last=False, scale=scale))
 
     def _before_unscale(self, scaler: GradScaler, optimizer: Any) -> None:
-        self._has_scale &= not self._is_own(optimizer)
+        self._has_scale &= not self.watcher.is_own(optimizer)
 
     def _before_check(self, *_: Any, **__: Any) -> None:
         self._num_steps = len(self.log.applied)
@@ -141,7 +135,7 @@ class Calls:
         self, result: Any, scaler: GradScaler, optimizer: Any, *_: Any, **__: Any
     ) -> None:
         """Note whether the optimizer has made a step."""
-        if scaler.is_enabled() and self.log.is_open and self._is_own(optimizer):
+        if scaler.is_enabled() and self.log.is_open and self.watcher.is_own(optimizer):
             is_finite = len(self.log.applied) > self._num_steps
             self.watcher.is_waiting &= is_finite
             self._has_scale = False

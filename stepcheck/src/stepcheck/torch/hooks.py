@@ -25,10 +25,9 @@ from stepcheck.seams import replaced
 from stepcheck.torch.beside import Beside
 from stepcheck.torch.device import CPU, device_of
 from stepcheck.torch.nests import Nest, Place, mapped, unpacked
-from stepcheck.torch.optimizers import Grads, Step, grads_of, state_of
+from stepcheck.torch.optimizers import Grads, Step, grads_of, is_moved, state_of
 from stepcheck.torch.state import (
     Kind,
-    Own,
     Random,
     Setting,
     array,
@@ -47,20 +46,6 @@ from stepcheck.trace.log import Applied, Called, Log, Other
 from stepcheck.trace.measure import outline
 from stepcheck.user_code.source import line_here
 from stepcheck.values import Reason
-
-
-@dataclass
-class _Begun:
-    """The beginning of a forward pass that runs."""
-
-    nest: Nest
-    leaves: list[np.ndarray]
-    params: list[np.ndarray]
-    buffers: list[np.ndarray]
-    random: Random
-    mode: tuple[bool, ...]
-    cast: torch.dtype | None
-    is_kept: bool
 
 
 @dataclass
@@ -83,6 +68,7 @@ class Watcher:
         num_inputs: of the module's arguments, how many have the rows of the data; None
             for all of as many rows.
         order: of all records.
+        has_own_loss: whether the module computes the loss that is meant.
 
     Attributes:
         is_running: whether a pass has begun; `is_cast`: and `torch.autocast` with it.
@@ -90,19 +76,22 @@ class Watcher:
         is_taking: whether gradients are taken for a result, and not added to those that
             are there.
         beside: keeps other modules, if the loss that is meant may call some.
-        own: by the order of a pass, the loss that the module has computed itself.
+        labels: by the order of a pass, those that a loss of PyTorch, or the module, was
+            given; `own`: the loss that the module has computed, the divisor of a sum.
     """
 
     module: nn.Module
     log: Log
     num_inputs: int | None
     order: Iterator[int] = field(default_factory=itertools.count)
+    has_own_loss: bool = False
     is_running: bool = False
     is_cast: bool = False
     is_waiting: bool = False
     is_taking: bool = False
     beside: Beside | None = None
-    own: dict[int, Own] = field(default_factory=dict)
+    labels: dict[int, Any] = field(default_factory=dict)
+    own: dict[int, tuple[float, float | None]] = field(default_factory=dict)
     # Passes whose gradients were added since the last step, and of all passes: those of
     # which a gradient was taken, and since the last step thrown away.
     _added: list[Called] = field(default_factory=list)
@@ -120,7 +109,7 @@ class Watcher:
         finally:
             self.is_running = False
         if begun is not None:
-            self.harmless(self._end, begun, args, kwargs, output)
+            self.harmless(self._end, *begun, args, kwargs, output)
         return output
 
     def is_of(self, owner: Any) -> bool:
@@ -149,7 +138,8 @@ class Watcher:
             is_taken = each.order in self._differentiated if is_told else None
             self.log.called[i] = replace(each, differentiated=is_taken)
 
-    def _begin(self, args: tuple, kwargs: dict) -> _Begun | None:
+    def _begin(self, args: tuple, kwargs: dict) -> tuple[Called, Nest] | None:
+        """Return a pass as it begins, and its arguments."""
         module, log = self.module, self.log
         if not log.is_open:
             return None
@@ -167,58 +157,71 @@ class Watcher:
         kind = device_of(module).type
         self.is_cast = torch.is_autocast_enabled(kind)
         cast = torch.get_autocast_dtype(kind) if self.is_cast else None
-        random, mode = Random.now(), modes(module)
-        return _Begun(nest, leaves, params, buffers, random, mode, cast, is_kept)
+        called = Called(
+            order=-1,
+            inputs=leaves,
+            outputs=[],
+            params=params,
+            buffers=buffers,
+            differentiated=None,
+            line=line_here(),
+            setting=Setting(nest.form, Random.now(), cast=cast),
+            trained=trained_in(module),
+            mode=modes(module),
+        )
+        return called, nest
 
-    def _end(self, begun: _Begun, args: tuple, kwargs: dict, output: Any) -> None:
-        given, out = begun.nest.leaves, unpacked(output, has_objects=False)
-        order, own = next(self.order), own_loss(args, kwargs, output)
-        known = [i for i, leaf in enumerate(given) if own is None or leaf is not own[1]]
+    def _end(
+        self, begun: Called, nest: Nest, args: tuple, kwargs: dict, output: Any
+    ) -> None:
+        """Add a pass that has ended to the log."""
+        given, out = nest.leaves, unpacked(output, has_objects=False)
+        labels, num = None, None
+        if self.has_own_loss:
+            labels, num = own_loss(self.module, args, kwargs)
+        known = [i for i, leaf in enumerate(given) if leaf is not labels]
         chosen = rows_in([given[i] for i in known], self.num_inputs)
         places = {known[i]: Place(n) for n, i in enumerate(chosen)}
-        has_graph = any(leaf.grad_fn for leaf in out.leaves)
+        inputs = [given[i] for i in places]
+        random, has_graph = (
+            begun.setting.random,
+            any(leaf.grad_fn for leaf in out.leaves),
+        )
 
         def placed(i: int) -> Any:
             return places[i] if i in places else given[i].detach().clone()
 
-        setting = Setting(
-            given=mapped(placed, begun.nest.form),
-            random=begun.random,
-            kinds=tuple(
-                Kind(given[i].dtype, given[i].requires_grad, given[i].device == CPU)
-                for i in places
-            ),
+        setting = replace(
+            begun.setting,
+            given=mapped(placed, nest.form),
+            kinds=[Kind(x.dtype, x.requires_grad, x.device == CPU) for x in inputs],
             output=out.form,
             has_graph=has_graph,
             is_through=any(leaf.requires_grad for leaf in given),
-            cast=begun.cast,
             is_cast=self.is_cast,
         )
-        draws = self.log.is_run and not begun.random.is_now
-        called = Called(
-            order=order,
-            inputs=[begun.leaves[i] for i in places],
-            outputs=list(map(array, out.leaves)) if begun.is_kept else [],
-            params=begun.params,
-            buffers=begun.buffers,
-            differentiated=None,
-            line=line_here(),
+        draws = self.log.is_run and not random.is_now
+        called = replace(
+            begun,
+            order=next(self.order),
+            inputs=[begun.inputs[i] for i in places],
+            outputs=list(map(array, out.leaves)) if begun.is_whole else [],
             setting=setting,
-            trained=trained_in(self.module),
             is_training=self.module.training and has_graph,
-            mode=begun.mode,
-            random=begun.random.digest() if draws else "",
+            random=random.digest() if draws else "",
         )
         self.log.add(called)
         if not out.leaves:
             self.log.leave(Reason.NO_TENSOR, Stage.GRADIENT, type(output).__name__)
-        heard = out.leaves
-        if own is not None:
-            self.own[order] = own[2]
-            heard = out.leaves if self.log.is_run else [own[0]]
-        for i, leaf in enumerate(out.leaves):
-            if leaf.grad_fn is not None and any(leaf is each for each in heard):
-                leaf.register_hook(partial(self.harmless, self._heard, called, i))
+        heard = [i for i, leaf in enumerate(out.leaves) if leaf.grad_fn is not None]
+        losses = [i for i in heard if not out.leaves[i].ndim]
+        if labels is not None and losses:
+            self.labels[called.order] = array(labels)
+            self.own[called.order] = float(out.leaves[losses[0]].detach()), num
+            heard = losses[:1]
+        for i in heard:
+            hook = partial(self.harmless, self._heard, called, i)
+            out.leaves[i].register_hook(hook)
 
     def _heard(self, called: Called, i: int, derivative: Tensor) -> None:
         """Keep the derivative by a pass's i-th output."""
@@ -320,11 +323,9 @@ class Watcher:
         if called is not None and (line := line_here()) is not None:
             called.setting.lines.append(line)
 
-    def is_own(self, optimizer: Optimizer) -> bool:
+    def is_own(self, optimizer: Any) -> bool:
         """Whether an optimizer moves a parameter of the module."""
-        own = {id(p) for _, p in trained(self.module)}
-        groups = optimizer.param_groups
-        return any(id(p) in own for group in groups for p in group["params"])
+        return isinstance(optimizer, Optimizer) and is_moved(self.module, optimizer)
 
 
 def _outlines(module: nn.Module) -> list[np.ndarray]:

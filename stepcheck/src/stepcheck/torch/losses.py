@@ -7,6 +7,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,7 +15,6 @@ from torch.nn import functional
 from stepcheck import port, tree
 from stepcheck.errors import SpecificationError, attempt, message
 from stepcheck.torch.nests import packed, unpacked
-from stepcheck.torch.state import Own
 from stepcheck.tree import Tree
 
 BY_CLASS = nn.CrossEntropyLoss, nn.NLLLoss
@@ -34,7 +34,7 @@ _NEAR = 1e-3  # relative, of a model's number and that of a form
 
 
 class ByRow(NamedTuple):
-    """A loss by row: values times weights, and weights, each (rows,).
+    """A loss by term and row: values times weights, and weights, both (terms, rows).
 
     `is_divided`: whether the sum of the values is divided by that of the weights.
     """
@@ -42,6 +42,7 @@ class ByRow(NamedTuple):
     values: Tensor
     weights: Tensor
     is_divided: bool = True
+    names: tuple[str, ...] = ("loss",)
 
 
 def times(values: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
@@ -51,13 +52,16 @@ def times(values: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     return torch.where(own == 0, torch.zeros_like(values), values) * own, own
 
 
-def by_row(values: Tensor, own: Tensor, weights: Any = None) -> tuple[Tensor, Tensor]:
+def by_row(
+    values: Tensor, own: Tensor, weights: Any = None, *, is_divided: bool = True
+) -> ByRow:
     """Return the sums of values and of their weights of each row, times sample weights."""
     if weights is not None:
         values, sample = times(values, weights)
         own = own * sample
     num = len(values)
-    return values.reshape(num, -1).sum(1), own.reshape(num, -1).sum(1)
+    values, own = (each.reshape(1, num, -1).sum(2) for each in (values, own))
+    return ByRow(values, own, is_divided)
 
 
 class Loss:
@@ -69,7 +73,7 @@ class Loss:
     >>> loss = Loss(nn.CrossEntropyLoss(ignore_index=0))
     >>> by_row = loss.of(torch.zeros(3, 2), torch.tensor([1, 0, 1]))
     >>> by_row.weights.tolist(), by_row.is_divided
-    ([1.0, 0.0, 1.0], True)
+    ([[1.0, 0.0, 1.0]], True)
     """
 
     is_coupled = False
@@ -98,7 +102,7 @@ class Loss:
         own = torch.ones_like(values)
         if is_by_class and not labels.is_floating_point():
             own = self._weights(out, labels).to(values)
-        return ByRow(*by_row(values, own, weights), is_divided=how != "sum")
+        return by_row(values, own, weights, is_divided=how != "sum")
 
     def _weights(self, out: Tensor, labels: Tensor) -> Tensor:
         """Return the weight of each label: of its class, 0 for a label that is ignored."""
@@ -125,18 +129,15 @@ class Function:
         """Return the loss of a model's output by row."""
         found = self.whole(outputs, labels)
         if isinstance(found, tuple):
-            return ByRow(*by_row(*times(*map(torch.as_tensor, found)), weights))
+            return by_row(*times(*map(torch.as_tensor, found)), weights)
         if found.ndim:
-            return ByRow(*by_row(found, torch.ones_like(found), weights))
-        alone = (
-            None if self.is_coupled else self._alone(outputs, labels, weights, found)
-        )
-        if alone is not None:
-            return alone
+            return by_row(found, torch.ones_like(found), weights)
+        if not self.is_coupled and (rows := self._alone(outputs, labels, found)):
+            return by_row(*rows[:2], weights, is_divided=rows.is_divided)
         self.is_coupled = True
         first = torch.zeros(len(first_of(outputs))).to(found)
         first[0] = 1
-        return ByRow(first * found, first)
+        return by_row(first * found, first)
 
     def whole(self, outputs: Any, labels: Tree) -> Any:
         """Return the function's result."""
@@ -145,31 +146,29 @@ class Function:
             return self.given(outputs, *given)
         return self.given(outputs, given)
 
-    def _alone(
-        self, outputs: Any, labels: Tree, weights: Any, found: Tensor
-    ) -> ByRow | None:
+    def _alone(self, outputs: Any, labels: Tree, found: Tensor) -> ByRow | None:
         """Return a number as the mean or the sum of the rows' numbers; None if it is
         neither.
         """
         form, leaves = unpacked(outputs)
         if len({leaf.shape[:1] for leaf in leaves}) > 1:
             return None
-        rows = [slice(i, i + 1) for i in range(len(leaves[0]))]
-        numbers = [
-            self.whole(
-                packed(form, [leaf[row] for leaf in leaves]),
-                tree.map_leaves(lambda leaf, row=row: leaf[row], labels),
+
+        def alone(i: int) -> Tensor:
+            def row(leaf: Any) -> Any:
+                return leaf[i : i + 1]
+
+            return self.whole(
+                packed(form, list(map(row, leaves))), tree.map_leaves(row, labels)
             )
-            for row in rows
-        ]
-        given = torch.ones(len(rows)) if weights is None else torch.as_tensor(weights)
-        values, own = times(torch.stack(numbers), given.reshape(-1))
-        total, num = float(values.detach().sum()), float(own.sum())
-        near = _SAME * max(float(values.detach().abs().sum()), 1e-30)
-        for divisor, is_divided in ((num, True), (1.0, False)):
-            if abs(float(found) * divisor - total) <= near * max(divisor, 1.0):
-                return ByRow(values, own, is_divided)
-        return ByRow(values, own) if weights is not None else None
+
+        values = torch.stack([*map(alone, range(len(leaves[0])))])
+        numbers = values.detach()
+        total, most = float(numbers.sum()), float(numbers.abs().sum())
+        for num, is_divided in ((len(values), True), (1, False)):
+            if abs(float(found) * num - total) <= _SAME * max(most, 1e-30) * num:
+                return ByRow(values, torch.ones_like(values), is_divided)
+        return None
 
 
 class Objective(port.OneLoss):
@@ -218,15 +217,17 @@ def _of_logits(
     return values, labels != -100
 
 
-def models_own(outputs: Any, own: Own) -> Function | None:
+def models_own(
+    outputs: Any, labels: np.ndarray, loss: float, num: float | None
+) -> Function | None:
     """Return the loss that a model computes of its logits and labels: of the usual
     ones the one whose mean, or sum divided by the stated number, is nearest.
     """
 
     def apart(function: Function) -> float:
-        found = function.of(outputs, own.labels)
+        found = function.of(outputs, labels)
         total, weight = float(found.values.sum()), float(found.weights.sum())
-        sums = [own.loss * divisor for divisor in (weight, own.num) if divisor]
+        sums = [loss * divisor for divisor in (weight, num) if divisor]
         return min(abs(each - total) for each in sums) / (abs(total) or 1.0)
 
     functions = [Function(partial(_of_logits, *form)) for form in _FORMS]

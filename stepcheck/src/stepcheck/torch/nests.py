@@ -1,8 +1,6 @@
 """Nests of tensors: the arguments and outputs of modules, taken apart and put together."""
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,11 +43,6 @@ def mapped(function: Callable, nest: Any, *, has_objects: bool = True) -> Any:
     if isinstance(nest, tuple | list):
         parts = map(again, nest)
         return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
-    if is_dataclass(nest) and not isinstance(nest, type):
-        made = copy.copy(nest)
-        for each in fields(nest):
-            object.__setattr__(made, each.name, again(getattr(nest, each.name)))
-        return made
     return nest if has_objects or not hasattr(nest, "__dict__") else None
 
 

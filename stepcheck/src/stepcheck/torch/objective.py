@@ -1,23 +1,14 @@
 """A function of a module and a batch, as an objective of terms."""
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stepcheck.objective import Objective
-from stepcheck.torch.losses import by_row, times
+from stepcheck.torch.losses import ByRow, by_row, times
 from stepcheck.trace.cuts import steps
 from stepcheck.trace.log import Called, Log
-
-
-class ByTerm(NamedTuple):
-    """A loss by term and row: values times weights, and weights, both (terms, rows)."""
-
-    values: Tensor
-    weights: Tensor
-    names: tuple[str, ...]
 
 
 @dataclass
@@ -42,7 +33,7 @@ class OfModel:
         """The loss, which is this objective."""
         return self
 
-    def of(self, model: nn.Module, inputs: list[Tensor], rest: tuple) -> ByTerm:
+    def of(self, model: nn.Module, inputs: list[Tensor], rest: tuple) -> ByRow:
         """Return the loss of a batch by term and row.
 
         A number of the whole batch is the value of its first row, with the weight 1.
@@ -72,12 +63,13 @@ class OfModel:
                 weights = torch.arange(num) == 0
                 values = values.expand(num)
             terms.append(by_row(*times(values, weights)))
-        values, weights = map(torch.stack, zip(*terms, strict=True))
+        values = torch.cat([term.values for term in terms])
+        weights = torch.cat([term.weights for term in terms])
         if values.shape[1] != num:
             raise ValueError(f"each term must have the {num} rows of the batch")
         own = [p for module in (model, *self.modules) for p in module.parameters()]
         _must_know(values, {id(value) for value in [*own, *inputs]})
-        return ByTerm(values, weights, tuple(map(str, named)))
+        return ByRow(values, weights, names=tuple(map(str, named)))
 
 
 def _must_know(values: Tensor, known: set[int]) -> None:
@@ -117,22 +109,11 @@ def joined(log: Log, calls: int) -> list[Called]:
 def _one(group: list[Called]) -> Called:
     """Return the passes of a group as one pass, with the inputs and outputs of all."""
     first, last = group[0], group[-1]
-    derivatives: dict[int, list] = {}
-    num = 0
-    for called in group:
-        derivatives |= {num + i: found for i, found in called.derivatives.items()}
-        num += len(called.outputs)
-    setting = replace(
-        first.setting,
-        parts=tuple(group),
-        lines=[line for called in group for line in called.setting.lines],
-        beside=last.setting.beside,
-    )
+    setting = replace(first.setting, parts=tuple(group), beside=last.setting.beside)
     return replace(
         first,
         inputs=[leaf for called in group for leaf in called.inputs],
         outputs=[leaf for called in group for leaf in called.outputs],
-        derivatives=derivatives,
         line=last.line,
         setting=setting,
     )

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from stepcheck.errors import attempt
+from stepcheck.steps import StepRule
 from stepcheck.torch.state import array, sampled, tensor, trained
 from stepcheck.torch.steps import SLOTS, Rules, rule_of
 from stepcheck.trace.log import Applied
 
-_KERAS = {"eps": "epsilon"}
 # Options that change no step, or that other stages judge.
 _ELSEWHERE = {"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 Grads = list[np.ndarray | None]
@@ -51,22 +51,34 @@ class Step(NamedTuple):
     rules: Rules
 
 
+def _params(optimizer: Optimizer) -> list[tuple[dict, nn.Parameter]]:
+    """Return the parameters of an optimizer, by their numbers, with their group."""
+    groups = optimizer.param_groups
+    return [(group, p) for group in groups for p in group["params"]]
+
+
+def is_moved(module: nn.Module, optimizer: Optimizer) -> bool:
+    """Whether an optimizer moves a parameter of a module."""
+    own = {id(p) for _, p in trained(module)}
+    return any(id(p) in own for _, p in _params(optimizer))
+
+
 def state_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step:
     """Return the state before or after a step, without numbers if none are kept."""
     params = [p for _, p in trained(module)]
     index = {id(p): i for i, p in enumerate(params)}
-    groups = optimizer.param_groups
-    every = [(group, p) for group in groups for p in group["params"]]
     own = [
-        (n, index[id(p)], group) for n, (group, p) in enumerate(every) if id(p) in index
+        (n, index[id(p)], group)
+        for n, (group, p) in enumerate(_params(optimizer))
+        if id(p) in index
     ]
     rate = own[0][2].get("lr")
-    options = [copy.deepcopy(_without_params(group)) for group in groups]
-    rates = Rates(options, [(n, i) for n, i, _ in own], [])
+    groups = [{**group, "params": None} for group in optimizer.param_groups]
+    rates = Rates(copy.deepcopy(groups), [(n, i) for n, i, _ in own], [])
     learning_rate = float("nan") if rate is None else float(rate)
     if not is_kept:
         return Step([], [], learning_rate, rates, ())
-    rules: list = [None] * len(params)
+    rules: list[StepRule | None] = [None] * len(params)
     slots = []
     for _, i, group in own:
         state = optimizer.state.get(params[i], {})
@@ -80,29 +92,18 @@ def state_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step:
     return Step([*map(sampled, params)], slots, learning_rate, rates, tuple(rules))
 
 
-def _without_params(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
-
-
 def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Grads:
     """Return the gradients that the optimizer has of the parameters, of large ones in
-    part.
-
-    A fused step divides by the loss scale itself.
-
-    Args:
-        is_kept: whether their numbers are needed; else each is empty.
+    part; empty ones if none are kept.
     """
-    scale = getattr(optimizer, "grad_scale", None)
-    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    grads: Grads = []
-    for _, p in trained(module):
-        grad = p.grad if id(p) in own else None
-        if grad is not None and is_kept:
-            grads.append(sampled(grad if scale is None else grad / scale))
-        else:
-            grads.append(None if grad is None else np.zeros(0))
-    return grads
+    scale = getattr(optimizer, "grad_scale", None)  # by which a fused step divides
+    own = {id(p) for _, p in _params(optimizer)}
+    grads = [p.grad if id(p) in own else None for _, p in trained(module)]
+    if not is_kept:
+        return [None if g is None else np.zeros(0) for g in grads]
+    return [
+        None if g is None else sampled(g if scale is None else g / scale) for g in grads
+    ]
 
 
 def stepped(optimizer: Any, steps: list[tuple[Applied, Grads]]) -> list | None:
@@ -118,14 +119,13 @@ def stepped(optimizer: Any, steps: list[tuple[Applied, Grads]]) -> list | None:
 def _stepped(other: Optimizer, steps: list[tuple[Applied, Grads]]) -> list | None:
     for hooks in (other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks):
         hooks.clear()  # the user's
-    every = [p for group in other.param_groups for p in group["params"]]
+    every = [p for _, p in _params(other)]
     for p in every:
         p.grad = None
     first = steps[0][0]
-    rates: Rates = first.setting
-    own = {i: every[n] for n, i in rates.numbers}
+    own = {i: every[n] for n, i in first.setting.numbers}
     last = {i: other.state.pop(p, {}) for i, p in own.items()}
-    for (i, name), value in zip(rates.slots, first.slots, strict=True):
+    for (i, name), value in zip(first.setting.slots, first.slots, strict=True):
         like = last[i].get(name)
         is_tensor = isinstance(like, Tensor)
         other.state[own[i]][name] = tensor(value, like) if is_tensor else value.item()
@@ -133,7 +133,7 @@ def _stepped(other: Optimizer, steps: list[tuple[Applied, Grads]]) -> list | Non
         for group, options in zip(
             other.param_groups, applied.setting.groups, strict=True
         ):
-            group |= options
+            group |= {**options, "params": group["params"]}
         for i, grad in enumerate(grads):
             if i in own:
                 own[i].data = tensor(applied.params[i], own[i])
@@ -155,37 +155,13 @@ def numbers_of(optimizer: Any) -> dict[str, Any]:
     """Return the options of an optimizer's first group that change a step, by Keras'
     names.
     """
-    return _options(optimizer.param_groups[0])
-
-
-def differing(
-    used: Any, stated: Any, trained: list[tuple[str, nn.Parameter]]
-) -> dict[str, tuple[Any, Any]]:
-    """Return the options that change a step and differ for a parameter, the first one:
-    (used, stated).
-    """
-    own, meant = _by_parameter(used), _by_parameter(stated)
-    found: dict[str, tuple[Any, Any]] = {}
-    for p in (id(p) for _, p in trained if id(p) in own):
-        for option, value in meant.get(p, {}).items():
-            pair = own[p].get(option, 0.0), value
-            if pair[0] != pair[1]:
-                found.setdefault(option, pair)
-    return found
-
-
-def _options(group: dict[str, Any]) -> dict[str, float]:
-    own = {_KERAS.get(name, name): value for name, value in group.items()}
-    own |= zip(("beta_1", "beta_2"), group.get("betas", ()), strict=False)
-    if not group.get("weight_decay"):
+    own = dict(optimizer.param_groups[0])
+    own |= zip(("beta_1", "beta_2"), own.get("betas", ()), strict=False)
+    own["epsilon"] = own.pop("eps", None)
+    if not own.get("weight_decay"):
         own.pop("decoupled_weight_decay", None)
     return {
         name: float(value)
         for name, value in own.items()
         if name not in _ELSEWHERE and isinstance(value, Real | Tensor)
     }
-
-
-def _by_parameter(optimizer: Any) -> dict[int, dict[str, float]]:
-    groups = [(_options(group), group["params"]) for group in optimizer.param_groups]
-    return {id(p): options for options, params in groups for p in params}

@@ -63,7 +63,7 @@ class Group:
         """Yield the numbers of this process's records, which no other process has."""
         return itertools.count(self.rank, self.num)
 
-    def gather(self, watcher: Any, calls: Any, *, has_failed: bool = False) -> str:
+    def gather(self, watcher: Any, *, has_failed: bool = False) -> str:
         """Add the records of all processes to the log of process 0, which waits for
         them.
 
@@ -74,7 +74,7 @@ class Group:
             Where the report is, in the other processes; "" in process 0.
         """
         if self.rank:
-            record = None if has_failed else _Record.of(watcher, calls)
+            record = None if has_failed else _Record.of(watcher)
             with suppress(Exception):  # process 0 is gone: no report is missed here
                 self._send(record)
             return _ELSEWHERE.format(self.rank, self.num)
@@ -83,7 +83,7 @@ class Group:
             told = str(error or "the loop of process 0 has failed")
             watcher.log.leave(Reason.PROCESS_MISSING, told=told)
         else:
-            _join(watcher, calls, records)
+            _join(watcher, records)
         return ""
 
     def _send(self, record: "_Record | None") -> None:
@@ -118,17 +118,17 @@ class _Record:
 
     events: dict[str, list]
     unjudged: list[Unjudged]
+    labels: dict[int, Any]
     own: dict[int, Any]
-    targets: dict[int, np.ndarray]
 
     @classmethod
-    def of(cls, watcher: Any, calls: Any) -> "_Record":
+    def of(cls, watcher: Any) -> "_Record":
         log: Log = watcher.log
         events = {name: getattr(log, name) for name in _NAMES}
-        return cls(events, log.unjudged, watcher.own, calls.targets)
+        return cls(events, log.unjudged, watcher.labels, watcher.own)
 
 
-def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
+def _join(watcher: Any, records: list[_Record]) -> None:
     """Add records to the log of process 0 as replicas'; those of other steps, or of
     models that begin with other weights, leave nothing to judge.
     """
@@ -150,7 +150,7 @@ def _join(watcher: Any, calls: Any, records: list[_Record]) -> None:
             getattr(log, name).extend(_as_replica(each, rank, same) for each in events)
         log.unjudged += [each for each in record.unjudged if each not in log.unjudged]
         watcher.own.update(record.own)
-        calls.targets.update(record.targets)
+        watcher.labels.update(record.labels)
     log.close()
 
 

@@ -21,7 +21,7 @@ from stepcheck.seams import replaced
 from stepcheck.torch import families, optimizers
 from stepcheck.torch.beside import Begins, as_then, beginning
 from stepcheck.torch.device import CPU, device_of, is_reduced, on
-from stepcheck.torch.losses import Function, Objective
+from stepcheck.torch.losses import ByRow, Objective
 from stepcheck.torch.nests import packed, unpacked
 from stepcheck.torch.objective import OfModel
 from stepcheck.torch.state import (
@@ -125,10 +125,6 @@ class Replay(Port):
     decay = staticmethod(optimizers.decay)
     rules = rules
 
-    def differing(self, used: Any, stated: Any) -> dict[str, tuple[Any, Any]]:
-        """Return the options that change a step and differ: (used, stated)."""
-        return optimizers.differing(used, stated, trained(self.model))
-
     def outputs(
         self, piece: Piece, *, training: bool
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -148,20 +144,20 @@ class Replay(Port):
         is_by_outputs: bool = False,
     ) -> Terms:
         """Return the loss of a piece, unreduced."""
+        found = self._loss(piece, objective, batch, training=training)[0]
+        values, weights = (array(each).astype("float64") for each in found[:2])
+        ones = np.ones(len(values))
+        return Terms(values, weights, ones, ones * found.is_divided, 0.0, found.names)
+
+    def _loss(
+        self, piece: Piece, objective: Any, batch: Any, *, training: bool
+    ) -> tuple[ByRow, list[Tensor]]:
+        """Return the loss of a piece with its graph, and the parameters in it."""
         if isinstance(objective, OfModel):
-            made = self._run(piece, training=training, objective=objective).output
-            found, weights, names = array(made.values), array(made.weights), made.names
-            divided = np.ones(len(names), bool)
-        else:
-            if is_by_outputs:
-                output = tensor(piece.called.outputs[0])
-            else:
-                output = self._run(piece, training=training).output
-            loss = objective.of(output, *batch[1:])
-            found, weights = array(loss.values)[None], array(loss.weights)[None]
-            names, divided = ("loss",), np.array([loss.is_divided])
-        found, weights = found.astype("float64"), weights.astype("float64")
-        return Terms(found, weights, np.ones(len(names)), divided, 0.0, names)
+            run = self._run(piece, training=training, objective=objective)
+            return run.output, run.params
+        run = self._run(piece, training=training)
+        return objective.of(run.output, *batch[1:]), run.params
 
     def gradient(
         self,
@@ -189,17 +185,13 @@ class Replay(Port):
         """Yield the gradient by each of several factors: backward passes through one
         graph.
         """
-        if isinstance(objective, OfModel):
-            run = self._run(piece, training=training, objective=objective)
-            found = run.output.values
-        else:
-            run = self._run(piece, training=training)
-            found = objective.of(run.output, *batch[1:]).values[None]
+        loss, params = self._loss(piece, objective, batch, training=training)
         for start in range(0, len(factors), _AT_ONCE):
             some = factors[start : start + _AT_ONCE]
-            wide = np.stack([np.broadcast_to(each, found.shape) for each in some])
+            wide = np.stack([np.broadcast_to(each, loss.values.shape) for each in some])
             with self._as_beside(piece, objective):
-                yield from [*self._pulled(run.params, [found], [tensor(wide, found)])]
+                factors_of_some = [tensor(wide, loss.values)]
+                yield from [*self._pulled(params, [loss.values], factors_of_some)]
 
     @contextmanager
     def _as_beside(self, piece: Piece, objective: Any) -> Iterator[None]:
@@ -239,17 +231,6 @@ class Replay(Port):
         factors = [tensor(own, leaf)[None] for leaf, own in pairs]
         return next(self._pulled(run.params, [leaf for leaf, _ in pairs], factors))
 
-    def settle(self, objective: Any, pieces: list[Piece]) -> None:
-        """Note in a function whether its number for a batch is one of the rows'
-        numbers.
-        """
-        if isinstance(getattr(objective, "loss", None), Function):
-            for piece in pieces:
-                if piece.is_known and piece.called.is_whole:
-                    leaves = list(map(tensor, piece.called.outputs))
-                    outputs = packed(piece.called.setting.output, leaves)
-                    objective.of(outputs, *self.batch(piece)[1:])
-
     def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
         """Return the line that calls a loss after a pass, or else its `backward`."""
         return next(iter(called.setting.lines), None)
@@ -280,19 +261,17 @@ class Replay(Port):
         return self._passes[key]
 
     def _can_drop_hooks(self, piece: Piece) -> bool:
-        """Whether a pass has its outputs, and leaves its values, without the user's
-        hooks, which change objects.
+        """Whether a pass has its outputs without the user's hooks, which change objects;
+        those of a module that has other values may move these.
         """
+        if self.names_of_others or not any(_hooks(self.model)):
+            return not self.names_of_others
         training = any(piece.called.mode)
-
-        def is_same() -> bool:
-            run = self._made(piece, training, drops_hooks=True)
-            leaves = list(map(array, run.leaves))
-            is_near = distance(leaves, piece.called.outputs) <= self.tolerance.fits
-            again = self._made(piece, training, drops_hooks=False) if run.after else run
-            return is_near and all(map(np.array_equal, run.after, again.after))
-
-        return not any(_hooks(self.model)) or bool(attempt(is_same)[0])
+        run, _ = attempt(lambda: self._made(piece, training, drops_hooks=True))
+        leaves = [] if run is None else list(map(array, run.leaves))
+        kept = piece.called.outputs
+        is_alike = [x.shape for x in leaves] == [x.shape for x in kept]
+        return is_alike and distance(leaves, kept) <= self.tolerance.fits
 
     def _made(
         self,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from inspect import signature
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -76,7 +77,7 @@ class Setting:
 
     given: Any
     random: Random
-    kinds: tuple[Kind, ...] = ()
+    kinds: list[Kind] = field(default_factory=list)
     output: Any = ()
     has_graph: bool = False
     is_through: bool = False
@@ -91,16 +92,6 @@ class Setting:
         """Return the setting of a pass; of one that is made up, the plainest call."""
         places = map(Place, range(len(called.inputs)))
         return called.setting or cls(((*places,), {}), Random.now())
-
-
-class Own(NamedTuple):
-    """The loss that a module computes itself: its labels, its value, the divisor of a
-    sum.
-    """
-
-    labels: np.ndarray
-    loss: float
-    num: float | None
 
 
 def of_torch(function: Callable) -> Callable:
@@ -218,21 +209,11 @@ def set_modes(module: nn.Module, wanted: tuple[bool, ...]) -> None:
 
 
 def own_loss(
-    args: tuple, given: dict, output: Any
-) -> tuple[Tensor, Tensor, Own] | None:
-    """Return the loss that a module computes of labels, the labels, and all in numbers."""
-    tensors = [each for each in args[1:2] if isinstance(each, Tensor)]
-    classes = [each for each in tensors if not each.is_floating_point()]
-    named = [given[name] for name in LABELS if name in given]
-    labels = next(iter([*named, *classes]), None)
-    parts = output.values() if isinstance(output, dict) else output
-    numbers = [
-        each
-        for each in (parts if isinstance(output, dict | tuple | list) else ())
-        if isinstance(each, Tensor) and not each.ndim and each.grad_fn is not None
-    ]
-    if not numbers or not isinstance(labels, Tensor):
-        return None
+    module: nn.Module, args: tuple, kwargs: dict
+) -> tuple[Tensor | None, float | None]:
+    """Return the labels of which a module computes its loss, and the divisor of a sum."""
+    given = signature(module.forward).bind(*args, **kwargs).arguments
+    given |= given.get("kwargs", {})
     num = given.get("num_items_in_batch")
-    divisor = None if num is None else float(num)
-    return numbers[0], labels, Own(array(labels), float(numbers[0].detach()), divisor)
+    named = (given[name] for name in LABELS if isinstance(given.get(name), Tensor))
+    return next(named, None), None if num is None else float(num)

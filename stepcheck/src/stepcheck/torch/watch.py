@@ -27,10 +27,10 @@ from stepcheck.stages.rows import stated_use
 from stepcheck.stages.steps import scheduled
 from stepcheck.torch.beside import Beside
 from stepcheck.torch.calls import Calls
-from stepcheck.torch.data import as_given, weighed
+from stepcheck.torch.data import Data, as_given, weighed
 from stepcheck.torch.device import devices
 from stepcheck.torch.hooks import Watcher, listening
-from stepcheck.torch.losses import ByRow, Function, Loss, Objective, meant, models_own
+from stepcheck.torch.losses import Function, Loss, Objective, meant, models_own
 from stepcheck.torch.nests import packed
 from stepcheck.torch.objective import OfModel, joined
 from stepcheck.torch.processes import Group
@@ -41,14 +41,6 @@ from stepcheck.trace.windows import Piece
 from stepcheck.values import Reason, Unjudged
 
 Meant = Loss | Function | OfModel | None
-
-
-class UnfitError(Exception):
-    """The form of the loss is not known, for a reason."""
-
-    def __init__(self, reason: Reason, told: str = ""):
-        super().__init__(reason, told)
-        self.reason, self.told = reason, told
 
 
 @contextmanager
@@ -73,24 +65,23 @@ def watched(
     log.begin(before.params)
     num_inputs = None if given is None else len(tree.leaves(given[0]))
     order = itertools.count() if group is None else group.orders()
-    watcher = Watcher(model, log, num_inputs, order)
+    watcher = Watcher(model, log, num_inputs, order, stated is None)
     if isinstance(stated, OfModel):
         watcher.num_inputs = num_inputs and num_inputs // stated.given.calls
         watcher.beside = Beside(model)
         stated.modules = watcher.beside.modules
-    calls = Calls(watcher)
 
     def finish(*, has_failed: bool) -> None:
         if group is not None:
-            report.elsewhere = group.gather(watcher, calls, has_failed=has_failed)
+            report.elsewhere = group.gather(watcher, has_failed=has_failed)
         if not report.elsewhere:
-            case = close(watcher, calls, given, before.params, stated, schedule)
+            case = close(watcher, given, before.params, stated, schedule)
             case.stated, case.use = optimizer, use
             case.ended = None if has_failed else values(model)
             report.close(case)
 
     try:
-        with listening([watcher]), calls.on():
+        with listening([watcher]), Calls(watcher).on():
             yield report
     except BaseException as error:
         told = type(error).__name__
@@ -104,8 +95,7 @@ def watched(
 
 def close(
     watcher: Watcher,
-    calls: Calls,
-    data: tuple | None,
+    data: Data | None,
     before: list[np.ndarray],
     stated: Meant,
     schedule: Schedule | None,
@@ -119,30 +109,23 @@ def close(
     """
     model, log = watcher.module, watcher.log
     is_given, by_pass = data is None, None
-    labels: dict[int, Any] = calls.targets
-    if stated is None:
-        labels = {order: own.labels for order, own in watcher.own.items()}
     if isinstance(stated, OfModel):
         log.called[:] = joined(log, stated.given.calls)
-        labels = dict.fromkeys((each.order for each in log.called), ())
+        watcher.labels = dict.fromkeys((each.order for each in log.called), ())
         stated.is_given = is_given
     if data is None:
-        data, by_pass = as_given(log, labels)
-    objective: Any = NoLoss()
+        data, by_pass = as_given(log, watcher.labels)
     with Replay.as_then(model, log):
         replay = Replay(model, data, by_pass=by_pass)
         _try(replay, log)
-        try:
-            if is_given and by_pass is None:
-                raise UnfitError(Reason.LOSS_WITHOUT_LABELS)
+        if is_given and by_pass is None:
+            objective = _unfit(log, Reason.LOSS_WITHOUT_LABELS)
+        else:
             objective = _objective(stated, replay, watcher)
-        except UnfitError as error:
-            log.leave(error.reason, Stage.GRADIENT, error.told)
+    case = Case(Replay, model, data, objective, schedule, log, before)
+    case.by_pass, case.is_given = by_pass, is_given
     used = [*log.optimizers.values()]
-    own = used[0] if len(used) == 1 else None
-    given = model, data, objective, schedule, log, before
-    case = Case(Replay, *given, optimizer=own, by_pass=by_pass)
-    case.is_given = is_given
+    case.optimizer = used[0] if len(used) == 1 else None
     return case
 
 
@@ -162,43 +145,50 @@ def _try(replay: Replay, log: Log) -> None:
         log.leave(Reason.NOT_REPLAYED, told=_told(error))
 
 
-def _objective(stated: Meant, replay: Replay, watcher: Watcher) -> Any:
-    """Return the objective, after a trial on a pass of which a gradient was taken.
+def _unfit(log: Log, reason: Reason, told: str = "") -> NoLoss:
+    """Return no objective, for a reason that the form of the loss is not known."""
+    log.leave(reason, Stage.GRADIENT, told)
+    return NoLoss()
 
-    Raises:
-        UnfitError: the form of the loss is not known.
-    """
-    by_pass = replay.by_pass
-    whole = [
-        each
-        for each in watcher.log.called
-        if each.is_whole and (by_pass is None or each.order in by_pass)
-    ]
+
+def _objective(stated: Meant, replay: Replay, watcher: Watcher) -> Any:
+    """Return the objective, after a trial on the passes of which a gradient was taken."""
+    log = watcher.log
+    whole = [each for each in log.called if each.is_whole and each.inputs]
+    if replay.by_pass is not None:
+        whole = [each for each in whole if each.order in replay.by_pass]
     if stated is None:
         return _models_own(whole, watcher)
-    fits = [each for each in whole if each.inputs and each.trained == replay.trained]
+    fits = [each for each in whole if each.trained == replay.trained]
     taken = [each for each in fits if each.differentiated is not False]
-    called = next(iter(taken), None)
-    if called is None:
-        return stated if isinstance(stated, OfModel) else Objective(stated)
-    piece = Piece(called, np.arange(len(called.inputs[0])) % replay.num_rows)
+    objective: Any = stated
     if isinstance(stated, OfModel):
-        objective: Any = stated
-        trial: Any = partial(replay.terms, piece, stated, None, training=True)
+        taken = taken[:1]
     else:
         if not all(map(_has_rows_first, taken)):
-            raise UnfitError(Reason.LOSS_OF_OTHER_AXIS)
-        is_one = len(called.outputs) == 1
-        if isinstance(stated, Loss) and not is_one:
-            raise UnfitError(Reason.LOSS_OF_ONE_OUTPUT)
-        objective = Objective(stated, called.setting.output if is_one else None)
-        trial = partial(_tried, objective, replay, piece)
-    found, error = attempt(trial)
+            return _unfit(log, Reason.LOSS_OF_OTHER_AXIS)
+        forms = [each.setting.output for each in taken if len(each.outputs) == 1]
+        if isinstance(stated, Loss) and len(forms) < len(taken):
+            return _unfit(log, Reason.LOSS_OF_ONE_OUTPUT)
+        objective = Objective(stated, next(iter(forms), None))
+    trial = partial(_has_parameters, objective, replay)
+    found, error = attempt(lambda: any([*map(trial, taken)]))
     if error is not None:  # of the user's function, or of a loss of other shapes
-        raise UnfitError(Reason.LOSS_FAILED, _told(error)) from error
-    if isinstance(found, ByRow) and found.values.requires_grad:
-        raise UnfitError(Reason.LOSS_WITH_PARAMETERS)
-    return objective
+        return _unfit(log, Reason.LOSS_FAILED, _told(error))
+    return _unfit(log, Reason.LOSS_WITH_PARAMETERS) if found else objective
+
+
+def _has_parameters(objective: Any, replay: Replay, called: Called) -> bool:
+    """Let a loss run on the outputs of a pass, which may show that it is one of a whole
+    batch; return whether it has parameters, which may move.
+    """
+    piece = Piece(called, np.arange(len(called.inputs[0])) % replay.num_rows)
+    if isinstance(objective, OfModel):
+        replay.terms(piece, objective, None, training=True)
+        return False
+    with torch.enable_grad():
+        loss = objective.of(_outputs(called), *replay.batch(piece)[1:])
+    return bool(loss.values.requires_grad)
 
 
 def _told(error: Exception | None) -> str:
@@ -216,63 +206,74 @@ def _outputs(called: Called) -> Any:
     return packed(called.setting.output, list(map(tensor, called.outputs)))
 
 
-def _tried(objective: Objective, replay: Replay, piece: Piece) -> Any:
-    """Return the loss of the outputs of a pass."""
-    with torch.enable_grad():
-        return objective.of(_outputs(piece.called), *replay.batch(piece)[1:])
-
-
-def _models_own(whole: list[Called], watcher: Watcher) -> Function:
+def _models_own(whole: list[Called], watcher: Watcher) -> Any:
     """Return the loss that the model computes itself of its logits and the labels it is
     given.
     """
-    called = [each for each in whole if each.order in watcher.own][:1]
-    found = [models_own(_outputs(each), watcher.own[each.order]) for each in called]
-    if not found or found[0] is None:
-        raise UnfitError(Reason.LOSS_OF_MODEL)
-    return found[0]
+    for called in [each for each in whole if each.order in watcher.own][:1]:
+        labels, own = watcher.labels[called.order], watcher.own[called.order]
+        if (found := models_own(_outputs(called), labels, *own)) is not None:
+            return found
+    return _unfit(watcher.log, Reason.LOSS_OF_MODEL)
 
 
 def _check(model: nn.Module, optimizer: Any) -> None:
     """Refuse what cannot be watched."""
-    kind = type(model)
-    if getattr(kind, "forward", None) is nn.Module.forward:
-        received = f"{kind.__name__}, which cannot be called"
-        must = "stepcheck watches one module, which the loop calls"
-        raise _refused(must, received, "stepcheck.watch(model['part'])")
-    if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
-        must = "The model must have all its parameters"
-        way = "call it once before the `with`, on a batch"
-        raise _refused(must, "one with lazy layers", way)
-    found = {str(each) for each in devices(model)}
-    if len(found) > 1 or "meta" in found:
-        received = f"one on {', '.join(sorted(found))}"
-        must = "stepcheck watches modules on one device"
-        raise _refused(must, received, "model.to('cpu')")
-    kinds = {type(part).__name__ for part in [*model.parameters(), *model.modules()]}
-    if kinds & {"DTensor", "FullyShardedDataParallel"}:
-        way = "`DistributedDataParallel` for the time of the `with`"
-        must = "Each process must have the whole model"
-        raise _refused(must, "one whose parameters are sharded", way)
-    if not trained(model):
-        way = "watch the module that the optimizer trains"
-        must = "The model must have parameters to train"
-        raise _refused(must, "none that requires a gradient", way)
-    if not isinstance(optimizer, Optimizer | None):
-        must = "optimizer must be an optimizer of PyTorch"
-        way = "torch.optim.Adam(model.parameters()), or leave it out"
-        raise _refused(must, type(optimizer).__name__, way)
+    kind, parts = type(model), [*model.parameters(), *model.modules()]
+    homes = sorted(map(str, devices(model)))
+    kinds = {type(part).__name__ for part in parts}
+    checks = (
+        (
+            getattr(kind, "forward", None) is nn.Module.forward,
+            "stepcheck watches one module, which the loop calls.",
+            f"{kind.__name__}, which cannot be called",
+            "stepcheck.watch(model['part']).",
+        ),
+        (
+            any(map(is_lazy, [*model.parameters(), *model.buffers()])),
+            "The model must have all its parameters.",
+            "one with lazy layers",
+            "call it once before the `with`, on a batch.",
+        ),
+        (
+            len(homes) > 1 or "meta" in homes,
+            "stepcheck watches modules on one device.",
+            f"one on {', '.join(homes)}",
+            "model.to('cpu').",
+        ),
+        (
+            bool(kinds & {"DTensor", "FullyShardedDataParallel"}),
+            "Each process must have the whole model.",
+            "one whose parameters are sharded",
+            "`DistributedDataParallel` for the time of the `with`.",
+        ),
+        (
+            not trained(model),
+            "The model must have parameters to train.",
+            "none that requires a gradient",
+            "watch the module that the optimizer trains.",
+        ),
+        (
+            not isinstance(optimizer, Optimizer | None),
+            "optimizer must be an optimizer of PyTorch.",
+            type(optimizer).__name__,
+            "torch.optim.Adam(model.parameters()), or leave it out.",
+        ),
+    )
+    for is_wrong, *told in checks:
+        if is_wrong:
+            raise SpecificationError(message(*told))
 
 
 def _check_intention(model: nn.Module, data: Any, stated: Any) -> None:
     """Refuse a loop whose update is not stated: stepcheck does not guess it."""
     if stated is None and not _computes_loss(model):
-        must = "loss must be stated for a model that computes none of its labels"
+        must = "loss must be stated for a model that computes none of its labels."
         way = "loss=nn.CrossEntropyLoss(), or loss=lambda outputs, labels: ..."
-        raise _refused(must, "loss=None", way)
+        raise SpecificationError(message(must, "loss=None", way))
     if data is None and isinstance(stated, Function):
-        must = "data must be stated with a loss that is a function"
-        raise _refused(must, "data=None", "data=(x, y)")
+        must = "data must be stated with a loss that is a function."
+        raise SpecificationError(message(must, "data=None", "data=(x, y)."))
 
 
 def _computes_loss(model: nn.Module) -> bool:
@@ -282,7 +283,3 @@ def _computes_loss(model: nn.Module) -> bool:
     named = signature(model.forward).parameters
     has_all = any(each.kind is Parameter.VAR_KEYWORD for each in named.values())
     return has_all or not named.keys().isdisjoint(LABELS)
-
-
-def _refused(must: str, received: str, way: str) -> SpecificationError:
-    return SpecificationError(message(f"{must}.", received, f"{way}."))
