@@ -25,7 +25,7 @@ from stepcheck.seams import replaced
 from stepcheck.torch.beside import Beside
 from stepcheck.torch.device import CPU, device_of
 from stepcheck.torch.nests import Nest, Place, mapped, unpacked
-from stepcheck.torch.optimizers import Grads, Step, grads_of, is_moved, state_of
+from stepcheck.torch.optimizers import Step, grads_of, groups_of, state_of
 from stepcheck.torch.state import (
     Kind,
     Random,
@@ -42,6 +42,7 @@ from stepcheck.torch.state import (
     trained_in,
     untrained,
 )
+from stepcheck.torch.steps import known
 from stepcheck.trace.log import Applied, Called, Log, Other
 from stepcheck.trace.measure import outline
 from stepcheck.user_code.source import line_here
@@ -55,7 +56,7 @@ class _Stepping:
     """
 
     step: Step
-    grads: Grads
+    grads: list[np.ndarray | None]
     num_called: int
     num_applied: int
 
@@ -68,7 +69,6 @@ class Watcher:
         num_inputs: of the module's arguments, how many have the rows of the data; None
             for all of as many rows.
         order: of all records.
-        has_own_loss: whether the module computes the loss that is meant.
 
     Attributes:
         is_running: whether a pass has begun; `is_cast`: and `torch.autocast` with it.
@@ -84,7 +84,6 @@ class Watcher:
     log: Log
     num_inputs: int | None
     order: Iterator[int] = field(default_factory=itertools.count)
-    has_own_loss: bool = False
     is_running: bool = False
     is_cast: bool = False
     is_waiting: bool = False
@@ -176,13 +175,14 @@ class Watcher:
     ) -> None:
         """Add a pass that has ended to the log."""
         given, out = nest.leaves, unpacked(output, has_objects=False)
+        heard = [i for i, leaf in enumerate(out.leaves) if leaf.grad_fn is not None]
+        losses = [i for i in heard if not out.leaves[i].ndim]
         labels, num = None, None
-        if self.has_own_loss:
+        if losses and not self.log.is_run:
             labels, num = own_loss(self.module, args, kwargs)
-        known = [i for i, leaf in enumerate(given) if leaf is not labels]
-        chosen = rows_in([given[i] for i in known], self.num_inputs)
-        places = {known[i]: Place(n) for n, i in enumerate(chosen)}
-        inputs = [given[i] for i in places]
+        chosen = rows_in(given, self.num_inputs, labels)
+        places = {i: Place(n) for n, i in enumerate(chosen)}
+        inputs = [given[i] for i in chosen]
         random, has_graph = (
             begun.setting.random,
             any(leaf.grad_fn for leaf in out.leaves),
@@ -204,7 +204,7 @@ class Watcher:
         called = replace(
             begun,
             order=next(self.order),
-            inputs=[begun.inputs[i] for i in places],
+            inputs=[begun.inputs[i] for i in chosen],
             outputs=list(map(array, out.leaves)) if begun.is_whole else [],
             setting=setting,
             is_training=self.module.training and has_graph,
@@ -213,9 +213,7 @@ class Watcher:
         self.log.add(called)
         if not out.leaves:
             self.log.leave(Reason.NO_TENSOR, Stage.GRADIENT, type(output).__name__)
-        heard = [i for i, leaf in enumerate(out.leaves) if leaf.grad_fn is not None]
-        losses = [i for i in heard if not out.leaves[i].ndim]
-        if labels is not None and losses:
+        if labels is not None:
             self.labels[called.order] = array(labels)
             self.own[called.order] = float(out.leaves[losses[0]].detach()), num
             heard = losses[:1]
@@ -289,7 +287,7 @@ class Watcher:
             grads = grads_of(self.module, optimizer, is_kept=True)
         is_kept = bool(step.params) and log.wants_step(0)
         after = state_of(self.module, optimizer, is_kept=is_kept)
-        own = [i for _, i in step.rates.numbers]
+        own = [*step.groups]
         has_outlines = log.is_run and not is_kept
         log.add(
             Applied(
@@ -303,14 +301,14 @@ class Watcher:
                 learning_rate=after.rate,
                 iterations=self._steps[id(optimizer)],
                 line=line_here(),
-                built=tuple(sorted(own)),
+                built=tuple(own),
                 lost=tuple(i for i in own if grads[i] is None),
                 kind=type(optimizer).__name__,
-                setting=step.rates,
+                setting=step.names,
                 trained=trained_in(self.module),
                 outlines=_outlines(self.module) if has_outlines else [],
                 rules=step.rules,
-                slots_of=(step.rates.names, after.rates.names),
+                slots_of=(known(step.names), known(after.names)),
             )
         )
         self._steps[id(optimizer)] += 1
@@ -325,7 +323,8 @@ class Watcher:
 
     def is_own(self, optimizer: Any) -> bool:
         """Whether an optimizer moves a parameter of the module."""
-        return isinstance(optimizer, Optimizer) and is_moved(self.module, optimizer)
+        is_optimizer = isinstance(optimizer, Optimizer)
+        return is_optimizer and bool(groups_of(self.module, optimizer))
 
 
 def _outlines(module: nn.Module) -> list[np.ndarray]:

@@ -1,7 +1,5 @@
-"""PyTorch's optimizers: the state in which a step begins, the step, and the options."""
+"""PyTorch's optimizers: the state before and after a step, and the options."""
 
-import copy
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -9,140 +7,80 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from stepcheck.errors import attempt
 from stepcheck.steps import StepRule
-from stepcheck.torch.state import array, sampled, tensor, trained
-from stepcheck.torch.steps import SLOTS, Rules, rule_of
-from stepcheck.trace.log import Applied
+from stepcheck.torch.state import sampled, trained
+from stepcheck.torch.steps import Rules, rule_of
 
 # Options that change no step, or that other stages judge.
 _ELSEWHERE = {"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
-Grads = list[np.ndarray | None]
-
-
-@dataclass(frozen=True)
-class Rates:
-    """All that an optimizer step needs beside its values.
-
-    Attributes:
-        groups: the options of each group.
-        numbers: of each of the model's parameters that it moves: its number in the
-            optimizer, and its index in the model.
-        slots: of each slot the index of its parameter, and its name.
-    """
-
-    groups: list[dict[str, Any]]
-    numbers: list[tuple[int, int]]
-    slots: list[tuple[int, str]]
-
-    @property
-    def names(self) -> tuple[tuple[int, str], ...]:
-        """The slots by their names in a step rule."""
-        return tuple((i, SLOTS.get(name, "")) for i, name in self.slots)
 
 
 class Step(NamedTuple):
-    """A module's parameters, an optimizer's slots of them, the rate, and the rest."""
+    """A module's parameters, and an optimizer's slots of them, before or after a step.
+
+    Attributes:
+        names: of each slot the index of its parameter, and its name.
+        groups: the options of each parameter that the optimizer moves, by its index.
+    """
 
     params: list[np.ndarray]
     slots: list[np.ndarray]
-    rate: float
-    rates: Rates
+    names: list[tuple[int, str]]
     rules: Rules
+    groups: dict[int, dict[str, Any]]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the first of these parameters; NaN without one."""
+        rate = next(iter(self.groups.values())).get("lr")
+        return float("nan") if rate is None else float(rate)
 
 
-def _params(optimizer: Optimizer) -> list[tuple[dict, nn.Parameter]]:
-    """Return the parameters of an optimizer, by their numbers, with their group."""
-    groups = optimizer.param_groups
-    return [(group, p) for group in groups for p in group["params"]]
-
-
-def is_moved(module: nn.Module, optimizer: Optimizer) -> bool:
-    """Whether an optimizer moves a parameter of a module."""
-    own = {id(p) for _, p in trained(module)}
-    return any(id(p) in own for _, p in _params(optimizer))
+def groups_of(module: nn.Module, optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    """Return the group of each parameter of a module that an optimizer moves, by its
+    index.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    params = enumerate(trained(module))
+    return {i: groups[id(p)] for i, (_, p) in params if id(p) in groups}
 
 
 def state_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step:
     """Return the state before or after a step, without numbers if none are kept."""
-    params = [p for _, p in trained(module)]
-    index = {id(p): i for i, p in enumerate(params)}
-    own = [
-        (n, index[id(p)], group)
-        for n, (group, p) in enumerate(_params(optimizer))
-        if id(p) in index
-    ]
-    rate = own[0][2].get("lr")
-    groups = [{**group, "params": None} for group in optimizer.param_groups]
-    rates = Rates(copy.deepcopy(groups), [(n, i) for n, i, _ in own], [])
-    learning_rate = float("nan") if rate is None else float(rate)
+    groups = groups_of(module, optimizer)
     if not is_kept:
-        return Step([], [], learning_rate, rates, ())
+        return Step([], [], [], (), groups)
+    params = [p for _, p in trained(module)]
     rules: list[StepRule | None] = [None] * len(params)
-    slots = []
-    for _, i, group in own:
+    names, slots = [], []
+    for i, group in groups.items():
         state = optimizer.state.get(params[i], {})
         if not params[i].is_complex():
             rules[i] = rule_of(optimizer, group, float(state.get("step", 0)))
         for name, value in state.items():
             if isinstance(value, Tensor | int | float):
-                rates.slots.append((i, name))
+                names.append((i, name))
                 is_tensor = isinstance(value, Tensor)
                 slots.append(sampled(value) if is_tensor else np.asarray(value))
-    return Step([*map(sampled, params)], slots, learning_rate, rates, tuple(rules))
+    return Step([*map(sampled, params)], slots, names, tuple(rules), groups)
 
 
-def grads_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Grads:
+def grads_of(
+    module: nn.Module, optimizer: Optimizer, *, is_kept: bool
+) -> list[np.ndarray | None]:
     """Return the gradients that the optimizer has of the parameters, of large ones in
     part; empty ones if none are kept.
     """
     scale = getattr(optimizer, "grad_scale", None)  # by which a fused step divides
-    own = {id(p) for _, p in _params(optimizer)}
-    grads = [p.grad if id(p) in own else None for _, p in trained(module)]
-    if not is_kept:
-        return [None if g is None else np.zeros(0) for g in grads]
-    return [
-        None if g is None else sampled(g if scale is None else g / scale) for g in grads
-    ]
-
-
-def stepped(optimizer: Any, steps: list[tuple[Applied, Grads]]) -> list | None:
-    """Return the weights after an optimizer's steps with other gradients, as
-    `Port.stepped`.
-    """
-    if any(a.optimizer != id(optimizer) or not a.is_whole for a, _ in steps):
-        return None
-    found, _ = attempt(lambda: _stepped(copy.deepcopy(optimizer), steps))
-    return found  # None after an error: its attributes, or it needs a closure
-
-
-def _stepped(other: Optimizer, steps: list[tuple[Applied, Grads]]) -> list | None:
-    for hooks in (other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks):
-        hooks.clear()  # the user's
-    every = [p for _, p in _params(other)]
-    for p in every:
-        p.grad = None
-    first = steps[0][0]
-    own = {i: every[n] for n, i in first.setting.numbers}
-    last = {i: other.state.pop(p, {}) for i, p in own.items()}
-    for (i, name), value in zip(first.setting.slots, first.slots, strict=True):
-        like = last[i].get(name)
-        is_tensor = isinstance(like, Tensor)
-        other.state[own[i]][name] = tensor(value, like) if is_tensor else value.item()
-    for applied, grads in steps:
-        for group, options in zip(
-            other.param_groups, applied.setting.groups, strict=True
-        ):
-            group |= {**options, "params": group["params"]}
-        for i, grad in enumerate(grads):
-            if i in own:
-                own[i].data = tensor(applied.params[i], own[i])
-                own[i].grad = None if grad is None else tensor(grad, own[i])
-            elif grad is not None:
-                return None  # of another optimizer that steps beside it
-        other.step()
-    params = steps[-1][0].params
-    return [array(own[i]) if i in own else params[i] for i in range(len(params))]
+    own = groups_of(module, optimizer)
+    grads: list[np.ndarray | None] = []
+    for i, (_, p) in enumerate(trained(module)):
+        grad = p.grad if i in own else None
+        if grad is None or not is_kept:
+            grads.append(None if grad is None else np.zeros(0))
+        else:
+            grads.append(sampled(grad if scale is None else grad / scale))
+    return grads
 
 
 def decay(optimizer: Any) -> float | None:

@@ -30,6 +30,8 @@ _NAMES = "called", "applied", "scaled", "others"
 _ELSEWHERE = (
     "This is process {} of {}: process 0 judges the loop of all, and has the report."
 )
+# Events by their names, what is not judged, labels and own losses by pass.
+_Record = tuple[dict[str, list], list[Unjudged], dict[int, Any], dict[int, Any]]
 
 
 @dataclass
@@ -74,9 +76,8 @@ class Group:
             Where the report is, in the other processes; "" in process 0.
         """
         if self.rank:
-            record = None if has_failed else _Record.of(watcher)
             with suppress(Exception):  # process 0 is gone: no report is missed here
-                self._send(record)
+                self._send(None if has_failed else _record(watcher))
             return _ELSEWHERE.format(self.rank, self.num)
         records, error = (None, None) if has_failed else attempt(self._received)
         if records is None:
@@ -86,7 +87,7 @@ class Group:
             _join(watcher, records)
         return ""
 
-    def _send(self, record: "_Record | None") -> None:
+    def _send(self, record: _Record | None) -> None:
         """Put a record into the store; the number of parts is last."""
         told, error = attempt(lambda: pickle.dumps(record))
         if told is None:  # of what the module is called with
@@ -96,7 +97,7 @@ class Group:
             self.store.set(f"{self.rank} {i}", told[start : start + _PART])
         self.store.set(str(self.rank), str(len(starts)))
 
-    def _received(self) -> list["_Record"]:
+    def _received(self) -> list[_Record]:
         """Return the records of the other processes; they are in the store no longer."""
         records = []
         for rank in range(1, self.num):
@@ -106,26 +107,16 @@ class Group:
             record = pickle.loads(b"".join(map(self.store.get, names)))
             for name in names:
                 self.store.delete_key(name)
-            if not isinstance(record, _Record):
+            if not isinstance(record, tuple):
                 raise ValueError(record or f"the loop of process {rank} has failed")
             records.append(record)
         return records
 
 
-@dataclass
-class _Record:
-    """The record of another process: its events, and labels by the order of their pass."""
-
-    events: dict[str, list]
-    unjudged: list[Unjudged]
-    labels: dict[int, Any]
-    own: dict[int, Any]
-
-    @classmethod
-    def of(cls, watcher: Any) -> "_Record":
-        log: Log = watcher.log
-        events = {name: getattr(log, name) for name in _NAMES}
-        return cls(events, log.unjudged, watcher.labels, watcher.own)
+def _record(watcher: Any) -> _Record:
+    log: Log = watcher.log
+    events = {name: getattr(log, name) for name in _NAMES}
+    return events, log.unjudged, watcher.labels, watcher.own
 
 
 def _join(watcher: Any, records: list[_Record]) -> None:
@@ -135,22 +126,21 @@ def _join(watcher: Any, records: list[_Record]) -> None:
     log: Log = watcher.log
     begin = _first_params(log.called)
     own = [*dict.fromkeys(step.optimizer for step in log.applied)]
-    is_one = True
-    for record in records:
-        is_like = all_same(_first_params(record.events["called"]), begin)
-        is_one &= is_like and len(record.events["applied"]) == len(log.applied)
-    if not is_one:
-        log.leave(Reason.PROCESSES_APART)
-        return
+    for events, *_ in records:
+        is_like = all_same(_first_params(events["called"]), begin)
+        if not is_like or len(events["applied"]) != len(log.applied):
+            log.leave(Reason.PROCESSES_APART)
+            return
     log.is_shared = True
-    for rank, record in enumerate(records, start=1):
-        others = dict.fromkeys(step.optimizer for step in record.events["applied"])
+    for rank, (events, unjudged, labels, own_losses) in enumerate(records, start=1):
+        others = dict.fromkeys(step.optimizer for step in events["applied"])
         same = dict(zip(others, own, strict=False))
-        for name, events in record.events.items():
-            getattr(log, name).extend(_as_replica(each, rank, same) for each in events)
-        log.unjudged += [each for each in record.unjudged if each not in log.unjudged]
-        watcher.own.update(record.own)
-        watcher.labels.update(record.labels)
+        for name in _NAMES:
+            replicas = (_as_replica(each, rank, same) for each in events[name])
+            getattr(log, name).extend(replicas)
+        log.unjudged += [each for each in unjudged if each not in log.unjudged]
+        watcher.labels.update(labels)
+        watcher.own.update(own_losses)
     log.close()
 
 

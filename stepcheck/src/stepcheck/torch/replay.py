@@ -5,7 +5,7 @@ import io
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -120,10 +120,13 @@ class Replay(Port):
         own = {name for name, _ in self.model.named_parameters()}
         return [i for i, name in enumerate(self.names_of_others) if name in own]
 
-    stepped = staticmethod(optimizers.stepped)
     numbers_of = staticmethod(optimizers.numbers_of)
     decay = staticmethod(optimizers.decay)
     rules = rules
+
+    def stepped(self, optimizer: Any, steps: list) -> None:
+        """Make no step: those of an optimizer without a rule are not known."""
+        return
 
     def outputs(
         self, piece: Piece, *, training: bool
@@ -287,7 +290,7 @@ class Replay(Port):
             own.clear()
         params: list[Tensor] = [p for _, p in trained(model)]
         others = [value for _, value in untrained(model)]
-        _set([*params, *others], [*called.params, *called.buffers])
+        _set(params, called.params)
         if setting.is_cast:
             self._coarsen()
         parts = setting.parts or (called,)
@@ -340,18 +343,15 @@ class Replay(Port):
         pull = partial(
             torch.autograd.grad, outputs, params, retain_graph=True, allow_unused=True
         )
+        many = None
         if num > 1:
-            try:
-                grads = pull(factors, is_grads_batched=True)
-            except RuntimeError:  # an operation without a rule for many at once
-                pass
-            else:
-                many = [None if g is None else array(g) for g in grads]
-                for j in range(num):
-                    yield self.flat([None if g is None else g[j] for g in many])
-                return
+            with suppress(RuntimeError):  # an operation without a rule for many at once
+                many = pull(factors, is_grads_batched=True)
         for j in range(num):
-            grads = pull([each[j] for each in factors])
+            if many is None:
+                grads = pull([each[j] for each in factors])
+            else:
+                grads = tuple(None if g is None else g[j] for g in many)
             yield self.flat([None if g is None else array(g) for g in grads])
 
 

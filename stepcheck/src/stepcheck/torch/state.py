@@ -154,15 +154,17 @@ def sampled(given: Tensor) -> np.ndarray:
     return array(given.detach().reshape(-1)[some])
 
 
-def rows_in(leaves: list[Tensor], num: int | None) -> list[int]:
-    """Return which tensors have rows, as many as the first one; the first `num`.
+def rows_in(
+    leaves: list[Tensor], num: int | None, labels: Tensor | None = None
+) -> list[int]:
+    """Return which tensors, without the labels, have rows, as many as the first one;
+    the first `num`.
 
     >>> rows_in([torch.ones(4, 2), torch.ones(1, 2), torch.ones(4)], None)
     [0, 2]
     """
-    lengths = [len(leaf) if leaf.ndim else None for leaf in leaves]
-    num_rows = next((length for length in lengths if length is not None), 0)
-    return [i for i, length in enumerate(lengths) if length == num_rows][:num]
+    known = [i for i, x in enumerate(leaves) if x.ndim and x is not labels]
+    return [i for i in known if len(leaves[i]) == len(leaves[known[0]])][:num]
 
 
 def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -65,7 +65,7 @@ def watched(
     log.begin(before.params)
     num_inputs = None if given is None else len(tree.leaves(given[0]))
     order = itertools.count() if group is None else group.orders()
-    watcher = Watcher(model, log, num_inputs, order, stated is None)
+    watcher = Watcher(model, log, num_inputs, order)
     if isinstance(stated, OfModel):
         watcher.num_inputs = num_inputs and num_inputs // stated.given.calls
         watcher.beside = Beside(model)

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from stepcheck.trace.log import Line
 from stepcheck.user_code.stack import frames, running
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 _PACKAGE = Path(__file__).parent.parent
 
 
@@ -63,27 +63,15 @@ def is_in_trainer() -> bool:
 
 def is_in_fit() -> bool:
     """Whether the `fit` of some Keras model runs here."""
-    return any(map(_is_fit, frames(sys._getframe())))
-
-
-def _is_fit(frame: FrameType) -> bool:
-    file = Path(frame.f_code.co_filename)
-    return (
-        frame.f_code.co_name == "fit"
-        and _KERAS is not None
-        and file.is_relative_to(_KERAS)
-    )
+    codes = (frame.f_code for frame in frames(sys._getframe()))
+    fits = (Path(code.co_filename) for code in codes if code.co_name == "fit")
+    return _KERAS is not None and any(file.is_relative_to(_KERAS) for file in fits)
 
 
 def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
     return next(
         (Line(file, number) for file, number in stack if is_of_user(file)), None
     )
-
-
-def _name_of(node: ast.expr) -> str:
-    """Return a name, or that of an attribute."""
-    return str(getattr(node, "id", getattr(node, "attr", "")))
 
 
 def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | None:
@@ -95,20 +83,32 @@ def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | Non
     sum(model.losses)`), and the penalty is not asked for, it is the line that assigns
     this name. None where it cannot be read, or where only a branch could tell.
     """
-    if called is None or (module := parsed(called.file)) is None:
+    module = None if called is None else parsed(called.file)
+    if called is None or module is None:
         return None
-    home = _innermost(module, called.number)
-    targets = [node for node in _asked_of_tapes(home) if node.lineno >= called.number]
-    for function in [] if targets else _called(module, home, called.number):
-        targets += _asked_of_tapes(function)
-        home = function if targets else home
-    results = [] if targets else [*_returned(home, called.number)]
-    if len(results) == 1:  # of several results, which one came is not known
-        targets = results
-    if not targets:
+    nodes = [each for each in ast.walk(module) if isinstance(each, _FUNCTIONS)]
+    around = [each for each in nodes if _has(each, called.number)]
+    home = around[-1] if around else module  # an inner one is walked later
+    calls = (node for node in _own(home, ast.Call) if _has(node, called.number))
+    names = {*map(_name_of, calls)}
+    for function in (home, *(each for each in nodes if each.name in names)):
+        asked = [
+            node.args[0]
+            for node in _own(function, ast.Call)
+            if _name_of(node) == "gradient" and node.args
+        ]
+        later = [each for each in asked if each.lineno >= called.number]
+        for target in (later if function is home else asked)[-1:]:  # the outer tape's
+            return Line(called.file, _assigned(function, target, is_penalty))
+    results = [*_returned(home, called.number)]
+    if len(results) != 1:  # of several results, which one came is not known
         return None
-    first = min(targets, key=lambda node: node.lineno)
-    return Line(called.file, _assigned(home, first, is_penalty))
+    return Line(called.file, _assigned(home, results[0], is_penalty))
+
+
+def _name_of(call: ast.Call) -> str:
+    """Return the name of a function or method that is called."""
+    return str(getattr(call.func, "id", getattr(call.func, "attr", "")))
 
 
 @cache
@@ -125,71 +125,14 @@ def _has(node: ast.AST, number: int) -> bool:
     return node.lineno <= number <= (node.end_lineno or 0)  # type: ignore[attr-defined]
 
 
-def _functions(module: ast.Module) -> Iterator[Function]:
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def _innermost(module: ast.Module, number: int) -> Function:
-    around = [function for function in _functions(module) if _has(function, number)]
-    return around[-1] if around else module  # an inner one is walked later
-
-
-def _called(module: ast.Module, home: Function, number: int) -> Iterator[Function]:
-    calls = [node for node in _own(home, ast.Call) if _has(node, number)]
-    names = {_name_of(call.func) for call in calls}
-    yield from (f for f in _functions(module) if getattr(f, "name", "") in names)
-
-
 def _own(function: ast.AST, *kinds: type) -> Iterator[Any]:
     """Yield the nodes of some kinds in a function, but not in functions inside of it."""
     for node in ast.iter_child_nodes(function):
-        if isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
-        ):
+        if isinstance(node, (*_FUNCTIONS, ast.Lambda, ast.ClassDef)):
             continue
         if isinstance(node, kinds):
             yield node
         yield from _own(node, *kinds)
-
-
-def _asked_of_tapes(function: Function) -> list[ast.expr]:
-    """Return the targets of the gradients: the first arguments of `tape.gradient`.
-
-    A gradient that is taken inside of another tape, as for a penalty of gradients, is a
-    part of the loss.
-    """
-    attributes = [
-        node
-        for node in _own(function, ast.Call)
-        if isinstance(node.func, ast.Attribute)
-    ]
-    calls = [node for node in attributes if node.func.attr == "gradient" and node.args]
-    blocks = [(block, _tapes(block)) for block in _own(function, ast.With)]
-    inner = [
-        call
-        for call in calls
-        for block, tapes in blocks
-        if tapes and block.lineno < call.lineno and _has(block, call.lineno)
-        if _name_of(call.func.value) not in tapes
-    ]
-    return [
-        call.args[0] for call in calls if call not in inner or len(inner) == len(calls)
-    ]
-
-
-def _tapes(block: ast.With) -> set[str]:
-    """Return the names of the tapes that a `with` opens."""
-    opened = [item for item in block.items if isinstance(item.context_expr, ast.Call)]
-    tapes = [
-        item for item in opened if "GradientTape" in ast.unparse(item.context_expr)
-    ]
-    return {
-        tape.optional_vars.id
-        for tape in tapes
-        if isinstance(tape.optional_vars, ast.Name)
-    }
 
 
 def _returned(function: Function, number: int) -> Iterator[ast.expr]:
