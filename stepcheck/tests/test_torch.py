@@ -580,8 +580,8 @@ STATED = {  # an optimizer that is meant, beside Adam with a decay of 0.1, and w
                 {"params": model[2].weight},
             ]
         ),
-        ["Adam", "Adam"],
-        [],
+        ["Adam", "Adam", "weight_decay"],
+        [0.1, 0.0],
     ),
     "the decay elsewhere": (
         lambda model: ADAMW(model.parameters(), weight_decay=0.1),

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepcheck import tree
 from stepcheck.steps import StepRule
-from stepcheck.trace.log import Applied, Called, Line, Log, Values
+from stepcheck.trace.log import Called, Line, Log, Values
 from stepcheck.trace.measure import Tolerance, places, tolerance
 from stepcheck.trace.windows import PAD, Piece, packed
 from stepcheck.tree import Tree
@@ -134,17 +134,6 @@ class Port(ABC):
         """Return the other variables that would be trained if their layer were set to
         be trainable.
         """
-
-    def stepped(
-        self, optimizer: Any, steps: list[tuple[Applied, list[np.ndarray | None]]]
-    ) -> list | None:
-        """Return the weights after an optimizer's steps with other gradients, from the
-        recorded weights and slots.
-
-        Later steps continue with the slots of the step before. None if another
-        optimizer made the steps, or if their numbers are not complete.
-        """
-        return None
 
     @abstractmethod
     def rules(self, optimizer: Any) -> tuple[StepRule | None, ...]:

@@ -23,8 +23,6 @@ from stepcheck.trace.measure import COARSE, FINE, are_finite
 from stepcheck.trace.windows import Update
 
 Rules = Sequence[StepRule | None]
-_OF_FRAMEWORKS = "torch.optim.", "keras.src."  # modules
-NUM_BY_FRAMEWORK = 8  # steps of an optimizer without a rule that are made again
 _ROUNDINGS = 2  # of a weight in a step
 
 
@@ -184,45 +182,7 @@ def _of_slot(made: np.ndarray, seen: np.ndarray) -> float:
     return apart / float(differs * size) if apart else 0.0
 
 
-def all_again(
-    port: Port, optimizers: dict[int, Any], updates: list[Update]
-) -> list[Again]:
-    """Return the steps that can be made again: by the rule of each, or else a few by
-    other ways.
-
-    The framework may prove a step right of which some parameters have no rule, as
-    constrained ones.
-    """
-    made = {u.number: by_rule(port, u) for u in updates}
-    others = [
-        u for u in updates if (again := made[u.number]) is None or not again.is_whole
-    ]
-    for update in others[:: -(-len(others) // NUM_BY_FRAMEWORK) or 1]:
-        again = by_framework(port, optimizers, update)
-        if made[update.number] is None or (again is not None and again.is_right):
-            made[update.number] = again
-    return [again for again in made.values() if again is not None]
-
-
-def by_framework(
-    port: Port, optimizers: dict[int, Any], update: Update
-) -> Again | None:
-    """Return a step as the loop's optimizer makes it on a copy of the weights; None
-    where it does not.
-
-    One of another class than the framework's may keep a state that no log has: then it
-    proves nothing to differ. Nor does it where gradients came in rows, whose squares
-    and norms TensorFlow takes before it adds up equal rows.
-    """
-    step = update.applied
-    optimizer = optimizers.get(step.optimizer)
-    is_finite = are_finite([g for g in step.grads if g is not None])
-    if optimizer is None or port.is_in_part or not is_finite or any(step.clips):
-        return None
-    params = port.stepped(optimizer, [(step, step.grads)])
-    if params is None or not are_finite(params):
-        return None
-    again = Again(update, params, distances(step, params))
-    is_of_framework = type(optimizer).__module__.startswith(_OF_FRAMEWORKS)
-    may_differ = is_of_framework and not port.is_sparse
-    return again if again.is_right or may_differ else None
+def all_again(port: Port, updates: list[Update]) -> list[Again]:
+    """Return the steps that can be made again, by the rule of each."""
+    made = (by_rule(port, update) for update in updates)
+    return [again for again in made if again is not None]

@@ -87,7 +87,7 @@ def of_steps(
     yield from anew
     yield from _of_zeros(seen)
     whole = [u for u in updates if u.applied.is_whole]
-    found = [*_of_arithmetic(port, optimizers, whole)]
+    found = [*_of_arithmetic(port, whole)]
     used = [*optimizers.values()]
     is_other = stated is not None and len(used) == 1 and used[0] is not stated
     yield from found
@@ -113,13 +113,11 @@ def _finding(
 # ---- the arithmetic of a step ----
 
 
-def _of_arithmetic(
-    port: Port, optimizers: dict[int, Any], updates: list[Update]
-) -> Iterator[Finding | Unjudged]:
+def _of_arithmetic(port: Port, updates: list[Update]) -> Iterator[Finding | Unjudged]:
     """Yield the finding on steps that are not their optimizer's own, from the recorded
     gradients and slots.
     """
-    made = all_again(port, optimizers, updates)
+    made = all_again(port, updates)
     num_left = len(updates) - sum(again.is_whole for again in made)
     if num_left:
         yield Unjudged(Reason.STEP_UNKNOWN, Stage.STEP, num_left)

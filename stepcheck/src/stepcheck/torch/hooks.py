@@ -42,7 +42,6 @@ from stepcheck.torch.state import (
     trained_in,
     untrained,
 )
-from stepcheck.torch.steps import known
 from stepcheck.trace.log import Applied, Called, Log, Other
 from stepcheck.trace.measure import outline
 from stepcheck.user_code.source import line_here
@@ -304,11 +303,10 @@ class Watcher:
                 built=tuple(own),
                 lost=tuple(i for i in own if grads[i] is None),
                 kind=type(optimizer).__name__,
-                setting=step.names,
                 trained=trained_in(self.module),
                 outlines=_outlines(self.module) if has_outlines else [],
                 rules=step.rules,
-                slots_of=(known(step.names), known(after.names)),
+                slots_of=(tuple(step.names), tuple(after.names)),
             )
         )
         self._steps[id(optimizer)] += 1

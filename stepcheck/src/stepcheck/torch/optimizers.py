@@ -9,7 +9,7 @@ from torch.optim.optimizer import Optimizer
 
 from stepcheck.steps import StepRule
 from stepcheck.torch.state import sampled, trained
-from stepcheck.torch.steps import Rules, rule_of
+from stepcheck.torch.steps import SLOTS, Rules, rule_of
 
 # Options that change no step, or that other stages judge.
 _ELSEWHERE = {"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
@@ -19,7 +19,7 @@ class Step(NamedTuple):
     """A module's parameters, and an optimizer's slots of them, before or after a step.
 
     Attributes:
-        names: of each slot the index of its parameter, and its name.
+        names: of each slot the index of its parameter, and its name in a step rule.
         groups: the options of each parameter that the optimizer moves, by its index.
     """
 
@@ -59,7 +59,7 @@ def state_of(module: nn.Module, optimizer: Optimizer, *, is_kept: bool) -> Step:
             rules[i] = rule_of(optimizer, group, float(state.get("step", 0)))
         for name, value in state.items():
             if isinstance(value, Tensor | int | float):
-                names.append((i, name))
+                names.append((i, SLOTS.get(name, "")))
                 is_tensor = isinstance(value, Tensor)
                 slots.append(sampled(value) if is_tensor else np.asarray(value))
     return Step([*map(sampled, params)], slots, names, tuple(rules), groups)
@@ -93,7 +93,29 @@ def numbers_of(optimizer: Any) -> dict[str, Any]:
     """Return the options of an optimizer's first group that change a step, by Keras'
     names.
     """
-    own = dict(optimizer.param_groups[0])
+    return _numbers(optimizer.param_groups[0])
+
+
+def differing(used: Any, stated: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the options that change a step and differ for a parameter, the first one:
+    (used, stated).
+    """
+    own, meant = _by_parameter(used), _by_parameter(stated)
+    found: dict[str, tuple[Any, Any]] = {}
+    for p in (each for each in meant if each in own):
+        for name, value in meant[p].items():
+            if own[p].get(name, value) != value:
+                found.setdefault(name, (own[p][name], value))
+    return found
+
+
+def _by_parameter(optimizer: Any) -> dict[int, dict[str, float]]:
+    groups = [(_numbers(group), group["params"]) for group in optimizer.param_groups]
+    return {id(p): numbers for numbers, params in groups for p in params}
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, float]:
+    own = dict(group)
     own |= zip(("beta_1", "beta_2"), own.get("betas", ()), strict=False)
     own["epsilon"] = own.pop("eps", None)
     if not own.get("weight_decay"):

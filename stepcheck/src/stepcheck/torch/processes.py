@@ -30,7 +30,7 @@ _NAMES = "called", "applied", "scaled", "others"
 _ELSEWHERE = (
     "This is process {} of {}: process 0 judges the loop of all, and has the report."
 )
-# Events by their names, what is not judged, labels and own losses by pass.
+# Events by their names, the stages that are not judged, labels and own losses by pass.
 _Record = tuple[dict[str, list], list[Unjudged], dict[int, Any], dict[int, Any]]
 
 

@@ -122,11 +122,8 @@ class Replay(Port):
 
     numbers_of = staticmethod(optimizers.numbers_of)
     decay = staticmethod(optimizers.decay)
+    differing = staticmethod(optimizers.differing)
     rules = rules
-
-    def stepped(self, optimizer: Any, steps: list) -> None:
-        """Make no step: those of an optimizer without a rule are not known."""
-        return
 
     def outputs(
         self, piece: Piece, *, training: bool

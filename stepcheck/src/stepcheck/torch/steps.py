@@ -18,12 +18,6 @@ SLOTS = {  # the names in the state of a parameter, and in `stepcheck.steps.Slot
     "step": "num_steps",
 }
 Rules = tuple[StepRule | None, ...]
-Names = tuple[tuple[int, str], ...]
-
-
-def known(names: list[tuple[int, str]]) -> Names:
-    """Return the names of slots in a step rule, "" for others."""
-    return tuple((i, SLOTS.get(name, "")) for i, name in names)
 
 
 def rules(port: Any, optimizer: Optimizer) -> Rules:
