@@ -157,4 +157,5 @@ def test_a_stage_that_was_judged_of_no_update_is_not_judged():
 
     assert judged(Reason.EQUAL_ROWS, 2)
     assert not judged(Reason.EQUAL_ROWS, 3)
-    assert judged(Reason.CHANGED_BY_HAND, 3)
+    assert judged(Reason.CLIPPED_BY_HAND, 3)
+    assert not judged(Reason.PENALTY_BY_HAND, 3)

@@ -329,7 +329,7 @@ def _rows(context: _Context) -> Judged:
     if case.is_given:
         yield Unjudged(Reason.DATA_AS_GIVEN, Stage.ROWS)
     elif context.seen.in_training[0]:
-        yield Unjudged(Reason.NO_GRADIENT, Stage.ROWS)
+        yield Unjudged(Reason.SKIPPED, Stage.ROWS)
     elif case.use is not None and context.is_late:
         yield Unjudged(Reason.THAWED, Stage.ROWS)
 
@@ -399,7 +399,7 @@ def _variables(context: _Context) -> Judged:
     if is_known and not context.verdict.of(Stage.GRADIENT):
         steps, is_thawed = context.log.applied, context.is_late
         known = context.replay, context.objective, context.seen.updates
-        yield from left_out(*known, steps, context.before, is_thawed=is_thawed)
+        yield from left_out(*known, steps, is_thawed=is_thawed)
 
 
 def _step(context: _Context) -> Judged:

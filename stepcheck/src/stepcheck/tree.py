@@ -52,13 +52,14 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
         SpecificationError: there is no leaf, a leaf has no leading axis, or the lengths
             differ.
     """
-    sizes = {
-        name: int(leaf.shape[0]) if getattr(leaf, "shape", ()) else "no axis"
+    shapes = {
+        name: tuple(getattr(leaf, "shape", ()))
         for name, leaf in named_leaves(tree, root)
     }
-    if len({*sizes.values()}) != 1 or "no axis" in sizes.values():
+    sizes = {shape[:1] for shape in shapes.values()}
+    if len(sizes) != 1 or () in sizes:
         must = f"All arrays in {root} must have the same number of rows."
-        received = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+        received = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
         advice = "pass arrays of shape (rows, ...), of equal length."
         raise SpecificationError(message(must, received, advice))
-    return int(next(iter(sizes.values())))
+    return int(sizes.pop()[0])

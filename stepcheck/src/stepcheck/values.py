@@ -291,6 +291,7 @@ class Reason(Enum):
     BLIND = auto()
     PENALTY_BY_HAND = auto()
     CHANGED_BY_HAND = auto()
+    CLIPPED_BY_HAND = auto()
     PRINTED_UNLIKE = auto()
 
 
@@ -313,14 +314,14 @@ class Unjudged:
     def is_of_all(self, num_updates: int) -> bool:
         """Whether nothing of its stage is known of a loop with this number of updates.
 
-        Gradients that are changed by hand are reproduced from the meant ones, with that
-        change. Updates before other variables are trained are not among those that were
+        Gradients that are clipped by hand are the meant ones but for their length.
+        Updates before other variables are trained are not among those that were
         seen.
 
         >>> Unjudged(Reason.NOT_KEPT, Stage.STEP, 3).is_of_all(3)
         True
         """
-        others = Reason.PENALTY_BY_HAND, Reason.CHANGED_BY_HAND, Reason.THAWED
+        others = Reason.CLIPPED_BY_HAND, Reason.THAWED
         is_known = self.reason in others
         is_all = self.stage is not None and self.updates >= num_updates and not is_known
         return not self.updates or is_all

@@ -218,15 +218,15 @@ def _told(difference: Difference) -> str:
         lines.append(_aligned([("", "a", "b"), *rows]))
     where, lines_of = difference.where, difference.lines
     apart = f"{difference.apart:.2g}" if math.isfinite(difference.apart) else ""
-    facts = {
-        "relative distance": apart,
-        "rows of the update": listed(where.rows),
-        "in": listed(where.parameters),
-        "outputs": listed(where.outputs),
-        "code of a": str(lines_of[0] or ""),
-        "code of b": str(lines_of[1] or ""),
-    }
-    lines += [f"   {name}: {value}" for name, value in facts.items() if value]
+    facts = [
+        ("relative distance", apart),
+        ("rows of the update", listed(where.rows)),
+        ("in", listed(where.parameters)),
+        ("outputs", listed(where.outputs)),
+        ("code of a", str(lines_of[0] or "")),
+        ("code of b", str(lines_of[1] or "")),
+    ]
+    lines += [f"   {name}: {value}" for name, value in facts if value]
     return "\n".join(lines)
 
 

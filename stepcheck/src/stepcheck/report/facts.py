@@ -47,7 +47,7 @@ def _updates(facts: Facts) -> Iterator[Fact]:
     named = (
         ("with the outputs of inference mode", passes.inferring),
         ("steps skipped, not finite", passes.skipped_steps),
-        ("variables without a gradient", facts.without_gradient),
+        ("variables in no step", facts.without_gradient),
         ("variables that never moved", facts.unmoved),
         ("frozen variables that moved", facts.frozen_moved),
     )

@@ -112,9 +112,15 @@ _REASONS = {
     Reason.BLIND: "code ran that reports no values",
     Reason.PENALTY_BY_HAND: (
         "multiples of the weights are added to what was meant: a penalty that is not "
-        "stated"
+        "stated, as a loss of model and batch (`stepcheck.Objective`) states it"
     ),
-    Reason.CHANGED_BY_HAND: "what was meant is clipped or scaled by hand, which is not stated",
+    Reason.CHANGED_BY_HAND: (
+        "they are set to zero, or passes are skipped, by hand, which is not stated"
+    ),
+    Reason.CLIPPED_BY_HAND: (
+        "the bound by which the loop clips them is not stated; but for it they are as "
+        "meant"
+    ),
     Reason.PRINTED_UNLIKE: (
         "the numbers are not those of the loss that is meant, nor of an error that "
         "is known"

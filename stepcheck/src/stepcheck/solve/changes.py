@@ -102,43 +102,55 @@ def is_in_turn(evidence: list[Evidence]) -> bool:
     return len(chosen) > 1
 
 
-def is_clipped(everything: list[Evidence]) -> bool:
-    """Whether the gradients are the references clipped: by norm or value, or each
-    variable.
+def clipped(everything: list[Evidence]) -> list[np.ndarray] | None:
+    """Return the references as the loop clips them: by norm or value, or each variable
+    by its norm; None if the gradients are not these.
     """
     replay = everything[0].meant.replay
     same = _SAME_IN_PART if replay.is_in_part else SOLVED
     same = _SAME_SPARSE if replay.is_sparse else same
-    pairs = [(e.handed, e.reference) for e in everything]
     fits = replay.tolerance.fits
+    pairs = [(e.handed, e.reference) for e in everything]
+    by_norm = _by_norm(pairs, fits, same)
+    if by_norm is not None:
+        return by_norm
     bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
-    by_value = [
-        distance(handed, np.clip(meant, -bound, bound)) for handed, meant in pairs
+    by_value = [np.clip(meant, -bound, bound) for _, meant in pairs]
+    apart = [
+        distance(e.handed, own) for e, own in zip(everything, by_value, strict=True)
     ]
-    if _is_by_norm(pairs, fits, same) or max(by_value) <= fits:
-        return True
+    if max(apart) <= fits:
+        return by_value
     parts = [(e.cut(e.handed), e.cut(e.reference)) for e in everything]
-    names = {*parts[0][0]}
-    has_all = all({*handed} == {*meant} == names for handed, meant in parts)
-    by_variable = ([(h[name], m[name]) for h, m in parts] for name in names)
-    return has_all and all(_is_by_norm(own, fits, same) for own in by_variable)
+    names = [*parts[0][0]]
+    if not all([*handed] == [*meant] == names for handed, meant in parts):
+        return None
+    columns = []
+    for name in names:
+        made = _by_norm([(own[name], meant[name]) for own, meant in parts], fits, same)
+        if made is None:
+            return None
+        columns.append(made)
+    return [np.concatenate(own) for own in zip(*columns, strict=True)]
 
 
-def _is_by_norm(pairs: list[_Pair], fits: float, same: float) -> bool:
-    """Whether gradients are others, of which the longer ones are cut to one length."""
+def _by_norm(pairs: list[_Pair], fits: float, same: float) -> list[np.ndarray] | None:
+    """Return gradients, the longer ones cut to one length, if the loop's are these."""
     cut: list[float] = []
     lengths: list[float] = []
+    made: list[np.ndarray] = []
     for handed, meant in pairs:
         size = float(meant @ meant)
         factor = float(handed @ meant) / size if size else 1.0
-        if factor > 1 + fits or distance(handed, factor * meant) > fits:
-            return False
+        made.append(factor * meant)
+        if factor > 1 + fits or distance(handed, made[-1]) > fits:
+            return None
         lengths.append(float(np.linalg.norm(handed)))
         cut += lengths[-1:] * (factor < 1 - fits)
     least_cut = min(cut, default=1.0)
-    return not cut or (
-        least_cut > 0 and max(lengths) <= least_cut * (1 + max(same, fits))
-    )
+    longest = least_cut * (1 + max(same, fits))
+    is_so = not cut or (least_cut > 0 and max(lengths) <= longest)
+    return made if is_so else None
 
 
 def added(everything: list[Evidence]) -> tuple[float, bool] | None:
@@ -190,13 +202,13 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
         return
     apart = []
     for e in everything:
-        meant = bounded(e, e.reference, bounds)
+        meant = bounded(e, sum(e.parts, e.penalty), bounds)
         apart.append(distance(meant, bounded(e, e.handed, e.update.applied.clips)))
     replay = everything[0].meant.replay
     differs = _SAME_SPARSE if replay.is_sparse else replay.tolerance.differs
     wrong = [e for far, e in zip(apart, everything, strict=True) if far > differs]
     without = max(e.without for e in everything)
-    if not wrong or (without > replay.tolerance.differs and not is_clipped(everything)):
+    if not wrong or without > replay.tolerance.differs:
         return
     stated = {name: bound for name, bound in zip(CLIPS, bounds, strict=True) if bound}
     names, numbers = tuple(stated), tuple(stated.values())

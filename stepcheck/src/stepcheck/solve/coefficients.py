@@ -14,7 +14,7 @@ from stepcheck.solve.counts import counts_of, name_of_penalty, name_of_rows, uni
 from stepcheck.solve.evidence import Evidence
 from stepcheck.solve.forms import BASE, Form
 from stepcheck.solve.ratios import Reading, least, read
-from stepcheck.trace.measure import SOLVED
+from stepcheck.trace.measure import SOLVED, is_even
 from stepcheck.values import MEANT, Change, Count, Detail, Known, Level
 
 RAW = 4.0  # the cost of numbers that are no fraction
@@ -160,7 +160,9 @@ def _said(
         )
         cost += by_penalty.cost
     if before is not None:
-        fault = Fault.NOT_RESET if is_sum else Fault.MOMENTUM_BY_HAND
+        is_steady = is_even(np.array(before.count.numbers))
+        fault = Fault.MOMENTUM_BY_HAND if is_steady else Fault.NOT_RESET
+        fault = Fault.NOT_RESET if is_sum else fault
         changes.append(Change(fault, Detail.ADDED_BEFORE, count=before.count))
         cost += before.cost
     made = []

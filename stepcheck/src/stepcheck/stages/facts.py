@@ -246,15 +246,15 @@ def written(updates: list[Update]) -> list[Update]:
 
 
 def _state(replay: Port, modes: Modes, pieces: list[Piece]) -> Moved:
-    """Compare the statistics and seeds after each pass that ran again with those before
-    the next pass.
+    """Compare the statistics and seeds after each pass in training mode that ran again
+    with those before the next pass.
     """
     num = len(replay.are_seeds) - replay.num_recurrent
     kept = []
-    for one, two in pairwise(
-        [piece.called for piece in pieces if piece.called.is_whole]
-    ):
-        after = modes.moved.get(one.order, [])[:num]
-        if after and not all_same(after, one.buffers[:num]):
-            kept.append(all_same(after, two.buffers[:num]))
+    whole = [piece for piece in pieces if piece.called.is_whole]
+    for one, two in pairwise(whole):
+        after = modes.moved.get(one.called.order, [])[:num]
+        has_moved = bool(after) and not all_same(after, one.called.buffers[:num])
+        if has_moved and modes.of(one):
+            kept.append(all_same(after, two.called.buffers[:num]))
     return Moved(len(kept), sum(kept))

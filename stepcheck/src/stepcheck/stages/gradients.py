@@ -10,8 +10,8 @@ import numpy as np
 from stepcheck.faults import Fault, Quantity, Stage
 from stepcheck.solve.changes import (
     added,
+    clipped,
     clipped_apart,
-    is_clipped,
     is_in_turn,
     is_skipped,
 )
@@ -82,10 +82,12 @@ def _judged(everything: list[Evidence]) -> _Found:
     at_outputs = narrowed(chosen)
     best = _best(by_counts, at_outputs, chosen)
     is_open = best is None or best.cost >= RAW
-    if is_open and meant.clips_scaled and is_clipped(everything):
-        yield _finding(Change(Fault.CLIP_BEFORE_UNSCALE), differing, differing)
+    made = clipped(everything) if is_open else None
+    if made is not None:
+        yield _of_clips(everything, differing, made)
         return
-    if (reason := _by_hand(best, everything, differing)) is not None:
+    reason = _by_hand(best, everything, differing)
+    if reason is not None:
         yield Unjudged(reason, Stage.GRADIENT, len(differing))
         return
     if is_open:
@@ -97,9 +99,29 @@ def _judged(everything: list[Evidence]) -> _Found:
         best = _best(explain, at_outputs, by_gradients)
     if best is None:
         yield _located(differing)
-        return
+    else:
+        yield from _explained(best, chosen)
+
+
+def _of_clips(
+    everything: list[Evidence], differing: list[Evidence], made: list[np.ndarray]
+) -> Finding | Unjudged:
+    """Return that gradients are clipped, perhaps while they are scaled as the loss is.
+
+    A clip by hand is not stated: but for its bound, the gradients are proved right.
+    """
+    if differing[0].meant.clips_scaled:
+        return _finding(Change(Fault.CLIP_BEFORE_UNSCALE), differing, differing)
+    for e, own in zip(everything, made, strict=True):
+        e.reference = own
+    return Unjudged(Reason.CLIPPED_BY_HAND, Stage.GRADIENT, len(differing))
+
+
+def _explained(best: Explanation, chosen: list[Evidence]) -> Iterator[Finding]:
     shown = [e for e in chosen if _differs(e)]
-    for change in best.changes:
+    # Beside an error with a name, numbers that are no fraction may be a clip's.
+    named = [each for each in best.changes if not (each.count and each.count.numbers)]
+    for change in named or best.changes:
         yield _finding(change, shown, chosen, best)
 
 
@@ -110,12 +132,11 @@ def _differs(e: Evidence) -> bool:
 def _by_hand(
     best: Explanation | None, everything: list[Evidence], differing: list[Evidence]
 ) -> Reason | None:
-    """Return why gradients may be meant to differ: they are clipped, skipped, or set to
-    zero by hand, or those of several losses in turn.
+    """Return why gradients may be meant to differ: they are skipped, or set to zero by
+    hand, or those of several losses in turn.
     """
     faults = {change.fault for change in best.changes} if best is not None else set()
-    is_open = best is None or best.cost >= RAW
-    if all(map(_is_zeroed, differing)) or (is_open and is_clipped(everything)):
+    if all(map(_is_zeroed, differing)):
         return Reason.CHANGED_BY_HAND
     if Fault.PASSES_LEFT_OUT in faults and is_skipped(everything):
         return Reason.CHANGED_BY_HAND

@@ -21,7 +21,6 @@ def left_out(
     objective: Any,
     updates: list[Update],
     steps: list[Applied],
-    before: list[np.ndarray],
     *,
     is_thawed: bool = False,
 ) -> Iterator[Finding | Unjudged]:
@@ -32,7 +31,6 @@ def left_out(
     said.
 
     Args:
-        before: the weights when the loop began.
         is_thawed: whether the loop itself has set them to be trained.
     """
     whole = [step for step in steps if step.is_whole]
@@ -40,7 +38,7 @@ def left_out(
     num, now = len(replay.names), replay.values()
     if not pieces or now is None or any(len(step.grads) != num for step in whole):
         return
-    first = before or pieces[0].called.params
+    first = pieces[0].called.params
     missing = [i for i in range(num) if all(step.grads[i] is None for step in whole)]
     still = [i for i in missing if same(first[i], now.params[i])]
     if not still or len(missing) == num:
