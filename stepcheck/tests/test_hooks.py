@@ -513,7 +513,7 @@ def test_a_step_that_an_error_ends_is_judged_up_to_there():
         ({"data": X}, "data must be"),
         ({"data": (X, Y, Y, Y)}, "4 parts"),
         ({"data": (X, Y[:-1])}, "the same number of rows"),
-        ({"data": (X, [1.0] * NUM)}, "data must be arrays"),
+        ({"data": (X, [1.0] * NUM)}, "Received: float"),
         ({"data": (X, Y), "loss": 3}, "loss must be a Keras loss"),
         ({"data": (X, Y), "loss": {"none": "mse"}}, "one for each"),
         ({"data": (X, Y), "learning_rate": "fast"}, "learning_rate must be"),

@@ -12,7 +12,7 @@ from keras import ops
 from stepcheck import tree
 from stepcheck.keras import families
 from stepcheck.keras import steps as own_steps
-from stepcheck.keras.meaning import LossObjective, Whole, outputs, tensors
+from stepcheck.keras.meaning import LossObjective, outputs, tensors
 from stepcheck.keras.objective import OfModel
 from stepcheck.keras.programs import at_outputs, by_term, counted, traced
 from stepcheck.keras.state import flags, set_flags, trained_in, untrained, values
@@ -23,7 +23,7 @@ from stepcheck.trace.windows import Piece, packed
 from stepcheck.tree import Tensor, Tree
 from stepcheck.user_code.source import line_of_loss
 from wholestep.engines import choose
-from wholestep.model import Reading, mask_of, read, unpack
+from wholestep.model import Reading, Whole, mask_of, read, unpack
 
 _objective = lru_cache(LossObjective)  # so that a program of it is found again
 _FEW = 3  # passes that show whether a loss is one of rows

@@ -101,10 +101,10 @@ def _arrays(data: Any, least: int, most: int) -> list[Tree]:
     leaves = tree.leaves(tuple(data)) if num else [data]
     others = [leaf for leaf in leaves if not hasattr(leaf, "__array__")]
     if others or not least <= num <= most:
-        must = "data must be arrays: (x, y) or (x, y, sample_weight)."
-        received = ", ".join(type(each).__name__ for each in others)
-        advice = "of a dataset the rows in arrays: `np.concatenate(list(dataset))`."
-        raise SpecificationError(message(must, received or f"{num} parts", advice))
+        must = "data must be (x, y) or (x, y, sample_weight)."
+        received = ", ".join(type(each).__name__ for each in others) or f"{num} parts"
+        advice = "arrays; of a dataset its rows: `np.concatenate(list(dataset))`."
+        raise SpecificationError(message(must, received, advice))
     parts = [tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data]
     tree.num_rows(tuple(part for part in parts if part is not None), "data")
     return parts
