@@ -50,14 +50,17 @@ def listening(
         hooks: one for each model; those that are found are added.
         found: makes the hooks of a model that has none, and is called by no other.
     """
-    model, optimizer = keras.Model, keras.optimizers.Optimizer
-    scaling = keras.optimizers.LossScaleOptimizer
+    model, optimizers = keras.Model, keras.optimizers
     met = partial(_met, hooks, found, threading.local())
     seams = [
         *((model, name, met) for name in ("__call__", "stateless_call")),
         (model, "make_train_function", partial(_made, hooks, found, listener)),
-        (optimizer, "apply", partial(_around, "stepping", hooks)),
-        (scaling, "check_finite", partial(_around, "checking", hooks)),
+        (optimizers.Optimizer, "apply", partial(_around, "stepping", hooks)),
+        (
+            optimizers.LossScaleOptimizer,
+            "check_finite",
+            partial(_around, "checking", hooks),
+        ),
     ]
     with ExitStack() as stack:
         stack.callback(_close, hooks)  # also those that are found later
@@ -285,19 +288,18 @@ class Hooks:
         elif blind:
             self.log.leave(Reason.BLIND, told=blind)
         else:
-
-            def heard(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-                told(order, replica, packed(numbers, values))
-
-            self.listener.tell(self.harmless(heard), leaves)
+            heard = self.harmless(
+                lambda order, replica, own: told(order, replica, packed(own, values))
+            )
+            self.listener.tell(heard, leaves)
             return True
         return False
 
     def checking(self, *_: Any) -> Callable:
         """Return what records whether the gradients of a step are finite."""
 
-        def keep(order: int, replica: int, numbers: list[np.ndarray]) -> None:
-            self.log.add(Scaled(order, bool(numbers[0]), replica))
+        def keep(order: int, replica: int, own: list) -> None:
+            self.log.add(Scaled(order, bool(own[0]), replica))
 
         return lambda is_finite: self._is_silent() or self._tell(keep, [is_finite])
 
@@ -381,10 +383,9 @@ class Hooks:
             if isinstance(output, keras.Variable):
                 return output
 
-            def differentiated(_: int, replica: int, both: list[np.ndarray]) -> None:
-                self.log.differentiate(replica, i, *both)
-
-            told = self.harmless(differentiated)
+            told = self.harmless(
+                lambda _, replica, both: self.log.differentiate(replica, i, *both)
+            )
             return with_mask_of(self.listener.watch_gradient(output, told), output)
 
         return tree.map_leaves(watched, outputs)
@@ -412,8 +413,8 @@ class Hooks:
         of = optimizer._trainable_variables if given is None else given
         handed = {id(v): grad for v, grad in zip(of, grads, strict=False)}
         params = self.model.trainable_variables
-        rate, scale = optimizer.learning_rate, optimizer.loss_scale_factor
-        counts = rate, optimizer.iterations, optimizer._iterations
+        scale = optimizer.loss_scale_factor
+        counts = optimizer.learning_rate, optimizer.iterations, optimizer._iterations
         numbers = [keras.ops.convert_to_tensor(self._value(each)) for each in counts]
         if not any(id(v) in handed for v in params):
             self._tell(
