@@ -15,7 +15,6 @@ from stepcheck.trace.measure import COARSE, FINE, tolerance
 
 _DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}  # of a mantissa
 _TENTH = 0.1  # equal calls that move so much of what other values move are no rounding
-_TRIES = 8  # draws for a value that differs from the present one
 
 
 def probe(
@@ -63,9 +62,9 @@ def probe(
     made = {each.kind for each in changes}
     stated = {"padding": padding, "weights": weights, "cuts": cuts}
     missing = {name for name, given in stated.items() if given is not None} - made
-    padded = [each.of[0] for each in changes if each.kind is Variation.PADDING]
-    missing |= {*padding}.difference(padded) if isinstance(padding, Mapping) else set()
-    if missing or not made - {Variation.VALUES} or 0 in counts:
+    padded = {each.of[0] for each in changes if each.kind is Variation.PADDING}
+    missing |= {*padding} - padded if isinstance(padding, Mapping) else set()
+    if missing or made <= {Variation.VALUES} or 0 in counts:
         must = (
             "There must be a change: padding (of booleans) and weights (with a 0) leave out some "
             "values of an array of the batch, by its first axes; cuts are numbers, two or more."
@@ -132,7 +131,7 @@ def _others(
     if not len(pool) or not len(present):
         return None
     chosen = present.copy()
-    for _ in range(_TRIES):
+    for _ in range(8):  # a draw may be the present value
         is_equal = (chosen == present).reshape(len(present), -1).all(axis=1)
         chosen[is_equal] = pool[draw.integers(len(pool), size=is_equal.sum())]
     changed = values.copy()
