@@ -15,7 +15,6 @@ from stepcheck.values import (
     Unit,
 )
 
-_MULTIPLES = {1.0: "", -1.0: "minus ", 2.0: "twice ", 0.5: "half of "}
 _WHOLE, _SAME = (
     range(10, 5000),
     1e-5,
@@ -90,7 +89,7 @@ _DETAILS = {
     ),
     Detail.SMOOTHED: "are smoothed by {0} instead of {1}",
     Detail.FUNCTION_AGAIN: "go through one more {names}",
-    Detail.CLIPPED_BY_NORM: "is clipped to the norm {0}",
+    Detail.CLIPPED_BY_NORM: "of each {part} is clipped to the norm {0}",
     Detail.CLIPPED_IN_TURN: "is clipped to the norm {0} whenever a {part} is added",
     Detail.ADDED_BEFORE: "is added, times {count}",
     Detail.PLUS_WEIGHTS: (
@@ -115,8 +114,6 @@ def sentence(change: Change) -> str:
 def _subject(change: Change) -> str:
     fault = change.fault
     subject = _OF_FAULTS.get(fault, _SUBJECTS.get(fault.quantity, ""))
-    if fault is Fault.CLIP_PER_MICROBATCH and change.detail is Detail.CLIPPED_BY_NORM:
-        subject = "the gradient of each {part}".format(**_fields(change.setting))
     if change.detail is Detail.TERMS_COUNT:
         subject = f"the losses of {', '.join(change.names)}"
     outputs = ", ".join(change.outputs)
@@ -189,7 +186,7 @@ def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
         " x ".join(known(each, setting) for each in part) for part in (above, own.below)
     )
     low = f"({low})" if len(own.below) > 1 else low
-    multiple = _MULTIPLES.get(own.number, f"{own.number:.4g} x ")
+    multiple = "" if own.number == 1 else f"{own.number:.4g} x "
     return " / ".join(filter(None, [f"{multiple}{top or 1}", low]))
 
 

@@ -75,7 +75,7 @@ def _factors(e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any) -
 
 
 def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> _Told:
-    axes, (fits, differs) = figure.subplots(), e.meant.replay.tolerance
+    axes, differs = figure.subplots(), e.meant.replay.tolerance.differs
     shown = sorted(parameters, key=lambda each: each[1])[-_NUM_PARAMETERS:]
     y = np.arange(len(shown))
     without, changed = (np.array([each[i] for each in shown]) for i in (1, 2))
@@ -85,8 +85,6 @@ def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> _Told:
     if np.any(np.isfinite(changed)):
         name, changed = "from the reference with this fault", changed + _NEAREST
         axes.plot(changed, y, "D", color=_CHANGED, ms=6, label=name)
-    rounding = {"color": _CHANGED, "alpha": 0.1, "zorder": 0}
-    axes.axvspan(_NEAREST / 2, fits, label="rounding", **rounding)
     axes.axvline(differs, color=_MEANT, lw=1, ls="--")
     axes.set_xscale("log")
     axes.set_xlim(_NEAREST / 2, 4)
