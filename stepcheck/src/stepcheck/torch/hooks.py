@@ -177,15 +177,12 @@ class Watcher:
         heard = [i for i, leaf in enumerate(out.leaves) if leaf.grad_fn is not None]
         losses = [i for i in heard if not out.leaves[i].ndim]
         labels, num = None, None
-        if losses and not self.log.is_run:
+        if losses:
             labels, num = own_loss(self.module, args, kwargs)
         chosen = rows_in(given, self.num_inputs, labels)
         places = {i: Place(n) for n, i in enumerate(chosen)}
         inputs = [given[i] for i in chosen]
-        random, has_graph = (
-            begun.setting.random,
-            any(leaf.grad_fn for leaf in out.leaves),
-        )
+        random, has_graph = begun.setting.random, bool(heard)
 
         def placed(i: int) -> Any:
             return places[i] if i in places else given[i].detach().clone()
@@ -212,7 +209,7 @@ class Watcher:
         self.log.add(called)
         if not out.leaves:
             self.log.leave(Reason.NO_TENSOR, Stage.GRADIENT, type(output).__name__)
-        if labels is not None:
+        if labels is not None and not self.log.is_run:
             self.labels[called.order] = array(labels)
             self.own[called.order] = float(out.leaves[losses[0]].detach()), num
             heard = losses[:1]
