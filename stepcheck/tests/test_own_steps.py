@@ -288,3 +288,14 @@ def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
             weights = [w - rate * g for w, g in zip(weights, grads, strict=True)]
     assert report.findings == []
     assert Reason.NOT_FINITE in reasons(report)
+
+
+@pytest.mark.parametrize(("momentum", "is_judged"), [(0.9, True), (0.5, False)])
+def test_steps_by_hand_of_another_momentum_than_the_stated_one_are_not_certified(
+    momentum, is_judged
+):
+    report = report_of(
+        square, by_momentum([0.01] * 40), optimizer=SGD(0.01, momentum=momentum)
+    )
+    assert report.findings == [], str(report)
+    assert (Stage.STEP in report.judged) == is_judged

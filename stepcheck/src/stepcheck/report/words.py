@@ -49,8 +49,8 @@ _REASONS = {
         "that the model gets"
     ),
     Reason.OWN_STEP: (
-        "the weights do not move by a known optimizer's steps on the gradients that "
-        "were meant"
+        "the weights do not move by the steps of the stated optimizer, or of a known one, "
+        "on the gradients that were meant"
     ),
     Reason.STEP_UNKNOWN: (
         "the step of this optimizer is not known; the framework makes a few again"

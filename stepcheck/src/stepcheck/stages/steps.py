@@ -14,8 +14,8 @@ from stepcheck.solve.changes import Schedule
 from stepcheck.solve.replays import all_again
 from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.log import Applied
-from stepcheck.trace.measure import FINE, ROUNDED, all_same, distance, in_part
-from stepcheck.trace.windows import Update, Windows
+from stepcheck.trace.measure import FINE, ROUNDED, SOLVED, all_same, distance, in_part
+from stepcheck.trace.windows import Rule, Update, Windows
 from stepcheck.values import (
     Change,
     Finding,
@@ -80,8 +80,10 @@ def of_steps(
         stated: the optimizer that the user states; None if none is.
     """
     if seen.is_by_hand:
-        rated = seen.updates if seen.rule is not None else []
-        yield from rates(rated, schedule, FINE.differs)
+        if seen.rule is not None:
+            yield from rates(seen.updates, schedule, FINE.differs)
+            if stated is not None and not _is_as_stated(seen.rule, stated):
+                yield Unjudged(Reason.OWN_STEP, Stage.STEP)
         return
     anew = [*_applied(updates, schedule)]
     yield from anew
@@ -93,6 +95,16 @@ def of_steps(
     yield from found
     if is_other and not anew and not any(isinstance(each, Finding) for each in found):
         yield from _of_stated(port, stated, used[0], updates)
+
+
+def _is_as_stated(rule: Rule, stated: Any) -> bool:
+    """Whether the rule of steps by hand is known to be the stated optimizer's."""
+    if getattr(stated, "nesterov", False):
+        return False
+    names = ("beta_1", "beta_2") if rule.is_adaptive else ("momentum",)
+    own = *rule.momenta, rule.decay[0]
+    meant = [getattr(stated, name, 0) or 0 for name in (*names, "weight_decay")]
+    return len(own) == len(meant) and bool(np.allclose(own, meant, SOLVED, SOLVED))
 
 
 def _finding(
