@@ -236,9 +236,9 @@ def test_too_little_stated_prints_the_command_to_run(run):
     code, out, err = run(loop(), "--model", "net")
     assert (code, "the end" in out) == (UNSEEN, False)  # at the first update
     assert "--model, --data and --loss must state what is meant" in err
-    first, _, last = err.splitlines()[-3:]
+    first, last = err.splitlines()[-2:]
     assert "Try: stepcheck run " in first
-    assert first.endswith("--model net --data X,Y --loss LOSS")
+    assert first.endswith("--model net --data X,Y --loss squares")
     assert last.startswith("Seen in the script: models net; arrays ")
     assert {"x_all (48, 4)", "y_all (48, 1)", "w_all (48,)"} <= {
         *re.split(", (?=[a-z])|arrays |; ", last)
@@ -369,7 +369,7 @@ def test_a_fit_without_arrays_ends_at_its_first_update(run):
     code, out, err = run(fit().replace("net.fit(x_all", f"{data}\nnet.fit(x_all"))
     assert (code, "the end" in out) == (UNSEEN, False)
     assert (
-        "--model NET --data X,Y --loss LOSS\nLOSS is a name of the script, such as"
+        "--model net --data X,Y --loss LOSS\nLOSS is a name of the script, such as"
         in err
     )
 
@@ -505,10 +505,13 @@ def test_pytorch_with_too_little_stated(run):
     code, _, err = run(TORCH.replace("EPOCHS", "1"), "--model", "trainer.modell")
     assert code == UNSEEN
     assert "Received: modell. Try: model." in err
-    assert "--model trainer.modell --data X,Y --loss " in err
+    assert "--model trainer.modell --data x_all,y_all --loss " in err
     code, out, err = run(TORCH.replace("EPOCHS", "1"))
     assert (code, "the end" in out) == (UNSEEN, False)
-    assert "Try: stepcheck run" in err
+    command = next(line for line in err.splitlines() if "Try: " in line)
+    assert command.endswith(
+        "--model trainer.model --data x_all,y_all --loss trainer.criterion"
+    )
     assert "models trainer.model; arrays x_all (48, 4), y_all (48, 1), rows (8,)" in err
     assert "losses trainer.criterion; optimizers trainer.opt." in err
 

@@ -52,6 +52,7 @@ _LOSS = (
     "LOSS is a name of the script, such as criterion or torch.nn.functional.mse_loss, or a loss of "
     "Keras, such as mse."
 )
+_NUM_ARRAYS = 2  # inputs and labels
 _NEEDED = {"model": "NET", "data": "X,Y", "loss": "LOSS"}
 _SEEN = {
     "model": "models",
@@ -106,22 +107,30 @@ def understated(
     Args:
         script: its path.
         stated: names by option.
-        seen: objects of the script by name, for each option.
+        seen: objects of the script by name, for each option; an option is filled in
+            where they leave one choice.
 
     >>> import numpy as np
     >>> [*understated("train.py", {}, {"model": {"net": 1}, "data": {"x": np.ones((8, 3))}})][-1]
     'Seen in the script: models net; arrays x (8, 3).'
     """
+    shapes = {name: tuple(array.shape) for name, array in seen.get("data", {}).items()}
+    most = max((shape[0] for shape in shapes.values()), default=0)
+    longest = [name for name, shape in shapes.items() if shape[0] == most]
+    options = {**_NEEDED}
+    if len(longest) == _NUM_ARRAYS:
+        options["data"] = ",".join(longest)
+    for kind in ("model", "loss"):
+        if len(seen.get(kind, ())) == 1:
+            (options[kind],) = seen[kind]
+    options |= stated
     if not {*_NEEDED} <= {*stated}:
-        command = (
-            f"stepcheck run {shlex.quote(script)} {_options({**_NEEDED, **stated})}"
-        )
+        command = f"stepcheck run {shlex.quote(script)} {_options(options)}"
         yield message(_MUST, _options(stated) or "none of them", command)
-    if "loss" not in stated:
+    if options["loss"] == _NEEDED["loss"]:
         yield _LOSS
     names = {kind: tuple(objects) for kind, objects in seen.items()}
-    arrays = seen.get("data", {}).items()
-    names["data"] = tuple(f"{name} {tuple(array.shape)}" for name, array in arrays)
+    names["data"] = tuple(f"{name} {shape}" for name, shape in shapes.items())
     told = [f"{_SEEN[kind]} {listed(each)}" for kind, each in names.items() if each]
     if told:
         yield f"Seen in the script: {'; '.join(told)}."
