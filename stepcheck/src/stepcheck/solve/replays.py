@@ -183,6 +183,25 @@ def _of_slot(made: np.ndarray, seen: np.ndarray) -> float:
 
 
 def all_again(port: Port, updates: list[Update]) -> list[Again]:
-    """Return the steps that can be made again, by the rule of each."""
-    made = (by_rule(port, update) for update in updates)
+    """Return the steps that can be made again: by the rule of each, or as the gradient
+    times a rate.
+    """
+    made = (by_rule(port, each) or _by_rate(port, each) for each in updates)
     return [again for again in made if again is not None]
+
+
+def _by_rate(port: Port, update: Update) -> Again | None:
+    """Return a step as the gradient times one rate, which is solved for; None if it is
+    none, or parameters are known in part.
+    """
+    step = update.applied
+    grad = port.flat([*step.grads])
+    values = port.flat([*step.params]), port.flat([*step.params_after])
+    is_known = np.any(grad) and are_finite([grad, *values]) and not port.is_in_part
+    if not is_known:
+        return None
+    rate = float((values[0] - values[1]) @ grad / (grad @ grad))
+    pairs = zip(step.params, step.grads, strict=True)
+    params = [w if g is None else (w - rate * g).astype(w.dtype) for w, g in pairs]
+    again = Again(update, params, distances(step, params))
+    return again if again.is_right else None
