@@ -21,7 +21,9 @@ known error reproduces is said with its place alone. [How to read a report](repo
 
 def page() -> str:
     """Return the page."""
-    texts = tomllib.loads((Path(changes.__file__).with_name("faults.toml")).read_text())
+    texts = tomllib.loads(
+        (Path(changes.__file__).with_name("faults.toml")).read_text()
+    )
     lines = [_HEAD]
     for stage in Stage:
         lines += [

@@ -44,7 +44,10 @@ def drawn_from(path: Path) -> str:
 def draw(path: Path) -> dict[str, np.ndarray]:
     """Draw the picture, which holds its code, and return the curves."""
     code = program()
-    curves = {"the loop below": losses(code), f"with {FIX}": losses(f"{code}\n{FIX}")}
+    curves = {
+        "the loop below": losses(code),
+        f"with {FIX}": losses(f"{code}\n{FIX}"),
+    }
     figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
     epochs = np.arange(1, NUM_EPOCHS + 1)
     for (label, curve), colour in zip(
@@ -59,7 +62,9 @@ def draw(path: Path) -> dict[str, np.ndarray]:
             color=colour,
             ha="right",
         )
-    axes.set(xlabel="epoch", ylabel="loss of the loop", ylim=0, xlim=(1, NUM_EPOCHS))
+    axes.set(
+        xlabel="epoch", ylabel="loss of the loop", ylim=0, xlim=(1, NUM_EPOCHS)
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120, metadata={"Source": code})

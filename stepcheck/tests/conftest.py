@@ -54,7 +54,9 @@ for name in SLOW:
 # What programs leave behind is looked through seldom: there is much of it, and little of it goes.
 gc.set_threshold(50_000, 20, 30)
 # It would collect garbage each time, and look through all that was compiled before: 0.4 s for a test.
-keras.utils.clear_session = partial(keras.utils.clear_session, free_memory=False)
+keras.utils.clear_session = partial(
+    keras.utils.clear_session, free_memory=False
+)
 
 
 def _loaded_once(loaded, make):
@@ -77,7 +79,9 @@ if keras.backend.backend() == "jax" and IS_QUICK:
         importlib.import_module("jax._src.interpreters.mlir"),
         threading.local(),
     )
-    lowering.make_ir_context = partial(_loaded_once, loaded, lowering.make_ir_context)
+    lowering.make_ir_context = partial(
+        _loaded_once, loaded, lowering.make_ir_context
+    )
 elif keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
@@ -86,7 +90,9 @@ elif keras.backend.backend() == "tensorflow":
         cpu, [tf.config.LogicalDeviceConfiguration()] * 8
     )
     if IS_QUICK:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        tf.config.optimizer.set_experimental_options(
+            {"disable_meta_optimizer": True}
+        )
 
 # Whoever starts the tests may ignore Ctrl-C, which processes inherit (`nohup make test &`).
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -115,7 +121,9 @@ def _is_of_the_other(item):
     return (
         not is_for_one
         and engine
-        != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
+        != ("jax", "tensorflow", "jax", "jax")[
+            zlib.crc32(item.name.encode()) % 4
+        ]
     )
 
 

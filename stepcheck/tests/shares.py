@@ -13,11 +13,17 @@ def share(cases: Iterable, *, other: bool = False) -> list:
 
     Of four, JAX has the first and TensorFlow the second (`other`: the other way round).
     """
-    owners = ("tensorflow", "jax", "", "") if other else ("jax", "tensorflow", "", "")
+    owners = (
+        ("tensorflow", "jax", "", "")
+        if other
+        else ("jax", "tensorflow", "", "")
+    )
     return [
         pytest.param(
             *case,
-            marks=pytest.mark.own if owners[i % 4] == ENGINE else pytest.mark.large,
+            marks=pytest.mark.own
+            if owners[i % 4] == ENGINE
+            else pytest.mark.large,
         )
         for i, case in enumerate(_parts(cases))
     ]
@@ -42,7 +48,9 @@ def _parts(cases: Iterable) -> list[tuple]:
 
 def later(cases: Iterable) -> list:
     """Return cases for the larger runs alone: others of their kind are tried always."""
-    return [pytest.param(*case, marks=pytest.mark.large) for case in _parts(cases)]
+    return [
+        pytest.param(*case, marks=pytest.mark.large) for case in _parts(cases)
+    ]
 
 
 def on(engine: str) -> pytest.MarkDecorator:

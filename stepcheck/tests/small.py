@@ -13,7 +13,11 @@ Y = (X[:, :1] - X[:, 1:2]).astype("float32")
 def network(optimizer=None):
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
-        [keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(4, "tanh"),
+            keras.layers.Dense(1),
+        ]
     )
     model.compile(optimizer or keras.optimizers.SGD(0.05), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -104,7 +108,10 @@ def gradient_of(model, value):
 
     gradient = jax.grad(loss)
     return lambda *rows: [
-        *map(np.asarray, gradient([v.value for v in model.trainable_variables], *rows))
+        *map(
+            np.asarray,
+            gradient([v.value for v in model.trainable_variables], *rows),
+        )
     ]
 
 

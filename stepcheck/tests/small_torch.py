@@ -14,7 +14,9 @@ torch.set_num_threads(1)  # other tests run beside
 NUM, SIZE = 22, 4  # rows, and rows of a batch: the last one of a pass is short
 _draw = torch.Generator().manual_seed(0)
 X = torch.randn(NUM, 3, generator=_draw)
-Y = X @ torch.tensor([[1.0], [-2.0], [3.0]]) + torch.randn(NUM, 1, generator=_draw)
+Y = X @ torch.tensor([[1.0], [-2.0], [3.0]]) + torch.randn(
+    NUM, 1, generator=_draw
+)
 CLASSES = torch.randint(0, 4, (NUM,), generator=_draw)
 TEXT = torch.randint(0, 10, (NUM, 7), generator=_draw)
 MSE, CROSS = nn.MSELoss(), nn.CrossEntropyLoss()
@@ -31,7 +33,15 @@ def network(width=4, *more):
 
 
 def usual(
-    model, fault="", *, of=lambda out: out, value=CROSS, x=X, y=CLASSES, num=3, **given
+    model,
+    fault="",
+    *,
+    of=lambda out: out,
+    value=CROSS,
+    x=X,
+    y=CLASSES,
+    num=3,
+    **given,
 ):
     """Return the report on a loop that minimises a value of what `of` makes of outputs, with a fault or without."""
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
@@ -42,7 +52,9 @@ def usual(
                 optimizer.zero_grad()
             labels = y[(rows + 1) % NUM] if fault == "shifted" else y[rows]
             out = of(model(x[rows]))
-            value(out.softmax(1) if fault == "softmax" else out, labels).backward()
+            value(
+                out.softmax(1) if fault == "softmax" else out, labels
+            ).backward()
             optimizer.step()
 
     return watched(model, train, **given)
@@ -127,7 +139,9 @@ class Session:
                 self.model.eval()
             with torch.autocast("cpu", torch.bfloat16, enabled=self.casts):
                 loss = CROSS(self.called(X[rows]), CLASSES[rows])
-            share = 1 / len(window) if self.fault == "means" else len(rows) / num
+            share = (
+                1 / len(window) if self.fault == "means" else len(rows) / num
+            )
             self.scaler.scale(loss * share).backward()
             if self.fault == "clips each":
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -146,10 +160,12 @@ class Session:
         model = self.model
         return {
             "values": {
-                name: value.clone() for name, value in model.state_dict().items()
+                name: value.clone()
+                for name, value in model.state_dict().items()
             },
             "grads": [
-                None if p.grad is None else p.grad.clone() for p in model.parameters()
+                None if p.grad is None else p.grad.clone()
+                for p in model.parameters()
             ],
             "modes": [part.training for part in model.modules()],
             "trained": [p.requires_grad for p in model.parameters()],
@@ -180,6 +196,6 @@ def equal(one, two):
         )
     if isinstance(one, list | tuple):
         return len(one) == len(two) and all(map(equal, one, two))
-    return bool(np.array_equal(np.asarray(one), np.asarray(two))) and type(one) is type(
-        two
-    )
+    return bool(np.array_equal(np.asarray(one), np.asarray(two))) and type(
+        one
+    ) is type(two)

@@ -83,7 +83,9 @@ print("the end")
 
 
 def loop(factor="1.0", epochs=3):
-    return LOOPS[ENGINE].replace("FACTOR", factor).replace("EPOCHS", str(epochs))
+    return (
+        LOOPS[ENGINE].replace("FACTOR", factor).replace("EPOCHS", str(epochs))
+    )
 
 
 def fit(others="", epochs=3):
@@ -108,7 +110,11 @@ STATED = "--model", "net", "--data", "x_all,y_all", "--loss", "squares"
 
 def test_a_right_loop_is_certified(run):
     code, out, _ = run(loop(), *STATED)
-    assert (code, "18 updates" in out, "the end" in out) == (RIGHT, True, True), out
+    assert (code, "18 updates" in out, "the end" in out) == (
+        RIGHT,
+        True,
+        True,
+    ), out
     assert "rows, forward pass, gradient, optimizer step, state" in out
 
 
@@ -158,7 +164,11 @@ def test_an_optimizer_is_stated(run):
 
 def test_a_script_ends_after_enough_updates(run):
     code, out, _ = run(loop(epochs=2000), *STATED, "--updates", "12")
-    assert (code, "12 updates" in out, "the end" in out) == (RIGHT, True, False), out
+    assert (code, "12 updates" in out, "the end" in out) == (
+        RIGHT,
+        True,
+        False,
+    ), out
 
 
 def test_an_alarm_after_the_script_has_ended_ends_nothing(tmp_path):
@@ -203,7 +213,9 @@ def test_data_of_one_expression(run):
         .replace("    print(", "    rows = x_all, y_all\n    print(")
         .replace("def train():", "pair = x_all, y_all\ndef train():")
     )
-    code, out, _ = run(text, "--model", "net", "--data", "pair", "--loss", "squares")
+    code, out, _ = run(
+        text, "--model", "net", "--data", "pair", "--loss", "squares"
+    )
     assert code == RIGHT, out
 
 
@@ -254,8 +266,12 @@ def test_a_loss_is_never_supposed(run):
     ), err
 
 
-@pytest.mark.parametrize("given", ["net(", "make()", "net if 1 else 2", "lambda: 1"])
-def test_an_expression_that_is_no_name_is_refused_before_the_script_runs(run, given):
+@pytest.mark.parametrize(
+    "given", ["net(", "make()", "net if 1 else 2", "lambda: 1"]
+)
+def test_an_expression_that_is_no_name_is_refused_before_the_script_runs(
+    run, given
+):
     code, out, err = run(loop(), "--model", given, "--data", "x_all,y_all")
     assert (code, out) == (UNSEEN, "")
     assert err.startswith(
@@ -264,14 +280,18 @@ def test_an_expression_that_is_no_name_is_refused_before_the_script_runs(run, gi
 
 
 def test_what_cannot_be_watched_ends_the_script(run):
-    code, out, err = run(loop(), "--model", "net", "--data", "x_all", "--loss", "mse")
+    code, out, err = run(
+        loop(), "--model", "net", "--data", "x_all", "--loss", "mse"
+    )
     assert (code, "the end" in out) == (UNSEEN, False)
     assert "(x, y) or (x, y, sample_weight)." in err
     assert STEPPED.get() is None
 
 
 def test_a_script_that_fails_is_judged_up_to_there(run):
-    text = loop().replace('    print("the end")', "    raise KeyError('no such file')")
+    text = loop().replace(
+        '    print("the end")', "    raise KeyError('no such file')"
+    )
     code, out, err = run(text, *STATED)
     assert (
         code,
@@ -282,7 +302,9 @@ def test_a_script_that_fails_is_judged_up_to_there(run):
         True,
         True,
     )
-    assert run(text.replace("1.0 * squares", "8 * squares"), *STATED)[0] == WRONG
+    assert (
+        run(text.replace("1.0 * squares", "8 * squares"), *STATED)[0] == WRONG
+    )
 
 
 def test_a_script_that_fails_before_its_first_pass(run):
@@ -301,7 +323,10 @@ def test_an_exit_code_of_the_script_is_no_success(run):
 
 def test_nothing_is_trained(run):
     code, _, err = run("print(1)")
-    assert (code, "calls no model of Keras, and no module of PyTorch" in err) == (
+    assert (
+        code,
+        "calls no model of Keras, and no module of PyTorch" in err,
+    ) == (
         UNSEEN,
         True,
     )
@@ -329,7 +354,9 @@ def test_a_notebook_is_watched_in_a_cell(tmp_path, capsys):
     notebook = tmp_path / "train.ipynb"
     notebook.write_text("{}")
     assert main(["run", str(notebook)]) == UNSEEN
-    assert "Try: in a cell, `with stepcheck.watch(model" in capsys.readouterr().err
+    assert (
+        "Try: in a cell, `with stepcheck.watch(model" in capsys.readouterr().err
+    )
 
 
 def test_arguments_of_a_script_without_two_dashes(run):
@@ -357,7 +384,9 @@ def test_a_name_that_comes_later_is_waited_for(run):
     assert (code, out.count("the end")) == (RIGHT, 2), err
 
 
-def test_a_name_that_is_nowhere_written_ends_the_script_at_its_first_update(run):
+def test_a_name_that_is_nowhere_written_ends_the_script_at_its_first_update(
+    run,
+):
     code, out, err = run(loop(), *STATED[2:], "--model", "net" * 2)
     assert (code, "the end" in out) == (UNSEEN, False)
     assert f"Received: {'net' * 2}. Try: " in err
@@ -366,7 +395,9 @@ def test_a_name_that_is_nowhere_written_ends_the_script_at_its_first_update(run)
 
 def test_a_fit_without_arrays_ends_at_its_first_update(run):
     data = "net.fit(((x_all[i : i + 8], y_all[i : i + 8]) for i in range(0, 48, 8)), verbose=0)"
-    code, out, err = run(fit().replace("net.fit(x_all", f"{data}\nnet.fit(x_all"))
+    code, out, err = run(
+        fit().replace("net.fit(x_all", f"{data}\nnet.fit(x_all")
+    )
     assert (code, "the end" in out) == (UNSEEN, False)
     assert (
         "--model net --data X,Y --loss LOSS\nLOSS is a name of the script, such as"
@@ -407,7 +438,10 @@ def test_two_recorded_scripts_are_compared(record, capsys):
     capsys.readouterr()
     assert main(["diff", before, wrong, "--json"]) == 1
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["differences"][0]["update"], facts["differences"][0]["part"]) == (
+    assert (
+        facts["differences"][0]["update"],
+        facts["differences"][0]["part"],
+    ) == (
         1,
         "gradient",
     )
@@ -430,7 +464,10 @@ def test_what_cannot_be_recorded_or_compared(record, tmp_path, capsys):
         True,
     )
     assert main(["diff", trace, trace]) == UNSEEN
-    assert main(["record", __file__, "-o", str(tmp_path / "no" / "a.trace")]) == UNSEEN
+    assert (
+        main(["record", __file__, "-o", str(tmp_path / "no" / "a.trace")])
+        == UNSEEN
+    )
     assert "The folder of the trace must exist." in capsys.readouterr().err
     code, trace, _, err = record(
         loop().replace('    print("the end")', "    raise KeyError"), "failed"
@@ -440,7 +477,11 @@ def test_what_cannot_be_recorded_or_compared(record, tmp_path, capsys):
 
 
 def test_keras_is_as_it_was(run):
-    before = keras.layers.Layer.__call__, keras.Model.fit, __builtins__["__import__"]
+    before = (
+        keras.layers.Layer.__call__,
+        keras.Model.fit,
+        __builtins__["__import__"],
+    )
     run(loop(), *STATED)
     run(loop(), "--model", "nett")
     assert before == (
@@ -490,19 +531,29 @@ def test_pytorch(run):
     right = TORCH.replace("EPOCHS", "3")
     code, out, _ = run(right, *OF_TRAINER)
     assert (code, "18 updates" in out) == (RIGHT, True), out
-    code, out, _ = run(right.replace("self.opt.zero_grad()", "pass"), *OF_TRAINER)
+    code, out, _ = run(
+        right.replace("self.opt.zero_grad()", "pass"), *OF_TRAINER
+    )
     assert (code, "Not reset" in out) == (WRONG, True), out
 
 
 @with_torch
 def test_pytorch_ends_after_enough_updates(run):
-    code, out, _ = run(TORCH.replace("EPOCHS", "3000"), *OF_TRAINER, "--updates", "12")
-    assert (code, "12 updates" in out, "the end" in out) == (RIGHT, True, False), out
+    code, out, _ = run(
+        TORCH.replace("EPOCHS", "3000"), *OF_TRAINER, "--updates", "12"
+    )
+    assert (code, "12 updates" in out, "the end" in out) == (
+        RIGHT,
+        True,
+        False,
+    ), out
 
 
 @with_torch
 def test_pytorch_with_too_little_stated(run):
-    code, _, err = run(TORCH.replace("EPOCHS", "1"), "--model", "trainer.modell")
+    code, _, err = run(
+        TORCH.replace("EPOCHS", "1"), "--model", "trainer.modell"
+    )
     assert code == UNSEEN
     assert "Received: modell. Try: model." in err
     assert "--model trainer.modell --data x_all,y_all --loss " in err
@@ -512,7 +563,10 @@ def test_pytorch_with_too_little_stated(run):
     assert command.endswith(
         "--model trainer.model --data x_all,y_all --loss trainer.criterion"
     )
-    assert "models trainer.model; arrays x_all (48, 4), y_all (48, 1), rows (8,)" in err
+    assert (
+        "models trainer.model; arrays x_all (48, 4), y_all (48, 1), rows (8,)"
+        in err
+    )
     assert "losses trainer.criterion; optimizers trainer.opt." in err
 
 
@@ -528,7 +582,10 @@ def test_pytorch_is_recorded_and_compared(record, capsys):
     capsys.readouterr()
     assert main(["diff", trace, other, "--json"]) == WRONG
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["differences"][0]["update"], facts["differences"][0]["part"]) == (
+    assert (
+        facts["differences"][0]["update"],
+        facts["differences"][0]["part"],
+    ) == (
         1,
         "step",
     )

@@ -37,7 +37,14 @@ LOOPS = {loop.name: loop for loop in loops()}
 FILES = {name: loop for name, loop in LOOPS.items() if not loop.edit}
 AT_FAULT = Found("gradient", "HANDED_GRADIENT", "ANOTHER_FORM", 0.97, 31, True)
 FAULTY = Row(
-    "clip", "faulty", "jax", "first", "HANDED_GRADIENT", (AT_FAULT,), STAGES, 2.0
+    "clip",
+    "faulty",
+    "jax",
+    "first",
+    "HANDED_GRADIENT",
+    (AT_FAULT,),
+    STAGES,
+    2.0,
 )
 RIGHT = Row("scan", "right", "jax", "first", "", (), STAGES, 2.0)
 HEADER = """\
@@ -146,8 +153,12 @@ def test_a_header_out_of_form(tmp_path, old, new, told):
     assert told in str(raised.value)
 
 
-RIGHT_LOOP = HEADER.replace("kind: faulty", "kind: right").replace(FAULT, "# no fault")
-RIGHT_LOOP = RIGHT_LOOP.replace("changes: update\nquantity: ROW_GRADIENTS\n", "")
+RIGHT_LOOP = HEADER.replace("kind: faulty", "kind: right").replace(
+    FAULT, "# no fault"
+)
+RIGHT_LOOP = RIGHT_LOOP.replace(
+    "changes: update\nquantity: ROW_GRADIENTS\n", ""
+)
 EDIT = """\
 [[edit]]
 name = "penalty_forgotten"
@@ -168,7 +179,11 @@ def made(folder: Path, text: str = EDIT):
 
 def test_an_edit_is_a_loop(tmp_path):
     right, loop = made(tmp_path)
-    assert (right.name, right.kind, right.fault_lines) == ("loop", "right", frozenset())
+    assert (right.name, right.kind, right.fault_lines) == (
+        "loop",
+        "right",
+        frozenset(),
+    )
     assert (loop.name, loop.kind, loop.engine, loop.author) == (
         "loop+penalty_forgotten",
         "faulty",
@@ -221,7 +236,11 @@ TEXT = '"""A title"""\nif a:\n    b = c + d\n    e()\nf()\n'
             "    g()\n    b = c + d\n    e()\nf()\n",
             [3],
         ),
-        ([("e()", "e()\n    g()")], "    b = c + d\n    e()\n    g()\nf()\n", [5]),
+        (
+            [("e()", "e()\n    g()")],
+            "    b = c + d\n    e()\n    g()\nf()\n",
+            [5],
+        ),
         (
             [("e()", "g()\n    e()"), (" + d", "")],
             "    b = c\n    g()\n    e()\nf()\n",
@@ -237,7 +256,10 @@ def test_the_lines_of_an_edit(replacements, text, lines):
         with pytest.raises(EditError):
             edited(TEXT, replacements)
         return
-    assert edited(TEXT, replacements) == (f'"""A title"""\nif a:\n{text}', lines)
+    assert edited(TEXT, replacements) == (
+        f'"""A title"""\nif a:\n{text}',
+        lines,
+    )
 
 
 def test_stages_of_quantities():
@@ -255,7 +277,8 @@ def test_quantities_are_those_of_stepcheck():
 def test_nothing_is_worse():
     slower = replace(RIGHT, seconds=6.9)  # more than twice, within the slack
     other = replace(
-        FAULTY, findings=(replace(AT_FAULT, error="UNLIKE", number=0.5), AT_FAULT)
+        FAULTY,
+        findings=(replace(AT_FAULT, error="UNLIKE", number=0.5), AT_FAULT),
     )
     missing = replace(
         FAULTY,
@@ -265,7 +288,8 @@ def test_nothing_is_worse():
         not_run="lightning not installed",
     )
     before = {
-        each.name: each for each in (FAULTY, RIGHT, replace(FAULTY, name="lightning"))
+        each.name: each
+        for each in (FAULTY, RIGHT, replace(FAULTY, name="lightning"))
     }
     assert list(worse(before, [slower, other, missing])) == []
 
@@ -281,7 +305,9 @@ def test_nothing_is_worse():
         ),
         (
             FAULTY,
-            replace(FAULTY, findings=(replace(AT_FAULT, stage="step"), AT_FAULT)),
+            replace(
+                FAULTY, findings=(replace(AT_FAULT, stage="step"), AT_FAULT)
+            ),
             "no longer located",
         ),
         (
@@ -289,8 +315,16 @@ def test_nothing_is_worse():
             replace(FAULTY, findings=(replace(AT_FAULT, is_at_fault=False),)),
             "line of the fault",
         ),
-        (FAULTY, replace(FAULTY, findings=(), failed="ValueError"), "ValueError"),
-        (RIGHT, replace(RIGHT, findings=(AT_FAULT,)), "a finding on a right loop"),
+        (
+            FAULTY,
+            replace(FAULTY, findings=(), failed="ValueError"),
+            "ValueError",
+        ),
+        (
+            RIGHT,
+            replace(RIGHT, findings=(AT_FAULT,)),
+            "a finding on a right loop",
+        ),
         (RIGHT, replace(RIGHT, judged=STAGES[:-1]), "no longer judged: state"),
         (RIGHT, replace(RIGHT, seconds=7.1), "7.1 s"),
     ],
@@ -303,7 +337,9 @@ def test_what_is_worse(before, now, told):
 def test_one_of_two_faults_is_not_found_any_more():
     of_rate = Found("step", "RATE", "FROZEN", 0.5, 40, True)
     before = replace(FAULTY, also=("RATE",), findings=(AT_FAULT, of_rate))
-    (complaint,) = worse({"clip": before}, [replace(before, findings=(AT_FAULT,))])
+    (complaint,) = worse(
+        {"clip": before}, [replace(before, findings=(AT_FAULT,))]
+    )
     assert complaint == "clip: no longer found: RATE"
     assert not replace(before, findings=(of_rate,)).is_wrong
     assert replace(before, also=(), findings=(of_rate,)).is_wrong
@@ -340,7 +376,9 @@ def test_a_row_knows_the_line_of_the_fault():
     }
     facts = {"findings": [found], "judged": [*STAGES], "seconds": 1.0}
     assert row(loop, facts).is_at_fault
-    assert not row(loop, facts | {"findings": [found | {"line": line + 1}]}).is_at_fault
+    assert not row(
+        loop, facts | {"findings": [found | {"line": line + 1}]}
+    ).is_at_fault
 
 
 def test_the_page_counts():
@@ -350,8 +388,13 @@ def test_the_page_counts():
     unjudged = replace(RIGHT, name="vae", judged=("rows",), author="second")
     missed = replace(FAULTY, name="missed", findings=())
     lines = page([FAULTY, elsewhere, missed, RIGHT, unjudged]).splitlines()
-    assert lines[-1] == "| all (5) | 1 of 3 (1) | 1 of 2 | 1 | 1 | 1 | 2.0, 2.0 |"
-    assert "| second author (1) | 0 of 0 (0) | 0 of 1 | 0 | 1 | 0 | 2.0, 2.0 |" in lines
+    assert (
+        lines[-1] == "| all (5) | 1 of 3 (1) | 1 of 2 | 1 | 1 | 1 | 2.0, 2.0 |"
+    )
+    assert (
+        "| second author (1) | 0 of 0 (0) | 0 of 1 | 0 | 1 | 0 | 2.0, 2.0 |"
+        in lines
+    )
 
 
 def test_the_table_is_of_these_loops():
@@ -376,7 +419,9 @@ def test_the_page_is_made_from_the_table():
 def test_no_loop_of_that_name(capsys):
     with pytest.raises(SystemExit):
         command.main(["no_such_loop"])
-    assert "Expected a name of a loop, got no_such_loop" in capsys.readouterr().err
+    assert (
+        "Expected a name of a loop, got no_such_loop" in capsys.readouterr().err
+    )
 
 
 def test_libraries_that_are_missing(monkeypatch, tmp_path):
@@ -405,7 +450,9 @@ class Process:
         has_failed = loop.name == "broken" or (
             loop.name == "unruly" and self.num_loops > 1
         )
-        return {"failed": "ValueError"} if has_failed else {"judged": list(STAGES)}
+        return (
+            {"failed": "ValueError"} if has_failed else {"judged": list(STAGES)}
+        )
 
     def close(self):
         self.is_closed = True
@@ -422,7 +469,10 @@ def run(monkeypatch):
     def rows(*named, alone=(), **options):
         made = [
             replace(
-                loop, path=Path(f"{name}.py"), engine=engine, is_alone=name in alone
+                loop,
+                path=Path(f"{name}.py"),
+                engine=engine,
+                is_alone=name in alone,
             )
             for engine, name in named
         ]
@@ -444,7 +494,10 @@ def test_one_process_runs_the_loops_of_an_engine(run):
 
 def test_a_process_ends_after_many_loops(run, monkeypatch):
     monkeypatch.setattr(workers, "MOST", 2)
-    assert run(("jax", "a"), ("jax", "b"), ("jax", "c"))[1] == [["a", "b"], ["c"]]
+    assert run(("jax", "a"), ("jax", "b"), ("jax", "c"))[1] == [
+        ["a", "b"],
+        ["c"],
+    ]
 
 
 def test_a_loop_that_fails_is_run_again_by_itself(run):
@@ -508,12 +561,16 @@ def test_a_loop_that_ends_in_an_error(monkeypatch):
 
 @pytest.mark.slow
 @on("jax")
-@pytest.mark.parametrize("name", ["clip_each_microbatch", "class_weights_by_hand"])
+@pytest.mark.parametrize(
+    "name", ["clip_each_microbatch", "class_weights_by_hand"]
+)
 def test_the_command(name, capsys):
     assert command.main([name, "--check"]) == 0
     told = capsys.readouterr().out
     (each,) = told.splitlines()
-    assert each.startswith(f"{name} | {LOOPS[name].kind} | {LOOPS[name].engine} | ")
+    assert each.startswith(
+        f"{name} | {LOOPS[name].kind} | {LOOPS[name].engine} | "
+    )
     assert ("HANDED_GRADIENT" in each) == (LOOPS[name].kind == "faulty")
     assert "judged: rows, mode, gradient, step, state" in each
 
@@ -559,7 +616,9 @@ def test_the_rest_of_a_block_is_audited(tmp_path):
 
 def test_findings_are_of_the_loops_file():
     change = Change(faults.Fault.CLIP_PER_MICROBATCH)
-    found = Finding(change, 0.97321, where=Where(line=Line("/elsewhere/clip.py", 31)))
+    found = Finding(
+        change, 0.97321, where=Where(line=Line("/elsewhere/clip.py", 31))
+    )
     expected = {
         "stage": "gradient",
         "quantity": "HANDED_GRADIENT",
@@ -568,5 +627,7 @@ def test_findings_are_of_the_loops_file():
         "line": 31,
     }
     assert finding(found, FOLDER / "faulty" / "clip.py") == expected
-    assert finding(found, FOLDER / "faulty" / "other.py") == expected | {"line": None}
+    assert finding(found, FOLDER / "faulty" / "other.py") == expected | {
+        "line": None
+    }
     assert finding(replace(found, apart=float("inf")), FOLDER)["number"] is None

@@ -31,13 +31,17 @@ def test_passes_of_another_models_step_are_no_microbatches():
         stepped(6),
     ):
         log.add(event)
-    assert [[called.order for called in step.called] for step in steps(log)] == [
+    assert [
+        [called.order for called in step.called] for step in steps(log)
+    ] == [
         [1],
         [5],
         [],
     ]
     log.others.clear()
-    assert [[called.order for called in step.called] for step in steps(log)] == [
+    assert [
+        [called.order for called in step.called] for step in steps(log)
+    ] == [
         [1],
         [3, 5],
         [],

@@ -10,7 +10,9 @@ from stepcheck.faults import Fault, Stage
 from stepcheck.values import Reason, Unjudged
 
 pytestmark = [
-    pytest.mark.skipif(keras.backend.backend() != "jax", reason="programs of JAX"),
+    pytest.mark.skipif(
+        keras.backend.backend() != "jax", reason="programs of JAX"
+    ),
     pytest.mark.filterwarnings("ignore:.*vjp of pvary"),
 ]
 
@@ -24,7 +26,10 @@ def built():
     keras.utils.set_random_seed(0)
     penalty = keras.regularizers.L2(1e-2)
     model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(5, "tanh", kernel_regularizer=penalty)]
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(5, "tanh", kernel_regularizer=penalty),
+        ]
     )
     model.add(keras.layers.Dense(1))
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -78,7 +83,9 @@ def mapped(model, batches, reduced, *axes):
 
     @jax.jit
     def step(params, slots, x, y):
-        return model.optimizer.stateless_apply(slots, taken(params, x, y), params)
+        return model.optimizer.stateless_apply(
+            slots, taken(params, x, y), params
+        )
 
     params, slots = values(model)
     for x, y in batches:
@@ -96,7 +103,9 @@ def copied(model, batches, reduced):
         return model.optimizer.stateless_apply(slots, grads, params)
 
     step = jax.pmap(local, axis_name="rows", devices=jax.devices()[:NUM])
-    params, slots = jax.tree.map(lambda leaf: jnp.stack([leaf] * NUM), values(model))
+    params, slots = jax.tree.map(
+        lambda leaf: jnp.stack([leaf] * NUM), values(model)
+    )
     for x, y in batches:
         params, slots = step(
             params, slots, x.reshape(NUM, -1, 6), y.reshape(NUM, -1, 1)
@@ -140,7 +149,9 @@ def batches():
 
 
 @pytest.mark.parametrize("train", [sharded, mapped, copied])
-def test_a_right_loop_on_several_devices_is_right_and_computes_the_same_bits(train):
+def test_a_right_loop_on_several_devices_is_right_and_computes_the_same_bits(
+    train,
+):
     alone, model = train(built(), batches(), mean), built()
     with stepcheck.watch(model, data=(X, Y)) as report:
         found = train(model, batches(), mean)
@@ -165,7 +176,9 @@ def test_means_of_devices_that_are_added_up_are_named(train):
     assert faults(report) == [Fault.SUMMED_OVER_REPLICAS], str(report)
 
 
-def test_the_line_of_a_penalty_that_each_device_adds_is_that_of_the_loss(monkeypatch):
+def test_the_line_of_a_penalty_that_each_device_adds_is_that_of_the_loss(
+    monkeypatch,
+):
     def loss_of(model):
         def loss(params, x, y):
             outputs, _, penalties = model.stateless_call(
@@ -201,7 +214,10 @@ def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
             )
             losses = ((outputs - y) ** 2)[:, 0]
             return valued(
-                losses, weight, lambda own: jax.lax.psum(own, "rows"), sum(penalties)
+                losses,
+                weight,
+                lambda own: jax.lax.psum(own, "rows"),
+                sum(penalties),
             )
 
         return added_up(jax.value_and_grad(loss)(params))
@@ -229,7 +245,9 @@ def filled_up(model, valued, fill, num=84, size=32, *, is_summed_by_jax=False):
                 own = np.append(own, np.zeros(more, int))
                 given = X[own], Y[own]
             else:
-                given = [np.pad(each[own], ((0, more), (0, 0))) for each in (X, Y)]
+                given = [
+                    np.pad(each[own], ((0, more), (0, 0))) for each in (X, Y)
+                ]
             value, params, slots = step(params, slots, *given, weight)
             losses.append(float(value))
     return np.reshape(losses, (2, -1))
@@ -250,12 +268,16 @@ def mean_of_means(losses, w, total, penalty):
         (right, []),
         (mean_of_means, [Fault.MEAN_OF_MEANS]),
         (
-            lambda losses, w, total, penalty: ((losses * w).mean() + penalty) / NUM,
+            lambda losses, w, total, penalty: (
+                ((losses * w).mean() + penalty) / NUM
+            ),
             [Fault.PADDING_COUNTED],
         ),
     ],
 )
-def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(valued, found, fill):
+def test_rows_that_fill_up_a_batch_on_several_devices_do_not_count(
+    valued, found, fill
+):
     model = built()
     with stepcheck.watch(model, data=(X[:84], Y[:84])) as report:
         filled_up(model, valued, fill)
@@ -327,7 +349,11 @@ def test_a_call_outside_of_the_devices_comes_after_those_of_all_devices_whenever
             jax.sharding.PartitionSpec,
         )
         total = jax.shard_map(
-            local, mesh=mesh, in_specs=spec("rows"), out_specs=spec(), check_vma=False
+            local,
+            mesh=mesh,
+            in_specs=spec("rows"),
+            out_specs=spec(),
+            check_vma=False,
         )(x)
         listener.tell(note("step"), [total])
         return total

@@ -47,7 +47,9 @@ def test_a_loop_is_equal_to_fit():
         model.fit(X, Y, batch_size=SIZE, shuffle=False, verbose=0)
     with stepcheck.record() as b:
         for start in range(0, NUM, SIZE):
-            other.train_on_batch(X[start : start + SIZE], Y[start : start + SIZE])
+            other.train_on_batch(
+                X[start : start + SIZE], Y[start : start + SIZE]
+            )
     result = stepcheck.diff(a, b)
     assert result.is_equal, str(result)
     assert "The runs are equal: 3 updates" in str(result)
@@ -58,13 +60,17 @@ def test_a_broadcast_loss_is_found_in_the_gradient():
         return keras.ops.mean((labels[:, 0] - outputs) ** 2)
 
     result = stepcheck.diff(looped(broadcast), looped())
-    assert (result.first.part, result.first.kind) == (Part.GRADIENT, Kind.OTHER_LOSS)
+    assert (result.first.part, result.first.kind) == (
+        Part.GRADIENT,
+        Kind.OTHER_LOSS,
+    )
     first, later = (result.models[0].updates[i].parts for i in (0, 1))
     assert first[Part.OUTPUTS].relation is Relation.EQUAL
     assert first[Part.STEP].relation is Relation.FOLLOWS
     assert later[Part.GRADIENT].relation is Relation.FOLLOWS
     with pytest.raises(
-        AssertionError, match="The runs differ from update 1 on, first in the grad"
+        AssertionError,
+        match="The runs differ from update 1 on, first in the grad",
     ):
         result.require()
 
@@ -101,8 +107,16 @@ def test_other_rows_and_other_batches():
     with stepcheck.record() as trace:
         model.fit(X + 1, Y, batch_size=SIZE, epochs=2, shuffle=False, verbose=0)
     assert found(trace, fitted()) == (1, Part.ROWS, Kind.OTHER_ROWS)
-    assert found(fitted(batch_size=4), fitted()) == (1, Part.ROWS, Kind.OTHER_CUT)
-    assert found(fitted(epochs=1), fitted()) == (4, Part.ROWS, Kind.FEWER_UPDATES)
+    assert found(fitted(batch_size=4), fitted()) == (
+        1,
+        Part.ROWS,
+        Kind.OTHER_CUT,
+    )
+    assert found(fitted(epochs=1), fitted()) == (
+        4,
+        Part.ROWS,
+        Kind.FEWER_UPDATES,
+    )
 
 
 def test_other_weights_are_the_first_difference():
@@ -166,24 +180,36 @@ def test_a_pass_that_is_made_again_for_the_gradient_adds_no_row():
         weights = [v.value for v in model.trainable_variables]
         others = [v.value for v in model.non_trainable_variables]
         call = wrapped(
-            lambda params, x: model.stateless_call(params, others, x, training=True)[0]
+            lambda params, x: model.stateless_call(
+                params, others, x, training=True
+            )[0]
         )
-        gradient = jax.jit(jax.grad(lambda params, x, y: mean(y, call(params, x))))
+        gradient = jax.jit(
+            jax.grad(lambda params, x, y: mean(y, call(params, x)))
+        )
         slots = [v.value for v in model.optimizer.variables]
         with stepcheck.record() as trace:
             for rows in np.split(np.arange(NUM), NUM // SIZE):
                 grads = gradient(weights, X[rows], Y[rows])
-                weights, slots = model.optimizer.stateless_apply(slots, grads, weights)
+                weights, slots = model.optimizer.stateless_apply(
+                    slots, grads, weights
+                )
         return trace
 
-    result = stepcheck.diff(recorded(jax.checkpoint), recorded(lambda call: call))
+    result = stepcheck.diff(
+        recorded(jax.checkpoint), recorded(lambda call: call)
+    )
     assert result.is_equal, str(result)
 
 
 def test_draws_of_other_seeds_are_said():
     def dropped(seed):
         keras.utils.set_random_seed(3)
-        middle = [layers.Dense(4), layers.Dropout(0.5, seed=seed), layers.Dense(1)]
+        middle = [
+            layers.Dense(4),
+            layers.Dropout(0.5, seed=seed),
+            layers.Dense(1),
+        ]
         model = keras.Sequential([keras.Input((5,)), *middle])
         model.compile("sgd", "mse")
         with stepcheck.record() as trace:
@@ -206,7 +232,9 @@ def test_a_saved_trace_gives_the_same_difference(tmp_path):
 def test_a_file_that_is_no_trace_is_refused(tmp_path):
     path = tmp_path / "other"
     path.write_bytes(b"no trace")
-    with pytest.raises(stepcheck.SpecificationError, match=r"must be a trace.*other"):
+    with pytest.raises(
+        stepcheck.SpecificationError, match=r"must be a trace.*other"
+    ):
         stepcheck.load(path)
     np.savez(tmp_path / "x.npz", x=np.ones(3))
     with pytest.raises(stepcheck.SpecificationError, match="must be a trace"):
@@ -215,7 +243,9 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path):
 
 def test_parameters_of_other_shapes_are_refused():
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((5,)), layers.Dense(3), layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(3), layers.Dense(1)]
+    )
     model.compile("sgd", "mse")
     with stepcheck.record() as trace:
         model.fit(X, Y, batch_size=SIZE, shuffle=False, verbose=0)
@@ -233,7 +263,9 @@ def test_the_same_bits_with_and_without_a_record():
         else:
             with stepcheck.record():
                 train(model)
-        return [np.array(keras.ops.convert_to_numpy(v)) for v in model.variables]
+        return [
+            np.array(keras.ops.convert_to_numpy(v)) for v in model.variables
+        ]
 
     assert all(map(np.array_equal, weights(True), weights(False)))
 

@@ -46,11 +46,15 @@ def test_the_programs_of_the_first_page_run():
 
 
 @on("jax")
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop calls JAX")
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="the loop calls JAX"
+)
 @pytest.mark.slow
 def test_the_loop_of_jax_is_a_broadcast():
     shown = "print(report.first_line)  # Broadcast."
-    text = TEXTS[DOCS / "index.md"].replace(shown, "found = report  # Broadcast.")
+    text = TEXTS[DOCS / "index.md"].replace(
+        shown, "found = report  # Broadcast."
+    )
     names: dict = {}
     exec(compile(program(text, "jax"), "index.md", "exec"), names)
     assert names["found"].first_line.startswith(BROADCAST)
@@ -62,9 +66,9 @@ def test_the_loop_of_jax_is_a_broadcast():
 )
 @pytest.mark.slow
 def test_the_program_of_the_reference_runs():
-    assert [found.fault.id for found in run("api/watch.md", "tensorflow").findings] == [
-        "gradient.never-divided"
-    ]
+    assert [
+        found.fault.id for found in run("api/watch.md", "tensorflow").findings
+    ] == ["gradient.never-divided"]
 
 
 @on("jax")
@@ -90,7 +94,9 @@ def test_the_page_of_two_runs_says_the_truth(tmp_path, monkeypatch, capsys):
     assert names["match"]("sequential/dense/kernel")[0] == "weight"
 
 
-@pytest.mark.parametrize("framework", [keras.backend.backend(), *on_jax("torch")])
+@pytest.mark.parametrize(
+    "framework", [keras.backend.backend(), *on_jax("torch")]
+)
 def test_the_test_of_a_loop_passes_and_fails_with_a_wrong_loop(framework):
     names: dict = {}
     text = program(TEXTS[DOCS / "testing.md"], framework)
@@ -105,11 +111,15 @@ def test_the_test_of_a_loop_passes_and_fails_with_a_wrong_loop(framework):
 
 def test_the_table_of_contents_has_every_page():
     listed = re.findall(r": ([\w/-]+\.md)$", SITE.split("\nnav:")[1], re.M)
-    assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in PAGES)
+    assert sorted(listed) == sorted(
+        str(path.relative_to(DOCS)) for path in PAGES
+    )
 
 
 def test_the_reference_has_every_public_name():
-    shown = re.findall(r"^::: (stepcheck\.[\w.]+)$", "\n".join(TEXTS.values()), re.M)
+    shown = re.findall(
+        r"^::: (stepcheck\.[\w.]+)$", "\n".join(TEXTS.values()), re.M
+    )
     names = {name.rpartition(".")[2] for name in shown}
     assert {*stepcheck.__all__} - names == {"SpecificationError"}
     assert all(pkgutil.resolve_name(name).__doc__ for name in shown)
@@ -118,11 +128,14 @@ def test_the_reference_has_every_public_name():
 def anchors(path):
     """Return the names of a page's headings, as links spell them."""
     titles = re.findall(
-        r"^#+ (.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.S), re.M
+        r"^#+ (.*)$",
+        re.sub(r"```.*?```", "", path.read_text(), flags=re.S),
+        re.M,
     )
     titles = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title) for title in titles]
     return {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in titles
     }
 
 
@@ -137,28 +150,38 @@ def where(path, link):
     return (path.parent / file).resolve() if file else path, heading
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", TEXTS, ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_the_links_of_a_page_lead_somewhere(path):
     text = re.sub(r"```.*?```|`[^`\n]*`", "", TEXTS[path], flags=re.S)
-    places = [where(path, link) for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+    places = [
+        where(path, link) for link in re.findall(r"\]\(([^)\s]+)\)", text)
+    ]
     for file, heading in filter(None, places):
         assert file.exists(), file
         assert not heading or heading in anchors(file), (file, heading)
 
 
-@pytest.mark.parametrize("path", TO_READ, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", TO_READ, ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_a_page_has_short_paragraphs_and_lines_of_code(path):
     prose = re.sub(r"```.*?```", "", TEXTS[path], flags=re.S)
     parts = re.split(r"\n\s*\n|\n(?=- |\d\. |\|)", prose)
     paragraphs = [part for part in parts if not part.lstrip().startswith("|")]
-    too_long = [paragraph for paragraph in paragraphs if len(paragraph.split()) > 80]
+    too_long = [
+        paragraph for paragraph in paragraphs if len(paragraph.split()) > 80
+    ]
     assert not too_long, too_long
     code = "".join(re.findall(r"```python\n(.*?)```", TEXTS[path], re.S))
     assert [line for line in code.splitlines() if len(line) > 88] == []
 
 
 def test_the_findings_are_those_of_the_source():
-    spec = importlib.util.spec_from_file_location("findings", DOCS / "findings.py")
+    spec = importlib.util.spec_from_file_location(
+        "findings", DOCS / "findings.py"
+    )
     findings = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(findings)
     assert (

@@ -67,7 +67,11 @@ def test_the_facts_of_a_right_loop():
         Span(8, 8),
         Span(1, 1),
     )
-    assert (facts.calls.used, facts.calls.inferring, facts.calls.without_gradient) == (
+    assert (
+        facts.calls.used,
+        facts.calls.inferring,
+        facts.calls.without_gradient,
+    ) == (
         9,
         0,
         0,
@@ -107,11 +111,18 @@ def test_the_order_of_passes_is_a_fact(batches, passes, counts):
     facts = facts_of(report)
     order = facts.order
     assert facts.passes == passes
-    assert (order.same, order.same_batches, order.as_data, order.across) == counts
+    assert (
+        order.same,
+        order.same_batches,
+        order.as_data,
+        order.across,
+    ) == counts
 
 
 def test_rows_that_are_never_used_are_a_fact():
-    facts = facts_of(on_batches(network(), in_passes(np.arange(16), np.arange(16))))
+    facts = facts_of(
+        on_batches(network(), in_passes(np.arange(16), np.arange(16)))
+    )
     assert (facts.use.unused, facts.use.times) == (8, Span(2, 2))
 
 
@@ -161,9 +172,13 @@ def test_a_variable_that_no_step_gets_is_a_fact_and_is_said():
     model.layers[0].trainable = True
     with stepcheck.watch(model, data=(X, Y)) as report:
         for rows in in_passes(shuffled(0), shuffled(1)):
-            grads = [keras.ops.array(each) for each in gradient(X[rows], Y[rows])[2:]]
+            grads = [
+                keras.ops.array(each) for each in gradient(X[rows], Y[rows])[2:]
+            ]
             optimizer.apply(grads, model.layers[-1].trainable_variables)
-    names = tuple(variable.path for variable in model.layers[0].trainable_variables)
+    names = tuple(
+        variable.path for variable in model.layers[0].trainable_variables
+    )
     facts = facts_of(report)
     assert (facts.without_gradient, facts.unmoved) == (names, names)
     assert report.findings == [], str(report)

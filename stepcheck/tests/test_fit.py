@@ -64,7 +64,9 @@ def test_a_fit_is_certified(kind, num):
             layers.Dense(1),
         ]
     )
-    model.compile(keras.optimizers.SGD(0.01, gradient_accumulation_steps=num), "mse")
+    model.compile(
+        keras.optimizers.SGD(0.01, gradient_accumulation_steps=num), "mse"
+    )
     report = fitted(model)
     assert report.is_right, str(report)
     assert report.as_json()["updates"] == 6 // (num or 1)
@@ -79,7 +81,9 @@ def test_the_weights_of_rows_that_fit_gets_are_to_be_stated():
     assert report.findings == []
     assert Reason.WEIGHTS_NOT_STATED in reasons(report)
     assert Stage.GRADIENT not in report.judged
-    assert fitted(network(), given=(X, Y, WEIGHTS), sample_weight=WEIGHTS).is_right
+    assert fitted(
+        network(), given=(X, Y, WEIGHTS), sample_weight=WEIGHTS
+    ).is_right
 
 
 @pytest.mark.parametrize("more", [WEIGHTS, 0.0])
@@ -102,9 +106,13 @@ def test_a_fit_with_other_weights_of_rows_ends_the_loop(more):
         lambda: keras.optimizers.LossScaleOptimizer(
             keras.optimizers.Adam(0.01), 1024.0
         ),
-        lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, global_clipnorm=0.5),
+        lambda: keras.optimizers.AdamW(
+            0.01, weight_decay=0.1, global_clipnorm=0.5
+        ),
         lambda: keras.optimizers.SGD(
-            keras.optimizers.schedules.CosineDecay(0.1, 8), momentum=0.9, nesterov=True
+            keras.optimizers.schedules.CosineDecay(0.1, 8),
+            momentum=0.9,
+            nesterov=True,
         ),
     ],
 )
@@ -114,9 +122,13 @@ def test_what_an_optimizer_of_keras_does_is_no_fault(optimizer):
 
 
 def test_steps_that_averages_overwrite_are_not_judged():
-    optimizer = keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3)
+    optimizer = keras.optimizers.Adam(
+        0.01, use_ema=True, ema_overwrite_frequency=3
+    )
     report = fitted(network(optimizer))
-    assert (report.findings, Stage.STEP in report.judged) == ([], False), str(report)
+    assert (report.findings, Stage.STEP in report.judged) == ([], False), str(
+        report
+    )
 
 
 def test_a_fit_in_mixed_precision_is_right():
@@ -167,9 +179,13 @@ def test_a_mask_that_a_layer_makes_is_that_of_the_loss(is_kept):
     model = keras.Sequential(
         [keras.Input((6,), dtype="int32"), tokens, layers.Dense(9)]
     )
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     report = fitted(model, x, 8 - x)
-    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), (
+        str(report)
+    )
 
 
 @pytest.mark.slow
@@ -189,7 +205,9 @@ def test_a_number_for_a_batch_is_not_masked():
     model = keras.Sequential([keras.Input((6,), dtype="int32"), *sequence])
     model.compile("sgd", masked)
     report = fitted(model, tokens, labels)
-    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), (
+        str(report)
+    )
 
 
 def test_a_layer_that_sets_its_own_weights_is_no_fault():
@@ -228,9 +246,9 @@ def test_rows_of_text_are_found(shape):
     with stepcheck.watch(model, (texts, Y)) as report:
         for _ in range(2):
             order = np.random.permutation(24)
-            parts = tf.data.Dataset.from_tensor_slices((texts[order], Y[order])).batch(
-                8
-            )
+            parts = tf.data.Dataset.from_tensor_slices(
+                (texts[order], Y[order])
+            ).batch(8)
             model.fit(parts, shuffle=False, verbose=0)
     assert report.is_right, str(report)
 
@@ -276,7 +294,9 @@ def test_statistics_and_seeds_of_fit_are_right():
     model.compile("adam", "mse")
     with stepcheck.watch(model, (X, Y)) as report:
         model.evaluate(X, Y, verbose=0)
-        model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X, Y), verbose=0)
+        model.fit(
+            X, Y, batch_size=8, epochs=2, validation_data=(X, Y), verbose=0
+        )
     assert report.is_right, str(report)
 
 
@@ -292,7 +312,9 @@ def test_a_fit_on_two_replicas_that_validates_is_right():
         model = network()
     with stepcheck.watch(model, (X, Y)) as report:
         model.evaluate(X, Y, verbose=0)
-        model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X, Y), verbose=0)
+        model.fit(
+            X, Y, batch_size=8, epochs=2, validation_data=(X, Y), verbose=0
+        )
     assert report.is_right, str(report)
 
 
@@ -300,14 +322,21 @@ def test_the_numbers_of_a_proof_are_those_of_the_loop_for_sparse_gradients():
     random, labels = np.random.default_rng(0), np.arange(12, dtype="float32")
     x = random.integers(0, 12, 48)
     model = keras.Sequential(
-        [keras.Input((), dtype="int32"), layers.Embedding(12, 2), layers.Dense(1)]
+        [
+            keras.Input((), dtype="int32"),
+            layers.Embedding(12, 2),
+            layers.Dense(1),
+        ]
     )
     model.compile(
-        keras.optimizers.Adam(0.01), lambda y, out: (y - ops.reshape(out, (1, -1))) ** 2
+        keras.optimizers.Adam(0.01),
+        lambda y, out: (y - ops.reshape(out, (1, -1))) ** 2,
     )
     with stepcheck.watch(model, (x, labels[x][:, None]), loss="mse") as report:
         model.fit(x, labels[x][:, None], batch_size=16, epochs=2, verbose=0)
     (found,) = report.findings
     assert found.fault is Fault.BROADCAST
     for number in found.proof.numbers:
-        assert number.observed == pytest.approx(number.with_error, rel=1e-3), number
+        assert number.observed == pytest.approx(number.with_error, rel=1e-3), (
+            number
+        )

@@ -41,7 +41,9 @@ NAMES = [
 
 def attributes(model):
     """Return all that is hooked, the things themselves."""
-    held = [vars(model).get(name) for name in NAMES] + [vars(OPTIMIZER)["apply"]]
+    held = [vars(model).get(name) for name in NAMES] + [
+        vars(OPTIMIZER)["apply"]
+    ]
     held += [
         model.train_function,
         model.jit_compile,
@@ -65,7 +67,9 @@ def values(model):
 
 
 def are_same(one, two):
-    return len(one) == len(two) and all(a is b for a, b in zip(one, two, strict=True))
+    return len(one) == len(two) and all(
+        a is b for a, b in zip(one, two, strict=True)
+    )
 
 
 def with_state(optimizer="adam", loss="mse"):
@@ -104,7 +108,10 @@ def test_replaced_attributes_come_back_in_whichever_order_they_end():
     class Owner:
         name = 0
 
-    outer, inner = hooks.replaced(Owner, "name", 1), hooks.replaced(Owner, "name", 2)
+    outer, inner = (
+        hooks.replaced(Owner, "name", 1),
+        hooks.replaced(Owner, "name", 2),
+    )
     outer.__enter__()
     inner.__enter__()
     outer.__exit__(None, None, None)
@@ -176,7 +183,9 @@ def test_a_model_around_that_has_trained_before_is_recorded(is_compiled):
     "at", ["_tell_call", "_tell_apply", "_before_call", "stepping"]
 )
 @pytest.mark.parametrize("how", ["fit", "by hand"])
-def test_an_error_of_a_hook_ends_the_record_and_not_the_loop(at, how, monkeypatch):
+def test_an_error_of_a_hook_ends_the_record_and_not_the_loop(
+    at, how, monkeypatch
+):
     def fails(*arguments, **others):
         raise LookupError("of the hook")
 
@@ -186,7 +195,10 @@ def test_an_error_of_a_hook_ends_the_record_and_not_the_loop(at, how, monkeypatc
         loss = train(model) if how == "by hand" else model.fit(X, Y, verbose=0)
     assert loss is not None or how == "by hand"
     assert (report.findings, report.judged) == ([], [])
-    assert Unjudged(Reason.FAILED, told="LookupError: of the hook") in report.unjudged
+    assert (
+        Unjudged(Reason.FAILED, told="LookupError: of the hook")
+        in report.unjudged
+    )
 
 
 def test_later_models_have_the_names_that_they_have_otherwise():
@@ -250,12 +262,16 @@ def test_a_stateless_loop_computes_the_same_bits(is_jitted):
 
     def go(model):
         def loss(params, others, x, y):
-            outputs, others = model.stateless_call(params, others, x, training=True)
+            outputs, others = model.stateless_call(
+                params, others, x, training=True
+            )
             return keras.ops.mean((outputs - y) ** 2), others
 
         def step(params, others, slots, x, y):
             grads, others = jax.grad(loss, has_aux=True)(params, others, x, y)
-            params, slots = model.optimizer.stateless_apply(slots, grads, params)
+            params, slots = model.optimizer.stateless_apply(
+                slots, grads, params
+            )
             return params, others, slots
 
         step = jax.jit(step) if is_jitted else step
@@ -266,7 +282,9 @@ def test_a_stateless_loop_computes_the_same_bits(is_jitted):
         )
         held = tuple([v.value for v in group] for group in groups)
         for epoch in range(2):
-            for rows in np.random.default_rng(epoch).permutation(NUM).reshape(-1, 8):
+            for rows in (
+                np.random.default_rng(epoch).permutation(NUM).reshape(-1, 8)
+            ):
                 held = step(*held, X[rows], Y[rows])
         return held
 
@@ -317,7 +335,8 @@ def test_outputs_whose_gradient_was_taken_are_not_kept():
                 loss = tf.reduce_mean((out - Y[rows]) ** 2)
             kept.append(weakref.ref(out))
             grads = [
-                tape.gradient(loss, model.trainable_variables) for tape in (one, two)
+                tape.gradient(loss, model.trainable_variables)
+                for tape in (one, two)
             ]
             optimizer.apply(
                 [(a + b) / 2 for a, b in zip(*grads, strict=True)],
@@ -360,7 +379,9 @@ def test_of_a_large_model_fewer_updates_are_kept():
 
 
 @ONLY_TENSORFLOW
-def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypatch):
+def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(
+    monkeypatch,
+):
     class Unbuilt(keras.Model):
         def __init__(self):
             super().__init__()
@@ -372,7 +393,9 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
         def call(self, x):
             return self.own(x) * self.scale
 
-    monkeypatch.setattr(logs, "_ROOM", 4 * 40)  # of one weight, as it has before
+    monkeypatch.setattr(
+        logs, "_ROOM", 4 * 40
+    )  # of one weight, as it has before
     model, optimizer = Unbuilt(), keras.optimizers.SGD(0.1)
     with stepcheck.watch(model, (X, Y), loss="mse") as report:
         descend(
@@ -385,7 +408,9 @@ def test_a_model_that_its_first_call_builds_has_the_room_of_its_weights(monkeypa
         )
     assert report.is_right, str(report)
     assert [
-        each.updates for each in report.unjudged if each.reason is Reason.NOT_KEPT
+        each.updates
+        for each in report.unjudged
+        if each.reason is Reason.NOT_KEPT
     ] == [4]
 
 
@@ -426,7 +451,9 @@ def test_updates_of_some_other_rows_are_counted(num):
     with stepcheck.watch(model, (X, Y)) as report:
         model.fit(own, Y, batch_size=8, shuffle=False, epochs=2, verbose=0)
     left = [
-        each.updates for each in report.unjudged if each.reason is Reason.OTHER_INPUTS
+        each.updates
+        for each in report.unjudged
+        if each.reason is Reason.OTHER_INPUTS
     ]
     assert left == [2 * num] * bool(num)
     assert Stage.GRADIENT in report.judged
@@ -497,7 +524,10 @@ def test_a_step_that_an_error_ends_is_judged_up_to_there():
             raise KeyboardInterrupt
 
     stop = keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)
-    with pytest.raises(KeyboardInterrupt), stepcheck.watch(model, (X, Y)) as report:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        stepcheck.watch(model, (X, Y)) as report,
+    ):
         model.fit(X, Y, batch_size=8, epochs=2, callbacks=[stop], verbose=0)
     assert report.findings == []
     assert Stage.GRADIENT in report.judged
@@ -536,7 +566,8 @@ def test_a_model_without_a_loss_and_what_is_no_model_are_refused():
     model = keras.Sequential([keras.Input((5,)), layers.Dense(1)])
     with (
         pytest.raises(
-            stepcheck.SpecificationError, match="loss that is meant must be stated"
+            stepcheck.SpecificationError,
+            match="loss that is meant must be stated",
         ),
         stepcheck.watch(model, data=(X, Y)),
     ):

@@ -46,8 +46,10 @@ ROOM_OF = {
 }
 ENGINE_OF = {"jax_listener.py": "jax", "tensorflow_listener.py": "tensorflow"}
 MODULES = sorted(SOURCE.rglob("*.py"))
-MOST_TOKENS = 140_000  # of the package; it may only become less, as may the next
-MOST_TOKENS_OF_A_FILE = 5_300
+MOST_TOKENS = (
+    140_000  # of the package; it may only become less, as may the next
+)
+MOST_TOKENS_OF_A_FILE = 3_600
 MOST_BROAD = 5
 
 
@@ -90,7 +92,8 @@ def test_imports_go_down_the_floors(path):
         is_own = parts[0] == "stepcheck" and len(parts) > 1
         if (
             is_own
-            and (SOURCE / parts[1]).exists() | (SOURCE / f"{parts[1]}.py").exists()
+            and (SOURCE / parts[1]).exists()
+            | (SOURCE / f"{parts[1]}.py").exists()
         ):
             assert floor(parts[1]) <= here or path.stem in deferred, (
                 f"{name_of(path)} imports {name}"
@@ -113,7 +116,9 @@ def broad(path):
             isinstance(node, ast.ExceptHandler)
             and getattr(node.type, "id", None) in kinds
         ):
-            is_raised = any(isinstance(each, ast.Raise) for each in ast.walk(node))
+            is_raised = any(
+                isinstance(each, ast.Raise) for each in ast.walk(node)
+            )
             if not is_raised:
                 yield node
 
@@ -138,7 +143,7 @@ def num_tokens(path):
 
 def test_the_package_does_not_grow():
     num = sum(num_tokens(path) for path in MODULES)
-    assert num <= MOST_TOKENS
+    assert 0.9 * MOST_TOKENS < num <= MOST_TOKENS
 
 
 def test_every_value_has_its_words():
@@ -177,13 +182,18 @@ def test_public_names_are_frozen():
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(p, marks=on(ENGINE_OF[p.name]) if p.name in ENGINE_OF else ())
+        pytest.param(
+            p, marks=on(ENGINE_OF[p.name]) if p.name in ENGINE_OF else ()
+        )
         for p in MODULES
     ],
     ids=name_of,
 )
 def test_examples_in_docstrings_run(path):
-    if ENGINE_OF.get(path.name, keras.backend.backend()) != keras.backend.backend():
+    if (
+        ENGINE_OF.get(path.name, keras.backend.backend())
+        != keras.backend.backend()
+    ):
         return
     if path.parent.name == "torch":
         pytest.importorskip("torch")

@@ -44,7 +44,9 @@ def bound(model, batch, training):
 
 def pairs(model, batch):
     (a, b), same = batch
-    apart = ops.sum((model(a, training=True) - model(b, training=True)) ** 2, axis=1)
+    apart = ops.sum(
+        (model(a, training=True) - model(b, training=True)) ** 2, axis=1
+    )
     return {"pull": (apart, same), "push": (1 / (1 + apart), 1 - same)}
 
 
@@ -52,7 +54,9 @@ def contrast(model, batch):
     x, others = batch
     scores = ops.matmul(model(x, training=True), ops.transpose(others[:, :3]))
     labels = ops.arange(8)
-    return ops.mean(keras.losses.sparse_categorical_crossentropy(labels, scores, True))
+    return ops.mean(
+        keras.losses.sparse_categorical_crossentropy(labels, scores, True)
+    )
 
 
 def policy(model, batch):
@@ -75,7 +79,11 @@ def total(found):
 
 
 def part(leaf, rows):
-    return tuple(each[rows] for each in leaf) if isinstance(leaf, tuple) else leaf[rows]
+    return (
+        tuple(each[rows] for each in leaf)
+        if isinstance(leaf, tuple)
+        else leaf[rows]
+    )
 
 
 def of_inputs(num):
@@ -112,7 +120,9 @@ def stepped(model, optimizer, value):
         others = model.non_trainable_variables
 
         def scoped(params):
-            with keras.StatelessScope([*zip(variables, params, strict=True)]) as scope:
+            with keras.StatelessScope(
+                [*zip(variables, params, strict=True)]
+            ) as scope:
                 loss = value()
             after = [scope.get_current_value(v) for v in others]
             return loss, [
@@ -120,7 +130,9 @@ def stepped(model, optimizer, value):
                 for v, new in zip(others, after, strict=True)
             ]
 
-        grads, after = jax.grad(scoped, has_aux=True)([v.value for v in variables])
+        grads, after = jax.grad(scoped, has_aux=True)(
+            [v.value for v in variables]
+        )
         for variable, new in zip(others, after, strict=True):
             variable.assign(new)
     optimizer.apply(grads, variables)
@@ -143,7 +155,12 @@ def made(kind):
     model = make()
     model(X[:8])
     mode = {"training": True} if kind == "autoencoder" else {}
-    return model, data, stepcheck.Objective(loss, calls), partial(loss, model, **mode)
+    return (
+        model,
+        data,
+        stepcheck.Objective(loss, calls),
+        partial(loss, model, **mode),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,14 +181,20 @@ def test_a_loss_of_other_numbers_is_found(kind):
             return 1.3 * found
         name, *rest = found
         values = found[name]
-        pair = values if isinstance(values, tuple) else (values, ops.ones_like(values))
-        return {name: (ops.where(pair[1] > 0.5, 1.3, 1.0) * pair[0], pair[1])} | {
-            each: found[each] for each in rest
-        }
+        pair = (
+            values
+            if isinstance(values, tuple)
+            else (values, ops.ones_like(values))
+        )
+        return {
+            name: (ops.where(pair[1] > 0.5, 1.3, 1.0) * pair[0], pair[1])
+        } | {each: found[each] for each in rest}
 
     with stepcheck.watch(model, data, stated) as report:
         trained(model, data, other)
-    assert [each.stage for each in report.findings] == [Stage.GRADIENT], str(report)
+    assert [each.stage for each in report.findings] == [Stage.GRADIENT], str(
+        report
+    )
 
 
 def test_a_term_that_is_left_out_is_named():
@@ -192,7 +215,8 @@ def test_the_weights_of_a_mean_over_all_microbatches_are_those_of_the_update():
         for start in range(0, NUM, 8):
             rows = np.arange(start, start + 8)
             batches = [
-                tuple(part(each, own) for each in data) for own in (rows[:3], rows[3:])
+                tuple(part(each, own) for each in data)
+                for own in (rows[:3], rows[3:])
             ]
             stepped(
                 model,
@@ -227,7 +251,8 @@ def student():
     def distilled(model, batch):
         (x,) = batch
         return (
-            model(x, training=True) - ops.stop_gradient(teacher(x, training=False))
+            model(x, training=True)
+            - ops.stop_gradient(teacher(x, training=False))
         ) ** 2
 
     return model, teacher, distilled
@@ -246,7 +271,9 @@ def test_a_student_is_judged_by_its_teacher_that_moves():
                 lambda at=start: total(distilled(model, (X[at : at + 8],))),
             )
             pairs = zip(
-                teacher.trainable_variables, model.trainable_variables, strict=True
+                teacher.trainable_variables,
+                model.trainable_variables,
+                strict=True,
             )
             for slow, quick in pairs:
                 slow.assign(0.5 * slow + 0.5 * quick)
@@ -272,11 +299,18 @@ def test_the_two_models_of_a_gan_are_judged_in_one_with(is_right):
     def tells(model, batch):
         real, fake = batch
         of_real = ops.softplus(-model(real, training=True)[:, 0])
-        return {"real": of_real, "fake": ops.softplus(model(fake, training=True)[:, 0])}
+        return {
+            "real": of_real,
+            "fake": ops.softplus(model(fake, training=True)[:, 0]),
+        }
 
     with (
-        stepcheck.watch(maker, (noise,), stepcheck.Objective(fools)) as of_maker,
-        stepcheck.watch(critic, None, stepcheck.Objective(tells, calls=2)) as of_critic,
+        stepcheck.watch(
+            maker, (noise,), stepcheck.Objective(fools)
+        ) as of_maker,
+        stepcheck.watch(
+            critic, None, stepcheck.Objective(tells, calls=2)
+        ) as of_critic,
     ):
         optimizers = [keras.optimizers.Adam(1e-2) for _ in range(2)]
         for optimizer, model in zip(optimizers, (maker, critic), strict=True):
@@ -291,7 +325,9 @@ def test_the_two_models_of_a_gan_are_judged_in_one_with(is_right):
                 return ops.mean(found["real"]) + share * ops.mean(found["fake"])
 
             stepped(critic, optimizers[1], judged)
-            stepped(maker, optimizers[0], lambda z=drawn: total(fools(maker, (z,))))
+            stepped(
+                maker, optimizers[0], lambda z=drawn: total(fools(maker, (z,)))
+            )
     assert of_maker.is_right, str(of_maker)
     assert Stage.GRADIENT in of_critic.judged
     assert bool(faults(of_critic)) is not is_right, str(of_critic)
@@ -306,7 +342,9 @@ def test_losses_of_outputs_that_are_applied_in_turn_are_no_error(are_both):
     keras.utils.set_random_seed(3)
     inputs = keras.Input((5,))
     hidden = layers.Dense(4, "tanh")(inputs)
-    model = keras.Model(inputs, [layers.Dense(1)(hidden), layers.Dense(2)(hidden)])
+    model = keras.Model(
+        inputs, [layers.Dense(1)(hidden), layers.Dense(2)(hidden)]
+    )
     optimizer = keras.optimizers.SGD(0.05)
     optimizer.build(model.trainable_variables)
     labels = X[:, :1], X[:, 1:3]
@@ -318,11 +356,14 @@ def test_losses_of_outputs_that_are_applied_in_turn_are_no_error(are_both):
                     model,
                     optimizer,
                     lambda i=i, rows=rows: ops.mean(
-                        (model(X[rows], training=True)[i] - labels[i][rows]) ** 2
+                        (model(X[rows], training=True)[i] - labels[i][rows])
+                        ** 2
                     ),
                 )
     if are_both:
         assert report.findings == [], str(report)
         assert Reason.IN_TURN in reasons(report)
     else:
-        assert [each.stage for each in report.findings] == [Stage.GRADIENT], str(report)
+        assert [each.stage for each in report.findings] == [Stage.GRADIENT], (
+            str(report)
+        )

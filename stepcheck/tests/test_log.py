@@ -16,7 +16,8 @@ def test_what_has_not_moved_is_kept_once_and_of_what_is_large_some_numbers():
     large, small = np.arange(NUM_PLACES + 5.0), np.arange(3.0)
     kept = once([large, small], [])
     assert not any(
-        np.shares_memory(a, b) for a, b in zip(kept, [large, small], strict=True)
+        np.shares_memory(a, b)
+        for a, b in zip(kept, [large, small], strict=True)
     )
     again = once([large, small + 1], kept)
     assert again[0] is kept[0]
@@ -27,13 +28,17 @@ def test_what_has_not_moved_is_kept_once_and_of_what_is_large_some_numbers():
 
 def step(order, replica=0, accumulates=1, num_calls=0, values=None):
     states = values or [[np.full(3, float(order))] for _ in range(5)]
-    return Applied(order, 1, *states, 0.1, order, None, replica, accumulates, num_calls)
+    return Applied(
+        order, 1, *states, 0.1, order, None, replica, accumulates, num_calls
+    )
 
 
 def test_calls_that_make_one_update_count_as_one():
     log = Log()
     for order in range(6):
-        log.add(step(order, replica=order % 2, accumulates=3, num_calls=order // 2))
+        log.add(
+            step(order, replica=order % 2, accumulates=3, num_calls=order // 2)
+        )
     assert (len(log.applied), log.num_updates) == (6, 1)
 
 
@@ -43,7 +48,9 @@ def test_beyond_its_room_a_log_keeps_the_first_batch_of_another_size():
         inputs = [np.zeros((num, 2))]
         is_kept = log.wants(inputs)
         numbers = (
-            ([np.zeros(1)], [np.full(3, float(order))], []) if is_kept else ([], [], [])
+            ([np.zeros(1)], [np.full(3, float(order))], [])
+            if is_kept
+            else ([], [], [])
         )
         log.add(Called(2 * order, inputs, *numbers, True, None))
         assert log.wants_step(0) is is_kept
@@ -63,14 +70,16 @@ def test_updates_whose_batches_have_rare_shapes_are_left():
         SimpleNamespace(
             number=i,
             is_known=i != 2,
-            pieces=[SimpleNamespace(called=SimpleNamespace(inputs=[np.zeros(each)]))],
+            pieces=[
+                SimpleNamespace(called=SimpleNamespace(inputs=[np.zeros(each)]))
+            ],
         )
         for i, each in enumerate(shapes)
     ]
     assert rare(updates, None) == []
-    assert rare(updates, 2) == [
-        5
-    ]  # the one of fewest rows is kept, and what cannot be judged is not counted
+    assert (
+        rare(updates, 2) == [5]
+    )  # the one of fewest rows is kept, and what cannot be judged is not counted
     assert rare(updates, 1) == [3, 4, 5]
     assert rare([], 1) == []
 
@@ -79,7 +88,9 @@ def made(*kept):
     """Return steps, of which those that are kept lead on to the next one's state."""
     updates, now = [], 0
     for order, is_kept in enumerate(kept):
-        values = [[np.array([float(n)])] for n in (0, now, now, now + 1, now + 1)]
+        values = [
+            [np.array([float(n)])] for n in (0, now, now, now + 1, now + 1)
+        ]
         updates.append(Update(order + 1, [], step(order, values=values)))
         now += is_kept
     return updates
@@ -105,9 +116,14 @@ def test_steps_that_are_selected_are_the_windows_last_ones(kept, numbers):
 
 
 def test_rows_that_begin_alike_are_not_equal():
-    rows = Rows(np.array([[7, 8, 0, 0], [1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 5, 6]]))
+    rows = Rows(
+        np.array([[7, 8, 0, 0], [1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 5, 6]])
+    )
     assert rows.find([np.array([[7, 8]])]).tolist() == [0]  # a narrow batch
-    assert rows.find([np.array([[1, 2, 3, 4], [1, 2, 5, 6]])]).tolist() == [1, 2]
+    assert rows.find([np.array([[1, 2, 3, 4], [1, 2, 5, 6]])]).tolist() == [
+        1,
+        2,
+    ]
     assert [rows.twins(np.array([row])) for row in range(4)] == [
         False,
         False,

@@ -11,7 +11,9 @@ from stepcheck.faults import Fault, Quantity, Stage
 
 RNG = np.random.default_rng(0)
 LENGTHS = np.tile([2, 3, 4, 5, 6], 8)
-TOKENS = np.where(np.arange(6) < LENGTHS[:, None], RNG.integers(1, 9, size=(40, 6)), 0)
+TOKENS = np.where(
+    np.arange(6) < LENGTHS[:, None], RNG.integers(1, 9, size=(40, 6)), 0
+)
 TAGS = TOKENS % 4
 MASK = (TOKENS != 0).astype("float32")
 BY_WEIGHT = {"from_logits": True, "reduction": "mean_with_sample_weight"}
@@ -84,7 +86,8 @@ def test_a_mask_that_the_model_makes(value, found):
 
 def test_other_labels_behind_a_mask_that_the_model_makes_have_no_known_form():
     report = report_of(
-        lambda out, y, w: ops.sum(entropy(out, y, 0.1) * w) / ops.sum(w), mask_zero=True
+        lambda out, y, w: ops.sum(entropy(out, y, 0.1) * w) / ops.sum(w),
+        mask_zero=True,
     )
     assert faults(report) == [Fault.LOSS_UNLIKE], str(report)
 
@@ -92,9 +95,10 @@ def test_other_labels_behind_a_mask_that_the_model_makes_have_no_known_form():
 def test_a_mask_that_begins_a_place_later_has_other_weights():
     later = (np.arange(6) < LENGTHS[:, None] + 1).astype("float32")
     (found,) = report_of(by_mask, given=(TOKENS, TAGS, later)).findings
-    assert (found.quantity, found.stage) == (Quantity.WEIGHTS, Stage.GRADIENT), str(
-        found
-    )
+    assert (found.quantity, found.stage) == (
+        Quantity.WEIGHTS,
+        Stage.GRADIENT,
+    ), str(found)
 
 
 def with_weights(y, out):
@@ -117,7 +121,10 @@ def test_a_loss_may_return_values_and_weights(is_masked, has_more):
         return ops.sum(values * own) / ops.sum(own + 0 * values)
 
     report = report_of(
-        value, (TOKENS, TAGS, *[rows] * has_more), (TOKENS, TAGS, rows), with_weights
+        value,
+        (TOKENS, TAGS, *[rows] * has_more),
+        (TOKENS, TAGS, rows),
+        with_weights,
     )
     ignored = Fault.MASK_IGNORED if has_more else Fault.ROWS_COUNTED_OTHERWISE
     assert faults(report) == [ignored] * (not is_masked), str(report)
@@ -134,9 +141,12 @@ def test_batches_in_buckets_are_as_wide_as_their_longest_rows_need(parts):
                 np.flatnonzero((width >= LENGTHS) & (shortest <= LENGTHS))
             )
             cut = [TOKENS[own, :width] for own in np.array_split(rows, parts)]
-            grads = [gradient(x, x % 4, (x != 0).astype("float32")) for x in cut]
+            grads = [
+                gradient(x, x % 4, (x != 0).astype("float32")) for x in cut
+            ]
             sums = [
-                sum(map(np.asarray, each)) / parts for each in zip(*grads, strict=True)
+                sum(map(np.asarray, each)) / parts
+                for each in zip(*grads, strict=True)
             ]
             by(model.optimizer)(model.trainable_variables, sums)
     assert faults(report) == [Fault.MEAN_OF_MEANS] * (parts > 1), str(report)
@@ -156,9 +166,18 @@ def test_padded_places_by_which_a_step_by_hand_divides_are_known_by_the_stated_r
     ("value", "found"),
     [
         (lambda out, y, w: ops.sum((out[:, 0] - y) ** 2 * w) / ops.sum(w), []),
-        (lambda out, y, w: ops.mean((out[:, 0] - y) ** 2), [Fault.PADDING_TRAINED_ON]),
-        (lambda out, y, w: ops.mean((out[:, 0] - y) ** 2 * w), [Fault.PADDING_COUNTED]),
-        (lambda out, y, w: ops.sum((out[:, 0] - y) ** 2 * w), [Fault.NEVER_DIVIDED]),
+        (
+            lambda out, y, w: ops.mean((out[:, 0] - y) ** 2),
+            [Fault.PADDING_TRAINED_ON],
+        ),
+        (
+            lambda out, y, w: ops.mean((out[:, 0] - y) ** 2 * w),
+            [Fault.PADDING_COUNTED],
+        ),
+        (
+            lambda out, y, w: ops.sum((out[:, 0] - y) ** 2 * w),
+            [Fault.NEVER_DIVIDED],
+        ),
     ],
 )
 def test_copies_of_a_row_that_fill_up_a_short_batch_do_not_count(value, found):
@@ -178,6 +197,7 @@ def test_copies_of_a_row_that_fill_up_a_short_batch_do_not_count(value, found):
                 weights = (np.arange(8) < len(rows)).astype("float32")
                 rows = np.append(rows, np.zeros(8 - len(rows), int))
                 by(model.optimizer)(
-                    model.trainable_variables, gradient(x[rows], x[rows, 0], weights)
+                    model.trainable_variables,
+                    gradient(x[rows], x[rows, 0], weights),
                 )
     assert faults(report) == found, str(report)

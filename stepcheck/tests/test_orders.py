@@ -32,7 +32,11 @@ def classifier():
 def regression(optimizer=None):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
-        [keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(4, "tanh"),
+            keras.layers.Dense(1),
+        ]
     )
     model.compile(optimizer or keras.optimizers.SGD(0.01), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -64,7 +68,9 @@ NEW, ONE = [shuffled(0), shuffled(1), shuffled(2)], [shuffled(0)] * 3
 PADDED = [np.concatenate([order, order[:4]]) for order in NEW]
 DRAWN = [np.random.default_rng(seed).integers(0, 96, 96) for seed in range(3)]
 BATCHES = [
-    np.concatenate([*np.random.default_rng(i).permutation(NEW[0].reshape(6, 16))])
+    np.concatenate(
+        [*np.random.default_rng(i).permutation(NEW[0].reshape(6, 16))]
+    )
     for i in range(3)
 ]
 
@@ -106,7 +112,9 @@ def test_batches_across_the_ends_of_passes(rows, found):
 def test_equal_rows_are_used_as_often_as_they_are_there():
     assert report_on(TWINS, cut(NEW)).is_right
     assert faults(report_on(TWINS, cut(ONE))) == [Fault.SAME_ORDER_EVERY_PASS]
-    few = report_on(TWINS, cut([order[order != 7] for order in NEW]), rows="once")
+    few = report_on(
+        TWINS, cut([order[order != 7] for order in NEW]), rows="once"
+    )
     assert [each.quantity for each in few.findings] == [Quantity.ROWS], str(few)
 
 
@@ -132,7 +140,11 @@ def test_updates_of_all_rows_have_no_order():
 def test_few_batches_show_no_order(orders, size, rows, reason):
     report = report_on(X, cut(orders, size), rows=rows)
     assert reasons(report) == [reason] * (reason is not None), str(report)
-    assert bool(report.findings) == (Stage.ROWS in report.judged) == (reason is None)
+    assert (
+        bool(report.findings)
+        == (Stage.ROWS in report.judged)
+        == (reason is None)
+    )
 
 
 def test_inputs_that_are_no_rows_leave_a_stated_use_unjudged():
@@ -145,7 +157,9 @@ def test_inputs_that_are_no_rows_leave_a_stated_use_unjudged():
 
 
 def test_a_use_that_is_no_known_one_is_refused():
-    with pytest.raises(stepcheck.SpecificationError, match="rows must be 'once'"):
+    with pytest.raises(
+        stepcheck.SpecificationError, match="rows must be 'once'"
+    ):
         report_on(X, [], rows="twice")
 
 
@@ -179,7 +193,8 @@ def test_a_window_that_is_carried_over_is_no_batch_with_rows_twice():
                 )
                 if len(sums) == 4:
                     handed = [
-                        keras.ops.array(sum(each)) for each in zip(*sums, strict=True)
+                        keras.ops.array(sum(each))
+                        for each in zip(*sums, strict=True)
                     ]
                     model.optimizer.apply(handed, model.trainable_variables)
                     sums.clear()
@@ -225,7 +240,9 @@ def test_rows_that_fill_up_the_last_batch(weight, is_of_all, found):
 
 
 def test_gradients_that_wait_at_the_end_are_no_fault():
-    model = regression(keras.optimizers.Adam(0.01, gradient_accumulation_steps=4))
+    model = regression(
+        keras.optimizers.Adam(0.01, gradient_accumulation_steps=4)
+    )
     with stepcheck.watch(model, (X, LABELS)) as report:
         model.fit(X, LABELS, batch_size=16, epochs=3, verbose=0)
     assert Fault.PASSES_LEFT_OUT not in faults(report)

@@ -57,12 +57,18 @@ class OfOut(ws.Objective):
 def test_what_a_model_returns_beside_tensors_breaks_no_loop(is_text):
     model = Several(
         lambda scale: (
-            {"name": "a", "of": object()} if is_text else {"scale": scale, "one": 1.0}
+            {"name": "a", "of": object()}
+            if is_text
+            else {"scale": scale, "one": 1.0}
         )
     )
     model(X)
-    report = looped(model, lambda outputs, y: squared(outputs["out"], y), loss=OfOut())
-    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
+    report = looped(
+        model, lambda outputs, y: squared(outputs["out"], y), loss=OfOut()
+    )
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), (
+        str(report)
+    )
 
 
 class Eager(keras.Model):
@@ -99,7 +105,8 @@ def test_inputs_of_different_lengths_are_no_error():
         for start in range(0, 24, 8):
             rows = slice(start, start + 8)
             by(optimizer)(
-                model.trainable_variables, gradient([X[rows], X[:1, 0]], Y[rows])
+                model.trainable_variables,
+                gradient([X[rows], X[:1, 0]], Y[rows]),
             )
     assert not report.has_seen
     assert report.findings == []
@@ -115,7 +122,9 @@ class WithArguments(keras.optimizers.SGD):
 
 def test_an_optimizer_without_a_whole_configuration_hides_no_fault():
     optimizer = WithArguments(100, learning_rate=0.1)
-    report = looped(network(), lambda out, y: 8 * squared(out, y), optimizer=optimizer)
+    report = looped(
+        network(), lambda out, y: 8 * squared(out, y), optimizer=optimizer
+    )
     assert faults(report) == [Fault.NEVER_DIVIDED], str(report)
 
 
@@ -135,7 +144,10 @@ def test_a_loss_without_a_whole_configuration_hides_no_fault():
     model = keras.Sequential([keras.Input((5,)), layers.Dense(1, "sigmoid")])
     loss, data = Weighed(0.3), (X, (Y > 0).astype("float32"))
     assert (
-        looped(model, lambda out, y: loss(y, out), data=data, loss=loss).findings == []
+        looped(
+            model, lambda out, y: loss(y, out), data=data, loss=loss
+        ).findings
+        == []
     )
     report = looped(
         model, lambda out, y: loss(y, ops.sigmoid(out)), data=data, loss=loss
@@ -181,19 +193,25 @@ def test_variables_of_one_name_are_told_apart():
 def test_two_optimizers_on_one_batch_apply_no_stale_gradients():
     import tensorflow as tf
 
-    model, optimizers = network(), [keras.optimizers.Adam(0.01) for _ in range(2)]
+    model, optimizers = (
+        network(),
+        [keras.optimizers.Adam(0.01) for _ in range(2)],
+    )
     for optimizer in optimizers:
         optimizer.build(model.trainable_variables)
     with stepcheck.watch(model, (X, Y), loss="mse") as report:
         for epoch in range(2):
-            for rows in np.split(np.random.default_rng(epoch).permutation(len(X)), 3):
+            for rows in np.split(
+                np.random.default_rng(epoch).permutation(len(X)), 3
+            ):
                 with tf.GradientTape(persistent=True) as tape:
                     losses = [
                         squared(model(X[part], training=True), Y[part])
                         for part in np.split(rows, 2)
                     ]
                 grads = [
-                    tape.gradient(loss, model.trainable_variables) for loss in losses
+                    tape.gradient(loss, model.trainable_variables)
+                    for loss in losses
                 ]
                 for optimizer, own in zip(optimizers, grads, strict=True):
                     optimizer.apply(own)
@@ -206,12 +224,15 @@ def test_a_sum_over_rows_of_unknown_number_is_found():
 
     model, optimizer = network(), keras.optimizers.SGD(0.01)
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])])
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])]
+    )
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = keras.losses.mean_squared_error(y, model(x, training=True))
         optimizer.apply(
-            tape.gradient(loss, model.trainable_variables), model.trainable_variables
+            tape.gradient(loss, model.trainable_variables),
+            model.trainable_variables,
         )
 
     with stepcheck.watch(model, (X, Y)) as report:
@@ -242,7 +263,9 @@ def test_the_clips_of_an_optimizer_are_not_those_of_the_loop(clips):
 
     with stepcheck.watch(model, (X, Y), optimizer=optimizer) as report:
         for epoch in range(2):
-            for rows in np.split(np.random.default_rng(epoch).permutation(24), 3):
+            for rows in np.split(
+                np.random.default_rng(epoch).permutation(24), 3
+            ):
                 step(tf.constant(X[rows]), tf.constant(Y[rows]))
     assert report.is_right, str(report)
 
@@ -254,13 +277,16 @@ def test_the_clips_of_an_optimizer_are_not_those_of_the_loop(clips):
         (lambda v, g, norm: g + 0.5 * v, Reason.PENALTY_BY_HAND, False),
     ],
 )
-def test_a_clip_by_hand_is_certified_and_a_penalty_is_not(change, reason, is_judged):
+def test_a_clip_by_hand_is_certified_and_a_penalty_is_not(
+    change, reason, is_judged
+):
     model = network()
     apply = by(model.optimizer)
 
     def move(variables, gradients):
         values, gradients = (
-            [np.asarray(each) for each in part] for part in (variables, gradients)
+            [np.asarray(each) for each in part]
+            for part in (variables, gradients)
         )
         norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
         pairs = zip(values, gradients, strict=True)
@@ -283,7 +309,9 @@ def test_loops_in_float64_are_judged(found):
     assert Stage.GRADIENT in report.judged
 
 
-@pytest.mark.skipif(ENGINE != "jax", reason="the values are held outside of the model")
+@pytest.mark.skipif(
+    ENGINE != "jax", reason="the values are held outside of the model"
+)
 def test_a_loop_that_gives_the_models_values_away_is_judged_all_the_same():
     import jax
 
@@ -292,9 +320,13 @@ def test_a_loop_that_gives_the_models_values_away_is_judged_all_the_same():
     @partial(jax.jit, donate_argnums=(0, 1))
     def step(params, slots, x, y):
         def loss(params):
-            return squared(model.stateless_call(params, [], x, training=True)[0], y)
+            return squared(
+                model.stateless_call(params, [], x, training=True)[0], y
+            )
 
-        return model.optimizer.stateless_apply(slots, jax.grad(loss)(params), params)
+        return model.optimizer.stateless_apply(
+            slots, jax.grad(loss)(params), params
+        )
 
     with stepcheck.watch(model, (X, Y)) as report:
         state = (
@@ -302,9 +334,13 @@ def test_a_loop_that_gives_the_models_values_away_is_judged_all_the_same():
             [v.value for v in model.optimizer.variables],
         )
         for epoch in range(2):
-            for rows in np.split(np.random.default_rng(epoch).permutation(24), 3):
+            for rows in np.split(
+                np.random.default_rng(epoch).permutation(24), 3
+            ):
                 state = step(*state, X[rows], Y[rows])
-    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), (
+        str(report)
+    )
 
 
 @pytest.mark.skipif(ENGINE != "jax", reason="stateless steps")
@@ -317,20 +353,30 @@ def test_stateless_steps_have_their_own_state(is_reset):
     @jax.jit
     def step(weights, slots, x, y):
         def loss(weights):
-            return squared(model.stateless_call(weights, [], x, training=True)[0], y)
+            return squared(
+                model.stateless_call(weights, [], x, training=True)[0], y
+            )
 
-        return model.optimizer.stateless_apply(slots, jax.grad(loss)(weights), weights)
+        return model.optimizer.stateless_apply(
+            slots, jax.grad(loss)(weights), weights
+        )
 
     first = [v.value for v in model.optimizer.variables]
     weights, slots = [v.value for v in model.trainable_variables], first
     with stepcheck.watch(model, (X, Y)) as report:
         for epoch in range(3):
             slots = first if is_reset else slots
-            for rows in np.split(np.random.default_rng(epoch).permutation(24), 3):
+            for rows in np.split(
+                np.random.default_rng(epoch).permutation(24), 3
+            ):
                 weights, slots = step(weights, slots, X[rows], Y[rows])
-        for variable, value in zip(model.trainable_variables, weights, strict=True):
+        for variable, value in zip(
+            model.trainable_variables, weights, strict=True
+        ):
             variable.assign(value)
-    assert faults(report) == [Fault.OPTIMIZER_STATE_THROWN_AWAY] * is_reset, str(report)
+    assert faults(report) == [Fault.OPTIMIZER_STATE_THROWN_AWAY] * is_reset, (
+        str(report)
+    )
 
 
 def test_a_step_that_is_skipped_by_a_limit_is_no_fault():
@@ -339,11 +385,15 @@ def test_a_step_that_is_skipped_by_a_limit_is_no_fault():
     gradient = gradient_of(model, squared)
     with stepcheck.watch(model, (X, outlier), loss="mse") as report:
         for epoch in range(3):
-            for rows in np.split(np.random.default_rng(epoch).permutation(len(X)), 4):
+            for rows in np.split(
+                np.random.default_rng(epoch).permutation(len(X)), 4
+            ):
                 grads = gradient(X[rows], outlier[rows])
                 if max(np.abs(np.asarray(g)).max() for g in grads) < 5:
                     by(model.optimizer)(model.trainable_variables, grads)
-    assert Stage.GRADIENT not in {found.stage for found in report.findings}, str(report)
+    assert Stage.GRADIENT not in {found.stage for found in report.findings}, (
+        str(report)
+    )
     assert Reason.CHANGED_BY_HAND in reasons(report), str(report)
 
 

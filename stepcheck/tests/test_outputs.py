@@ -12,7 +12,9 @@ from stepcheck.values import Detail
 
 RNG = np.random.default_rng(0)
 NUM = 48
-TOKENS = RNG.integers(1, 9, (NUM, 5)) * (np.arange(5) < RNG.integers(1, 6, (NUM, 1)))
+TOKENS = RNG.integers(1, 9, (NUM, 5)) * (
+    np.arange(5) < RNG.integers(1, 6, (NUM, 1))
+)
 TOKENS[:, 0] = np.arange(NUM) % 8 + 1
 PRICES = RNG.normal(size=NUM).astype("float32")
 KINDS = RNG.integers(0, 3, NUM)
@@ -31,7 +33,9 @@ def model_of_three():
     """Return a model of a number, a class, and a tag for each token that is no padding."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((None,), dtype="int32")
-    states = layers.Dense(6, "tanh")(layers.Embedding(9, 4, mask_zero=True)(inputs))
+    states = layers.Dense(6, "tanh")(
+        layers.Embedding(9, 4, mask_zero=True)(inputs)
+    )
     pooled = layers.GlobalAveragePooling1D()(states)
     outputs = {
         "price": layers.Dense(1)(pooled),
@@ -76,7 +80,8 @@ def watched(losses):
     def value(outputs, tokens, price, kind, tags):
         labels = {"price": price, "kind": kind, "tags": tags}
         return sum(
-            COUNTS[name] * of[name](outputs[name], labels[name], tokens) for name in of
+            COUNTS[name] * of[name](outputs[name], labels[name], tokens)
+            for name in of
         )
 
     given = (TOKENS, TOKENS, PRICES, KINDS, TAGS)
@@ -103,7 +108,9 @@ def test_other_loss_weights_are_told_by_numbers():
         Fault.OTHER_LOSS_WEIGHTS,
         Detail.TERMS_COUNT,
     )
-    assert found.change.numbers == pytest.approx((1, 0.15, 2, 1, 0.5, 2), rel=1e-3)
+    assert found.change.numbers == pytest.approx(
+        (1, 0.15, 2, 1, 0.5, 2), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("losses", [{"a": "mse", "b": "mae"}, ["mse", "mae"]])
@@ -128,7 +135,9 @@ def test_losses_are_stated_as_compile_takes_them(losses):
 
 
 def test_inputs_that_a_loop_gives_by_name_are_to_be_stated_by_name():
-    one, two = np.random.default_rng(0).normal(size=(2, 24, 5)).astype("float32")
+    one, two = (
+        np.random.default_rng(0).normal(size=(2, 24, 5)).astype("float32")
+    )
     names = ("two", "one")
     inputs = [keras.Input((5,), name=name) for name in names]
     outputs = layers.Dense(1)(
@@ -140,4 +149,6 @@ def test_inputs_that_a_loop_gives_by_name_are_to_be_stated_by_name():
     for given, is_judged in ((named, True), ((one, two), False)):
         with stepcheck.watch(model, (given, one[:, :1])) as report:
             model.fit(named, one[:, :1], batch_size=8, epochs=2, verbose=0)
-        assert (report.findings, report.is_right) == ([], is_judged), str(report)
+        assert (report.findings, report.is_right) == ([], is_judged), str(
+            report
+        )

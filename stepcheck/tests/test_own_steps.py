@@ -43,7 +43,11 @@ def fall(kind, grads, params):
         count = 1 if kind == "a frozen count" else t
         one, two = BETAS.get(kind, (0.9, 0.99))
         first, second = 0.9 * first + 0.1 * g, 0.99 * second + 0.01 * g * g
-        step = first / (1 - one**count) / (np.sqrt(second / (1 - two**count)) + 1e-8)
+        step = (
+            first
+            / (1 - one**count)
+            / (np.sqrt(second / (1 - two**count)) + 1e-8)
+        )
         yield rate * step + p * KERNELS * DECAYS.get(kind, 0.0) * (
             rate if "by rate" in kind else 1
         )
@@ -52,7 +56,9 @@ def fall(kind, grads, params):
 def moves_of(kind, near=(1e-4,) * 6):
     rng = np.random.default_rng(0)
     grads, params = (list(rng.normal(size=(6, 90))) for _ in range(2))
-    return Moves(params, list(fall(kind, grads, params)), grads, list(near), KERNELS)
+    return Moves(
+        params, list(fall(kind, grads, params)), grads, list(near), KERNELS
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,9 +127,9 @@ def by_momentum(rates, momentum=0.9, sign=1):
         for i, (variable, gradient) in enumerate(
             zip(variables, gradients, strict=True)
         ):
-            kept[i] = momentum * kept.get(i, 0.0) + rate * keras.ops.convert_to_numpy(
-                gradient
-            )
+            kept[i] = momentum * kept.get(
+                i, 0.0
+            ) + rate * keras.ops.convert_to_numpy(gradient)
             variable.assign(variable - sign * kept[i])
 
     return move
@@ -142,7 +148,9 @@ def by_adam(rate=0.01, decay=0.0, bound=None):
             zip(variables, gradients, strict=True)
         ):
             means[i] = 0.9 * means.get(i, 0.0) + 0.1 * factor * gradient
-            squares[i] = 0.999 * squares.get(i, 0.0) + 0.001 * (factor * gradient) ** 2
+            squares[i] = (
+                0.999 * squares.get(i, 0.0) + 0.001 * (factor * gradient) ** 2
+            )
             mean, square_of = (
                 means[i] / (1 - 0.9 ** count[0]),
                 squares[i] / (1 - 0.999 ** count[0]),
@@ -165,7 +173,9 @@ def by_lion(rate):
         ):
             gradient = keras.ops.convert_to_numpy(gradient)
             mean = means.get(i, 0 * gradient)
-            variable.assign(variable - rate * np.sign(0.9 * mean + 0.1 * gradient))
+            variable.assign(
+                variable - rate * np.sign(0.9 * mean + 0.1 * gradient)
+            )
             means[i] = 0.99 * mean + 0.01 * gradient
 
     return move
@@ -205,7 +215,11 @@ def test_a_right_step_by_hand_is_right(move, optimizer):
     [
         (summed, by_hand(0.01), [Fault.NEVER_DIVIDED]),
         (square, by_momentum([0.01] * 40, sign=-1), [Fault.ASCENT]),
-        (lambda out, y: keras.ops.mean((out - y) ** 2), by_adam(), [Fault.BROADCAST]),
+        (
+            lambda out, y: keras.ops.mean((out - y) ** 2),
+            by_adam(),
+            [Fault.BROADCAST],
+        ),
     ],
 )
 def test_a_fault_is_found_behind_a_step_by_hand(value, move, found):
@@ -219,7 +233,10 @@ def test_a_fault_is_found_behind_a_step_by_hand(value, move, found):
     ("value", "found"),
     [
         (square, []),
-        (lambda out, y: 12 * square(out, y), []),  # hidden by a step that is not known
+        (
+            lambda out, y: 12 * square(out, y),
+            [],
+        ),  # hidden by a step that is not known
         (lambda out, y: keras.ops.mean((out - y) ** 2), [Fault.BROADCAST]),
     ],
 )
@@ -248,7 +265,9 @@ def test_a_penalty_that_steps_by_hand_forget_is_found():
     with stepcheck.watch(
         model, (X, LABELS), loss="mse", optimizer=SGD(0.01, momentum=0.9)
     ) as report:
-        descend(model, square, (X, LABELS), 8, by_momentum([0.01] * 40), passes=3)
+        descend(
+            model, square, (X, LABELS), 8, by_momentum([0.01] * 40), passes=3
+        )
     assert faults(report) == [Fault.PENALTY_FORGOTTEN], str(report)
 
 
@@ -263,13 +282,15 @@ def test_a_divisor_is_solved_for_under_an_optimizer_by_hand(is_right):
     report = report_of(
         value, by_adam(), data=(X, LABELS, weights), optimizer=ADAM(0.01)
     )
-    assert faults(report) == [Fault.DIVIDED_BY_THE_WEIGHTS] * (not is_right), str(
-        report
+    assert faults(report) == [Fault.DIVIDED_BY_THE_WEIGHTS] * (not is_right), (
+        str(report)
     )
     assert Stage.GRADIENT in report.judged
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop is JAX's")
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="the loop is JAX's"
+)
 def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
     import jax
 
@@ -285,7 +306,9 @@ def test_steps_by_hand_are_judged_up_to_the_one_that_is_not_finite():
             grads = jax.grad(loss)(
                 weights, X[start : start + 4], LABELS[start : start + 4]
             )
-            weights = [w - rate * g for w, g in zip(weights, grads, strict=True)]
+            weights = [
+                w - rate * g for w, g in zip(weights, grads, strict=True)
+            ]
     assert report.findings == []
     assert Reason.NOT_FINITE in reasons(report)
 

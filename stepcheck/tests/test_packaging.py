@@ -43,7 +43,9 @@ def test_a_users_script_has_types(tmp_path, monkeypatch):
     wrong = SCRIPT.replace("print(report.is_right)", WRONG)
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "wrong.py").write_text(wrong)
-    settings = "[mypy]\nfollow_imports = silent\nignore_missing_imports = True\n"
+    settings = (
+        "[mypy]\nfollow_imports = silent\nignore_missing_imports = True\n"
+    )
     (tmp_path / "mypy.ini").write_text(settings)
     monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
     monkeypatch.chdir(tmp_path)
@@ -66,7 +68,8 @@ def test_a_version_is_the_same_everywhere():
 
 def test_no_framework_is_needed_without_an_extra():
     names = {
-        re.match(r"[\w-]+", each)[0] for each in PROJECT["project"]["dependencies"]
+        re.match(r"[\w-]+", each)[0]
+        for each in PROJECT["project"]["dependencies"]
     }
     assert not names & {*FRAMEWORKS, "tensorflow-cpu"}
 
@@ -87,7 +90,9 @@ def test_every_link_of_the_project_leads_to_one_repository():
 
 @on("jax")
 @pytest.mark.slow
-def test_a_loop_of_torch_is_judged_where_no_other_framework_is_installed(tmp_path):
+def test_a_loop_of_torch_is_judged_where_no_other_framework_is_installed(
+    tmp_path,
+):
     home = tmp_path / "environment"
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
@@ -101,9 +106,7 @@ def test_a_loop_of_torch_is_judged_where_no_other_framework_is_installed(tmp_pat
         TOP / "constraints.txt",
     ]
     subprocess.run([*install, f"{ROOT}[torch]"], check=True)
-    found = (
-        f"from importlib.util import find_spec; print(*filter(find_spec, {FRAMEWORKS}))"
-    )
+    found = f"from importlib.util import find_spec; print(*filter(find_spec, {FRAMEWORKS}))"
     (tmp_path / "train.py").write_text(
         program((ROOT / "README.md").read_text(), "torch")
     )
@@ -118,7 +121,9 @@ def test_a_loop_of_torch_is_judged_where_no_other_framework_is_installed(tmp_pat
 
 def test_without_wholestep_an_error_says_what_to_install(monkeypatch):
     package = pytest.importorskip("stepcheck.keras")
-    monkeypatch.setitem(sys.modules, "wholestep", None)  # as if it were not installed
+    monkeypatch.setitem(
+        sys.modules, "wholestep", None
+    )  # as if it were not installed
     told = re.escape('Try: pip install "stepcheck[keras]".')
     with pytest.raises(ModuleNotFoundError, match=told):
         importlib.reload(package)

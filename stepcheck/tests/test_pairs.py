@@ -35,7 +35,9 @@ PAIRS = {
 
 def of(engine):
     return [
-        name for name, expected in sorted(PAIRS.items()) if expected["engine"] == engine
+        name
+        for name, expected in sorted(PAIRS.items())
+        if expected["engine"] == engine
     ]
 
 
@@ -61,7 +63,9 @@ def check(name):
 
 
 def test_the_pairs_are_there():
-    assert sum(each["is_equal"] for each in PAIRS.values()) == len(PAIRS) / 2 == 10
+    assert (
+        sum(each["is_equal"] for each in PAIRS.values()) == len(PAIRS) / 2 == 10
+    )
 
 
 @pytest.mark.slow
@@ -70,7 +74,9 @@ def test_two_runs_of_keras(name):
     check(name)
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+@pytest.mark.skipif(
+    find_spec("torch") is None, reason="PyTorch is not installed"
+)
 @pytest.mark.parametrize("name", of("torch"))
 def test_two_runs_of_torch(name):
     check(name)

@@ -11,7 +11,8 @@ POSTED = Path(__file__).parent / "posted"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="the loops are TensorFlow's"
+        keras.backend.backend() != "tensorflow",
+        reason="the loops are TensorFlow's",
     ),
 ]
 PADDED = """

@@ -42,7 +42,9 @@ def linear(batch, microbatches=1, fault=""):
             error = error - error.mean()
         if fault == "weights":
             error = (
-                error - (error * batch["mask"][rows]).sum() / batch["mask"][rows].sum()
+                error
+                - (error * batch["mask"][rows]).sum()
+                / batch["mask"][rows].sum()
             )
         if fault == "order":
             w = w * np.arange(1, len(w) + 1)[:, None]
@@ -51,11 +53,18 @@ def linear(batch, microbatches=1, fault=""):
         if fault == "rows":
             divisor = len(counts)
         gradient += (part / divisor).astype("float32")
-    return {"w": start - np.float32(0.5) * gradient, "frozen": np.ones(2, "float32")}
+    return {
+        "w": start - np.float32(0.5) * gradient,
+        "frozen": np.ones(2, "float32"),
+    }
 
 
 def probed(fault="", batch=BATCH, **changed):
-    stated = {"padding": ~MASK, "weights": BATCH["sizes"], "cuts": (1, 2, 3)} | changed
+    stated = {
+        "padding": ~MASK,
+        "weights": BATCH["sizes"],
+        "cuts": (1, 2, 3),
+    } | changed
     return stepcheck.probe(
         lambda batch, num=1: linear(batch, num, fault), batch, **stated
     )
@@ -90,7 +99,9 @@ def test_a_wrong_update_moves_by_its_change(fault, changes):
     report = probed(fault)
     assert moved(report) == changes, report
     assert not report.is_right
-    assert all(name == "w" for each in report.findings for name, _ in each.parameters)
+    assert all(
+        name == "w" for each in report.findings for name, _ in each.parameters
+    )
     for change in changes:
         with pytest.raises(AssertionError, match="The update depends on"):
             report.require(change)
@@ -112,7 +123,11 @@ def test_an_update_that_goes_on_is_not_judged():
         return state
 
     report = stepcheck.probe(update, BATCH)
-    assert (report.cause, report.is_right, report.effects) == (Cause.DRAWS, False, ())
+    assert (report.cause, report.is_right, report.effects) == (
+        Cause.DRAWS,
+        False,
+        (),
+    )
     with pytest.raises(AssertionError, match="Restore the weights"):
         report.require()
 
@@ -131,13 +146,18 @@ def test_an_update_that_sees_nothing_is_not_judged():
     assert stepcheck.probe(lambda _: np.ones(3), BATCH).cause is Cause.UNSEEN
     with pytest.raises(AssertionError, match="no other value"):
         stepcheck.probe(lambda _: np.ones(3), BATCH).require()
-    report = stepcheck.probe(lambda batch: np.float32(1e9) + linear(batch)["w"], BATCH)
-    assert report.cause is Cause.UNSEEN  # smaller than the rounding of the weights
+    report = stepcheck.probe(
+        lambda batch: np.float32(1e9) + linear(batch)["w"], BATCH
+    )
+    assert (
+        report.cause is Cause.UNSEEN
+    )  # smaller than the rounding of the weights
 
 
 def test_weights_that_are_not_finite():
     assert (
-        stepcheck.probe(lambda _: np.full(3, np.nan), BATCH).cause is Cause.NOT_FINITE
+        stepcheck.probe(lambda _: np.full(3, np.nan), BATCH).cause
+        is Cause.NOT_FINITE
     )
     leaks = stepcheck.probe(
         lambda batch: np.log(batch - 2.0).sum(axis=0),
@@ -160,7 +180,11 @@ def test_an_optimizer_that_divides_by_a_gradient_of_zero_is_not_accused():
     def update(batch):
         x = batch["x"][:, 0]
         rounding = sum(x) - x.astype("float64").sum(axis=0)
-        return {"w": linear(batch)["w"], "v": np.ones(5), "bias": np.sign(rounding)}
+        return {
+            "w": linear(batch)["w"],
+            "v": np.ones(5),
+            "bias": np.sign(rounding),
+        }
 
     order = stepcheck.probe(update, BATCH).effects[-1]
     assert (order.change, order.cause) == (Variation.ORDER, Cause.SMALL)
@@ -174,7 +198,9 @@ def test_a_change_that_the_update_refuses():
             raise ValueError("rows must be sorted")
         return linear(batch)
 
-    batch = {name: value[np.argsort(X[:, 0, 0])] for name, value in BATCH.items()}
+    batch = {
+        name: value[np.argsort(X[:, 0, 0])] for name, value in BATCH.items()
+    }
     report = stepcheck.probe(update, batch)
     order = report.unjudged[-1]
     assert (order.change, order.cause) == (Variation.ORDER, Cause.REFUSED)
@@ -195,10 +221,16 @@ def known_by_zeros(batch):
 def test_values_that_mark_the_padding_are_only_judged_where_they_are_named():
     report = stepcheck.probe(known_by_zeros, {"ids": IDS}, padding=IDS == 0)
     (ids,) = report.unjudged
-    assert (ids.cause, report.findings, report.is_right) == (Cause.MARKS, (), False)
+    assert (ids.cause, report.findings, report.is_right) == (
+        Cause.MARKS,
+        (),
+        False,
+    )
     assert "all have one value, which no real place has" in str(ids)
     assert "padding={'ids': mask}" in str(ids)
-    named = stepcheck.probe(known_by_zeros, {"ids": IDS}, padding={"ids": IDS == 0})
+    named = stepcheck.probe(
+        known_by_zeros, {"ids": IDS}, padding={"ids": IDS == 0}
+    )
     assert moved(named) == {Variation.PADDING}
 
 
@@ -213,7 +245,8 @@ def test_padded_tokens_are_others_that_occur():
     stepcheck.probe(update, batch, padding=~MASK).require("padding", "order")
     assert {*np.unique(seen)} == {*np.unique(IDS)}
     assert any(
-        np.all(ids[~MASK] > 0) and np.array_equal(ids[MASK], IDS[MASK]) for ids in seen
+        np.all(ids[~MASK] > 0) and np.array_equal(ids[MASK], IDS[MASK])
+        for ids in seen
     )
 
 
@@ -231,7 +264,9 @@ def test_nested_batches_keep_their_kinds_and_are_copies():
         order = [[*texts].index(each) for each in given["more"]["texts"]]
         x *= 1.0
         x += 1.0
-        return (x - 1)[..., 0].T @ y @ np.ones(4), float(np.mean(order)) * np.ones(1)
+        return (x - 1)[..., 0].T @ y @ np.ones(4), float(
+            np.mean(order)
+        ) * np.ones(1)
 
     report = stepcheck.probe(update, batch)
     assert np.array_equal(X, before)
@@ -242,7 +277,9 @@ def test_nested_batches_keep_their_kinds_and_are_copies():
         ("pair[1][0]",),
         (),
     }
-    assert stepcheck.probe(lambda rows: X[rows, 0].sum(axis=0), np.arange(6)).is_right
+    assert stepcheck.probe(
+        lambda rows: X[rows, 0].sum(axis=0), np.arange(6)
+    ).is_right
 
 
 @pytest.mark.own
@@ -253,11 +290,14 @@ def test_arrays_of_the_engine_are_given_back():
     batch = {name: of_engine(value) for name, value in BATCH.items()}
     batch["ids"] = of_engine(IDS.astype("int32"))
     kinds = {
-        name: (type(value), value.dtype, value.shape) for name, value in batch.items()
+        name: (type(value), value.dtype, value.shape)
+        for name, value in batch.items()
     }
 
     def update(given):
-        assert {n: (type(v), v.dtype, v.shape) for n, v in given.items()} == kinds
+        assert {
+            n: (type(v), v.dtype, v.shape) for n, v in given.items()
+        } == kinds
         counts = given["mask"] * given["sizes"][:, None]
         model = given["x"] * counts[..., None] * given["y"][..., None]
         return [keras.ops.sum(model, axis=(0, 1)) / keras.ops.sum(counts)]
@@ -269,7 +309,9 @@ def test_arrays_of_the_engine_are_given_back():
 
 @pytest.mark.own
 def test_a_model_of_keras_is_read_by_its_paths():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="last")])
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(1, name="last")]
+    )
     model.compile(keras.optimizers.SGD(0.1), "mse")
     begin = model.get_weights()
 
@@ -286,7 +328,9 @@ def test_a_model_of_keras_is_read_by_its_paths():
     }
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+@pytest.mark.skipif(
+    find_spec("torch") is None, reason="PyTorch is not installed"
+)
 def test_tensors_and_modules_of_torch():
     torch = pytest.importorskip("torch")
     batch = {"x": torch.tensor(X[:, 0]).bfloat16(), "ids": torch.arange(6) % 3}
@@ -305,9 +349,13 @@ def test_tensors_and_modules_of_torch():
 
     report = stepcheck.probe(update, batch)
     assert report.is_right, report
-    assert {name for name, _ in report.effects[0].parameters} == {"weight", "bias"}
+    assert {name for name, _ in report.effects[0].parameters} == {
+        "weight",
+        "bias",
+    }
     assert (
-        moved(stepcheck.probe(lambda batch: update(batch).parameters(), batch)) == set()
+        moved(stepcheck.probe(lambda batch: update(batch).parameters(), batch))
+        == set()
     )
     half = stepcheck.probe(
         lambda batch: [p.bfloat16() for p in update(batch).parameters()], batch
@@ -315,7 +363,9 @@ def test_tensors_and_modules_of_torch():
     assert half.rounding >= 0.04 or half.cause is Cause.UNSEEN
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+@pytest.mark.skipif(
+    find_spec("torch") is None, reason="PyTorch is not installed"
+)
 def test_a_right_update_in_lower_precision_is_not_accused():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
@@ -325,7 +375,9 @@ def test_a_right_update_in_lower_precision_is_not_accused():
 
     def update(given, microbatches, make):
         model = torch.nn.Sequential(*layers)
-        model.load_state_dict({name: value.clone() for name, value in begin.items()})
+        model.load_state_dict(
+            {name: value.clone() for name, value in begin.items()}
+        )
         optimizer = make(model.parameters(), 0.01)
         optimizer.zero_grad()
         for rows in torch.arange(6).chunk(microbatches):
@@ -333,12 +385,16 @@ def test_a_right_update_in_lower_precision_is_not_accused():
                 error = (model(given["x"][rows]) - given["y"][rows]) ** 2
             (error.float().sum() / 6).backward()
         optimizer.step()
-        return {name: value.clone() for name, value in model.state_dict().items()}
+        return {
+            name: value.clone() for name, value in model.state_dict().items()
+        }
 
     begin = {name: value.clone() for name, value in begin.items()}
     for make in (torch.optim.AdamW, torch.optim.SGD):
         report = stepcheck.probe(
-            lambda b, num, make=make: update(b, num, make), batch, cuts=(1, 2, 3)
+            lambda b, num, make=make: update(b, num, make),
+            batch,
+            cuts=(1, 2, 3),
         )
         assert report.findings == (), report
     assert {each.cause for each in report.unjudged} == {Cause.SMALL}, report
@@ -353,10 +409,13 @@ def test_a_small_difference_is_found_in_double_precision():
         report = stepcheck.probe(
             lambda b, num, kind=kind: update(b, num, kind), BATCH, cuts=2
         )
-        (cut,) = (each for each in report.effects if each.change is Variation.CUTS)
-        assert (cut.cause, cut.outcome is Outcome.MOVES) == (cause, cause is None), (
-            report
+        (cut,) = (
+            each for each in report.effects if each.change is Variation.CUTS
         )
+        assert (cut.cause, cut.outcome is Outcome.MOVES) == (
+            cause,
+            cause is None,
+        ), report
 
 
 @pytest.mark.parametrize(
@@ -376,7 +435,10 @@ def test_a_small_difference_is_found_in_double_precision():
             {"batch": {"x": X, "more": X, "starts": np.zeros(5)}},
             "Received: starts of shape (5,).",
         ),
-        ({"batch": {"x": X, "texts": [*"abcdef"]}}, "Received: texts[5] of shape ()."),
+        (
+            {"batch": {"x": X, "texts": [*"abcdef"]}},
+            "Received: texts[5] of shape ().",
+        ),
     ],
 )
 def test_what_cannot_be_probed_is_said_before_anything_ran(stated, said):
@@ -432,10 +494,14 @@ def test_the_programs_of_the_page_run(number, tmp_path, monkeypatch, capsys):
     exec(compile(BLOCKS[number], "probe.md", "exec"), names)
     tests = [each for name, each in names.items() if name.startswith("test_")]
     shown = re.match(
-        r"(?:(?!```).)*?```text\n(.*?)```", PAGE.split(BLOCKS[number])[1][3:], re.S
+        r"(?:(?!```).)*?```text\n(.*?)```",
+        PAGE.split(BLOCKS[number])[1][3:],
+        re.S,
     )
     if "print(" in BLOCKS[number]:
-        assert without_numbers(capsys.readouterr().out) == without_numbers(shown[1])
+        assert without_numbers(capsys.readouterr().out) == without_numbers(
+            shown[1]
+        )
     for each in tests:
         each()
     assert tests or "report" in names

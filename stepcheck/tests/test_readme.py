@@ -14,7 +14,11 @@ from shares import on
 ROOT = Path(__file__).parents[1]
 TOP = ROOT.parent
 README = (ROOT / "README.md").read_text()
-PATHS = (ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "pytorch.md")
+PATHS = (
+    ROOT / "README.md",
+    ROOT / "docs" / "index.md",
+    ROOT / "docs" / "pytorch.md",
+)
 PAGES = {path.name: path.read_text() for path in PATHS}
 ENGINE = keras.backend.backend()
 OF_TENSORFLOW = pytest.mark.skipif(
@@ -119,11 +123,15 @@ def installed(page, framework):
     asked = re.findall(r"'\./(\w+)\[(\w+)\]'", line)
     needed = []
     for name, extra in asked:
-        project = tomllib.loads((TOP / name / "pyproject.toml").read_text())["project"]
-        needed += project["dependencies"] + project["optional-dependencies"][extra]
-    return {re.match(r"[\w-]+", each)[0].removesuffix("-cpu") for each in needed} | {
-        "stepcheck"
-    }
+        project = tomllib.loads((TOP / name / "pyproject.toml").read_text())[
+            "project"
+        ]
+        needed += (
+            project["dependencies"] + project["optional-dependencies"][extra]
+        )
+    return {
+        re.match(r"[\w-]+", each)[0].removesuffix("-cpu") for each in needed
+    } | {"stepcheck"}
 
 
 @on("jax")

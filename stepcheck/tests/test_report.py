@@ -57,7 +57,10 @@ def test_a_right_loop_gets_a_certificate(right):
 def test_a_finding_is_a_value(wrong):
     (found,) = wrong.findings
     assert (found.fault, found.stage) == (Fault.NEVER_DIVIDED, Stage.GRADIENT)
-    assert (found.quantity, found.error) == (Quantity.ROW_GRADIENTS, Error.COUNTED)
+    assert (found.quantity, found.error) == (
+        Quantity.ROW_GRADIENTS,
+        Error.COUNTED,
+    )
     assert found.where.updates == (1, 2, 3, 4, 5, 6)
     assert found.where.line.file == __file__ or found.where.line.file.endswith(
         "small.py"
@@ -193,7 +196,9 @@ def test_a_stage_that_fails_is_no_finding_and_its_traceback_is_kept(
 
 def test_sentences_change_no_verdict(monkeypatch, wrong):
     """All text is made anew from other words: the same findings are found."""
-    scrambled = {name: {"says": "x", "name": "y", "fix": {}} for name in words._texts()}
+    scrambled = {
+        name: {"says": "x", "name": "y", "fix": {}} for name in words._texts()
+    }
     monkeypatch.setattr(words, "_texts", lambda: scrambled)
     monkeypatch.setattr(words, "_REASONS", dict.fromkeys(Reason, "z"))
     monkeypatch.setattr(changes, "sentence", lambda change: "another sentence")
@@ -220,7 +225,9 @@ def test_a_report_is_read_after_its_loop():
     model = network()
     with stepcheck.watch(model, data=(X, Y)) as report:
         assert not report.is_over
-        with pytest.raises(stepcheck.SpecificationError, match="after the `with`"):
+        with pytest.raises(
+            stepcheck.SpecificationError, match="after the `with`"
+        ):
             _ = report.findings
         assert "is not over" in str(report)
 
@@ -239,8 +246,12 @@ def test_a_loop_without_an_update_says_so():
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.id)
 def test_every_fault_has_a_name_a_sentence_and_a_fix_in_each_framework(fault):
-    change = Change(fault, numbers=(2.0, 3.0, 4.0, 5.0), names=("a", "b", "c", "d"))
-    found = Finding(change, 1.0, where=Where(rows=(1, 2), parameters=("kernel",)))
+    change = Change(
+        fault, numbers=(2.0, 3.0, 4.0, 5.0), names=("a", "b", "c", "d")
+    )
+    found = Finding(
+        change, 1.0, where=Where(rows=(1, 2), parameters=("kernel",))
+    )
     told = words.sentence(found)
     assert told[0] == told[0].upper()
     assert told.endswith(".")

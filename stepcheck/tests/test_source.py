@@ -62,8 +62,16 @@ def of_slopes(a, b):
 @pytest.mark.parametrize(
     ("called", "is_penalty", "found"),
     [
-        ("output = model(a, training=True)", False, "loss = mean((b - output) ** 2)"),
-        ("output = model(a, training=True)", True, "full = loss + sum(model.losses)"),
+        (
+            "output = model(a, training=True)",
+            False,
+            "loss = mean((b - output) ** 2)",
+        ),
+        (
+            "output = model(a, training=True)",
+            True,
+            "full = loss + sum(model.losses)",
+        ),
         ("step(x, y)", False, "loss = mean((b - output) ** 2)"),
         (
             "output, ntv = model.stateless_call(tv, ntv, a)",
@@ -87,7 +95,11 @@ def of_slopes(a, b):
             "",
         ),  # of two results one came
         ("output = model.stateless_call(tv, [], b)", False, "return loss"),
-        ("out = model(a)", False, "loss = loss_fn(b, out) + tf.reduce_sum(slope**2)"),
+        (
+            "out = model(a)",
+            False,
+            "loss = loss_fn(b, out) + tf.reduce_sum(slope**2)",
+        ),
     ],
 )
 def test_the_line_of_a_loss(called, is_penalty, found, tmp_path):

@@ -36,7 +36,9 @@ def with_norm():
 # ---- statistics ----
 
 
-@pytest.mark.skipif(ENGINE != "jax", reason="the statistics are values of the loop")
+@pytest.mark.skipif(
+    ENGINE != "jax", reason="the statistics are values of the loop"
+)
 @pytest.mark.parametrize("is_written", [True, False])
 @pytest.mark.parametrize("is_carried", [True, False])
 def test_statistics_that_a_loop_holds_by_hand(is_carried, is_written):
@@ -53,12 +55,16 @@ def test_statistics_that_a_loop_holds_by_hand(is_carried, is_written):
         params, first = ([v.value for v in group] for group in groups)
         others = first
         for epoch in range(2):
-            for rows in np.random.default_rng(epoch).permutation(24).reshape(6, 4):
+            for rows in (
+                np.random.default_rng(epoch).permutation(24).reshape(6, 4)
+            ):
                 grads, new = jax.grad(loss, has_aux=True)(
                     params, others, X[rows], LABELS[rows]
                 )
                 others = new if is_carried else first
-                params = [p - 0.01 * g for p, g in zip(params, grads, strict=True)]
+                params = [
+                    p - 0.01 * g for p, g in zip(params, grads, strict=True)
+                ]
         for variables, values in zip(groups, (params, others), strict=True):
             for variable, value in zip(variables, values, strict=True):
                 if is_written or variables is groups[0]:
@@ -87,7 +93,9 @@ def test_states_of_a_recurrent_layer_that_are_reset_are_no_statistics(resets):
                 )
             if resets:
                 recurrent.reset_states()
-    assert Stage.STATE not in {each.stage for each in report.findings}, str(report)
+    assert Stage.STATE not in {each.stage for each in report.findings}, str(
+        report
+    )
 
 
 # ---- weights and the optimizer's state ----
@@ -102,7 +110,10 @@ def test_a_decay_by_hand_is_one_per_update():
 
         return move
 
-    for kind, found in ((keras.optimizers.AdamW, [Fault.DECAYED_TWICE]), (ADAM, [])):
+    for kind, found in (
+        (keras.optimizers.AdamW, [Fault.DECAYED_TWICE]),
+        (ADAM, []),
+    ):
         model = network(kind(0.01))
         with stepcheck.watch(model, (X, LABELS)) as report:
             descend(model, square, (X, LABELS), 8, decaying(model.optimizer))
@@ -113,7 +124,9 @@ def test_a_decay_by_hand_is_one_per_update():
 def test_steps_that_reach_no_variable_are_not_judged():
     model = network()
     with stepcheck.watch(model, (X, LABELS)) as report:
-        descend(model, square, (X, LABELS), 8, lambda variables, gradients: None)
+        descend(
+            model, square, (X, LABELS), 8, lambda variables, gradients: None
+        )
     assert not report.is_right
     assert Reason.NO_UPDATE in reasons(report)
 
@@ -134,7 +147,9 @@ def test_an_optimizer_that_is_made_in_the_loop_loses_its_moments(is_reset):
                 model.trainable_variables,
                 gradient_of(model, square)(X[rows], LABELS[rows]),
             )
-    assert faults(report) == [Fault.OPTIMIZER_RE_CREATED] * is_reset, str(report)
+    assert faults(report) == [Fault.OPTIMIZER_RE_CREATED] * is_reset, str(
+        report
+    )
 
 
 def test_a_constant_rate_in_place_of_the_schedule_that_is_stated():
@@ -172,7 +187,9 @@ def test_losses_that_are_printed_are_judged_in_the_first_passes_of_a_long_loop(
         for _ in range(16):  # of 48 updates 40 are kept
             total, order = 0.0, rng.permutation(24)
             for rows in np.split(order, 3):
-                total += float(square(model(X[rows], training=True), LABELS[rows]))
+                total += float(
+                    square(model(X[rows], training=True), LABELS[rows])
+                )
                 move(model.trainable_variables, gradient(X[rows], LABELS[rows]))
             printed.append(total / divisor)
     report.printed(loss=printed)
@@ -196,7 +213,9 @@ def test_labels_of_the_batch_before_are_those_of_other_rows(num_classes):
         before.append(y)
         own = before[-2:][0]  # the first batch has its own
         return keras.ops.mean(
-            keras.ops.sparse_categorical_crossentropy(own, out, from_logits=True)
+            keras.ops.sparse_categorical_crossentropy(
+                own, out, from_logits=True
+            )
         )
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

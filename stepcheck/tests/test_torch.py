@@ -15,7 +15,9 @@ import pytest
 if find_spec("triton") and find_spec(
     "tensorflow"
 ):  # whose libraries end a process that loads both
-    pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
+    pytest.skip(
+        "PyTorch with Triton, beside TensorFlow", allow_module_level=True
+    )
 torch = pytest.importorskip("torch")
 
 from small_torch import (  # noqa: E402
@@ -113,7 +115,9 @@ def test_each_seam_is_replaced_once_and_restored_after_an_error():
     assert [function.__wrapped__ for function in replaced.values()] == [
         *before[0].values()
     ]
-    assert sum(hooks) == sum(before[1]) + 2  # of optimizer steps, before and after
+    assert (
+        sum(hooks) == sum(before[1]) + 2
+    )  # of optimizer steps, before and after
     assert seams(model) == before
     assert len(before[0]) == before[2]
 
@@ -137,7 +141,9 @@ def test_statistics_that_are_reset_after_the_loop_are_no_fault():
 
 def test_two_watches_that_end_in_the_order_of_their_beginnings_restore_all():
     before = nn.Module.__call__
-    one, two = (stepcheck.watch(network(), (X, CLASSES), CROSS) for _ in range(2))
+    one, two = (
+        stepcheck.watch(network(), (X, CLASSES), CROSS) for _ in range(2)
+    )
     one.__enter__()
     two.__enter__()
     one.__exit__(None, None, None)
@@ -175,7 +181,9 @@ def test_an_error_of_stepcheck_does_not_replace_the_loops(monkeypatch):
         raise TypeError("stopped")
 
 
-@pytest.mark.parametrize("hook", ["_begin", "_end", "before_step", "after_step"])
+@pytest.mark.parametrize(
+    "hook", ["_begin", "_end", "before_step", "after_step"]
+)
 def test_an_error_in_a_hook_ends_the_record_and_not_the_loop(hook, monkeypatch):
     bare = Session()
     bare.train()
@@ -201,7 +209,10 @@ def test_hooks_and_prints_run_in_the_training_alone(capsys):
     report = usual(model)
     assert report.is_right, report
     assert (
-        len(features) == len(given) == capsys.readouterr().out.count("torch.Size") == 18
+        len(features)
+        == len(given)
+        == capsys.readouterr().out.count("torch.Size")
+        == 18
     )
 
 
@@ -258,7 +269,11 @@ def test_a_module_that_changes_after_the_loop_was_judged_as_it_was():
 def test_numbers_are_kept_of_as_many_updates_as_there_is_room_for(monkeypatch):
     monkeypatch.setattr("stepcheck.torch.watch.room", lambda num: 5)
     report = usual(network())
-    left = [each.updates for each in report.unjudged if each.reason is Reason.NOT_KEPT]
+    left = [
+        each.updates
+        for each in report.unjudged
+        if each.reason is Reason.NOT_KEPT
+    ]
     assert left
     assert all(0 < updates < 18 for updates in left)
     assert report.findings == []
@@ -266,7 +281,10 @@ def test_numbers_are_kept_of_as_many_updates_as_there_is_room_for(monkeypatch):
 
 def test_nothing_of_a_loop_is_held_once_its_report_is_gone(verdicts):
     session = Session()
-    report, held = watched(session.model, session.train), weakref.ref(session.model)
+    report, held = (
+        watched(session.model, session.train),
+        weakref.ref(session.model),
+    )
     assert report.is_right
     del session, report
     verdicts.clear()  # which the suite keeps
@@ -293,8 +311,14 @@ def test_nothing_of_a_loop_is_held_once_its_report_is_gone(verdicts):
             "ModuleDict, which cannot be called",
         ),
         ({"loss": "mse"}, "loss must be"),
-        ({"loss": None}, r"loss must be stated .* Try: loss=nn.CrossEntropyLoss\(\)"),
-        ({"data": None, "loss": lambda out, y: (out - y) ** 2}, "data must be stated"),
+        (
+            {"loss": None},
+            r"loss must be stated .* Try: loss=nn.CrossEntropyLoss\(\)",
+        ),
+        (
+            {"data": None, "loss": lambda out, y: (out - y) ** 2},
+            "data must be stated",
+        ),
         ({"loss": nn.MSELoss}, r"MSELoss'>. Try: loss=nn.MSELoss\(\)"),
         ({"learning_rate": "fast"}, "learning_rate must be"),
         ({"optimizer": "sgd"}, "optimizer must be an optimizer of PyTorch"),
@@ -394,7 +418,9 @@ def autocast(fault):
 def scaler(fault):
     """Scales the loss; the first steps of the right loop are skipped, as at this scale gradients are not finite."""
     model = network()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (16 if fault else 127))
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=2.0 ** (16 if fault else 127)
+    )
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
 
     def train():
@@ -419,7 +445,9 @@ def scaler(fault):
 @kind(softmax=Fault.SOFTMAX_TWICE)
 def compiled(fault):
     torch.compiler.reset()
-    return usual(torch.compile(network(), backend="aot_eager", fullgraph=True), fault)
+    return usual(
+        torch.compile(network(), backend="aot_eager", fullgraph=True), fault
+    )
 
 
 class Tied(nn.Module):
@@ -427,7 +455,10 @@ class Tied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.head = nn.Embedding(10, 6), nn.Linear(6, 10, bias=False)
+        self.table, self.head = (
+            nn.Embedding(10, 6),
+            nn.Linear(6, 10, bias=False),
+        )
         self.head.weight = self.table.weight
 
     def forward(self, text, labels):
@@ -452,9 +483,7 @@ def of_own_loss(model, x, y, fault=""):
 @kind(not_zeroed=Fault.NOT_RESET)
 def tied(fault):
     model = Tied()
-    model.table.weight.data *= (
-        1e-2  # so that the losses of all forms that the model may have are nearly one
-    )
+    model.table.weight.data *= 1e-2  # so that the losses of all forms that the model may have are nearly one
     return of_own_loss(model, TEXT[:, :-1], TEXT[:, 1:], fault)
 
 
@@ -506,7 +535,10 @@ class Depth(nn.Module):
             parametrizations.spectral_norm(nn.Linear(3, 6)),
             nn.Linear(6, 4),
         )
-        self.middle, self.kept = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)), None
+        self.middle, self.kept = (
+            nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3)),
+            None,
+        )
 
     def forward(self, x):
         found = self.first(x)
@@ -567,9 +599,15 @@ def test_the_example_has_the_fault_and_its_fix_mends_it(capsys):
 
 ADAM, ADAMW, SGD = torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD
 STATED = {  # an optimizer that is meant, beside Adam with a decay of 0.1, and what differs
-    "another class": (lambda model: SGD(model.parameters()), ["Adam", "SGD"], []),
+    "another class": (
+        lambda model: SGD(model.parameters()),
+        ["Adam", "SGD"],
+        [],
+    ),
     "another beta": (
-        lambda model: ADAM(model.parameters(), betas=(0.8, 0.999), weight_decay=0.1),
+        lambda model: ADAM(
+            model.parameters(), betas=(0.8, 0.999), weight_decay=0.1
+        ),
         ["Adam", "Adam", "beta_1"],
         [0.9, 0.8],
     ),
@@ -588,7 +626,11 @@ STATED = {  # an optimizer that is meant, beside Adam with a decay of 0.1, and w
         ["Adam", "AdamW", "decoupled_weight_decay"],
         [0.0, 1.0],
     ),
-    "the same": (lambda model: ADAM(model.parameters(), 9.0, weight_decay=0.1), [], []),
+    "the same": (
+        lambda model: ADAM(model.parameters(), 9.0, weight_decay=0.1),
+        [],
+        [],
+    ),
 }
 
 
@@ -631,14 +673,22 @@ ALL = Stage.ROWS, Stage.MODE, Stage.GRADIENT, Stage.STEP, Stage.STATE
 OF = Stage.GRADIENT
 UNJUDGED = {  # right loops, and the stages that are not judged
     Reason.NO_UPDATE: (lambda: usual(network(), num=0), ALL),
-    Reason.FEW_PASSES: (lambda: usual(network(), num=1, rows="shuffled"), [Stage.ROWS]),
+    Reason.FEW_PASSES: (
+        lambda: usual(network(), num=1, rows="shuffled"),
+        [Stage.ROWS],
+    ),
     Reason.DATA_AS_GIVEN: (lambda: usual(network(), data=None), [Stage.ROWS]),
     Reason.OTHER_INPUTS: (lambda: usual(network(), x=X / 3), ALL),
     Reason.NOT_REPLAYED: (lambda: usual(Locked(3, 4)), ALL),
     Reason.CLOSURE: (lambda: by_closure(torch.optim.LBFGS), ALL),
-    Reason.LOSS_FAILED: (lambda: usual(network(), loss=lambda out, y: 1 / 0), [OF]),
+    Reason.LOSS_FAILED: (
+        lambda: usual(network(), loss=lambda out, y: 1 / 0),
+        [OF],
+    ),
     Reason.LOSS_WITH_PARAMETERS: (
-        lambda: usual(network(), of=HEAD, loss=lambda out, y: CROSS(HEAD(out), y)),
+        lambda: usual(
+            network(), of=HEAD, loss=lambda out, y: CROSS(HEAD(out), y)
+        ),
         [OF],
     ),
     Reason.LOSS_OF_MODEL: (lambda: of_own_loss(Own(3, 1), X, Y), [OF]),
@@ -664,7 +714,9 @@ def test_what_is_not_judged_has_a_reason(reason):
     report = make()
     assert report.findings == [], report
     assert reason in reasons(report), report
-    assert [stage for stage in ALL if stage not in report.judged] == [*stages], report
+    assert [stage for stage in ALL if stage not in report.judged] == [
+        *stages
+    ], report
 
 
 @pytest.mark.parametrize("is_long", [True, False])

@@ -7,7 +7,9 @@ import pytest
 if find_spec("triton") and find_spec(
     "tensorflow"
 ):  # whose libraries end a process that loads both
-    pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
+    pytest.skip(
+        "PyTorch with Triton, beside TensorFlow", allow_module_level=True
+    )
 torch = pytest.importorskip("torch")
 
 from small_torch import CLASSES, CROSS, X, batches, checked, network, seeded  # noqa: E402
@@ -60,7 +62,12 @@ class Accelerator(TorchFunctionMode):
             args, wanted = self._of_move(args, wanted)
         given = [*tensors(args), *tensors(kwargs)]
         homes = {self.homes.get(each) for each in given if each.ndim} - {None}
-        is_free = func in (Tensor.to, Tensor.cpu, torch.as_tensor, Tensor.__repr__)
+        is_free = func in (
+            Tensor.to,
+            Tensor.cpu,
+            torch.as_tensor,
+            Tensor.__repr__,
+        )
         assert is_free or len(homes) < 2, f"{func} of tensors on two devices"
         assert func != Tensor.numpy or CUDA not in homes, (
             "numpy() of a tensor on the device"
@@ -68,10 +75,14 @@ class Accelerator(TorchFunctionMode):
         found = func(*args, **kwargs)
         home = next(iter(homes), None)
         home = (
-            CPU if func == Tensor.cpu else wanted or (CPU if func in MAKERS else home)
+            CPU
+            if func == Tensor.cpu
+            else wanted or (CPU if func in MAKERS else home)
         )
         if home is not None:
-            self.homes.update({each: torch.device(home) for each in tensors(found)})
+            self.homes.update(
+                {each: torch.device(home) for each in tensors(found)}
+            )
         return found
 
     def _of_move(self, args, wanted):
@@ -99,7 +110,9 @@ class Lengths(nn.Module):
 
 def each_of(outputs, labels):
     weights = torch.ones(len(labels))
-    return nn.functional.cross_entropy(outputs, labels, reduction="none") * weights
+    return (
+        nn.functional.cross_entropy(outputs, labels, reduction="none") * weights
+    )
 
 
 def terms(model, batch):
@@ -167,7 +180,9 @@ class Masked(nn.Module):
 def test_the_random_state_of_a_device_is_kept(is_kept, monkeypatch):
     seeded()
     home = Home()
-    monkeypatch.setattr(devices, "generators", lambda: home if is_kept else None)
+    monkeypatch.setattr(
+        devices, "generators", lambda: home if is_kept else None
+    )
     model = Masked(home)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with stepcheck.watch(model, (X, CLASSES), CROSS) as report:

@@ -21,7 +21,9 @@ def network(*more):
 
 
 def batches(num):
-    return [torch.arange(SIZE) + SIZE * (i % (ROWS // SIZE)) for i in range(num)]
+    return [
+        torch.arange(SIZE) + SIZE * (i % (ROWS // SIZE)) for i in range(num)
+    ]
 
 
 def trained(
@@ -99,9 +101,13 @@ def test_one_update_that_counts_a_quarter():
     assert (result.first.update, result.first.kind) == (5, Kind.MULTIPLE)
     assert result.first.counts == pytest.approx([0.25])
     relations = [
-        update.parts[Part.GRADIENT].relation for update in result.models[0].updates
+        update.parts[Part.GRADIENT].relation
+        for update in result.models[0].updates
     ]
-    assert relations == [Relation.EQUAL] * 4 + [Relation.DIFFERS, Relation.FOLLOWS]
+    assert relations == [Relation.EQUAL] * 4 + [
+        Relation.DIFFERS,
+        Relation.FOLLOWS,
+    ]
     assert "is 1/4 times" in str(result)
 
 
@@ -116,7 +122,9 @@ def test_a_sum_over_microbatches_counts_each_row_so_often():
 
 def test_rows_of_one_microbatch_count_otherwise():
     def half(out, y):
-        return nn.functional.mse_loss(out, y) * (0.5 if torch.equal(y[0], Y[0]) else 1)
+        return nn.functional.mse_loss(out, y) * (
+            0.5 if torch.equal(y[0], Y[0]) else 1
+        )
 
     result = stepcheck.diff(trained(loss=half, cut=2), trained(cut=2))
     assert result.first.kind is Kind.ROWS_COUNT
@@ -166,7 +174,9 @@ def test_a_closure_runs_the_model_inside_of_the_step():
 
                 def loss(rows=rows):
                     own.zero_grad()
-                    value = factor * nn.functional.mse_loss(model(X[rows]), Y[rows])
+                    value = factor * nn.functional.mse_loss(
+                        model(X[rows]), Y[rows]
+                    )
                     value.backward()
                     return value
 
@@ -181,7 +191,9 @@ def test_models_one_after_another():
     def coded(penalty, noise=0.0):
         torch.manual_seed(0)
         encoder, decoder = nn.Linear(3, 4), nn.Linear(4, 3)
-        own = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 0.05)
+        own = torch.optim.Adam(
+            [*encoder.parameters(), *decoder.parameters()], 0.05
+        )
         with stepcheck.record() as trace:
             for rows in batches(6):
                 own.zero_grad()
@@ -192,9 +204,9 @@ def test_models_one_after_another():
         return trace
 
     result = stepcheck.diff(coded(0.1, noise=1e-5), coded(0.1))
-    assert not [each for each in result.differences if each.part is Part.ROWS], str(
-        result
-    )
+    assert not [
+        each for each in result.differences if each.part is Part.ROWS
+    ], str(result)
     result = stepcheck.diff(coded(0.2), coded(0.1))
     assert (result.first.update, result.first.part) == (1, Part.GRADIENT)
     assert len(result.differences) == 1
@@ -206,7 +218,11 @@ def test_weights_that_are_changed_after_a_step():
             with torch.no_grad():
                 model[0].weight.mul_(0.99)
 
-    assert found(trained(after=decay), trained()) == (3, Part.STATE, Kind.WRITTEN)
+    assert found(trained(after=decay), trained()) == (
+        3,
+        Part.STATE,
+        Kind.WRITTEN,
+    )
 
 
 def test_a_schedule_that_is_one_ahead():
@@ -232,7 +248,10 @@ def test_slots_that_are_reset():
             optimizer.state.clear()
 
     a, b = (
-        trained(optimizer=lambda p, r: torch.optim.SGD(p, r, momentum=0.9), after=after)
+        trained(
+            optimizer=lambda p, r: torch.optim.SGD(p, r, momentum=0.9),
+            after=after,
+        )
         for after in (reset, lambda *_: None)
     )
     update, part, _ = found(a, b)
@@ -245,7 +264,11 @@ def test_statistics_and_modes():
         model.train(is_training)
         return trained(model=model)
 
-    assert found(with_mode(False), with_mode(True)) == (1, Part.MODE, Kind.OTHER_MODE)
+    assert found(with_mode(False), with_mode(True)) == (
+        1,
+        Part.MODE,
+        Kind.OTHER_MODE,
+    )
     assert found(with_mode(True), with_mode(True)) is None
 
     def other_momentum(momentum):
@@ -273,7 +296,9 @@ def test_rounding_that_grows_is_no_difference():
 
     def trace(before):
         return trained(
-            optimizer=lambda p, r: torch.optim.Adam(p, 0.5), num=200, before=before
+            optimizer=lambda p, r: torch.optim.Adam(p, 0.5),
+            num=200,
+            before=before,
         )
 
     result = stepcheck.diff(trace(noisy), trace(lambda *_: None))
@@ -294,12 +319,18 @@ def test_a_long_run_finds_late_rows_and_steps():
     def other(i, rows):
         return rows + 1 if i == 70 else rows
 
-    assert found(trained(order=other, num=75), trained(num=75))[:2] == (71, Part.ROWS)
+    assert found(trained(order=other, num=75), trained(num=75))[:2] == (
+        71,
+        Part.ROWS,
+    )
 
     def wrong(i, model, optimizer):
         optimizer.param_groups[0]["weight_decay"] = 0.5 * (i == 70)
 
-    assert found(trained(before=wrong, num=75), trained(num=75))[:2] == (71, Part.STEP)
+    assert found(trained(before=wrong, num=75), trained(num=75))[:2] == (
+        71,
+        Part.STEP,
+    )
 
 
 def test_match_views_another_layout():
@@ -336,7 +367,10 @@ def test_padding_is_no_part_of_a_row():
         def __init__(self):
             super().__init__()
             torch.manual_seed(2)
-            self.table, self.head = nn.Embedding(12, 5, padding_idx=0), nn.Linear(5, 12)
+            self.table, self.head = (
+                nn.Embedding(12, 5, padding_idx=0),
+                nn.Linear(5, 12),
+            )
 
         def forward(self, ids, mask):
             return self.head(self.table(ids) * mask[..., None])
@@ -351,7 +385,9 @@ def test_padding_is_no_part_of_a_row():
             for _ in range(3):
                 own.zero_grad()
                 for i in range(0, 4, cut):
-                    ids = nn.utils.rnn.pad_sequence(rows[i : i + cut], batch_first=True)
+                    ids = nn.utils.rnn.pad_sequence(
+                        rows[i : i + cut], batch_first=True
+                    )
                     mask = (ids > 0).long()
                     out = model(ids, mask)
                     each = nn.functional.cross_entropy(
@@ -363,7 +399,9 @@ def test_padding_is_no_part_of_a_row():
                 own.step()
         return trace
 
-    assert stepcheck.diff(of(1), of(4)).is_equal, str(stepcheck.diff(of(1), of(4)))
+    assert stepcheck.diff(of(1), of(4)).is_equal, str(
+        stepcheck.diff(of(1), of(4))
+    )
     result = stepcheck.diff(of(1, is_mean_of_means=True), of(4))
     assert result.first.kind is Kind.ROWS_COUNT
     assert result.first.counts == pytest.approx(
@@ -376,12 +414,16 @@ def test_two_optimizers_and_a_model_that_is_not_trained():
         torch.manual_seed(0)
         one, two, judge = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
         judge.requires_grad_(requires_grad=False)
-        first, second = (torch.optim.SGD(each.parameters(), 0.1) for each in (one, two))
+        first, second = (
+            torch.optim.SGD(each.parameters(), 0.1) for each in (one, two)
+        )
         with stepcheck.record() as trace:
             for rows in batches(3):
                 for own in (first, second):
                     own.zero_grad()
-                    (two(one(X[rows])) + judge(X[rows])).mean().mul(factor).backward()
+                    (two(one(X[rows])) + judge(X[rows])).mean().mul(
+                        factor
+                    ).backward()
                     own.step()
         return trace
 
@@ -428,7 +470,10 @@ def test_a_trace_is_read_by_numpy_alone(tmp_path):
     import sys
 
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.stdout == "True\n", ran.stderr
 

@@ -7,10 +7,21 @@ import pytest
 if find_spec("triton") and find_spec(
     "tensorflow"
 ):  # whose libraries end a process that loads both
-    pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
+    pytest.skip(
+        "PyTorch with Triton, beside TensorFlow", allow_module_level=True
+    )
 torch = pytest.importorskip("torch")
 
-from small_torch import NUM, X, batches, checked, faults, network, reasons, seeded  # noqa: E402
+from small_torch import (  # noqa: E402
+    NUM,
+    X,
+    batches,
+    checked,
+    faults,
+    network,
+    reasons,
+    seeded,
+)
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -80,12 +91,20 @@ def total(terms):
         term if isinstance(term, tuple) else (term, torch.ones(()))
         for term in terms.values()
     ]
-    weighted = [(values, weights.expand(values.shape)) for values, weights in pairs]
-    return sum((values * weights).sum() / weights.sum() for values, weights in weighted)
+    weighted = [
+        (values, weights.expand(values.shape)) for values, weights in pairs
+    ]
+    return sum(
+        (values * weights).sum() / weights.sum() for values, weights in weighted
+    )
 
 
 def parts(leaf, rows):
-    return tuple(each[rows] for each in leaf) if isinstance(leaf, tuple) else leaf[rows]
+    return (
+        tuple(each[rows] for each in leaf)
+        if isinstance(leaf, tuple)
+        else leaf[rows]
+    )
 
 
 LEARNED = nn.Parameter(torch.ones(()))
@@ -153,7 +172,9 @@ def test_a_term_that_counts_half_is_found():
 )
 def test_a_function_that_does_not_fit_is_not_judged(function, calls):
     model = network()
-    with stepcheck.watch(model, (X,), stepcheck.Objective(function, calls)) as report:
+    with stepcheck.watch(
+        model, (X,), stepcheck.Objective(function, calls)
+    ) as report:
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         for rows in batches():
             optimizer.zero_grad()
@@ -167,7 +188,9 @@ def test_a_function_that_does_not_fit_is_not_judged(function, calls):
 def test_a_loss_of_a_whole_batch_is_not_judged_in_microbatches():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    with stepcheck.watch(model, (X, TARGETS), stepcheck.Objective(contrast)) as report:
+    with stepcheck.watch(
+        model, (X, TARGETS), stepcheck.Objective(contrast)
+    ) as report:
         for i, rows in enumerate(batches()):
             (contrast(model, (X[rows], TARGETS[rows])) / 2).backward()
             if i % 2:
@@ -201,7 +224,9 @@ class Adversaries:
         outputs = {"real": critic(real), "made": critic(made)}
         wanted = {"real": 1.0, "made": 0.0}
         return {
-            name: cross(out, torch.full_like(out, wanted[name]), reduction="none")
+            name: cross(
+                out, torch.full_like(out, wanted[name]), reduction="none"
+            )
             for name, out in outputs.items()
         }
 
@@ -222,12 +247,15 @@ class Adversaries:
                 self.of_generator.zero_grad()
             out = self.critic(made)
             (
-                cross(out, torch.ones_like(out)) * (2 if fault == "twice" else 1)
+                cross(out, torch.ones_like(out))
+                * (2 if fault == "twice" else 1)
             ).backward()
             self.of_generator.step()
 
 
-@pytest.mark.parametrize(("fault", "num"), [("", 0), ("twice", 1), ("not detached", 1)])
+@pytest.mark.parametrize(
+    ("fault", "num"), [("", 0), ("twice", 1), ("not detached", 1)]
+)
 def test_models_that_train_in_turn_are_watched_in_one_with(fault, num):
     own = Adversaries()
     of_generator = stepcheck.Objective(own.loss_of_generator)

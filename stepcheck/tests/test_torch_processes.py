@@ -11,7 +11,9 @@ import pytest
 if find_spec("triton") and find_spec(
     "tensorflow"
 ):  # whose libraries end a process that loads both
-    pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
+    pytest.skip(
+        "PyTorch with Triton, beside TensorFlow", allow_module_level=True
+    )
 pytest.importorskip("torch")
 
 from stepcheck.values import Reason
@@ -25,7 +27,10 @@ def told(tmp_path_factory):
     """What each of two processes has of each loop."""
     out = tmp_path_factory.mktemp("processes") / "told"
     subprocess.run(
-        [sys.executable, "two_processes.py", out], cwd=HOME, check=True, timeout=200
+        [sys.executable, "two_processes.py", out],
+        cwd=HOME,
+        check=True,
+        timeout=200,
     )
     return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(2)]
 
@@ -54,9 +59,7 @@ def test_process_0_judges_the_loop_of_all(told):
 
 
 def test_the_others_say_where_the_report_is(told):
-    here = (
-        "This is process 1 of 2: process 0 judges the loop of all, and has the report."
-    )
+    here = "This is process 1 of 2: process 0 judges the loop of all, and has the report."
     others = [told[1][name] for name in (*LOOPS, "ended")]
     expected = {"elsewhere": here, "found": 0, "required": None}
     assert [report | expected for report in others] == others

@@ -32,14 +32,20 @@ SETTINGS = {
         {"lr": 0.01, "amsgrad": True, "betas": (0.9, 0.9), "maximize": True},
     ),
     "fused": (optim.Adam, {"lr": 0.01, "fused": True}),
-    "rate in a tensor": (optim.Adam, {"lr": torch.tensor(0.01), "foreach": False}),
+    "rate in a tensor": (
+        optim.Adam,
+        {"lr": torch.tensor(0.01), "foreach": False},
+    ),
     "decoupled": (
         optim.Adam,
         {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True},
     ),
     "adamw": (optim.AdamW, {"lr": 0.01}),
     "rmsprop": (optim.RMSprop, {"lr": 0.01, "weight_decay": 0.1}),
-    "centered": (optim.RMSprop, {"lr": 0.01, "momentum": 0.9, "centered": True}),
+    "centered": (
+        optim.RMSprop,
+        {"lr": 0.01, "momentum": 0.9, "centered": True},
+    ),
     "adagrad": (
         optim.Adagrad,
         {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.2},
@@ -67,10 +73,14 @@ def test_a_rule_makes_the_steps_of_pytorch(kind, dtype):
         p.grad = torch.randn(50, generator=draw).to(dtype)
         rule = rule_of(optimizer, optimizer.param_groups[0], count)
         slots = begun(rule, weights) if slots is None else slots
-        weights, slots = stepped(rule, weights, p.grad.clone().float().numpy(), slots)
+        weights, slots = stepped(
+            rule, weights, p.grad.clone().float().numpy(), slots
+        )
         optimizer.step()
     near = 2e-6 if dtype is torch.float32 else 4 * HALF_EPS
-    assert np.allclose(weights, p.detach().float().numpy(), rtol=near, atol=near)
+    assert np.allclose(
+        weights, p.detach().float().numpy(), rtol=near, atol=near
+    )
 
 
 def loop(model, own, *, after=lambda model: None, **meant):
@@ -107,12 +117,16 @@ def test_right_steps_in_half_precision_are_right(kind):
     model = network().to(torch.bfloat16)
     seeded()
     optimizer = make(model.parameters(), **given)
-    with stepcheck.watch(model, (X.to(torch.bfloat16), CLASSES), CROSS) as report:
+    with stepcheck.watch(
+        model, (X.to(torch.bfloat16), CLASSES), CROSS
+    ) as report:
         for rows in batches(3):
             optimizer.zero_grad()
             CROSS(model(X[rows].to(torch.bfloat16)), CLASSES[rows]).backward()
             optimizer.step()
-    assert [each for each in report.findings if each.stage == "step"] == [], str(report)
+    assert [each for each in report.findings if each.stage == "step"] == [], (
+        str(report)
+    )
 
 
 @pytest.mark.parametrize("make", OTHERS)
@@ -145,10 +159,16 @@ class Halved(optim.Adam):
         (optim.SGD, optim.Adam, [Fault.ANOTHER_OPTIMIZER]),
     ],
 )
-def test_steps_are_compared_with_those_of_the_stated_optimizer(kind, stated, found):
+def test_steps_are_compared_with_those_of_the_stated_optimizer(
+    kind, stated, found
+):
     model = network()
     optim.Adam(model.parameters())  # whose `step` is hooked from then on
-    meant = {} if stated is None else {"optimizer": stated(model.parameters(), lr=0.01)}
+    meant = (
+        {}
+        if stated is None
+        else {"optimizer": stated(model.parameters(), lr=0.01)}
+    )
     report = loop(model, kind(model.parameters(), lr=0.01), **meant)
     assert faults(report) == found, str(report)
     assert (Stage.STEP in report.judged) == (kind is not Halved)
@@ -165,9 +185,10 @@ def test_a_hook_that_writes_weights_inside_of_a_step_is_found():
     optimizer.register_step_post_hook(halve)
     report = loop(model, optimizer)
     (finding,) = report.findings
-    assert (finding.fault, finding.quantity) == (Fault.STEP_UNLIKE, Quantity.STEP), str(
-        report
-    )
+    assert (finding.fault, finding.quantity) == (
+        Fault.STEP_UNLIKE,
+        Quantity.STEP,
+    ), str(report)
     assert finding.where.parameters == ("0.bias",)
     number = max(finding.proof.numbers, key=lambda each: abs(each.expected))
     assert number.observed == pytest.approx(number.expected / 2, rel=1e-4)
@@ -196,7 +217,9 @@ def test_rates_that_a_schedule_moves_in_a_tensor_are_those_of_each_step():
 
 def test_a_wrong_kind_of_optimizer_is_refused():
     with (
-        pytest.raises(stepcheck.SpecificationError, match="optimizer of PyTorch"),
+        pytest.raises(
+            stepcheck.SpecificationError, match="optimizer of PyTorch"
+        ),
         stepcheck.watch(network(), (X, CLASSES), CROSS, optimizer="adam"),
     ):
         pass

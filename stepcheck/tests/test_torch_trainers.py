@@ -8,7 +8,9 @@ import pytest
 if find_spec("triton") and find_spec(
     "tensorflow"
 ):  # whose libraries end a process that loads both
-    pytest.skip("PyTorch with Triton, beside TensorFlow", allow_module_level=True)
+    pytest.skip(
+        "PyTorch with Triton, beside TensorFlow", allow_module_level=True
+    )
 pytest.importorskip("torch")
 
 import stepcheck
@@ -51,11 +53,15 @@ def faults(report):
     return [found.fault for found in report.findings]
 
 
-def test_the_loss_that_a_model_computes_is_the_one_that_is_meant(tmp_path, monkeypatch):
+def test_the_loss_that_a_model_computes_is_the_one_that_is_meant(
+    tmp_path, monkeypatch
+):
     transformers = pytest.importorskip("transformers", minversion="5.0")
     report = report_of(TRANSFORMERS, tmp_path)
     assert faults(report) == []
-    assert [each.reason for each in report.unjudged] == [Reason.DATA_AS_GIVEN], report
+    assert [each.reason for each in report.unjudged] == [
+        Reason.DATA_AS_GIVEN
+    ], report
     report.require("mode", "gradient", "step", "state")
     assert report.as_json()["updates"] == 12
     # Without its number of items a model divides by its own labels: the mean of means that Transformers had to 4.45.

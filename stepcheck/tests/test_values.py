@@ -44,12 +44,17 @@ def strings(nodes: Iterator[ast.AST | None]) -> Iterator[ast.Constant]:
         for each in (
             ast.walk(node)
             if isinstance(
-                node, ast.Constant | ast.JoinedStr | ast.Tuple | ast.Set | ast.List
+                node,
+                ast.Constant | ast.JoinedStr | ast.Tuple | ast.Set | ast.List,
             )
             else ()
         ):
             text = each.value if isinstance(each, ast.Constant) else None
-            if isinstance(text, str) and " " in text and any(map(str.isalpha, text)):
+            if (
+                isinstance(text, str)
+                and " " in text
+                and any(map(str.isalpha, text))
+            ):
                 yield each
 
 
@@ -107,7 +112,9 @@ def test_an_id_is_of_one_fault():
 
 
 WHOLE, EACH = Known.WEIGHT_OF_UPDATE, Known.WEIGHT_OF_MICROBATCH
-OF_MEANS = Count(below=(Known.MICROBATCHES, EACH), instead=Count(below=(WHOLE,)))
+OF_MEANS = Count(
+    below=(Known.MICROBATCHES, EACH), instead=Count(below=(WHOLE,))
+)
 OF_WEIGHTS, OF_REPLICAS = (
     Setting(unit=Unit.SAMPLE_WEIGHTS),
     Setting(Part.REPLICA, Unit.ROWS),

@@ -44,7 +44,9 @@ def triplet(labels, features):
 
 
 def squared(labels, outputs):
-    return ops.mean((ops.cast(ops.reshape(labels, (-1, 1)), "float32") - outputs) ** 2)
+    return ops.mean(
+        (ops.cast(ops.reshape(labels, (-1, 1)), "float32") - outputs) ** 2
+    )
 
 
 def as_class(function, name):
@@ -80,7 +82,9 @@ def compiled(loss, order=slice(None), **others):
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_compiled_loss_of_a_whole_batch_is_judged_as_a_whole(name):
     report = compiled(LOSSES[name])
-    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), (
+        str(report)
+    )
 
 
 def test_a_loss_of_a_batch_is_known_where_the_first_rows_have_one_class():
@@ -88,15 +92,21 @@ def test_a_loss_of_a_batch_is_known_where_the_first_rows_have_one_class():
 
 
 def test_microbatches_of_a_loss_of_a_batch_are_not_judged():
-    report = compiled(LOSSES["a class that is called"], gradient_accumulation_steps=3)
+    report = compiled(
+        LOSSES["a class that is called"], gradient_accumulation_steps=3
+    )
     assert report.findings == [], str(report)
     assert Reason.COUPLED in reasons(report)
     assert Stage.GRADIENT not in report.judged
 
 
 def test_microbatches_of_a_mean_in_a_class_are_judged():
-    report = compiled(LOSSES["a mean in a class"], gradient_accumulation_steps=3)
-    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
+    report = compiled(
+        LOSSES["a mean in a class"], gradient_accumulation_steps=3
+    )
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), (
+        str(report)
+    )
 
 
 @pytest.mark.parametrize("is_swapped", [False, True])
@@ -107,14 +117,18 @@ def test_a_loss_of_all_pairs_of_a_batch_is_taken_whole(is_swapped):
 
     def move(variables, gradients):
         by(optimizer)(
-            variables, gradients[2:] + gradients[:2] if is_swapped else gradients
+            variables,
+            gradients[2:] + gradients[:2] if is_swapped else gradients,
         )
 
     keras.utils.set_random_seed(3)
     left, right = keras.Input((5,)), keras.Input((5,))
     model = keras.Model(
         [left, right],
-        [layers.Dense(3, name="left")(left), layers.Dense(3, name="right")(right)],
+        [
+            layers.Dense(3, name="left")(left),
+            layers.Dense(3, name="right")(right),
+        ],
     )
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
@@ -142,7 +156,9 @@ def test_a_loss_of_all_pairs_of_a_batch_is_taken_whole(is_swapped):
         ),  # of a batch of six alone
     ],
 )
-def test_only_losses_that_look_at_several_rows_are_taken_whole(function, is_coupled):
+def test_only_losses_that_look_at_several_rows_are_taken_whole(
+    function, is_coupled
+):
     x, labels = X[:6], np.arange(6, dtype="float32")[:, None] + 1
     model = network()
     objective = meant(model, function, x, labels)
@@ -162,7 +178,9 @@ def two_parts():
 
 
 def fitted(model, rate):
-    model.compile(keras.optimizers.Adam(rate), "sparse_categorical_crossentropy")
+    model.compile(
+        keras.optimizers.Adam(rate), "sparse_categorical_crossentropy"
+    )
     model.fit(X, CLASSES, batch_size=8, epochs=2, verbose=0)
 
 
@@ -176,7 +194,9 @@ def test_a_second_stage_of_as_many_variables_is_judged():
         base.layers[0].trainable = True
         model.layers[-1].trainable = False
         fitted(model, 1e-3)
-    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), str(report)
+    assert (report.findings, Stage.GRADIENT in report.judged) == ([], True), (
+        str(report)
+    )
     assert report.as_json()["updates"] == 6
 
 
@@ -192,7 +212,9 @@ def test_what_is_trainable_in_turn_is_not_judged():
             for optimizer, judge.trainable in zip(
                 optimizers, (True, False), strict=True
             ):
-                variables = judge.trainable_variables or made.trainable_variables
+                variables = (
+                    judge.trainable_variables or made.trainable_variables
+                )
                 with tf.GradientTape() as tape:
                     loss = ops.mean(
                         (
@@ -213,7 +235,9 @@ def test_a_model_that_is_frozen_at_the_end_is_judged_as_it_was_trained():
     model = network()
     with stepcheck.watch(model, (X, Y)) as report:
         for epoch in range(2):
-            for rows in np.random.default_rng(epoch).permutation(24).reshape(3, 8):
+            for rows in (
+                np.random.default_rng(epoch).permutation(24).reshape(3, 8)
+            ):
                 model.trainable = True
                 model.train_on_batch(X[rows], Y[rows])
                 model.trainable = False
@@ -221,7 +245,9 @@ def test_a_model_that_is_frozen_at_the_end_is_judged_as_it_was_trained():
     assert not any(layer.trainable for layer in model.layers)
 
 
-@pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX, Keras refuses to train")
+@pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="on JAX, Keras refuses to train"
+)
 def test_fit_trains_the_layers_that_it_was_compiled_for_also_when_it_is_watched():
     """A new training function would train others, or none: the old one is kept, and not judged."""
     ended = []
@@ -269,7 +295,9 @@ def test_two_optimizers_of_other_variables_make_one_update(factor):
 
     def move(variables, gradients):
         body, head = [factor * g for g in gradients[:2]], gradients[2:]
-        for optimizer, held, grads in zip(own, parts, (body, head), strict=True):
+        for optimizer, held, grads in zip(
+            own, parts, (body, head), strict=True
+        ):
             optimizer.apply([*map(keras.ops.array, grads)], held)
 
     with stepcheck.watch(model, (X, Y), loss="mse") as report:
@@ -295,11 +323,15 @@ def test_an_inner_step_of_meta_learning_is_no_fault(is_reptile):
 
     def taken(rows):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(X[rows], training=True) - Y[rows]) ** 2)
+            loss = tf.reduce_mean(
+                (model(X[rows], training=True) - Y[rows]) ** 2
+            )
         return tape.gradient(loss, variables)
 
     with stepcheck.watch(model, (X, Y), optimizer=outer) as report:
-        for order in np.random.default_rng(1).permuted([np.arange(24)] * 2, axis=1):
+        for order in np.random.default_rng(1).permuted(
+            [np.arange(24)] * 2, axis=1
+        ):
             for rows in order.reshape(3, 2, 4):
                 start = [v.numpy() for v in variables]
                 inner.apply(taken(rows[0]), variables)

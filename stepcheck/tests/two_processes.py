@@ -18,7 +18,9 @@ from stepcheck.torch import processes
 NUM, EPOCHS = 2, 3  # processes, passes
 draw = torch.Generator().manual_seed(1)
 X = torch.randn(48, 5, generator=draw)
-Y = X @ torch.randn(5, 1, generator=draw) + 0.1 * torch.randn(48, 1, generator=draw)
+Y = X @ torch.randn(5, 1, generator=draw) + 0.1 * torch.randn(
+    48, 1, generator=draw
+)
 MSE = nn.MSELoss()
 
 
@@ -35,7 +37,9 @@ class Squares:
         torch.manual_seed(seed)
         parts = nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Tanh()
         self.model = nn.Sequential(nn.Linear(5, 8), *parts, nn.Linear(8, 1))
-        self.called = self.model if sync else DistributedDataParallel(self.model)
+        self.called = (
+            self.model if sync else DistributedDataParallel(self.model)
+        )
         self.sync = sync
         torch.manual_seed(rank)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05)
@@ -69,7 +73,9 @@ def same_bits(name, rank):
     torch.set_rng_state(state)
     bare.train()
     pairs = zip(
-        loop.model.state_dict().values(), bare.model.state_dict().values(), strict=True
+        loop.model.state_dict().values(),
+        bare.model.state_dict().values(),
+        strict=True,
     )
     return report, all(torch.equal(a, b) for a, b in pairs)
 
@@ -126,4 +132,6 @@ def run(rank, store, out):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(run, args=(f"{folder}/store", sys.argv[1]), nprocs=NUM)
+        multiprocessing.spawn(
+            run, args=(f"{folder}/store", sys.argv[1]), nprocs=NUM
+        )

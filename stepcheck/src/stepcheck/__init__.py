@@ -103,7 +103,11 @@ def watch(
     if not _is_of("keras", "Model", model):
         must = "model must be a model of Keras or a module of PyTorch."
         raise SpecificationError(
-            message(must, type(model).__name__, "stepcheck.watch(model, data=(x, y)).")
+            message(
+                must,
+                type(model).__name__,
+                "stepcheck.watch(model, data=(x, y)).",
+            )
         )
     from stepcheck.keras.watch import watched as watched_by_keras
 
@@ -156,7 +160,11 @@ def load(path: str | os.PathLike) -> "Trace":
 
 
 def diff(
-    a: Any, b: Any, *, match: Callable[[str], Any] | None = None, bits: bool = False
+    a: Any,
+    b: Any,
+    *,
+    match: Callable[[str], Any] | None = None,
+    bits: bool = False,
 ) -> "Comparison":
     """Compare two trainings, update by update: where do they differ first?
 

@@ -24,7 +24,9 @@ class Batch:
     def changed(self, changes: Values) -> Any:
         """Return a copy with other values in some arrays, of the batch's types."""
         values, named = self.values | changes, leaves(self.tree, "batch")
-        copies = (_like(values[n], leaf) if n in values else leaf for n, leaf in named)
+        copies = (
+            _like(values[n], leaf) if n in values else leaf for n, leaf in named
+        )
         return map_leaves(lambda _: next(copies), self.tree)
 
 
@@ -40,15 +42,22 @@ def read(tree: Any) -> Batch:
         if num_rows < 2 or shape[:1] not in ((), (1,), (num_rows,)) or is_text:
             must = "Each array of the batch must have its rows, two or more, on the first axis."
             advice = "pass np.arange(rows), and take the rows in `update`."
-            raise SpecificationError(message(must, f"{name} of shape {shape}", advice))
-    values = {n: numbers(leaf) for n, leaf in named if shapes[n][:1] == (num_rows,)}
+            raise SpecificationError(
+                message(must, f"{name} of shape {shape}", advice)
+            )
+    values = {
+        n: numbers(leaf) for n, leaf in named if shapes[n][:1] == (num_rows,)
+    }
     return Batch(tree, values, num_rows)
 
 
 def leaves(tree: Any, root: str) -> list[tuple[str, Any]]:
     """Return (name, leaf) of each leaf; that of a dict by its key."""
     key = rf"^{root}\['(.+?)'\]"
-    return [(re.sub(key, r"\1", name), leaf) for name, leaf in named_leaves(tree, root)]
+    return [
+        (re.sub(key, r"\1", name), leaf)
+        for name, leaf in named_leaves(tree, root)
+    ]
 
 
 def numbers(leaf: Any) -> np.ndarray:

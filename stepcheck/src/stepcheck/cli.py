@@ -63,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"stepcheck {__version__}"
     )
-    commands = parser.add_subparsers(dest="command", title="commands", required=True)
+    commands = parser.add_subparsers(
+        dest="command", title="commands", required=True
+    )
     for name, options in _OPTIONS.items():
         command = commands.add_parser(
             name, help=usage.HELP[name], description=usage.ABOUT[name]
@@ -82,7 +84,9 @@ def _run(own: argparse.Namespace, arguments: list[str]) -> int:
     _assert_script(own.script)
     if own.html is not None:
         assert_drawable()
-    names = Names({name: text for name in _STATED if (text := getattr(own, name))})
+    names = Names(
+        {name: text for name in _STATED if (text := getattr(own, name))}
+    )
     more = {"learning_rate": own.learning_rate, "rows": own.rows}
     run = Watched(names, own.updates, **more)
     with redirect_stdout(sys.stderr) if own.json else nullcontext():
@@ -119,7 +123,13 @@ def _record(own: argparse.Namespace, arguments: list[str]) -> int:
 def _diff(own: argparse.Namespace, _: list[str]) -> int:
     compared = diff(own.a, own.b, bits=own.bits)
     print(json.dumps(compared.as_json(), indent=1) if own.json else compared)
-    return RIGHT if compared.is_equal else WRONG if compared.differences else UNSEEN
+    return (
+        RIGHT
+        if compared.is_equal
+        else WRONG
+        if compared.differences
+        else UNSEEN
+    )
 
 
 def _assert_script(path: str) -> None:

@@ -29,7 +29,12 @@ _NEAR = 0.01  # relative distance of gradients at which the moves of the weights
 _ULPS = 4.0  # of a weight, by which its move is rounded
 _FOLLOWS, _UNJUDGED = Judged(Relation.FOLLOWS), Judged(Relation.UNJUDGED)
 _BY_MODE = Kind.OTHER_OUTPUTS, Kind.OTHER_DRAWS, Kind.OTHER_STATISTICS
-_ORDER = Relation.FOLLOWS, Relation.UNJUDGED, Relation.EQUAL, Relation.BY_ROUNDING
+_ORDER = (
+    Relation.FOLLOWS,
+    Relation.UNJUDGED,
+    Relation.EQUAL,
+    Relation.BY_ROUNDING,
+)
 
 
 def compare(
@@ -95,7 +100,8 @@ class _Comparison:
         self.others = _others(one, two, match)
         self.updates, self.near_rows = (updates(one), updates(two)), NEAR
         self.first: Difference | None = None
-        self._noise = 0.0  # the largest distance that rounding has made up to now
+        # the largest distance that rounding has made up to now
+        self._noise = 0.0
         # Of each parameter the entries whose gradients have been near in all updates.
         self._near: list = [np.True_] * len(self.params.names)
         self._last: Pair | None = None
@@ -109,10 +115,14 @@ class _Comparison:
             are_equal = parts[Part.OUTPUTS].relation in _ORDER[2:]
             if not pair.has_other_mode:
                 parts[Part.MODE] = Judged(Relation.EQUAL, 0.0)
-            elif parts[Part.MODE] is _FOLLOWS and (are_equal or self.first is None):
+            elif parts[Part.MODE] is _FOLLOWS and (
+                are_equal or self.first is None
+            ):
                 parts[Part.MODE] = Judged(Relation.NO_EFFECT)
             self._last = pair
-        return ComparedUpdate(one.number, parts, (len(one.digests), len(two.digests)))
+        return ComparedUpdate(
+            one.number, parts, (len(one.digests), len(two.digests))
+        )
 
     def _judge(self, pair: Pair, parts: dict[Part, Judged]) -> None:
         """Judge the parts of an update, up to the first difference."""
@@ -124,11 +134,16 @@ class _Comparison:
                 return
             if each.kind not in (Kind.OTHER_WEIGHTS, Kind.OTHER_RATE):
                 known = parts[each.part], judged
-                parts[each.part] = max(known, key=lambda e: _ORDER.index(e.relation))
+                parts[each.part] = max(
+                    known, key=lambda e: _ORDER.index(e.relation)
+                )
 
     def _judged(self, quantity: _Quantity) -> Judged:
         """Return whether a quantity differs: not if rounding may have grown so far."""
-        apart, is_exact = quantity.apart, self.bits or quantity.kind is Kind.OTHER_RATE
+        apart, is_exact = (
+            quantity.apart,
+            self.bits or quantity.kind is Kind.OTHER_RATE,
+        )
         if apart is None:
             return _UNJUDGED
         if apart <= (0.0 if self.bits else quantity.most):
@@ -141,7 +156,12 @@ class _Comparison:
         return Judged(relation, apart)
 
     def _quantity(
-        self, part: Part, kind: Kind, most: float, what: Shown, sides: Sides | None
+        self,
+        part: Part,
+        kind: Kind,
+        most: float,
+        what: Shown,
+        sides: Sides | None,
     ) -> _Quantity:
         apart = None if sides is None else sides.apart(bits=self.bits)
         return _Quantity(part, kind, apart, most, sides, what)
@@ -172,11 +192,16 @@ class _Comparison:
             yield self._quantity(*at, Sides.of([name], rates[:1], rates[1:]))
         moves, near, most = None, None, differs
         if pair.are_whole and known:
-            sides, most = zip(known.ones, known.twos, self._near, strict=True), ROUNDED
+            sides, most = (
+                zip(known.ones, known.twos, self._near, strict=True),
+                ROUNDED,
+            )
             near = self._near = [_are_near(a, b) & mask for a, b, mask in sides]
         if before and after and gradients:
             moves = _moves(before, after, near)
-        yield self._quantity(Part.STEP, Kind.OTHER_STEP, most, Shown.MOVE, moves)
+        yield self._quantity(
+            Part.STEP, Kind.OTHER_STEP, most, Shown.MOVE, moves
+        )
         if pair.are_whole:
             yield from self._states(pair, after)
 
@@ -191,7 +216,8 @@ class _Comparison:
         if self._last is None or has_views:  # an outline has one layout
             return [None, None, None]
         (grads, after), (_, before) = (
-            zip(*map(_outlined, each.steps), strict=True) for each in (pair, self._last)
+            zip(*map(_outlined, each.steps), strict=True)
+            for each in (pair, self._last)
         )
         return [self._sides(*both) for both in (grads, before, after)]
 
@@ -214,9 +240,14 @@ class _Comparison:
             at = Part.STATE, Kind.OTHER_STATISTICS, self.fits, Shown.STATE
             yield self._quantity(*at, Sides.of(*zip(*floats, strict=True)))
 
-    def _buffers(self, one: Update | Values, two: Update | Values, kinds: str) -> list:
+    def _buffers(
+        self, one: Update | Values, two: Update | Values, kinds: str
+    ) -> list:
         """Return (name, value, other value) of statistics or seeds of some dtypes."""
-        values = self.others.of_one(one.buffers), self.others.of_two(two.buffers)
+        values = (
+            self.others.of_one(one.buffers),
+            self.others.of_two(two.buffers),
+        )
         every = zip(self.others.names, *values, strict=False)
         return [each for each in every if each[1].dtype.kind in kinds]
 
@@ -224,19 +255,29 @@ class _Comparison:
         """Return the difference that a quantity shows."""
         part, kind, apart, most, sides, what = quantity
         number = 0 if kind is Kind.OTHER_WEIGHTS else pair.one.number
-        lines = [[None, *(p.line for p in u.passes)][-1] for u in (pair.one, pair.two)]
+        lines = [
+            [None, *(p.line for p in u.passes)][-1]
+            for u in (pair.one, pair.two)
+        ]
         if part in (Part.STEP, Part.STATE):
             lines = [step.line for step in pair.steps]
-        made = Difference(part, kind, number, apart or 0.0, order=pair.steps[0].order)
+        made = Difference(
+            part, kind, number, apart or 0.0, order=pair.steps[0].order
+        )
         made = replace(made, lines=(lines[0], lines[1]))
         if sides is None:
             return self._rows(pair, made)
-        where, numbers = Where(parameters=sides.unlike(most)), (sides.number(what),)
+        where, numbers = (
+            Where(parameters=sides.unlike(most)),
+            (sides.number(what),),
+        )
         made = replace(made, where=where, numbers=numbers)
         if part is Part.GRADIENT:
             return self._gradient(pair, sides, made)
         if part is Part.OUTPUTS:
-            where = Where(rows=sides.unlike_rows(most), outputs=sides.unlike(most))
+            where = Where(
+                rows=sides.unlike_rows(most), outputs=sides.unlike(most)
+            )
             kind = Kind.OTHER_DRAWS if self._has_other_draws(pair) else kind
             made = replace(made, kind=kind, where=where)
         if pair.has_other_mode and kind in _BY_MODE:
@@ -245,20 +286,28 @@ class _Comparison:
 
     def _rows(self, pair: Pair, made: Difference) -> Difference:
         one, two = pair.one.digests, pair.two.digests
-        used = [{*np.concatenate([e.digests for e in run])} for run in self.updates]
+        used = [
+            {*np.concatenate([e.digests for e in run])} for run in self.updates
+        ]
         same_size = Kind.OTHER_ORDER if used[0] == used[1] else Kind.OTHER_ROWS
         kind = same_size if len(one) == len(two) else Kind.OTHER_CUT
         where = Where(rows=tuple(np.flatnonzero(~np.isin(one, two)).tolist()))
-        return replace(made, kind=kind, where=where, counts=(len(one), len(two)))
+        return replace(
+            made, kind=kind, where=where, counts=(len(one), len(two))
+        )
 
     def _has_other_draws(self, pair: Pair) -> bool:
         """Whether the passes draw random numbers from other states."""
         seeds = self._buffers(pair.one, pair.two, kinds="iu")
-        ones, twos = ([p.random for p in each.passes] for each in (pair.one, pair.two))
+        ones, twos = (
+            [p.random for p in each.passes] for each in (pair.one, pair.two)
+        )
         are_other = ones != twos and any([*ones, *twos])
         return are_other or any(not np.array_equal(a, b) for _, a, b in seeds)
 
-    def _gradient(self, pair: Pair, sides: Sides, made: Difference) -> Difference:
+    def _gradient(
+        self, pair: Pair, sides: Sides, made: Difference
+    ) -> Difference:
         """Return a difference of gradients, explained by the derivatives of rows."""
         most, unlike = self.differs, made.where.parameters
         one, two = (float(np.linalg.norm(each)) for each in sides.vectors)
@@ -275,7 +324,9 @@ class _Comparison:
         factors, rests = found.factors()
         known = np.flatnonzero(~np.isnan(factors))
         factors = factors[known]
-        is_otherwise = factor is not None and not np.allclose(factors, factor, most)
+        is_otherwise = factor is not None and not np.allclose(
+            factors, factor, most
+        )
         if is_otherwise or not len(known):  # as where the optimizer divides
             return made
         # One number of a row has a factor in any case: rows of a pass count alike then.
@@ -291,7 +342,9 @@ class _Comparison:
             rows = () if is_changed.all() else tuple(known[is_changed].tolist())
         numbers = (*made.numbers, found.number(Shown.DERIVATIVE))
         where = replace(made.where, rows=rows)
-        return replace(made, kind=kind, counts=counts, where=where, numbers=numbers)
+        return replace(
+            made, kind=kind, counts=counts, where=where, numbers=numbers
+        )
 
 
 def _others(one: Run, two: Run, match: Match | None) -> Matched:
@@ -311,7 +364,9 @@ def _outlined(step: Applied) -> list[list]:
     """Return the outlines of gradients and weights, also of numbers that were kept."""
     if not step.is_whole:
         return [*map(list, step.outlines)] or [[], []]
-    return [[*map(outline, each)] for each in (_filled(step), step.params_after)]
+    return [
+        [*map(outline, each)] for each in (_filled(step), step.params_after)
+    ]
 
 
 def _are_near(one: np.ndarray, two: np.ndarray) -> np.ndarray:
@@ -324,10 +379,16 @@ def _moves(before: Sides, after: Sides, near: list | None = None) -> Sides:
     """
     ones, twos = [], []
     masks = near or [np.True_] * len(before.ones)
-    parts = zip(before.ones, before.twos, after.ones, after.twos, masks, strict=True)
+    parts = zip(
+        before.ones, before.twos, after.ones, after.twos, masks, strict=True
+    )
     for one, two, one_after, two_after, mask in parts:
         a, b = one_after - one, two_after - two
-        ulps = _ULPS * np.finfo("float32").eps * np.maximum(abs(one), abs(one_after))
+        ulps = (
+            _ULPS
+            * np.finfo("float32").eps
+            * np.maximum(abs(one), abs(one_after))
+        )
         is_equal = ~mask | (np.abs(a - b) <= ulps)
         ones.append(np.where(mask, a, 0))
         twos.append(np.where(is_equal, ones[-1], b))

@@ -18,7 +18,9 @@ class SpecificationError(ValueError):
     """The model, the data, the loss or another argument is not valid. Nothing has run."""
 
 
-def attempt(function: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
+def attempt(
+    function: Callable[[], Result],
+) -> tuple[Result | None, Exception | None]:
     """Return (result, error) of a function that is not our own.
 
     >>> attempt(lambda: 1), attempt(lambda: 1 / 0)
@@ -58,7 +60,9 @@ def shown(value: Any) -> str:
 
 def tell(line: str) -> None:
     """Print a single line on the error output."""
-    text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+    text = "".join(
+        each if each.isprintable() else ascii(each)[1:-1] for each in line
+    )
     print(text, file=sys.stderr, flush=True)
 
 

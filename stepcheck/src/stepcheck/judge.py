@@ -74,7 +74,8 @@ class Verdict:
         one.
         """
         return sum(
-            each.is_known and not each.called.replica for each in self.seen.pieces
+            each.is_known and not each.called.replica
+            for each in self.seen.pieces
         )
 
     @property
@@ -84,7 +85,9 @@ class Verdict:
         left = {each.stage for each in self.unjudged if each.is_of_all(num)}
         if not self.has_seen or None in left:
             return []
-        return [each for each in REQUIRED if each not in {*left, *self.failures}]
+        return [
+            each for each in REQUIRED if each not in {*left, *self.failures}
+        ]
 
     def of(self, stage: Stage) -> list[Finding]:
         """Return the findings of a stage."""
@@ -143,7 +146,8 @@ class _Context:
         self.case, self.verdict = case, Verdict()
         used = {case.compiled, *(step.optimizer for step in case.log.applied)}
         if case.compiled is not None and len(used) > 1:
-            case.schedule = None  # the compiled optimizer's, which is not the loop's
+            # the compiled optimizer's, which is not the loop's
+            case.schedule = None
         self.log = _last_part(case.log)
         self.is_late = self.log is not case.log
         self.before = _first_params(self.log) if self.is_late else case.before
@@ -154,7 +158,9 @@ class _Context:
         self.objective = case.objective
         self.verdict.unjudged += self.log.unjudged
         if num := len(case.log.applied) - len(self.log.applied):
-            self.verdict.unjudged.append(Unjudged(Reason.THAWED, Stage.GRADIENT, num))
+            self.verdict.unjudged.append(
+                Unjudged(Reason.THAWED, Stage.GRADIENT, num)
+            )
 
     @property
     def seen(self) -> Windows:
@@ -195,7 +201,9 @@ class _Context:
         if self.replay.moves_weights:
             return []
         optimizer = self.case.optimizer
-        is_own = all(step.applied.optimizer == id(optimizer) for step in self.steps)
+        is_own = all(
+            step.applied.optimizer == id(optimizer) for step in self.steps
+        )
         decay = self.replay.decay(optimizer) if is_own else None
         return [*between(self.steps, decay, self.replay.names)]
 
@@ -211,7 +219,8 @@ class _Context:
             elif self.modes.knows(update):
                 found.append(update)
         self.verdict.unjudged += [
-            Unjudged(reason, Stage.GRADIENT, num) for reason, num in left.items()
+            Unjudged(reason, Stage.GRADIENT, num)
+            for reason, num in left.items()
         ]
         return found
 
@@ -226,11 +235,17 @@ class _Context:
             Reason.NOT_KEPT: not update.applied.is_whole,
             Reason.NO_FORWARD_PASS: not update.pieces,
             Reason.RARE_SHAPES: update.number in self.modes.left,
-            Reason.MOVING: any(update.number in each.where.updates for each in inside),
+            Reason.MOVING: any(
+                update.number in each.where.updates for each in inside
+            ),
             Reason.COUPLED: is_coupled and len(update.pieces) > 1,
-            Reason.EQUAL_ROWS: not (is_clear or self.rows.agree(update.rows, others)),
+            Reason.EQUAL_ROWS: not (
+                is_clear or self.rows.agree(update.rows, others)
+            ),
         }
-        return next((reason for reason, is_so in reasons.items() if is_so), None)
+        return next(
+            (reason for reason, is_so in reasons.items() if is_so), None
+        )
 
 
 def _judged(case: Case) -> Verdict:
@@ -246,7 +261,9 @@ def _judged(case: Case) -> Verdict:
     return verdict
 
 
-def _run(context: _Context, stage: Stage, check: Callable[[_Context], Judged]) -> None:
+def _run(
+    context: _Context, stage: Stage, check: Callable[[_Context], Judged]
+) -> None:
     """Add the results of a check to the verdict, or the traceback of its error."""
     NOW.stage = stage
     verdict = context.verdict
@@ -270,7 +287,9 @@ def _last_part(log: Log) -> Log:
     trained = [each.trained for each in log.called if each.is_whole]
     if len(list(groupby(trained))) not in (2, 3):
         return log
-    others = [each.order for each in _events(log) if each.trained != trained[-1]]
+    others = [
+        each.order for each in _events(log) if each.trained != trained[-1]
+    ]
     late = log.since(max(others))
     return late if len(late.applied) >= LEAST else log
 
@@ -353,8 +372,12 @@ def _gradient(context: _Context) -> Judged:
     meant = context.meant(None if seen.is_by_hand else case.optimizer)
     evidence, judged = gradients(meant, context.known)
     findings = [each for each in judged if isinstance(each, Finding)]
-    if context.replay.moves_weights and not all(e.change.is_known for e in findings):
-        yield Unjudged(Reason.MOVING, Stage.GRADIENT)  # the gradient is by moved ones
+    if context.replay.moves_weights and not all(
+        e.change.is_known for e in findings
+    ):
+        yield Unjudged(
+            Reason.MOVING, Stage.GRADIENT
+        )  # the gradient is by moved ones
         return
     verdict.evidence = evidence
     if not evidence and not findings:
@@ -364,7 +387,9 @@ def _gradient(context: _Context) -> Judged:
         yield from otherwise(evidence, case.stated)
 
 
-def _skipped(found: Finding | Unjudged, updates: list[Update]) -> Finding | Unjudged:
+def _skipped(
+    found: Finding | Unjudged, updates: list[Update]
+) -> Finding | Unjudged:
     """Return that passes before an update's one batch are of skipped steps, if most
     updates have one.
     """
@@ -420,7 +445,9 @@ def _state(context: _Context) -> Judged:
         yield Unjudged(Reason.WRITTEN, Stage.STATE)
     yield from state(context.replay, context.modes, context.known)
     if context.case.ended is not None and context.log.is_stateless:
-        yield from lost_statistics(context.replay, context.case.ended, context.seen)
+        yield from lost_statistics(
+            context.replay, context.case.ended, context.seen
+        )
 
 
 def _printed(context: _Context) -> Judged:
@@ -433,7 +460,9 @@ def _facts(context: _Context) -> Facts:
     case = context.case
     modes = vars(context).get("modes", Modes())  # if passes could run again
     by_row = classes(case.data[1]) if case.by_pass is None else None
-    return facts(context.replay, context.log, context.seen, context.rows, modes, by_row)
+    return facts(
+        context.replay, context.log, context.seen, context.rows, modes, by_row
+    )
 
 
 CHECKS = (

@@ -89,7 +89,11 @@ class Port(ABC):
     most_shapes: int | None = None
 
     def __init__(
-        self, model: Any, data: tuple[Tree, ...], *, by_pass: ByPass | None = None
+        self,
+        model: Any,
+        data: tuple[Tree, ...],
+        *,
+        by_pass: ByPass | None = None,
     ):
         self.model, self.data, self.by_pass = model, data, by_pass
         self.num_rows = len(tree.leaves(data[0])[0])
@@ -100,7 +104,10 @@ class Port(ABC):
         """Take the names and shapes of the trainable variables, and the dtypes in which
         is computed.
         """
-        names, self.shapes = [name for name, _ in named], [shape for _, shape in named]
+        names, self.shapes = (
+            [name for name, _ in named],
+            [shape for _, shape in named],
+        )
         self.names = [
             n if names.count(n) == 1 else f"{n} ({names[:i].count(n) + 1})"
             for i, n in enumerate(names)
@@ -108,7 +115,9 @@ class Port(ABC):
         self.sizes = [int(np.prod(shape)) for shape in self.shapes]
         self._kept = list(map(places, self.sizes))
         pairs = zip(self.sizes, self._kept, strict=True)
-        self._nums = [size if kept is None else len(kept) for size, kept in pairs]
+        self._nums = [
+            size if kept is None else len(kept) for size, kept in pairs
+        ]
         self.is_in_part = any(chosen is not None for chosen in self._kept)
         self.is_half = any("float16" in dtype for dtype in dtypes)
         self.tolerance: Tolerance = tolerance(dtypes)
@@ -214,15 +223,21 @@ class Port(ABC):
     def differing(self, used: Any, stated: Any) -> dict[str, tuple[Any, Any]]:
         """Return the arguments, by name, that change a step and differ: (used, stated)."""
         own, meant = self.numbers_of(used), self.numbers_of(stated)
-        pairs = {name: (own[name], meant[name]) for name in meant if name in own}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        pairs = {
+            name: (own[name], meant[name]) for name in meant if name in own
+        }
+        return {
+            name: pair for name, pair in pairs.items() if pair[0] != pair[1]
+        }
 
     def decay(self, optimizer: Any) -> float | None:
         """Return the weight decay of an optimizer, if it has one."""
         return getattr(optimizer, "weight_decay", None)
 
     @abstractmethod
-    def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
+    def line_of_loss(
+        self, called: Called, *, is_penalty: bool = False
+    ) -> Line | None:
         """Return the line that computes the loss of a pass, or adds its penalty; None
         where it cannot be read.
         """
@@ -242,7 +257,9 @@ class Port(ABC):
     ) -> Iterator[np.ndarray]:
         """Yield the gradient by each of several factors."""
         for each in factors:
-            yield self.gradient(piece, objective, batch, each, training=training)
+            yield self.gradient(
+                piece, objective, batch, each, training=training
+            )
 
     def flat(self, grads: list[np.ndarray | None]) -> np.ndarray:
         """Return gradients as one vector, a missing one as zeros; of large parameters
@@ -253,14 +270,19 @@ class Port(ABC):
         parts = []
         for num, grad, kept in zip(self._nums, grads, self._kept, strict=True):
             part = np.zeros(num) if grad is None else np.reshape(grad, -1)
-            parts.append((part if len(part) == num else part[kept]).astype("float64"))
+            parts.append(
+                (part if len(part) == num else part[kept]).astype("float64")
+            )
         return np.concatenate(parts)
 
     def name_at(self, i: int) -> str:
         """Return the parameter of the i-th entry of such a vector, with its index."""
         ends = np.cumsum(self._nums)
         owner = int(np.searchsorted(ends, i, side="right"))
-        place, kept = i - int(ends[owner]) + self._nums[owner], self._kept[owner]
+        place, kept = (
+            i - int(ends[owner]) + self._nums[owner],
+            self._kept[owner],
+        )
         place = place if kept is None else int(kept[place])
         index = ", ".join(map(str, np.unravel_index(place, self.shapes[owner])))
         return f"{self.names[owner]}[{index}]"
@@ -287,7 +309,9 @@ class Port(ABC):
             has_their_weights: whether the weights belong to the labels' rows, too.
         """
         if self.by_pass is not None:
-            return self._packed(piece.called.inputs), *self.by_pass[piece.called.order]
+            return self._packed(piece.called.inputs), *self.by_pass[
+                piece.called.order
+            ]
         rows = piece.rows if piece.copied is None else piece.copied
         rows, are_others = np.where(rows == PAD, 0, rows), rows == PAD
         shifted = np.roll(rows if labels is None else labels, shift)
@@ -297,19 +321,25 @@ class Port(ABC):
             chosen[np.roll(are_others, shift)] = 0  # as in padding
             return self.as_wide(chosen, piece)
 
-        batch = self._packed(piece.called.inputs), tree.map_leaves(taken, self.data[1])
+        batch = (
+            self._packed(piece.called.inputs),
+            tree.map_leaves(taken, self.data[1]),
+        )
         if self.data[2] is None:
             return batch
         rows = shifted if has_their_weights else rows
         return *batch, tree.map_leaves(
-            lambda leaf: self.as_wide(np.asarray(leaf)[rows], piece), self.data[2]
+            lambda leaf: self.as_wide(np.asarray(leaf)[rows], piece),
+            self.data[2],
         )
 
     def as_wide(self, leaf: np.ndarray, piece: Piece) -> np.ndarray:
         """Return labels or weights of rows as wide as the outputs, where the batch is
         narrower than the data.
         """
-        pairs = zip(tree.leaves(self.data[0]), piece.called.inputs, strict=False)
+        pairs = zip(
+            tree.leaves(self.data[0]), piece.called.inputs, strict=False
+        )
         shapes = ((np.shape(whole), given.shape) for whole, given in pairs)
         is_narrow = any(one[1:2] > two[1:2] for one, two in shapes)
         outputs = piece.called.outputs

@@ -10,10 +10,21 @@ import numpy as np
 
 from stepcheck.batches import Batch, Values, leaves, numbers, read
 from stepcheck.errors import SpecificationError, attempt, message
-from stepcheck.report.probed import Cause, Effect, Outcome, ProbeReport, Variation
+from stepcheck.report.probed import (
+    Cause,
+    Effect,
+    Outcome,
+    ProbeReport,
+    Variation,
+)
 from stepcheck.trace.measure import COARSE, FINE, tolerance
 
-_DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}  # of a mantissa
+_DIGITS = {
+    "float64": 52,
+    "float32": 23,
+    "float16": 10,
+    "bfloat16": 7,
+}  # of a mantissa
 _TENTH = 0.1  # equal calls that move so much of what other values move are no rounding
 
 
@@ -56,12 +67,18 @@ def probe(
     if order:
         draw = np.random.default_rng(0)
         orders = np.arange(rows.num_rows)[::-1], draw.permutation(rows.num_rows)
-        ways = [{name: v[at] for name, v in rows.values.items()} for at in orders]
+        ways = [
+            {name: v[at] for name, v in rows.values.items()} for at in orders
+        ]
         changes.append(_Change(Variation.ORDER, (), ways))
-    changes += [_Change(Variation.CUTS, (str(n),), [{}], (n,)) for n in counts[1:]]
+    changes += [
+        _Change(Variation.CUTS, (str(n),), [{}], (n,)) for n in counts[1:]
+    ]
     made = {each.kind for each in changes}
     stated = {"padding": padding, "weights": weights, "cuts": cuts}
-    missing = {name for name, given in stated.items() if given is not None} - made
+    missing = {
+        name for name, given in stated.items() if given is not None
+    } - made
     padded = {each.of[0] for each in changes if each.kind is Variation.PADDING}
     missing |= {*padding} - padded if isinstance(padding, Mapping) else set()
     if missing or made <= {Variation.VALUES} or 0 in counts:
@@ -69,7 +86,9 @@ def probe(
             "There must be a change: padding (of booleans) and weights (with a 0) leave out some "
             "values of an array of the batch, by its first axes; cuts are numbers, two or more."
         )
-        received = f"nothing to change for {', '.join(sorted(missing)) or 'the batch'}"
+        received = (
+            f"nothing to change for {', '.join(sorted(missing)) or 'the batch'}"
+        )
         raise SpecificationError(message(must, received, "padding=ids == 0."))
     return _report(_Trained(update, rows, counts[:1]), changes)
 
@@ -81,7 +100,8 @@ class _Change(NamedTuple):
     of: tuple[str, ...]
     ways: list[Values]
     cut: tuple[int, ...] = ()
-    is_marked: bool = False  # an update may know the places by the values that they had
+    # an update may know the places by the values that they had
+    is_marked: bool = False
 
 
 def _changes(rows: Batch, padding: Any, weights: Any) -> Iterator[_Change]:
@@ -98,7 +118,9 @@ def _changes(rows: Batch, padding: Any, weights: Any) -> Iterator[_Change]:
             continue
         pad, zero = pads.get(name, none), zeros.get(name, none)
         is_one = len(np.unique(values[pad])) == 1
-        is_marked = is_one and values[pad].flat[0] not in values[~pad] and not is_named
+        is_marked = (
+            is_one and values[pad].flat[0] not in values[~pad] and not is_named
+        )
         for kind, where, real, is_known in (
             (Variation.VALUES, ~pad, ~pad, False),
             (Variation.PADDING, pad, ~pad, is_marked),
@@ -115,16 +137,22 @@ def _fitted(rows: Batch, stated: Any) -> dict[str, np.ndarray]:
     is_named = isinstance(stated, Mapping)
     by_name = stated if is_named else dict.fromkeys(rows.values, stated)
     given = {name: by_name.get(name) for name in rows.values}
-    masks = {name: numbers(mask) for name, mask in given.items() if mask is not None}
+    masks = {
+        name: numbers(mask) for name, mask in given.items() if mask is not None
+    }
     return {
         name: mask
         for name, mask in masks.items()
-        if mask.dtype == bool and rows.values[name].shape[: mask.ndim] == mask.shape
+        if mask.dtype == bool
+        and rows.values[name].shape[: mask.ndim] == mask.shape
     }
 
 
 def _others(
-    values: np.ndarray, where: np.ndarray, real: np.ndarray, draw: np.random.Generator
+    values: np.ndarray,
+    where: np.ndarray,
+    real: np.ndarray,
+    draw: np.random.Generator,
 ) -> np.ndarray | None:
     """Return an array with other values somewhere, of its real places, if it has some."""
     pool, present = values[real], values[where]
@@ -142,13 +170,17 @@ def _others(
 class _Trained:
     """The new weights of an update of the batch, and how far those of others are apart."""
 
-    def __init__(self, update: Callable[..., Any], rows: Batch, cut: tuple[int, ...]):
+    def __init__(
+        self, update: Callable[..., Any], rows: Batch, cut: tuple[int, ...]
+    ):
         self._update, self._rows, self._cut = update, rows, cut
         self._base = self._weights({}, cut)
         self.names = [name for name, *_ in self._base]
         self.dtypes = [dtype for _, dtype, _ in self._base]
         lengths = np.array([_length(values) for *_, values in self._base])
-        self.rounding = 2 * lengths * [2.0 ** -_DIGITS[dtype] for dtype in self.dtypes]
+        self.rounding = (
+            2 * lengths * [2.0 ** -_DIGITS[dtype] for dtype in self.dtypes]
+        )
 
     def _weights(
         self, values: Values, cut: tuple[int, ...]
@@ -167,11 +199,18 @@ class _Trained:
             if _dtype(leaf) in _DIGITS
         ]
 
-    def moves(self, ways: list[Values], cut: tuple[int, ...] = ()) -> np.ndarray:
+    def moves(
+        self, ways: list[Values], cut: tuple[int, ...] = ()
+    ) -> np.ndarray:
         """Return how far each parameter moves at most from its value with the batch."""
-        pairs = (zip(self._weights(v, cut), self._base, strict=True) for v in ways)
+        pairs = (
+            zip(self._weights(v, cut), self._base, strict=True) for v in ways
+        )
         apart = [
-            [_length(np.subtract(a[-1], b[-1], dtype="float64")) for a, b in each]
+            [
+                _length(np.subtract(a[-1], b[-1], dtype="float64"))
+                for a, b in each
+            ]
             for each in pairs
         ]
         return np.nan_to_num(np.max(apart, axis=0), nan=np.inf)
@@ -180,7 +219,9 @@ class _Trained:
 def _report(trained: _Trained, changes: list[_Change]) -> ProbeReport:
     """Try all changes, and judge them by the moves of equal calls and of other values."""
     noise = trained.moves([{}, {}])
-    tried = [attempt(partial(trained.moves, each.ways, each.cut)) for each in changes]
+    tried = [
+        attempt(partial(trained.moves, each.ways, each.cut)) for each in changes
+    ]
     by_values = [
         np.nan_to_num(moves, posinf=0)
         for each, (moves, _) in zip(changes, tried, strict=True)
@@ -197,25 +238,39 @@ def _report(trained: _Trained, changes: list[_Change]) -> ProbeReport:
     fits = tolerance(trained.dtypes).fits * total
     rounding = np.maximum(np.maximum(trained.rounding, 4 * noise), fits)
     is_precise = {*trained.dtypes} == {"float64"}
-    by_sums = (FINE if is_precise else COARSE).differs  # at a lower precision perhaps
+    by_sums = (
+        FINE if is_precise else COARSE
+    ).differs  # at a lower precision perhaps
     is_moving, effects = scale > rounding, []
     for change, (moves, error) in zip(changes, tried, strict=True):
         of = change.kind, change.of
         cause: Cause | None = Cause.REFUSED
         if moves is None:
             told = f"{type(error).__name__}: {error}"
-            effects.append(Effect(*of, Outcome.UNJUDGED, cause=cause, told=told))
+            effects.append(
+                Effect(*of, Outcome.UNJUDGED, cause=cause, told=told)
+            )
             continue
         moved = [i for i in np.argsort(-moves) if moves[i] > rounding[i]]
         # Another sum touches all gradients: by rounding most parameters move by little.
         ratios = [0.0, *(moves[is_moving] / scale[is_moving])]
         is_sum = change.kind in (Variation.ORDER, Variation.CUTS)
-        is_small = is_sum and np.quantile(ratios, 0.5, method="higher") <= by_sums
-        doubt = Cause.MARKS if change.is_marked else Cause.SMALL if is_small else None
+        is_small = (
+            is_sum and np.quantile(ratios, 0.5, method="higher") <= by_sums
+        )
+        doubt = (
+            Cause.MARKS
+            if change.is_marked
+            else Cause.SMALL
+            if is_small
+            else None
+        )
         cause = doubt if moved else None
         judged = Outcome.MOVES if moved else Outcome.SAME
         outcome = judged if cause is None else Outcome.UNJUDGED
-        apart = tuple((trained.names[i], float(moves[i]) / total) for i in moved)
+        apart = tuple(
+            (trained.names[i], float(moves[i]) / total) for i in moved
+        )
         length = _length(moves) / total
         effects.append(Effect(*of, outcome, length, apart, len(moves), cause))
     return ProbeReport(tuple(effects), float(np.max(rounding)) / total)

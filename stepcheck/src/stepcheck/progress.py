@@ -20,7 +20,9 @@ NOW = _Progress()
 
 
 @contextmanager
-def shown(every: float = _EVERY, tell: Callable[[str], None] = tell) -> Iterator[None]:
+def shown(
+    every: float = _EVERY, tell: Callable[[str], None] = tell
+) -> Iterator[None]:
     """Print the present stage and the seconds so far, again and again, while the body
     runs.
     """

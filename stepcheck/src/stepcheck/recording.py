@@ -15,7 +15,10 @@ from stepcheck.report.difference import Comparison
 from stepcheck.trace.matching import Match
 from stepcheck.trace.trace import Trace, load
 
-_BACKENDS = "jax", "tensorflow"  # of Keras; on PyTorch its optimizers are not PyTorch's
+_BACKENDS = (
+    "jax",
+    "tensorflow",
+)  # of Keras; on PyTorch its optimizers are not PyTorch's
 
 
 @contextmanager
@@ -45,7 +48,9 @@ def recorded(*models: Any) -> Iterator[Trace]:
         raise
 
 
-def compared(one: Any, two: Any, *, match: Match | None, bits: bool) -> Comparison:
+def compared(
+    one: Any, two: Any, *, match: Match | None, bits: bool
+) -> Comparison:
     """Return two traces compared; see `stepcheck.diff`."""
     a, b = _trace_of(one), _trace_of(two)
     num = min(len(a.runs), len(b.runs))
@@ -54,7 +59,9 @@ def compared(one: Any, two: Any, *, match: Match | None, bits: bool) -> Comparis
         "bits": bits,
         "is_one_of_several": num > 1,
     }
-    models = [compare(*pair, **options) for pair in zip(a.runs, b.runs, strict=False)]
+    models = [
+        compare(*pair, **options) for pair in zip(a.runs, b.runs, strict=False)
+    ]
     rest = [run.name for run in (*a.runs[num:], *b.runs[num:])]
     names = sorted(a.versions.keys() & b.versions.keys())
     versions = [(name, a.versions[name], b.versions[name]) for name in names]
@@ -67,5 +74,8 @@ def _trace_of(given: Any) -> Trace:
         return given
     if isinstance(given, str | os.PathLike):
         return load(given)
-    must, advice = "diff compares two traces.", "the trace of `record`, or a path."
+    must, advice = (
+        "diff compares two traces.",
+        "the trace of `record`, or a path.",
+    )
     raise SpecificationError(message(must, type(given).__name__, advice))

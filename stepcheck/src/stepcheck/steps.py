@@ -111,7 +111,9 @@ def begun(rule: StepRule, weights: np.ndarray) -> Slots:
     """
     zeros = np.zeros_like(weights)
     begins_bare = rule.beta_2 is None and rule.velocity is Velocity.PLAIN
-    return Slots(None if begins_bare else zeros, zeros + rule.initial, zeros, zeros)
+    return Slots(
+        None if begins_bare else zeros, zeros + rule.initial, zeros, zeros
+    )
 
 
 def stepped(
@@ -149,7 +151,11 @@ def stepped(
         step = step / (1 - rule.momentum**count)
     if root is not None and not rule.divides_first:
         step = step / root
-    scale = {Velocity.PLAIN: rule.rate, Velocity.RATED: 1.0, Velocity.NEGATED: -1.0}
+    scale = {
+        Velocity.PLAIN: rule.rate,
+        Velocity.RATED: 1.0,
+        Velocity.NEGATED: -1.0,
+    }
     return weights - scale[rule.velocity] * step, slots
 
 
@@ -163,7 +169,9 @@ def _averaged(
     gain = gains.get(rule.velocity, -rule.rate)
     if not rule.momentum:
         return gain * grad, slots
-    mean = grad if slots.mean is None else rule.momentum * slots.mean + gain * grad
+    mean = (
+        grad if slots.mean is None else rule.momentum * slots.mean + gain * grad
+    )
     step = gain * grad + rule.momentum * mean if rule.nesterov else mean
     return step, slots._replace(mean=mean)
 
@@ -191,7 +199,9 @@ def _root(rule: StepRule, slots: Slots) -> np.ndarray:
     if rule.centered:
         square = np.maximum(square - slots.centre * slots.centre, 0)
     correction = (
-        float(np.sqrt(1 - rule.beta_2**slots.num_steps)) if rule.is_corrected else 1.0
+        float(np.sqrt(1 - rule.beta_2**slots.num_steps))
+        if rule.is_corrected
+        else 1.0
     )
     if rule.place is Epsilon.INSIDE:
         return np.sqrt(square + rule.epsilon)
@@ -209,17 +219,22 @@ def clipped(
     each, whole, number = clips
     if not any(clips):
         return [*grads]
-    sizes = [0.0 if grad is None else float(np.linalg.norm(grad)) for grad in grads]
+    sizes = [
+        0.0 if grad is None else float(np.linalg.norm(grad)) for grad in grads
+    ]
     if each:
         factors = [min(1.0, each / size) if size else 1.0 for size in sizes]
     else:
         size = float(np.linalg.norm(sizes))
-        factors = [min(1.0, whole / size) if whole and size else 1.0] * len(sizes)
+        factors = [min(1.0, whole / size) if whole and size else 1.0] * len(
+            sizes
+        )
     pairs = zip(grads, factors, strict=True)
     found = [None if grad is None else grad * factor for grad, factor in pairs]
     if number and not (each or whole):
         return [
-            None if grad is None else np.clip(grad, -number, number) for grad in found
+            None if grad is None else np.clip(grad, -number, number)
+            for grad in found
         ]
     return found
 
@@ -231,7 +246,9 @@ def precision(weights: np.ndarray) -> float:
     >>> precision(np.array([1.1], "float32")) < 1e-6, precision(np.array([1.0, 0.5], "float32"))
     (True, 0.0078125)
     """
-    if weights.dtype == np.float32 and not np.any(weights.view(np.uint32) & _LOW_BITS):
+    if weights.dtype == np.float32 and not np.any(
+        weights.view(np.uint32) & _LOW_BITS
+    ):
         return HALF_EPS
     is_known = np.issubdtype(weights.dtype, np.floating)
     return float(np.finfo(weights.dtype).eps) if is_known else HALF_EPS

@@ -59,7 +59,9 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
     sizes = {shape[:1] for shape in shapes.values()}
     if len(sizes) != 1 or () in sizes:
         must = f"All arrays in {root} must have the same number of rows."
-        received = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
+        received = ", ".join(
+            f"{name}: {shape}" for name, shape in shapes.items()
+        )
         advice = "pass arrays of shape (rows, ...), of equal length."
         raise SpecificationError(message(must, received, advice))
     return int(sizes.pop()[0])

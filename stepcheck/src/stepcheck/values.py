@@ -323,5 +323,9 @@ class Unjudged:
         """
         others = Reason.CLIPPED_BY_HAND, Reason.THAWED
         is_known = self.reason in others
-        is_all = self.stage is not None and self.updates >= num_updates and not is_known
+        is_all = (
+            self.stage is not None
+            and self.updates >= num_updates
+            and not is_known
+        )
         return not self.updates or is_all

@@ -56,7 +56,9 @@ class Names:
             if error is not None:  # a name or an item comes later
                 return None
         leaves = tree.leaves(found.get("data"))
-        are_traced = any(type(leaf).__name__.endswith("Tracer") for leaf in leaves)
+        are_traced = any(
+            type(leaf).__name__.endswith("Tracer") for leaf in leaves
+        )
         return None if are_traced else found
 
     def unknown(self, scope: Scope) -> Iterator[tuple[str, str, list[str]]]:
@@ -69,13 +71,17 @@ class Names:
                 known = scope if owner is None else dir(owner)
                 yield argument, name, get_close_matches(name, known)
 
-    def _value(self, argument: str, scope: Scope) -> tuple[Any, Exception | None]:
+    def _value(
+        self, argument: str, scope: Scope
+    ) -> tuple[Any, Exception | None]:
         known = {**self._of_keras(), **scope, "__builtins__": {}}
         return attempt(lambda: eval(self._codes[argument], known))
 
     def are_written(self, text: str) -> bool:
         """Whether a source has all names, so that they may get values later."""
-        names = {name for code in self._codes.values() for name in code.co_names}
+        names = {
+            name for code in self._codes.values() for name in code.co_names
+        }
         return all(name in text for name in names - {*self._of_keras()})
 
     def _of_keras(self) -> dict[str, str]:
@@ -93,9 +99,13 @@ def _parsed(argument: str, text: str) -> ast.Expression:
         raise SpecificationError(
             message(must, text, "net, trainer.model or batch['x'].")
         ) from error
-    parts = [node for node in ast.walk(parsed.body) if isinstance(node, ast.expr)]
+    parts = [
+        node for node in ast.walk(parsed.body) if isinstance(node, ast.expr)
+    ]
     if not all(isinstance(node, _PLAIN) for node in parts):
-        raise SpecificationError(message(must, text, "give it a name in the script."))
+        raise SpecificationError(
+            message(must, text, "give it a name in the script.")
+        )
     return parsed
 
 
@@ -117,14 +127,19 @@ def seen(scope: Scope) -> dict[str, dict[str, Any]]:
     >>> [*seen({"x": np.ones(3), "num": 3})["data"]]
     ['x']
     """
-    named = {name: value for name, value in scope.items() if not name.startswith("_")}
+    named = {
+        name: value for name, value in scope.items() if not name.startswith("_")
+    }
     for name, value in [*named.items()]:
         home = type(value).__module__
         file = getattr(sys.modules.get(home), "__file__", None)
         if home == "__main__" or (file and is_of_user(file)):
             parts = getattr(value, "__dict__", {})
             named |= {f"{name}.{key}": own for key, own in parts.items()}
-    found = {kind: dict[str, Any]() for kind in ("model", "data", "loss", "optimizer")}
+    found = {
+        kind: dict[str, Any]()
+        for kind in ("model", "data", "loss", "optimizer")
+    }
     known = set[int]()
     for name, value in named.items():
         bases = {base.__name__ for base in type(value).__mro__}

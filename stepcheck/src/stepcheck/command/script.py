@@ -26,7 +26,11 @@ STEPS = {"keras:optimizers.Optimizer.apply", "torch:Tensor.backward"}
 _DOORS = {  # methods of every loop; inside of those of TensorFlow a pass has no numbers
     *(FIT, TRAINER, *STEPS, "torch:nn.Module.__call__"),
     *("keras:layers.Layer.__call__", "keras:layers.Layer.stateless_call"),
-    *("keras:Model.train_on_batch", "keras:Model.evaluate", "keras:Model.predict"),
+    *(
+        "keras:Model.train_on_batch",
+        "keras:Model.evaluate",
+        "keras:Model.predict",
+    ),
     "tensorflow:GradientTape.__enter__",
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
 }
@@ -65,8 +69,16 @@ class Run(ABC):
     def __init__(self, num_updates: int):
         self.result: Any = None
         self.error: BaseException | None = None
-        self._num_updates, self._has_stopped, self._is_over = num_updates, False, False
-        self._doors, self._hooks, self._opened = ExitStack(), ExitStack(), set[str]()
+        self._num_updates, self._has_stopped, self._is_over = (
+            num_updates,
+            False,
+            False,
+        )
+        self._doors, self._hooks, self._opened = (
+            ExitStack(),
+            ExitStack(),
+            set[str](),
+        )
         self._looking = threading.Lock()
 
     @abstractmethod
@@ -90,7 +102,9 @@ class Run(ABC):
             replaced(sys, "path", path),
             self._doors,
         ):
-            self._doors.enter_context(replaced(builtins, "__import__", importing))
+            self._doors.enter_context(
+                replaced(builtins, "__import__", importing)
+            )
             try:
                 with self._hooks:
                     self._execute(script)
@@ -112,7 +126,8 @@ class Run(ABC):
             try:
                 runpy.run_path(script, run_name="__main__")
             finally:
-                self._is_over = True  # later updates that an engine reports end nothing
+                # later updates that an engine reports end nothing
+                self._is_over = True
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except BaseException as error:
             has_exited = isinstance(error, SystemExit) and not error.code
@@ -175,7 +190,8 @@ class Run(ABC):
             signal.setitimer(signal.ITIMER_REAL, 0)
             return
         if not any(
-            each.f_code.co_filename.endswith(_CALLING_BACK) for each in frames(frame)
+            each.f_code.co_filename.endswith(_CALLING_BACK)
+            for each in frames(frame)
         ):
             raise Enough
         signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)

@@ -32,8 +32,12 @@ class Watched(Run):
     def hooks(self, call: Call) -> AbstractContextManager | None:
         """Return the watch, if all has values here."""
         callers = frames(sys._getframe(1))
-        running = [each for each in callers if is_of_user(each.f_code.co_filename)]
-        scopes: list[Scope] = [each.f_globals | each.f_locals for each in running]
+        running = [
+            each for each in callers if is_of_user(each.f_code.co_filename)
+        ]
+        scopes: list[Scope] = [
+            each.f_globals | each.f_locals for each in running
+        ]
         scopes.append(vars(sys.modules["__main__"]))
         self._scope = ChainMap(*map(dict, scopes))
         named = next(filter(None, map(self._names.values, scopes)), {})
@@ -57,7 +61,9 @@ class Watched(Run):
         """Return in words why nothing was watched, and the command to run."""
         if not self._scope:
             return usage.unwatched(self.error)
-        lines = [usage.unknown(*each) for each in self._names.unknown(self._scope)]
+        lines = [
+            usage.unknown(*each) for each in self._names.unknown(self._scope)
+        ]
         lines += usage.understated(script, self._names.texts, seen(self._scope))
         return "\n".join(lines)
 

@@ -33,7 +33,10 @@ def changes(loss: Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
     """Yield (name, function, whether it is the loss's activation) that outputs may go
     through.
     """
-    wide: dict[str, Callable] = {"softmax": _softmax, "log_softmax": ops.log_softmax}
+    wide: dict[str, Callable] = {
+        "softmax": _softmax,
+        "log_softmax": ops.log_softmax,
+    }
     functions = (wide if width > 1 else {}) | {
         "sigmoid": _sigmoid,
         "tanh": ops.tanh,
@@ -42,7 +45,9 @@ def changes(loss: Loss, width: int) -> Iterator[tuple[str, Callable, bool]]:
         "square": ops.square,
     }
     own = "sigmoid" if "Binary" in type(loss).__name__ else "softmax"
-    yield from ((name, function, name == own) for name, function in functions.items())
+    yield from (
+        (name, function, name == own) for name, function in functions.items()
+    )
 
 
 # Written out: Keras would undo its own activations.
@@ -66,4 +71,6 @@ def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
         )
         return dense, 0.0, True
     plain = _changed(loss, "label_smoothing", 0.0)
-    return None if plain is None else (plain, float(loss.label_smoothing), False)
+    return (
+        None if plain is None else (plain, float(loss.label_smoothing), False)
+    )

@@ -75,7 +75,10 @@ def listening(
 
 
 def _met(
-    hooks: list["Hooks"], found: Found | None, inside: threading.local, method: Callable
+    hooks: list["Hooks"],
+    found: Found | None,
+    inside: threading.local,
+    method: Callable,
 ) -> Callable:
     """Return a call of a model, before which a model that is to be found is hooked.
 
@@ -109,13 +112,18 @@ def _find(
     """Hook a model that is to be found, if it is given no symbols."""
     if found is None or any(each.model is model for each in hooks):
         return
-    if not any(isinstance(leaf, keras.KerasTensor) for leaf in tree.leaves(given)):
+    if not any(
+        isinstance(leaf, keras.KerasTensor) for leaf in tree.leaves(given)
+    ):
         hooks.append(found(model))
         hooks[-1].begin()
 
 
 def _made(
-    hooks: list["Hooks"], found: Found | None, listener: Listener, make: Callable
+    hooks: list["Hooks"],
+    found: Found | None,
+    listener: Listener,
+    make: Callable,
 ) -> Callable:
     """Return what makes training functions anew, as far as they can be recorded."""
 
@@ -145,7 +153,10 @@ def _around(name: str, hooks: list["Hooks"], method: Callable) -> Callable:
 
     @wraps(method)
     def told(optimizer: Any, *arguments: Any, **others: Any) -> Any:
-        given = [[*each] if isinstance(each, Iterator) else each for each in arguments]
+        given = [
+            [*each] if isinstance(each, Iterator) else each
+            for each in arguments
+        ]
         begun = [
             each.harmless(getattr(each, name))(optimizer, *given, **others)
             for each in hooks
@@ -174,8 +185,15 @@ class Hooks:
         log: Log,
         beside: Beside | None = None,
     ):
-        self.model, self.listener, self.log, self.beside = model, listener, log, beside
-        self._renewed: set[int] = set()  # models with training functions made inside
+        self.model, self.listener, self.log, self.beside = (
+            model,
+            listener,
+            log,
+            beside,
+        )
+        self._renewed: set[int] = (
+            set()
+        )  # models with training functions made inside
         self._stack = ExitStack()
         self._num_muted: Counter[int] = Counter()  # by thread
 
@@ -198,7 +216,9 @@ class Hooks:
         """
         if id(trainer) in self._renewed:
             return
-        if is_outdated_in(trainer):  # a new function would train other variables
+        if is_outdated_in(
+            trainer
+        ):  # a new function would train other variables
             self.log.leave(Reason.OUTLINED)
             return
         held, name = vars(trainer), "train_function"
@@ -225,7 +245,8 @@ class Hooks:
         with uncast():
             own = [self._value(v) for group in groups for v in group]
         self._tell(
-            lambda order, replica, numbers: beside.keep(order, place, numbers), own
+            lambda order, replica, numbers: beside.keep(order, place, numbers),
+            own,
         )
 
     def _is_silent(self) -> bool:
@@ -256,7 +277,9 @@ class Hooks:
 
         @wraps(method)
         def heard(*arguments: Any, **others: Any) -> Any:
-            self.log.fit(others.get("class_weight"), others.get("sample_weight"))
+            self.log.fit(
+                others.get("class_weight"), others.get("sample_weight")
+            )
             return method(*arguments, **others)
 
         return _as_bound(heard, method)
@@ -272,7 +295,9 @@ class Hooks:
                 return function(*arguments, **others)
             except Exception as error:  # of our own, in the midst of the loop
                 self.log.is_open = False
-                self.log.leave(Reason.FAILED, told=f"{type(error).__name__}: {error}")
+                self.log.leave(
+                    Reason.FAILED, told=f"{type(error).__name__}: {error}"
+                )
                 return None
 
         return called
@@ -289,7 +314,9 @@ class Hooks:
             self.log.leave(Reason.BLIND, told=blind)
         else:
             heard = self.harmless(
-                lambda order, replica, own: told(order, replica, packed(own, values))
+                lambda order, replica, own: told(
+                    order, replica, packed(own, values)
+                )
             )
             self.listener.tell(heard, leaves)
             return True
@@ -301,7 +328,9 @@ class Hooks:
         def keep(order: int, replica: int, own: list) -> None:
             self.log.add(Scaled(order, bool(own[0]), replica))
 
-        return lambda is_finite: self._is_silent() or self._tell(keep, [is_finite])
+        return lambda is_finite: (
+            self._is_silent() or self._tell(keep, [is_finite])
+        )
 
     def _call(self) -> Callable:
         call = self.model.call
@@ -325,7 +354,9 @@ class Hooks:
         recorded.
         """
         inputs = tree.leaves(given)
-        is_symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in inputs)
+        is_symbolic = any(
+            isinstance(leaf, keras.KerasTensor) for leaf in inputs
+        )
         if self._is_silent() or is_symbolic:
             return None
         self.log.has_fitted |= is_in_fit()
@@ -333,7 +364,10 @@ class Hooks:
         return inputs, params, self._values(untrained(self.model))
 
     def _after_call(
-        self, begun: tuple[list, list, list], outputs: Tree, training: bool | None
+        self,
+        begun: tuple[list, list, list],
+        outputs: Tree,
+        training: bool | None,
     ) -> Tree:
         """Record a forward pass, and return its outputs, of which gradients are
         recorded.
@@ -358,10 +392,14 @@ class Hooks:
             groups = inputs, tensors(outputs), params, buffers
         is_told = self._tell_call(groups, known)
         return (
-            self._watched(outputs) if is_told and differentiated is not False else None
+            self._watched(outputs)
+            if is_told and differentiated is not False
+            else None
         )
 
-    def _tell_call(self, groups: tuple[list, ...], known: dict[str, Any]) -> bool:
+    def _tell_call(
+        self, groups: tuple[list, ...], known: dict[str, Any]
+    ) -> bool:
         def told(order: int, replica: int, numbers: Any) -> None:
             inputs, outputs = ([*map(np.array, own)] for own in numbers[:2])
             kept: Any = outputs, *numbers[2:]
@@ -384,9 +422,13 @@ class Hooks:
                 return output
 
             told = self.harmless(
-                lambda _, replica, both: self.log.differentiate(replica, i, *both)
+                lambda _, replica, both: self.log.differentiate(
+                    replica, i, *both
+                )
             )
-            return with_mask_of(self.listener.watch_gradient(output, told), output)
+            return with_mask_of(
+                self.listener.watch_gradient(output, told), output
+            )
 
         return tree.map_leaves(watched, outputs)
 
@@ -404,7 +446,10 @@ class Hooks:
         return self.listener.value(variable) if is_variable else variable
 
     def stepping(
-        self, optimizer: Any, grads: list, trainable_variables: list | None = None
+        self,
+        optimizer: Any,
+        grads: list,
+        trainable_variables: list | None = None,
     ) -> Callable | None:
         """Begin the record of an optimizer step, and return what ends it, or None."""
         if self._is_silent():
@@ -414,20 +459,32 @@ class Hooks:
         handed = {id(v): grad for v, grad in zip(of, grads, strict=False)}
         params = self.model.trainable_variables
         scale = optimizer.loss_scale_factor
-        counts = optimizer.learning_rate, optimizer.iterations, optimizer._iterations
-        numbers = [keras.ops.convert_to_tensor(self._value(each)) for each in counts]
+        counts = (
+            optimizer.learning_rate,
+            optimizer.iterations,
+            optimizer._iterations,
+        )
+        numbers = [
+            keras.ops.convert_to_tensor(self._value(each)) for each in counts
+        ]
         if not any(id(v) in handed for v in params):
             self._tell(
-                lambda order, replica, _: self.log.add(Other(order, replica)), numbers
+                lambda order, replica, _: self.log.add(Other(order, replica)),
+                numbers,
             )
             return None
-        place = [i for i, v in enumerate(params) if handed.get(id(v)) is not None]
+        place = [
+            i for i, v in enumerate(params) if handed.get(id(v)) is not None
+        ]
         dense = [self.listener.dense(handed[id(params[i])]) for i in place]
         held = [
             each if scale is None else each / scale  # by which `apply` divides
             for each in in_part(dense)
         ]
-        before, slots_before = self._states(optimizer), slots_of(optimizer, params)
+        before, slots_before = (
+            self._states(optimizer),
+            slots_of(optimizer, params),
+        )
 
         def end(_: Any) -> None:
             slots = slots_before, slots_of(optimizer, params)
@@ -443,7 +500,9 @@ class Hooks:
         in part.
         """
         groups = self.model.trainable_variables, optimizer.variables
-        return [in_part([self.listener.value(v) for v in each]) for each in groups]
+        return [
+            in_part([self.listener.value(v) for v in each]) for each in groups
+        ]
 
     def _known(self, optimizer: Any, handed: dict[int, Any]) -> dict[str, Any]:
         """Return the fields of a recorded step that are known without its numbers.
@@ -476,7 +535,9 @@ class Hooks:
 
         def told(order: int, replica: int, numbers: Any) -> None:
             held, *states, (rate, count, calls) = numbers
-            grads = [None if i not in held else np.array(held[i]) for i in range(num)]
+            grads = [
+                None if i not in held else np.array(held[i]) for i in range(num)
+            ]
             named = known | {
                 "learning_rate": float(rate),
                 "iterations": int(count),

@@ -21,7 +21,9 @@ class EngineListener(Listener):
 
     def __init__(self) -> None:
         self._clock = 0
-        self._num_told: Counter[int] = Counter()  # under `shard_map`, by replica
+        self._num_told: Counter[int] = (
+            Counter()
+        )  # under `shard_map`, by replica
         self._telling = threading.Lock()  # several devices tell at once
         self._are_several = False  # devices that a program of the loop runs on
 
@@ -104,7 +106,8 @@ class EngineListener(Listener):
         if keras.distribution.distribution() is not None:
             return "keras.distribution"
         if len(_axes()) > 1:
-            self._are_several = True  # the optimizer's step may be in the same program
+            # the optimizer's step may be in the same program
+            self._are_several = True
             return "jax.shard_map over several axes"
         return "jax.vmap" if "BatchTracer" in _kinds(values) else ""
 
@@ -121,7 +124,9 @@ def _axes() -> tuple[str, ...]:
 
 def _kinds(values: list[Tensor]) -> set[str]:
     return {
-        type(value).__name__ for value in values if isinstance(value, jax.core.Tracer)
+        type(value).__name__
+        for value in values
+        if isinstance(value, jax.core.Tracer)
     }
 
 
@@ -137,7 +142,9 @@ def _derived(primals: tuple, tangents: tuple, *, told: Callable) -> tuple:
     return value, _watched.bind(tangent, second, told=told)
 
 
-def _transposed(gradient: Tensor, _: Tensor, value: Tensor, *, told: Callable) -> tuple:
+def _transposed(
+    gradient: Tensor, _: Tensor, value: Tensor, *, told: Callable
+) -> tuple:
     if isinstance(gradient, ad.Zero):
         return None, None
     told(value, gradient)
@@ -148,10 +155,14 @@ def _batched(values: tuple, axes: tuple, *, told: Callable) -> tuple:
     return _watched.bind(*values, told=told), axes[0]
 
 
-_watched = Primitive("watched")  # the identity of its first argument, linear in it
+_watched = Primitive(
+    "watched"
+)  # the identity of its first argument, linear in it
 _watched.def_impl(_is_first)
 _watched.def_abstract_eval(_is_first)
 ad.primitive_jvps[_watched] = _derived
 ad.primitive_transposes[_watched] = _transposed
 batching.primitive_batchers[_watched] = _batched
-mlir.register_lowering(_watched, mlir.lower_fun(_is_first, multiple_results=False))
+mlir.register_lowering(
+    _watched, mlir.lower_fun(_is_first, multiple_results=False)
+)

@@ -63,7 +63,9 @@ class LossObjective(OneLoss, Objective):
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training)
         if not self.is_masked:
-            y_pred = tree.map_leaves(lambda leaf: leaf + 0, y_pred)  # without its mask
+            y_pred = tree.map_leaves(
+                lambda leaf: leaf + 0, y_pred
+            )  # without its mask
         return self.of(y, y_pred, weight)
 
     def of(self, y: Tree, y_pred: Tree, weight: Any = None) -> Term:
@@ -78,7 +80,9 @@ class LossObjective(OneLoss, Objective):
         if kind is Whole or not isinstance(term, Whole):
             return term
         num = tree.leaves(y_pred)[0].shape[0]
-        return kind(ops.stack([self._alone([i], y, y_pred) for i in range(num)]))
+        return kind(
+            ops.stack([self._alone([i], y, y_pred) for i in range(num)])
+        )
 
     def _alone(self, rows: Any, y: Tree, y_pred: Tree) -> Tensor:
         """Return the one number of some rows."""
@@ -86,7 +90,9 @@ class LossObjective(OneLoss, Objective):
             tree.map_leaves(lambda leaf: ops.take(leaf, rows, axis=0), part)
             for part in (y, y_pred)
         )
-        return unreduced(LossCall(self.loss, 1.0, "loss", labels, made, None)).values
+        return unreduced(
+            LossCall(self.loss, 1.0, "loss", labels, made, None)
+        ).values
 
     def kind_of(self, y: Tree, y_pred: Tree, weight: Any) -> type:
         """Return whether the loss of a batch is the mean or the sum of its rows' losses,
@@ -98,11 +104,14 @@ class LossObjective(OneLoss, Objective):
         if not isinstance(term, Whole):
             return Mean
         if weight is not None:
-            raise ValueError("a loss of one number has no place for weights of rows")
+            raise ValueError(
+                "a loss of one number has no place for weights of rows"
+            )
         some = np.unique(np.linspace(0, num - 1, _FEW_ROWS).astype(int))
         found, _ = attempt(
             lambda: [
-                float(self._alone(own, y, y_pred)) for own in (some, *some[:, None])
+                float(self._alone(own, y, y_pred))
+                for own in (some, *some[:, None])
             ]
         )
         if found is None:  # an error: of a loss of batches of one size
@@ -153,7 +162,9 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         loss = _compiled_loss(model)
         is_own = is_overridden(model, "compute_loss")
         if is_own or isinstance(loss, dict | list | tuple):
-            build = model._compile_loss.build  # as `fit` does before its first batch
+            build = (
+                model._compile_loss.build
+            )  # as `fit` does before its first batch
             if not model._compile_loss.built:
                 attempt(lambda: build(y, outputs(model, x)))
             return CompiledObjective([])
@@ -190,9 +201,7 @@ def _one_loss(stated: Any) -> LossObjective:
         return LossObjective(loss)
     if callable(loss) and not isclass(loss):
         return LossObjective(Function(loss))
-    must = (
-        "loss must be a Keras loss, a function of labels and outputs, or an Objective."
-    )
+    must = "loss must be a Keras loss, a function of labels and outputs, or an Objective."
     advice = "loss=keras.losses.MeanSquaredError()."
     raise SpecificationError(message(must, repr(stated), advice))
 
@@ -207,8 +216,12 @@ def _copied(loss: Loss) -> Loss:
 def _of_function(loss: Any) -> Any:
     """Return Keras' loss of one of its functions; anything else unchanged."""
     kinds = [each for each in vars(keras.losses).values() if isclass(each)]
-    made = [kind() for kind in kinds if issubclass(kind, Loss) and kind is not Loss]
-    return next((each for each in made if getattr(each, "fn", None) is loss), loss)
+    made = [
+        kind() for kind in kinds if issubclass(kind, Loss) and kind is not Loss
+    ]
+    return next(
+        (each for each in made if getattr(each, "fn", None) is loss), loss
+    )
 
 
 def outputs(model: keras.Model, x: Tree) -> Tree:
@@ -221,7 +234,9 @@ def outputs(model: keras.Model, x: Tree) -> Tree:
 
 def tensors(outputs: Tree) -> list[Tensor]:
     """Return the tensors in a model's outputs; others may be text or objects."""
-    return [*map(ops.convert_to_tensor, filter(ops.is_tensor, tree.leaves(outputs)))]
+    return [
+        *map(ops.convert_to_tensor, filter(ops.is_tensor, tree.leaves(outputs)))
+    ]
 
 
 class NoLoss(port.NoLoss, Objective):

@@ -41,7 +41,9 @@ class Beside:
     def __init__(self, model: keras.Model):
         self._model = model
         self._models: list[keras.Model] = []
-        self._kept: list[list[tuple[int, list[np.ndarray]]]] = []  # (order, values)
+        self._kept: list[
+            list[tuple[int, list[np.ndarray]]]
+        ] = []  # (order, values)
 
     def place(self, model: keras.Model) -> int | None:
         """Return the number of another model; None for a model with the watched one, or
@@ -69,7 +71,9 @@ class Beside:
         """The variables of all these models that were called once they were built."""
         pairs = zip(self._models, self._kept, strict=True)
         models = [model for model, kept in pairs if kept]
-        return [v for m in models for name in VARIABLES for v in getattr(m, name)]
+        return [
+            v for m in models for name in VARIABLES for v in getattr(m, name)
+        ]
 
     def before(self, order: float) -> list[np.ndarray]:
         """Return the values of `variables` at each model's last call before a place in
@@ -100,7 +104,9 @@ class OfModel(Objective):
         """The loss, which is this objective."""
         return self
 
-    def __call__(self, model: keras.Model, batch: Tree, training: bool) -> Reading:
+    def __call__(
+        self, model: keras.Model, batch: Tree, training: bool
+    ) -> Reading:
         """Return the terms of (inputs, perhaps the other parts, values of models
         beside).
         """
@@ -112,10 +118,14 @@ class OfModel(Objective):
         others = {"training": training} if self._takes_mode else {}
         found = self.given.function(model, parts, **others)
         named = found if isinstance(found, dict) else {"": found}
-        return Reading({name: self._term(each) for name, each in named.items()}, {}, [])
+        return Reading(
+            {name: self._term(each) for name, each in named.items()}, {}, []
+        )
 
     def _term(self, given: Any) -> Term:
-        values, weights = given if isinstance(given, tuple | list) else (given, None)
+        values, weights = (
+            given if isinstance(given, tuple | list) else (given, None)
+        )
         values = ops.convert_to_tensor(values)
         if not len(values.shape):
             self.is_coupled = True
@@ -132,7 +142,9 @@ class OfModel(Objective):
         num = self.given.calls
         for step in steps(log):
             end = float("inf") if step.applied is None else step.applied.order
-            taken = [each for each in step.called if each.differentiated is not False]
+            taken = [
+                each for each in step.called if each.differentiated is not False
+            ]
             for replica in {each.replica for each in taken}:
                 own = [each for each in taken if each.replica == replica]
                 for start in range(0, len(own) - num + 1, num):
@@ -167,7 +179,9 @@ def as_given(log: Log) -> tuple[tuple[Tree, Tree, None], ByPass]:
     """Return (the rows that a model was given, each once, as data; that no pass has
     labels).
     """
-    called = [each for each in log.called if each.setting is not None] or log.called
+    called = [
+        each for each in log.called if each.setting is not None
+    ] or log.called
     shapes = [[leaf.shape[1:] for leaf in each.inputs] for each in called]
     pairs = zip(called, shapes, strict=True)
     alike = [each.inputs for each, own in pairs if own == shapes[0]]

@@ -15,7 +15,10 @@ from stepcheck.tree import Tensor, Tree
 from wholestep.engines import choose
 from wholestep.model import Mean, Reading, Term, Whole, checked, read
 
-_QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+_QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+}
 _MOST = 128
 
 
@@ -67,14 +70,21 @@ def _by_row(term: Term, num: int) -> list[Tensor]:
     if term.weights is not None:
         missing = len(values.shape) - len(term.weights.shape)
         shape = (*ops.shape(term.weights), *[1] * missing)
-        weights = weights * ops.cast(ops.reshape(term.weights, shape), "float32")
+        weights = weights * ops.cast(
+            ops.reshape(term.weights, shape), "float32"
+        )
     values = ops.where(weights == 0, ops.zeros_like(values), values) * weights
-    return [ops.sum(ops.reshape(each, (num, -1)), axis=1) for each in (values, weights)]
+    return [
+        ops.sum(ops.reshape(each, (num, -1)), axis=1)
+        for each in (values, weights)
+    ]
 
 
 def counted(values: Tensor, factors: Tensor) -> Tensor:
     """Return the sum of values times factors; a value of factor 0 may be NaN."""
-    return ops.sum(ops.where(factors == 0, ops.zeros_like(values), values) * factors)
+    return ops.sum(
+        ops.where(factors == 0, ops.zeros_like(values), values) * factors
+    )
 
 
 @lru_cache(_MOST)  # for all replays: a search tries the same losses anew
@@ -88,7 +98,9 @@ def at_outputs(
     outputs, which may go through a change before the loss.
     """
 
-    def run(outputs: Tensor, labels: Tree, weights: Tree, factors: Tensor) -> tuple:
+    def run(
+        outputs: Tensor, labels: Tree, weights: Tree, factors: Tensor
+    ) -> tuple:
         def total(given: list) -> tuple:
             made = given[0] if change is None else change(given[0])
             terms = by_term(read(objective.of(labels, made, weights), {}), num)

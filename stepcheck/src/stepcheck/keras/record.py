@@ -25,7 +25,9 @@ def recording(trace: Trace, models: list[keras.Model]) -> Iterator[None]:
     own = listener()
 
     def found(model: keras.Model) -> Hooks:
-        return Hooks(model, own, Log(room=room(model, is_run=True), is_run=True))
+        return Hooks(
+            model, own, Log(room=room(model, is_run=True), is_run=True)
+        )
 
     hooks = [found(model) for model in models]
     try:
@@ -49,7 +51,9 @@ def _is_trained(own: Hooks, hooks: list[Hooks]) -> bool:
     parts = {id(v) for each in called for v in each.model.trainable_variables}
     is_called = own in called or not variables <= parts
     passes = own.log.called
-    is_moved = own.log.applied or any(p.differentiated is not False for p in passes)
+    is_moved = own.log.applied or any(
+        p.differentiated is not False for p in passes
+    )
     return bool(own.log.num_moves and is_called and is_moved)
 
 
@@ -58,7 +62,9 @@ def _run(hooks: Hooks) -> Run:
     ended = values(model) or Values([], [])
     ended = Values(in_part(ended.params), in_part(ended.buffers))
     last = next((each.params_after for each in reversed(log.applied)), [])
-    is_elsewhere = log.is_stateless and last and not all_same(ended.params, last)
+    is_elsewhere = (
+        log.is_stateless and last and not all_same(ended.params, last)
+    )
     if log.is_cut or is_elsewhere:  # the loop went on, or is a stateless one
         ended = Values([], [])
     layers = model._flatten_layers()
@@ -74,5 +80,6 @@ def _run(hooks: Hooks) -> Run:
 
 def _described(variables: list[keras.Variable]) -> tuple[Parameter, ...]:
     return tuple(
-        Parameter(v.path, tuple(map(int, v.shape)), str(v.dtype)) for v in variables
+        Parameter(v.path, tuple(map(int, v.shape)), str(v.dtype))
+        for v in variables
     )

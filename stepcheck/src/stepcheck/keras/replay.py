@@ -15,7 +15,13 @@ from stepcheck.keras import steps as own_steps
 from stepcheck.keras.meaning import LossObjective, outputs, tensors
 from stepcheck.keras.objective import OfModel
 from stepcheck.keras.programs import at_outputs, by_term, counted, traced
-from stepcheck.keras.state import flags, set_flags, trained_in, untrained, values
+from stepcheck.keras.state import (
+    flags,
+    set_flags,
+    trained_in,
+    untrained,
+    values,
+)
 from stepcheck.port import ByPass, Port, Terms
 from stepcheck.steps import StepRule
 from stepcheck.trace.log import Called, Line, Log, Values
@@ -53,7 +59,9 @@ class Replay(Port):
         self._measure(named, dtypes)
         self._others = untrained(model)
         self.names_of_others = [v.path for v in self._others]
-        self.num_recurrent = len(self._others) - len(model.non_trainable_variables)
+        self.num_recurrent = len(self._others) - len(
+            model.non_trainable_variables
+        )
         self.are_seeds = ["seed" in v.path.split("/")[-1] for v in self._others]
         self.is_sparse = any(
             isinstance(each, keras.layers.Embedding) for each in layers
@@ -75,7 +83,9 @@ class Replay(Port):
     def as_then(model: keras.Model, log: Log) -> Iterator[None]:
         whole = (each for each in reversed(log.called) if each.is_whole)
         trained = next((each.trained for each in whole), ())
-        then = log.flags.get(trained, []) if trained != trained_in(model) else []
+        then = (
+            log.flags.get(trained, []) if trained != trained_in(model) else []
+        )
         now = flags(model) if then else []
         try:
             set_flags(then)
@@ -83,7 +93,9 @@ class Replay(Port):
         finally:
             set_flags(now)
 
-    def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
+    def line_of_loss(
+        self, called: Called, *, is_penalty: bool = False
+    ) -> Line | None:
         return line_of_loss(called.line, is_penalty=is_penalty)
 
     def objective(self, loss: Any, *, is_masked: bool = True) -> LossObjective:
@@ -94,7 +106,11 @@ class Replay(Port):
         if isinstance(objective, OfModel):
             for piece in [p for p in known if p.called.setting][:1]:
                 run = partial(self._read, objective, piece, True)
-                given = piece.called.params, piece.called.buffers, self.batch(piece)
+                given = (
+                    piece.called.params,
+                    piece.called.buffers,
+                    self.batch(piece),
+                )
                 choose().programs.shapes(run, *given)
         loss: Any = getattr(objective, "loss", None)
         is_of_keras = type(loss).__module__.startswith("keras.")
@@ -125,7 +141,9 @@ class Replay(Port):
     def outputs(
         self, piece: Piece, *, training: bool
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        zeros = [np.zeros(leaf.shape, "float32") for leaf in piece.called.outputs]
+        zeros = [
+            np.zeros(leaf.shape, "float32") for leaf in piece.called.outputs
+        ]
         found, after, own, _ = self._pass(piece, zeros, training=training)
         self._penalties[piece.called.order, training] = float(own)
         return [*map(np.asarray, found)], [*map(np.asarray, after)]
@@ -152,15 +170,24 @@ class Replay(Port):
         calls = getattr(called.setting, "calls", 1)
 
         def run(
-            params: list, buffers: list, inputs: list, factors: list, penalty: Tensor
+            params: list,
+            buffers: list,
+            inputs: list,
+            factors: list,
+            penalty: Tensor,
         ) -> tuple:
             def total(params: list) -> tuple:
                 with self._scope(params, buffers) as scope:
-                    outputs = self._forward(scope, inputs, calls, training=training)
+                    outputs = self._forward(
+                        scope, inputs, calls, training=training
+                    )
                     own = self._penalty()
                 after = [scope.get_current_value(v) for v in self._others]
                 pairs = zip(outputs, factors, strict=True)
-                sums = [ops.sum(ops.cast(o, "float32") * factor) for o, factor in pairs]
+                sums = [
+                    ops.sum(ops.cast(o, "float32") * factor)
+                    for o, factor in pairs
+                ]
                 return sum(sums, penalty * own), (outputs, after, own)
 
             found: Any
@@ -172,7 +199,12 @@ class Replay(Port):
         return program(*given, factors, np.float32(penalty))
 
     def _forward(
-        self, scope: keras.StatelessScope, inputs: list, calls: int, *, training: bool
+        self,
+        scope: keras.StatelessScope,
+        inputs: list,
+        calls: int,
+        *,
+        training: bool,
     ) -> list[Tensor]:
         """Return the leaves of the outputs of one call, or of several one after
         another.
@@ -202,7 +234,9 @@ class Replay(Port):
         parts = [inputs[i * num : (i + 1) * num] for i in range(calls)]
         if len(like) != calls:
             return parts
-        return [packed(own, nest) for own, nest in zip(parts, like, strict=True)]
+        return [
+            packed(own, nest) for own, nest in zip(parts, like, strict=True)
+        ]
 
     def _is_of_outputs(self, piece: Piece, objective: Any) -> bool:
         """Whether a loss can be computed at the model's one output, apart from the
@@ -249,7 +283,9 @@ class Replay(Port):
             pulled = ops.cast(made, "float32")
             *_, grads = self._pass(piece, [pulled], **others)
         else:
-            *_, grads = self._by_model(piece, objective, batch, scaled, **others)
+            *_, grads = self._by_model(
+                piece, objective, batch, scaled, **others
+            )
         return self._flat(grads)
 
     def _at_outputs(
@@ -278,7 +314,11 @@ class Replay(Port):
         """
 
         def run(
-            params: list, buffers: list, batch: Any, factors: Tensor, penalty: Tensor
+            params: list,
+            buffers: list,
+            batch: Any,
+            factors: Tensor,
+            penalty: Tensor,
         ) -> tuple:
             def total(params: list) -> tuple:
                 given = params, buffers, batch
@@ -338,7 +378,9 @@ class Replay(Port):
 
     def _penalty(self, outcome: Reading | None = None) -> Tensor:
         is_complete = outcome is not None and outcome.is_complete
-        losses = [] if is_complete else self.model.losses  # added by `compute_loss`
+        losses = (
+            [] if is_complete else self.model.losses
+        )  # added by `compute_loss`
         sums = (ops.cast(ops.sum(loss), "float32") for loss in losses)
         return sum(sums, ops.zeros((), "float32"))
 

@@ -14,7 +14,9 @@ def untrained(model: keras.Model) -> list[keras.Variable]:
     """Return the variables that no gradient moves, and the states of recurrent layers."""
     layers = model._flatten_layers()
     kept = [
-        getattr(each, "states", None) for each in layers if hasattr(each, "stateful")
+        getattr(each, "states", None)
+        for each in layers
+        if hasattr(each, "stateful")
     ]
     states = keras.tree.flatten(kept)
     recurrent = (state for state in states if isinstance(state, keras.Variable))
@@ -31,7 +33,10 @@ def flags(model: keras.Model) -> Flags:
     parts.
     """
     layers = [(layer, layer.trainable) for layer in model._flatten_layers()]
-    return [*layers, *((variable, variable.trainable) for variable in model.variables)]
+    return [
+        *layers,
+        *((variable, variable.trainable) for variable in model.variables),
+    ]
 
 
 def set_flags(wanted: Flags) -> None:
@@ -72,7 +77,9 @@ def in_part(values: list[Tensor]) -> list[Tensor]:
 
 def outlined(values: list) -> np.ndarray:
     """Return the outlines of a parameter's numbers each; of a missing gradient zeros."""
-    return np.stack([outline(np.zeros(1) if each is None else each) for each in values])
+    return np.stack(
+        [outline(np.zeros(1) if each is None else each) for each in values]
+    )
 
 
 def room(model: keras.Model, *, is_run: bool = False) -> int:
@@ -82,4 +89,6 @@ def room(model: keras.Model, *, is_run: bool = False) -> int:
     40
     """
     sizes = [int(np.prod(v.shape)) for v in model.trainable_variables]
-    return logs.room(sum(min(size, NUM_PLACES) if is_run else size for size in sizes))
+    return logs.room(
+        sum(min(size, NUM_PLACES) if is_run else size for size in sizes)
+    )

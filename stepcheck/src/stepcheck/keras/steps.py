@@ -20,7 +20,12 @@ _SLOTS = {  # the attributes of an optimizer, and what `stepcheck.steps.Slots` c
     "_average_gradients": "centre",
 }
 _JUDGED_ELSEWHERE = {  # arguments that change no step, or that other stages judge
-    *("name", "learning_rate", "loss_scale_factor", "gradient_accumulation_steps"),
+    *(
+        "name",
+        "learning_rate",
+        "loss_scale_factor",
+        "gradient_accumulation_steps",
+    ),
     *("clipnorm", "global_clipnorm", "clipvalue"),
     *("use_ema", "ema_momentum", "ema_overwrite_frequency"),
 }
@@ -34,7 +39,9 @@ _KINDS = (
 )
 
 
-def rules(optimizer: Any, variables: list[keras.Variable], grads: list) -> Rules:
+def rules(
+    optimizer: Any, variables: list[keras.Variable], grads: list
+) -> Rules:
     """Return the settings of an optimizer's step for each variable, at a rate of 0;
     None where they are not known.
 
@@ -50,11 +57,15 @@ def rules(optimizer: Any, variables: list[keras.Variable], grads: list) -> Rules
     found: list[StepRule | None] = []
     for variable, grad in zip(variables, grads, strict=True):
         rule = _rule(optimizer)
-        is_of_rows = type(grad).__name__ == "IndexedSlices" and rule.beta_2 is not None
+        is_of_rows = (
+            type(grad).__name__ == "IndexedSlices" and rule.beta_2 is not None
+        )
         rule = replace(rule, is_of_rows=is_of_rows)
         if decay is not None and optimizer._use_weight_decay(variable):
             rule = replace(rule, weight_decay=float(decay), is_decoupled=True)
-        is_more = variable.constraint is not None or variable.overwrite_with_gradient
+        is_more = (
+            variable.constraint is not None or variable.overwrite_with_gradient
+        )
         found.append(None if is_more or grad is None else rule)
     return tuple(found)
 
@@ -112,7 +123,9 @@ def slots_of(
     named: dict[int, tuple[int, str]] = {}
     for attribute, name in _SLOTS.items():
         slots = getattr(optimizer, attribute, None) or []
-        for variable, slot in zip(optimizer._trainable_variables, slots, strict=False):
+        for variable, slot in zip(
+            optimizer._trainable_variables, slots, strict=False
+        ):
             if id(variable) in own:
                 named[id(slot)] = own[id(variable)], name
     return tuple(named.get(id(v), (-1, "")) for v in optimizer.variables)

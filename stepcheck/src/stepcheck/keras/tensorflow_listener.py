@@ -57,7 +57,9 @@ class EngineListener(Listener):
         enter, leave, gradient = tape.__enter__, tape.__exit__, tape.gradient
 
         def counted(taken: tf.GradientTape) -> tf.GradientTape:
-            if not self._num_open:  # a tape around this one may have the same values
+            if (
+                not self._num_open
+            ):  # a tape around this one may have the same values
                 self._waiting.clear()
             self._num_open += 1
             return enter(taken)
@@ -99,7 +101,9 @@ class EngineListener(Listener):
         replica = int(tf.get_static_value(place))
 
         def heard(order: Any, *numbers: Any) -> np.int64:
-            told(int(order), replica, [np.asarray(number) for number in numbers])
+            told(
+                int(order), replica, [np.asarray(number) for number in numbers]
+            )
             return np.int64(0)
 
         order = self._clock.assign_add(1, read_value=True)
@@ -134,9 +138,13 @@ class EngineListener(Listener):
         """Return the values that wait for their gradients, and can be a source in the
         present graph.
         """
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        graph = (
+            None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        )
         own = self._waiting
-        return [each for each in own if getattr(each[0], "graph", None) is graph]
+        return [
+            each for each in own if getattr(each[0], "graph", None) is graph
+        ]
 
     def dense(self, gradient: Tensor) -> Tensor:
         """Return a gradient as one tensor, equal rows summed."""

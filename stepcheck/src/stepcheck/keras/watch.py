@@ -74,7 +74,9 @@ def watched(
     except BaseException as error:
         told, num = type(error).__name__, log.num_updates
         log.unjudged.append(Unjudged(Reason.ENDED, updates=num, told=told))
-        attempt(lambda: _close(report, made))  # an error here would hide the loop's
+        attempt(
+            lambda: _close(report, made)
+        )  # an error here would hide the loop's
         raise
     made.ended = None if log.is_cut else values(model)
     _close(report, made)
@@ -102,17 +104,25 @@ def _arrays(data: Any, least: int, most: int) -> list[Tree]:
     others = [leaf for leaf in leaves if not hasattr(leaf, "__array__")]
     if others or not least <= num <= most:
         must = "data must be (x, y) or (x, y, sample_weight)."
-        received = ", ".join(type(each).__name__ for each in others) or f"{num} parts"
-        advice = "arrays; of a dataset its rows: `np.concatenate(list(dataset))`."
+        received = (
+            ", ".join(type(each).__name__ for each in others) or f"{num} parts"
+        )
+        advice = (
+            "arrays; of a dataset its rows: `np.concatenate(list(dataset))`."
+        )
         raise SpecificationError(message(must, received, advice))
-    parts = [tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data]
+    parts = [
+        tree.map_leaves(lambda leaf: np.array(leaf), part) for part in data
+    ]
     tree.num_rows(tuple(part for part in parts if part is not None), "data")
     return parts
 
 
 def _optimizer(model: keras.Model, stated: Any) -> Any:
     """Return the optimizer that moves the weights."""
-    if stated is not None and not isinstance(stated, keras.optimizers.Optimizer):
+    if stated is not None and not isinstance(
+        stated, keras.optimizers.Optimizer
+    ):
         must = "optimizer must be an optimizer of Keras."
         advice = "the one that the loop applies, or leave it out."
         raise SpecificationError(message(must, type(stated).__name__, advice))
@@ -162,7 +172,9 @@ def _try(made: Case) -> None:
     """Call the loss once, on a pass: without a loss if it fails."""
     whole = (each for each in made.log.called if each.is_whole)
     is_stated = isinstance(made.objective, OfModel)
-    called = next((each for each in whole if each.setting or not is_stated), None)
+    called = next(
+        (each for each in whole if each.setting or not is_stated), None
+    )
     if called is None:
         return
     replay = Replay(made.model, made.data, by_pass=made.by_pass)

@@ -107,7 +107,9 @@ def sentence(change: Change) -> str:
     >>> sentence(Change(Fault.LABELS_SHIFTED, Detail.PLACES_AFTER, (-2,)))
     'The labels are those -2 places after.'
     """
-    told = " ".join(part for part in (_subject(change), _predicate(change)) if part)
+    told = " ".join(
+        part for part in (_subject(change), _predicate(change)) if part
+    )
     return f"{told[0].upper()}{told[1:]}."
 
 
@@ -122,7 +124,11 @@ def _subject(change: Change) -> str:
 
 def _predicate(change: Change) -> str:
     fault, detail, numbers = change.fault, change.detail, change.numbers
-    counted = "" if change.count is None else count(change.count, change.setting, fault)
+    counted = (
+        ""
+        if change.count is None
+        else count(change.count, change.setting, fault)
+    )
     told = _PREDICATES.get(fault, "")
     if fault is Fault.PASSES_LEFT_OUT:
         *passed, num = numbers
@@ -130,14 +136,20 @@ def _predicate(change: Change) -> str:
     elif fault is Fault.ANOTHER_OPTIMIZER:
         own, meant, *names = change.names
         pairs = zip(names, numbers[::2], numbers[1::2], strict=True)
-        values = [f"{name}={a:.4g}, and {b:.4g} was meant" for name, a, b in pairs]
+        values = [
+            f"{name}={a:.4g}, and {b:.4g} was meant" for name, a, b in pairs
+        ]
         told = (
-            f"has {'; '.join(values)}" if names else f"is {own}, and {meant} was meant"
+            f"has {'; '.join(values)}"
+            if names
+            else f"is {own}, and {meant} was meant"
         )
     elif fault is Fault.CLIPPED_OTHERWISE:
         bounds = zip(change.names, numbers, strict=True)
         stated = ", ".join(f"{name}={bound:.4g}" for name, bound in bounds)
-        told = f"is clipped otherwise: the optimizer that was meant has {stated}"
+        told = (
+            f"is clipped otherwise: the optimizer that was meant has {stated}"
+        )
     elif detail is Detail.TERMS_COUNT:
         half = len(numbers) // 2
         told = f"count {_list(numbers[:half])}, and not {_list(numbers[half:])}"
@@ -145,14 +157,20 @@ def _predicate(change: Change) -> str:
         fields = _fields(change.setting) | {"names": ", ".join(change.names)}
         shown = [f"{number:.4g}" for number in numbers]
         told = _DETAILS[detail].format(*shown, **fields, count=counted)
-    more = f"counts {counted}" if counted and detail is not Detail.ADDED_BEFORE else ""
+    more = (
+        f"counts {counted}"
+        if counted and detail is not Detail.ADDED_BEFORE
+        else ""
+    )
     return " and ".join(part for part in (told, more) if part)
 
 
 def _fields(setting: Setting) -> dict[str, str]:
     is_replica = setting.part is Part.REPLICA
     part, parts = (
-        ("replica", "replicas") if is_replica else ("microbatch", "microbatches")
+        ("replica", "replicas")
+        if is_replica
+        else ("microbatch", "microbatches")
     )
     return {"sum": _SUM[setting.unit], "part": part, "parts": parts}
 
@@ -163,7 +181,11 @@ def count(own: Count, setting: Setting, fault: Fault | None = None) -> str:
     told = _one(own, setting, is_one=is_penalty)
     if is_penalty:
         return f"{told} instead of once"
-    return f"{told} instead of {_one(own.instead, setting)}" if own.instead else told
+    return (
+        f"{told} instead of {_one(own.instead, setting)}"
+        if own.instead
+        else told
+    )
 
 
 def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
@@ -183,7 +205,8 @@ def _one(own: Count, setting: Setting, *, is_one: bool = False) -> str:
     if not above and not own.below:
         return _number(own.number)
     top, low = (
-        " x ".join(known(each, setting) for each in part) for part in (above, own.below)
+        " x ".join(known(each, setting) for each in part)
+        for part in (above, own.below)
     )
     low = f"({low})" if len(own.below) > 1 else low
     multiple = "" if own.number == 1 else f"{own.number:.4g} x "
@@ -208,4 +231,6 @@ def _number(number: float) -> str:
 
 def _list(numbers: Iterable[float]) -> str:
     told = [f"{number:.4g}" for number in numbers]
-    return ", ".join([*told[:_MOST_NUMBERS], *["..."] * (len(told) > _MOST_NUMBERS)])
+    return ", ".join(
+        [*told[:_MOST_NUMBERS], *["..."] * (len(told) > _MOST_NUMBERS)]
+    )

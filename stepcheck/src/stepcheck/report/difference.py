@@ -73,7 +73,9 @@ class Comparison:
     @property
     def differences(self) -> list[Difference]:
         """All differences of the model that differs first; those of others follow."""
-        found = [model.differences for model in self.models if model.differences]
+        found = [
+            model.differences for model in self.models if model.differences
+        ]
         return [*min(found, key=lambda own: own[0].order, default=())]
 
     @property
@@ -91,7 +93,9 @@ class Comparison:
         """The parts that were compared in an update at least."""
         known = (Relation.UNJUDGED, Relation.FOLLOWS)
         found = {
-            part for part, judged in self._judged() if judged.relation not in known
+            part
+            for part, judged in self._judged()
+            if judged.relation not in known
         }
         return [part for part in Part if part in found]
 
@@ -105,7 +109,9 @@ class Comparison:
         """The summary."""
         first = self.first
         if first is not None:
-            where = f"from {_place(first)} on, first in the {_PARTS[first.part]}"
+            where = (
+                f"from {_place(first)} on, first in the {_PARTS[first.part]}"
+            )
             return f"The runs differ {where}: {_says(first)}."
         if not self.is_equal:
             return "Nothing was compared: no update of a model was seen in both runs."
@@ -142,15 +148,21 @@ class Comparison:
         for model in self.models:
             names = " / ".join(dict.fromkeys(model.names))
             title = f"{names}:\n\n" if len(self.models) > 1 else ""
-            paragraphs += [title + _table(model.updates)] if model.updates else []
+            paragraphs += (
+                [title + _table(model.updates)] if model.updates else []
+            )
         paragraphs += [_told(each) for each in self.differences]
-        return "\n\n".join([*paragraphs, *filter(None, ["\n".join(_rest(self))])])
+        return "\n\n".join(
+            [*paragraphs, *filter(None, ["\n".join(_rest(self))])]
+        )
 
     __repr__ = __str__
 
 
 def _place(difference: Difference) -> str:
-    return f"update {difference.update}" if difference.update else "the beginning"
+    return (
+        f"update {difference.update}" if difference.update else "the beginning"
+    )
 
 
 def _says(difference: Difference) -> str:
@@ -164,7 +176,9 @@ def _says(difference: Difference) -> str:
         which = f"each of the rows {listed(rows)}" if rows else "each row"
         return f"in a, {which} counts {_count(counts[0])} times what it counts in b"
     named = zip(rows or range(len(counts)), counts, strict=True)
-    each = listed(tuple(f"row {row} {_count(count)}" for row, count in named), 4)
+    each = listed(
+        tuple(f"row {row} {_count(count)}" for row, count in named), 4
+    )
     return f"rows count otherwise, as multiples of what they count in b: {each}"
 
 
@@ -177,7 +191,10 @@ def _count(factor: float) -> str:
     if not math.isfinite(factor):
         return f"{factor:.4g}"
     near = Fraction(factor).limit_denominator(_MOST)
-    is_near = math.isclose(near, factor, rel_tol=1e-4) and abs(near.numerator) <= _MOST
+    is_near = (
+        math.isclose(near, factor, rel_tol=1e-4)
+        and abs(near.numerator) <= _MOST
+    )
     return str(near) if is_near else f"{factor:.4g}"
 
 
@@ -185,7 +202,9 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
     """Return rows of cells as lines of columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        )
         for row in rows
     )
     return "\n".join(f"   {line.rstrip()}" for line in lines)
@@ -198,7 +217,11 @@ def _table(updates: tuple[ComparedUpdate, ...]) -> str:
     columns = [["update", *_PARTS.values()]]
     for relations, group in groupby(updates, _relations):
         numbers = [update.update for update in group]
-        name = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+        name = (
+            f"{numbers[0]} to {numbers[-1]}"
+            if len(numbers) > 1
+            else f"{numbers[0]}"
+        )
         columns.append([name, *relations])
     return _aligned([*zip(*columns, strict=True)])
 
@@ -209,7 +232,9 @@ def _relations(update: ComparedUpdate) -> list[str]:
 
 def _told(difference: Difference) -> str:
     """Return the text of one difference: its numbers and its place."""
-    lines = [f"{_PARTS[difference.part]}, {_place(difference)}: {_says(difference)}."]
+    lines = [
+        f"{_PARTS[difference.part]}, {_place(difference)}: {_says(difference)}."
+    ]
     if difference.numbers:
         rows = [
             (number(n), f"{n.observed:.6g}", f"{n.expected:.6g}")
@@ -236,13 +261,18 @@ def _rest(found: Comparison) -> Iterator[str]:
         if model.left:
             yield f"Not compared, as a part of them is kept: {listed(model.left)}."
         for update in model.updates:
-            if any(e.relation is Relation.BY_ROUNDING for e in update.parts.values()):
+            if any(
+                e.relation is Relation.BY_ROUNDING
+                for e in update.parts.values()
+            ):
                 number = update.update
                 yield f"From update {number} on the runs are apart by rounding, which grows."
                 break
     if found.unmatched:
         yield f"Trained in one run alone, and not compared: {listed(found.unmatched)}."
-    yield from (f"{name}: {one} in a, {two} in b." for name, one, two in found.versions)
+    yield from (
+        f"{name}: {one} in a, {two} in b." for name, one, two in found.versions
+    )
 
 
 def _difference(each: Difference) -> dict[str, Any]:
@@ -256,7 +286,12 @@ def _difference(each: Difference) -> dict[str, Any]:
         "outputs": each.where.outputs,
         "counts": each.counts,
         "numbers": [
-            {"what": n.what.name.lower(), "of": n.of, "a": n.observed, "b": n.expected}
+            {
+                "what": n.what.name.lower(),
+                "of": n.of,
+                "a": n.observed,
+                "b": n.expected,
+            }
             for n in each.numbers
         ],
         "lines": [line and (line.file, line.number) for line in each.lines],

@@ -18,7 +18,10 @@ def _rows(facts: Facts) -> Iterator[Fact]:
     times = "" if use.times is None else f", each {_span(use.times)} times"
     yield "rows", f"{use.rows - use.unused} of {use.rows} used{times}"
     order = facts.order
-    yield "passes over the data", f"{order.passes}, of {listed(facts.passes)} rows"
+    yield (
+        "passes over the data",
+        f"{order.passes}, of {listed(facts.passes)} rows",
+    )
     counts = (
         (order.same, "in the order of the pass before"),
         (order.same_batches, "with the batches of the pass before"),
@@ -36,7 +39,9 @@ def _updates(facts: Facts) -> Iterator[Fact]:
     calls, more = facts.microbatches, ""
     if calls is not None and calls.most > 1:
         more = f" in {_span(calls)} forward passes"
-    replicas = f" on each of {facts.replicas} replicas" if facts.replicas > 1 else ""
+    replicas = (
+        f" on each of {facts.replicas} replicas" if facts.replicas > 1 else ""
+    )
     padded = f"; {many(facts.padded, 'row')} of padding" if facts.padded else ""
     yield "updates", f"{facts.updates}{rows}{more}{replicas}{padded}"
     passes = facts.calls
@@ -53,7 +58,10 @@ def _updates(facts: Facts) -> Iterator[Fact]:
     )
     for name, found in named:
         if found:
-            yield name, listed(found) if isinstance(found, tuple) else f"{found}"
+            yield (
+                name,
+                listed(found) if isinstance(found, tuple) else f"{found}",
+            )
 
 
 def _values(facts: Facts) -> Iterator[Fact]:

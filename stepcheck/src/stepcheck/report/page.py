@@ -76,9 +76,7 @@ def bare(axes: Any, x: str, y: str = "") -> None:
 
 def part_of_page(parts: Iterable[str]) -> str:
     """Return pieces of HTML as one part of a page or a notebook, with its style."""
-    return (
-        f'<div class="stepcheck-report"><style>{_STYLE}</style>{"".join(parts)}</div>'
-    )
+    return f'<div class="stepcheck-report"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
 def write_page(path: str | os.PathLike[str], title: str, body: str) -> None:

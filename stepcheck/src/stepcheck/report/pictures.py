@@ -43,7 +43,9 @@ def _differing(verdict: Verdict) -> tuple[Evidence, _Distances]:
     distances.
     """
     proofs = [each.proof for each in verdict.findings if each.proof is not None]
-    known = {proof.update: proof.parameters for proof in proofs if proof.parameters}
+    known = {
+        proof.update: proof.parameters for proof in proofs if proof.parameters
+    }
     for e in verdict.evidence:
         if e.update.number in known:
             return e, [*known[e.update.number]]
@@ -55,17 +57,28 @@ def _coloured(near: np.ndarray) -> list[str]:
     return [_RIGHT if is_near else _WRONG for is_near in near]
 
 
-def _factors(e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any) -> _Told:
+def _factors(
+    e: Evidence, solved: np.ndarray, should: np.ndarray, figure: Any
+) -> _Told:
     axes = figure.subplots()
     num = len(solved)
     slack = SOLVED * float(np.max(np.abs(should)))
     near = np.isclose(solved, should, rtol=FINE.differs, atol=slack)
-    axes.bar(np.arange(1, num + 1), solved, color=_coloured(near), label="in your loop")
+    axes.bar(
+        np.arange(1, num + 1),
+        solved,
+        color=_coloured(near),
+        label="in your loop",
+    )
     edges = np.arange(num + 1) + 0.5
     name = "as it should be"
     axes.stairs(should, edges, baseline=None, color=_MEANT, lw=1.5, label=name)
-    for end in np.cumsum([np.count_nonzero(weights) for weights in e.weights])[:-1]:
-        axes.axvline(end + 0.5, color=_MEANT, lw=0.8, ls=":")  # between microbatches
+    for end in np.cumsum([np.count_nonzero(weights) for weights in e.weights])[
+        :-1
+    ]:
+        axes.axvline(
+            end + 0.5, color=_MEANT, lw=0.8, ls=":"
+        )  # between microbatches
     axes.legend(loc="upper right", ncols=2, **LEGEND)
     axes.margins(y=0.3)
     told = f"row of update {e.update.number}, in the order in which it was used"
@@ -81,28 +94,47 @@ def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> _Told:
     without, changed = (np.array([each[i] for each in shown]) for i in (1, 2))
     lengths = np.maximum(without, _NEAREST)
     name = "your loop from what was meant"
-    axes.barh(y, lengths, color=_coloured(without <= differs), height=0.6, label=name)
+    axes.barh(
+        y, lengths, color=_coloured(without <= differs), height=0.6, label=name
+    )
     if np.any(np.isfinite(changed)):
         name, changed = "from the reference with this fault", changed + _NEAREST
         axes.plot(changed, y, "D", color=_CHANGED, ms=6, label=name)
     axes.axvline(differs, color=_MEANT, lw=1, ls="--")
     axes.set_xscale("log")
     axes.set_xlim(_NEAREST / 2, 4)
-    axes.set_yticks(y, [name[-40:] for name, *_ in shown], parse_math=False, fontsize=9)
+    axes.set_yticks(
+        y, [name[-40:] for name, *_ in shown], parse_math=False, fontsize=9
+    )
     number = e.update.number
-    bare(axes, f"distance of the gradient of update {number}, relative to its length")
+    bare(
+        axes,
+        f"distance of the gradient of update {number}, relative to its length",
+    )
     figure.legend(loc="outside lower center", ncols=3, **LEGEND)
-    caption = f"Bars right of the dashed line differ. Shown: {len(shown)} parameters."
+    caption = (
+        f"Bars right of the dashed line differ. Shown: {len(shown)} parameters."
+    )
     return "Where the gradient differs", caption
 
 
 def _orders(cut: list[list[Piece]], figure: Any) -> _Told:
-    each_axes = figure.subplots(1, len(cut), sharex=True, sharey=True, squeeze=False)[0]
-    for i, (axes, pieces) in enumerate(zip(each_axes, cut, strict=True), start=1):
-        rows = np.concatenate([piece.rows[piece.rows != PAD] for piece in pieces])
+    each_axes = figure.subplots(
+        1, len(cut), sharex=True, sharey=True, squeeze=False
+    )[0]
+    for i, (axes, pieces) in enumerate(
+        zip(each_axes, cut, strict=True), start=1
+    ):
+        rows = np.concatenate(
+            [piece.rows[piece.rows != PAD] for piece in pieces]
+        )
         axes.scatter(np.arange(1, len(rows) + 1), rows + 1, s=6, color=_RIGHT)
         axes.set_title(f"pass {i}: {len(rows)} rows", fontsize=10)
-        bare(axes, "place in the pass", "row of the data, from 1" if i == 1 else "")
+        bare(
+            axes,
+            "place in the pass",
+            "row of the data, from 1" if i == 1 else "",
+        )
     caption = (
         "A cloud is a full shuffle, a band along the diagonal is a shuffle within a "
         "window, one line is no shuffle; "
@@ -111,11 +143,16 @@ def _orders(cut: list[list[Piece]], figure: Any) -> _Told:
     return "In which order the rows come", caption
 
 
-def _rates(updates: list[Update], schedule: Schedule | None, figure: Any) -> _Told:
+def _rates(
+    updates: list[Update], schedule: Schedule | None, figure: Any
+) -> _Told:
     axes = figure.subplots()
     numbers = [u.number for u in updates]
     used = np.array([u.applied.learning_rate for u in updates])
-    caption, near = "No schedule was given to compare with.", np.ones(len(used), bool)
+    caption, near = (
+        "No schedule was given to compare with.",
+        np.ones(len(used), bool),
+    )
     if schedule is not None:
         first = updates[0].applied.iterations
         meant = [schedule(first + i) for i in range(len(used))]

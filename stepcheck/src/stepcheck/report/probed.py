@@ -181,10 +181,14 @@ class ProbeReport:
             groups = groupby(self.findings, lambda each: each.change)
             named = ", ".join(_named([*group]) for _, group in groups)
             return f"The update depends on {named}."
-        num = many(len({each.change for each in self.effects} & {*_LOOK}), "change")
+        num = many(
+            len({each.change for each in self.effects} & {*_LOOK}), "change"
+        )
         if not self.is_right:
             return f"Not all of {num} that must not matter could be judged."
-        return f"{num} of the batch that must not matter: none moves the weights."
+        return (
+            f"{num} of the batch that must not matter: none moves the weights."
+        )
 
     def __str__(self) -> str:
         if self.cause is not None:
@@ -192,7 +196,11 @@ class ProbeReport:
         judged = self._with(Outcome.SAME, Outcome.MOVES)
         lines = [self.first_line, "", *(f"  {each}" for each in judged)]
         if self.unjudged:
-            lines += ["", "Not judged:", *(f"  - {each}" for each in self.unjudged)]
+            lines += [
+                "",
+                "Not judged:",
+                *(f"  - {each}" for each in self.unjudged),
+            ]
         for change in dict.fromkeys(each.change for each in self.findings):
             lines += ["", f"Look for {_LOOK[change]}."]
         unit = "Distances: 1 is as far as other real values move the weights"
@@ -215,7 +223,9 @@ def _outcome(effect: Effect) -> str:
     moved = f"moves {num} by {effect.distance:.2g}: {listed(some, _NUM_SHOWN)}"
     if effect.cause is not None:
         of = " ".join(effect.of)
-        return _CAUSES[effect.cause].format(told=effect.told, moved=moved, of=of)
+        return _CAUSES[effect.cause].format(
+            told=effect.told, moved=moved, of=of
+        )
     if effect.outcome is Outcome.SAME:
         return f"no weight moves (distance {effect.distance:.2g})"
     return moved

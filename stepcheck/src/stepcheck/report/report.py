@@ -5,7 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from stepcheck.errors import SpecificationError, attempt, message, notify_if_long
+from stepcheck.errors import (
+    SpecificationError,
+    attempt,
+    message,
+    notify_if_long,
+)
 from stepcheck.faults import Stage
 from stepcheck.judge import REQUIRED, Case, Verdict
 from stepcheck.progress import shown
@@ -29,7 +34,8 @@ class Report:
         self._case: Case | None = None
         self._verdict: Verdict | None = None
         self._printed: list[float] = []
-        self.elsewhere = ""  # where the report is, if another process judges the loop
+        # where the report is, if another process judges the loop
+        self.elsewhere = ""
 
     @property
     def is_over(self) -> bool:
@@ -96,7 +102,9 @@ class Report:
         if unknown:
             must = f"Stages must be of {', '.join(REQUIRED)}."
             given = ", ".join(sorted(unknown))
-            raise SpecificationError(message(must, given, "report.require('step')."))
+            raise SpecificationError(
+                message(must, given, "report.require('step').")
+            )
         if self.elsewhere:
             return
         wanted = {*stages} or {*REQUIRED}
@@ -113,9 +121,7 @@ class Report:
         """
         given, _ = attempt(lambda: np.ravel(np.asarray(loss, "float64")))
         if given is None or not given.size or not np.all(np.isfinite(given)):
-            must = (
-                "Printed losses must be finite numbers, one for each pass or the last."
-            )
+            must = "Printed losses must be finite numbers, one for each pass or the last."
             raise SpecificationError(message(must, loss, "loss=[0.7, 0.5]."))
         numbers = given.tolist()
         self._printed = numbers
@@ -159,7 +165,10 @@ class Report:
     def _own_case(self) -> Case:
         if self._case is None:
             must = "A report is read after its loop."
-            given, try_this = "one inside its `with`", "read it after the `with`."
+            given, try_this = (
+                "one inside its `with`",
+                "read it after the `with`.",
+            )
             raise SpecificationError(message(must, given, try_this))
         return self._case
 
@@ -169,9 +178,7 @@ class Report:
         if self._verdict is None:
             case = self._own_case()
             num = case.log.num_updates
-            line = (
-                f"stepcheck: judging {num} updates of the loop, which may take a while."
-            )
+            line = f"stepcheck: judging {num} updates of the loop, which may take a while."
             with notify_if_long(line, PATIENCE), shown():
                 self._verdict = case.judge()
         return self._verdict

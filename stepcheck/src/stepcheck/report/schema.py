@@ -26,7 +26,9 @@ def as_json(case: Case, verdict: Verdict) -> dict[str, Any]:
         "findings": [_finding(each, framework) for each in verdict.findings],
         "unjudged": [asdict(each) for each in verdict.unjudged],
         "facts": verdict.facts and asdict(verdict.facts),
-        "failures": {str(stage): told for stage, told in verdict.failures.items()},
+        "failures": {
+            str(stage): told for stage, told in verdict.failures.items()
+        },
     }
     return _plain(report)
 
@@ -54,7 +56,10 @@ def _finding(finding: Finding, framework: str) -> dict[str, Any]:
         "outputs": where.outputs or change.outputs,
         "line": _line(where.line),
         "proof": proof
-        and {**asdict(proof), "numbers": [each._asdict() for each in proof.numbers]},
+        and {
+            **asdict(proof),
+            "numbers": [each._asdict() for each in proof.numbers],
+        },
     }
 
 

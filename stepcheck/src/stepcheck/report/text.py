@@ -23,11 +23,11 @@ def first_line(verdict: Verdict) -> str:
         return f"Nothing was judged: {reasons[0] if reasons else 'no update was seen'}."
     num = words.many(verdict.num_updates, "update")
     judged = ", ".join(map(words.stage, verdict.judged)) or "nothing"
-    left = [words.stage(stage) for stage in REQUIRED if stage not in verdict.judged]
+    left = [
+        words.stage(stage) for stage in REQUIRED if stage not in verdict.judged
+    ]
     if left:
-        told = (
-            f"Nothing found in {num}. Judged: {judged}. Not judged: {', '.join(left)}"
-        )
+        told = f"Nothing found in {num}. Judged: {judged}. Not judged: {', '.join(left)}"
     else:
         where = " where they were judged" if verdict.unjudged else ""
         told = f"{num}, all as meant{where}: {judged}"
@@ -59,7 +59,9 @@ def html(case: Case, verdict: Verdict) -> str:
     title = f"<h1>{escape(first_line(verdict))}</h1>"
     body = [f"<pre>{escape(block)}</pre>" for block in _blocks(case, verdict)]
     if not can_draw():
-        body.append("<p>The pictures need matplotlib: pip install matplotlib.</p>")
+        body.append(
+            "<p>The pictures need matplotlib: pip install matplotlib.</p>"
+        )
     elif verdict.has_seen:
         body += map(figure, pictures(case, verdict))
     return part_of_page([title, *body])
@@ -113,15 +115,24 @@ def _table(proof: Proof) -> Iterator[str]:
     """Yield the lines of a table of a proof's numbers; without the last column if it is
     empty.
     """
-    names = f"update {proof.update}:", "yours", "meant", "meant, with this error"
+    names = (
+        f"update {proof.update}:",
+        "yours",
+        "meant",
+        "meant, with this error",
+    )
     rows: list[tuple[str, ...]] = [names]
     for number in proof.numbers:
         values = number.observed, number.expected, number.with_error
-        columns = ["-" if math.isnan(value) else f"{value:.6g}" for value in values]
+        columns = [
+            "-" if math.isnan(value) else f"{value:.6g}" for value in values
+        ]
         rows.append((words.number(number), *columns))
     if all(math.isnan(number.with_error) for number in proof.numbers):
         rows = [row[:3] for row in rows]
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    first, *others = (
+        max(map(len, column)) for column in zip(*rows, strict=True)
+    )
     for name, *columns in rows:
         cells = map(str.rjust, columns, others)
         yield f"   {name.ljust(first)}  {'  '.join(cells)}"

@@ -64,7 +64,10 @@ _SEEN = {
 
 def not_a_script(path: str) -> str:
     """Return the message for a path that is no Python script."""
-    must, attempt = "The script must be a file of Python.", "the path of a .py file."
+    must, attempt = (
+        "The script must be a file of Python.",
+        "the path of a .py file.",
+    )
     if path.endswith(".ipynb"):
         attempt = "in a cell, `with stepcheck.watch(model, data=(x, y), loss=loss_fn) as report:`."
     return message(must, path, attempt)
@@ -76,13 +79,17 @@ def misplaced(command: str, arguments: Sequence[str]) -> str:
     """
     given = shlex.join(arguments)
     must = "Arguments of the script must stand after `--`."
-    return message(must, given, f"stepcheck {command} train.py [options] -- {given}")
+    return message(
+        must, given, f"stepcheck {command} train.py [options] -- {given}"
+    )
 
 
 def no_folder(path: str) -> str:
     """Return the message for a file whose folder does not exist."""
     must = "The folder of the trace must exist."
-    return message(must, path, "the path of a file in one, such as before.trace.")
+    return message(
+        must, path, "the path of a file in one, such as before.trace."
+    )
 
 
 def unwatched(error: BaseException | None) -> str:
@@ -100,7 +107,9 @@ def unknown(argument: str, text: str, near: Sequence[str]) -> str:
 
 
 def understated(
-    script: str, stated: Mapping[str, str], seen: Mapping[str, Mapping[str, Any]]
+    script: str,
+    stated: Mapping[str, str],
+    seen: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
     """Yield in lines the command to run, and the names that it may be filled in with.
 
@@ -114,7 +123,9 @@ def understated(
     >>> [*understated("train.py", {}, {"model": {"net": 1}, "data": {"x": np.ones((8, 3))}})][-1]
     'Seen in the script: models net; arrays x (8, 3).'
     """
-    shapes = {name: tuple(array.shape) for name, array in seen.get("data", {}).items()}
+    shapes = {
+        name: tuple(array.shape) for name, array in seen.get("data", {}).items()
+    }
     most = max((shape[0] for shape in shapes.values()), default=0)
     longest = [name for name, shape in shapes.items() if shape[0] == most]
     options = {**_NEEDED}
@@ -131,10 +142,14 @@ def understated(
         yield _LOSS
     names = {kind: tuple(objects) for kind, objects in seen.items()}
     names["data"] = tuple(f"{name} {shape}" for name, shape in shapes.items())
-    told = [f"{_SEEN[kind]} {listed(each)}" for kind, each in names.items() if each]
+    told = [
+        f"{_SEEN[kind]} {listed(each)}" for kind, each in names.items() if each
+    ]
     if told:
         yield f"Seen in the script: {'; '.join(told)}."
 
 
 def _options(named: Mapping[str, str]) -> str:
-    return " ".join(f"--{option} {shlex.quote(text)}" for option, text in named.items())
+    return " ".join(
+        f"--{option} {shlex.quote(text)}" for option, text in named.items()
+    )

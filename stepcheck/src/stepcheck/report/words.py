@@ -155,7 +155,9 @@ def sentence(finding: Finding) -> str:
     told = _texts()[finding.fault.id].get("says", "")
     if not told:
         is_unlike = not change.is_known and where.parameters
-        differing = f" It differs in {listed(where.parameters)}." if is_unlike else ""
+        differing = (
+            f" It differs in {listed(where.parameters)}." if is_unlike else ""
+        )
         return f"{changes.sentence(change)}{differing}"
     places = {
         "rows": listed(where.rows),

@@ -31,17 +31,23 @@ def clipped_apart(evidence: list[Evidence]) -> Iterator[Explanation | None]:
     bound = max(lengths, default=0.0)
     if sum(length >= (1 - 2 * SOLVED) * bound for length in lengths) > 1:
         made = [_in_turn(e, bound) + e.penalty for e in evidence]
-        change = Change(Fault.CLIP_PER_MICROBATCH, Detail.CLIPPED_IN_TURN, (bound,))
+        change = Change(
+            Fault.CLIP_PER_MICROBATCH, Detail.CLIPPED_IN_TURN, (bound,)
+        )
         yield proved([change], _COST, evidence, made)
     for shares in (_shares, _equal):  # of means, or of sums
         if bound := _bound_of_parts(several, shares):
             made = [_each(e, bound, shares) for e in evidence]
-            change = Change(Fault.CLIP_PER_MICROBATCH, Detail.CLIPPED_BY_NORM, (bound,))
+            change = Change(
+                Fault.CLIP_PER_MICROBATCH, Detail.CLIPPED_BY_NORM, (bound,)
+            )
             yield proved([change], _COST, evidence, made)
 
 
 def _in_turn(e: Evidence, bound: float) -> np.ndarray:
-    return reduce(lambda one, two: shortened(one + two, bound), e.parts, 0 * e.handed)
+    return reduce(
+        lambda one, two: shortened(one + two, bound), e.parts, 0 * e.handed
+    )
 
 
 def _shares(e: Evidence) -> np.ndarray:
@@ -55,7 +61,9 @@ def _equal(e: Evidence) -> np.ndarray:
 def _each(e: Evidence, bound: float, shares: _Shares) -> np.ndarray:
     """Return the sum of the microbatches' gradients, each clipped, by their shares."""
     pairs = zip(shares(e), e.parts, strict=True)
-    parts = (share * shortened(part / share, bound) for share, part in pairs if share)
+    parts = (
+        share * shortened(part / share, bound) for share, part in pairs if share
+    )
     return sum(parts, e.penalty)
 
 
@@ -114,10 +122,13 @@ def clipped(everything: list[Evidence]) -> list[np.ndarray] | None:
     by_norm = _by_norm(pairs, fits, same)
     if by_norm is not None:
         return by_norm
-    bound = max(float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs)
+    bound = max(
+        float(np.max(np.abs(handed), initial=0.0)) for handed, _ in pairs
+    )
     by_value = [np.clip(meant, -bound, bound) for _, meant in pairs]
     apart = [
-        distance(e.handed, own) for e, own in zip(everything, by_value, strict=True)
+        distance(e.handed, own)
+        for e, own in zip(everything, by_value, strict=True)
     ]
     if max(apart) <= fits:
         return by_value
@@ -127,14 +138,18 @@ def clipped(everything: list[Evidence]) -> list[np.ndarray] | None:
         return None
     columns = []
     for name in names:
-        made = _by_norm([(own[name], meant[name]) for own, meant in parts], fits, same)
+        made = _by_norm(
+            [(own[name], meant[name]) for own, meant in parts], fits, same
+        )
         if made is None:
             return None
         columns.append(made)
     return [np.concatenate(own) for own in zip(*columns, strict=True)]
 
 
-def _by_norm(pairs: list[_Pair], fits: float, same: float) -> list[np.ndarray] | None:
+def _by_norm(
+    pairs: list[_Pair], fits: float, same: float
+) -> list[np.ndarray] | None:
     """Return gradients, the longer ones cut to one length, if the loop's are these."""
     cut: list[float] = []
     lengths: list[float] = []
@@ -174,7 +189,9 @@ def _added(everything: list[Evidence], of: Callable) -> float | None:
     )
     fits = everything[0].meant.replay.tolerance.fits
     for e in everything:
-        weights = e.cut(of(e.meant.replay.flat([*e.update.applied.params])[e.mask]))
+        weights = e.cut(
+            of(e.meant.replay.flat([*e.update.applied.params])[e.mask])
+        )
         more, made = e.cut(e.handed - e.reference), e.cut(e.reference)
         for name, own in weights.items():
             size = float(own @ own)
@@ -203,14 +220,20 @@ def otherwise(everything: list[Evidence], optimizer: Any) -> Iterator[Finding]:
     apart = []
     for e in everything:
         meant = bounded(e, sum(e.parts, e.penalty), bounds)
-        apart.append(distance(meant, bounded(e, e.handed, e.update.applied.clips)))
+        apart.append(
+            distance(meant, bounded(e, e.handed, e.update.applied.clips))
+        )
     replay = everything[0].meant.replay
     differs = _SAME_SPARSE if replay.is_sparse else replay.tolerance.differs
-    wrong = [e for far, e in zip(apart, everything, strict=True) if far > differs]
+    wrong = [
+        e for far, e in zip(apart, everything, strict=True) if far > differs
+    ]
     without = max(e.without for e in everything)
     if not wrong or without > replay.tolerance.differs:
         return
-    stated = {name: bound for name, bound in zip(CLIPS, bounds, strict=True) if bound}
+    stated = {
+        name: bound for name, bound in zip(CLIPS, bounds, strict=True) if bound
+    }
     names, numbers = tuple(stated), tuple(stated.values())
     change = Change(Fault.CLIPPED_OTHERWISE, numbers=numbers, names=names)
     where = Where(
@@ -229,4 +252,6 @@ def bounded(
         return np.concatenate([shortened(part, of_each) for part in parts])
     if of_all:
         return shortened(gradient, of_all)
-    return np.clip(gradient, -of_numbers, of_numbers) if of_numbers else gradient
+    return (
+        np.clip(gradient, -of_numbers, of_numbers) if of_numbers else gradient
+    )

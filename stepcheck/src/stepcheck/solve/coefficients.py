@@ -10,7 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcheck.faults import Fault, Quantity
-from stepcheck.solve.counts import counts_of, name_of_penalty, name_of_rows, unit
+from stepcheck.solve.counts import (
+    counts_of,
+    name_of_penalty,
+    name_of_rows,
+    unit,
+)
 from stepcheck.solve.evidence import Evidence
 from stepcheck.solve.forms import BASE, Form
 from stepcheck.solve.ratios import Reading, least, read
@@ -56,7 +61,11 @@ class _Column(NamedTuple):
 
 
 def explained(
-    form: Form, evidence: list[Evidence], level: Level, *, has_before: bool = False
+    form: Form,
+    evidence: list[Evidence],
+    level: Level,
+    *,
+    has_before: bool = False,
 ) -> Explanation | None:
     """Return how a loss's parts count in all these updates; None if they do not make
     the gradients.
@@ -68,7 +77,9 @@ def explained(
     is_other = form == BASE
     for e in evidence:
         parts = form.parts(e)
-        is_other = is_other or differ(e, np.sum(parts, axis=0), np.sum(e.parts, axis=0))
+        is_other = is_other or differ(
+            e, np.sum(parts, axis=0), np.sum(e.parts, axis=0)
+        )
         solved = _solved(e, _vectors(e, parts, level), has_before=has_before)
         if solved is None:
             return None
@@ -79,7 +90,8 @@ def explained(
 def differ(e: Evidence, one: np.ndarray, two: np.ndarray) -> bool:
     """Whether two gradients differ."""
     return bool(
-        np.linalg.norm(one - two) > e.meant.replay.tolerance.fits * np.linalg.norm(two)
+        np.linalg.norm(one - two)
+        > e.meant.replay.tolerance.fits * np.linalg.norm(two)
     )
 
 
@@ -90,7 +102,11 @@ def _vectors(
     if level is Level.ROW:
         rows = []
         for factors, own in zip(e.factors, e.rows, strict=True):
-            rows += [*np.einsum("tr,trp->rp", factors, own.reshape(*factors.shape, -1))]
+            rows += [
+                *np.einsum(
+                    "tr,trp->rp", factors, own.reshape(*factors.shape, -1)
+                )
+            ]
         return [(i, row) for i, row in enumerate(rows) if np.any(row)]
     if level is Level.UPDATE:
         return [(0, np.sum(parts, axis=0))]
@@ -108,20 +124,35 @@ def _solved(
     kinds = [(Quantity.ROW_GRADIENTS, at, vector) for at, vector in rows]
     if np.any(e.penalty):
         kinds.append((Quantity.PENALTY, 0, e.penalty))
-    if has_before and e.before is not None and len(e.before.handed) == len(e.handed):
+    if (
+        has_before
+        and e.before is not None
+        and len(e.before.handed) == len(e.handed)
+    ):
         kinds.append((Quantity.HANDED_GRADIENT, 0, e.before.handed))
     vectors = [vector for *_, vector in kinds]
-    if not rows or len(vectors) > MOST_SOLVED or len(vectors) + _SPARE > len(e.handed):
+    if (
+        not rows
+        or len(vectors) > MOST_SOLVED
+        or len(vectors) + _SPARE > len(e.handed)
+    ):
         return None
     numbers, loose = least(vectors, e.handed)
     fits, counts = e.meant.replay.tolerance.fits, counts_of(e)
-    if not np.all(np.isfinite(numbers)) or e.apart(numbers @ np.stack(vectors)) > fits:
+    if (
+        not np.all(np.isfinite(numbers))
+        or e.apart(numbers @ np.stack(vectors)) > fits
+    ):
         return None
     slack = fits * max(float(np.linalg.norm(e.handed)), e.scale) * loose
     found = []
-    for (quantity, at, vector), number, off in zip(kinds, numbers, slack, strict=True):
+    for (quantity, at, vector), number, off in zip(
+        kinds, numbers, slack, strict=True
+    ):
         own = {known: float(column[at]) for known, column in counts.items()}
-        found.append(_Column(e, quantity, vector, own, float(number), float(off)))
+        found.append(
+            _Column(e, quantity, vector, own, float(number), float(off))
+        )
     return found
 
 
@@ -154,7 +185,9 @@ def _said(
             strict=True,
         )
     )
-    if not by_penalty.is_right and not _is_in_rows(numbers, rows, penalties, level):
+    if not by_penalty.is_right and not _is_in_rows(
+        numbers, rows, penalties, level
+    ):
         changes.append(
             Change(name_of_penalty(by_penalty.count), count=by_penalty.count)
         )
@@ -167,13 +200,18 @@ def _said(
         cost += before.cost
     made = []
     for e in evidence:
-        own = [numbers.get(id(c), c.number) * c.vector for c in columns if c.e is e]
+        own = [
+            numbers.get(id(c), c.number) * c.vector for c in columns if c.e is e
+        ]
         made.append(sum(own, np.zeros_like(e.handed)))
     return proved(changes, cost, evidence, made)
 
 
 def proved(
-    changes: list[Change], cost: float, evidence: list[Evidence], made: list[np.ndarray]
+    changes: list[Change],
+    cost: float,
+    evidence: list[Evidence],
+    made: list[np.ndarray],
 ) -> Explanation | None:
     """Return changes as an explanation, if they make the gradients."""
     proven = [e.proven(own) for e, own in zip(evidence, made, strict=True)]
@@ -194,12 +232,18 @@ def _read(columns: list[_Column], right: float) -> Reading:
     is_of_rows = columns[0].quantity is Quantity.ROW_GRADIENTS
     units = np.array([unit(c.e) if is_of_rows else 1.0 for c in columns])
     slack = np.array([c.slack for c in columns]) * units
-    shared = [k for k in columns[0].counts if all(k in c.counts for c in columns)]
-    counts = {known: np.array([c.counts[known] for c in columns]) for known in shared}
+    shared = [
+        k for k in columns[0].counts if all(k in c.counts for c in columns)
+    ]
+    counts = {
+        known: np.array([c.counts[known] for c in columns]) for known in shared
+    }
     found = read(numbers * units, slack, counts, right * units)
     if found is not None:
         return replace(found, values=found.values / units)
-    return Reading(RAW, Count(numbers=tuple(numbers[:_NUM_SHOWN].tolist())), numbers)
+    return Reading(
+        RAW, Count(numbers=tuple(numbers[:_NUM_SHOWN].tolist())), numbers
+    )
 
 
 def _of_rows(rows: list[_Column], level: Level) -> Reading:
@@ -238,7 +282,11 @@ def _change_of_rows(reading: Reading, rows: list[_Column]) -> Change:
     count = reading.count
     if count.level is Level.MICROBATCH and not np.all(reading.values):
         e = rows[int(np.argmin(np.abs(reading.values)))].e
-        own = [value for c, value in zip(rows, reading.values, strict=True) if c.e is e]
+        own = [
+            value
+            for c, value in zip(rows, reading.values, strict=True)
+            if c.e is e
+        ]
         lost = [float(i) for i, value in enumerate(own, 1) if not value]
         return Change(
             Fault.PASSES_LEFT_OUT, numbers=(*lost, float(len(e.update.pieces)))
@@ -262,6 +310,8 @@ def _is_in_rows(
         own = [c for c in rows if c.e is penalty.e]
         weights = [c.counts[_WEIGHTS[level]] for c in own]
         factor = np.average([numbers[id(c)] for c in own], weights=weights)
-        if abs(factor - numbers[id(penalty)]) > _OF_PENALTY * abs(numbers[id(penalty)]):
+        if abs(factor - numbers[id(penalty)]) > _OF_PENALTY * abs(
+            numbers[id(penalty)]
+        ):
             return False
     return True

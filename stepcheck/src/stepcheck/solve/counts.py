@@ -10,7 +10,8 @@ from stepcheck.solve.ratios import Counts
 from stepcheck.trace.windows import PAD
 from stepcheck.values import MEANT, NOTHING, Count, Known
 
-_LEAST_SCALE = 24.0  # a factor that no count of a small loop is: loss scales are larger
+# a factor that no count of a small loop is: loss scales are larger
+_LEAST_SCALE = 24.0
 _OF_POWER = 0.05  # of the logarithm of a power of two, in half precision
 _OF_ROWS = {  # by (what a row's gradient is multiplied with, what it is divided by)
     ((), ()): Fault.NEVER_DIVIDED,
@@ -68,7 +69,9 @@ def counts_of(e: Evidence) -> Counts:
         Known.MICROBATCHES_OF_FULL_WINDOW: meant.usual,
         Known.WEIGHT_OF_FULL_BATCH: meant.full[0],
     }
-    found = {known: np.full(len(weights), float(own)) for known, own in whole.items()}
+    found = {
+        known: np.full(len(weights), float(own)) for known, own in whole.items()
+    }
     if e.num_replicas > 1:
         found = {Known.WEIGHT_OF_REPLICA: np.repeat(of_replica, sizes), **found}
     found[Known.WEIGHT_OF_MICROBATCH] = np.repeat(by_piece, sizes)
@@ -94,7 +97,9 @@ def name_of_rows(count: Count, meant: Meant) -> Fault:
     if count.number < 0:
         return Fault.ASCENT
     for (above, below), fault in _OF_ROWS.items():
-        is_so = (count.number, count.above) == (1, above) and {*count.below} == {*below}
+        is_so = (count.number, count.above) == (1, above) and {
+            *count.below
+        } == {*below}
         if is_so and len(count.below) == len(below):
             return fault
     return Fault.ROWS_COUNTED_OTHERWISE

@@ -19,7 +19,8 @@ from stepcheck.tree import Tree
 
 # rows whose gradients represent those of all rows in an estimate of their size
 _NUM_DRAWN = 4
-_NEARLY = 1e-3  # of the rows' lengths: what is left where their gradients cancel
+# of the rows' lengths, where their gradients cancel
+_NEARLY = 1e-3
 
 
 class Meant:
@@ -67,7 +68,9 @@ class Meant:
     @cached_property
     def is_by_row(self) -> bool:
         """Whether the loss depends on one output, row by row."""
-        is_coupled = getattr(getattr(self.objective, "loss", None), "is_coupled", False)
+        is_coupled = getattr(
+            getattr(self.objective, "loss", None), "is_coupled", False
+        )
         is_one = isinstance(self.objective, OneLoss) and not is_coupled
         return is_one and not self.replay.is_masked
 
@@ -84,16 +87,22 @@ class Evidence:
             gradient's.
     """
 
-    def __init__(self, meant: Meant, update: Update, before: "Evidence | None" = None):
+    def __init__(
+        self, meant: Meant, update: Update, before: "Evidence | None" = None
+    ):
         self.meant, self.update, self.before = meant, update, before
         replay, grads = meant.replay, update.applied.grads
         known = [None if grad is None else np.ones_like(grad) for grad in grads]
         self.mask = replay.flat(known) > 0
         self.handed = replay.flat(grads)[self.mask]
-        lengths = [np.linalg.norm(np.ravel(grad)) for grad in grads if grad is not None]
+        lengths = [
+            np.linalg.norm(np.ravel(grad)) for grad in grads if grad is not None
+        ]
         self.norm = float(np.linalg.norm(lengths))
         pieces = update.pieces
-        self.pads = [int(np.count_nonzero(piece.rows == PAD)) for piece in pieces]
+        self.pads = [
+            int(np.count_nonzero(piece.rows == PAD)) for piece in pieces
+        ]
         self.terms = [
             self.terms_of(piece, meant.objective, replay.batch(piece))
             for piece in pieces
@@ -102,12 +111,16 @@ class Evidence:
             own.weights * (p.rows != PAD)
             for p, own in zip(pieces, self.terms, strict=True)
         ]
-        self.whole = np.sum([weights.sum(axis=1) for weights in self.weights], axis=0)
+        self.whole = np.sum(
+            [weights.sum(axis=1) for weights in self.weights], axis=0
+        )
         self.scale = 0.0
         meant.windows[len(pieces)] += 1
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
         meant.full = (
-            self.whole if meant.full is None else np.maximum(meant.full, self.whole)
+            self.whole
+            if meant.full is None
+            else np.maximum(meant.full, self.whole)
         )
 
     def terms_of(self, piece: Piece, objective: Any, batch: Tree) -> Terms:
@@ -144,7 +157,11 @@ class Evidence:
     @property
     def num_places(self) -> int:
         """The number of places of its outputs, padding included; 0 if rows have none."""
-        leaves = [leaf for piece in self.update.pieces for leaf in piece.called.outputs]
+        leaves = [
+            leaf
+            for piece in self.update.pieces
+            for leaf in piece.called.outputs
+        ]
         if any(leaf.ndim < 3 for leaf in leaves):
             return 0
         return sum(leaf.size // leaf.shape[-1] for leaf in leaves)
@@ -157,13 +174,17 @@ class Evidence:
             sizes = self.update.sizes
             for i, weights in enumerate(self.weights):
                 share = sizes[i] / sum(sizes)
-                found = found + self.gradient(i, np.zeros_like(weights), penalty=share)
+                found = found + self.gradient(
+                    i, np.zeros_like(weights), penalty=share
+                )
         return found
 
     @cached_property
     def parts(self) -> list[np.ndarray]:
         """The part of each piece in the gradient that was meant."""
-        return [self.gradient(i, factors) for i, factors in enumerate(self.factors)]
+        return [
+            self.gradient(i, factors) for i, factors in enumerate(self.factors)
+        ]
 
     @cached_property
     def reference(self) -> np.ndarray:
@@ -174,14 +195,17 @@ class Evidence:
         """Return the part of one term in the gradient that was meant."""
         chosen = (np.arange(len(self.whole)) == i)[:, None]
         parts = (
-            self.gradient(j, factors * chosen) for j, factors in enumerate(self.factors)
+            self.gradient(j, factors * chosen)
+            for j, factors in enumerate(self.factors)
         )
         return sum(parts, np.zeros_like(self.handed))
 
     @cached_property
     def rows(self) -> list[np.ndarray]:
         """The gradient of each row: by piece (terms x rows, parameters)."""
-        every = ((i, range(weights.size)) for i, weights in enumerate(self.weights))
+        every = (
+            (i, range(weights.size)) for i, weights in enumerate(self.weights)
+        )
         return [np.stack(self._some(i, [*entries])) for i, entries in every]
 
     def measure(self) -> None:
@@ -226,7 +250,8 @@ class Evidence:
     def is_along(self) -> bool:
         """Whether the handed gradient is the meant one times some number above 0."""
         is_near = (
-            self.apart(self.share * self.reference) <= self.meant.replay.tolerance.fits
+            self.apart(self.share * self.reference)
+            <= self.meant.replay.tolerance.fits
         )
         return self.share > 0 and is_near
 
@@ -239,19 +264,27 @@ class Evidence:
     def by_parameter(self, candidate: np.ndarray) -> dict[str, float]:
         """Return the distance from a candidate for every parameter."""
         one, two = self.cut(self.handed), self.cut(candidate)
-        return {name: distance(one[name], two[name], self.scale) for name in one}
+        return {
+            name: distance(one[name], two[name], self.scale) for name in one
+        }
 
     def cut(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Return a vector by parameter, of the parameters that were handed over."""
         full = np.full(len(self.mask), np.nan)
         full[self.mask] = vector
         parts = self.meant.replay.parts(full)
-        return {name: part for name, part in parts.items() if not np.isnan(part).any()}
+        return {
+            name: part
+            for name, part in parts.items()
+            if not np.isnan(part).any()
+        }
 
     @property
     def is_of_one_output(self) -> bool:
         """Whether the loss depends on one output of each pass, row by row."""
-        has_one = all(len(piece.called.outputs) == 1 for piece in self.update.pieces)
+        has_one = all(
+            len(piece.called.outputs) == 1 for piece in self.update.pieces
+        )
         return has_one and self.meant.is_by_row
 
     @cached_property
@@ -294,7 +327,11 @@ class Evidence:
         ]
 
     def derivative(
-        self, piece: Piece, objective: Any, batch: Any, change: Callable | None = None
+        self,
+        piece: Piece,
+        objective: Any,
+        batch: Any,
+        change: Callable | None = None,
     ) -> np.ndarray:
         """Return the derivative of the sum of the rows' losses by a piece's one output.
 
@@ -327,22 +364,26 @@ class Evidence:
         objective = self.meant.objective if objective is None else objective
         batch = replay.batch(piece) if batch is None else batch
         is_pulled = (
-            self.is_by_outputs and isinstance(objective, OneLoss) and not penalty
+            self.is_by_outputs
+            and isinstance(objective, OneLoss)
+            and not penalty
         )
         if is_pulled or change is not None:
             made = self.derivative(piece, objective, batch, change)
             return self.pulled(i, _times(made, factors))
         training = self.meant.modes.of(piece)
         given = piece, objective, batch, factors
-        return replay.gradient(*given, training=training, penalty=penalty)[self.mask]
+        return replay.gradient(*given, training=training, penalty=penalty)[
+            self.mask
+        ]
 
     def pulled(self, i: int, *derivatives: np.ndarray) -> np.ndarray:
         """Return the gradient that derivatives by one piece's outputs give."""
         piece = self.update.pieces[i]
         training = self.meant.modes.of(piece)
-        return self.meant.replay.pulled(piece, [*derivatives], training=training)[
-            self.mask
-        ]
+        return self.meant.replay.pulled(
+            piece, [*derivatives], training=training
+        )[self.mask]
 
     def _some(self, i: int, entries: list[int]) -> list[np.ndarray]:
         """Return gradients of one term of one row each; an entry is its index in
@@ -358,16 +399,21 @@ class Evidence:
         zeros = np.zeros(len(self.handed), "float32")
         return [found.get(entry, zeros) for entry in entries]
 
-    def _by_factors(self, i: int, factors: list[np.ndarray]) -> list[np.ndarray]:
+    def _by_factors(
+        self, i: int, factors: list[np.ndarray]
+    ) -> list[np.ndarray]:
         """Return the gradient of one piece by several factors of its rows and terms."""
         piece, meant = self.update.pieces[i], self.meant
         given = piece, meant.objective, meant.replay.batch(piece)
         if self.is_by_outputs:
             made = self.derivative(*given)
             return [
-                self.pulled(i, _times(made, each)).astype("float32") for each in factors
+                self.pulled(i, _times(made, each)).astype("float32")
+                for each in factors
             ]
-        found = meant.replay.gradients(*given, factors, training=meant.modes.of(piece))
+        found = meant.replay.gradients(
+            *given, factors, training=meant.modes.of(piece)
+        )
         return [gradient[self.mask].astype("float32") for gradient in found]
 
 

@@ -23,7 +23,8 @@ from stepcheck.solve.ratios import least
 from stepcheck.trace.measure import SOLVED
 from stepcheck.values import Change, Detail, Level
 
-NUM_SMALL = 8_000  # numbers of a gradient up to which many backward passes are quick
+# numbers of a gradient up to which many backward passes are quick
+NUM_SMALL = 8_000
 _MOST_ROWS = 64  # that take a backward pass each
 _MOST_LOOKS = 200  # at forms of the loss
 _SURE = 1.5  # the cost of one form, beside which no other is looked for
@@ -66,7 +67,9 @@ def by_counts(evidence: list[Evidence]) -> Explanation | None:
         found += [each] if each is not None else []
         if each is not None and each.cost < RAW:
             return each
-    is_sure = all(sum(e.update.sizes) >= 2 * len(e.update.pieces) for e in evidence)
+    is_sure = all(
+        sum(e.update.sizes) >= 2 * len(e.update.pieces) for e in evidence
+    )
     return found[0] if found and is_sure else None
 
 
@@ -84,7 +87,10 @@ def _terms(evidence: list[Evidence]) -> _Found:
         if np.any(np.abs(counted) <= SOLVED * np.abs(counted).max()):
             fault = Fault.OUTPUT_LEFT_OUT
         return Change(
-            fault, Detail.TERMS_COUNT, (*counted.tolist(), *meant.tolist()), names
+            fault,
+            Detail.TERMS_COUNT,
+            (*counted.tolist(), *meant.tolist()),
+            names,
         )
 
     columns = [[e.of_term(i) for i in used] for e in evidence]
@@ -116,13 +122,17 @@ def _mixed(
 
 
 def _possible(evidence: list[Evidence]) -> Iterator[Form]:
-    is_small = len(evidence[0].handed) <= NUM_SMALL or isinstance(evidence[0], AtOutput)
+    is_small = len(evidence[0].handed) <= NUM_SMALL or isinstance(
+        evidence[0], AtOutput
+    )
     for form in forms(evidence[0].meant, evidence[0]):
         if is_small or not form.is_of_pairs:
             yield form
 
 
-def _tried(form: Form, evidence: list[Evidence], level: Level) -> Explanation | None:
+def _tried(
+    form: Form, evidence: list[Evidence], level: Level
+) -> Explanation | None:
     """Try a form; an error is of labels or outputs that are none for a loss."""
     return attempt(lambda: explained(form, evidence, level))[0]
 
@@ -134,7 +144,8 @@ def _forms(evidence: list[Evidence]) -> _Found:
     if (found := smoothed(evidence[0].meant, evidence[0])) is not None:
         plain, even, own = found
         columns = [
-            [np.sum(form.parts(e), axis=0) for form in (plain, even)] for e in evidence
+            [np.sum(form.parts(e), axis=0) for form in (plain, even)]
+            for e in evidence
         ]
         yield _mixed(evidence, columns, partial(_smoothing, own=own))
 
@@ -155,7 +166,11 @@ def _rows(evidence: list[Evidence]) -> _Found:
     if any(sum(e.update.sizes) > most for e in evidence):
         return
     found = explained(BASE, evidence, Level.ROW)
-    numbers = found.changes[0].count.numbers if found and found.changes[0].count else ()
+    numbers = (
+        found.changes[0].count.numbers
+        if found and found.changes[0].count
+        else ()
+    )
     if len(numbers) <= 2:
         yield found
 
@@ -169,7 +184,9 @@ def _labels(evidence: list[Evidence]) -> _Found:
         if found is None:
             return
         rows |= zip(
-            (piece.called.order for piece in e.update.pieces), found, strict=True
+            (piece.called.order for piece in e.update.pieces),
+            found,
+            strict=True,
         )
     change = Change(Fault.LABELS_OF_OTHER_ROWS)
     yield _tried(

@@ -50,7 +50,8 @@ class Form:
         weights = [*map(partial(self._weights, e), range(len(e.weights)))]
         whole = np.sum([own.sum(axis=1) for own in weights], axis=0)
         return [
-            self._part(e, i, e.counted(own, whole)) for i, own in enumerate(weights)
+            self._part(e, i, e.counted(own, whole))
+            for i, own in enumerate(weights)
         ]
 
     def _part(self, e: Evidence, i: int, factors: np.ndarray) -> np.ndarray:
@@ -74,7 +75,10 @@ class Form:
             return e.terms[i].weights
         if not self.weighs:
             return e.weights[i]
-        piece, objective = e.update.pieces[i], self.objective or e.meant.objective
+        piece, objective = (
+            e.update.pieces[i],
+            self.objective or e.meant.objective,
+        )
         (batch,) = self._batches(e, piece)
         return e.terms_of(piece, objective, batch).weights * (piece.rows != PAD)
 
@@ -89,7 +93,9 @@ def forms(meant: Meant, e: Evidence) -> Iterator[Form]:
     yield Form((pairs,), _pairs, is_of_pairs=True)
     if weights is not None:
         both = Change(Fault.BROADCAST, Detail.ALL_PAIRS_WITH_WEIGHTS)
-        yield Form((both,), partial(_pairs, has_their_weights=True), is_of_pairs=True)
+        yield Form(
+            (both,), partial(_pairs, has_their_weights=True), is_of_pairs=True
+        )
     yield Form((Change(Fault.PADDING_TRAINED_ON),), has_pads=True)
     yield from _of_labels(labels)
     if weights is not None:
@@ -105,11 +111,15 @@ def _loss(meant: Meant) -> Any:
     return getattr(meant.objective, "loss", None)
 
 
-def _pairs(e: Evidence, piece: Piece, *, has_their_weights: bool = False) -> list:
+def _pairs(
+    e: Evidence, piece: Piece, *, has_their_weights: bool = False
+) -> list:
     """Return the batches in which each output meets the labels of all rows of its
     batch.
     """
-    moved = partial(e.meant.replay.batch, piece, has_their_weights=has_their_weights)
+    moved = partial(
+        e.meant.replay.batch, piece, has_their_weights=has_their_weights
+    )
     return [moved(shift=shift) for shift in range(len(piece.rows))]
 
 
@@ -143,10 +153,15 @@ def of_rows(rows: _Rows, change: Change) -> Form:
 
 def _of_labels(labels: Any) -> Iterator[Form]:
     """Yield the loss with the labels of other places of the same rows."""
-    if any(np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1 for leaf in tree.leaves(labels)):
+    if any(
+        np.ndim(leaf) > 1 and np.shape(leaf)[1] > 1
+        for leaf in tree.leaves(labels)
+    ):
         for by in _STEPS:
             change = Change(Fault.LABELS_SHIFTED, Detail.PLACES_AFTER, (by,))
-            yield Form((change,), _with(partial(_along, by=-by), 1), weighs=True)
+            yield Form(
+                (change,), _with(partial(_along, by=-by), 1), weighs=True
+            )
 
 
 def _along(labels: np.ndarray, by: int) -> np.ndarray:
@@ -159,7 +174,10 @@ def _of_weights(weights: Any) -> Iterator[Form]:
     ways: list[tuple[Fault, Callable]] = [
         (ignored, np.ones_like),
         (Fault.WEIGHTS_SQUARED, np.square),
-        (Fault.WEIGHTS_AVERAGED_APART, lambda own: np.full_like(own, own.mean())),
+        (
+            Fault.WEIGHTS_AVERAGED_APART,
+            lambda own: np.full_like(own, own.mean()),
+        ),
     ]
     for fault, way in ways:
         yield Form((Change(fault),), _with(way, 2), weighs=True)
@@ -173,12 +191,14 @@ def _of_outputs(meant: Meant, e: Evidence) -> Iterator[Form]:
     width = e.update.pieces[0].called.outputs[0].shape[-1]
     if (other := losses.flipped(loss)) is not None:
         yield Form(
-            (Change(Fault.FROM_LOGITS),), objective=meant.replay.objective(other)
+            (Change(Fault.FROM_LOGITS),),
+            objective=meant.replay.objective(other),
         )
     for name, function, is_own in losses.changes(loss, width):
         fault = Fault.SOFTMAX_TWICE if is_own else Fault.OTHER_OUTPUTS
         yield Form(
-            (Change(fault, Detail.FUNCTION_AGAIN, names=(name,)),), outputs=function
+            (Change(fault, Detail.FUNCTION_AGAIN, names=(name,)),),
+            outputs=function,
         )
 
 
@@ -188,12 +208,19 @@ def smoothed(meant: Meant, e: Evidence) -> tuple[Form, Form, float] | None:
 
     A loss of smoothed labels is a sum of both; None for a loss that has no smoothing.
     """
-    plain = meant.replay.losses.unsmoothed(_loss(meant)) if e.is_of_one_output else None
+    plain = (
+        meant.replay.losses.unsmoothed(_loss(meant))
+        if e.is_of_one_output
+        else None
+    )
     if plain is None:
         return None
     other, own, is_sparse = plain
     shape = e.update.pieces[0].called.outputs[0].shape
-    eye, full = np.eye(shape[-1], dtype="float32"), meant.replay.objective(other)
+    eye, full = (
+        np.eye(shape[-1], dtype="float32"),
+        meant.replay.objective(other),
+    )
 
     def hot(labels: np.ndarray) -> np.ndarray:
         classes = (

@@ -18,7 +18,9 @@ def labels_of(e: AtOutput) -> list[np.ndarray] | None:
     the rows.
     """
     labels = e.meant.replay.data[1]
-    is_of_row = e.meant.replay.by_pass is None and e.meant.replay.data[2] is None
+    is_of_row = (
+        e.meant.replay.by_pass is None and e.meant.replay.data[2] is None
+    )
     if not hasattr(labels, "shape") or not is_of_row:
         return None
     flat = np.asarray(labels).reshape(len(labels), -1)
@@ -44,8 +46,12 @@ def _distances(e: AtOutput, i: int, rows: np.ndarray) -> np.ndarray:
     """
     piece, replay = e.update.pieces[i], e.meant.replay
     leaf, num = piece.called.outputs[0], len(rows)
-    labels = replay.as_wide(np.asarray(replay.data[1])[np.tile(rows, len(leaf))], piece)
-    made = replay.derivative(e.meant.objective, np.repeat(leaf, num, axis=0), labels)
+    labels = replay.as_wide(
+        np.asarray(replay.data[1])[np.tile(rows, len(leaf))], piece
+    )
+    made = replay.derivative(
+        e.meant.objective, np.repeat(leaf, num, axis=0), labels
+    )
     could = made.reshape(len(leaf), num, -1) * e.factors[i][0][:, None, None]
     had = e.by_piece(e.handed)[i].reshape(len(leaf), 1, -1)
     apart = np.linalg.norm(had - could, axis=2)

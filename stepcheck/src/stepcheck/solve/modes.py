@@ -68,7 +68,9 @@ class Modes:
         is_alike = any(u.number not in self.unlike for u in own)
         found = set[Stage]() if is_alike else {Stage.MODE, Stage.STATE}
         return (
-            found if any(u.applied.is_whole for u in updates) else {*found, Stage.STEP}
+            found
+            if any(u.applied.is_whole for u in updates)
+            else {*found, Stage.STEP}
         )
 
     def note(self, replay: Port, update: Update) -> None:
@@ -85,7 +87,9 @@ class Modes:
             inference = distance(others, own)
             self._training[order] = inference > fits
             if inference <= fits and training > differs:
-                self.inferring.append(Inferring(update, piece, training, inference))
+                self.inferring.append(
+                    Inferring(update, piece, training, inference)
+                )
                 if len(self.inferring) == 1:
                     every = own, outputs, others
                     self.outputs = [
@@ -101,10 +105,16 @@ def rare(updates: list[Update], most: int | None) -> list[int]:
     and not the fewest rows.
     """
     known = {
-        u.number: tuple(leaf.shape for p in u.pieces for leaf in p.called.inputs)
+        u.number: tuple(
+            leaf.shape for p in u.pieces for leaf in p.called.inputs
+        )
         for u in updates
         if u.is_known
     }
     kept = {shape for shape, _ in Counter(known.values()).most_common(most)}
-    kept |= {min(known.values(), key=lambda shapes: shapes[0][0])} if known else set()
+    kept |= (
+        {min(known.values(), key=lambda shapes: shapes[0][0])}
+        if known
+        else set()
+    )
     return [number for number, shape in known.items() if shape not in kept]

@@ -21,7 +21,14 @@ NUM_SPARE = 8  # numbers of a move beyond those solved for: no chance fits them
 _ROUNDING = 4e-7  # of a move, for a unit of the weights
 _SHARE = 0.01  # of a move: with a smaller part of the gradient, others make it
 _NUM_WITH_SHARE = 4  # first moves that have this part; later rates may be 0
-_BETAS = (0.9, 0.999), (0.9, 0.99), (0.9, 0.95), (0.0, 0.9), (0.0, 0.99), (0.0, 1.0)
+_BETAS = (
+    (0.9, 0.999),
+    (0.9, 0.99),
+    (0.9, 0.95),
+    (0.0, 0.9),
+    (0.0, 0.99),
+    (0.0, 1.0),
+)
 _EPSILONS = 1e-8, 1e-7
 _TINY = 1e-3  # of most: gradients so small have few digits, and their step none
 _SURE = 1.5  # times the distance of moves that fit
@@ -50,7 +57,10 @@ class Moves(NamedTuple):
 
 
 def rated(
-    meant: Meant, seen: Windows, updates: list[Update], schedule: Schedule | None
+    meant: Meant,
+    seen: Windows,
+    updates: list[Update],
+    schedule: Schedule | None,
 ) -> Windows:
     """Return updates by hand with their rates and gradients, if all are steps of one
     optimizer on the gradients that were meant, or on others that are known.
@@ -73,14 +83,23 @@ def rated(
     meant_rates = np.abs(rates)
     if not rule.is_adaptive:
         meant_rates = _meant_rates(evidence, meant_rates, schedule)
-    factors = np.where(_are_small(rates), 1.0, rates / np.maximum(meant_rates, _LEAST))
+    factors = np.where(
+        _are_small(rates), 1.0, rates / np.maximum(meant_rates, _LEAST)
+    )
     changed = []
     for update, fall, grad, rate, factor in zip(
-        updates, moves.falls, moves.grads, meant_rates.tolist(), factors, strict=True
+        updates,
+        moves.falls,
+        moves.grads,
+        meant_rates.tolist(),
+        factors,
+        strict=True,
     ):
         handed = fall / rate if is_plain else factor * grad
         grads: list[Any] = [*meant.replay.parts(handed).values()]
-        applied = replace(update.applied, grads=grads, learning_rate=rate, clips=clips)
+        applied = replace(
+            update.applied, grads=grads, learning_rate=rate, clips=clips
+        )
         changed.append(replace(update, applied=applied))
     rule = rule._replace(rates=meant_rates.tolist())
     return replace(seen, updates=changed, rule=rule)
@@ -93,7 +112,9 @@ def _moves(evidence: list[Evidence]) -> Moves:
     for e, weights in zip(evidence, params, strict=True):
         length = float(np.linalg.norm(weights)) / max(e.norm, _LEAST)
         near.append(max(replay.tolerance.differs, _ROUNDING * length))
-    axes = replay.flat([np.full(shape, float(len(shape))) for shape in replay.shapes])
+    axes = replay.flat(
+        [np.full(shape, float(len(shape))) for shape in replay.shapes]
+    )
     falls, grads = [e.handed for e in evidence], [e.reference for e in evidence]
     return Moves(params, falls, grads, near, axes > 1, optimizer)
 
@@ -101,7 +122,9 @@ def _moves(evidence: list[Evidence]) -> Moves:
 def _are_made(moves: Moves, shares: np.ndarray) -> bool:
     """Whether each move is its gradient times a number."""
     every = zip(moves.falls, moves.grads, shares, moves.near, strict=True)
-    return all(r and distance(fall, r * grad) <= near for fall, grad, r, near in every)
+    return all(
+        r and distance(fall, r * grad) <= near for fall, grad, r, near in every
+    )
 
 
 def _are_small(rates: np.ndarray) -> np.ndarray:
@@ -159,8 +182,13 @@ def _meant_rates(
     meant = np.full(len(rows), float(np.asarray(own)))
     if schedule is not None:
         meant = np.array([schedule(e.update.number - 1) for e in evidence])
-        counts += [rows / most, np.array([len(e.update.pieces) for e in evidence])]
-    elif np.log10(most) % 1 == 0:  # a rate of the loop's own may be ten times this one
+        counts += [
+            rows / most,
+            np.array([len(e.update.pieces) for e in evidence]),
+        ]
+    elif (
+        np.log10(most) % 1 == 0
+    ):  # a rate of the loop's own may be ten times this one
         counts = []
     replicas = np.array([e.num_replicas for e in evidence])
     places = np.array([e.num_places for e in evidence])
@@ -168,7 +196,9 @@ def _meant_rates(
         counts.append(replicas)
     if np.all(places > 0):
         counts.append(rows / places)
-    if np.all(meant > 0) and any(is_even(rates / (meant * n), 1.0) for n in counts):
+    if np.all(meant > 0) and any(
+        is_even(rates / (meant * n), 1.0) for n in counts
+    ):
         return meant
     if np.all(rows > 0) and is_even(rates / rows) and not is_even(rates):
         return rates / (rows if rates.max() > 1 else rows / most)
@@ -199,7 +229,9 @@ def _with_momentum(moves: Moves) -> Rule | None:
             numbers.append(found[0])
             decays.append(found[1])
         if len(numbers) == num:
-            return _of_momentum(moves, numbers, decays, has_gradient=has_gradient)
+            return _of_momentum(
+                moves, numbers, decays, has_gradient=has_gradient
+            )
     return None
 
 
@@ -207,8 +239,12 @@ def _of_momentum(
     moves: Moves, numbers: Arrays, decays: list[float], *, has_gradient: bool
 ) -> Rule:
     rates = np.array([own[0] for own in numbers])
-    start = 2 if has_gradient else 1  # the first move and the gradient are parallel
-    after = [t for t in range(start, len(numbers)) if np.any(moves.falls[t - 1])]
+    start = (
+        2 if has_gradient else 1
+    )  # the first move and the gradient are parallel
+    after = [
+        t for t in range(start, len(numbers)) if np.any(moves.falls[t - 1])
+    ]
     momenta = np.array([numbers[t][1] for t in after])
     of_velocity = momenta * [rates[t - 1] / (rates[t] or 1.0) for t in after]
     if is_even(of_velocity) and not is_even(momenta):
@@ -284,13 +320,17 @@ def _decaying(rule: Rule, moves: Moves, decays: list[float]) -> Rule:
     for t in moving:
         kernels = moves.params[t][moves.are_kernels]
         length = moves.near[t] * np.linalg.norm(moves.falls[t])
-        bounds.append(_SURE * length / max(float(np.linalg.norm(kernels)), _LEAST))
+        bounds.append(
+            _SURE * length / max(float(np.linalg.norm(kernels)), _LEAST)
+        )
     least_shown = float(np.median(bounds / np.abs(rates)))
     if np.all(np.abs(shares) <= bounds):
         return rule._replace(decay=(0.0, least_shown))
     is_steady = is_even(shares) or is_even(shares / rates)
     if is_steady and np.all(np.abs(shares) > bounds):
-        return rule._replace(decay=(float(np.median(shares / rates)), least_shown))
+        return rule._replace(
+            decay=(float(np.median(shares / rates)), least_shown)
+        )
     return rule
 
 

@@ -7,7 +7,12 @@ import numpy as np
 from stepcheck.solve.evidence import Evidence, taken_at
 from stepcheck.solve.ratios import least
 
-_MADE = "penalty", "reference", "parts", "rows"  # which an evidence computes once
+_MADE = (
+    "penalty",
+    "reference",
+    "parts",
+    "rows",
+)  # which an evidence computes once
 _MOST_FREE = 128  # derivatives that are solved for
 
 
@@ -21,9 +26,16 @@ class AtOutput(Evidence):
     """
 
     def __init__(self, of: Evidence, taken: Sequence[np.ndarray]):
-        kept = {key: value for key, value in vars(of).items() if key not in _MADE}
+        kept = {
+            key: value for key, value in vars(of).items() if key not in _MADE
+        }
         vars(self).update(kept)
-        self.of, self.before, self.scale, self.is_by_outputs = of, None, 0.0, True
+        self.of, self.before, self.scale, self.is_by_outputs = (
+            of,
+            None,
+            0.0,
+            True,
+        )
         self._ends = np.cumsum([each.size for each in taken])
         self.handed = np.concatenate([np.ravel(each) for each in taken])
         self.mask = np.ones(len(self.handed), bool)
@@ -35,7 +47,10 @@ class AtOutput(Evidence):
         """Return the derivative by the output of a pass, with zeros for all other
         passes.
         """
-        found = [np.zeros_like(part) for part in np.split(self.handed, self._ends[:-1])]
+        found = [
+            np.zeros_like(part)
+            for part in np.split(self.handed, self._ends[:-1])
+        ]
         found[i] = np.ravel(derivatives[0])
         return np.concatenate(found)
 
@@ -43,13 +58,19 @@ class AtOutput(Evidence):
         """Cut derivatives into those of the passes, in the shape of their outputs."""
         parts = np.split(made, self._ends[:-1])
         shapes = [piece.called.outputs[0].shape for piece in self.update.pieces]
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [
+            part.reshape(shape)
+            for part, shape in zip(parts, shapes, strict=True)
+        ]
 
     def proven(self, made: np.ndarray) -> tuple[np.ndarray, float]:
         """Return the gradient of these derivatives, and the distance of the handed one."""
         if (apart := self.apart(made)) > self.meant.replay.tolerance.fits:
             return made, apart
-        parts = (self.of.pulled(i, part) for i, part in enumerate(self.by_piece(made)))
+        parts = (
+            self.of.pulled(i, part)
+            for i, part in enumerate(self.by_piece(made))
+        )
         return self.of.proven(sum(parts, self.of.penalty))
 
 
@@ -63,7 +84,9 @@ def narrowed(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
         if factors is None:
             return None
         pairs = zip(factors, e.update.pieces, strict=True)
-        found.append(AtOutput(e, [factor * taken_at(piece) for factor, piece in pairs]))
+        found.append(
+            AtOutput(e, [factor * taken_at(piece) for factor, piece in pairs])
+        )
     return found
 
 
@@ -97,7 +120,8 @@ def solved(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
         columns = []
         for i, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
             columns += [
-                e.pulled(i, one.reshape(shape)) for one in np.eye(size, dtype="float32")
+                e.pulled(i, one.reshape(shape))
+                for one in np.eye(size, dtype="float32")
             ]
         numbers = least(columns, e.handed - e.penalty)[0]
         made = numbers @ np.stack(columns) + e.penalty
@@ -105,7 +129,9 @@ def solved(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
             return None
         parts = np.split(numbers, np.cumsum(sizes)[:-1])
         found.append(
-            AtOutput(e, [p.reshape(s) for p, s in zip(parts, shapes, strict=True)])
+            AtOutput(
+                e, [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
+            )
         )
     return found
 
@@ -114,7 +140,11 @@ def taken(e: Evidence) -> np.ndarray:
     """Return the gradient of the loop's derivatives by all outputs of a pass, or an
     empty one.
     """
-    if len(e.update.pieces) != 1 or not e.mask.all() or e.meant.replay.is_masked:
+    if (
+        len(e.update.pieces) != 1
+        or not e.mask.all()
+        or e.meant.replay.is_masked
+    ):
         return np.zeros(0)
     called = e.update.pieces[0].called
     has_all = {*called.derivatives} == {*range(len(called.outputs))}
@@ -131,7 +161,8 @@ def other_gradients(evidence: list[Evidence]) -> Iterator[list[np.ndarray]]:
     if evidence[0].meant.has_penalty:
         yield [e.reference - e.penalty for e in evidence]
         yield [
-            e.reference - e.penalty + e.penalty / max(e.whole[0], 1) for e in evidence
+            e.reference - e.penalty + e.penalty / max(e.whole[0], 1)
+            for e in evidence
         ]
     own = [taken(e) for e in evidence]
     if all(len(each) for each in own):

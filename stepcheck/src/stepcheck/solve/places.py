@@ -14,7 +14,9 @@ _NUM_SHOWN = 3
 _NUM_FREE = 64  # rows whose factors are solved for
 
 
-def at_places(e: AtOutput) -> tuple[Change, tuple[int, ...], tuple[Number, ...]]:
+def at_places(
+    e: AtOutput,
+) -> tuple[Change, tuple[int, ...], tuple[Number, ...]]:
     """Return (a change, the rows where it shows most, the derivatives there: observed,
     meant).
 
@@ -41,12 +43,15 @@ def at_places(e: AtOutput) -> tuple[Change, tuple[int, ...], tuple[Number, ...]]
     of = np.concatenate(rows)[far].tolist()
     shown = zip(of, observed[far].tolist(), expected[far].tolist(), strict=True)
     numbers = tuple(
-        Number(Shown.DERIVATIVE, str(row), a, b, float("nan")) for row, a, b in shown
+        Number(Shown.DERIVATIVE, str(row), a, b, float("nan"))
+        for row, a, b in shown
     )
     return _change(handed, meant, e), tuple(dict.fromkeys(of)), numbers
 
 
-def _change(handed: list[np.ndarray], meant: list[np.ndarray], e: AtOutput) -> Change:
+def _change(
+    handed: list[np.ndarray], meant: list[np.ndarray], e: AtOutput
+) -> Change:
     width = meant[0].shape[-1] if meant[0].ndim > 1 else 1
     own, should = (
         np.concatenate([each.reshape(-1, width) for each in both])
@@ -88,4 +93,6 @@ def factors_of_rows(e: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
         > e.meant.replay.tolerance.fits
     ):
         return None
-    return solved, np.concatenate([factors.reshape(-1) for factors in e.factors])[used]
+    return solved, np.concatenate(
+        [factors.reshape(-1) for factors in e.factors]
+    )[used]

@@ -63,11 +63,15 @@ def _products(
     """Return the numerators and the denominators that fractions may have."""
     kept: Counts = {}
     for known, column in counts.items():
-        is_same = any(np.allclose(column, own, rtol=_ROUNDING) for own in kept.values())
+        is_same = any(
+            np.allclose(column, own, rtol=_ROUNDING) for own in kept.values()
+        )
         if not is_same and np.all(column > 0) and np.any(column != 1):
             kept[known] = column
     one: _Product = (), np.ones_like(right)
-    single: list[_Product] = [((known,), column) for known, column in kept.items()]
+    single: list[_Product] = [
+        ((known,), column) for known, column in kept.items()
+    ]
     pairs = [(x + y, a * b) for (x, a), (y, b) in combinations(single, 2)]
     meant = [(MEANT.above, right)] if np.all(right != 0) else []
     return [one, *single, *meant], [one, *single, *pairs]
@@ -88,7 +92,9 @@ def _fractions(
         loose = loose + _ROUNDING * abs(middle)
         if {*top} & {*low} or np.any(np.abs(ratios - middle) > loose):
             continue
-        near = [own for own in _MULTIPLES if np.all(np.abs(ratios - own) <= loose)]
+        near = [
+            own for own in _MULTIPLES if np.all(np.abs(ratios - own) <= loose)
+        ]
         is_meant = top == MEANT.above
         if near or (is_meant and not low):
             number = near[0] if near else middle

@@ -36,7 +36,9 @@ def read(
     """
     known = [u for u in seen.updates if meant.modes.knows(u)]
     unclear = [
-        u for u in known if rows.twins(u.rows) and not rows.agree(u.rows, data[1:])
+        u
+        for u in known
+        if rows.twins(u.rows) and not rows.agree(u.rows, data[1:])
     ]
     tried = (
         unclear
@@ -50,7 +52,11 @@ def read(
     found += [unfilled(meant, update, again[update.number]) for update in full]
     changed = {update.number: update for update in found if update is not None}
     updates = [changed.get(update.number, update) for update in seen.updates]
-    new = {piece.called.order: piece for update in updates for piece in update.pieces}
+    new = {
+        piece.called.order: piece
+        for update in updates
+        for piece in update.pieces
+    }
     pieces = [new.get(piece.called.order, piece) for piece in seen.pieces]
     told = numbers & {*changed}
     seen = replace(
@@ -83,7 +89,10 @@ def _padded(update: Update, left_out: np.ndarray) -> Update:
     parts = np.split(left_out, np.cumsum(update.sizes)[:-1])
     pieces = [
         replace(
-            piece, rows=np.where(part, PAD, piece.rows), fills=True, copied=piece.rows
+            piece,
+            rows=np.where(part, PAD, piece.rows),
+            fills=True,
+            copied=piece.rows,
         )
         for piece, part in zip(update.pieces, parts, strict=True)
     ]
@@ -105,7 +114,9 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
         for place, row in enumerate(piece.rows.tolist()):
             equal = rows.equal(row) if row != PAD else []
             told = {_told(leaves, each): (i, place, each) for each in equal}
-            free += [each for key, each in told.items() if key != _told(leaves, row)]
+            free += [
+                each for key, each in told.items() if key != _told(leaves, row)
+            ]
     if not 0 < len(free) <= _MOST_OPTIONS:
         return None
     changes = [_moved(view, *each) for each in free]
@@ -115,7 +126,9 @@ def settled(meant: Meant, update: Update, rows: Rows) -> Update | None:
         if share > 0.5:
             chosen[i][place] = other
     pairs = zip(update.pieces, chosen, strict=True)
-    found = replace(update, pieces=[replace(piece, rows=own) for piece, own in pairs])
+    found = replace(
+        update, pieces=[replace(piece, rows=own) for piece, own in pairs]
+    )
     return (
         found
         if Evidence(meant, found).without <= meant.replay.tolerance.differs
@@ -151,14 +164,18 @@ def _without_idle(meant: Meant, seen: Windows) -> Windows:
         if wait:
             idle[update.number] = [*wait, update]
             update = replace(
-                update, pieces=[p for each in (*wait, update) for p in each.pieces]
+                update,
+                pieces=[p for each in (*wait, update) for p in each.pieces],
             )
         merged.append(update)
         wait = []
     if sum(map(len, idle.values())) - len(idle) < 2:
         return seen
     tried = [u for u in merged if u.number in idle and u.is_known]
-    fits = [Evidence(meant, u).without <= meant.replay.tolerance.differs for u in tried]
+    fits = [
+        Evidence(meant, u).without <= meant.replay.tolerance.differs
+        for u in tried
+    ]
     return (
         replace(seen, updates=[*merged, *wait], idle=idle)
         if fits and all(fits)
@@ -229,4 +246,6 @@ def _is_void(one: Update, two: Update) -> bool:
     is_again = all_same(in_part(old.params), in_part(new.params)) and all_same(
         old.slots, new.slots
     )
-    return is_again and not all_same(in_part(old.params), in_part(old.params_after))
+    return is_again and not all_same(
+        in_part(old.params), in_part(old.params_after)
+    )

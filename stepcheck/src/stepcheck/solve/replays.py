@@ -96,7 +96,9 @@ def by_rule(port: Port, update: Update) -> Again | None:
     apart = np.maximum(distances(step, params, rules), others)
     again = Again(update, params, apart, is_whole)
     has_norms = any(_clips(rules)[:2])
-    return again if again.is_right or not (has_norms and port.is_sparse) else None
+    return (
+        again if again.is_right or not (has_norms and port.is_sparse) else None
+    )
 
 
 def _is_computable(port: Port, update: Update, rules: Rules) -> bool:
@@ -121,14 +123,18 @@ def _is_computable(port: Port, update: Update, rules: Rules) -> bool:
 
 
 def _clips(rules: Rules) -> tuple[float, float, float]:
-    return next((rule.clips for rule in rules if rule is not None), (0.0, 0.0, 0.0))
+    return next(
+        (rule.clips for rule in rules if rule is not None), (0.0, 0.0, 0.0)
+    )
 
 
 def _wide(value: Any) -> Any:
     """Return an array in bfloat16 as one in float32; in float16 the framework makes the
     step.
     """
-    return value.astype("float32") if getattr(value, "itemsize", 0) == 2 else value
+    return (
+        value.astype("float32") if getattr(value, "itemsize", 0) == 2 else value
+    )
 
 
 def _cast(grad: np.ndarray | None, weights: np.ndarray) -> np.ndarray | None:
@@ -137,7 +143,9 @@ def _cast(grad: np.ndarray | None, weights: np.ndarray) -> np.ndarray | None:
     return np.asarray(grad).astype(_wide(weights).dtype).reshape(weights.shape)
 
 
-def distances(step: Applied, params: list[np.ndarray], rules: Rules = ()) -> np.ndarray:
+def distances(
+    step: Applied, params: list[np.ndarray], rules: Rules = ()
+) -> np.ndarray:
     """Return how far a step's weights are from these, by parameter: 1 is what rounding
     allows.
     """
@@ -147,9 +155,14 @@ def distances(step: Applied, params: list[np.ndarray], rules: Rules = ()) -> np.
 
 
 def _distance(
-    before: np.ndarray, after: np.ndarray, made: np.ndarray, rule: StepRule | None
+    before: np.ndarray,
+    after: np.ndarray,
+    made: np.ndarray,
+    rule: StepRule | None,
 ) -> float:
-    old, own, wanted = (np.asarray(each, "float64") for each in (before, after, made))
+    old, own, wanted = (
+        np.asarray(each, "float64") for each in (before, after, made)
+    )
     eps = min(precision(before), precision(after))
     differs = COARSE.differs if eps >= HALF_EPS / 8 else FINE.differs
     if rule is not None and rule.place is Epsilon.HAT and rule.is_corrected:
@@ -175,7 +188,9 @@ def _of_slots(made: Slots, seen: Slots) -> float:
 def _of_slot(made: np.ndarray, seen: np.ndarray) -> float:
     wanted, own = np.asarray(made, "float64"), np.asarray(seen, "float64")
     differs = (
-        COARSE.differs if precision(np.asarray(seen)) >= HALF_EPS / 8 else FINE.differs
+        COARSE.differs
+        if precision(np.asarray(seen)) >= HALF_EPS / 8
+        else FINE.differs
     )
     size = max(np.linalg.norm(wanted), np.linalg.norm(own))
     apart = float(np.linalg.norm(wanted - own))
@@ -197,11 +212,15 @@ def _by_rate(port: Port, update: Update) -> Again | None:
     step = update.applied
     grad = port.flat([*step.grads])
     values = port.flat([*step.params]), port.flat([*step.params_after])
-    is_known = np.any(grad) and are_finite([grad, *values]) and not port.is_in_part
+    is_known = (
+        np.any(grad) and are_finite([grad, *values]) and not port.is_in_part
+    )
     if not is_known:
         return None
     rate = float((values[0] - values[1]) @ grad / (grad @ grad))
     pairs = zip(step.params, step.grads, strict=True)
-    params = [w if g is None else (w - rate * g).astype(w.dtype) for w, g in pairs]
+    params = [
+        w if g is None else (w - rate * g).astype(w.dtype) for w, g in pairs
+    ]
     again = Again(update, params, distances(step, params))
     return again if again.is_right else None

@@ -146,13 +146,19 @@ def facts(
     per_update = [u for u in seen.updates if u.pieces]
     num_trials = sum(len(u.trials) for u in seen.updates)
     num_others = len(log.called) - len(seen.pieces) - num_trials
-    num_skipped = sum(not each.is_finite and not each.replica for each in log.scaled)
+    num_skipped = sum(
+        not each.is_finite and not each.replica for each in log.scaled
+    )
     real = [piece.rows[piece.rows != PAD] for piece in seen.pieces]
     every = np.concatenate([np.zeros(0, int), *real])
     _, times = np.unique(every, return_counts=True)
-    labels = [classes[each] for each in real if classes is not None and len(each)]
+    labels = [
+        classes[each] for each in real if classes is not None and len(each)
+    ]
     steps = [
-        u.applied for u in seen.updates if len(u.applied.params) == len(replay.names)
+        u.applied
+        for u in seen.updates
+        if len(u.applied.params) == len(replay.names)
     ]
     return Facts(
         use=Use(rows.num, rows.num - len(times), _span(times.tolist())),
@@ -166,7 +172,9 @@ def facts(
         labels=_span([len(np.unique(each)) for each in labels]),
         classes=0 if classes is None else len(np.unique(classes)),
         without_gradient=_without_gradient(replay, steps),
-        unmoved=_unmoved(replay.names, [(s.params, s.params_after) for s in steps]),
+        unmoved=_unmoved(
+            replay.names, [(s.params, s.params_after) for s in steps]
+        ),
         frozen_moved=_frozen_moved(replay, pieces),
         rate=_rate(seen),
         written=tuple(u.number for u in written(seen.updates)),
@@ -185,7 +193,9 @@ def _of_passes(cut: list[Pass]) -> dict[str, Any]:
         same=sum(b.repeats(a) for a, b in pairs),
         same_batches=sum(a.batches == b.batches for a, b in pairs),
         as_data=sum(each.rows == sorted(each.rows) for each in cut),
-        across=len({each.again for each in cut if each.is_inside and each.again}),
+        across=len(
+            {each.again for each in cut if each.is_inside and each.again}
+        ),
     )
     return {"passes": tuple(len(each.rows) for each in cut), "order": order}
 
@@ -193,8 +203,12 @@ def _of_passes(cut: list[Pass]) -> dict[str, Any]:
 def _without_gradient(replay: Port, steps: list[Applied]) -> tuple[str, ...]:
     """Return the names of the variables of which no step has a gradient."""
     every = zip(replay.names, *(step.grads for step in steps), strict=True)
-    are_zero = {name: [g is None or not np.any(g) for g in own] for name, *own in every}
-    return tuple(name for name, zeros in are_zero.items() if zeros and all(zeros))
+    are_zero = {
+        name: [g is None or not np.any(g) for g in own] for name, *own in every
+    }
+    return tuple(
+        name for name, zeros in are_zero.items() if zeros and all(zeros)
+    )
 
 
 def _unmoved(
@@ -202,10 +216,13 @@ def _unmoved(
 ) -> tuple[str, ...]:
     """Return the names of values that are the same in both of all two states."""
     still = [
-        all(same(one[i], two[i]) for one, two in states) for i in range(len(names))
+        all(same(one[i], two[i]) for one, two in states)
+        for i in range(len(names))
     ]
     return tuple(
-        name for name, is_so in zip(names, still, strict=True) if states and is_so
+        name
+        for name, is_so in zip(names, still, strict=True)
+        if states and is_so
     )
 
 
@@ -240,7 +257,9 @@ def written(updates: list[Update]) -> list[Update]:
             for old, made, new in zip(*states, strict=False)
             if not same(old, made)
         ]
-        if update.follows(before) and not all(same(made, new) for made, new in moved):
+        if update.follows(before) and not all(
+            same(made, new) for made, new in moved
+        ):
             found.append(update)
     return found
 
@@ -254,7 +273,9 @@ def _state(replay: Port, modes: Modes, pieces: list[Piece]) -> Moved:
     whole = [piece for piece in pieces if piece.called.is_whole]
     for one, two in pairwise(whole):
         after = modes.moved.get(one.called.order, [])[:num]
-        has_moved = bool(after) and not all_same(after, one.called.buffers[:num])
+        has_moved = bool(after) and not all_same(
+            after, one.called.buffers[:num]
+        )
         if has_moved and modes.of(one):
             kept.append(all_same(after, two.called.buffers[:num]))
     return Moved(len(kept), sum(kept))

@@ -37,7 +37,11 @@ from stepcheck.values import (
 )
 
 _OF_LOSS = {Quantity.LABELS, Quantity.WEIGHTS, Quantity.LOSS_FORM}
-_OF_FORM = {Fault.PADDING_TRAINED_ON, Fault.MASK_IGNORED, Fault.WEIGHTS_AVERAGED_APART}
+_OF_FORM = {
+    Fault.PADDING_TRAINED_ON,
+    Fault.MASK_IGNORED,
+    Fault.WEIGHTS_AVERAGED_APART,
+}
 _NUM_DIFFERING, _NUM_ALIKE = 6, 3  # updates on which changes are tried
 _Found = Iterator[Finding | Unjudged]
 
@@ -49,7 +53,11 @@ def gradients(
     every: list[Evidence] = []
     for update in updates:
         if any(grad is not None for grad in update.applied.grads):
-            last = every[-1] if every and update.follows(every[-1].update) else None
+            last = (
+                every[-1]
+                if every and update.follows(every[-1].update)
+                else None
+            )
             every.append(Evidence(meant, update, last))
     known = [e for e in every if are_finite([e.reference])]
     finite = [e for e in known if are_finite([e.handed])]
@@ -104,7 +112,9 @@ def _judged(everything: list[Evidence]) -> _Found:
 
 
 def _of_clips(
-    everything: list[Evidence], differing: list[Evidence], made: list[np.ndarray]
+    everything: list[Evidence],
+    differing: list[Evidence],
+    made: list[np.ndarray],
 ) -> Finding | Unjudged:
     """Return that gradients are clipped, perhaps while they are scaled as the loss is.
 
@@ -120,7 +130,9 @@ def _of_clips(
 def _explained(best: Explanation, chosen: list[Evidence]) -> Iterator[Finding]:
     shown = [e for e in chosen if _differs(e)]
     # Beside an error with a name, numbers that are no fraction may be a clip's.
-    named = [each for each in best.changes if not (each.count and each.count.numbers)]
+    named = [
+        each for each in best.changes if not (each.count and each.count.numbers)
+    ]
     for change in named or best.changes:
         yield _finding(change, shown, chosen, best)
 
@@ -130,12 +142,16 @@ def _differs(e: Evidence) -> bool:
 
 
 def _by_hand(
-    best: Explanation | None, everything: list[Evidence], differing: list[Evidence]
+    best: Explanation | None,
+    everything: list[Evidence],
+    differing: list[Evidence],
 ) -> Reason | None:
     """Return why gradients may be meant to differ: they are skipped, or set to zero by
     hand, or those of several losses in turn.
     """
-    faults = {change.fault for change in best.changes} if best is not None else set()
+    faults = (
+        {change.fault for change in best.changes} if best is not None else set()
+    )
     if all(map(_is_zeroed, differing)):
         return Reason.CHANGED_BY_HAND
     if Fault.PASSES_LEFT_OUT in faults and is_skipped(everything):
@@ -147,7 +163,10 @@ def _is_zeroed(e: Evidence) -> bool:
     """Whether the gradients of some parameters are made zero by hand, and the others
     are right.
     """
-    apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
+    apart, differs = (
+        e.by_parameter(e.reference),
+        e.meant.replay.tolerance.differs,
+    )
     used = [name for name, own in e.cut(e.handed).items() if np.any(own)]
     return bool(used) and all(apart[name] <= differs for name in used)
 
@@ -160,9 +179,13 @@ def _of_weights(
     """
     meant = differing[0].meant
     decay = meant.replay.decay(meant.optimizer)
-    is_own = all(e.update.applied.optimizer == id(meant.optimizer) for e in differing)
+    is_own = all(
+        e.update.applied.optimizer == id(meant.optimizer) for e in differing
+    )
     if decay and is_own and not are_signs:
-        change = Change(Fault.DECAYED_TWICE, Detail.PLUS_WEIGHTS, (factor, decay))
+        change = Change(
+            Fault.DECAYED_TWICE, Detail.PLUS_WEIGHTS, (factor, decay)
+        )
         return _finding(change, differing, differing)
     return Unjudged(Reason.PENALTY_BY_HAND, Stage.GRADIENT, len(differing))
 
@@ -194,7 +217,9 @@ def _finding(
     e = [each for each in differing if 2 * each.without >= most][-1]
     made = None if best is None else best.made[chosen.index(e)]
     change = replace(change, setting=_setting(differing))
-    where = Where(_numbers(differing), outputs=change.outputs, line=_line_of(change, e))
+    where = Where(
+        _numbers(differing), outputs=change.outputs, line=_line_of(change, e)
+    )
     apart = float("nan") if best is None else best.apart
     return Finding(change, most, apart, where, of_gradient(e, made))
 
@@ -204,10 +229,14 @@ def _setting(evidence: list[Evidence]) -> Setting:
     words.
     """
     meant = evidence[0].meant
-    weights = np.concatenate([own for e in evidence for own in e.weights], axis=1)
+    weights = np.concatenate(
+        [own for e in evidence for own in e.weights], axis=1
+    )
     unit = Unit.WEIGHTS if meant.replay.data[2] is None else Unit.SAMPLE_WEIGHTS
     unit = Unit.ROWS if np.isin(weights, (0, 1)).all() else unit
-    are_replicas = all(1 < e.num_replicas == len(e.update.pieces) for e in evidence)
+    are_replicas = all(
+        1 < e.num_replicas == len(e.update.pieces) for e in evidence
+    )
     part = Part.REPLICA if are_replicas else Part.MICROBATCH
     if getattr(meant.optimizer, "gradient_accumulation_steps", None):
         part = Part.CALL
@@ -224,7 +253,10 @@ def _located(differing: list[Evidence]) -> Finding:
     parameters: tuple[str, ...] = ()
     if not at and factors_of(e) is None:
         change = Change(Fault.GRADIENT_UNLIKE)
-        apart, differs = e.by_parameter(e.reference), e.meant.replay.tolerance.differs
+        apart, differs = (
+            e.by_parameter(e.reference),
+            e.meant.replay.tolerance.differs,
+        )
         parameters = tuple(name for name, far in apart.items() if far > differs)
     found = _finding(change, differing, differing)
     where = replace(found.where, rows=rows, parameters=parameters)
@@ -245,7 +277,9 @@ def _line_of(change: Change, e: Evidence) -> Line | None:
         is_one = len(e.update.pieces) == e.num_replicas
         is_of_loss = is_one if is_penalty or not e.is_plain else _is_handed(e)
     last = e.update.pieces[-1].called
-    line = replay.line_of_loss(last, is_penalty=is_penalty) if is_of_loss else None
+    line = (
+        replay.line_of_loss(last, is_penalty=is_penalty) if is_of_loss else None
+    )
     return line or e.update.applied.line
 
 

@@ -34,7 +34,9 @@ class _Move(NamedTuple):
         pairs = zip(self.old, self.new, strict=True)
         moved = [(a, b) for a, b in pairs if not np.array_equal(a, b)]
         old, new = (
-            np.concatenate([np.zeros(0), *(np.ravel(pair[i]) for pair in moved)])
+            np.concatenate(
+                [np.zeros(0), *(np.ravel(pair[i]) for pair in moved)]
+            )
             for i in (0, 1)
         )
         factor = float(old @ new / (old @ old)) if old.any() else 0.0
@@ -57,15 +59,20 @@ def between(
         return
     pairs = [(a, b) for a, b in pairwise(updates) if _is_one_optimizer(a, b)]
     after = [
-        _Move(a, in_part(a.applied.params_after), in_part(begin(b))) for a, b in pairs
+        _Move(a, in_part(a.applied.params_after), in_part(begin(b)))
+        for a, b in pairs
     ]
     after = [move for move in after if not all_same(move.old, move.new)]
-    lost = [m for m in after if all_same(m.new, in_part(m.update.applied.params))]
+    lost = [
+        m for m in after if all_same(m.new, in_part(m.update.applied.params))
+    ]
     if lost and 2 * len(lost) > len(updates) - 1:
         yield _finding(Fault.UPDATE_THROWN_AWAY, lost)
         return
     inside = [
-        move for u in [*updates[:1], *(b for _, b in pairs)] for move in _inside(u)
+        move
+        for u in [*updates[:1], *(b for _, b in pairs)]
+        for move in _inside(u)
     ]
     is_decay = all(move.factor for move in inside)
     if any(len(move.update.pieces) > 1 for move in inside):
@@ -77,14 +84,18 @@ def between(
         yield _finding(Fault.DECAYED_TWICE, after, decay)
 
 
-def _finding(fault: Fault, moves: list[_Move], decay: float | None = None) -> Finding:
+def _finding(
+    fault: Fault, moves: list[_Move], decay: float | None = None
+) -> Finding:
     first = moves[0]
     numbers = () if decay is None else (first.factor, decay)
     line = first.update.applied.line
     if fault in MOVED_INSIDE:
         line = first.update.pieces[-1].called.line
     apart = max(distance(move.old, move.new) for move in moves)
-    where = Where(tuple(sorted({move.update.number for move in moves})), line=line)
+    where = Where(
+        tuple(sorted({move.update.number for move in moves})), line=line
+    )
     return Finding(Change(fault, numbers=numbers), apart, where=where)
 
 
@@ -113,14 +124,20 @@ def _inside(update: Update) -> Iterator[_Move]:
             yield _Move(update, old, new)
 
 
-def _replicas_apart(updates: list[Update], names: Sequence[str]) -> Iterator[Finding]:
+def _replicas_apart(
+    updates: list[Update], names: Sequence[str]
+) -> Iterator[Finding]:
     """Yield the finding on replicas whose weights differ at the beginning of an update."""
     for i, update in enumerate(updates):
         firsts = {p.called.replica: p.called for p in update.pieces[::-1]}
         states = [
-            in_part(called.params) for called in firsts.values() if called.is_whole
+            in_part(called.params)
+            for called in firsts.values()
+            if called.is_whole
         ]
-        apart = max((distance(state, states[0]) for state in states), default=0.0)
+        apart = max(
+            (distance(state, states[0]) for state in states), default=0.0
+        )
         if apart > FINE.differs:
             every = zip(names, *states, strict=True)
             differing = [

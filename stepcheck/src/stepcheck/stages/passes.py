@@ -24,10 +24,14 @@ def mode(modes: Modes) -> Iterator[Finding]:
         with_error = max(each.inference for each in modes.inferring)
         proof = proof_of(first.update.number, Shown.OUTPUT, str, modes.outputs)
         where = Where(tuple(sorted(numbers)), line=first.piece.called.line)
-        yield Finding(Change(Fault.INFERENCE_MODE), apart, with_error, where, proof)
+        yield Finding(
+            Change(Fault.INFERENCE_MODE), apart, with_error, where, proof
+        )
 
 
-def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding]:
+def state(
+    replay: Port, modes: Modes, updates: list[Update]
+) -> Iterator[Finding]:
     """Yield the findings on statistics and seeds that a forward pass moves, and the
     next pass does not begin with.
     """
@@ -36,7 +40,9 @@ def state(replay: Port, modes: Modes, updates: list[Update]) -> Iterator[Finding
     seeds = [i for i in chosen if replay.are_seeds[i]]
     statistics = [i for i in chosen if not replay.are_seeds[i]]
     steps = [
-        _Pair(b, a.pieces, b.pieces[0]) for a, b in pairwise(known) if b.follows(a)
+        _Pair(b, a.pieces, b.pieces[0])
+        for a, b in pairwise(known)
+        if b.follows(a)
     ]
     inside = [
         _Pair(u, [a], b)
@@ -70,13 +76,22 @@ def _thrown_away(
     """
     moving: list[tuple[bool, int, float]] = []
     for update, pieces, after in pairs:
-        first, made = pieces[0].called.buffers, modes.moved[pieces[-1].called.order]
+        first, made = (
+            pieces[0].called.buffers,
+            modes.moved[pieces[-1].called.order],
+        )
         every = first, made, after.called.buffers
         old, should, new = ([values[i] for i in chosen] for values in every)
         if not all_same(old, should):
-            moving.append((all_same(old, new), update.number, distance(new, should)))
+            moving.append(
+                (all_same(old, new), update.number, distance(new, should))
+            )
     lost = [each for each in moving if each[0]]
-    if lost and all(is_lost for is_lost, *_ in moving[1:]):  # the first may be assigned
+    if lost and all(
+        is_lost for is_lost, *_ in moving[1:]
+    ):  # the first may be assigned
         numbers = tuple(sorted({number for _, number, _ in lost}))
         where = Where(numbers, line=pairs[0].pieces[-1].called.line)
-        yield Finding(Change(fault), max(apart for *_, apart in lost), where=where)
+        yield Finding(
+            Change(fault), max(apart for *_, apart in lost), where=where
+        )

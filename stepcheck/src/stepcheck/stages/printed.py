@@ -30,7 +30,11 @@ def printed(
         for i, piece in enumerate(e.update.pieces)
         if e.num_replicas == 1
     }
-    real = [each for each in seen.pieces if each.is_known and np.any(each.rows != PAD)]
+    real = [
+        each
+        for each in seen.pieces
+        if each.is_known and np.any(each.rows != PAD)
+    ]
     cut = [[piece.called.order for piece in each] for each in passes(real)]
     whole = [*takewhile(lambda orders: {*orders} <= {*of}, cut)]
     is_last = len(numbers) == 1 and len(whole) == len(cut)
@@ -40,7 +44,9 @@ def printed(
     batches = [[of[order] for order in each] for each in whole]
     own = np.array(numbers[: len(whole)])
     known = [each for has in (True, False) for each in _known(batches, has)]
-    every = [(fault, np.array(numbers)[-len(own) :]) for fault, numbers in known]
+    every = [
+        (fault, np.array(numbers)[-len(own) :]) for fault, numbers in known
+    ]
     fits, differs = evidence[0].meant.replay.tolerance
     right = [farthest(own, meant) for fault, meant in every if fault is None]
     if min(right) <= differs:
@@ -66,13 +72,18 @@ def _known(
     Args:
         has_penalty: whether the model's own losses are a part of them.
     """
-    alone = [[_loss([batch], has_penalty) for batch in each] for each in batches]
+    alone = [
+        [_loss([batch], has_penalty) for batch in each] for each in batches
+    ]
     rows = [[int(_is_real(batch).sum()) for batch in each] for each in batches]
     pairs = [*zip(alone, rows, strict=True)]
     num_updates = [len({id(e) for e, _ in each}) for each in batches]
     so_far = [_loss(each, has_penalty) for each in accumulate(batches)]
     yield None, [_loss(each, has_penalty) for each in batches]
-    yield None, [float(np.average(each, weights=num)) for each, num in pairs]  # Keras
+    yield (
+        None,
+        [float(np.average(each, weights=num)) for each, num in pairs],
+    )  # Keras
     yield Fault.PRINTED_MEAN_OF_MEANS, [mean(each) for each in alone]
     yield Fault.PRINTED_LAST_BATCH, [each[-1] for each in alone]
     yield Fault.PRINTED_NOT_RESET, so_far
@@ -81,7 +92,10 @@ def _known(
     by_update = np.divide(sums, num_updates)
     yield Fault.PRINTED_SUMMED_OVER_MICROBATCHES, by_update.tolist()
     yield Fault.PRINTED_SUM, sums
-    yield Fault.PRINTED_MEANS_OVER_ROWS, [sum(each) / sum(num) for each, num in pairs]
+    yield (
+        Fault.PRINTED_MEANS_OVER_ROWS,
+        [sum(each) / sum(num) for each, num in pairs],
+    )
 
 
 def _is_real(batch: _Batch) -> np.ndarray:
@@ -98,5 +112,7 @@ def _loss(batches: list[_Batch], has_penalty: bool) -> float:
     divisor = np.where(terms[0].divided, weights, len(batches))
     loss = float(np.sum(terms[0].coefficients * values / divisor))
     penalties = [own.penalty for own in terms]
-    penalty = float(np.average(penalties, weights=[used.sum() for used in real]))
+    penalty = float(
+        np.average(penalties, weights=[used.sum() for used in real])
+    )
     return loss + penalty if has_penalty else loss

@@ -13,7 +13,10 @@ NUM_SHOWN = 3
 
 
 def proof_of(
-    update: int, what: Shown, of: Callable[[int], str], values: Sequence[np.ndarray]
+    update: int,
+    what: Shown,
+    of: Callable[[int], str],
+    values: Sequence[np.ndarray],
 ) -> Proof:
     """Return the proof of three vectors: as they were seen, as they were meant, and
     with the error.
@@ -26,7 +29,9 @@ def proof_of(
     ('1', 3.0, 1.0, 3.0)
     """
     columns = [np.ravel(np.asarray(each, "float64")) for each in values]
-    far = np.argsort(-np.abs(columns[0] - columns[1]), kind="stable")[:NUM_SHOWN]
+    far = np.argsort(-np.abs(columns[0] - columns[1]), kind="stable")[
+        :NUM_SHOWN
+    ]
     numbers = [
         Number(what, of(i), *(float(column[i]) for column in columns))
         for i in sorted(far.tolist())
@@ -41,7 +46,11 @@ def of_gradient(e: Evidence, made: np.ndarray | None) -> Proof:
         made: the gradient with an error; None if nothing known makes the handed one.
     """
     places, replay = np.flatnonzero(e.mask), e.meant.replay
-    columns = [e.handed, e.reference, e.handed * np.nan if made is None else made]
+    columns = [
+        e.handed,
+        e.reference,
+        e.handed * np.nan if made is None else made,
+    ]
     lengths = [float(np.linalg.norm(column)) for column in columns]
 
     def name(i: int) -> str:
@@ -60,4 +69,6 @@ def by_parameter(
     """
     without = e.by_parameter(e.reference)
     apart = {} if made is None else e.by_parameter(made)
-    yield from ((name, far, apart.get(name, np.nan)) for name, far in without.items())
+    yield from (
+        (name, far, apart.get(name, np.nan)) for name, far in without.items()
+    )

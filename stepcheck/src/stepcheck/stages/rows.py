@@ -17,7 +17,9 @@ from stepcheck.faults import Fault, Stage
 from stepcheck.trace.windows import PAD, Piece, Rows, Windows
 from stepcheck.values import Change, Finding, Reason, Unjudged, Where
 
-_BY_CHANCE = log(1e6)  # of so many random orders one may be that of the pass before
+_BY_CHANCE = log(
+    1e6
+)  # of so many random orders one may be that of the pass before
 
 
 class Use(StrEnum):
@@ -43,7 +45,9 @@ def stated_use(rows: str | None) -> Use | None:
     if rows is None or rows in {*Use}:
         return None if rows is None else Use(rows)
     must = "rows must be 'once' (in each pass) or 'shuffled' (in a new order, too)."
-    raise SpecificationError(message(must, rows, "rows='shuffled', or leave it out."))
+    raise SpecificationError(
+        message(must, rows, "rows='shuffled', or leave it out.")
+    )
 
 
 class Batch(NamedTuple):
@@ -89,11 +93,15 @@ def batches(seen: Windows, rows: Rows) -> list[Batch]:
     """Return the rows of each update, and of passes without an update; those of a batch
     that is passed twice once.
     """
-    of = {piece.called.order: u.number for u in seen.updates for piece in u.pieces}
+    of = {
+        piece.called.order: u.number for u in seen.updates for piece in u.pieces
+    }
     parts: dict[int, dict[tuple[int, bytes], Piece]] = {}
     for piece in seen.pieces:
         number = of.get(piece.called.order, -piece.called.order)
-        parts.setdefault(number, {})[piece.called.replica, piece.rows.tobytes()] = piece
+        parts.setdefault(number, {})[
+            piece.called.replica, piece.rows.tobytes()
+        ] = piece
     found = []
     for number, pieces in parts.items():
         own = np.concatenate([piece.rows for piece in pieces.values()]).tolist()
@@ -130,14 +138,20 @@ def order(use: Use, seen: Windows, rows: Rows) -> Iterator[Finding | Unjudged]:
     cut = passes(own, rows)
     short = [each for each in cut[:-1] if len(each.rows) < rows.num]
     whole = [each for each in cut if len(each.rows) == rows.num]
-    used = {each for batch in own for row in batch.rows for each in rows.equal(row)}
+    used = {
+        each for batch in own for row in batch.rows for each in rows.equal(row)
+    }
     unused = tuple(sorted({*range(rows.num)} - used))
     if short and unused:
         updates = tuple(batch.update for batch in own if batch.update)
         change = Change(Fault.ROWS_NEVER_USED, numbers=(len(unused), rows.num))
-        yield Finding(change, len(unused) / rows.num, where=Where(updates, unused))
+        yield Finding(
+            change, len(unused) / rows.num, where=Where(updates, unused)
+        )
     elif short:
-        updates = tuple(dict.fromkeys(each.again for each in short if each.again))
+        updates = tuple(
+            dict.fromkeys(each.again for each in short if each.again)
+        )
         least = min(len(each.rows) for each in short)
         change = Change(Fault.ROWS_TWICE_IN_A_PASS, numbers=(least, rows.num))
         yield Finding(change, 1 - least / rows.num, where=Where(updates))
@@ -159,19 +173,25 @@ def _in_an_order_of_before(
     sizes = [len(part) for part in whole[0].parts.values()]
     if not found or len(sizes) == 1:  # updates of all rows have no order
         return
-    num = lgamma(sum(sizes) + 1)  # the logarithm of the number of orders, or of sets
+    num = lgamma(
+        sum(sizes) + 1
+    )  # the logarithm of the number of orders, or of sets
     if not same:
         num -= sum(lgamma(size + 1) for size in sizes) + lgamma(len(sizes) + 1)
     if num < _BY_CHANCE:
         yield Unjudged(Reason.BY_CHANCE, Stage.ROWS)
         return
-    fault = Fault.SAME_ORDER_EVERY_PASS if same else Fault.SAME_BATCHES_EVERY_PASS
+    fault = (
+        Fault.SAME_ORDER_EVERY_PASS if same else Fault.SAME_BATCHES_EVERY_PASS
+    )
     numbers = float(len(found)), float(len(pairs))
     where = Where(tuple(seen.numbers), rows=tuple(found[0][0].rows))
     yield Finding(Change(fault, numbers=numbers), 1.0, where=where)
 
 
-def across(seen: Windows, rows: Rows, known: set[int]) -> Iterator[Finding | Unjudged]:
+def across(
+    seen: Windows, rows: Rows, known: set[int]
+) -> Iterator[Finding | Unjudged]:
     """Yield the finding on updates with rows of two passes, if their gradients have all
     these rows.
 
@@ -179,7 +199,9 @@ def across(seen: Windows, rows: Rows, known: set[int]) -> Iterator[Finding | Unj
         known: the updates whose gradients have the rows of all their forward passes.
     """
     own = batches(seen, rows)
-    inside = [each for each in passes(own, rows) if each.is_inside and each.again]
+    inside = [
+        each for each in passes(own, rows) if each.is_inside and each.again
+    ]
     shared = {each.again: each for each in inside if len(each.rows) == rows.num}
     numbers = tuple(number for number in shared if number in known)
     if len(numbers) < len(shared):
@@ -190,6 +212,8 @@ def across(seen: Windows, rows: Rows, known: set[int]) -> Iterator[Finding | Unj
         whole = next(batch.rows for batch in own if batch.update == numbers[0])
         counts = float(len(last)), float(len(whole))
         change = Change(Fault.WINDOW_CARRIED_OVER, numbers=counts)
-        line = next(u.applied.line for u in seen.updates if u.number == numbers[0])
+        line = next(
+            u.applied.line for u in seen.updates if u.number == numbers[0]
+        )
         where = Where(numbers, line=line)
         yield Finding(change, len(last) / len(whole), where=where)

@@ -14,7 +14,14 @@ from stepcheck.solve.changes import Schedule
 from stepcheck.solve.replays import all_again
 from stepcheck.stages.proofs import proof_of
 from stepcheck.trace.log import Applied
-from stepcheck.trace.measure import FINE, ROUNDED, SOLVED, all_same, distance, in_part
+from stepcheck.trace.measure import (
+    FINE,
+    ROUNDED,
+    SOLVED,
+    all_same,
+    distance,
+    in_part,
+)
 from stepcheck.trace.windows import Rule, Update, Windows
 from stepcheck.values import (
     Change,
@@ -93,7 +100,11 @@ def of_steps(
     used = [*optimizers.values()]
     is_other = stated is not None and len(used) == 1 and used[0] is not stated
     yield from found
-    if is_other and not anew and not any(isinstance(each, Finding) for each in found):
+    if (
+        is_other
+        and not anew
+        and not any(isinstance(each, Finding) for each in found)
+    ):
         yield from _of_stated(port, stated, used[0], updates)
 
 
@@ -104,7 +115,9 @@ def _is_as_stated(rule: Rule, stated: Any) -> bool:
     names = ("beta_1", "beta_2") if rule.is_adaptive else ("momentum",)
     own = *rule.momenta, rule.decay[0]
     meant = [getattr(stated, name, 0) or 0 for name in (*names, "weight_decay")]
-    return len(own) == len(meant) and bool(np.allclose(own, meant, SOLVED, SOLVED))
+    return len(own) == len(meant) and bool(
+        np.allclose(own, meant, SOLVED, SOLVED)
+    )
 
 
 def _finding(
@@ -117,15 +130,21 @@ def _finding(
     with_error: float = _UNKNOWN,
     proof: Proof | None = None,
 ) -> Finding:
-    change = Change(fault, numbers=tuple(map(float, numbers)), names=tuple(names))
-    where = Where(tuple(u.number for u in updates), line=updates[0].applied.line)
+    change = Change(
+        fault, numbers=tuple(map(float, numbers)), names=tuple(names)
+    )
+    where = Where(
+        tuple(u.number for u in updates), line=updates[0].applied.line
+    )
     return Finding(change, apart, with_error, where, proof)
 
 
 # ---- the arithmetic of a step ----
 
 
-def _of_arithmetic(port: Port, updates: list[Update]) -> Iterator[Finding | Unjudged]:
+def _of_arithmetic(
+    port: Port, updates: list[Update]
+) -> Iterator[Finding | Unjudged]:
     """Yield the finding on steps that are not their optimizer's own, from the recorded
     gradients and slots.
     """
@@ -141,11 +160,15 @@ def _of_arithmetic(port: Port, updates: list[Update]) -> Iterator[Finding | Unju
         states = step.params, step.params_after, first.params
         before, own, meant = (port.flat([*in_part(state)]) for state in states)
         values = own, meant, np.full(len(own), _UNKNOWN)
-        proof = proof_of(first.update.number, Shown.WEIGHT, port.name_at, values)
+        proof = proof_of(
+            first.update.number, Shown.WEIGHT, port.name_at, values
+        )
         apart = distance(own - before, meant - before)
         numbers = tuple(again.update.number for again in wrong)
         where = Where(numbers, parameters=names, line=step.line)
-        yield Finding(Change(Fault.STEP_UNLIKE), apart, where=where, proof=proof)
+        yield Finding(
+            Change(Fault.STEP_UNLIKE), apart, where=where, proof=proof
+        )
 
 
 def _of_stated(
@@ -156,7 +179,9 @@ def _of_stated(
     """
     is_alike = isinstance(used, type(stated)) or isinstance(stated, type(used))
     pairs = port.differing(used, stated) if is_alike else {}
-    every = {name: [float(number or 0) for number in pairs[name]] for name in pairs}
+    every = {
+        name: [float(number or 0) for number in pairs[name]] for name in pairs
+    }
     differing = {name: own for name, own in every.items() if len({*own}) > 1}
     if differing or not is_alike:
         names = type(used).__name__, type(stated).__name__, *differing
@@ -169,14 +194,18 @@ def _of_stated(
 # ---- the state of an optimizer ----
 
 
-def _applied(updates: list[Update], schedule: Schedule | None) -> Iterator[Finding]:
+def _applied(
+    updates: list[Update], schedule: Schedule | None
+) -> Iterator[Finding]:
     """Yield the findings on steps that are made twice, on states that begin anew, and
     on rates.
     """
     twice = repeated(updates)
     again = [(a, b) for a, b in pairwise(updates) if b.number in twice]
     if again:
-        is_one = all(a.applied.optimizer == b.applied.optimizer for a, b in again)
+        is_one = all(
+            a.applied.optimizer == b.applied.optimizer for a, b in again
+        )
         fault = Fault.APPLIED_TWICE if is_one else Fault.VARIABLE_UPDATED_TWICE
         yield _finding(fault, [b for _, b in again])
     known = [u for u in updates if u.number not in twice]
@@ -200,15 +229,21 @@ def _begun_anew(updates: list[Update]) -> Iterator[Finding]:
         return  # several optimizers in turn
     anew = [b for a, b in changes if _is_new(a.applied, b.applied)]
     lost = [
-        b for a, b in pairs if _is_first_again(whole[0].applied, a.applied, b.applied)
+        b
+        for a, b in pairs
+        if _is_first_again(whole[0].applied, a.applied, b.applied)
     ]
     begun = anew or lost
     slots = [slot for b in begun for slot in b.applied.slots_after]
-    on_the_way = [b for a, b in pairs if b in begun and _goes_on(a.applied, b.applied)]
+    on_the_way = [
+        b for a, b in pairs if b in begun and _goes_on(a.applied, b.applied)
+    ]
     is_usual = len(on_the_way) > 1 or 2 * len(begun) > len(pairs)
     if any(map(np.ndim, slots)) and is_usual:  # more than a count and a rate
         fault = Fault.OPTIMIZER_RE_CREATED
-        yield _finding(fault if anew else Fault.OPTIMIZER_STATE_THROWN_AWAY, begun)
+        yield _finding(
+            fault if anew else Fault.OPTIMIZER_STATE_THROWN_AWAY, begun
+        )
 
 
 def _is_another(one: Applied, two: Applied) -> bool:
@@ -231,7 +266,9 @@ def _is_first_again(first: Applied, one: Applied, two: Applied) -> bool:
     """Whether an optimizer begins with the slots of its first step, which have moved."""
     if one.optimizer != two.optimizer:
         return False
-    if len(first.slots) != len(two.slots):  # not built at first: a count of 0 tells
+    if len(first.slots) != len(
+        two.slots
+    ):  # not built at first: a count of 0 tells
         return two.iterations == 0
     has_moved = not all_same(one.slots_after, two.slots)
     return has_moved and all_same(first.slots, two.slots)
@@ -290,13 +327,18 @@ def rates(
         apart=float(np.max(apart)),
         with_error=float(np.max(_relative(used, changed))),
         proof=proof_of(
-            shown[0].number, Shown.RATE, lambda j: str(updates[j].number), values
+            shown[0].number,
+            Shown.RATE,
+            lambda j: str(updates[j].number),
+            values,
         ),
     )
 
 
 def _relative(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    return np.abs(one - two) / np.maximum(np.maximum(np.abs(one), np.abs(two)), 1e-12)
+    return np.abs(one - two) / np.maximum(
+        np.maximum(np.abs(one), np.abs(two)), 1e-12
+    )
 
 
 def _other_counts(updates: list[Update]) -> Iterator[tuple[Fault, np.ndarray]]:
@@ -304,7 +346,10 @@ def _other_counts(updates: list[Update]) -> Iterator[tuple[Fault, np.ndarray]]:
     counted = np.arange(len(updates))
     kinds = [u.sizes for u in updates]  # a trace is of batches as large
     yield Fault.SCHEDULE_FROZEN, 0 * counted
-    yield Fault.RATE_FROZEN_IN_A_TRACE, np.array([kinds.index(kind) for kind in kinds])
+    yield (
+        Fault.RATE_FROZEN_IN_A_TRACE,
+        np.array([kinds.index(kind) for kind in kinds]),
+    )
     yield Fault.SCHEDULE_ONE_AHEAD, counted + 1
     ends = np.cumsum([max(1, len(u.pieces)) for u in updates])  # by microbatch
     begins = np.concatenate([[0], ends[:-1]])

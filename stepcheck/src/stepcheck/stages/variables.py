@@ -36,16 +36,24 @@ def left_out(
     whole = [step for step in steps if step.is_whole]
     pieces = [piece for u in updates if u.is_known for piece in u.pieces]
     num, now = len(replay.names), replay.values()
-    if not pieces or now is None or any(len(step.grads) != num for step in whole):
+    if (
+        not pieces
+        or now is None
+        or any(len(step.grads) != num for step in whole)
+    ):
         return
     first = pieces[0].called.params
-    missing = [i for i in range(num) if all(step.grads[i] is None for step in whole)]
+    missing = [
+        i for i in range(num) if all(step.grads[i] is None for step in whole)
+    ]
     still = [i for i in missing if same(first[i], now.params[i])]
     if not still or len(missing) == num:
         return
     shares = _shares(replay, objective, pieces[0])
     bare = [i for i in still if shares[i] > FINE.differs]
-    wrong = [i for i in bare if is_thawed or any(i in step.lost for step in whole)]
+    wrong = [
+        i for i in bare if is_thawed or any(i in step.lost for step in whole)
+    ]
     names = tuple(replay.names[i] for i in wrong or bare)
     numbers = tuple(u.number for u in updates if u.applied.is_whole)
     if wrong:
@@ -71,11 +79,15 @@ def _shares(replay: Port, objective: Any, piece: Piece) -> np.ndarray:
     whole, _ = attempt(gradient)
     if whole is None or not np.all(np.isfinite(whole)):
         return np.zeros(len(replay.names))
-    parts = np.array([np.linalg.norm(part) for part in replay.parts(whole).values()])
+    parts = np.array(
+        [np.linalg.norm(part) for part in replay.parts(whole).values()]
+    )
     return parts / (np.linalg.norm(whole) or 1.0)
 
 
-def lost_statistics(replay: Port, now: Values, seen: Windows) -> Iterator[Finding]:
+def lost_statistics(
+    replay: Port, now: Values, seen: Windows
+) -> Iterator[Finding]:
     """Yield the finding on statistics that the loop moved, and that the model does not
     have after it.
 
@@ -85,7 +97,9 @@ def lost_statistics(replay: Port, now: Values, seen: Windows) -> Iterator[Findin
     known = [u for u in seen.updates if u.pieces and u.is_known]
     if not known:
         return
-    is_back = not all_same(in_part(now.params), in_part(known[0].applied.params))
+    is_back = not all_same(
+        in_part(now.params), in_part(known[0].applied.params)
+    )
     called = known[-1].pieces[-1].called
     first, last = known[0].pieces[0].called.buffers, called.buffers
     if not is_back or not len(first) == len(last) == len(now.buffers):
@@ -101,4 +115,6 @@ def lost_statistics(replay: Port, now: Values, seen: Windows) -> Iterator[Findin
         apart = distance([first[i] for i in lost], [last[i] for i in lost])
         names = tuple(replay.names_of_others[i] for i in lost)
         where = Where((known[-1].number,), parameters=names, line=called.line)
-        yield Finding(Change(Fault.STATISTICS_NEVER_WRITTEN_BACK), apart, where=where)
+        yield Finding(
+            Change(Fault.STATISTICS_NEVER_WRITTEN_BACK), apart, where=where
+        )

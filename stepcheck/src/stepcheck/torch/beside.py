@@ -56,7 +56,9 @@ def as_then(modules: list[nn.Module], then: dict[int, Held]) -> Iterator[None]:
         for i, held in then.items():
             stack.callback(set_modes, modules[i], modes(modules[i]))
             set_modes(modules[i], held.modes)
-            for own, value in zip(_values(modules[i]), held.values, strict=True):
+            for own, value in zip(
+                _values(modules[i]), held.values, strict=True
+            ):
                 stack.callback(setattr, own, "data", own.data)
                 own.data = tensor(value, own)
         yield

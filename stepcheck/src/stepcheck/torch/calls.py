@@ -56,8 +56,18 @@ class Calls:
         for function in FUNCTIONS:
             yield functional, function.__name__, None, self._after_loss
         for name, is_result in (("backward", False), ("grad", True)):
-            yield autograd, name, partial(self._before_gradient, is_result), None
-        yield nn.utils.clip_grad, "_clip_grads_with_norm_", self._before_clip, None
+            yield (
+                autograd,
+                name,
+                partial(self._before_gradient, is_result),
+                None,
+            )
+        yield (
+            nn.utils.clip_grad,
+            "_clip_grads_with_norm_",
+            self._before_clip,
+            None,
+        )
         for kind in vars(lr_scheduler).values():
             is_scheduler = isinstance(kind, type) and "step" in vars(kind)
             if is_scheduler and issubclass(kind, lr_scheduler.LRScheduler):
@@ -79,8 +89,14 @@ class Calls:
         self, result: Any, *given: Any, target: Any = None, **_: Any
     ) -> None:
         """Keep the line and the labels of a loss of which a gradient may be taken."""
-        is_open = self.log.is_open and self.log.called and not self.watcher.is_running
-        if not is_open or not isinstance(result, Tensor) or not result.requires_grad:
+        is_open = (
+            self.log.is_open and self.log.called and not self.watcher.is_running
+        )
+        if (
+            not is_open
+            or not isinstance(result, Tensor)
+            or not result.requires_grad
+        ):
             return
         self.watcher.note_line()
         labels = target if len(given) < 2 else given[1]
@@ -113,17 +129,23 @@ class Calls:
         if self.watcher.is_own(getattr(scheduler, "optimizer", None)):
             self._note(Fault.SCHEDULE_BY_MICROBATCH, Fault.SCHEDULE_ONE_AHEAD)
 
-    def _before_clip(self, parameters: list[Tensor], *_: Any, **__: Any) -> None:
+    def _before_clip(
+        self, parameters: list[Tensor], *_: Any, **__: Any
+    ) -> None:
         own = {id(p) for _, p in trained(self.watcher.module)}
         if any(id(p) in own for p in parameters):
             self._note(Fault.CLIP_PER_MICROBATCH, Fault.CLIP_BEFORE_UNSCALE)
             self._clips_scaled |= self._has_scale
 
-    def _after_scale(self, result: Any, scaler: GradScaler, outputs: Any) -> None:
+    def _after_scale(
+        self, result: Any, scaler: GradScaler, outputs: Any
+    ) -> None:
         if isinstance(result, Tensor) and result is not outputs:
             self._has_scale = True
             order, scale = next(self.watcher.order), scaler.get_scale()
-            self.log.add(Scaled(order, is_finite=True, is_last=False, scale=scale))
+            self.log.add(
+                Scaled(order, is_finite=True, is_last=False, scale=scale)
+            )
 
     def _before_unscale(self, scaler: GradScaler, optimizer: Any) -> None:
         self._has_scale &= not self.watcher.is_own(optimizer)
@@ -132,10 +154,19 @@ class Calls:
         self._num_steps = len(self.log.applied)
 
     def _after_check(
-        self, result: Any, scaler: GradScaler, optimizer: Any, *_: Any, **__: Any
+        self,
+        result: Any,
+        scaler: GradScaler,
+        optimizer: Any,
+        *_: Any,
+        **__: Any,
     ) -> None:
         """Note whether the optimizer has made a step."""
-        if scaler.is_enabled() and self.log.is_open and self.watcher.is_own(optimizer):
+        if (
+            scaler.is_enabled()
+            and self.log.is_open
+            and self.watcher.is_own(optimizer)
+        ):
             is_finite = len(self.log.applied) > self._num_steps
             self.watcher.is_waiting &= is_finite
             self._has_scale = False

@@ -55,7 +55,9 @@ def rows_of(data: Any, least: int = 2) -> tuple[Tree, ...]:
     """
     if isinstance(data, TensorDataset):
         data = data.tensors
-    elif hasattr(data, "__getitem__") and not isinstance(data, tuple | list | dict):
+    elif hasattr(data, "__getitem__") and not isinstance(
+        data, tuple | list | dict
+    ):
         data = _items(data)
     if not isinstance(data, tuple | list) or len(data) < least:
         num = len(data) if hasattr(data, "__len__") else 0

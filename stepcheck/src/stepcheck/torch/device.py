@@ -39,7 +39,10 @@ def states() -> list[Tensor]:
     if home is None:
         return [own]
     has_all = hasattr(home, "get_rng_state_all")
-    return [own, *(home.get_rng_state_all() if has_all else [home.get_rng_state()])]
+    return [
+        own,
+        *(home.get_rng_state_all() if has_all else [home.get_rng_state()]),
+    ]
 
 
 def set_states(kept: list[Tensor]) -> None:
@@ -49,7 +52,9 @@ def set_states(kept: list[Tensor]) -> None:
     home = generators()
     if home is not None and others:
         has_all = hasattr(home, "set_rng_state_all")
-        home.set_rng_state_all(others) if has_all else home.set_rng_state(*others)
+        home.set_rng_state_all(others) if has_all else home.set_rng_state(
+            *others
+        )
 
 
 @contextmanager
@@ -62,7 +67,9 @@ def on(device: torch.device) -> Iterator[None]:
 def is_reduced(device: torch.device, module: nn.Module) -> bool:
     """Whether a device may compute products of float32 with fewer digits, as with TF32."""
     parts = module.modules()
-    has_convolution = any(isinstance(part, nn.modules.conv._ConvNd) for part in parts)
+    has_convolution = any(
+        isinstance(part, nn.modules.conv._ConvNd) for part in parts
+    )
     is_fine = torch.get_float32_matmul_precision() == "highest"
     may_convolve = has_convolution and torch.backends.cudnn.allow_tf32
     return device.type == "cuda" and (may_convolve or not is_fine)

@@ -39,4 +39,8 @@ def unsmoothed(loss: Any) -> tuple[Loss, float, bool] | None:
     own = loss.given
     if not isinstance(own, nn.CrossEntropyLoss) or own.weight is not None:
         return None
-    return Loss(nn.CrossEntropyLoss(reduction=own.reduction)), own.label_smoothing, True
+    return (
+        Loss(nn.CrossEntropyLoss(reduction=own.reduction)),
+        own.label_smoothing,
+        True,
+    )

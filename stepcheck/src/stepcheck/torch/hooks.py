@@ -98,7 +98,9 @@ class Watcher:
     _steps: Counter[int] = field(default_factory=Counter)
     _before: dict[int, _Stepping] = field(default_factory=dict)
 
-    def run(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+    def run(
+        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict
+    ) -> Any:
         """Run a forward pass, and record it."""
         begun = self.harmless(self._begin, args, kwargs)
         self.is_running = True
@@ -118,9 +120,13 @@ class Watcher:
         """Return the result of a hook; its error ends the record, and not the loop."""
         try:
             return hook(*arguments, **others)
-        except Exception as error:  # of our own, in the midst of the user's loop
+        except (
+            Exception
+        ) as error:  # of our own, in the midst of the user's loop
             self.log.is_open = False
-            self.log.leave(Reason.FAILED, told=f"{type(error).__name__}: {error}")
+            self.log.leave(
+                Reason.FAILED, told=f"{type(error).__name__}: {error}"
+            )
             return None
 
     def close(self) -> None:
@@ -129,7 +135,9 @@ class Watcher:
         Without any gradient, it is not known which of those with a graph.
         """
         self.log.close()
-        grads = (g for step in self.log.applied for g in step.grads if g is not None)
+        grads = (
+            g for step in self.log.applied for g in step.grads if g is not None
+        )
         is_known = bool(self._differentiated) or any(map(np.any, grads))
         for i, each in enumerate(self.log.called):
             is_told = is_known or not each.setting.has_graph
@@ -143,7 +151,9 @@ class Watcher:
             return None
         if not all(isinstance(p, nn.Parameter) for p in module.parameters()):
             log.leave(Reason.OTHER_WEIGHTS_OF_MODEL, Stage.GRADIENT)
-            log.is_open = not torch.is_grad_enabled()  # else steps have its gradients
+            log.is_open = (
+                not torch.is_grad_enabled()
+            )  # else steps have its gradients
             return None
         nest = unpacked((args, kwargs))
         leaves = list(map(array, nest.leaves))
@@ -151,7 +161,9 @@ class Watcher:
         is_kept = log.wants([leaves[i] for i in chosen])
         groups = (trained(module), untrained(module)) if is_kept else ((), ())
         kept = sampled if log.is_run else array
-        params, buffers = ([kept(value) for _, value in group] for group in groups)
+        params, buffers = (
+            [kept(value) for _, value in group] for group in groups
+        )
         kind = device_of(module).type
         self.is_cast = torch.is_autocast_enabled(kind)
         cast = torch.get_autocast_dtype(kind) if self.is_cast else None
@@ -174,7 +186,9 @@ class Watcher:
     ) -> None:
         """Add a pass that has ended to the log."""
         given, out = nest.leaves, unpacked(output, has_objects=False)
-        heard = [i for i, leaf in enumerate(out.leaves) if leaf.grad_fn is not None]
+        heard = [
+            i for i, leaf in enumerate(out.leaves) if leaf.grad_fn is not None
+        ]
         losses = [i for i in heard if not out.leaves[i].ndim]
         labels, num = None, None
         if losses:
@@ -190,7 +204,9 @@ class Watcher:
         setting = replace(
             begun.setting,
             given=mapped(placed, nest.form),
-            kinds=[Kind(x.dtype, x.requires_grad, x.device == CPU) for x in inputs],
+            kinds=[
+                Kind(x.dtype, x.requires_grad, x.device == CPU) for x in inputs
+            ],
             output=out.form,
             has_graph=has_graph,
             is_through=any(leaf.requires_grad for leaf in given),
@@ -208,7 +224,9 @@ class Watcher:
         )
         self.log.add(called)
         if not out.leaves:
-            self.log.leave(Reason.NO_TENSOR, Stage.GRADIENT, type(output).__name__)
+            self.log.leave(
+                Reason.NO_TENSOR, Stage.GRADIENT, type(output).__name__
+            )
         if labels is not None and not self.log.is_run:
             self.labels[called.order] = array(labels)
             self.own[called.order] = float(out.leaves[losses[0]].detach()), num
@@ -227,7 +245,9 @@ class Watcher:
         self.note_line(called)
         self.is_waiting = True
         if self.log.is_open and called.is_whole:
-            with suppress(RuntimeError):  # many derivatives at once have no numbers
+            with suppress(
+                RuntimeError
+            ):  # many derivatives at once have no numbers
                 self.log.derive(called, i, array(derivative))
 
     def drop(self) -> None:
@@ -237,7 +257,9 @@ class Watcher:
         Such passes have a gradient by their inputs, of which the rows are made that the
         next one has without.
         """
-        self._thrown |= {each.order for each in self._added if each.setting.is_through}
+        self._thrown |= {
+            each.order for each in self._added if each.setting.is_through
+        }
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note the state before a step."""
@@ -267,7 +289,9 @@ class Watcher:
         self._thrown.clear()
         self.is_waiting, self._added = False, []
         self.log.optimizers[id(optimizer)] = optimizer
-        if len(self.log.applied) == before.num_applied:  # else one inside has made it
+        if (
+            len(self.log.applied) == before.num_applied
+        ):  # else one inside has made it
             self._add_step(optimizer, before)
 
     def _add_step(self, optimizer: Optimizer, before: _Stepping) -> None:
@@ -312,7 +336,11 @@ class Watcher:
         """Note that this line computes the loss of a pass, or takes its gradient; by
         default of the last pass.
         """
-        called = self.log.called[-1] if called is None and self.log.called else called
+        called = (
+            self.log.called[-1]
+            if called is None and self.log.called
+            else called
+        )
         if called is not None and (line := line_here()) is not None:
             called.setting.lines.append(line)
 
@@ -326,7 +354,10 @@ def _outlines(module: nn.Module) -> list[np.ndarray]:
     """Return the outlines of the gradient and the weights of each trained parameter."""
     params = [p for _, p in trained(module)]
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    return [np.stack([*map(outline, map(sampled, part))]) for part in (grads, params)]
+    return [
+        np.stack([*map(outline, map(sampled, part))])
+        for part in (grads, params)
+    ]
 
 
 @contextmanager

@@ -48,7 +48,9 @@ class ByRow(NamedTuple):
 def times(values: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     """Return values times weights, and these; weights may have the leading axes alone."""
     own = torch.as_tensor(weights).to(values)
-    own = own.reshape(*own.shape, *[1] * (values.ndim - own.ndim)).expand_as(values)
+    own = own.reshape(*own.shape, *[1] * (values.ndim - own.ndim)).expand_as(
+        values
+    )
     return torch.where(own == 0, torch.zeros_like(values), values) * own, own
 
 
@@ -86,7 +88,10 @@ class Loss:
     def of(self, outputs: Any, labels: Tree, weights: Any = None) -> ByRow:
         """Return the loss of a model's output by row."""
         out, labels = first_of(outputs), torch.as_tensor(labels)
-        how, is_by_class = self.given.reduction, isinstance(self.given, BY_CLASS)
+        how, is_by_class = (
+            self.given.reduction,
+            isinstance(self.given, BY_CLASS),
+        )
         if is_by_class:
             out, labels = _classes_second(out, labels)
         if labels.shape == out.shape:
@@ -132,7 +137,9 @@ class Function:
             return by_row(*times(*map(torch.as_tensor, found)), weights)
         if found.ndim:
             return by_row(found, torch.ones_like(found), weights)
-        if not self.is_coupled and (rows := self._alone(outputs, labels, found)):
+        if not self.is_coupled and (
+            rows := self._alone(outputs, labels, found)
+        ):
             return by_row(*rows[:2], weights, is_divided=rows.is_divided)
         self.is_coupled = True
         first = torch.zeros(len(first_of(outputs))).to(found)
@@ -159,14 +166,18 @@ class Function:
                 return leaf[i : i + 1]
 
             return self.whole(
-                packed(form, list(map(row, leaves))), tree.map_leaves(row, labels)
+                packed(form, list(map(row, leaves))),
+                tree.map_leaves(row, labels),
             )
 
         values = torch.stack([*map(alone, range(len(leaves[0])))])
         numbers = values.detach()
         total, most = float(numbers.sum()), float(numbers.abs().sum())
         for num, is_divided in ((len(values), True), (1, False)):
-            if abs(float(found) * num - total) <= _SAME * max(most, 1e-30) * num:
+            if (
+                abs(float(found) * num - total)
+                <= _SAME * max(most, 1e-30) * num
+            ):
                 return ByRow(values, torch.ones_like(values), is_divided)
         return None
 
@@ -190,15 +201,21 @@ class Objective(port.OneLoss):
 
 def _of_classes(logits: Tensor, labels: Tensor) -> Tensor:
     flat = logits.reshape(-1, logits.shape[-1]).float()
-    values = functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
+    values = functional.cross_entropy(
+        flat, labels.reshape(-1), reduction="none"
+    )
     return values.reshape(labels.shape)
 
 
 def _of_numbers(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.mse_loss(logits.reshape(labels.shape), labels, reduction="none")
+    return functional.mse_loss(
+        logits.reshape(labels.shape), labels, reduction="none"
+    )
 
 
-_of_each = partial(functional.binary_cross_entropy_with_logits, reduction="none")
+_of_each = partial(
+    functional.binary_cross_entropy_with_logits, reduction="none"
+)
 _FORMS = (1, _of_classes), (0, _of_classes), (0, _of_numbers), (0, _of_each)
 
 
@@ -210,7 +227,9 @@ def _of_logits(
     Args:
         shift: 1 if a label is that of the place before.
     """
-    logits = outputs["logits"] if isinstance(outputs, dict) else first_of(outputs)
+    logits = (
+        outputs["logits"] if isinstance(outputs, dict) else first_of(outputs)
+    )
     if shift:
         logits, labels = logits[:, : labels.shape[1] - 1], labels[:, 1:]
     values = function(logits, labels)
@@ -232,7 +251,9 @@ def models_own(
 
     functions = [Function(partial(_of_logits, *form)) for form in _FORMS]
     tried = [(attempt(partial(apart, each))[0], each) for each in functions]
-    known = [(far, each) for far, each in tried if far is not None and far < _NEAR]
+    known = [
+        (far, each) for far, each in tried if far is not None and far < _NEAR
+    ]
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
@@ -243,11 +264,15 @@ def meant(loss: Any) -> Loss | Function:
         SpecificationError: it is not a loss of outputs and labels.
     """
     if isinstance(loss, type) or not callable(loss):
-        must = "loss must be a loss of outputs and labels, or a function of both."
+        must = (
+            "loss must be a loss of outputs and labels, or a function of both."
+        )
         way = "loss=nn.MSELoss(), or loss=lambda outputs, labels: a value for each row."
         raise SpecificationError(message(must, loss, way))
     is_partial = isinstance(loss, partial) and not loss.args
-    function, arguments = (loss.func, loss.keywords) if is_partial else (loss, {})
+    function, arguments = (
+        (loss.func, loss.keywords) if is_partial else (loss, {})
+    )
     kinds = [kind for own, kind in FUNCTIONS.items() if own is function]
     given = kinds[0](**arguments) if kinds else loss
     return Loss(given) if type(given) in FUNCTIONS.values() else Function(given)
@@ -255,7 +280,9 @@ def meant(loss: Any) -> Loss | Function:
 
 def first_of(outputs: Any) -> Tensor:
     """Return the first floating tensor of a model's output, preferably with rows."""
-    leaves = [leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point()]
+    leaves = [
+        leaf for leaf in unpacked(outputs).leaves if leaf.is_floating_point()
+    ]
     return next((leaf for leaf in leaves if leaf.ndim), leaves[0])
 
 
@@ -270,7 +297,9 @@ def _classes_second(out: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if labels.shape != places:
         return out, labels
     if labels.shape == out.shape[:1] + out.shape[2:]:
-        raise ValueError("there are as many places as classes: state a function")
+        raise ValueError(
+            "there are as many places as classes: state a function"
+        )
     return out.movedim(-1, 1), labels
 
 
@@ -279,6 +308,9 @@ def _num_required(function: Callable) -> int:
     num = 0
     with suppress(TypeError, ValueError):  # of a function without a signature
         for each in signature(function).parameters.values():
-            is_placed = each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+            is_placed = each.kind in (
+                each.POSITIONAL_ONLY,
+                each.POSITIONAL_OR_KEYWORD,
+            )
             num += is_placed and each.default is each.empty
     return max(2, num)

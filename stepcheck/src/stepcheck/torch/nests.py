@@ -33,7 +33,9 @@ def mapped(function: Callable, nest: Any, *, has_objects: bool = True) -> Any:
     if isinstance(nest, Tensor | np.ndarray | Place):
         return function(nest)
     if isinstance(nest, Distribution):
-        own = {name: each for name, each in vars(nest).items() if name[0] != "_"}
+        own = {
+            name: each for name, each in vars(nest).items() if name[0] != "_"
+        }
         return {name: again(each) for name, each in own.items()}
     if isinstance(nest, Mapping):
         found = {name: again(nest[name]) for name in sorted(nest, key=str)}
@@ -42,7 +44,11 @@ def mapped(function: Callable, nest: Any, *, has_objects: bool = True) -> Any:
         return ordered if kind is dict else kind(ordered)
     if isinstance(nest, tuple | list):
         parts = map(again, nest)
-        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+        return (
+            type(nest)(*parts)
+            if hasattr(nest, "_fields")
+            else type(nest)(parts)
+        )
     return nest if has_objects or not hasattr(nest, "__dict__") else None
 
 
@@ -65,4 +71,6 @@ def unpacked(nest: Any, *, has_objects: bool = True) -> Nest:
 
 def packed(form: Any, leaves: list) -> Any:
     """Return leaves at their places in a nest."""
-    return mapped(lambda own: leaves[own] if isinstance(own, Place) else own, form)
+    return mapped(
+        lambda own: leaves[own] if isinstance(own, Place) else own, form
+    )

@@ -56,7 +56,9 @@ class OfModel:
         named = found if isinstance(found, dict) else {"loss": found}
         terms = []
         for term in named.values():
-            values, weights = term if isinstance(term, tuple | list) else (term, 1.0)
+            values, weights = (
+                term if isinstance(term, tuple | list) else (term, 1.0)
+            )
             values = torch.as_tensor(values)
             if not values.ndim:
                 self.is_coupled = True
@@ -67,7 +69,9 @@ class OfModel:
         weights = torch.cat([term.weights for term in terms])
         if values.shape[1] != num:
             raise ValueError(f"each term must have the {num} rows of the batch")
-        own = [p for module in (model, *self.modules) for p in module.parameters()]
+        own = [
+            p for module in (model, *self.modules) for p in module.parameters()
+        ]
         _must_know(values, {id(value) for value in [*own, *inputs]})
         return ByRow(values, weights, names=tuple(map(str, named)))
 
@@ -84,7 +88,9 @@ def _must_know(values: Tensor, known: set[int]) -> None:
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in known:
-            raise ValueError("the function reads a trained tensor that is in no module")
+            raise ValueError(
+                "the function reads a trained tensor that is in no module"
+            )
         nodes += [each for each, _ in node.next_functions]
 
 
@@ -97,7 +103,11 @@ def joined(log: Log, calls: int) -> list[Called]:
     ones: dict[int, Called] = {}
     parts: set[int] = set()
     for step in steps(log):
-        own = [called for called in step.called if called.differentiated is not False]
+        own = [
+            called
+            for called in step.called
+            if called.differentiated is not False
+        ]
         for start in range(0, len(own) - calls + 1, calls):
             group = own[start : start + calls]
             ones[group[0].order] = _one(group)
@@ -109,7 +119,9 @@ def joined(log: Log, calls: int) -> list[Called]:
 def _one(group: list[Called]) -> Called:
     """Return the passes of a group as one pass, with the inputs and outputs of all."""
     first, last = group[0], group[-1]
-    setting = replace(first.setting, parts=tuple(group), beside=last.setting.beside)
+    setting = replace(
+        first.setting, parts=tuple(group), beside=last.setting.beside
+    )
     return replace(
         first,
         inputs=[leaf for called in group for leaf in called.inputs],

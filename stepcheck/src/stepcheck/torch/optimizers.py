@@ -12,7 +12,14 @@ from stepcheck.torch.state import sampled, trained
 from stepcheck.torch.steps import SLOTS, Rules, rule_of
 
 # Options that change no step, or that other stages judge.
-_ELSEWHERE = {"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+_ELSEWHERE = {
+    "lr",
+    "initial_lr",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+}
 
 
 class Step(NamedTuple):
@@ -36,11 +43,17 @@ class Step(NamedTuple):
         return float("nan") if rate is None else float(rate)
 
 
-def groups_of(module: nn.Module, optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+def groups_of(
+    module: nn.Module, optimizer: Optimizer
+) -> dict[int, dict[str, Any]]:
     """Return the group of each parameter of a module that an optimizer moves, by its
     index.
     """
-    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    groups = {
+        id(p): group
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
     params = enumerate(trained(module))
     return {i: groups[id(p)] for i, (_, p) in params if id(p) in groups}
 
@@ -71,7 +84,9 @@ def grads_of(
     """Return the gradients that the optimizer has of the parameters, of large ones in
     part; empty ones if none are kept.
     """
-    scale = getattr(optimizer, "grad_scale", None)  # by which a fused step divides
+    scale = getattr(
+        optimizer, "grad_scale", None
+    )  # by which a fused step divides
     own = groups_of(module, optimizer)
     grads: list[np.ndarray | None] = []
     for i, (_, p) in enumerate(trained(module)):
@@ -86,7 +101,9 @@ def grads_of(
 def decay(optimizer: Any) -> float | None:
     """Return the weight decay of an optimizer's groups, the largest."""
     groups = [] if optimizer is None else optimizer.param_groups
-    return max((group.get("weight_decay") or 0.0 for group in groups), default=None)
+    return max(
+        (group.get("weight_decay") or 0.0 for group in groups), default=None
+    )
 
 
 def numbers_of(optimizer: Any) -> dict[str, Any]:
@@ -110,7 +127,9 @@ def differing(used: Any, stated: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _by_parameter(optimizer: Any) -> dict[int, dict[str, float]]:
-    groups = [(_numbers(group), group["params"]) for group in optimizer.param_groups]
+    groups = [
+        (_numbers(group), group["params"]) for group in optimizer.param_groups
+    ]
     return {id(p): numbers for numbers, params in groups for p in params}
 
 

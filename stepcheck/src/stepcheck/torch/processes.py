@@ -27,9 +27,7 @@ _PATIENCE, _FEW = 120.0, 10.0
 _PART = 4 << 20  # bytes that the store is given at once
 _WATCHES = Counter[str]()  # of this process, by their lines
 _NAMES = "called", "applied", "scaled", "others"
-_ELSEWHERE = (
-    "This is process {} of {}: process 0 judges the loop of all, and has the report."
-)
+_ELSEWHERE = "This is process {} of {}: process 0 judges the loop of all, and has the report."
 # Events by their names, the stages that are not judged, labels and own losses by pass.
 _Record = tuple[dict[str, list], list[Unjudged], dict[int, Any], dict[int, Any]]
 
@@ -56,7 +54,9 @@ class Group:
         here = str(line_here())
         _WATCHES[here] += 1
         whole = distributed.distributed_c10d._get_default_store()
-        store = distributed.PrefixStore(f"stepcheck {here} {_WATCHES[here]}", whole)
+        store = distributed.PrefixStore(
+            f"stepcheck {here} {_WATCHES[here]}", whole
+        )
         group = cls(distributed.get_rank(), distributed.get_world_size(), store)
         store.set(f"{group.rank} begins", "yes")
         return group
@@ -76,7 +76,9 @@ class Group:
             Where the report is, in the other processes; "" in process 0.
         """
         if self.rank:
-            with suppress(Exception):  # process 0 is gone: no report is missed here
+            with suppress(
+                Exception
+            ):  # process 0 is gone: no report is missed here
                 self._send(None if has_failed else _record(watcher))
             return _ELSEWHERE.format(self.rank, self.num)
         records, error = (None, None) if has_failed else attempt(self._received)
@@ -103,12 +105,16 @@ class Group:
         for rank in range(1, self.num):
             self.store.wait([f"{rank} begins"], timedelta(seconds=_FEW))
             self.store.wait([str(rank)], timedelta(seconds=_PATIENCE))
-            names = [f"{rank} {i}" for i in range(int(self.store.get(str(rank))))]
+            names = [
+                f"{rank} {i}" for i in range(int(self.store.get(str(rank))))
+            ]
             record = pickle.loads(b"".join(map(self.store.get, names)))
             for name in names:
                 self.store.delete_key(name)
             if not isinstance(record, tuple):
-                raise ValueError(record or f"the loop of process {rank} has failed")
+                raise ValueError(
+                    record or f"the loop of process {rank} has failed"
+                )
             records.append(record)
         return records
 
@@ -132,7 +138,9 @@ def _join(watcher: Any, records: list[_Record]) -> None:
             log.leave(Reason.PROCESSES_APART)
             return
     log.is_shared = True
-    for rank, (events, unjudged, labels, own_losses) in enumerate(records, start=1):
+    for rank, (events, unjudged, labels, own_losses) in enumerate(
+        records, start=1
+    ):
         others = dict.fromkeys(step.optimizer for step in events["applied"])
         same = dict(zip(others, own, strict=False))
         for name in _NAMES:

@@ -51,7 +51,9 @@ def _is_trained(log: Log) -> bool:
     """Whether steps were made; without an optimizer, whether gradients were taken, and
     weights moved.
     """
-    has_moved = log.num_moves and any(called.differentiated for called in log.called)
+    has_moved = log.num_moves and any(
+        called.differentiated for called in log.called
+    )
     return bool(log.applied or has_moved)
 
 
@@ -74,6 +76,8 @@ def _run(watcher: Watcher) -> Run:
 
 def _described(named: list[tuple[str, Any]]) -> tuple[Parameter, ...]:
     return tuple(
-        Parameter(name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        Parameter(
+            name, tuple(value.shape), str(value.dtype).removeprefix("torch.")
+        )
         for name, value in named
     )

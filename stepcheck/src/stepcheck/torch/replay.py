@@ -69,7 +69,11 @@ class Replay(Port):
     hears_scales = True
 
     def __init__(
-        self, model: nn.Module, data: tuple[Tree, ...], *, by_pass: ByPass | None = None
+        self,
+        model: nn.Module,
+        data: tuple[Tree, ...],
+        *,
+        by_pass: ByPass | None = None,
     ):
         super().__init__(model, data, by_pass=by_pass)
         named, self.trained = trained(model), trained_in(model)
@@ -100,12 +104,16 @@ class Replay(Port):
         params = [*model.parameters()]
         now = trained_in(model)
         then = next(
-            (each.trained for each in reversed(log.called) if each.is_whole), now
+            (each.trained for each in reversed(log.called) if each.is_whole),
+            now,
         )
         try:
             for i, p in enumerate(params):
                 p.requires_grad_(i in then)
-            with untouched(), on(device_of(model)):  # losses and checkpoints may draw
+            with (
+                untouched(),
+                on(device_of(model)),
+            ):  # losses and checkpoints may draw
                 yield
         finally:
             for i, p in enumerate(params):
@@ -147,7 +155,9 @@ class Replay(Port):
         found = self._loss(piece, objective, batch, training=training)[0]
         values, weights = (array(each).astype("float64") for each in found[:2])
         ones = np.ones(len(values))
-        return Terms(values, weights, ones, ones * found.is_divided, 0.0, found.names)
+        return Terms(
+            values, weights, ones, ones * found.is_divided, 0.0, found.names
+        )
 
     def _loss(
         self, piece: Piece, objective: Any, batch: Any, *, training: bool
@@ -170,7 +180,9 @@ class Replay(Port):
         penalty: float = 0.0,
     ) -> np.ndarray:
         """Return the gradient of the sum of factors (terms, rows) times values, flat."""
-        every = self.gradients(piece, objective, batch, [factors], training=training)
+        every = self.gradients(
+            piece, objective, batch, [factors], training=training
+        )
         return next(every)
 
     def gradients(
@@ -188,10 +200,14 @@ class Replay(Port):
         loss, params = self._loss(piece, objective, batch, training=training)
         for start in range(0, len(factors), _AT_ONCE):
             some = factors[start : start + _AT_ONCE]
-            wide = np.stack([np.broadcast_to(each, loss.values.shape) for each in some])
+            wide = np.stack(
+                [np.broadcast_to(each, loss.values.shape) for each in some]
+            )
             with self._as_beside(piece, objective):
                 factors_of_some = [tensor(wide, loss.values)]
-                yield from [*self._pulled(params, [loss.values], factors_of_some)]
+                yield from [
+                    *self._pulled(params, [loss.values], factors_of_some)
+                ]
 
     @contextmanager
     def _as_beside(self, piece: Piece, objective: Any) -> Iterator[None]:
@@ -229,9 +245,13 @@ class Replay(Port):
         every = zip(run.leaves, chosen, strict=True)
         pairs = [(leaf, own) for leaf, own in every if leaf.grad_fn is not None]
         factors = [tensor(own, leaf)[None] for leaf, own in pairs]
-        return next(self._pulled(run.params, [leaf for leaf, _ in pairs], factors))
+        return next(
+            self._pulled(run.params, [leaf for leaf, _ in pairs], factors)
+        )
 
-    def line_of_loss(self, called: Called, *, is_penalty: bool = False) -> Line | None:
+    def line_of_loss(
+        self, called: Called, *, is_penalty: bool = False
+    ) -> Line | None:
         """Return the line that calls a loss after a pass, or else its `backward`."""
         return next(iter(called.setting.lines), None)
 
@@ -255,7 +275,10 @@ class Replay(Port):
                 if self._drops_hooks is None:
                     self._drops_hooks = self._can_drop_hooks(piece)
                 self._passes[key] = self._made(
-                    piece, training, drops_hooks=self._drops_hooks, objective=objective
+                    piece,
+                    training,
+                    drops_hooks=self._drops_hooks,
+                    objective=objective,
                 )
         self._passes.move_to_end(key)
         return self._passes[key]
@@ -294,23 +317,39 @@ class Replay(Port):
         prepare = partial(self._prepare, model, others, training=training)
         with torch.enable_grad(), _plainly():
             if objective is not None:
-                begins: Begins = {model: [partial(prepare, part) for part in parts]}
-                for i, held in setting.beside.items() if objective.modules else ():
+                begins: Begins = {
+                    model: [partial(prepare, part) for part in parts]
+                }
+                for i, held in (
+                    setting.beside.items() if objective.modules else ()
+                ):
                     begins[objective.modules[i]] = [held.random.set]
                 prepare(parts[0])
                 given = [leaf for part in parts for leaf in _inputs(part)]
-                with self._as_beside(piece, objective), beginning(model, begins):
+                with (
+                    self._as_beside(piece, objective),
+                    beginning(model, begins),
+                ):
                     found = objective.of(model, given, self.batch(piece)[1])
                 return _Pass(found, [], params, [])
-            outs = [unpacked(self._again(model, prepare, part)) for part in parts]
+            outs = [
+                unpacked(self._again(model, prepare, part)) for part in parts
+            ]
         after = [array(value) for _, value in untrained(model)]
         every = [leaf for out in outs for leaf in out.leaves]
-        leaves = [leaf.float() if leaf.dtype in _HALF else leaf for leaf in every]
+        leaves = [
+            leaf.float() if leaf.dtype in _HALF else leaf for leaf in every
+        ]
         output = packed(outs[0].form, leaves) if len(outs) == 1 else leaves
         return _Pass(output, leaves, params, after)
 
     def _prepare(
-        self, model: nn.Module, others: list[Tensor], called: Called, *, training: bool
+        self,
+        model: nn.Module,
+        others: list[Tensor],
+        called: Called,
+        *,
+        training: bool,
     ) -> None:
         """Let a module have the state in which it was called, or the other mode."""
         _set(others, called.buffers)
@@ -319,13 +358,19 @@ class Replay(Port):
         Setting.of(called).random.set()
 
     def _again(
-        self, model: nn.Module, prepare: Callable[[Called], None], called: Called
+        self,
+        model: nn.Module,
+        prepare: Callable[[Called], None],
+        called: Called,
     ) -> Any:
         """Return the output of a recorded call of a module."""
         prepare(called)
         setting = Setting.of(called)
         arguments, named = packed(setting.given, _inputs(called))
-        dtype, is_cast = setting.cast or torch.bfloat16, setting.cast is not None
+        dtype, is_cast = (
+            setting.cast or torch.bfloat16,
+            setting.cast is not None,
+        )
         with torch.autocast(self._device.type, dtype, enabled=is_cast):
             return model(*arguments, **named)
 
@@ -338,11 +383,17 @@ class Replay(Port):
             yield from [self.flat([None] * len(params))] * num
             return
         pull = partial(
-            torch.autograd.grad, outputs, params, retain_graph=True, allow_unused=True
+            torch.autograd.grad,
+            outputs,
+            params,
+            retain_graph=True,
+            allow_unused=True,
         )
         many = None
         if num > 1:
-            with suppress(RuntimeError):  # an operation without a rule for many at once
+            with suppress(
+                RuntimeError
+            ):  # an operation without a rule for many at once
                 many = pull(factors, is_grads_batched=True)
         for j in range(num):
             if many is None:
@@ -356,7 +407,11 @@ class Replay(Port):
 def _plainly() -> Iterator[None]:
     """Run modules without compiled parts, reentrant checkpoints, and prints."""
     has_compiled = "torch._dynamo" in sys.modules  # whose parts run as they are
-    stance = torch.compiler.set_stance("force_eager") if has_compiled else nullcontext()
+    stance = (
+        torch.compiler.set_stance("force_eager")
+        if has_compiled
+        else nullcontext()
+    )
     # `autograd.grad` does not go through checkpoints.
     direct = staticmethod(lambda run, _, *given: run(*given))
     once = replaced(CheckpointFunction, "apply", direct)
@@ -376,7 +431,9 @@ def _inputs(called: Called) -> list[Tensor]:
     inputs = [*map(tensor, called.inputs)]
     for i, kind in enumerate(Setting.of(called).kinds):
         home = CPU if kind.is_on_cpu else inputs[i].device
-        inputs[i] = inputs[i].to(home, kind.dtype).requires_grad_(kind.requires_grad)
+        inputs[i] = (
+            inputs[i].to(home, kind.dtype).requires_grad_(kind.requires_grad)
+        )
     return inputs
 
 
@@ -399,6 +456,13 @@ def _copied(model: nn.Module) -> nn.Module:
     their graph.
     """
     parts = (vars(part).values() for part in model.modules())
-    kept = [leaf for own in parts for value in own for leaf in unpacked(value).leaves]
+    kept = [
+        leaf
+        for own in parts
+        for value in own
+        for leaf in unpacked(value).leaves
+    ]
     results = (value for value in kept if value.grad_fn is not None)
-    return copy.deepcopy(model, {id(each): each.detach().clone() for each in results})
+    return copy.deepcopy(
+        model, {id(each): each.detach().clone() for each in results}
+    )

@@ -19,8 +19,14 @@ from stepcheck.trace.log import Called, Line, Values
 from stepcheck.trace.measure import in_part, places
 
 _OWN: list[bool] = []  # judgements that run
-RECORDED: WeakSet[nn.Module] = WeakSet()  # modules that `stepcheck.record` records
-LABELS = "labels", "targets", "target"  # arguments of which a model computes its loss
+RECORDED: WeakSet[nn.Module] = (
+    WeakSet()
+)  # modules that `stepcheck.record` records
+LABELS = (
+    "labels",
+    "targets",
+    "target",
+)  # arguments of which a model computes its loss
 
 
 class Random(NamedTuple):
@@ -178,20 +184,26 @@ def trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def trained_in(module: nn.Module) -> tuple[int, ...]:
     """Return the numbers of the parameters that a gradient is taken of."""
-    return tuple(i for i, p in enumerate(module.parameters()) if p.requires_grad)
+    return tuple(
+        i for i, p in enumerate(module.parameters()) if p.requires_grad
+    )
 
 
 def untrained(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Return the frozen parameters, and then the buffers."""
     own = {id(p) for _, p in trained(module)}
-    frozen = [(name, p) for name, p in module.named_parameters() if id(p) not in own]
+    frozen = [
+        (name, p) for name, p in module.named_parameters() if id(p) not in own
+    ]
     return [*frozen, *module.named_buffers()]
 
 
 def values(module: nn.Module) -> Values:
     """Return copies of all values."""
     params, others = trained(module), untrained(module)
-    return Values([array(p) for _, p in params], [array(each) for _, each in others])
+    return Values(
+        [array(p) for _, p in params], [array(each) for _, each in others]
+    )
 
 
 def modes(module: nn.Module) -> tuple[bool, ...]:
@@ -217,5 +229,7 @@ def own_loss(
     given = signature(module.forward).bind(*args, **kwargs).arguments
     given |= given.get("kwargs", {})
     num = given.get("num_items_in_batch")
-    named = (given[name] for name in LABELS if isinstance(given.get(name), Tensor))
+    named = (
+        given[name] for name in LABELS if isinstance(given.get(name), Tensor)
+    )
     return next(named, None), None if num is None else float(num)

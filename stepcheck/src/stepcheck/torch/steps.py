@@ -27,8 +27,14 @@ def rules(port: Any, optimizer: Optimizer) -> Rules:
     Args:
         port: of the model; this function is its method.
     """
-    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    own = [groups.get(id(p)) for p in port.model.parameters() if p.requires_grad]
+    groups = {
+        id(p): group
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    own = [
+        groups.get(id(p)) for p in port.model.parameters() if p.requires_grad
+    ]
     first = None if any(own) else optimizer.param_groups[0]
     every = (first if group is None else group for group in own)
     return tuple(group and rule_of(optimizer, group, 0.0) for group in every)
@@ -44,9 +50,17 @@ def rule_of(
         count: the number of steps before, by which Adagrad's rate falls.
     """
     kind = type(optimizer)
-    if kind not in (optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad):
+    if kind not in (
+        optim.SGD,
+        optim.Adam,
+        optim.AdamW,
+        optim.RMSprop,
+        optim.Adagrad,
+    ):
         return None
-    known = {name: _plain(value) for name, value in group.items() if name != "params"}
+    known = {
+        name: _plain(value) for name, value in group.items() if name != "params"
+    }
     settings: dict[str, Any] = {
         name: known[name]
         for name in ("momentum", "nesterov", "centered", "amsgrad", "maximize")
@@ -60,10 +74,15 @@ def rule_of(
         settings |= {"beta_2": known["alpha"], "divides_first": True}
     elif kind is optim.Adagrad:
         settings["rate"] /= 1 + count * known["lr_decay"]
-        settings |= {"beta_2": 1.0, "initial": known["initial_accumulator_value"]}
+        settings |= {
+            "beta_2": 1.0,
+            "initial": known["initial_accumulator_value"],
+        }
     else:
         first, second = known["betas"]
-        is_decoupled = kind is optim.AdamW or known.get("decoupled_weight_decay", False)
+        is_decoupled = kind is optim.AdamW or known.get(
+            "decoupled_weight_decay", False
+        )
         settings |= {"momentum": first, "dampening": first, "beta_2": second}
         settings |= {"is_corrected": True, "is_decoupled": is_decoupled}
     return StepRule(**settings)
@@ -73,4 +92,8 @@ def _plain(value: Any) -> Any:
     """Return a number that may be a tensor, or a pair of such."""
     if isinstance(value, tuple | list):
         return tuple(map(_plain, value))
-    return float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+    return (
+        float(value)
+        if isinstance(value, Tensor) and value.numel() == 1
+        else value
+    )

@@ -56,11 +56,18 @@ def watched(
     """Run the body of a `with` under hooks; see `stepcheck.watch`."""
     model = bare(model)
     _check(model, optimizer)
-    stated: Meant = OfModel(loss) if isinstance(loss, Stated) else loss and meant(loss)
+    stated: Meant = (
+        OfModel(loss) if isinstance(loss, Stated) else loss and meant(loss)
+    )
     _check_intention(model, data, stated)
     given = None if data is None else weighed(data, stated)
     schedule = None if learning_rate is None else scheduled(learning_rate)
-    use, group, report, before = stated_use(rows), Group.now(), Report(), values(model)
+    use, group, report, before = (
+        stated_use(rows),
+        Group.now(),
+        Report(),
+        values(model),
+    )
     log = Log(room=room(sum(p.numel() for _, p in trained(model))))
     log.begin(before.params)
     num_inputs = None if given is None else len(tree.leaves(given[0]))
@@ -85,8 +92,12 @@ def watched(
             yield report
     except BaseException as error:
         told = type(error).__name__
-        log.unjudged.append(Unjudged(Reason.ENDED, updates=log.num_updates, told=told))
-        attempt(partial(finish, has_failed=True))  # an error would hide the loop's
+        log.unjudged.append(
+            Unjudged(Reason.ENDED, updates=log.num_updates, told=told)
+        )
+        attempt(
+            partial(finish, has_failed=True)
+        )  # an error would hide the loop's
         raise
     finish(has_failed=False)
     # Before the module is changed; an error is raised where the report is read.
@@ -131,7 +142,9 @@ def close(
 
 def _try(replay: Replay, log: Log) -> None:
     """Leave out the record if a pass cannot be run again, or moves the module itself."""
-    called = next((each for each in reversed(log.called) if each.is_whole), None)
+    called = next(
+        (each for each in reversed(log.called) if each.is_whole), None
+    )
     if called is None:
         return
     piece, training = Piece(called, np.zeros(0, int)), any(called.mode)
@@ -140,7 +153,9 @@ def _try(replay: Replay, log: Log) -> None:
     _, error = attempt(lambda: replay.outputs(piece, training=training))
     has_moved = not all(map(torch.equal, buffers, before))
     for buffer, value in zip(buffers, before, strict=True):
-        buffer.data.copy_(value)  # a `forward` may be bound to the module itself
+        buffer.data.copy_(
+            value
+        )  # a `forward` may be bound to the module itself
     if error is not None or has_moved:
         log.leave(Reason.NOT_REPLAYED, told=_told(error))
 
@@ -167,13 +182,17 @@ def _objective(stated: Meant, replay: Replay, watcher: Watcher) -> Any:
     else:
         if not all(map(_has_rows_first, taken)):
             return _unfit(log, Reason.LOSS_OF_OTHER_AXIS)
-        forms = [each.setting.output for each in taken if len(each.outputs) == 1]
+        forms = [
+            each.setting.output for each in taken if len(each.outputs) == 1
+        ]
         if isinstance(stated, Loss) and len(forms) < len(taken):
             return _unfit(log, Reason.LOSS_OF_ONE_OUTPUT)
         objective = Objective(stated, next(iter(forms), None))
     trial = partial(_has_parameters, objective, replay)
     found, error = attempt(lambda: any([*map(trial, taken)]))
-    if error is not None:  # of the user's function, or of a loss of other shapes
+    if (
+        error is not None
+    ):  # of the user's function, or of a loss of other shapes
         return _unfit(log, Reason.LOSS_FAILED, _told(error))
     return _unfit(log, Reason.LOSS_WITH_PARAMETERS) if found else objective
 
@@ -268,7 +287,9 @@ def _check(model: nn.Module, optimizer: Any) -> None:
 def _check_intention(model: nn.Module, data: Any, stated: Any) -> None:
     """Refuse a loop whose update is not stated: stepcheck does not guess it."""
     if stated is None and not _computes_loss(model):
-        must = "loss must be stated for a model that computes none of its labels."
+        must = (
+            "loss must be stated for a model that computes none of its labels."
+        )
         way = "loss=nn.CrossEntropyLoss(), or loss=lambda outputs, labels: ..."
         raise SpecificationError(message(must, "loss=None", way))
     if data is None and isinstance(stated, Function):

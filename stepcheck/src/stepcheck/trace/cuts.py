@@ -29,11 +29,17 @@ def steps(log: Log) -> list[Step]:
     events.sort(key=lambda event: event.order)
     if log.is_stateless:
         events = _filled(events)
-    own = {event.replica for event in events if not isinstance(event, Called)} or {
-        0
-    }  # one outside is that of all
+    own = {
+        event.replica for event in events if not isinstance(event, Called)
+    } or {0}  # one outside is that of all
     lanes = [
-        _cut([each for each in events if each.replica == replica or len(own) == 1])
+        _cut(
+            [
+                each
+                for each in events
+                if each.replica == replica or len(own) == 1
+            ]
+        )
         for replica in own
     ]
     by_step = [
@@ -71,7 +77,8 @@ def _filled(events: list[Event]) -> list[Event]:
                 for i, v in enumerate(event.params_after)
             ]
             before = [
-                v if i in event.built else last[i] for i, v in enumerate(event.params)
+                v if i in event.built else last[i]
+                for i, v in enumerate(event.params)
             ]
             event = replace(event, params=before, params_after=after)
         if isinstance(event, Called | Applied):
@@ -110,7 +117,8 @@ def _side_by_side(parts: list[Step], *, adds_up: bool) -> Step:
     gradients, or the loop did.
     """
     called = sorted(
-        (each for part in parts for each in part.called), key=lambda event: event.order
+        (each for part in parts for each in part.called),
+        key=lambda event: event.order,
     )
     applied = [part.applied for part in parts if part.applied is not None]
     if not applied:
@@ -118,10 +126,13 @@ def _side_by_side(parts: list[Step], *, adds_up: bool) -> Step:
     if not all(each.is_whole for each in applied):
         alone = len(applied) == 1
         return Step(
-            called, applied[0].emptied() if alone else _without_numbers(applied[0])
+            called,
+            applied[0].emptied() if alone else _without_numbers(applied[0]),
         )
     grads = (
-        _summed([each.grads for each in applied], 1) if adds_up else applied[0].grads
+        _summed([each.grads for each in applied], 1)
+        if adds_up
+        else applied[0].grads
     )
     return Step(called, replace(applied[0], grads=grads))
 
@@ -130,7 +141,9 @@ def _without_numbers(step: Applied) -> Applied:
     """Return a step of several, with the outline of the weights alone: gradients are
     not known.
     """
-    outlines = [own[:0] if i == 0 else own for i, own in enumerate(step.outlines)]
+    outlines = [
+        own[:0] if i == 0 else own for i, own in enumerate(step.outlines)
+    ]
     return replace(step.emptied(), outlines=outlines)
 
 
@@ -154,7 +167,9 @@ def _accumulated(found: list[Step]) -> list[Step]:
             merged.append(Step(called, last))
             continue
         made = replace(last, replica=0, accumulates=1, num_calls=0)
-        if len(parts) == last.accumulates and all(each.is_whole for each in parts):
+        if len(parts) == last.accumulates and all(
+            each.is_whole for each in parts
+        ):
             grads = _summed([each.grads for each in parts], len(parts))
             slots_of = parts[0].slots_of[0], last.slots_of[1]
             made = replace(
@@ -166,7 +181,10 @@ def _accumulated(found: list[Step]) -> list[Step]:
         merged.append(Step(called, made))
     return [
         *merged,
-        *(Step(each.called, None, is_complete=each.applied is None) for each in window),
+        *(
+            Step(each.called, None, is_complete=each.applied is None)
+            for each in window
+        ),
     ]
 
 
@@ -180,14 +198,23 @@ def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
     merged: list[Step] = []
     for step in made:
         one, two = merged[-1].applied if merged else None, step.applied
-        if one is None or two is None or step.called or not _are_apart(one, two):
+        if (
+            one is None
+            or two is None
+            or step.called
+            or not _are_apart(one, two)
+        ):
             merged.append(step)
             continue
         built = tuple(sorted({*one.built, *two.built}))
         grads = [
-            b if a is None else a for a, b in zip(one.grads, two.grads, strict=True)
+            b if a is None else a
+            for a, b in zip(one.grads, two.grads, strict=True)
         ]
-        slots, after = [*one.slots, *two.slots], [*one.slots_after, *two.slots_after]
+        slots, after = (
+            [*one.slots, *two.slots],
+            [*one.slots_after, *two.slots_after],
+        )
         both = replace(
             one,
             optimizer=hash((one.optimizer, two.optimizer)),
@@ -195,7 +222,9 @@ def _side_by_side_optimizers(made: list[Step]) -> list[Step]:
             slots=slots,
             slots_after=after,
             slots_of=joined(one.slots_of, two.slots_of),
-            rules=tuple(b or a for a, b in zip(one.rules, two.rules, strict=False)),
+            rules=tuple(
+                b or a for a, b in zip(one.rules, two.rules, strict=False)
+            ),
         )
         merged[-1] = replace(
             merged[-1],
@@ -211,7 +240,9 @@ def _are_apart(one: Applied, two: Applied) -> bool:
     if one.optimizer == two.optimizer or one.is_whole != two.is_whole:
         return False
     if not one.is_whole:
-        return bool(one.built and two.built) and {*one.built}.isdisjoint(two.built)
+        return bool(one.built and two.built) and {*one.built}.isdisjoint(
+            two.built
+        )
     pairs = zip(one.grads, two.grads, strict=True)
     return len(one.grads) == len(two.grads) and not any(
         a is not None and b is not None for a, b in pairs
@@ -231,4 +262,7 @@ def _summed(
         [np.asarray(g, "float64") for g in each if g is not None]
         for each in zip(*grads, strict=False)
     ]
-    return [np.sum(each, axis=0) / divisor if each else None for each in by_parameter]
+    return [
+        np.sum(each, axis=0) / divisor if each else None
+        for each in by_parameter
+    ]

@@ -24,7 +24,9 @@ def digests(inputs: list[np.ndarray]) -> list[np.ndarray]:
     >>> bool(digests([short])[0] == digests([long])[0])
     True
     """
-    rows = [leaf for leaf in inputs if leaf.ndim and len(leaf) == len(inputs[0])]
+    rows = [
+        leaf for leaf in inputs if leaf.ndim and len(leaf) == len(inputs[0])
+    ]
     if not rows:
         return []
     plain = [_plain(leaf) for leaf in rows]
@@ -48,7 +50,9 @@ def _in_bytes(leaf: np.ndarray, every: list[np.ndarray]) -> list[bytes]:
         return [str(row.tolist()).encode() for row in leaf]
     if leaf.ndim != 2 or leaf.dtype != np.int64 or leaf.shape[1] < 2:
         return [row.tobytes() for row in leaf]
-    alike = [e for e in every if e.shape == leaf.shape and e.dtype == leaf.dtype]
+    alike = [
+        e for e in every if e.shape == leaf.shape and e.dtype == leaf.dtype
+    ]
     cuts = zip(leaf, *_bounds(alike), strict=True)
     return [row[first:end].tobytes() for row, first, end in cuts]
 
@@ -60,7 +64,9 @@ def _bounds(leaves: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     Labels of -100 are padding too. A mask has zeros and ones alone, and a one in each
     row.
     """
-    masks = [leaf for leaf in leaves if _is_mask(leaf)] if len(leaves) > 1 else []
+    masks = (
+        [leaf for leaf in leaves if _is_mask(leaf)] if len(leaves) > 1 else []
+    )
     are_used = [(leaf != 0) & (leaf != _IGNORED) for leaf in masks or leaves]
     used = np.any(are_used, axis=0)
     first = np.argmax(used, axis=1) if masks else np.zeros(len(used), int)

@@ -251,7 +251,8 @@ class Log:
     _sizes: set[tuple[int, tuple[int, ...]]] = field(
         default_factory=set
     )  # of passes: (replica, rows of the input)
-    _num_bytes: int = 0  # of the inputs of forward passes of which no more is kept
+    # of the inputs of forward passes of which no more is kept
+    _num_bytes: int = 0
 
     @property
     def has_room(self) -> bool:
@@ -336,7 +337,9 @@ class Log:
                 values[:] = in_part(values)
         event.params[:] = self._once("params", event.params)
         event.buffers[:] = self._once("buffers", event.buffers)
-        self._sizes |= {(event.replica, leaf.shape[:1]) for leaf in event.inputs[:1]}
+        self._sizes |= {
+            (event.replica, leaf.shape[:1]) for leaf in event.inputs[:1]
+        }
         outputs = event.outputs if self.is_run else []
         rest = [*([] if event.is_whole else event.inputs), *outputs]
         self._num_bytes += sum(leaf.nbytes for leaf in rest)
@@ -344,7 +347,9 @@ class Log:
         if self._num_bytes > _MOST_BYTES:
             self.cut(Reason.CUT)
 
-    def leave(self, reason: Reason, stage: Stage | None = None, told: str = "") -> None:
+    def leave(
+        self, reason: Reason, stage: Stage | None = None, told: str = ""
+    ) -> None:
         """Note once that something is not judged."""
         left = Unjudged(reason, stage, told=told)
         if left not in self.unjudged:
@@ -375,7 +380,9 @@ class Log:
             if each.replica == replica and i < len(each.outputs)
         )
         output = in_rows(output) if self.is_run else output
-        called = next((each for each in passes if same(each.outputs[i], output)), None)
+        called = next(
+            (each for each in passes if same(each.outputs[i], output)), None
+        )
         if self.is_open and called is not None:
             self.derive(called, i, derivative)
 

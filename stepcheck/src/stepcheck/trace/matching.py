@@ -46,7 +46,9 @@ class Matched:
 
 
 def matched(
-    ones: Sequence[Parameter], twos: Sequence[Parameter], match: Match | None = None
+    ones: Sequence[Parameter],
+    twos: Sequence[Parameter],
+    match: Match | None = None,
 ) -> Matched:
     """Return which values are which.
 
@@ -59,7 +61,9 @@ def matched(
             name that there is not.
     """
     places: dict[Any, int] = {each.name: i for i, each in enumerate(twos)}
-    known = [{(each.name, each.shape) for each in side} for side in (ones, twos)]
+    known = [
+        {(each.name, each.shape) for each in side} for side in (ones, twos)
+    ]
     stated: list[Any] = [each.name for each in ones]
     if match is not None:
         stated = [match(name) for name in stated]
@@ -78,7 +82,9 @@ def matched(
         if other is None:
             continue
         if other not in places:
-            must = f"match({one.name!r}) must return a name of the second trace."
+            must = (
+                f"match({one.name!r}) must return a name of the second trace."
+            )
             advice = f"one of {', '.join(places)}, or (it, a view)."
             raise SpecificationError(message(must, repr(other), advice))
         j = places[other]

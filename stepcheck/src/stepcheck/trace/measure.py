@@ -72,12 +72,17 @@ def is_even(numbers: np.ndarray, *others: float) -> bool:
     """Whether all numbers are equal, up to rounding."""
     if not len(numbers):
         return True
-    spread, most = float(np.ptp([*numbers, *others])), float(np.max(np.abs(numbers)))
+    spread, most = (
+        float(np.ptp([*numbers, *others])),
+        float(np.max(np.abs(numbers))),
+    )
     return spread <= FINE.differs * most
 
 
 def _length(leaves: Arrays) -> float:
-    lengths = [float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves]
+    lengths = [
+        float(np.linalg.norm(np.asarray(leaf, "float64"))) for leaf in leaves
+    ]
     return float(np.linalg.norm(lengths))
 
 
@@ -159,14 +164,18 @@ def once(new: Arrays, old: Arrays) -> list[np.ndarray]:
     """
     if len(new) != len(old):
         return [np.array(leaf) for leaf in new]
-    return [b if same(a, b) else np.array(a) for a, b in zip(new, old, strict=True)]
+    return [
+        b if same(a, b) else np.array(a) for a, b in zip(new, old, strict=True)
+    ]
 
 
 NUM_PROBES, NUM_WEIGHED = 3, 512
 
 
 def shares(
-    value: Callable[[list[int], np.ndarray], float], num: int, shape: tuple[int, ...]
+    value: Callable[[list[int], np.ndarray], float],
+    num: int,
+    shape: tuple[int, ...],
 ) -> np.ndarray | None:
     """Return the weight of each row in a function's number for a batch.
 
@@ -232,7 +241,9 @@ def classes(y: Tree) -> np.ndarray | None:
         return None
     values = np.asarray(y)
     is_one_hot = (
-        values.ndim == 2 and values.shape[1] > 1 and set(np.unique(values)) == {0, 1}
+        values.ndim == 2
+        and values.shape[1] > 1
+        and set(np.unique(values)) == {0, 1}
     )
     if is_one_hot and np.all(values.sum(axis=1) == 1):
         return np.argmax(values, axis=1)

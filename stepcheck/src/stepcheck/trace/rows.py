@@ -15,7 +15,8 @@ def keys(leaves: list[np.ndarray]) -> list[bytes]:
     """Return the bytes of each row of some arrays of as many rows."""
     num = len(leaves[0])
     return [
-        b"".join(_bytes(leaf[row : row + 1]) for leaf in leaves) for row in range(num)
+        b"".join(_bytes(leaf[row : row + 1]) for leaf in leaves)
+        for row in range(num)
     ]
 
 
@@ -25,7 +26,8 @@ def _bytes(part: np.ndarray) -> bytes:
         return part.tobytes()
     texts = part.ravel().tolist()
     return b"\0".join(
-        each if isinstance(each, bytes) else str(each).encode() for each in texts
+        each if isinstance(each, bytes) else str(each).encode()
+        for each in texts
     )
 
 
@@ -41,7 +43,9 @@ class _Kind(NamedTuple):
         """Return (a leaf in this form, the columns that are cut off)."""
         if not self.width or leaf.ndim < 2:
             return leaf.astype(self.dtype), leaf[:, None][:, :0]
-        return leaf[:, : self.width[0]].astype(self.dtype), leaf[:, self.width[0] :]
+        return leaf[:, : self.width[0]].astype(self.dtype), leaf[
+            :, self.width[0] :
+        ]
 
 
 class Rows:
@@ -54,7 +58,9 @@ class Rows:
         self._equal: dict[
             int, list[int]
         ] = {}  # by row, the rows of the same inputs that were met
-        self._passed = set[int]()  # rows of this pass over the data that have no equal
+        self._passed = set[
+            int
+        ]()  # rows of this pass over the data that have no equal
         self._uses = Counter[int]()  # of those that have
 
     def find(self, inputs: list[np.ndarray]) -> np.ndarray:
@@ -96,7 +102,9 @@ class Rows:
         """Return the share of these rows that have the inputs of other rows of the
         data.
         """
-        return sum(row in self._equal for row in rows.tolist()) / max(1, len(rows))
+        return sum(row in self._equal for row in rows.tolist()) / max(
+            1, len(rows)
+        )
 
     def equal(self, row: int) -> list[int]:
         """Return the rows of the data with the same inputs, this row among them."""
@@ -104,7 +112,9 @@ class Rows:
 
     def agree(self, rows: np.ndarray, others: Tree) -> bool:
         """Whether all rows with equal inputs have the same labels and weights too."""
-        groups = [self._equal[row] for row in set(rows.tolist()) & set(self._equal)]
+        groups = [
+            self._equal[row] for row in set(rows.tolist()) & set(self._equal)
+        ]
         leaves = [np.asarray(leaf) for leaf in tree.leaves(others)]
 
         def is_one(leaf: np.ndarray, group: list[int]) -> bool:
@@ -121,8 +131,13 @@ class Rows:
         """
         if kinds in self._tables:
             return self._tables[kinds]
-        pairs = [kind.cut(leaf) for leaf, kind in zip(self.leaves, kinds, strict=True)]
-        lost = [rest[:, 1:].reshape(self.num, -1).any(axis=1) for _, rest in pairs]
+        pairs = [
+            kind.cut(leaf)
+            for leaf, kind in zip(self.leaves, kinds, strict=True)
+        ]
+        lost = [
+            rest[:, 1:].reshape(self.num, -1).any(axis=1) for _, rest in pairs
+        ]
         is_cut = np.any(lost, axis=0)
         whole, cut = dict[bytes, list[int]](), dict[bytes, list[int]]()
         for row, key in enumerate(keys([leaf for leaf, _ in pairs])):

@@ -12,8 +12,10 @@ from stepcheck.trace.measure import all_same
 from stepcheck.trace.updates import Pair, Update
 from stepcheck.values import Number, Shown
 
-SMALL = 0.01  # of the length of all: a shorter array is compared with so much of it
-_LEAST = 5e-324  # a distance of equal numbers with other bits, as zeros of two signs
+# of the length of all: a shorter array is compared with so much of it
+SMALL = 0.01
+# a distance of equal numbers with other bits, as zeros of two signs
+_LEAST = 5e-324
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Sides:
     def distances(self) -> np.ndarray:
         """The relative distance of each pair; infinite where only one side is finite."""
         lengths = np.stack([_lengths(self.ones), _lengths(self.twos)])
-        apart = _lengths([a - b for a, b in zip(self.ones, self.twos, strict=True)])
+        apart = _lengths(
+            [a - b for a, b in zip(self.ones, self.twos, strict=True)]
+        )
         of_all = np.sum(lengths**2, axis=1, where=np.isfinite(lengths)) ** 0.5
         sizes = np.maximum(np.max(lengths, axis=0), SMALL * np.max(of_all))
         sizes, infinite = np.maximum(sizes, _LEAST), np.full_like(apart, np.inf)
@@ -77,7 +81,9 @@ class Sides:
         index = [*map(int, np.unravel_index(at, one.shape))]
         of = f"{self.names[i]}{index or ''}"
         of_row = str(index[0]) if what is Shown.DERIVATIVE else of
-        return Number(what, of_row, float(one.flat[at]), float(two.flat[at]), np.nan)
+        return Number(
+            what, of_row, float(one.flat[at]), float(two.flat[at]), np.nan
+        )
 
     def multiple(self, most: float) -> float | None:
         """Return the factor that makes the second side the first one, or None."""
@@ -92,7 +98,9 @@ class Sides:
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return arrays of rows as two arrays of the shape (rows, numbers)."""
         one, two = (
-            np.concatenate([each.reshape(len(each), -1) for each in side], axis=1)
+            np.concatenate(
+                [each.reshape(len(each), -1) for each in side], axis=1
+            )
             for side in (self.ones, self.twos)
         )
         return one, two
@@ -111,9 +119,13 @@ class Sides:
         A factor is NaN where both are zeros.
         """
         one, two = self.rows()
-        product, first, square = (np.sum(e, 1) for e in (one * two, one**2, two**2))
+        product, first, square = (
+            np.sum(e, 1) for e in (one * two, one**2, two**2)
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
-            factors = np.where((square == 0) & (first > 0), np.inf, product / square)
+            factors = np.where(
+                (square == 0) & (first > 0), np.inf, product / square
+            )
             rests = np.sqrt(np.maximum(1 - product**2 / square / first, 0))
         return factors, np.where((first > 0) & (square > 0), rests, 0.0)
 
@@ -123,7 +135,9 @@ def _alike(name: str, one: np.ndarray, two: np.ndarray) -> tuple:
     if a.shape != b.shape:
         must = f"{name} must have the same shape in both traces."
         advice = "match=lambda name: (other_name, lambda value: value.T)."
-        raise SpecificationError(message(must, f"{a.shape} and {b.shape}", advice))
+        raise SpecificationError(
+            message(must, f"{a.shape} and {b.shape}", advice)
+        )
     are_lost = ~(np.isfinite(a) | np.isfinite(b))
     a[are_lost] = b[are_lost] = 0
     return a, b
@@ -141,13 +155,17 @@ def facing(pair: Pair, *, are_outputs: bool) -> Sides | None:
     Derivatives of rows with less padding are filled up with zeros; such outputs are not
     compared.
     """
-    one, two = (_by_row(each, are_outputs=are_outputs) for each in (pair.one, pair.two))
+    one, two = (
+        _by_row(each, are_outputs=are_outputs) for each in (pair.one, pair.two)
+    )
     if pair.places is None or not one or one.keys() != two.keys():
         return None
     first, second = [], []
     for leaf, own in one.items():
         others = [two[leaf][i] for i in pair.places]
-        is_cut = any(a.shape != b.shape for a, b in zip(own, others, strict=True))
+        is_cut = any(
+            a.shape != b.shape for a, b in zip(own, others, strict=True)
+        )
         if own[0].ndim != others[0].ndim or (is_cut and are_outputs):
             return None
         rows = _stacked([*own, *others])
@@ -156,17 +174,27 @@ def facing(pair: Pair, *, are_outputs: bool) -> Sides | None:
     return Sides.of([*map(str, one)], first, second)
 
 
-def _by_row(update: Update, *, are_outputs: bool) -> dict[int, list[np.ndarray]]:
+def _by_row(
+    update: Update, *, are_outputs: bool
+) -> dict[int, list[np.ndarray]]:
     """Return the rows of each output that has rows in all passes, or derivatives."""
     found: dict[int, list[np.ndarray]] = {}
     for called in update.passes:
-        taken = {i: np.sum(d, axis=0) for i, d in called.derivatives.items() if d}
+        taken = {
+            i: np.sum(d, axis=0) for i, d in called.derivatives.items() if d
+        }
         arrays = dict(enumerate(called.outputs)) if are_outputs else taken
         for leaf, array in arrays.items():
-            if array.ndim and called.inputs and len(array) == len(called.inputs[0]):
+            if (
+                array.ndim
+                and called.inputs
+                and len(array) == len(called.inputs[0])
+            ):
                 found.setdefault(leaf, []).extend(array)
     num = len(update.digests)
-    return {leaf: rows for leaf, rows in sorted(found.items()) if len(rows) == num}
+    return {
+        leaf: rows for leaf, rows in sorted(found.items()) if len(rows) == num
+    }
 
 
 def _stacked(rows: list[np.ndarray]) -> np.ndarray:

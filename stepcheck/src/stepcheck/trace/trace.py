@@ -115,13 +115,21 @@ def load(path: str | os.PathLike) -> Trace:
         with np.load(path, allow_pickle=False) as file:
             content = json.loads(file["stepcheck"].tobytes())
             data = file["data"] if content["schema"] == SCHEMA else None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        zipfile.BadZipFile,
+    ) as error:
         must, advice = "The file must be a trace.", "one of `trace.save(path)`."
         raise SpecificationError(message(must, str(path), advice)) from error
     if data is None:
         must = f"The file must be a trace of schema {SCHEMA}."
         received = f"schema {content['schema']}"
-        raise SpecificationError(message(must, received, "record the training again."))
+        raise SpecificationError(
+            message(must, received, "record the training again.")
+        )
     return _unpacked(content["trace"], data)
 
 
@@ -143,7 +151,11 @@ class _Arrays:
         return self._known[id(array)][1]
 
 
-_NOT_SAVED = "setting", "rules", "slots_of"  # by which a port alone makes a step again
+_NOT_SAVED = (
+    "setting",
+    "rules",
+    "slots_of",
+)  # by which a port alone makes a step again
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -195,6 +207,8 @@ def _unpacked(value: Any, data: np.ndarray) -> Any:
     if kind in ("Reason", "Stage"):
         return _KINDS[kind][rest[0]]
     if kind in _KINDS:
-        return _KINDS[kind](**{name: _unpacked(part, data) for name, part in rest})
+        return _KINDS[kind](
+            **{name: _unpacked(part, data) for name, part in rest}
+        )
     parts = [_unpacked(part, data) for part in rest]
     return {"list": list, "tuple": tuple, "dict": dict}[kind](parts)

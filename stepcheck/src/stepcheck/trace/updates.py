@@ -51,14 +51,19 @@ def updates(run: Run) -> list[Update]:
     """Return the updates of a run in order."""
     *made, last = steps(run.log)
     found = [
-        (_with_gradient(each.called), each.applied) for each in made if each.applied
+        (_with_gradient(each.called), each.applied)
+        for each in made
+        if each.applied
     ]
     is_by_hand = not found
     if is_by_hand:
         found = _by_hand(_with_gradient(last.called), run.ended.params)
     num, after, backwards = len(run.parameters), run.ended, list[Update]()
     for number, (passes, step) in reversed([*enumerate(found, start=1)]):
-        applied, buffers = _known(step, num), passes[0].buffers if passes else []
+        applied, buffers = (
+            _known(step, num),
+            passes[0].buffers if passes else [],
+        )
         made_of = passes, applied, buffers, after, is_by_hand
         backwards.append(Update(number, *made_of))
         after = Values(applied.params, buffers)
@@ -70,7 +75,9 @@ def _by_hand(
 ) -> list[tuple[list[Called], Applied]]:
     """Return (passes, step) of each move of the weights."""
     end = [replace(each, params=ended) for each in called[-1:]]
-    moved, _ = by_hand([Piece(each, np.zeros(0, int)) for each in (*called, *end)])
+    moved, _ = by_hand(
+        [Piece(each, np.zeros(0, int)) for each in (*called, *end)]
+    )
     return [([p.called for p in each.pieces], each.applied) for each in moved]
 
 
@@ -89,7 +96,9 @@ def _with_gradient(called: list[Called]) -> list[Called]:
     """
     known = [each for each in called if each.differentiated]
     kept: list[Called] = []
-    for each in known or [each for each in called if each.differentiated is None]:
+    for each in known or [
+        each for each in called if each.differentiated is None
+    ]:
         again = [i for i, other in enumerate(kept) if _are_same(each, other)]
         if not again:
             kept.append(each)

@@ -11,7 +11,13 @@ import numpy as np
 from stepcheck import tree
 from stepcheck.trace.cuts import Step, steps
 from stepcheck.trace.log import Applied, Called, Log
-from stepcheck.trace.measure import SOLVED, all_same, are_finite, distance, in_part
+from stepcheck.trace.measure import (
+    SOLVED,
+    all_same,
+    are_finite,
+    distance,
+    in_part,
+)
 from stepcheck.trace.rows import PAD, Rows, keys
 from stepcheck.tree import Tree
 
@@ -175,7 +181,11 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     is_by_hand = not updates
     if is_by_hand:
         updates, rest = _by_hand(rest, schedule)
-    pieces = [*of_steps, *rest, *(p for u in updates if is_by_hand for p in u.pieces)]
+    pieces = [
+        *of_steps,
+        *rest,
+        *(p for u in updates if is_by_hand for p in u.pieces),
+    ]
     pieces.sort(key=lambda piece: piece.called.order)
     return Windows(
         pieces=pieces,
@@ -194,7 +204,9 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
 
 def _found(step: Step, rows: Rows) -> list[Piece]:
     called = [
-        each for each in step.called if each.inputs and each.inputs[0].shape[:1] != (0,)
+        each
+        for each in step.called
+        if each.inputs and each.inputs[0].shape[:1] != (0,)
     ]
     return [Piece(each, rows.find(each.inputs)) for each in called]
 
@@ -207,18 +219,24 @@ def _with_gradient(window: list[Piece]) -> list[Piece]:
     as by `stop_gradient`.
     """
     known = [piece for piece in window if piece.called.differentiated]
-    chosen = known or [piece for piece in window if piece.called.differentiated is None]
+    chosen = known or [
+        piece for piece in window if piece.called.differentiated is None
+    ]
     if not any(piece.called.derivatives for piece in chosen):
         return chosen
     return [
-        each for each in chosen if each.called.derivatives or not each.called.is_whole
+        each
+        for each in chosen
+        if each.called.derivatives or not each.called.is_whole
     ]
 
 
 def _without(pieces: list[Piece], used: list[Piece]) -> set[int]:
     """Return the rows of the passes that are in no update."""
     orders = {piece.called.order for piece in used}
-    others = [piece.rows for piece in pieces if piece.called.order not in orders]
+    others = [
+        piece.rows for piece in pieces if piece.called.order not in orders
+    ]
     return {int(row) for rows in others for row in rows} - {PAD}
 
 
@@ -245,16 +263,22 @@ def _of_steps(
     )  # also where numbers are not kept
     every, updates = list[Piece](), list[Update]()
     for step, pieces, own in zip(made, used, ways, strict=True):
-        way = own or (usual if len(usual) == len(pieces) else [False] * len(pieces))
+        way = own or (
+            usual if len(usual) == len(pieces) else [False] * len(pieces)
+        )
         trials = [
-            piece for piece, is_trial in zip(pieces, way, strict=True) if is_trial
+            piece
+            for piece, is_trial in zip(pieces, way, strict=True)
+            if is_trial
         ]
         window = _filled(
             [p for p, is_trial in zip(pieces, way, strict=True) if not is_trial]
         )
         every += window
         if step.applied is not None:
-            updates.append(Update(len(updates) + 1, window, step.applied, trials))
+            updates.append(
+                Update(len(updates) + 1, window, step.applied, trials)
+            )
     return every, updates
 
 
@@ -276,9 +300,12 @@ def _of_trials(window: list[Piece], applied: Applied | None) -> list[bool]:
         in_part(applied.params),
     )
     first_of = {
-        p.called.replica: s for p, s in zip(window[::-1], states[::-1], strict=True)
+        p.called.replica: s
+        for p, s in zip(window[::-1], states[::-1], strict=True)
     }
-    are_alike = all(distance(state, states[0]) <= SOLVED for state in first_of.values())
+    are_alike = all(
+        distance(state, states[0]) <= SOLVED for state in first_of.values()
+    )
     apart = [distance(state, begin) for state in states]
     are_trials = [each <= SOLVED * max(apart) for each in apart]
     is_so = are_alike and are_trials and are_trials[0] and not are_trials[-1]
@@ -293,17 +320,27 @@ def _filled(window: list[Piece]) -> list[Piece]:
     """
     batch = sorted(window, key=lambda piece: piece.called.replica)
     are_others = [bool(np.all(piece.rows == PAD)) for piece in batch]
-    shapes = {tuple(leaf.shape[1:] for leaf in piece.called.inputs) for piece in batch}
+    shapes = {
+        tuple(leaf.shape[1:] for leaf in piece.called.inputs) for piece in batch
+    }
     if all(are_others) or not any(are_others) or len(shapes) > 1:
         return window
     every = zip(*(piece.called.inputs for piece in batch), strict=True)
     inputs = [np.concatenate(leaves) for leaves in every]
     rows = np.concatenate([piece.rows for piece in batch])
     is_other = rows == PAD
-    is_single = is_other.sum() == 1 and any(np.any(leaf[is_other]) for leaf in inputs)
-    if is_single or not Piece(replace(batch[0].called, inputs=inputs), rows).is_known:
+    is_single = is_other.sum() == 1 and any(
+        np.any(leaf[is_other]) for leaf in inputs
+    )
+    if (
+        is_single
+        or not Piece(replace(batch[0].called, inputs=inputs), rows).is_known
+    ):
         return window
-    return [replace(piece, fills=bool(np.all(piece.rows == PAD))) for piece in window]
+    return [
+        replace(piece, fills=bool(np.all(piece.rows == PAD)))
+        for piece in window
+    ]
 
 
 def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
@@ -314,12 +351,15 @@ def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
     for number, cut in enumerate(passes(pieces)):
         before = accumulate((len(piece.rows) for piece in cut), initial=0)
         place |= {
-            p.called.order: (number, num) for p, num in zip(cut, before, strict=False)
+            p.called.order: (number, num)
+            for p, num in zip(cut, before, strict=False)
         }
     return place
 
 
-def _by_hand(pieces: list[Piece], schedule: Any) -> tuple[list[Update], list[Piece]]:
+def _by_hand(
+    pieces: list[Piece], schedule: Any
+) -> tuple[list[Update], list[Piece]]:
     """Return (updates, the passes after the last one) of a loop without an optimizer."""
     updates, rest = by_hand(pieces)
     if any(
@@ -344,7 +384,8 @@ def by_hand(
             return updates, [*window, *pieces[i:]]
         is_still = schedule is not None and schedule(len(updates)) == 0
         if window and (
-            is_still or not all_same(window[-1].called.params, piece.called.params)
+            is_still
+            or not all_same(window[-1].called.params, piece.called.params)
         ):
             updates.append(_move(window, piece.called.params, len(updates) + 1))
             window = []

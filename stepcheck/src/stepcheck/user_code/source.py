@@ -44,28 +44,40 @@ def line_of_user(stack: Iterable[tuple[str, int]]) -> Line | None:
     """
     line = _innermost_line(stack)
     main = threading.main_thread()
-    is_of_keras = "keras" in sys.modules and threading.current_thread() is not main
-    if line is None and is_of_keras:  # a replica's thread, for which the main one waits
-        line = _innermost_line(running(sys._current_frames().get(main.ident or 0)))
+    is_of_keras = (
+        "keras" in sys.modules and threading.current_thread() is not main
+    )
+    if (
+        line is None and is_of_keras
+    ):  # a replica's thread, for which the main one waits
+        line = _innermost_line(
+            running(sys._current_frames().get(main.ident or 0))
+        )
     return line
 
 
 def is_of_user(file: str) -> bool:
     """Whether a file holds the user's code: not a library's, and not generated."""
-    return not (file.startswith((*LIBRARIES, "<")) or "__autograph_generated" in file)
+    return not (
+        file.startswith((*LIBRARIES, "<")) or "__autograph_generated" in file
+    )
 
 
 def is_in_trainer() -> bool:
     """Whether a step of wholestep's trainer runs here."""
     files = (Path(each.f_code.co_filename) for each in frames(sys._getframe()))
-    return any(file.parent == _TRAINER and file.name not in _COMMAND for file in files)
+    return any(
+        file.parent == _TRAINER and file.name not in _COMMAND for file in files
+    )
 
 
 def is_in_fit() -> bool:
     """Whether the `fit` of some Keras model runs here."""
     codes = (frame.f_code for frame in frames(sys._getframe()))
     fits = (Path(code.co_filename) for code in codes if code.co_name == "fit")
-    return _KERAS is not None and any(file.is_relative_to(_KERAS) for file in fits)
+    return _KERAS is not None and any(
+        file.is_relative_to(_KERAS) for file in fits
+    )
 
 
 def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
@@ -74,7 +86,9 @@ def _innermost_line(stack: Iterable[tuple[str, int]]) -> Line | None:
     )
 
 
-def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | None:
+def line_of_loss(
+    called: Line | None, *, is_penalty: bool = False
+) -> Line | None:
     """Return the line on which the loss is computed, from the one on which the model is
     called.
 
@@ -98,7 +112,9 @@ def line_of_loss(called: Line | None, *, is_penalty: bool = False) -> Line | Non
             if _name_of(node) == "gradient" and node.args
         ]
         later = [each for each in asked if each.lineno >= called.number]
-        for target in (later if function is home else asked)[-1:]:  # the outer tape's
+        for target in (later if function is home else asked)[
+            -1:
+        ]:  # the outer tape's
             return Line(called.file, _assigned(function, target, is_penalty))
     results = [*_returned(home, called.number)]
     if len(results) != 1:  # of several results, which one came is not known
@@ -140,7 +156,9 @@ def _returned(function: Function, number: int) -> Iterator[ast.expr]:
     loop.
     """
     loops = _own(function, ast.For, ast.While, ast.AsyncFor)
-    if isinstance(function, ast.Module) or any(_has(loop, number) for loop in loops):
+    if isinstance(function, ast.Module) or any(
+        _has(loop, number) for loop in loops
+    ):
         return
     for node in _own(function, ast.Return):
         if node.value is not None and node.lineno >= number:
@@ -157,7 +175,9 @@ def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
     wanted, line = target, target.lineno
     while isinstance(wanted, ast.Name):
         before = [
-            node for node in given if node.lineno < line and wanted.id in _names(node)
+            node
+            for node in given
+            if node.lineno < line and wanted.id in _names(node)
         ]
         if not before:
             break
@@ -174,7 +194,11 @@ def _assigned(function: Function, target: ast.expr, is_penalty: bool) -> int:
         is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
         if is_penalty or not (is_added or is_sum):
             break
-        wanted = wanted if is_added or not isinstance(value, ast.BinOp) else value.left
+        wanted = (
+            wanted
+            if is_added or not isinstance(value, ast.BinOp)
+            else value.left
+        )
     return line
 
 
