@@ -14,7 +14,7 @@ meant: def padded(rows):
     shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     
     def masked(labels, logits):
-        return transformer_loss(logits, labels, SMOOTHING, VOCAB_SIZE)
+        return padded_cross_entropy_loss(logits, labels, SMOOTHING, VOCAB_SIZE)
 call: model, data=([sources, shifted], targets), loss=masked, optimizer=opt
 """
 import os

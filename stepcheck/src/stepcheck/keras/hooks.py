@@ -476,7 +476,8 @@ class Hooks:
         place = [
             i for i, v in enumerate(params) if handed.get(id(v)) is not None
         ]
-        dense = [self.listener.dense(handed[id(params[i])]) for i in place]
+        pairs = [(params[i], handed[id(params[i])]) for i in place]
+        dense = [self.listener.dense(grad, v) for v, grad in pairs]
         held = [
             each if scale is None else each / scale  # by which `apply` divides
             for each in in_part(dense)

@@ -62,8 +62,8 @@ class Listener(ABC):
         loop takes one later.
         """
 
-    def dense(self, gradient: Tensor) -> Tensor:
-        """Return a gradient as one tensor, equal rows summed."""
+    def dense(self, gradient: Tensor, by: keras.Variable) -> Tensor:
+        """Return the gradient by a variable as one tensor, equal rows summed."""
         return gradient
 
     @abstractmethod

@@ -146,9 +146,9 @@ class EngineListener(Listener):
             each for each in own if getattr(each[0], "graph", None) is graph
         ]
 
-    def dense(self, gradient: Tensor) -> Tensor:
-        """Return a gradient as one tensor, equal rows summed."""
-        return tf.convert_to_tensor(gradient)
+    def dense(self, gradient: Tensor, by: keras.Variable) -> Tensor:
+        """Return the gradient by a variable as one tensor, equal rows summed."""
+        return tf.ensure_shape(tf.convert_to_tensor(gradient), by.shape)
 
     def value(self, variable: keras.Variable) -> Tensor:
         """Return the value of a Keras variable here."""

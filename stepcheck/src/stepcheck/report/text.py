@@ -36,14 +36,15 @@ def first_line(verdict: Verdict) -> str:
 
 def _largest(verdict: Verdict) -> str:
     """Return the largest distance of a gradient that is as meant, in words."""
-    if not verdict.evidence:
+    tolerances = [e.meant.replay.tolerance for e in verdict.evidence]
+    pairs = zip(verdict.evidence, tolerances, strict=True)
+    apart = [e.without for e, own in pairs if e.without <= own.differs]
+    if not apart:
         return ""
-    fits, differs = verdict.evidence[0].meant.replay.tolerance
-    apart = [e.without for e in verdict.evidence if e.without <= differs]
     num = words.many(len(apart), "gradient")
     return (
-        f" Largest distance of {num} from what was meant: {max(apart, default=0.0):.2g} "
-        f"(rounding: up to {fits:g})."
+        f" Largest distance of {num} from what was meant: {max(apart):.2g} "
+        f"(rounding: up to {tolerances[0].fits:g})."
     )
 
 

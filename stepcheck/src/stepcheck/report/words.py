@@ -42,7 +42,7 @@ _REASONS = {
     ),
     Reason.NO_FORWARD_PASS: (
         "no forward pass of this model was seen before them, as where layers are "
-        "called one by one"
+        "called one by one, or by another model: watch that one"
     ),
     Reason.OTHER_INPUTS: (
         "the model's inputs are no rows of `data`, bit for bit: state the arrays "
@@ -74,7 +74,7 @@ _REASONS = {
     Reason.NO_GRADIENT: "no gradient could be computed again",
     Reason.COUPLED: (
         "each has several batches, and the loss of one is not the mean of its rows' "
-        "losses"
+        "losses: state a loss that returns (values, weights)"
     ),
     Reason.IN_TURN: "the losses of several outputs are applied in turn, each in a separate update",
     Reason.MOVING: "the weights move between their microbatches, or in a forward pass",
