@@ -284,15 +284,20 @@ class Replay(Port):
         return self._passes[key]
 
     def _can_drop_hooks(self, piece: Piece) -> bool:
-        """Whether a pass has its outputs without the user's hooks, which change objects;
-        those of a module that has other values may move these.
+        """Whether a pass has its outputs, and moves other values alike, without the
+        user's hooks, which change objects.
         """
-        if self.names_of_others or not any(_hooks(self.model)):
-            return not self.names_of_others
+        if not any(_hooks(self.model)):
+            return False
         training = any(piece.called.mode)
         run, _ = attempt(lambda: self._made(piece, training, drops_hooks=True))
-        leaves = [] if run is None else list(map(array, run.leaves))
-        kept = piece.called.outputs
+        if run is None:  # the model needs its hooks
+            return False
+        if run.after:
+            whole = self._made(piece, training, drops_hooks=False)
+            if not all(map(np.array_equal, run.after, whole.after)):
+                return False
+        leaves, kept = [*map(array, run.leaves)], piece.called.outputs
         is_alike = [x.shape for x in leaves] == [x.shape for x in kept]
         return is_alike and distance(leaves, kept) <= self.tolerance.fits
 
