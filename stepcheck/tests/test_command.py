@@ -387,7 +387,7 @@ def test_a_name_that_comes_later_is_waited_for(run):
 def test_a_name_that_is_nowhere_written_ends_the_script_at_its_first_update(
     run,
 ):
-    code, out, err = run(loop(), *STATED[2:], "--model", "net" * 2)
+    code, out, err = run(loop(epochs=2000), *STATED[2:], "--model", "net" * 2)
     assert (code, "the end" in out) == (UNSEEN, False)
     assert f"Received: {'net' * 2}. Try: " in err
     assert "Try: stepcheck run" not in err

@@ -46,9 +46,8 @@ ROOM_OF = {
 }
 ENGINE_OF = {"jax_listener.py": "jax", "tensorflow_listener.py": "tensorflow"}
 MODULES = sorted(SOURCE.rglob("*.py"))
-MOST_TOKENS = (
-    140_000  # of the package; it may only become less, as may the next
-)
+# of the package; it may only become less, as may the next
+MOST_TOKENS = 115_000
 MOST_TOKENS_OF_A_FILE = 3_600
 MOST_BROAD = 5
 

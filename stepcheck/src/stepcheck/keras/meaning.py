@@ -94,9 +94,9 @@ class LossObjective(OneLoss, Objective):
             LossCall(self.loss, 1.0, "loss", labels, made, None)
         ).values
 
-    def kind_of(self, y: Tree, y_pred: Tree, weight: Any) -> type:
+    def kind_of(self, y: Tree, y_pred: Tree, weight: Any) -> type | None:
         """Return whether the loss of a batch is the mean or the sum of its rows' losses,
-        or neither.
+        or neither; None if all are 0.
         """
         self.loss.kind = Whole
         num = len(tree.leaves(y_pred)[0])
@@ -117,6 +117,8 @@ class LossObjective(OneLoss, Objective):
         if found is None:  # an error: of a loss of batches of one size
             return Whole
         number, *alone = found
+        if not np.any(found):
+            return None
         near = _SAME * np.sum(np.abs(alone))
         for kind, divisor in ((Mean, len(some)), (Sum, 1)):
             if abs(number * divisor - sum(alone)) <= near:

@@ -117,10 +117,11 @@ class Replay(Port):
         if not isinstance(objective, LossObjective) or is_of_keras:
             return
         like, kinds = outputs(self.model, self.data[0]), set()
-        for piece in known[:_FEW]:
+        for piece in known[:: -(-len(known) // _FEW) or 1]:
             made = packed(_tensors(piece.called.outputs), like)
             _, labels, weight = unpack(self.batch(piece))
             kinds.add(objective.kind_of(labels, made, weight))
+        kinds.discard(None)
         loss.kind = kinds.pop() if len(kinds) == 1 else Whole
         loss.is_coupled = loss.kind is Whole
 

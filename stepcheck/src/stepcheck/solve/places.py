@@ -59,6 +59,8 @@ def _change(
     )
     sizes = np.sum(should**2, axis=1)
     is_used = sizes > _NOTHING * sizes.max()
+    if not np.any(is_used):
+        return Change(Fault.LOSS_UNLIKE)
     own_used, used = own[is_used], should[is_used]
     ratios = np.sum(own_used * used, axis=1) / sizes[is_used]
     rest = np.linalg.norm(own_used - ratios[:, None] * used, axis=1)

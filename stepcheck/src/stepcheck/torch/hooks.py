@@ -120,9 +120,7 @@ class Watcher:
         """Return the result of a hook; its error ends the record, and not the loop."""
         try:
             return hook(*arguments, **others)
-        except (
-            Exception
-        ) as error:  # of our own, in the midst of the user's loop
+        except Exception as error:  # ours, inside of the user's loop
             self.log.is_open = False
             self.log.leave(
                 Reason.FAILED, told=f"{type(error).__name__}: {error}"
