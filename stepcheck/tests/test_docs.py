@@ -51,10 +51,8 @@ def test_the_programs_of_the_first_page_run():
 )
 @pytest.mark.slow
 def test_the_loop_of_jax_is_a_broadcast():
-    shown = "print(report.first_line)  # Broadcast."
-    text = TEXTS[DOCS / "index.md"].replace(
-        shown, "found = report  # Broadcast."
-    )
+    shown = "print(report.first_line)\n"
+    text = TEXTS[DOCS / "index.md"].replace(shown, "found = report\n")
     names: dict = {}
     exec(compile(program(text, "jax"), "index.md", "exec"), names)
     assert names["found"].first_line.startswith(BROADCAST)

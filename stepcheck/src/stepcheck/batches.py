@@ -36,9 +36,8 @@ def read(tree: Any) -> Batch:
     shapes = {name: tuple(getattr(leaf, "shape", ())) for name, leaf in named}
     num_rows = max((shape[0] for shape in shapes.values() if shape), default=0)
     for name, shape in shapes.items():
-        is_text = shape == () and name.endswith(
-            f"[{num_rows - 1}]"
-        )  # of a list of rows
+        # of a list of rows
+        is_text = shape == () and name.endswith(f"[{num_rows - 1}]")
         if num_rows < 2 or shape[:1] not in ((), (1,), (num_rows,)) or is_text:
             must = "Each array of the batch must have its rows, two or more, on the first axis."
             advice = "pass np.arange(rows), and take the rows in `update`."

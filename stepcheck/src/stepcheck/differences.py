@@ -43,9 +43,8 @@ class Kind(StrEnum):
     OTHER_MODE = auto()
     OTHER_DRAWS = auto()
     OTHER_OUTPUTS = auto()
-    ROWS_COUNT = (
-        auto()
-    )  # counts: of each row, how much of the other run's it counts
+    # counts: of each row, how much of the other run's it counts
+    ROWS_COUNT = auto()
     OTHER_LOSS = auto()
     # the derivative by the outputs is equal; counts: the gradient, if it is a multiple
     AFTER_LOSS = auto()

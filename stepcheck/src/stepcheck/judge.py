@@ -188,10 +188,16 @@ class _Context:
 
     @cached_property
     def steps(self) -> list[Update]:
-        """The optimizer steps; those of zeros apart."""
-        idle = self.seen.idle
-        windows = (idle.get(u.number, [u]) for u in self.seen.updates)
-        return [step for window in windows for step in window]
+        """The optimizer steps; those of zeros apart, and stale ones without a forward
+        pass of their own.
+        """
+        seen = self.seen
+        windows = (seen.idle.get(u.number, [u]) for u in seen.updates)
+        every = (step for window in windows for step in window)
+        return [
+            replace(step, pieces=[]) if step.number in seen.stale else step
+            for step in every
+        ]
 
     @cached_property
     def moved(self) -> list[Finding]:
@@ -375,9 +381,8 @@ def _gradient(context: _Context) -> Judged:
     if context.replay.moves_weights and not all(
         e.change.is_known for e in findings
     ):
-        yield Unjudged(
-            Reason.MOVING, Stage.GRADIENT
-        )  # the gradient is by moved ones
+        # the gradient is by moved ones
+        yield Unjudged(Reason.MOVING, Stage.GRADIENT)
         return
     verdict.evidence = evidence
     if not evidence and not findings:

@@ -15,10 +15,11 @@ from stepcheck.report.difference import Comparison
 from stepcheck.trace.matching import Match
 from stepcheck.trace.trace import Trace, load
 
+# of Keras; on PyTorch its optimizers are not PyTorch's
 _BACKENDS = (
     "jax",
     "tensorflow",
-)  # of Keras; on PyTorch its optimizers are not PyTorch's
+)
 
 
 @contextmanager

@@ -71,9 +71,8 @@ class Detail(Enum):
     ALL_PAIRS_WITH_WEIGHTS = auto()
     SMOOTHED = auto()  # numbers: the smoothing, and the one that was meant
     FUNCTION_AGAIN = auto()  # names: the activation
-    TERMS_COUNT = (
-        auto()
-    )  # numbers: of each output, then those that were meant; names: the outputs
+    # numbers: of each output, then those that were meant; names: the outputs
+    TERMS_COUNT = auto()
     CLIPPED_BY_NORM = auto()  # numbers: the bound
     CLIPPED_IN_TURN = auto()
     ADDED_BEFORE = auto()

@@ -35,11 +35,12 @@ _DOORS = {  # methods of every loop; inside of those of TensorFlow a pass has no
     "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
 }
 _SOON, _AGAIN = 0.001, 10.0  # seconds; a script's own `finally` has the latter
+# files of JAX and TensorFlow
 _CALLING_BACK = (
     "debugging.py",
     "callback.py",
     "script_ops.py",
-)  # files of JAX and TensorFlow
+)
 
 
 class Enough(BaseException):

@@ -191,9 +191,8 @@ class Hooks:
             log,
             beside,
         )
-        self._renewed: set[int] = (
-            set()
-        )  # models with training functions made inside
+        # models with training functions made inside
+        self._renewed: set[int] = set()
         self._stack = ExitStack()
         self._num_muted: Counter[int] = Counter()  # by thread
 

@@ -21,9 +21,8 @@ class EngineListener(Listener):
 
     def __init__(self) -> None:
         self._clock = 0
-        self._num_told: Counter[int] = (
-            Counter()
-        )  # under `shard_map`, by replica
+        # under `shard_map`, by replica
+        self._num_told: Counter[int] = Counter()
         self._telling = threading.Lock()  # several devices tell at once
         self._are_several = False  # devices that a program of the loop runs on
 
@@ -155,9 +154,8 @@ def _batched(values: tuple, axes: tuple, *, told: Callable) -> tuple:
     return _watched.bind(*values, told=told), axes[0]
 
 
-_watched = Primitive(
-    "watched"
-)  # the identity of its first argument, linear in it
+# the identity of its first argument, linear in it
+_watched = Primitive("watched")
 _watched.def_impl(_is_first)
 _watched.def_abstract_eval(_is_first)
 ad.primitive_jvps[_watched] = _derived

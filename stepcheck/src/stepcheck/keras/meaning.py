@@ -63,9 +63,8 @@ class LossObjective(OneLoss, Objective):
         x, y, weight = unpack(batch)
         y_pred = model(x, training=training)
         if not self.is_masked:
-            y_pred = tree.map_leaves(
-                lambda leaf: leaf + 0, y_pred
-            )  # without its mask
+            # without its mask
+            y_pred = tree.map_leaves(lambda leaf: leaf + 0, y_pred)
         return self.of(y, y_pred, weight)
 
     def of(self, y: Tree, y_pred: Tree, weight: Any = None) -> Term:
@@ -164,9 +163,8 @@ def meant(model: keras.Model, loss: Any, x: Tree, y: Tree) -> Objective:
         loss = _compiled_loss(model)
         is_own = is_overridden(model, "compute_loss")
         if is_own or isinstance(loss, dict | list | tuple):
-            build = (
-                model._compile_loss.build
-            )  # as `fit` does before its first batch
+            # as `fit` does before its first batch
+            build = model._compile_loss.build
             if not model._compile_loss.built:
                 attempt(lambda: build(y, outputs(model, x)))
             return CompiledObjective([])

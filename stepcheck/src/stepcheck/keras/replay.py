@@ -379,9 +379,8 @@ class Replay(Port):
 
     def _penalty(self, outcome: Reading | None = None) -> Tensor:
         is_complete = outcome is not None and outcome.is_complete
-        losses = (
-            [] if is_complete else self.model.losses
-        )  # added by `compute_loss`
+        # added by `compute_loss`
+        losses = [] if is_complete else self.model.losses
         sums = (ops.cast(ops.sum(loss), "float32") for loss in losses)
         return sum(sums, ops.zeros((), "float32"))
 

@@ -74,9 +74,8 @@ def watched(
     except BaseException as error:
         told, num = type(error).__name__, log.num_updates
         log.unjudged.append(Unjudged(Reason.ENDED, updates=num, told=told))
-        attempt(
-            lambda: _close(report, made)
-        )  # an error here would hide the loop's
+        # an error here would hide the loop's
+        attempt(lambda: _close(report, made))
         raise
     made.ended = None if log.is_cut else values(model)
     _close(report, made)

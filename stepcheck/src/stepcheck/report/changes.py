@@ -15,10 +15,11 @@ from stepcheck.values import (
     Unit,
 )
 
+# numbers n of which 1 / n is written; a larger one may be close by chance
 _WHOLE, _SAME = (
     range(10, 5000),
     1e-5,
-)  # numbers n of which 1 / n is written; a larger one may be close by chance
+)
 _MOST_NUMBERS = 4
 _SUM = {
     Unit.ROWS: "the number of rows",

@@ -76,9 +76,8 @@ def _factors(
     for end in np.cumsum([np.count_nonzero(weights) for weights in e.weights])[
         :-1
     ]:
-        axes.axvline(
-            end + 0.5, color=_MEANT, lw=0.8, ls=":"
-        )  # between microbatches
+        # between microbatches
+        axes.axvline(end + 0.5, color=_MEANT, lw=0.8, ls=":")
     axes.legend(loc="upper right", ncols=2, **LEGEND)
     axes.margins(y=0.3)
     told = f"row of update {e.update.number}, in the order in which it was used"

@@ -172,9 +172,8 @@ def _said(
     before = _read(added, 0.0) if len(added) > 1 else None
     changes = [*form.changes]
     cost = sum(1 + _UNNAMED * (not change.fault.has_name) for change in changes)
-    is_sum = (
-        before is None or before.count == Count()
-    )  # of an average, its rows' number is a part
+    # of an average, its rows' number is a part
+    is_sum = before is None or before.count == Count()
     if not by_rows.is_right and is_sum:
         changes.append(_change_of_rows(by_rows, rows))
         cost += by_rows.cost

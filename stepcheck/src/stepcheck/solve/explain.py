@@ -38,9 +38,8 @@ def explain(evidence: list[Evidence]) -> Explanation | None:
     found: list[Explanation] = []
     num_looks = 0
     has_weights = evidence[0].meant.replay.data[2] is not None
-    early, late = (
-        ((), (_rows,)) if has_weights else ((_rows,), ())
-    )  # ignored weights are a form
+    # ignored weights are a form
+    early, late = ((), (_rows,)) if has_weights else ((_rows,), ())
     for stage in (_terms, *early, _forms, *late, _labels, _forms_by_piece):
         for each in stage(evidence):
             num_looks += 1

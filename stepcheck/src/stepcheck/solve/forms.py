@@ -228,7 +228,7 @@ def smoothed(meant: Meant, e: Evidence) -> tuple[Form, Form, float] | None:
             if is_sparse
             else 0
         )
-        return eye[classes] if is_sparse else labels
+        return eye[np.clip(classes, 0, len(eye) - 1)] if is_sparse else labels
 
     def even(labels: np.ndarray) -> np.ndarray:
         return np.full_like(hot(labels), 1 / max(shape[-1], 2))

@@ -239,9 +239,8 @@ def _of_momentum(
     moves: Moves, numbers: Arrays, decays: list[float], *, has_gradient: bool
 ) -> Rule:
     rates = np.array([own[0] for own in numbers])
-    start = (
-        2 if has_gradient else 1
-    )  # the first move and the gradient are parallel
+    # the first move and the gradient are parallel
+    start = 2 if has_gradient else 1
     after = [
         t for t in range(start, len(numbers)) if np.any(moves.falls[t - 1])
     ]

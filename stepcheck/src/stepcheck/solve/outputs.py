@@ -7,12 +7,13 @@ import numpy as np
 from stepcheck.solve.evidence import Evidence, taken_at
 from stepcheck.solve.ratios import least
 
+# which an evidence computes once
 _MADE = (
     "penalty",
     "reference",
     "parts",
     "rows",
-)  # which an evidence computes once
+)
 _MOST_FREE = 128  # derivatives that are solved for
 
 
@@ -39,9 +40,8 @@ class AtOutput(Evidence):
         self._ends = np.cumsum([each.size for each in taken])
         self.handed = np.concatenate([np.ravel(each) for each in taken])
         self.mask = np.ones(len(self.handed), bool)
-        self.penalty = np.zeros_like(
-            self.handed
-        )  # the model's losses are no function of outputs
+        # the model's losses are no function of outputs
+        self.penalty = np.zeros_like(self.handed)
 
     def pulled(self, i: int, *derivatives: np.ndarray) -> np.ndarray:
         """Return the derivative by the output of a pass, with zeros for all other

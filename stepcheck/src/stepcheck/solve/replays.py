@@ -166,9 +166,8 @@ def _distance(
     eps = min(precision(before), precision(after))
     differs = COARSE.differs if eps >= HALF_EPS / 8 else FINE.differs
     if rule is not None and rule.place is Epsilon.HAT and rule.is_corrected:
-        differs += eps / (
-            1 - max(rule.beta_2 or 0.0, rule.momentum)
-        )  # of a correction in float32
+        # of a correction in float32
+        differs += eps / (1 - max(rule.beta_2 or 0.0, rule.momentum))
     move = max(np.linalg.norm(own - old), np.linalg.norm(wanted - old))
     allowed = differs * move + _ROUNDINGS * eps * np.linalg.norm(old)
     apart = float(np.linalg.norm(own - wanted))
@@ -206,8 +205,8 @@ def all_again(port: Port, updates: list[Update]) -> list[Again]:
 
 
 def _by_rate(port: Port, update: Update) -> Again | None:
-    """Return a step as the gradient times one rate, which is solved for; None if it is
-    none, or parameters are known in part.
+    """Return a step as the gradient times its rate, which is solved for; None if it is
+    none, or another one than the optimizer's, or parameters are known in part.
     """
     step = update.applied
     grad = port.flat([*step.grads])
@@ -218,6 +217,9 @@ def _by_rate(port: Port, update: Update) -> Again | None:
     if not is_known:
         return None
     rate = float((values[0] - values[1]) @ grad / (grad @ grad))
+    is_own = abs(rate - step.learning_rate) <= FINE.differs * step.learning_rate
+    if not (rate > 0 and (is_own or np.isnan(step.learning_rate))):
+        return None
     pairs = zip(step.params, step.grads, strict=True)
     params = [
         w if g is None else (w - rate * g).astype(w.dtype) for w, g in pairs

@@ -69,10 +69,14 @@ def between(
     if lost and 2 * len(lost) > len(updates) - 1:
         yield _finding(Fault.UPDATE_THROWN_AWAY, lost)
         return
+    outer = {
+        b.number
+        for a, b in pairwise(updates)
+        if a.applied.optimizer != b.applied.optimizer
+        and all_same(in_part(a.applied.params), in_part(b.applied.params))
+    }
     inside = [
-        move
-        for u in [*updates[:1], *(b for _, b in pairs)]
-        for move in _inside(u)
+        move for u in updates if u.number not in outer for move in _inside(u)
     ]
     is_decay = all(move.factor for move in inside)
     if any(len(move.update.pieces) > 1 for move in inside):

@@ -80,10 +80,11 @@ def _known(
     num_updates = [len({id(e) for e, _ in each}) for each in batches]
     so_far = [_loss(each, has_penalty) for each in accumulate(batches)]
     yield None, [_loss(each, has_penalty) for each in batches]
+    # Keras
     yield (
         None,
         [float(np.average(each, weights=num)) for each, num in pairs],
-    )  # Keras
+    )
     yield Fault.PRINTED_MEAN_OF_MEANS, [mean(each) for each in alone]
     yield Fault.PRINTED_LAST_BATCH, [each[-1] for each in alone]
     yield Fault.PRINTED_NOT_RESET, so_far

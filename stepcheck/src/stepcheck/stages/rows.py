@@ -17,9 +17,8 @@ from stepcheck.faults import Fault, Stage
 from stepcheck.trace.windows import PAD, Piece, Rows, Windows
 from stepcheck.values import Change, Finding, Reason, Unjudged, Where
 
-_BY_CHANCE = log(
-    1e6
-)  # of so many random orders one may be that of the pass before
+# random orders, of which one may be that of the pass before
+_BY_CHANCE = log(1e6)
 
 
 class Use(StrEnum):
@@ -173,9 +172,8 @@ def _in_an_order_of_before(
     sizes = [len(part) for part in whole[0].parts.values()]
     if not found or len(sizes) == 1:  # updates of all rows have no order
         return
-    num = lgamma(
-        sum(sizes) + 1
-    )  # the logarithm of the number of orders, or of sets
+    # the logarithm of the number of orders, or of sets
+    num = lgamma(sum(sizes) + 1)
     if not same:
         num -= sum(lgamma(size + 1) for size in sizes) + lgamma(len(sizes) + 1)
     if num < _BY_CHANCE:

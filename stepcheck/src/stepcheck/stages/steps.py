@@ -227,7 +227,10 @@ def _begun_anew(updates: list[Update]) -> Iterator[Finding]:
     owners += [a.applied.optimizer for a, _ in changes[:1]]
     if len({*owners}) < len(owners):
         return  # several optimizers in turn
-    anew = [b for a, b in changes if _is_new(a.applied, b.applied)]
+    firsts = {u.applied.optimizer: u.applied for u in reversed(whole)}
+    anew = [
+        b for a, b in changes if _is_new(firsts[a.applied.optimizer], b.applied)
+    ]
     lost = [
         b
         for a, b in pairs

@@ -68,6 +68,8 @@ class Calls:
             self._before_clip,
             None,
         )
+        for owner in (nn.utils, nn.utils.clip_grad):
+            yield owner, "clip_grad_value_", self._before_clip, None
         for kind in vars(lr_scheduler).values():
             is_scheduler = isinstance(kind, type) and "step" in vars(kind)
             if is_scheduler and issubclass(kind, lr_scheduler.LRScheduler):
@@ -133,7 +135,8 @@ class Calls:
         self, parameters: list[Tensor], *_: Any, **__: Any
     ) -> None:
         own = {id(p) for _, p in trained(self.watcher.module)}
-        if any(id(p) in own for p in parameters):
+        given = [parameters] if isinstance(parameters, Tensor) else parameters
+        if any(id(p) in own for p in given):
             self._note(Fault.CLIP_PER_MICROBATCH, Fault.CLIP_BEFORE_UNSCALE)
             self._clips_scaled |= self._has_scale
 
@@ -182,6 +185,8 @@ def _heard(function: Callable, parts: list[Callable | None]) -> Callable:
         if not parts or is_silent():
             return function(*arguments, **others)
         before, after = parts
+        if arguments and isinstance(arguments[0], Iterator):  # read once
+            arguments = [*arguments[0]], *arguments[1:]
         if before is not None:
             before(*arguments, **others)
         result = function(*arguments, **others)

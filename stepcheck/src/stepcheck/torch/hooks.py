@@ -149,9 +149,8 @@ class Watcher:
             return None
         if not all(isinstance(p, nn.Parameter) for p in module.parameters()):
             log.leave(Reason.OTHER_WEIGHTS_OF_MODEL, Stage.GRADIENT)
-            log.is_open = (
-                not torch.is_grad_enabled()
-            )  # else steps have its gradients
+            # else steps have its gradients
+            log.is_open = not torch.is_grad_enabled()
             return None
         nest = unpacked((args, kwargs))
         leaves = list(map(array, nest.leaves))

@@ -84,9 +84,8 @@ def grads_of(
     """Return the gradients that the optimizer has of the parameters, of large ones in
     part; empty ones if none are kept.
     """
-    scale = getattr(
-        optimizer, "grad_scale", None
-    )  # by which a fused step divides
+    # by which a fused step divides
+    scale = getattr(optimizer, "grad_scale", None)
     own = groups_of(module, optimizer)
     grads: list[np.ndarray | None] = []
     for i, (_, p) in enumerate(trained(module)):

@@ -19,14 +19,14 @@ from stepcheck.trace.log import Called, Line, Values
 from stepcheck.trace.measure import in_part, places
 
 _OWN: list[bool] = []  # judgements that run
-RECORDED: WeakSet[nn.Module] = (
-    WeakSet()
-)  # modules that `stepcheck.record` records
+# modules that `stepcheck.record` records
+RECORDED: WeakSet[nn.Module] = WeakSet()
+# arguments of which a model computes its loss
 LABELS = (
     "labels",
     "targets",
     "target",
-)  # arguments of which a model computes its loss
+)
 
 
 class Random(NamedTuple):

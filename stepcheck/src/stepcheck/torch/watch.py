@@ -95,9 +95,8 @@ def watched(
         log.unjudged.append(
             Unjudged(Reason.ENDED, updates=log.num_updates, told=told)
         )
-        attempt(
-            partial(finish, has_failed=True)
-        )  # an error would hide the loop's
+        # an error would hide the loop's
+        attempt(partial(finish, has_failed=True))
         raise
     finish(has_failed=False)
     # Before the module is changed; an error is raised where the report is read.
@@ -153,9 +152,8 @@ def _try(replay: Replay, log: Log) -> None:
     _, error = attempt(lambda: replay.outputs(piece, training=training))
     has_moved = not all(map(torch.equal, buffers, before))
     for buffer, value in zip(buffers, before, strict=True):
-        buffer.data.copy_(
-            value
-        )  # a `forward` may be bound to the module itself
+        # a `forward` may be bound to the module itself
+        buffer.data.copy_(value)
     if error is not None or has_moved:
         log.leave(Reason.NOT_REPLAYED, told=_told(error))
 

@@ -18,10 +18,12 @@ from stepcheck.trace.measure import in_part, once, same
 from stepcheck.values import Line, Reason, Unjudged
 
 _MOST_BYTES = 512 << 20  # of inputs that are kept after the room is used up
+# updates that are kept of a small model, and sizes of batches beyond the room
+# of a large one
 MOST, MOST_SIZES = (
     40,
     3,
-)  # updates that are kept of a small model, and sizes of batches beyond the room of a large one
+)
 _ROOM, _ROOM_BY_SIZE = 100_000_000, 4  # bytes, and times the size of a model
 STEPPED: ContextVar[Callable[["Log"], None] | None] = ContextVar(
     "what is told of each event", default=None
@@ -248,9 +250,8 @@ class Log:
     lines: dict[Fault, Line] = field(default_factory=dict)
     _last: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _num_moved: int = 0
-    _sizes: set[tuple[int, tuple[int, ...]]] = field(
-        default_factory=set
-    )  # of passes: (replica, rows of the input)
+    # of passes: (replica, rows of the input)
+    _sizes: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
     # of the inputs of forward passes of which no more is kept
     _num_bytes: int = 0
 

@@ -33,9 +33,8 @@ class Tolerance(NamedTuple):
 
 
 FINE = Tolerance(1e-4, 1e-3)
-COARSE = Tolerance(
-    4e-2, 4e-2
-)  # of float16, bfloat16: two orders of a sum differ by a percent
+# of float16, bfloat16: two orders of a sum differ by a percent
+COARSE = Tolerance(4e-2, 4e-2)
 
 
 def tolerance(dtypes: Iterable[str]) -> Tolerance:
@@ -132,9 +131,8 @@ def outline(leaf: np.ndarray) -> np.ndarray:
     flat = np.asarray(leaf).reshape(-1).astype("float64")
     last = flat.size - 1
     some = [float(flat[i]) for i in (0, last // 2, last)] if flat.size else []
-    return np.array(
-        [np.sqrt(np.sum(flat * flat)), *some], "float32"
-    )  # a norm starts threads
+    # a norm starts threads
+    return np.array([np.sqrt(np.sum(flat * flat)), *some], "float32")
 
 
 def same(one: np.ndarray, two: np.ndarray) -> bool:

@@ -151,11 +151,12 @@ class _Arrays:
         return self._known[id(array)][1]
 
 
+# by which a port alone makes a step again
 _NOT_SAVED = (
     "setting",
     "rules",
     "slots_of",
-)  # by which a port alone makes a step again
+)
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (

@@ -133,6 +133,7 @@ class Windows:
         rule: the optimizer of such updates, if they are steps of one on the meant
             gradients.
         settled: updates with rows of equal inputs that were identified by the gradient.
+        stale: updates whose gradients were taken at the weights of an update before.
         idle: by the number of an update, its optimizer steps: of zeros while it was
             summed up, and the last step.
     """
@@ -147,6 +148,7 @@ class Windows:
     rule: Rule | None = None
     is_of_loss: bool = False
     settled: set[int] = field(default_factory=set)
+    stale: set[int] = field(default_factory=set)
     idle: dict[int, list[Update]] = field(default_factory=dict)
     in_training: tuple[int, int] = (0, 0)
 
@@ -181,6 +183,7 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     is_by_hand = not updates
     if is_by_hand:
         updates, rest = _by_hand(rest, schedule)
+    updates, stale = _one_by_one(updates)
     pieces = [
         *of_steps,
         *rest,
@@ -195,6 +198,7 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
         seen=seen,
         place=placed(pieces),
         is_by_hand=is_by_hand and bool(updates),
+        stale=stale,
         in_training=(
             sum(num for num, _ in in_training),
             sum(num for _, num in in_training),
@@ -258,9 +262,8 @@ def _of_steps(
         _of_trials(pieces, step.applied)
         for pieces, step in zip(used, made, strict=True)
     ]
-    usual = next(
-        (way for way in ways if any(way)), []
-    )  # also where numbers are not kept
+    # also where numbers are not kept
+    usual = next((way for way in ways if any(way)), [])
     every, updates = list[Piece](), list[Update]()
     for step, pieces, own in zip(made, used, ways, strict=True):
         way = own or (
@@ -341,6 +344,49 @@ def _filled(window: list[Piece]) -> list[Piece]:
         replace(piece, fills=bool(np.all(piece.rows == PAD)))
         for piece in window
     ]
+
+
+def _one_by_one(updates: list[Update]) -> tuple[list[Update], set[int]]:
+    """Return (updates, the numbers of the stale ones).
+
+    If n forward passes come before n steps with different gradients, each step has one
+    pass.
+    """
+    found, stale, i = list(updates), set(), 0
+    while i < len(updates):
+        pieces = updates[i].pieces
+        group = updates[i : i + len(pieces)]
+        is_first_alone = not any(update.pieces for update in group[1:])
+        if (
+            1 < len(pieces) == len(group)
+            and is_first_alone
+            and _are_others(group)
+        ):
+            pairs = zip(group, pieces, strict=True)
+            found[i : i + len(pieces)] = [
+                replace(u, pieces=[piece]) for u, piece in pairs
+            ]
+            stale |= {update.number for update in group[1:]}
+        i += max(len(pieces), 1)
+    return found, stale
+
+
+def _are_others(group: list[Update]) -> bool:
+    """Whether these steps are one optimizer's, of the same parameters, each of another
+    gradient.
+    """
+    made = [update.applied for update in group]
+    parts = {
+        (step.optimizer, *(g is None for g in step.grads)) for step in made
+    }
+    handed = [[g for g in step.grads if g is not None] for step in made]
+    gradients = {
+        b"".join(np.asarray(g).tobytes() for g in own) for own in handed
+    }
+    are_known = all(step.is_whole for step in made) and all(
+        any(map(np.any, g)) for g in handed
+    )
+    return are_known and len(parts) == 1 and len(gradients) == len(made)
 
 
 def placed(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
