@@ -33,7 +33,7 @@ from stepcheck.values import Finding, Reason, Unjudged
 
 LEAST = 3  # updates after the last change of what is trainable
 REQUIRED = tuple(stage for stage in Stage if stage is not Stage.PRINTED)
-_NOTHING = Windows([], [], [], 0, set(), {})
+_NOTHING = Windows([], [], 0, set(), {})
 Judged = Iterable[Finding | Unjudged]
 
 

@@ -514,7 +514,6 @@ class Hooks:
         grads = [handed.get(id(v)) for v in params]
         lost = [i for i, v in enumerate(params) if handed.get(id(v), 0) is None]
         slots = {id(v) for v in optimizer._trainable_variables}
-        schedule = keras.optimizers.schedules.LearningRateSchedule
         return {
             "kind": type(optimizer).__name__,
             "line": line_of_user(self.listener.stack()),
@@ -524,7 +523,6 @@ class Hooks:
             "clips": clips_of(optimizer),
             "built": tuple(i for i, v in enumerate(params) if id(v) in slots),
             "trained": trained_in(self.model),
-            "is_scheduled": isinstance(optimizer._learning_rate, schedule),
         }
 
     def _tell_apply(

@@ -111,7 +111,6 @@ class Applied:
             of each number; 0 for none.
         built: the model's parameters that the optimizer has slots of, by index.
         lost: the parameters that were handed over with None for a gradient, by index.
-        is_scheduled: whether the optimizer reads its rate from a schedule.
         setting: all else that a port needs to make it again.
         trained: as of `Called`.
         outlines: of a run, of gradients and of weights after it, where their numbers
@@ -139,7 +138,6 @@ class Applied:
     built: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     kind: str = ""
-    is_scheduled: bool = False
     setting: Any = field(default=None, compare=False)
     trained: tuple[int, ...] = ()
     outlines: list[np.ndarray] = field(default_factory=list)

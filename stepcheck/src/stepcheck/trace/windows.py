@@ -118,7 +118,6 @@ class Windows:
     """The updates of a log.
 
     Attributes:
-        rest: forward passes after the last optimizer step.
         foreign: the number of passes of updates on inputs that are not rows of the
             data.
         seen: rows of forward passes without a gradient (an evaluation).
@@ -140,7 +139,6 @@ class Windows:
 
     pieces: list[Piece]
     updates: list[Update]
-    rest: list[Piece]
     foreign: int
     seen: set[int]
     place: dict[int, tuple[int, int]]
@@ -193,7 +191,6 @@ def windows(log: Log, rows: Rows, schedule: Any = None) -> Windows:
     return Windows(
         pieces=pieces,
         updates=updates,
-        rest=rest,
         foreign=sum(not piece.is_known for piece in of_steps),
         seen=seen,
         place=placed(pieces),
