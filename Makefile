@@ -30,7 +30,7 @@ slow: $(VENV)/installed-all
 	$(call on-both,-m "slow and not large")
 
 # stepcheck on PyTorch's loops, where TensorFlow is not installed: with Triton, a process cannot load both.
-OF_TORCH = $(addprefix tests/test_torch,.py _devices.py _diff.py _objective.py _processes.py _steps.py) $(addprefix tests/test_,command.py pairs.py probe.py)
+OF_TORCH = $(addprefix tests/test_torch,.py _certificates.py _devices.py _diff.py _objective.py _processes.py _steps.py) $(addprefix tests/test_,command.py pairs.py probe.py)
 torch: $(VENV)-torch/installed
 	cd stepcheck && KERAS_BACKEND=jax $(VENV)-torch/bin/pytest $(PARALLEL) $(OF_TORCH)
 	cd stepcheck && KERAS_BACKEND=jax $(VENV)-torch/bin/pytest -k torch tests/test_docs.py tests/test_readme.py

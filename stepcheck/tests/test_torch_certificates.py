@@ -1,0 +1,237 @@
+"""Loops that must get no certificate, and right loops beside them that must get one."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_torch import (  # noqa: E402
+    CLASSES,
+    CROSS,
+    X,
+    batches,
+    faults,
+    network,
+    reasons,
+    seeded,
+    watched,
+)
+from torch import nn  # noqa: E402
+
+from stepcheck.faults import Fault, Stage  # noqa: E402
+from stepcheck.values import Reason  # noqa: E402
+
+SGD = torch.optim.SGD
+
+
+def looped(model, *, before_step=None, make=SGD, penalty=0.0, change=None):
+    """Return the report on a loop of whole batches.
+
+    Args:
+        before_step: is called with the model between backward pass and step.
+        make: the class of the optimizer.
+        penalty: how much of the squares of the weights is added to the loss.
+        change: is called with the model once the optimizer is made.
+    """
+
+    def train():
+        optimizer = make(model.parameters(), 0.1)
+        if change is not None:
+            change(model)
+        for rows in batches():
+            optimizer.zero_grad()
+            squares = sum(p.square().sum() for p in model.parameters())
+            loss = CROSS(model(X[rows]), CLASSES[rows])
+            (loss + penalty * squares).backward()
+            if before_step is not None:
+                before_step(model)
+            optimizer.step()
+
+    seeded()
+    return watched(model, train)
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_a_clip_is_proved_up_to_its_bound(clip):
+    bound = 0.05
+
+    def clipped(model):
+        getattr(nn.utils, clip)(model.parameters(), bound)
+
+    report = looped(network(), before_step=clipped)
+    assert report.is_right, str(report)
+    assert reasons(report) == [Reason.CLIPPED_BY_HAND]
+    assert "Largest distance of 18 gradients" in report.first_line
+
+
+@pytest.mark.parametrize("penalty", [0.1, -0.1])
+def test_a_penalty_that_is_not_stated_is_no_certificate(penalty):
+    report = looped(network(), penalty=penalty)
+    assert (faults(report), reasons(report)) == ([], [Reason.PENALTY_BY_HAND])
+    assert Stage.GRADIENT not in report.judged
+    with pytest.raises(AssertionError):
+        report.require()
+
+
+def test_a_layer_that_is_replaced_after_the_optimizer_is_made_is_seen():
+    def replaced(model):
+        model[2] = nn.Linear(6, 4)
+
+    report = looped(network(), change=replaced)
+    assert not report.is_right
+    assert reasons(report) == [Reason.NOT_HANDED], str(report)
+
+
+def test_a_softmax_beside_a_clip_is_one_finding():
+    def clipped(model):
+        nn.utils.clip_grad_norm_(model.parameters(), 0.02)
+
+    model = nn.Sequential(network(), nn.Softmax(1))
+    seeded()
+
+    def train():
+        optimizer = SGD(model.parameters(), 0.1)
+        for rows in batches():
+            optimizer.zero_grad()
+            CROSS(model(X[rows]).softmax(1), CLASSES[rows]).backward()
+            clipped(model)
+            optimizer.step()
+
+    report = watched(model, train)
+    assert faults(report) == [Fault.SOFTMAX_TWICE], str(report)
+
+
+class Ascent(SGD):
+    """Steps up."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.add_(p.grad, alpha=self.param_groups[0]["lr"])
+
+
+class AtRate(Ascent):
+    """Steps down, at its rate."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+
+def test_a_step_without_a_rule_is_judged_only_at_its_optimizers_rate():
+    assert looped(network(), make=AtRate).is_right
+    report = looped(network(), make=Ascent)
+    assert Stage.STEP not in report.judged, str(report)
+
+
+def test_an_optimizer_that_is_made_anew_is_found_under_a_schedule_of_each_update():
+    model = network()
+
+    def train():
+        for _ in range(3):
+            optimizer = torch.optim.Adam(model.parameters(), 0.01)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+            for rows in batches(1):
+                optimizer.zero_grad()
+                CROSS(model(X[rows]), CLASSES[rows]).backward()
+                optimizer.step()
+                schedule.step()
+
+    seeded()
+    assert faults(watched(model, train)) == [Fault.OPTIMIZER_RE_CREATED]
+
+
+def test_a_clip_by_value_of_scaled_gradients_is_found():
+    model = network()
+
+    def train():
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        optimizer = SGD(model.parameters(), 0.1)
+        for rows in batches():
+            optimizer.zero_grad()
+            scaler.scale(CROSS(model(X[rows]), CLASSES[rows])).backward()
+            nn.utils.clip_grad_value_(model.parameters(), 50.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    seeded()
+    assert faults(watched(model, train)) == [Fault.CLIP_BEFORE_UNSCALE]
+
+
+@pytest.mark.parametrize("are_moved", [False, True])
+def test_weights_that_move_inside_of_later_windows_are_found(are_moved):
+    model = network()
+
+    def train():
+        for i, rows in enumerate(batches()):
+            optimizer = SGD(model.parameters(), 0.1)
+            optimizer.zero_grad()
+            for part in rows.split(2):
+                share = len(part) / len(rows)
+                loss = CROSS(model(X[part]), CLASSES[part])
+                (share * loss).backward()
+                if i and are_moved:
+                    with torch.no_grad():
+                        model[0].weight.mul_(0.9)
+            optimizer.step()
+
+    seeded()
+    report = watched(model, train)
+    is_found = Fault.DECAY_BY_MICROBATCH in faults(report)
+    assert is_found == are_moved, str(report)
+
+
+def test_two_gradients_before_two_steps_are_two_updates():
+    model = network()
+    params = [*model.parameters()]
+
+    def train():
+        optimizer = SGD(params, 0.01)
+        for rows in batches():
+            for own in [*map(gradients, rows.split(2))]:
+                for p, grad in zip(params, own, strict=True):
+                    p.grad = grad
+                optimizer.step()
+
+    def gradients(part):
+        loss = CROSS(model(X[part]), CLASSES[part])
+        return torch.autograd.grad(loss, params)
+
+    seeded()
+    assert watched(model, train).findings == []
+
+
+def test_labels_of_minus_100_with_another_loss_have_a_finding():
+    labels = CLASSES.clone()
+    labels[::5] = -100
+    model = network()
+
+    def train():
+        optimizer = SGD(model.parameters(), 0.1)
+        for rows in batches():
+            optimizer.zero_grad()
+            CROSS(model(X[rows]), labels[rows].clamp(min=0)).backward()
+            optimizer.step()
+
+    seeded()
+    report = watched(model, train, data=(X, labels))
+    assert {each.stage for each in report.findings} == {Stage.GRADIENT}
+
+
+def test_hooks_of_the_user_do_not_run_for_each_replay():
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
+    seen = []
+    model[0].register_forward_hook(lambda *_: seen.append(len(seen)))
+    report = looped(model)
+    assert report.is_right, str(report)
+    num_passes = 18
+    assert num_passes <= len(seen) <= num_passes + 3
+
+
+def test_statistics_are_moved_by_passes_in_training_mode_alone():
+    model = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
+    report = looped(model, change=lambda own: own.eval())
+    assert faults(report) == [Fault.INFERENCE_MODE]
+    state = report.as_json()["facts"]["state"]
+    assert np.sum([*state.values()]) == 0
