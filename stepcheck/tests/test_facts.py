@@ -145,8 +145,26 @@ def test_weights_that_are_written_between_updates_leave_the_state_unjudged():
         False,
         False,
     )
-    with pytest.raises(AssertionError, match="weights were written"):
+    with pytest.raises(AssertionError, match="weights or slots were written"):
         report.require("state")
+
+
+@pytest.mark.parametrize("is_rate", [False, True])
+def test_slots_that_are_written_between_updates_leave_the_state_unjudged(
+    is_rate,
+):
+    model = network(keras.optimizers.Adam(0.01))
+
+    def write(_):
+        optimizer = model.optimizer
+        slots = [optimizer._learning_rate] if is_rate else optimizer._momentums
+        for slot in slots:
+            slot.assign(slot * 0.5)
+
+    report = on_batches(model, in_passes(shuffled(0)), after=write)
+    assert report.findings == [], str(report)
+    written = [] if is_rate else [Reason.WRITTEN]
+    assert [each.reason for each in report.unjudged] == written, str(report)
 
 
 def test_weights_that_are_written_and_written_back_are_as_they_were():

@@ -235,3 +235,85 @@ def test_statistics_are_moved_by_passes_in_training_mode_alone():
     assert faults(report) == [Fault.INFERENCE_MODE]
     state = report.as_json()["facts"]["state"]
     assert np.sum([*state.values()]) == 0
+
+
+def noised(model, optimizer):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=1e-2)
+
+
+def halved(model, optimizer):
+    for state in optimizer.state.values():
+        state["exp_avg"].mul_(0.5)
+
+
+def counted_anew(model, optimizer):
+    for state in optimizer.state.values():
+        state["step"].zero_()
+
+
+def rated(model, optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.9
+
+
+@pytest.mark.parametrize("write", [noised, halved, counted_anew, rated])
+def test_what_is_written_between_backward_pass_and_step_is_no_certificate(
+    write,
+):
+    model = network()
+
+    def train():
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for rows in batches():
+            optimizer.zero_grad()
+            CROSS(model(X[rows]), CLASSES[rows]).backward()
+            write(model, optimizer)
+            optimizer.step()
+
+    seeded()
+    report = watched(model, train)
+    assert report.findings == [], str(report)
+    written = [] if write is rated else [Reason.WRITTEN]
+    assert reasons(report) == written, str(report)
+
+
+def of_parts(model, *rates):
+    """Return an optimizer of two groups, or two optimizers."""
+    one, two = model[0].parameters(), model[2].parameters()
+    first, second = rates
+    if isinstance(first, float):
+        groups = [{"params": [*one], "lr": first}, {"params": [*two]}]
+        return [SGD(groups, second)]
+    return [SGD([*one], 0.1, **first), SGD([*two], 0.1, **second)]
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_judged"),
+    [
+        ((0.1, 0.1), True),
+        ((0.1, 0.2), False),
+        (({}, {}), True),
+        (({}, {"momentum": 0.5}), False),
+    ],
+)
+def test_one_stated_rate_or_optimizer_is_no_certificate_for_several(
+    rates, is_judged
+):
+    model = network()
+
+    def train():
+        optimizers = of_parts(model, *rates)
+        for rows in batches():
+            model.zero_grad()
+            CROSS(model(X[rows]), CLASSES[rows]).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    seeded()
+    meant = SGD(model.parameters(), 0.1)
+    report = watched(model, train, optimizer=meant, learning_rate=0.1)
+    assert report.findings == [], str(report)
+    assert (Stage.STEP in report.judged) == is_judged, str(report)
+    assert reasons(report) == [Reason.SEVERAL_STEPS] * (not is_judged)

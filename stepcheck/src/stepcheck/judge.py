@@ -445,7 +445,8 @@ def _step(context: _Context) -> Judged:
 
 def _state(context: _Context) -> Judged:
     yield from context.moved
-    is_still = not context.moved and not context.replay.moves_weights
+    found = [*context.moved, *context.verdict.of(Stage.STEP)]
+    is_still = not found and not context.replay.moves_weights
     if is_still and written(context.steps):
         yield Unjudged(Reason.WRITTEN, Stage.STATE)
     yield from state(context.replay, context.modes, context.known)

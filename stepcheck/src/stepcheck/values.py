@@ -253,6 +253,7 @@ class Reason(Enum):
     OTHER_INPUTS = auto()
     OWN_STEP = auto()
     STEP_UNKNOWN = auto()
+    SEVERAL_STEPS = auto()
     OWN_TRAINER = auto()
     FEW_PASSES = auto()
     BY_CHANCE = auto()

@@ -71,7 +71,7 @@ def _values(facts: Facts) -> Iterator[Fact]:
         is_one = len({*every.values()}) == 1
         yield "learning rate", every["first"] if is_one else told
     if facts.written:
-        yield "weights written before updates", listed(facts.written)
+        yield "weights or slots written before updates", listed(facts.written)
     state = facts.state
     if state.passes:
         yield (

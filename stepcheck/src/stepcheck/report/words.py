@@ -52,6 +52,9 @@ _REASONS = {
         "the weights do not move by the steps of the stated optimizer, or of a known one, "
         "on the gradients that were meant"
     ),
+    Reason.SEVERAL_STEPS: (
+        "the parameters have several optimizers or learning rates, and one is stated"
+    ),
     Reason.STEP_UNKNOWN: (
         "the step of this optimizer is not known; the framework makes a few again"
     ),
@@ -60,7 +63,9 @@ _REASONS = {
     ),
     Reason.FEW_PASSES: "too few whole passes over the data were seen",
     Reason.BY_CHANCE: "the data have so few batches that two passes may have one order by chance",
-    Reason.WRITTEN: "weights were written between the optimizer steps, which is not stated",
+    Reason.WRITTEN: (
+        "weights or slots were written beside the optimizer's steps, which is not stated"
+    ),
     Reason.NOT_HANDED: "the loss has a gradient of trainable variables that no optimizer step gets",
     Reason.SKIPPED: "forward passes before them have no step, and are not in their gradients",
     Reason.EQUAL_ROWS: "rows of the data have equal inputs, and which was meant cannot be told",

@@ -9,10 +9,10 @@ import numpy as np
 
 from stepcheck.port import Port
 from stepcheck.solve.modes import Modes
-from stepcheck.stages.moves import begin
+from stepcheck.stages.moves import written
 from stepcheck.stages.rows import Pass, batches, passes
 from stepcheck.trace.log import Applied, Log
-from stepcheck.trace.measure import Arrays, all_same, in_part, same
+from stepcheck.trace.measure import Arrays, all_same, same
 from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows
 
 
@@ -103,8 +103,8 @@ class Facts:
         without_gradient, unmoved: trainable variables that no step has a gradient of,
             and that never moved.
         frozen_moved: variables that are set to be frozen, and moved.
-        written: updates that begin with other weights than the update before ended
-            with.
+        written: updates before whose step something else wrote weights, or slots of
+            the optimizer.
         state: of statistics and seeds.
     """
 
@@ -239,29 +239,6 @@ def _rate(seen: Windows) -> Rate | None:
     rates = steps if seen.rule is None else seen.rule.rates
     known = [float(rate) for rate in rates if np.isfinite(rate)]
     return Rate(known[0], known[-1], min(known), max(known)) if known else None
-
-
-def written(updates: list[Update]) -> list[Update]:
-    """Return the updates that begin with other weights than the update before them
-    ended with.
-
-    Variables that this one did not move are another's: a step of another process, or
-    none.
-    """
-    found = []
-    for before, update in pairwise([u for u in updates if u.applied.is_whole]):
-        step = before.applied
-        states = map(in_part, (step.params, step.params_after, begin(update)))
-        moved = [
-            (made, new)
-            for old, made, new in zip(*states, strict=False)
-            if not same(old, made)
-        ]
-        if update.follows(before) and not all(
-            same(made, new) for made, new in moved
-        ):
-            found.append(update)
-    return found
 
 
 def _state(replay: Port, modes: Modes, pieces: list[Piece]) -> Moved:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcheck.faults import Fault
+from stepcheck.trace.log import Applied
 from stepcheck.trace.measure import FINE, all_same, distance, in_part, same
 from stepcheck.trace.windows import Update
 from stepcheck.values import Change, Finding, Where
@@ -114,6 +115,53 @@ def begin(update: Update) -> list[np.ndarray]:
     """Return the weights of an update's first forward pass, or those before its step."""
     called = [piece.called for piece in [*update.trials, *update.pieces]][:1]
     return next((c.params for c in called if c.is_whole), update.applied.params)
+
+
+def written(updates: list[Update]) -> list[Update]:
+    """Return the updates before whose step something else wrote weights, or slots of
+    the optimizer.
+    """
+    whole = [u for u in updates if u.applied.is_whole]
+    pairs = [(a, b) for a, b in pairwise(whole) if b.follows(a)]
+    found = [b for a, b in pairs if not _goes_on(a, b)]
+    found += [u for u in whole if any(True for _ in _inside(u))]
+    last: dict[int, Applied] = {}
+    for update in whole:
+        step = update.applied
+        before = last.get(step.optimizer, step)
+        if before is not step and not _keeps_slots(before, step):
+            found.append(update)
+        last[step.optimizer] = step
+    return sorted(found, key=lambda update: update.number)
+
+
+def _goes_on(one: Update, two: Update) -> bool:
+    """Whether an update begins with the weights that the one before it moved.
+
+    Others are another's: a step of another process, or none.
+    """
+    step = one.applied
+    states = map(in_part, (step.params, step.params_after, begin(two)))
+    return all(
+        same(made, new)
+        for old, made, new in zip(*states, strict=False)
+        if not same(old, made)
+    )
+
+
+def _keeps_slots(one: Applied, two: Applied) -> bool:
+    """Whether a step begins with the slots that the one before it left.
+
+    The learning rate of Keras, a float without a parameter, may be set.
+    """
+    if one.slots_of[1] != two.slots_of[0]:
+        return True  # a slot is made, or lost, at its own time
+    pairs = zip(two.slots_of[0], one.slots_after, two.slots, strict=True)
+    return all(
+        same(old, new)
+        for (_, name), old, new in pairs
+        if name or np.ndim(old) or old.dtype.kind != "f"
+    )
 
 
 def _inside(update: Update) -> Iterator[_Move]:

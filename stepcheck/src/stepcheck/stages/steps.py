@@ -97,15 +97,24 @@ def of_steps(
     yield from _of_zeros(seen)
     whole = [u for u in updates if u.applied.is_whole]
     found = [*_of_arithmetic(port, whole)]
-    used = [*optimizers.values()]
-    is_other = stated is not None and len(used) == 1 and used[0] is not stated
     yield from found
-    if (
-        is_other
-        and not anew
-        and not any(isinstance(each, Finding) for each in found)
+    if any(isinstance(each, Finding) for each in [*anew, *found]):
+        return
+    others = [each for each in optimizers.values() if each is not stated]
+    if stated is not None and len(optimizers) == 1 and others:
+        yield from _of_stated(port, stated, others[0], updates)
+    are_several = stated is not None and any(
+        type(each) is not type(stated) or port.differing(each, stated)
+        for each in others
+    )
+    if (are_several and len(optimizers) > 1) or (
+        schedule is not None and any(map(_has_rates, whole))
     ):
-        yield from _of_stated(port, stated, used[0], updates)
+        yield Unjudged(Reason.SEVERAL_STEPS, Stage.STEP)
+
+
+def _has_rates(update: Update) -> bool:
+    return len({rule.rate for rule in update.applied.rules if rule}) > 1
 
 
 def _is_as_stated(rule: Rule, stated: Any) -> bool:
