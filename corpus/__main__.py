@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.write:
             save([row])
     complaints = list(worse(before, done)) if given.check else []
+    if given.check and all(row.not_run for row in done):
+        complaints.append(f"no loop was run: {done[0].not_run}")
     for complaint in complaints:
         print(f"worse: {complaint}", file=sys.stderr)
     return 1 if complaints else 0

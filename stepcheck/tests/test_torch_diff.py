@@ -225,6 +225,23 @@ def test_weights_that_are_changed_after_a_step():
     )
 
 
+@pytest.mark.parametrize("bits", [False, True])
+def test_numbers_that_are_not_finite_are_equal_to_themselves_alone(bits):
+    def times(factor):
+        def grow(i, model, optimizer):
+            if i == 2:
+                model[0].weight.grad.fill_(factor)
+
+        return trained(before=grow)
+
+    numbers = [float("nan"), float("inf"), -float("inf"), 1.0]
+    for one in numbers:
+        for two in numbers:
+            at = (3, Part.GRADIENT, Kind.AFTER_LOSS)
+            expected = None if one is two else at
+            assert found(times(one), times(two), bits=bits) == expected
+
+
 def test_a_schedule_that_is_one_ahead():
     def schedule(ahead):
         def set_rate(i, model, optimizer):

@@ -71,8 +71,9 @@ def _factors(
         label="in your loop",
     )
     edges = np.arange(num + 1) + 0.5
-    name = "as it should be"
-    axes.stairs(should, edges, baseline=None, color=_MEANT, lw=1.5, label=name)
+    axes.stairs(
+        should, edges, baseline=None, color=_MEANT, lw=1.5, label="meant"
+    )
     for end in np.cumsum([np.count_nonzero(weights) for weights in e.weights])[
         :-1
     ]:
@@ -97,8 +98,8 @@ def _parameters(e: Evidence, parameters: _Distances, figure: Any) -> _Told:
         y, lengths, color=_coloured(without <= differs), height=0.6, label=name
     )
     if np.any(np.isfinite(changed)):
-        name, changed = "from the reference with this fault", changed + _NEAREST
-        axes.plot(changed, y, "D", color=_CHANGED, ms=6, label=name)
+        name, nearest = "from the meant, with this error", changed + _NEAREST
+        axes.plot(nearest, y, "D", color=_CHANGED, ms=6, label=name)
     axes.axvline(differs, color=_MEANT, lw=1, ls="--")
     axes.set_xscale("log")
     axes.set_xlim(_NEAREST / 2, 4)
@@ -156,7 +157,7 @@ def _rates(
         first = updates[0].applied.iterations
         meant = [schedule(first + i) for i in range(len(used))]
         near = np.isclose(used, meant, rtol=FINE.differs)
-        axes.plot(numbers, meant, color=_MEANT, lw=1.5, label="as it was meant")
+        axes.plot(numbers, meant, color=_MEANT, lw=1.5, label="meant")
         axes.legend(loc="upper right", **LEGEND)
         caption = "Red points are off the line."
     axes.scatter(numbers, used, color=_coloured(near), s=22)

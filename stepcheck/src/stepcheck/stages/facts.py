@@ -13,7 +13,7 @@ from stepcheck.stages.moves import written
 from stepcheck.stages.rows import Pass, batches, passes
 from stepcheck.trace.log import Applied, Log
 from stepcheck.trace.measure import Arrays, all_same, same
-from stepcheck.trace.windows import PAD, Piece, Rows, Update, Windows
+from stepcheck.trace.windows import PAD, Piece, Rows, Windows
 
 
 @dataclass(frozen=True)

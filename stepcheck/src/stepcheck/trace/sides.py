@@ -20,7 +20,7 @@ _LEAST = 5e-324
 
 @dataclass(frozen=True)
 class Sides:
-    """Arrays of two runs in pairs, by name; a number that is not finite in both is 0."""
+    """Arrays of two runs in pairs, by name; one infinity or NaN in both is 0."""
 
     names: Sequence[str]
     ones: list[np.ndarray]
@@ -64,7 +64,7 @@ class Sides:
     @property
     def lost(self) -> set[str]:
         """The names of pairs with zeros alone on one side."""
-        ones, twos = (_lengths(side) > 0 for side in (self.ones, self.twos))
+        ones, twos = (_lengths(side) == 0 for side in (self.ones, self.twos))
         return {*compress(self.names, ones != twos)}
 
     @property
@@ -138,8 +138,8 @@ def _alike(name: str, one: np.ndarray, two: np.ndarray) -> tuple:
         raise SpecificationError(
             message(must, f"{a.shape} and {b.shape}", advice)
         )
-    are_lost = ~(np.isfinite(a) | np.isfinite(b))
-    a[are_lost] = b[are_lost] = 0
+    are_one = (np.isnan(a) & np.isnan(b)) | (np.isinf(a) & (a == b))
+    a[are_one] = b[are_one] = 0
     return a, b
 
 
