@@ -1,11 +1,13 @@
 """The listener on JAX: eager, under `grad` and inside `jit`."""
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.experimental import io_callback
@@ -60,13 +62,19 @@ class EngineListener(Listener):
         if not _kinds(values):
             jax.effects_barrier()  # earlier values are reported first
             heard(here, *values)
-        elif self._spans_devices():
+            return
+        joined, apart = _joined(values)
+
+        def called(replica: np.ndarray, *numbers: np.ndarray) -> None:
+            heard(replica, *apart([*map(np.asarray, numbers)]))
+
+        if self._spans_devices():
             # JAX orders no other callback there, but has no derivative of this one.
             replica = jax.lax.axis_index(axes) if axes else here
-            given = map(jax.lax.stop_gradient, values)
-            io_callback(heard, None, replica, *given, ordered=True)
+            given = map(jax.lax.stop_gradient, joined)
+            io_callback(called, None, replica, *given, ordered=True)
         else:
-            jax.debug.callback(heard, here, *values, ordered=True)
+            jax.debug.callback(called, here, *joined, ordered=True)
 
     def _spans_devices(self) -> bool:
         """Whether the loop has programs on several devices, as far as is known here."""
@@ -112,6 +120,30 @@ class EngineListener(Listener):
 
 
 _MOST_DEVICES = 1 << 20
+Apart = Callable[[list[np.ndarray]], list[np.ndarray]]
+
+
+def _joined(values: list[Tensor]) -> tuple[list[Tensor], Apart]:
+    """Return all numbers of each dtype as one vector, and what takes them apart again:
+    a callback is slow by the number of its arrays.
+    """
+    kinds = dict.fromkeys(value.dtype for value in values)
+    shapes = [value.shape for value in values]
+    groups = [
+        [i for i, value in enumerate(values) if value.dtype == kind]
+        for kind in kinds
+    ]
+
+    def apart(vectors: list[np.ndarray]) -> list[np.ndarray]:
+        found = [np.zeros(0)] * len(shapes)
+        for own, vector in zip(groups, vectors, strict=True):
+            ends = np.cumsum([math.prod(shapes[i]) for i in own])
+            for i, part in zip(own, np.split(vector, ends[:-1]), strict=True):
+                found[i] = part.reshape(shapes[i])
+        return found
+
+    parts = [[jnp.ravel(values[i]) for i in own] for own in groups]
+    return [*map(jnp.concatenate, parts)], apart
 
 
 def _axes() -> tuple[str, ...]:
