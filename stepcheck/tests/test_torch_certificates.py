@@ -317,3 +317,46 @@ def test_one_stated_rate_or_optimizer_is_no_certificate_for_several(
     assert report.findings == [], str(report)
     assert (Stage.STEP in report.judged) == is_judged, str(report)
     assert reasons(report) == [Reason.SEVERAL_STEPS] * (not is_judged)
+
+
+class Amplifying(nn.Module):
+    """Makes rounding grow; its products are rounded otherwise after the loop."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.layer, self.factor = nn.Linear(3, 4), factor
+        self.has_ended = False
+
+    def forward(self, x):
+        weight, bias = self.layer.weight, self.layer.bias
+        if self.has_ended:
+            x, weight, bias = x.double(), weight.double(), bias.double()
+        made = (x @ weight.T + bias).float()
+        return made + torch.sin(self.factor * made) / self.factor**0.5
+
+
+@pytest.mark.parametrize(
+    ("factor", "share", "expected"),
+    [
+        (1.0, 1.0, ([], [])),
+        (3e5, 1.0, ([], [Reason.ROUNDED])),
+        (3e5, 5.0, ([Stage.GRADIENT], [])),
+    ],
+)
+def test_differences_that_rounding_makes_are_not_judged(
+    factor, share, expected
+):
+    model = Amplifying(factor)
+
+    def train():
+        optimizer = SGD(model.parameters(), 1e-9)
+        for rows in batches():
+            optimizer.zero_grad()
+            (share * CROSS(model(X[rows]), CLASSES[rows])).backward()
+            optimizer.step()
+        model.has_ended = True
+
+    seeded()
+    report = watched(model, train)
+    stages = [each.stage for each in report.findings]
+    assert (stages, reasons(report)) == expected, str(report)

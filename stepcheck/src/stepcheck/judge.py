@@ -385,7 +385,7 @@ def _gradient(context: _Context) -> Judged:
         yield Unjudged(Reason.MOVING, Stage.GRADIENT)
         return
     verdict.evidence = evidence
-    if not evidence and not findings:
+    if not evidence and not judged:
         yield Unjudged(Reason.NO_GRADIENT, Stage.GRADIENT)
     yield from (_skipped(each, seen.updates) for each in judged)
     if case.stated is not None and not findings and evidence:

@@ -293,6 +293,7 @@ class Reason(Enum):
     CHANGED_BY_HAND = auto()
     CLIPPED_BY_HAND = auto()
     PRINTED_UNLIKE = auto()
+    ROUNDED = auto()
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,10 @@ _REASONS = {
         "the bound by which the loop clips them is not stated; but for it they are as "
         "meant"
     ),
+    Reason.ROUNDED: (
+        "rounding alone changes them by more than 4 %, as the model makes it grow: "
+        "run a few updates in float64"
+    ),
     Reason.PRINTED_UNLIKE: (
         "the numbers are not those of the loss that is meant, nor of an error that "
         "is known"

@@ -4,6 +4,8 @@ both.
 
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,14 +15,12 @@ from stepcheck.port import OneLoss, Port, Terms
 from stepcheck.solve.modes import Modes
 from stepcheck.solve.ratios import least
 from stepcheck.trace.log import Scaled
-from stepcheck.trace.measure import distance
+from stepcheck.trace.measure import COARSE, FINE, distance
 from stepcheck.trace.windows import PAD, Piece, Update
 from stepcheck.tree import Tree
 
-# rows whose gradients represent those of all rows in an estimate of their size
-_NUM_DRAWN = 4
-# of the rows' lengths, where their gradients cancel
-_NEARLY = 1e-3
+# roundings of the weights that an update may be apart from one of them
+_ROUNDINGS = 10
 
 
 class Meant:
@@ -37,6 +37,7 @@ class Meant:
         windows: how many updates have how many pieces; valid once all have an
             `Evidence`.
         full: the weight of the heaviest update, by term.
+        longest: the length of the longest gradient.
         has_penalty: whether the model itself has losses.
         is_by_outputs: whether gradients are pulled derivatives; None before the first
             update.
@@ -57,7 +58,7 @@ class Meant:
         self.clips_scaled = any(each.is_last for each in scaled)
         self.windows = Counter[int]()
         self.full: np.ndarray | None = None
-        self.has_penalty = False
+        self.longest, self.has_penalty = 0.0, False
         self.is_by_outputs: bool | None = None
 
     @property
@@ -84,7 +85,7 @@ class Evidence:
         before: the update before, if it is known.
         whole: the weight of all rows, by term.
         scale: the length to which distances are relative, if it is larger than the
-            gradient's.
+            gradient's; by `rounding`, the length of what rounding may change.
     """
 
     def __init__(
@@ -114,7 +115,8 @@ class Evidence:
         self.whole = np.sum(
             [weights.sum(axis=1) for weights in self.weights], axis=0
         )
-        self.scale = 0.0
+        self.scale = self.rounding = 0.0
+        meant.longest = max(meant.longest, self.norm)
         meant.windows[len(pieces)] += 1
         meant.has_penalty |= any(terms.penalty != 0 for terms in self.terms)
         meant.full = (
@@ -209,21 +211,30 @@ class Evidence:
         return [np.stack(self._some(i, [*entries])) for i, entries in every]
 
     def measure(self) -> None:
-        """Let distances be relative to the rows' lengths, where rows nearly cancel.
-
-        The lengths are estimated from a few rows.
+        """Let distances be relative to what rounding makes of the gradient, which may be
+        much: where rows nearly cancel, or in a deep model.
         """
-        parts = self.factors
-        pairs = [
-            (i, entry)
-            for i, part in enumerate(parts)
-            for entry in np.flatnonzero(part).tolist()
-        ]
-        some = pairs[:: -(-len(pairs) // _NUM_DRAWN) or 1]
-        lengths = [np.linalg.norm(self._some(i, [entry])) for i, entry in some]
-        if lengths:
-            whole = sum(float(np.abs(part).sum()) for part in parts)
-            self.scale = _NEARLY * whole * float(np.mean(lengths))
+        differs = self.meant.replay.tolerance.differs
+        apart = float(np.linalg.norm(self._rounded() - self.reference))
+        self.rounding = _ROUNDINGS * apart
+        self.scale = self.rounding / differs
+
+    def _rounded(self) -> np.ndarray:
+        """Return the gradient that was meant, at weights that are rounded otherwise."""
+        is_fine = self.meant.replay.tolerance == FINE
+        eps, draw = 2.0 ** (-23 if is_fine else -9), np.random.default_rng(0)
+        pieces = []
+        for piece in self.update.pieces:
+            params = [
+                (p * (1 + eps * draw.choice([-1, 1], p.shape))).astype(p.dtype)
+                for p in piece.called.params
+            ]
+            called = replace(piece.called, params=params)
+            pieces.append(replace(piece, called=called))
+        other = copy(self)
+        other.update = replace(self.update, pieces=pieces)
+        parts = (other.gradient(i, own) for i, own in enumerate(self.factors))
+        return sum(parts, self.penalty)
 
     def apart(self, candidate: np.ndarray) -> float:
         """Return the distance of the handed gradient from a candidate, relative to
@@ -245,6 +256,14 @@ class Evidence:
     def without(self) -> float:
         """The distance from the reference."""
         return self.apart(self.reference)
+
+    @property
+    def is_blurred(self) -> bool:
+        """Whether rounding may be what it differs by, and is too much for a proof."""
+        length = float(np.linalg.norm(self.reference))
+        least = COARSE.differs * max(length, FINE.differs * self.meant.longest)
+        is_near = self.without <= self.meant.replay.tolerance.differs
+        return is_near and self.rounding > least
 
     @property
     def is_along(self) -> bool:

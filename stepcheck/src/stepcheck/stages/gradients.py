@@ -63,6 +63,9 @@ def gradients(
     finite = [e for e in known if are_finite([e.handed])]
     broken = [e for e in known if e not in finite]
     found = [*_judged(finite)]
+    if blurred := [e for e in finite if e.is_blurred]:
+        finite = [e for e in finite if e not in blurred]
+        found.append(Unjudged(Reason.ROUNDED, Stage.GRADIENT, len(blurred)))
     if len(known) < len(every):
         num_lost = len(every) - len(known)
         found.append(Unjudged(Reason.NOT_FINITE, Stage.GRADIENT, num_lost))
@@ -75,10 +78,10 @@ def gradients(
 
 def _judged(everything: list[Evidence]) -> _Found:
     """Yield the errors that make the gradients that differ, or where these do."""
-    differing = [e for e in everything if _differs(e)]
-    for e in differing:
+    unlike = [e for e in everything if _differs(e)]
+    for e in unlike:
         e.measure()
-    differing = [e for e in differing if _differs(e)]
+    differing = [e for e in unlike if _differs(e)]
     if not differing:
         return
     meant = differing[0].meant

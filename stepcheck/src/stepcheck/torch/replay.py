@@ -265,7 +265,7 @@ class Replay(Port):
         """Return a pass, or a loss of its module and rows, run again in one of both
         modes.
         """
-        key = piece.called.order, training, objective is None
+        key = piece.called, training, objective is None
         if key not in self._passes:
             inputs = (leaf.size for leaf in piece.called.inputs)
             most = _MOST_NUMBERS // max(sum(self.sizes), *inputs, 1)

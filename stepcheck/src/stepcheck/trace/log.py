@@ -53,7 +53,7 @@ def clips_of(optimizer: Any) -> tuple[float, float, float]:
     return float(norm or 0), float(whole or 0), float(value or 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Called:
     """A forward pass: the leaves of its input and output, and all values of the model
     before it.
