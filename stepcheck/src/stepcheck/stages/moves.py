@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcheck.faults import Fault
-from stepcheck.trace.log import Applied
 from stepcheck.trace.measure import FINE, all_same, distance, in_part, same
 from stepcheck.trace.windows import Update
 from stepcheck.values import Change, Finding, Where
@@ -123,15 +122,8 @@ def written(updates: list[Update]) -> list[Update]:
     """
     whole = [u for u in updates if u.applied.is_whole]
     pairs = [(a, b) for a, b in pairwise(whole) if b.follows(a)]
-    found = [b for a, b in pairs if not _goes_on(a, b)]
-    found += [u for u in whole if any(True for _ in _inside(u))]
-    last: dict[int, Applied] = {}
-    for update in whole:
-        step = update.applied
-        before = last.get(step.optimizer, step)
-        if before is not step and not _keeps_slots(before, step):
-            found.append(update)
-        last[step.optimizer] = step
+    found = [b for a, b in pairs if not (_goes_on(a, b) and _keeps_slots(a, b))]
+    found += [u for u in whole if [*_inside(u)]]
     return sorted(found, key=lambda update: update.number)
 
 
@@ -149,12 +141,14 @@ def _goes_on(one: Update, two: Update) -> bool:
     )
 
 
-def _keeps_slots(one: Applied, two: Applied) -> bool:
+def _keeps_slots(before: Update, update: Update) -> bool:
     """Whether a step begins with the slots that the one before it left.
 
     The learning rate of Keras, a float without a parameter, may be set.
     """
-    if one.slots_of[1] != two.slots_of[0]:
+    one, two = before.applied, update.applied
+    are_alike = one.slots_of[1] == two.slots_of[0]
+    if one.optimizer != two.optimizer or not are_alike:
         return True  # a slot is made, or lost, at its own time
     pairs = zip(two.slots_of[0], one.slots_after, two.slots, strict=True)
     return all(
