@@ -424,6 +424,14 @@ def test_no_loop_of_that_name(capsys):
     )
 
 
+def test_a_check_of_loops_that_were_not_run_fails(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(workers, "ROOT", tmp_path)
+    assert command.main(["--check", "zero_grad_each_microbatch"]) == 1
+    assert "no loop was run" in capsys.readouterr().err
+
+
 def test_libraries_that_are_missing(monkeypatch, tmp_path):
     monkeypatch.setattr(workers, "ROOT", tmp_path)
     (told,) = workers.rows([LOOPS["zero_grad_each_microbatch"]])

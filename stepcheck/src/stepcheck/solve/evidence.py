@@ -259,7 +259,7 @@ class Evidence:
 
     @property
     def is_blurred(self) -> bool:
-        """Whether rounding may be what it differs by, and is too much for a proof."""
+        """Whether rounding alone may make its distance, which is too large for a proof."""
         length = float(np.linalg.norm(self.reference))
         least = COARSE.differs * max(length, FINE.differs * self.meant.longest)
         is_near = self.without <= self.meant.replay.tolerance.differs
