@@ -8,13 +8,9 @@ from stepcheck.solve.evidence import Evidence, taken_at
 from stepcheck.solve.ratios import least
 
 # which an evidence computes once
-_MADE = (
-    "penalty",
-    "reference",
-    "parts",
-    "rows",
-)
-_MOST_FREE = 128  # derivatives that are solved for
+_MADE = "penalty", "reference", "parts", "rows"
+# derivatives that are solved for, and numbers of all their gradients
+_MOST_FREE, _MOST_NUMBERS = 128, 20_000_000
 
 
 class AtOutput(Evidence):
@@ -31,12 +27,8 @@ class AtOutput(Evidence):
             key: value for key, value in vars(of).items() if key not in _MADE
         }
         vars(self).update(kept)
-        self.of, self.before, self.scale, self.is_by_outputs = (
-            of,
-            None,
-            0.0,
-            True,
-        )
+        self.of, self.before = of, None
+        self.scale, self.is_by_outputs = 0.0, True
         self._ends = np.cumsum([each.size for each in taken])
         self.handed = np.concatenate([np.ravel(each) for each in taken])
         self.mask = np.ones(len(self.handed), bool)
@@ -115,7 +107,8 @@ def solved(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
             if e.is_of_one_output
         ]
         sizes = [int(np.prod(shape)) for shape in shapes]
-        if not 0 < sum(sizes) <= min(_MOST_FREE, len(e.handed) // 2):
+        num, size = sum(sizes), len(e.handed)
+        if not 0 < num <= min(_MOST_FREE, size // 2, _MOST_NUMBERS // size):
             return None
         columns = []
         for i, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
