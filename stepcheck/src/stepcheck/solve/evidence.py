@@ -19,8 +19,8 @@ from stepcheck.trace.measure import COARSE, FINE, distance
 from stepcheck.trace.windows import PAD, Piece, Update
 from stepcheck.tree import Tree
 
-# roundings of the weights that an update may be apart from one of them
-_ROUNDINGS = 10
+# a gradient may be apart by so much of what rounding the weights in some ways changes
+_ROUNDINGS, _WAYS = 10, 4
 
 
 class Meant:
@@ -215,14 +215,15 @@ class Evidence:
         much: where rows nearly cancel, or in a deep model.
         """
         differs = self.meant.replay.tolerance.differs
-        apart = float(np.linalg.norm(self._rounded() - self.reference))
-        self.rounding = _ROUNDINGS * apart
+        made = (self._rounded(seed) for seed in range(_WAYS))
+        apart = [float(np.linalg.norm(g - self.reference)) for g in made]
+        self.rounding = _ROUNDINGS * max(apart)
         self.scale = self.rounding / differs
 
-    def _rounded(self) -> np.ndarray:
+    def _rounded(self, seed: int) -> np.ndarray:
         """Return the gradient that was meant, at weights that are rounded otherwise."""
         is_fine = self.meant.replay.tolerance == FINE
-        eps, draw = 2.0 ** (-23 if is_fine else -9), np.random.default_rng(0)
+        eps, draw = 2.0 ** (-23 if is_fine else -9), np.random.default_rng(seed)
         pieces = []
         for piece in self.update.pieces:
             params = [
