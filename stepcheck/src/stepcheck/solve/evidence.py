@@ -19,8 +19,9 @@ from stepcheck.trace.measure import COARSE, FINE, distance
 from stepcheck.trace.windows import PAD, Piece, Update
 from stepcheck.tree import Tree
 
-# a gradient may be apart by so much of what rounding the weights in some ways changes
-_ROUNDINGS, _WAYS = 10, 4
+# how many times the largest change by rounding, of a few tries, is no difference; the
+# tolerance of half precision is ten roundings
+_ROUNDINGS, _WAYS = {FINE: 10, COARSE: 1}, 4
 
 
 class Meant:
@@ -214,11 +215,11 @@ class Evidence:
         """Let distances be relative to what rounding makes of the gradient, which may be
         much: where rows nearly cancel, or in a deep model.
         """
-        differs = self.meant.replay.tolerance.differs
+        tolerance = self.meant.replay.tolerance
         made = (self._rounded(seed) for seed in range(_WAYS))
         apart = [float(np.linalg.norm(g - self.reference)) for g in made]
-        self.rounding = _ROUNDINGS * max(apart)
-        self.scale = self.rounding / differs
+        self.rounding = _ROUNDINGS[tolerance] * max(apart)
+        self.scale = self.rounding / tolerance.differs
 
     def _rounded(self, seed: int) -> np.ndarray:
         """Return the gradient that was meant, at weights that are rounded otherwise."""
