@@ -175,7 +175,7 @@ class Function:
         total, most = float(numbers.sum()), float(numbers.abs().sum())
         for num, is_divided in ((len(values), True), (1, False)):
             if (
-                abs(float(found) * num - total)
+                abs(found.item() * num - total)
                 <= _SAME * max(most, 1e-30) * num
             ):
                 return ByRow(values, torch.ones_like(values), is_divided)
@@ -245,7 +245,7 @@ def models_own(
 
     def apart(function: Function) -> float:
         found = function.of(outputs, labels)
-        total, weight = float(found.values.sum()), float(found.weights.sum())
+        total, weight = found.values.sum().item(), found.weights.sum().item()
         sums = [loss * divisor for divisor in (weight, num) if divisor]
         return min(abs(each - total) for each in sums) / (abs(total) or 1.0)
 
