@@ -253,12 +253,22 @@ def counted_anew(model, optimizer):
         state["step"].zero_()
 
 
+def cleared_once(model, optimizer):
+    if (
+        len(optimizer.state)
+        and next(iter(optimizer.state.values()))["step"] == 9
+    ):
+        optimizer.state.clear()
+
+
 def rated(model, optimizer):
     for group in optimizer.param_groups:
         group["lr"] *= 0.9
 
 
-@pytest.mark.parametrize("write", [noised, halved, counted_anew, rated])
+@pytest.mark.parametrize(
+    "write", [noised, halved, counted_anew, cleared_once, rated]
+)
 def test_what_is_written_between_backward_pass_and_step_is_no_certificate(
     write,
 ):

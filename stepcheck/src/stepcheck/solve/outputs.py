@@ -107,8 +107,9 @@ def solved(chosen: Sequence[Evidence]) -> list[AtOutput] | None:
             if e.is_of_one_output
         ]
         sizes = [int(np.prod(shape)) for shape in shapes]
-        num, size = sum(sizes), len(e.handed)
-        if not 0 < num <= min(_MOST_FREE, size // 2, _MOST_NUMBERS // size):
+        num = sum(sizes)
+        is_few = 0 < num <= min(_MOST_FREE, len(e.handed) // 2)
+        if not is_few or num * len(e.handed) > _MOST_NUMBERS:
             return None
         columns = []
         for i, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):

@@ -147,9 +147,10 @@ def _keeps_slots(before: Update, update: Update) -> bool:
     The learning rate of Keras, a float without a parameter, may be set.
     """
     one, two = before.applied, update.applied
-    are_alike = one.slots_of[1] == two.slots_of[0]
-    if one.optimizer != two.optimizer or not are_alike:
-        return True  # a slot is made, or lost, at its own time
+    if one.optimizer != two.optimizer:
+        return True
+    if one.slots_of[1] != two.slots_of[0]:  # some are made later; none is lost
+        return len(one.slots_after) <= len(two.slots)
     pairs = zip(two.slots_of[0], one.slots_after, two.slots, strict=True)
     return all(
         same(old, new)
