@@ -12,7 +12,8 @@ import numpy as np
 import stepcheck
 from benchmarks.works import same_start
 
-_UPDATES, _BATCH = 30, 64
+_UPDATES = 30
+_BATCH = 64
 _PAGE = 4096
 
 
@@ -78,7 +79,8 @@ def _work(kind: str, quick: bool) -> tuple[keras.Model, tuple, Callable]:
     model.compile("adam", "mse")
     draw = np.random.default_rng(0)
     num = 10 * _BATCH
-    x, y = draw.normal(size=(num, width)).astype("float32"), draw.normal(size=num).astype("float32")
+    x = draw.normal(size=(num, width)).astype("float32")
+    y = draw.normal(size=num).astype("float32")
     right = kind == "right"
     return model, (x, y), lambda b, output: keras.ops.mean((output - (b[:, None] if right else b)) ** 2)
 

@@ -13,9 +13,11 @@ import tensorflow as tf
 
 def loop(model: keras.Model, data: dict, batch_size: int) -> Callable[[int], None]:
     """Return a function that trains for so many epochs, and waits for the end."""
-    x, y = tf.constant(data["x"]), tf.constant(data["y"])
+    x = tf.constant(data["x"])
+    y = tf.constant(data["y"])
     model.optimizer.build(model.trainable_variables)
-    random, num = np.random.default_rng(1), len(data["y"]) // batch_size
+    random = np.random.default_rng(1)
+    num = len(data["y"]) // batch_size
 
     def update(i: tf.Tensor, loss: tf.Tensor, right: tf.Tensor, rows: tf.Tensor) -> tuple:
         total, hits = _update(model, tf.gather(x, rows[i]), tf.gather(y, rows[i]))

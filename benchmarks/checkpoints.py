@@ -28,7 +28,8 @@ def measure(rounds: int, quick: bool) -> dict[str, dict[str, list[float]]]:
         quick: small states, whose figures mean nothing.
     """
     width, rows, updates = (50, 8, 20) if quick else (1000, 256, 2 * _EVERY)
-    trainer, data = _trainer(width), ws.Batches(_rows(width, rows * 4), rows)
+    trainer = _trainer(width)
+    data = ws.Batches(_rows(width, rows * 4), rows)
     next(trainer.steps(data))
     _OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_OUT) as folder:
@@ -106,7 +107,8 @@ def _load(path: Path, num: int, size: int) -> dict[str, Callable[[int], float]]:
 def _small(path: Path) -> dict[str, Callable[[int], float]]:
     """A whole save of 10 MB in 200 leaves, against one write and fsync of as many bytes."""
     path.mkdir()
-    folder, arrays = Folder(path), {f"params/{i}": np.ones(12_500, "float32") for i in range(200)}
+    folder = Folder(path)
+    arrays = {f"params/{i}": np.ones(12_500, "float32") for i in range(200)}
     content = np.ones(200 * 12_500, "float32")
 
     def plain() -> None:
@@ -165,9 +167,12 @@ def _trained(width: int) -> ws.Trainer:
 
 
 def _save_ours(path: Path, width: int) -> Save:
-    trainer, other = _trained(width), _trained(width)
+    trainer = _trained(width)
+    other = _trained(width)
     path.mkdir()
-    folder, room, writer = Folder(path), Room(), Writer()
+    folder = Folder(path)
+    room = Room()
+    writer = Writer()
 
     def begin(i: int) -> None:
         snapshot = trainer.run.snapshot(room.copy)

@@ -26,7 +26,9 @@ class _First(keras.callbacks.Callback):
 def measure(work: str, who: str) -> float:
     """Return the seconds that `who` ("wholestep" or "Keras fit") takes on this work."""
     chosen = WORKS[work]
-    model, data, first = chosen.model(), chosen.data(quick=False), _First()
+    model = chosen.model()
+    data = chosen.data(quick=False)
+    first = _First()
     fit: Any = ws.Trainer(model).fit if who == "wholestep" else model.fit
     begin = time.perf_counter()
     fit(**data, batch_size=chosen.batch_size, epochs=1, verbose=0, callbacks=[first])

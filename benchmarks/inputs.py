@@ -66,7 +66,8 @@ class Kinds(Contest):
         """Strings into a model with TextVectorization."""
         import tensorflow as tf
 
-        random, num = np.random.default_rng(3), len(self.data["y"])
+        random = np.random.default_rng(3)
+        num = len(self.data["y"])
         texts = tf.constant([" ".join(f"w{n}" for n in row) for row in random.integers(0, _WORDS, (num, 8))])
         self.trainer, self.model = ws.Trainer(_of_text()), _of_text()
         return self._fit(texts, random.normal(size=(num, 1)).astype("float32"), batch_size=self.size)

@@ -9,8 +9,10 @@ import numpy as np
 from keras import layers, ops
 
 _NUM_HEADS = 4
-_SHORTEST, _LONGEST = 4, 512
-_MEDIAN, _SPREAD = 40, 0.8  # of the log-normal lengths
+_SHORTEST = 4
+_LONGEST = 512
+_MEDIAN = 40
+_SPREAD = 0.8  # of the log-normal lengths
 
 Tree = Any
 
@@ -51,7 +53,8 @@ class Language:
         words = keras.Input((None,), dtype="int32")
         places = ops.cumsum(ops.ones_like(words), axis=1) - 1
         x = layers.Embedding(self.num_words, self.width)(words) + layers.Embedding(_LONGEST, self.width)(places)
-        x, head = self._dropped(x), self.width // _NUM_HEADS
+        x = self._dropped(x)
+        head = self.width // _NUM_HEADS
         for _ in range(self.num_layers):
             seen = layers.LayerNormalization()(x)
             attention = layers.MultiHeadAttention(_NUM_HEADS, head, dropout=self.dropout)

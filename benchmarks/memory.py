@@ -16,7 +16,8 @@ def measure(parts: int | None, quick: bool) -> dict:
         parts: microbatches in an update; None for Keras fit.
     """
     work = WORKS["wide"]
-    model, data = work.model(), work.data(quick=quick)
+    model = work.model()
+    data = work.data(quick=quick)
     before = _peak()
     if parts is None:
         model.fit(**data, batch_size=work.batch_size, verbose=0)

@@ -12,7 +12,8 @@ from keras import layers, ops
 import wholestep as ws
 from benchmarks.language import Language, same_start
 
-_BATCH, _UPDATES = 10, 80
+_BATCH = 10
+_UPDATES = 80
 _SECONDS = 20.0  # of one model in one round
 
 Tree = Any
@@ -68,7 +69,8 @@ def u_net() -> tuple[keras.Model, Tree, Tree]:
 def wavenet() -> tuple[keras.Model, Tree, Tree]:
     """Return a WaveNet: gated, dilated, causal convolutions of a series."""
     series = keras.Input((256, 1))
-    x, skips = layers.Conv1D(16, 1)(series), []
+    x = layers.Conv1D(16, 1)(series)
+    skips = []
     for dilation in (1, 2, 4, 8, 16, 32):
         gates = [
             layers.Conv1D(16, 2, padding="causal", dilation_rate=dilation, activation=how)(x)
@@ -223,7 +225,8 @@ def sentiment() -> tuple[keras.Model, Tree, Tree]:
     x = layers.Bidirectional(layers.LSTM(32))(layers.Embedding(2000, 32)(words))
     x = layers.Dense(10)(layers.Dropout(0.2)(x))
     random = np.random.default_rng(1)
-    x_, y = random.integers(0, 2000, (_BATCH * _UPDATES, 40), np.int32), random.integers(0, 10, _BATCH * _UPDATES)
+    x_ = random.integers(0, 2000, (_BATCH * _UPDATES, 40), np.int32)
+    y = random.integers(0, 10, _BATCH * _UPDATES)
     return _compiled(words, x, keras.optimizers.Adam()), x_, y
 
 
@@ -284,7 +287,8 @@ def _compiled(inputs: Any, logits: Any, optimizer: keras.optimizers.Optimizer) -
 
 
 def _images(size: int, num_classes: int, num_channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    random, num = np.random.default_rng(1), _BATCH * _UPDATES
+    random = np.random.default_rng(1)
+    num = _BATCH * _UPDATES
     return random.random((num, size, size, num_channels), np.float32), random.integers(0, num_classes, num, np.int32)
 
 
@@ -304,7 +308,8 @@ def _u_net(x: Any, widths: tuple[int, ...]) -> Any:
 
 
 def _denoiser() -> keras.Model:
-    images, variance = keras.Input((16, 16, 3)), keras.Input((1, 1, 1))
+    images = keras.Input((16, 16, 3))
+    variance = keras.Input((1, 1, 1))
     level = layers.UpSampling2D(16)(layers.Conv2D(8, 1, activation="silu")(variance))
     x = _u_net(layers.Concatenate()([images, level]), (16, 32, 48))
     return keras.Model([images, variance], layers.Conv2D(3, 1, kernel_initializer="zeros")(x))

@@ -46,7 +46,8 @@ def written(page: str, lines: str) -> str:
     told = "\n".join(f"- {line}" for line in json.loads(lines.splitlines()[0])["circumstances"])
     texts = {"run": told} | {section: _table(rows) for section, rows in by_section(rows_of(lines)).items()}
     for name, text in texts.items():
-        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
+        begin = f"<!-- {name} -->\n"
+        end = "<!-- end -->"
         page = re.sub(
             rf"(?<={re.escape(begin)}).*?(?={end})", lambda _, text=text: f"{text}\n", page, count=1, flags=re.S
         )

@@ -40,7 +40,8 @@ class Contest:
 
     def arrays_at_once(self) -> tuple[Run, Run]:
         """`fit` on arrays, against Keras with the `steps_per_execution` of `AT_ONCE` that is fastest here."""
-        theirs, found = {}, {}
+        theirs = {}
+        found = {}
         for num in AT_ONCE:
             theirs[num] = partial(WORKS["P"].model(at_once=num).fit, **self.data, batch_size=self.size, verbose=0)
             for _ in range(_ROUNDS_TO_WARM_UP + 1):
@@ -84,7 +85,8 @@ class Contest:
 
     def generator(self) -> tuple[Run, Run]:
         """`fit` on a generator of ready batches."""
-        batches, options = self.batches(), {"steps_per_epoch": self.num_batches, "verbose": 0}
+        batches = self.batches()
+        options = {"steps_per_epoch": self.num_batches, "verbose": 0}
         return lambda: self.trainer.fit(_endless(batches), **options), lambda: self.model.fit(
             _endless(batches), **options
         )
@@ -159,7 +161,9 @@ class Contest:
 
     def batches(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the data in ready batches."""
-        x, y, size = self.data["x"], self.data["y"], self.size
+        x = self.data["x"]
+        y = self.data["y"]
+        size = self.size
         return [(x[start : start + size], y[start : start + size]) for start in range(0, len(y), size)]
 
     def _fit(self, *given: Any, **options: Any) -> tuple[Run, Run]:

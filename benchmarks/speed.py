@@ -15,7 +15,8 @@ _SECONDS = 1.5  # about how long one turn takes
 _MOST_EPOCHS = 10
 _PARTS = 10
 AT_ONCE = (1, 16, 64)  # updates in one execution of Keras
-_LARGE_BATCH, _MANY_WORDS = 2048, 400_000
+_LARGE_BATCH = 2048
+_MANY_WORDS = 400_000
 
 Run = Callable[[int], Any]  # trains for so many epochs and returns when they are done
 
@@ -49,7 +50,8 @@ def _whole(work: Work | Language, quick: bool) -> dict[str, Contestant]:
 
 
 def _with_accumulation(work: Work, quick: bool) -> dict[str, Contestant]:
-    data, part = work.data(quick=quick), work.batch_size // _PARTS
+    data = work.data(quick=quick)
+    part = work.batch_size // _PARTS
     accumulating = work.model(gradient_accumulation_steps=_PARTS)
     contestants = {
         f"wholestep, microbatch_size={part}": _ours(work, data, part),
@@ -89,7 +91,8 @@ def single_by_hand(work: Work, batches: list) -> Callable[[], None]:
 def _pairs(work: Pairs, quick: bool) -> dict[str, Contestant]:
     """Keras fit gets an eighth of the pairs: it takes long, and rates are compared."""
     fewer = replace(work, num_rows=work.num_rows // 8)
-    large, larger = replace(work, batch_size=_LARGE_BATCH), replace(work, num_words=_MANY_WORDS)
+    large = replace(work, batch_size=_LARGE_BATCH)
+    larger = replace(work, num_words=_MANY_WORDS)
     return {
         "wholestep, 20 000 words": _ours(work, work.data(quick=quick)),
         f"wholestep, 20 000 words, batch {_LARGE_BATCH}": _ours(large, large.data(quick=quick)),

@@ -27,7 +27,8 @@ class Comparison(NamedTuple):
 
 _EVERYWHERE = dict.fromkeys(ENGINES, 1.0)
 _PLAIN = (Comparison("wholestep", "Keras fit", _EVERYWHERE),)
-_CUT, _AUTO = "wholestep, microbatch_size=6", 'wholestep, "auto"'
+_CUT = "wholestep, microbatch_size=6"
+_AUTO = 'wholestep, "auto"'
 _ACCUMULATED = "Keras fit, 10 x 6 accumulated"
 _WORDS = "wholestep, 20 000 words"
 _SPEED = {
@@ -53,7 +54,9 @@ _UNITS: dict[str, tuple[str, Callable[[dict], float]]] = {
     "C": ("s for 1e6 pairs", lambda epoch: epoch["rows"] / 1e6),
     "D": ("s for 1e6 tokens", lambda epoch: 64 * epoch["rows"] / 1e6),
 }
-_BUCKETS, _EACH, _ALL = "wholestep, tokens=2048", "Keras fit, each batch padded", "Keras fit, padded to the longest"
+_BUCKETS = "wholestep, tokens=2048"
+_EACH = "Keras fit, each batch padded"
+_ALL = "Keras fit, padded to the longest"
 _RAGGED = (
     Comparison(_BUCKETS, _EACH, dict.fromkeys(ENGINES, 2.0)),
     Comparison(_BUCKETS, _ALL, dict.fromkeys(ENGINES, 4.0)),
@@ -93,7 +96,8 @@ _OTHERS = ("ModelCheckpoint", "OrbaxCheckpoint")  # of Keras; the second takes p
 _MODELS = (  # of `models.MODELS`, which imports Keras
     *("ViT", "residual", "MobileNet", "U-Net", "WaveNet", "ConvLSTM", "diffusion", "VAE", "LSTM", "Transformer"),
 )
-_NAMES, _ONE = {1: "1 process", 2: "2 processes"}, "wholestep, one replica"
+_NAMES = {1: "1 process", 2: "2 processes"}
+_ONE = "wholestep, one replica"
 _RAGGED_FIRST = (Comparison(_BUCKETS, _EACH, {}), Comparison(_BUCKETS, _ALL, {}))
 
 
@@ -140,7 +144,8 @@ def _import(engine: str, quick: bool) -> list[Row]:
         1 if quick else _IMPORTS,
         {name: partial(children.measure, "imports", engine, modules=names) for name, names in modules.items()},
     )
-    ours, other = times["keras, wholestep"], times["keras"]
+    ours = times["keras, wholestep"]
+    other = times["keras"]
     return [by_difference("import, s", engine, ("keras, wholestep", ours), ("keras", other), bar=0.3)]
 
 
@@ -209,7 +214,9 @@ def _draws(engine: str, quick: bool) -> list[Row]:
     for work, part in (("augmentation", 32),) if quick else (("D, dropout", 8), ("augmentation", 32)):
         found = children.measure("draws", engine, work=work, rounds=1 if quick else 3 * _ROUNDS, quick=quick)
         times = {name: [1000 * s / found["updates"] for s in each] for name, each in found["times"].items()}
-        cut, own, bars = f"wholestep, microbatch_size={part}", "the engine's draws", dict.fromkeys(ENGINES, 1 / 1.05)
+        cut = f"wholestep, microbatch_size={part}"
+        own = "the engine's draws"
+        bars = dict.fromkeys(ENGINES, 1 / 1.05)
         comparisons = (
             Comparison("wholestep", f"wholestep, {own}", bars),
             Comparison(cut, f"{cut}, {own}", bars),
@@ -247,7 +254,8 @@ def _audit(engine: str, quick: bool) -> list[Row]:
     for kind, seconds in {"right": 30.0, "wrong": 30.0}.items():
         found = children.measure("audit", engine, kind=kind, rounds=1 if quick else _ROUNDS, quick=quick)
         times = found["times"]
-        audited, bare = ("audited", times["audited"]), ("the loop", times["bare"])
+        audited = ("audited", times["audited"])
+        bare = ("the loop", times["bare"])
         rows.append(by_difference(f"audit: {kind}, s for 30 updates", engine, audited, bare, bar=seconds))
         rows.append(by_ratio(f"audit: {kind}, s", engine, ("under the hooks", times["hooks"]), bare, bar=None))
         model = ("the model, MB", [found["model"]] * len(found["peak"]))

@@ -22,10 +22,13 @@ _ROUNDS = 3
 def main(name: str, is_quick: bool, path: Path) -> None:
     """Train one update, one epoch, and then the epochs that are timed."""
     work = WORKS[name]
-    model, data = work.model(), work.data(quick=is_quick)
-    trainer, options = ws.Trainer(model), {"batch_size": work.batch_size, "verbose": 0}
+    model = work.model()
+    data = work.data(quick=is_quick)
+    trainer = ws.Trainer(model)
+    options = {"batch_size": work.batch_size, "verbose": 0}
     trainer.fit(**data, **options, steps_per_epoch=1)
-    at, times = time.time(), []
+    at = time.time()
+    times = []
     trainer.fit(**data, **options)
     for _ in range(1 if is_quick else _ROUNDS):
         begin = time.perf_counter()

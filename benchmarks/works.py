@@ -85,7 +85,8 @@ class Pairs:
         num = self.quick_rows if quick else self.num_rows
         places = np.exp(random.random((2, num)) * np.log(self.num_words + 1))
         words = np.minimum(places - 1, self.num_words - 1).astype(np.int32)
-        y, weight = random.normal(size=num).astype(np.float32), random.random(num, np.float32)
+        y = random.normal(size=num).astype(np.float32)
+        weight = random.random(num, np.float32)
         return {"x": [*words], "y": y, "sample_weight": weight}
 
 

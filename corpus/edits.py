@@ -23,7 +23,8 @@ def edited(source: str, replacements: Sequence[Sequence[str]]) -> tuple[str, lis
         EditError: an old part does not occur once, or a replacement changes nothing.
     """
     begins = source.index(_QUOTES, len(_QUOTES)) + len(_QUOTES)
-    header, text = source[:begins], source[begins:]
+    header = source[:begins]
+    text = source[begins:]
     is_new = [False] * len(text)
     for old, new in replacements:
         count = text.count(old) if old else 0
@@ -33,7 +34,8 @@ def edited(source: str, replacements: Sequence[Sequence[str]]) -> tuple[str, lis
         at = text.index(old)
         start, kept = _kept(old, new)
         marks = _marks(new[start : len(new) - kept])
-        first, last = at + start, at + len(old) - kept
+        first = at + start
+        last = at + len(old) - kept
         text = text[:first] + new[start : len(new) - kept] + text[last:]
         is_new[first:last] = marks
         if True not in marks:

@@ -126,7 +126,8 @@ def answer(name: str) -> dict[str, Any]:
 @contextmanager
 def restored(engine: str) -> Iterator[None]:
     """Undo what a loop sets for its whole process."""
-    main, variables = sys.modules["__main__"], dict(os.environ)
+    main = sys.modules["__main__"]
+    variables = dict(os.environ)
     try:
         with TemporaryDirectory() as folder, chdir(folder):
             yield

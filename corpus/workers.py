@@ -116,7 +116,8 @@ class Worker:
 
     def answer(self, loop: Loop) -> dict[str, Any]:
         """Return the facts of a loop's row; after a failure the process must be closed."""
-        questions, answers = self._process.stdin, self._process.stdout
+        questions = self._process.stdin
+        answers = self._process.stdout
         assert questions
         assert answers
         self.num_loops += 1

@@ -90,7 +90,8 @@ def accumulation(x, y):
 
 def twins(network):
     """Return two networks with the same weights."""
-    one, other = network(), network()
+    one = network()
+    other = network()
     other.set_weights(one.get_weights())
     return one, other
 
@@ -146,7 +147,8 @@ def densenet():
 
 def small_network():
     """Return a few layers with BatchNormalization instead of DenseNet121; they compile in seconds."""
-    layers, stack = keras.layers, [keras.Input((32, 32, 3))]
+    layers = keras.layers
+    stack = [keras.Input((32, 32, 3))]
     for channels in (8, 16):
         stack += [layers.Conv2D(channels, 3, strides=4), layers.BatchNormalization(), layers.ReLU()]
     stack += [layers.Flatten(), layers.Dense(10, activation="softmax")]

@@ -23,7 +23,9 @@ from keras import layers, ops
 
 import stepcheck
 
-NUM_WORDS, NUM_PAIRS, BATCH_SIZE = 60, 240, 64
+NUM_WORDS = 60
+NUM_PAIRS = 240
+BATCH_SIZE = 64
 
 
 def main():
@@ -76,7 +78,8 @@ def train(model, loss, pairs):
 
 def network(dim=8):
     """Return the model that predicts log count = target . context + a bias of each, as (rows, 1)."""
-    focal, context = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
+    focal = keras.Input((), dtype="int32")
+    context = keras.Input((), dtype="int32")
     vectors = [layers.Embedding(NUM_WORDS, dim)(word) for word in (focal, context)]
     biases = [layers.Embedding(NUM_WORDS, 1, "zeros")(word) for word in (focal, context)]
     model = keras.Model((focal, context), layers.add([layers.Dot(1)(vectors), *biases]))

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import stepcheck
 
-NUM_ROWS, BATCH_SIZE, NUM_EPOCHS = 120, 32, 2
+NUM_ROWS = 120
+BATCH_SIZE = 32
+NUM_EPOCHS = 2
 
 
 def main():

@@ -32,7 +32,9 @@ import wholestep as ws
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-BATCH_SIZE, NUM_BLOCKS, SEED = 128, 8, 7
+BATCH_SIZE = 128
+NUM_BLOCKS = 8
+SEED = 7
 
 
 class InInferenceMode(ws.Objective):
@@ -117,7 +119,8 @@ def block(x):
 def run(name, train, start, x, y):
     model = network()
     model.set_weights(start)
-    began, curve = time.perf_counter(), train(model, x, y)
+    began = time.perf_counter()
+    curve = train(model, x, y)
     print(f"{name}: {len(curve.own)} updates, loss of the last {curve.own[-1]:.4g},", end=" ")
     print(f"{time.perf_counter() - began:.0f} s", flush=True)
     return model, curve
@@ -140,7 +143,8 @@ def alone(told, num_rows):
 def loop(model, x, y, objective=None):
     trainer = ws.Trainer(model, objective)
     batches = ws.Batches((x, y), batch_size=BATCH_SIZE, seed=SEED)
-    own, told = [], []
+    own = []
+    told = []
     try:
         for step in trainer.steps(batches, epochs=2):
             own.append(step.loss)

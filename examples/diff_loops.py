@@ -11,7 +11,10 @@ from keras import layers
 
 import stepcheck
 
-NUM, SIZE, WORDS, RATE = 512, 64, 40, 0.01
+NUM = 512
+SIZE = 64
+WORDS = 40
+RATE = 0.01
 
 
 def pairs():
@@ -73,7 +76,8 @@ def main():
     words, counts = pairs()
     own, other = twice(vectors())
     glove = stepcheck.diff(looped(own, words, counts), fitted(other, words, counts))
-    x, y = words.astype("float32"), counts[:, None]
+    x = words.astype("float32")
+    y = counts[:, None]
     own, other = twice(normalized())
     norm = stepcheck.diff(looped(own, x, y, by_hand=True), fitted(other, x, y))
     print(f"Word vectors:\n{glove}\n\nBatchNormalization:\n{norm}")

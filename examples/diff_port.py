@@ -12,7 +12,8 @@ import stepcheck
 
 X = np.random.default_rng(0).normal(size=(96, 6)).astype("float32")
 Y = X[:, :1] - X[:, 1:2]
-SIZE, RATE = 16, 0.05
+SIZE = 16
+RATE = 0.05
 LAYERS = {"first": "0", "last": "2"}
 NAMES = {"kernel": "weight", "bias": "bias"}
 

@@ -13,7 +13,8 @@ import stepcheck
 
 X = torch.randn(128, 10, generator=torch.Generator().manual_seed(0))
 Y = X[:, :1] * X[:, 1:2]
-BATCH, PARTS = 32, 4
+BATCH = 32
+PARTS = 4
 
 
 def network():

@@ -65,7 +65,8 @@ class MeanOfMeans(Trainer):
 def main():
     """Return both comparisons."""
     whole = trained(1)
-    right, wrong = stepcheck.diff(trained(4), whole), stepcheck.diff(trained(4, MeanOfMeans), whole)
+    right = stepcheck.diff(trained(4), whole)
+    wrong = stepcheck.diff(trained(4, MeanOfMeans), whole)
     print(f"Trainer:\n{right}\n\nA mean of means:\n{wrong}")
     print("You have seen: microbatches change no update of Trainer; a mean of their means does.")
     return right, wrong

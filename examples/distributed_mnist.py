@@ -35,7 +35,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 NUM_REPLICAS = (1, 2, 3)
-BATCH_SIZE, SEED = 64 * max(NUM_REPLICAS), 7
+BATCH_SIZE = 64 * max(NUM_REPLICAS)
+SEED = 7
 
 
 def main(argv=None):
@@ -51,7 +52,8 @@ def main(argv=None):
     checkpoints = arguments.out / f"checkpoints-{keras.backend.backend()}"
     shutil.rmtree(checkpoints, ignore_errors=True)  # checkpoints of an earlier run
 
-    curves, weights = {}, {}
+    curves = {}
+    weights = {}
     for num in NUM_REPLICAS:
         print(f"\nOwn loop, {num} {'replica' if num == 1 else 'replicas'}")
         curves[num], weights[num] = loop(num, train, test, epochs, checkpoints / str(num))
@@ -122,7 +124,9 @@ def trainer_on(num):
 def loop(num, train, test, epochs, folder):
     """Train by a loop over `steps`; return [loss, test loss, test accuracy] of each epoch, and the weights."""
     trainer = trainer_on(num)
-    batches, curve, weights = ws.Batches(train, BATCH_SIZE, seed=SEED), [], []
+    batches = ws.Batches(train, BATCH_SIZE, seed=SEED)
+    curve = []
+    weights = []
     for epoch in range(epochs):
         *_, last = trainer.steps(batches)
         curve.append([last.logs["loss"], *trainer.evaluate(*test, batch_size=BATCH_SIZE, verbose=0)])
@@ -142,7 +146,8 @@ def fit(num, train, test, epochs):
 
 def parts_of_an_epoch(train):
     """Interrupt an epoch and continue it; return the numbers of the batches before and after."""
-    trainer, batches = trainer_on(2), ws.Batches(train, BATCH_SIZE, seed=SEED)
+    trainer = trainer_on(2)
+    batches = ws.Batches(train, BATCH_SIZE, seed=SEED)
     before = []
     for step in trainer.steps(batches):
         before.append(step.batch)

@@ -34,7 +34,10 @@ from finetune_model import Answers, add_lora, new_backbone, sharded
 
 import wholestep as ws
 
-RANK, NUM_ROWS, NUM_PARTS, MEMORY = 4, 32, 8, 48 * 2**20  # of LoRA; in an update; for (5); bytes of an update
+RANK = 4
+NUM_ROWS = 32
+NUM_PARTS = 8
+MEMORY = 48 * 2**20  # of LoRA; in an update; for (5); bytes of an update
 
 
 def main(argv=None):
@@ -46,7 +49,8 @@ def main(argv=None):
     arguments = parser.parse_args(argv)
     devices.split_cpu(arguments.shards)
     pairs = docstrings()[: 640 if arguments.quick else None]
-    train, held_out = pairs[: -len(pairs) // 8], pairs[-len(pairs) // 8 :]
+    train = pairs[: -len(pairs) // 8]
+    held_out = pairs[-len(pairs) // 8 :]
     print(f"{len(pairs)} functions of the standard library. Engine: {keras.backend.backend()}.", flush=True)
     if arguments.preset:
         return import_module("finetune_preset").tune(arguments.preset, train)
@@ -62,7 +66,8 @@ def main(argv=None):
 def fine_tune(folder, train, held_out, arguments):
     num_updates, epochs = (40, 1) if arguments.quick else (1000, 4)
     pretrain(folder / "pretrained", num_updates)
-    data, unseen = packed(train), packed(held_out)
+    data = packed(train)
+    unseen = packed(held_out)
     print(f"{len(train)} functions in {len(data)} batches of shape {data.shapes[0]}", flush=True)
     keras.config.set_dtype_policy("mixed_bfloat16")
     if arguments.shards > 1:
@@ -149,7 +154,8 @@ def stopped_and_resumed(folder, data, epochs, model):
 def export(model, path, data):
     """Save the model, load it with Keras, and return the relative difference of the logits."""
     model.save(path)
-    loaded, batch = keras.models.load_model(path), next(iter(data))
+    loaded = keras.models.load_model(path)
+    batch = next(iter(data))
     inputs = {name: batch[name] for name in ("tokens", "positions", "segment_ids")}
     one, two = (keras.ops.convert_to_numpy(each(inputs)) for each in (model, loaded))
     lora = [np.abs(v.numpy()).max() for v in loaded.trainable_weights if "lora" in v.name]
@@ -166,7 +172,8 @@ def normalisation(model, data):
     twin = new_task()
     twin.set_weights(model.get_weights())
     data.seek(0)
-    batch, num = next(iter(data)), NUM_ROWS // NUM_PARTS
+    batch = next(iter(data))
+    num = NUM_ROWS // NUM_PARTS
     parts = [{name: leaf[i : i + num] for name, leaf in batch.items()} for i in range(0, NUM_ROWS, num)]
     found = {"full batch": gradients(twin, [batch], NUM_ROWS), "divided once": gradients(twin, [batch], num)}
     found["mean of means"] = gradients(twin, parts, num)
@@ -183,7 +190,9 @@ def gradients(model, batches, microbatch_size):
     """Return the loss and the gradient of each batch; a gradient is the change by an update of plain SGD."""
     rate = 1024.0  # large, so that subtracting weights loses no digits
     trainer = ws.Trainer(model, Answers(), optimizer=keras.optimizers.SGD(rate), microbatch_size=microbatch_size)
-    start, losses, found = model.get_weights(), [], []
+    start = model.get_weights()
+    losses = []
+    found = []
     for batch in batches:
         losses.append(float(trainer.update(batch)["loss"]))
         moves = [before - after for before, after in zip(start, model.get_weights(), strict=True)]

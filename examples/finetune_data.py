@@ -6,7 +6,8 @@ from pydoc_data.topics import topics
 
 import numpy as np
 
-LENGTH, VOCABULARY = 128, 128  # of characters in a row, all ASCII
+LENGTH = 128
+VOCABULARY = 128  # of characters in a row, all ASCII
 MODULES = "argparse ast calendar collections csv datetime decimal difflib email.message fractions gzip inspect io json "
 MODULES += "logging mailbox operator os pathlib pickle random shutil smtplib socket sqlite3 ssl statistics string "
 MODULES += "subprocess tarfile threading typing unittest urllib.request zipfile"

@@ -6,7 +6,8 @@ from keras import layers, ops
 
 import wholestep as ws
 
-WIDTH, NUM_LAYERS = 64, 2
+WIDTH = 64
+NUM_LAYERS = 2
 
 
 def new_backbone():
@@ -30,7 +31,8 @@ def add_lora(backbone, rank):
     """Freeze a backbone, except for the LoRA weights and the biases of its queries, values and dense layers."""
     for layer in backbone.layers:
         layer.trainable = False  # and all its parts: an attention layer has four
-        is_attention, is_dense = isinstance(layer, layers.MultiHeadAttention), isinstance(layer, layers.Dense)
+        is_attention = isinstance(layer, layers.MultiHeadAttention)
+        is_dense = isinstance(layer, layers.Dense)
         for part in [layer.query_dense, layer.value_dense] if is_attention else [layer] * is_dense:
             part.trainable = True  # before enable_lora, which freezes the kernel
             part.enable_lora(rank)
@@ -41,7 +43,8 @@ class Answers(ws.Objective):
 
     def __call__(self, model, batch, training):
         """Return the loss of every character."""
-        tokens, segments = batch["tokens"], batch["segment_ids"]
+        tokens = batch["tokens"]
+        segments = batch["segment_ids"]
         logits = model({k: batch[k] for k in ("tokens", "positions", "segment_ids")}, training=training)[:, :-1]
         loss = keras.losses.sparse_categorical_crossentropy(tokens[:, 1:], logits, from_logits=True)
         return ws.Mean(loss, ops.where(segments[:, 1:] == segments[:, :-1], batch["weights"][:, 1:], 0.0))

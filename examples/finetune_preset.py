@@ -6,7 +6,8 @@ import numpy as np
 
 import wholestep as ws
 
-LENGTH, RANK = 256, 4
+LENGTH = 256
+RANK = 4
 
 
 def tune(name, pairs):

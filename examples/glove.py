@@ -35,9 +35,15 @@ from keras import ops
 
 import wholestep as ws
 
-BATCH_SIZE, SHUFFLE_WINDOW, RATE, SEED = 512, 1000, 0.005, 7
-AS_WRITTEN, MENDED, KERAS = "own loop, as written", "own loop, labels reshaped", "keras fit"
-OURS, WINDOW = "own loop over trainer.steps", f"the same, a window of {SHUFFLE_WINDOW} rows"
+BATCH_SIZE = 512
+SHUFFLE_WINDOW = 1000
+RATE = 0.005
+SEED = 7
+AS_WRITTEN = "own loop, as written"
+MENDED = "own loop, labels reshaped"
+KERAS = "keras fit"
+OURS = "own loop over trainer.steps"
+WINDOW = f"the same, a window of {SHUFFLE_WINDOW} rows"
 ASK = ("class", "function", "exception", "import", "string", "loop", "tuple", "module")
 
 
@@ -45,7 +51,8 @@ def main(argv=None):
     """Build the table, train in five ways, save vectors and a picture; return the measurements by name."""
     arguments = parse(argv)
     print(f"Engine: {keras.backend.backend()}.")
-    corpus, out = arguments.corpus, arguments.out
+    corpus = arguments.corpus
+    out = arguments.out
     words = glove_pairs.vocabulary(glove_pairs.lines(corpus), arguments.vocabulary, arguments.min_count)
     if len(words) < 2:
         raise SystemExit("Fewer than two words occur often enough: try a smaller --min-count or another --corpus.")
@@ -54,7 +61,8 @@ def main(argv=None):
         focal, context, count = glove_pairs.cooccurrences(text, words, arguments.window, Path(folder))
         print(f"{len(count)} pairs of words within {arguments.window} words. Loss over all of them, by epoch:")
         result = train(((focal, context), count), len(words), arguments.dim, arguments.epochs)
-    learned, names = result.pop("vectors"), list(words)
+    learned = result.pop("vectors")
+    names = list(words)
     asked = [word for word in ASK if word in words] or glove_vectors.content(words)[: len(ASK)]
     result |= {"num_words": len(words), "num_pairs": len(count)}
     result["neighbours"] = {word: glove_vectors.nearest(word, names, learned) for word in asked}
@@ -98,8 +106,10 @@ def glove_loss(count, prediction):
 
 def network(num_words, dim):
     """Return the model that predicts log count = target . context + a bias of each, as (rows, 1); compiled."""
-    focal, context = keras.Input((), dtype="int32", name="focal"), keras.Input((), dtype="int32", name="context")
-    target, other = embedding(num_words, dim, "target", 1)(focal), embedding(num_words, dim, "other", 2)(context)
+    focal = keras.Input((), dtype="int32", name="focal")
+    context = keras.Input((), dtype="int32", name="context")
+    target = embedding(num_words, dim, "target", 1)(focal)
+    other = embedding(num_words, dim, "other", 2)(context)
     biases = [
         keras.layers.Embedding(num_words, 1, "zeros", name=f"{name}_bias")(word)
         for name, word in (("target", focal), ("other", context))
@@ -161,7 +171,8 @@ def refusal(data, num_words, dim):
 
 def train(data, num_words, dim, epochs):
     """Train in five ways; return the curves, the vectors, and the library's error for the first way."""
-    models, losses = {}, {}
+    models = {}
+    losses = {}
     order = glove_pairs.window_shuffled(len(data[1]), SHUFFLE_WINDOW, SEED)
     windowed = keras.tree.map_structure(lambda column: column[order], data)
     for name, way, rows, shuffle in (

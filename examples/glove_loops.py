@@ -32,7 +32,8 @@ def tape_step(model, loss):
 def jax_step(model, loss):
     import jax
 
-    variables, optimizer = model.trainable_variables, model.optimizer
+    variables = model.trainable_variables
+    optimizer = model.optimizer
     optimizer.build(variables)
 
     def value_at(values, pair, count):

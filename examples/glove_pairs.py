@@ -106,7 +106,8 @@ def window_shuffled(num: int, window: int, seed: int) -> np.ndarray:
     """Return the order of rows from a shuffle buffer of `window` rows, as in `tf.data.Dataset.shuffle`."""
     rng = np.random.default_rng(seed)
     window = min(window, num)
-    held, order = list(range(window)), []
+    held = list(range(window))
+    order = []
     for row, slot in enumerate(rng.integers(0, window, num - window), start=window):
         order.append(held[slot])
         held[slot] = row

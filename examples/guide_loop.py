@@ -25,7 +25,9 @@ from sklearn.datasets import load_digits
 
 import stepcheck
 
-BATCH_SIZE, NUM_TRAINED, NUM_EPOCHS = 64, 1248, 30
+BATCH_SIZE = 64
+NUM_TRAINED = 1248
+NUM_EPOCHS = 30
 
 
 def main():
@@ -68,7 +70,9 @@ def by_fit(model, x, y, num_epochs):
 
 def as_written(model, x, y, num_epochs):
     """Train on batches in the order of the data; return the losses that the loop prints."""
-    step, state, printed = step_of(model), begin(model), []
+    step = step_of(model)
+    state = begin(model)
+    printed = []
     for _ in range(num_epochs):
         for start in range(0, len(x) - BATCH_SIZE + 1, BATCH_SIZE):  # drop_remainder=True
             loss, state = step(state, x[start : start + BATCH_SIZE], y[start : start + BATCH_SIZE])
@@ -79,9 +83,12 @@ def as_written(model, x, y, num_epochs):
 
 def mended(model, x, y, num_epochs):
     """Train on all rows in a new order each epoch, with dropout; return the mean loss of each epoch."""
-    step, state, printed = step_of(model, training=True), begin(model), []
+    step = step_of(model, training=True)
+    state = begin(model)
+    printed = []
     for epoch in range(num_epochs):
-        order, total = np.random.default_rng(epoch).permutation(len(x)), 0.0
+        order = np.random.default_rng(epoch).permutation(len(x))
+        total = 0.0
         for start in range(0, len(x), BATCH_SIZE):
             rows = order[start : start + BATCH_SIZE]
             loss, state = step(state, x[rows], y[rows])

@@ -37,7 +37,9 @@ from translate_dates_picture import Curve, picture
 
 import wholestep as ws
 
-WIDTH, NUM_PARTS, SEED = 64, 4, 7
+WIDTH = 64
+NUM_PARTS = 4
+SEED = 7
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ def main(argv=None):
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     arguments = parser.parse_args(argv)
     devices.split_cpu(arguments.replicas)
-    size, rng = QUICK if arguments.quick else FULL, random.Random(SEED)
+    size = QUICK if arguments.quick else FULL
+    rng = random.Random(SEED)
     days, days_held_out = split_days(rng)
     pairs = write_dates(size.num_rows, days, size.languages, rng)
     held_out = write_dates(size.num_held_out, days_held_out, size.languages, rng)
@@ -100,7 +103,8 @@ class Translation(ws.Objective):
 
     def __call__(self, model, batch, training):
         """Return the loss of every character, and two metrics: over characters, and over sequences."""
-        given, wanted = batch["target"][:, :-1], batch["target"][:, 1:]
+        given = batch["target"][:, :-1]
+        wanted = batch["target"][:, 1:]
         logits = model([batch["source"], given], training=training)
         is_padding = wanted == PADDING
         is_right = ops.cast(ops.argmax(logits, axis=-1), wanted.dtype) == wanted
@@ -126,7 +130,8 @@ def train(name, rows, size, num_tokens, replicas=1):
     weights, (num_real, num_computed) = counts[:, 0], np.cumsum(counts[:, 1:], axis=0).T
 
     batches.seek(0)  # the same batches again: their order follows from the seed and the epoch
-    began, losses = time.perf_counter(), []
+    began = time.perf_counter()
+    losses = []
     for step in trainer.steps(batches, size.epochs):
         losses.append(step.loss)
         if step.number % 200 == 0 or step.number == len(counts):
@@ -178,7 +183,8 @@ def gradients(model, batches, microbatch_size):
     """Return the gradient of each batch as one vector: the change of the parameters by an update of plain SGD."""
     rate = 1024.0  # large, for the parameters' own digits not to drown the last ones of what is taken off
     trainer = ws.Trainer(model, Translation(), optimizer=keras.optimizers.SGD(rate), microbatch_size=microbatch_size)
-    start, found = model.get_weights(), []
+    start = model.get_weights()
+    found = []
     for batch in batches:
         trainer.update(batch)
         moves = [before - after for before, after in zip(start, model.get_weights(), strict=True)]

@@ -32,10 +32,15 @@ def split_days(rng):
 
 def write_dates(num, days, languages, rng):
     """Return `num` pairs (in a language, in ISO 8601): a day, the month that begins with it, or a span of two days."""
-    locales, known, pairs = [Locale.parse(language) for language in languages], set(days), []
+    locales = [Locale.parse(language) for language in languages]
+    known = set(days)
+    pairs = []
     while len(pairs) < num:
-        locale, kind, day = rng.choice(locales), rng.choice(KINDS), rng.choice(days)
-        first, last = day.replace(day=1), day + timedelta(rng.randint(1, 60))
+        locale = rng.choice(locales)
+        kind = rng.choice(KINDS)
+        day = rng.choice(days)
+        first = day.replace(day=1)
+        last = day + timedelta(rng.randint(1, 60))
         if kind == "month" and first in known:
             pairs.append((format_skeleton("yMMMM", first, locale=locale), f"{first:%Y-%m}"))
         elif kind == "span" and last in known:

@@ -7,7 +7,8 @@ from translate_dates_data import BEGIN, LONGEST, PADDING, lengths
 
 import wholestep as ws
 
-NUM_HEADS, SMOOTHING = 4, 0.1
+NUM_HEADS = 4
+SMOOTHING = 0.1
 
 
 def transformer(num_tokens, width, num_layers):
@@ -15,7 +16,8 @@ def transformer(num_tokens, width, num_layers):
 
     The logits at index t depend on the full source, and on the target up to t.
     """
-    source, target = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
+    source = keras.Input((None,), dtype="int32")
+    target = keras.Input((None,), dtype="int32")
     table = Embedding(num_tokens, width)
     is_text = ops.expand_dims(source != PADDING, 1)  # (rows, 1, S): no place looks at padding
 
@@ -74,7 +76,8 @@ def smoothed_cross_entropy(wanted, logits):
         logits: (rows, length, tokens).
     """
     num_others = logits.shape[-1] - 1
-    right, other = 1 - SMOOTHING, SMOOTHING / num_others
+    right = 1 - SMOOTHING
+    other = SMOOTHING / num_others
     lowest = -right * np.log(right) - num_others * other * np.log(other)
     log_probabilities = ops.log_softmax(logits)
     of_wanted = ops.take_along_axis(log_probabilities, wanted[..., None], axis=-1)[..., 0]

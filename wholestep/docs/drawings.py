@@ -9,7 +9,10 @@ from html import escape
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-INK, PALE, WARM, LINE = "#1f2933", "#eef3f8", "#fdf1e3", "#8294a8"
+INK = "#1f2933"
+PALE = "#eef3f8"
+WARM = "#fdf1e3"
+LINE = "#8294a8"
 STYLE = f"<style>text{{font:13px sans-serif;fill:{INK}}}.name{{font-family:monospace}}.part{{font-weight:bold}}</style>"
 MARKER = '<marker id="to" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
 ARROW = f'{MARKER}<path d="M0 0L8 4L0 8z" fill="{LINE}"/></marker>'
@@ -71,10 +74,13 @@ def page(width: int, height: int, title: str, parts: list[str]) -> str:
 def path_of_a_batch() -> str:
     """Return the functions that a batch crosses, in the order of the calls: on the host, then on the device."""
     rows = table("Every function that a batch crosses")
-    parts, bottom, ends = [], {"host": 12, "device": 12}, dict[str, tuple[int, int]]()
+    parts = []
+    bottom = {"host": 12, "device": 12}
+    ends = dict[str, tuple[int, int]]()
     for part, where in WHERE.items():
         side = where.partition(",")[0]
-        x, y = (12 if side == "host" else 400), bottom[side]
+        x = 12 if side == "host" else 400
+        y = bottom[side]
         names = [short(name) for named, name, _ in rows if named == part]
         height = 19 * len(names) + 36
         parts += [box(x, y, 348, height, PALE if side == "host" else WARM), text(x + 12, y + 20, part, "part")]
@@ -105,11 +111,15 @@ def _owners() -> Iterator[str]:
     for column, row, others in OWNERS.values():
         for other in others:
             to_column, to_row, _ = OWNERS[other]
-            x, y, to_x, to_y = 20 + 206 * column, 47 + 72 * row, 20 + 206 * to_column, 47 + 72 * to_row
+            x = 20 + 206 * column
+            y = 47 + 72 * row
+            to_x = 20 + 206 * to_column
+            to_y = 47 + 72 * to_row
             is_below = to_column == column
             yield arrow(x + 88, y + 29, to_x + 88, to_y - 29) if is_below else arrow(x + 176, y, to_x, to_y)
     for name, (column, row, _) in OWNERS.items():
-        x, y = 20 + 206 * column, 22 + 72 * row
+        x = 20 + 206 * column
+        y = 22 + 72 * row
         yield box(x, y - 4, 176, 58, PALE)
         yield text(x + 8, y + 12, name, "part")
         for i, line in enumerate(folded(does[name])):

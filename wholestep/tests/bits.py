@@ -14,7 +14,8 @@ from keras import layers
 
 import wholestep as ws
 
-_SIZE, _ROWS = 12, 96
+_SIZE = 12
+_ROWS = 96
 
 
 def _dense() -> tuple[keras.Model, np.ndarray]:

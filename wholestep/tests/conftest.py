@@ -59,7 +59,8 @@ if keras.backend.backend() == "jax" and IS_QUICK:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # JAX loads all of MLIR's dialects for each program: 3 ms. One load for each thread is enough.
-    lowering, loaded = importlib.import_module("jax._src.interpreters.mlir"), threading.local()
+    lowering = importlib.import_module("jax._src.interpreters.mlir")
+    loaded = threading.local()
     lowering.make_ir_context = partial(_loaded_once, loaded, lowering.make_ir_context)
 elif keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -101,7 +102,8 @@ BOTH = {f"test_{name}" for name in ("backend", "compilers", "engines", "fingerpr
 
 def _is_of_the_other(item):
     """Whether the suite leaves a test to the other engine."""
-    module, engine = item.module.__name__, keras.backend.backend()
+    module = item.module.__name__
+    engine = keras.backend.backend()
     if module in BOTH or item.get_closest_marker("own"):
         return False
     if module in EITHER:

@@ -145,7 +145,8 @@ class Adversaries(Lean):
             return logs, tuple(after)
 
         def both(self, x):
-            d, g = self.discriminator, self.generator
+            d = self.discriminator
+            g = self.generator
             made = g(self.noise(x))
             d_now = [v.value for v in d.trainable_variables]
 
@@ -155,7 +156,8 @@ class Adversaries(Lean):
 
             d_loss, grads = jax.value_and_grad(loss_of_d)(d_now)
             self.d_optimizer.apply(grads, d.trainable_variables)
-            noise, d_now = self.noise(x), [v.value for v in d.trainable_variables]
+            noise = self.noise(x)
+            d_now = [v.value for v in d.trainable_variables]
 
             def loss_of_g(params):
                 return self.g_loss(d.stateless_call(d_now, [], g.stateless_call(params, [], noise)[0])[0])
@@ -167,7 +169,8 @@ class Adversaries(Lean):
     else:
 
         def train_step(self, x):
-            d, g = self.discriminator, self.generator
+            d = self.discriminator
+            g = self.generator
             made = g(self.noise(x))
             with tf.GradientTape() as tape:
                 d_loss = self.d_loss(d(x), d(made))

@@ -11,7 +11,9 @@ import numpy as np
 import wholestep as ws
 from wholestep.data.weights import class_weighted
 
-TIME, FEATURES, OUTPUTS = 4, 4, 4
+TIME = 4
+FEATURES = 4
+OUTPUTS = 4
 WEIGHTINGS = ("none", "sample weights", "weighted mean", "masks", "class weights", "two outputs")
 REGULARISERS = ("none", "l2", "activity")
 
@@ -60,7 +62,8 @@ def data(weighting, num_rows):
     if weighting == "two outputs":
         x = [_masked(num_rows, 2, 1), _masked(num_rows, 1, 3)]
         return (x, [integers(num_rows, TIME, OUTPUTS, seed=s) for s in (2, 4)]), None
-    x, y = integers(num_rows, FEATURES, seed=1), integers(num_rows, OUTPUTS, seed=2)
+    x = integers(num_rows, FEATURES, seed=1)
+    y = integers(num_rows, OUTPUTS, seed=2)
     if weighting == "class weights":
         return (x, (np.arange(num_rows)[:, None] % 3).astype("float32")), {0: 2.0, 1: 0.5}
     if weighting in ("sample weights", "weighted mean"):
@@ -140,7 +143,8 @@ def spread_over(replicas):
     import tensorflow as tf
 
     # TensorFlow's collectives cannot change their number within a process, as the tests do.
-    devices, ops = [f"CPU:{i}" for i in range(replicas)], tf.distribute.ReductionToOneDevice()
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    ops = tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(devices, cross_device_ops=ops).scope()
 
 

@@ -35,7 +35,8 @@ class Keeps(keras.Model):
 
     def train_step(self, *given):
         """Keep a batch. On JAX it comes after the state, which goes back; it has the count."""
-        logs, batch = {"loss": keras.ops.zeros(())}, given[-1]
+        logs = {"loss": keras.ops.zeros(())}
+        batch = given[-1]
         if len(given) == 2:
             params, (count,), *more = given[0]
             self.batches.by_number[int(count)] = batch
@@ -48,7 +49,8 @@ class Keeps(keras.Model):
 
 def handed(data, options):
     """Yield the batches that a model's step is handed, then raise what ended `fit`."""
-    model, error = Keeps(), None
+    model = Keeps()
+    error = None
     model.compile(run_eagerly=True)
     try:
         ws.Trainer(model).fit(**data, verbose=0, **options)

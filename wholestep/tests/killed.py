@@ -62,7 +62,8 @@ def train(model="small", data="arrays", seconds=0.0, checkpoints=None, every=1):
 
 def kill_at(call, num):
     """Let a call of a function of `os` kill this process, the `num`-th one."""
-    real, left = getattr(os, call), [num]
+    real = getattr(os, call)
+    left = [num]
 
     def kills(*arguments, **options):
         left[0] -= 1

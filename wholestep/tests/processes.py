@@ -82,7 +82,8 @@ def rows_loaded():
     x = np.ones((64, 4), "float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    items, trainer = Items(x, x[:, :1]), ws.Trainer(model)
+    items = Items(x, x[:, :1])
+    trainer = ws.Trainer(model)
     for step in trainer.steps(ws.Batches(items, 16, seed=1), epochs=2):
         if (step.epoch, step.batch) == (0, 3):
             items.loaded.clear()
@@ -112,11 +113,13 @@ def whole_runs():
     keras.utils.clear_session()
     random.seed(5)  # from which Keras draws the seeds of weights; its own way imports tensorflow
     rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(50, 6)).astype("float32"), rng.integers(0, 3, 50)
+    x = rng.normal(size=(50, 6)).astype("float32")
+    y = rng.integers(0, 3, 50)
     layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(3, "softmax")]
     model = keras.Sequential([keras.Input((6,)), *layers])
     model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    trainer, seen = ws.Trainer(model), []
+    trainer = ws.Trainer(model)
+    seen = []
     look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: seen.append(model.get_weights()[0].sum()))
     told = {"validation_data": (x[:7], y[:7]), "batch_size": 16, "verbose": 0}
     said = [trainer.fit(x, y, epochs=2, **told).history, trainer.fit(x, y, **told, callbacks=[look]).history]
@@ -197,7 +200,8 @@ class At(keras.callbacks.Callback):
 
     def __init__(self, update, do, process=ME):
         super().__init__()
-        self.left, self.do = update if process == ME else 0, do
+        self.left = update if process == ME else 0
+        self.do = do
 
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
@@ -218,7 +222,8 @@ def trained(checkpoints=None, seed=0, callbacks=(), columns=0):
     np.random.seed(seed)
     keras.utils.clear_session()
     places(columns)
-    x, y = np.random.default_rng(0).normal(size=(96, 6)).astype("float32"), np.arange(96) % 3
+    x = np.random.default_rng(0).normal(size=(96, 6)).astype("float32")
+    y = np.arange(96) % 3
     layers = [keras.layers.Dense(8, "relu", name="wide"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3, "softmax", name="last")])
     model.compile(keras.optimizers.Adam(0.01, use_ema=True), "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -258,7 +263,8 @@ def fault(what):
     """Train until something happens in one process."""
     print("pid", os.getpid(), flush=True)
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(64, 5)).astype("float32"), rng.normal(size=(64, 1)).astype("float32")
+    x = rng.normal(size=(64, 5)).astype("float32")
+    y = rng.normal(size=(64, 1)).astype("float32")
     if what == "other data" and ME == 1:
         x[3] = 7.0
     if what == "nan":
@@ -315,7 +321,8 @@ def lose(kind, process, place):
             "stops": stop,
         }[kind]()
 
-    x, y = np.ones((64, 5), "float32"), np.ones((64, 1), "float32")
+    x = np.ones((64, 5), "float32")
+    y = np.ones((64, 1), "float32")
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
     model.compile("adam", "mse")
     trainer = ws.Trainer(model)

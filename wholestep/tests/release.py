@@ -85,7 +85,8 @@ def try_out(framework, requirements, packages):
 
 def main():
     shutil.rmtree(OUT, ignore_errors=True)
-    trainer, check = build("wholestep"), build("stepcheck")
+    trainer = build("wholestep")
+    check = build("stepcheck")
     try_out("jax", [f"{trainer.wheel}[jax,demo]"], ["wholestep"])
     both = [f"{trainer.source}[tensorflow,demo]", f"{check.source}[keras]"]
     try_out("tensorflow", both, ["wholestep", "stepcheck"])

@@ -44,7 +44,9 @@ class Tags(html.parser.HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
-        self.open, self.tags, self.words = [], [], []
+        self.open = []
+        self.tags = []
+        self.words = []
         self.feed(text)
         assert self.open == []
 

@@ -30,7 +30,8 @@ def same(one, two):
 
 def count_calls(monkeypatch, kind, name):
     """Return a list that has one entry for each call of a method of a class."""
-    calls, method = [], getattr(kind, name)
+    calls = []
+    method = getattr(kind, name)
 
     def counting(*given, **named):
         calls.append(given)

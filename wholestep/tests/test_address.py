@@ -75,7 +75,8 @@ class Guarded(Memory):
 
     protocol = "guarded"
     cachable = False
-    store, pseudo_dirs = {}, [""]
+    store = {}
+    pseudo_dirs = [""]
     refused = 0  # the number of connections to refuse
     connections = []  # those that have not ended
 
@@ -117,11 +118,13 @@ class Texts:
     """All that a user meets: output, warnings, results and errors with their causes."""
 
     def __init__(self, capfd):
-        self._capfd, self._all = capfd, []
+        self._capfd = capfd
+        self._all = []
 
     def of(self, call, *arguments, error=None, **options):
         """Return the result of a call, and note all of its texts; it must raise such an error, if given."""
-        result, failure = None, None
+        result = None
+        failure = None
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -170,7 +173,9 @@ def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch
     def at(name):
         return f"guarded://me:{given}@host/{name}" + f"?token={TOKEN}" * ("step-" not in name)
 
-    url, texts, error = at("runs"), Texts(capfd), ws.WholestepError
+    url = at("runs")
+    texts = Texts(capfd)
+    error = ws.WholestepError
 
     # a run
     asked = texts.of(ws.Checkpoints, url, keep=1, keep_best=("good", 1, "max"))
@@ -335,7 +340,9 @@ class Slow:
     """A file whose parts take these seconds to write; after a negative number of them, the connection breaks."""
 
     def __init__(self, file, clock, seconds):
-        self.file, self.clock, self.seconds = file, clock, seconds
+        self.file = file
+        self.clock = clock
+        self.seconds = seconds
 
     def __enter__(self):
         return self
@@ -375,7 +382,8 @@ def filled_with_parts(tmp_path):
 
 def slow_store(clock, seconds, monkeypatch):
     """Return a store whose parts take these seconds, and a list that grows by one with each file of arrays."""
-    real, opens = Guarded.open, []
+    real = Guarded.open
+    opens = []
 
     def opened(self, path, mode="rb", **how):
         file = real(self, path, mode, **how)

@@ -17,7 +17,8 @@ class Rows:
     """Rows by number; says that it has `told` of them."""
 
     def __init__(self, told, real=ROWS):
-        self.told, self.real = told, real
+        self.told = told
+        self.real = real
 
     def __len__(self):
         return self.told
@@ -55,7 +56,8 @@ class Reader:
     """Batches one after the other; says that there are `told`."""
 
     def __init__(self, told, real=2):
-        self.told, self.real = told, real
+        self.told = told
+        self.real = real
 
     def __len__(self):
         return self.told
@@ -215,7 +217,8 @@ def test_bad_input_is_answered_in_our_words(case):
 )
 @pytest.mark.parametrize("how", ["fit", "evaluate"])
 def test_a_bad_batch_in_the_middle_of_a_stream_is_named(how, bad, message):
-    made, good = model(optimizer=keras.optimizers.SGD(0.1)), (X[:5], Y[:5])
+    made = model(optimizer=keras.optimizers.SGD(0.1))
+    good = (X[:5], Y[:5])
     with pytest.raises(ws.BatchError, match=message) as caught:
         getattr(ws.Trainer(made), how)(iter([good, good, bad, good]), verbose=0)
     assert "batch 2 of epoch 0" in caught.value.__notes__[-1]

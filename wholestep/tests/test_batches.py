@@ -95,7 +95,9 @@ class Growing(keras.utils.PyDataset):
 
     def __init__(self, num, by, **options):
         super().__init__(**options)
-        self.num, self.by, self.drawn = num, by, []
+        self.num = num
+        self.by = by
+        self.drawn = []
 
     def __len__(self):
         return self.num
@@ -290,7 +292,8 @@ def test_an_iterator_keeps_what_was_loaded_ahead():
 
 
 def test_a_stream_has_no_place_beyond_its_end():
-    counted, uncounted = ws.Batches(Counted()), ws.Batches(Pairs())
+    counted = ws.Batches(Counted())
+    uncounted = ws.Batches(Pairs())
     counted.seek(0, 10)
     assert counted.position == (1, 0)
     for data in (counted, uncounted):

@@ -61,7 +61,8 @@ def test_a_row_is_in_the_smallest_of_the_given_shapes_that_holds_it(lengths, bou
 @on("jax")
 @given(LENGTHS, st.integers(0, 50))
 def test_the_order_goes_on_from_any_place(lengths, steps):
-    data, other = bucketed(lengths, seed=2), bucketed(lengths, seed=2)
+    data = bucketed(lengths, seed=2)
+    other = bucketed(lengths, seed=2)
     for _ in range(steps):
         next(data)
     other.seek(*data.position)
@@ -340,7 +341,8 @@ def test_a_short_batch_filled_up_is_the_same_rows_alone(microbatch_size):
     rows = tagged(lengths)
     data = ws.Batches(rows, tokens=16, length=lengths, pad={"labels": -100}, boundaries=[4], shuffle=False)
     data.seek(0, 1)
-    filled, alone = tagger(microbatch_size=microbatch_size), tagger()
+    filled = tagger(microbatch_size=microbatch_size)
+    alone = tagger()
     (step,) = filled.steps(data)
     (program,) = filled.executor.planner.programs.values()
     assert program.cut.rows == 4

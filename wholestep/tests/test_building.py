@@ -63,7 +63,8 @@ def build_by_hand(made):
 
 @pytest.mark.parametrize(("make", "objective"), [(sequence, Squared), (Encoding, OfParts)])
 def test_an_objectives_model_is_built_from_the_first_batch(make, objective):
-    ours, by_hand = make(), make()
+    ours = make()
+    by_hand = make()
     build_by_hand(by_hand)
     counted = objective()
     trainer = ws.Trainer(ours, counted, optimizer=keras.optimizers.SGD(0.1))
@@ -120,7 +121,8 @@ def test_a_call_loads_no_batch_but_those_of_its_pass():
     made = model()
     trainer = ws.Trainer(made)
     trainer.fit(X, Y, verbose=0)  # which builds the metrics
-    data, held_out = Loads(), Loads()
+    data = Loads()
+    held_out = Loads()
     trainer.fit(data, validation_data=held_out, epochs=3, verbose=0)
     assert (data.num_loads, held_out.num_loads) == (3 * len(data), 3 * len(held_out))
     trainer.evaluate(held_out, verbose=0)
@@ -130,7 +132,8 @@ def test_a_call_loads_no_batch_but_those_of_its_pass():
 
 @pytest.mark.parametrize("objective", [None, Squared()])
 def test_a_look_at_data_builds_no_optimizer_and_the_next_update_does(objective):
-    made, expected = model(loss="mse"), model(loss="mse")
+    made = model(loss="mse")
+    expected = model(loss="mse")
     trainer = ws.Trainer(made, objective)
     targets = keras.ops.one_hot(Y, 4)
     trainer.predict(X, verbose=0)
@@ -145,7 +148,8 @@ def test_a_look_at_data_builds_no_optimizer_and_the_next_update_does(objective):
 
 @pytest.mark.parametrize("how", ["fit", "trainer", "build"])
 def test_an_optimizer_that_others_build_after_an_evaluation_is_part_of_the_run(how):
-    made, expected = model(), model()
+    made = model()
+    expected = model()
     trainer = ws.Trainer(made)
     trainer.evaluate(X, Y, verbose=0)
     builds = {
@@ -174,12 +178,14 @@ class Adding(keras.Model):
 
 
 def test_a_model_compiled_with_losses_of_its_layers_alone():
-    ours, theirs = Adding(), Adding()
+    ours = Adding()
+    theirs = Adding()
     for made in (ours, theirs):
         made.compile(keras.optimizers.SGD(0.1))
     how = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
     trainer = ws.Trainer(ours)
-    one, two = trainer.fit(X, **how).history, theirs.fit(X, **how).history
+    one = trainer.fit(X, **how).history
+    two = theirs.fit(X, **how).history
     np.testing.assert_allclose(one["loss"], two["loss"], rtol=1e-5)
     for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)

@@ -19,7 +19,9 @@ HOW = {"batch_size": 5, "epochs": 3, "shuffle": False, "verbose": 0}
 class Notes(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
-        self.batches, self.epochs, self.weights = [], [], []
+        self.batches = []
+        self.epochs = []
+        self.weights = []
 
     def on_train_batch_begin(self, batch, logs=None):
         self.batches.append(("begin", batch))
@@ -33,7 +35,8 @@ class Notes(keras.callbacks.Callback):
 
 
 def test_a_callback_sees_what_it_would_in_keras():
-    ours, theirs = Notes(), Notes()
+    ours = Notes()
+    theirs = Notes()
     ws.Trainer(model()).fit(X, Y, callbacks=[ours], **HOW)
     model().fit(X, Y, callbacks=[theirs], **HOW)
     assert [b[:2] for b in ours.batches] == [b[:2] for b in theirs.batches]
@@ -147,10 +150,12 @@ def test_who_needs_the_state():
 def test_a_short_last_execution_counts_as_a_full_one_as_in_keras(each, freq, names, tmp_path):
     """Four batches in an epoch, in executions of three, count as six."""
     for run in (lambda made: made, ws.Trainer):
-        folder, made = tmp_path / run.__name__, model()
+        folder = tmp_path / run.__name__
+        made = model()
         folder.mkdir()
         made.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=each)
-        path, how = folder / "{epoch}-{batch}.weights.h5", {"save_weights_only": True, "save_freq": freq}
+        path = folder / "{epoch}-{batch}.weights.h5"
+        how = {"save_weights_only": True, "save_freq": freq}
         run(made).fit(X, Y, callbacks=[keras.callbacks.ModelCheckpoint(path, **how)], **HOW | {"epochs": 2})
         assert sorted(path.name for path in folder.iterdir()) == [f"{name}.weights.h5" for name in names]
 
@@ -161,7 +166,8 @@ class SetRate(keras.callbacks.Callback):
 
 
 def test_a_rate_set_as_a_batch_begins_is_that_batchs():
-    ours, theirs = model(optimizer=keras.optimizers.SGD(5.0)), model(optimizer=keras.optimizers.SGD(5.0))
+    ours = model(optimizer=keras.optimizers.SGD(5.0))
+    theirs = model(optimizer=keras.optimizers.SGD(5.0))
     ws.Trainer(ours).fit(X, Y, callbacks=[SetRate()], **HOW)
     theirs.fit(X, Y, callbacks=[SetRate()], **HOW)
     for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
@@ -213,10 +219,12 @@ class Everything(keras.callbacks.Callback):
 
 @on("jax")
 def test_every_hook_and_the_progress_bar_say_what_they_do_in_keras(capsys):
-    told, texts = [], []
+    told = []
+    texts = []
     for run in (lambda made: made, ws.Trainer):
         keras.backend.clear_session()
-        notes, runner = Everything(), run(model())
+        notes = Everything()
+        runner = run(model())
         rate = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
         runner.fit(X, Y, callbacks=[rate, notes], validation_data=(X[:7], Y[:7]), **HOW)
         runner.evaluate(X, Y, 5, verbose=0, callbacks=[notes])
@@ -274,7 +282,8 @@ def test_a_hook_of_the_users_in_a_class_of_keras_sees_the_state_of_its_update(ki
     trainer.fit(X, Y, batch_size=1, epochs=3, verbose=0)  # until many go in a dispatch
     trainer.fit(X, Y, batch_size=1, callbacks=[counting], verbose=0)
     assert counting.seen == list(range(3 * ROWS + 1, 4 * ROWS + 1))
-    quiet, own = type("Waits", (Quiet, kind), {})(*given), kind(*given)
+    quiet = type("Waits", (Quiet, kind), {})(*given)
+    own = kind(*given)
     own.on_train_batch_begin = lambda batch, logs=None: None
     how = {"verbose": 0, "epochs": 1, "steps": 4, "history": True, "engine": engines.choose()}
     assert not CallbackRunner(model(), quiet, **how).needs_state

@@ -71,7 +71,8 @@ def test_a_compiled_loss_a_metric_and_a_regulariser_read_anew():
 
 
 def test_two_trainers_that_read_each_other_see_the_newest_weights():
-    one, two = dense(), dense()
+    one = dense()
+    two = dense()
     first = ws.Trainer(one, Reads(lambda x: two(x)[:, 0] - one(x)[:, 0]), optimizer=keras.optimizers.SGD(0.5))
     second = ws.Trainer(two, Reads(lambda x: one(x)[:, 0] - 2 * two(x)[:, 0]), optimizer=keras.optimizers.SGD(0.5))
     expected = [np.array([1.0, 1.0, 0.0])] * 2
@@ -86,7 +87,8 @@ def test_two_trainers_that_read_each_other_see_the_newest_weights():
 
 def test_replicas_see_it_too():
     with spread_over(2):
-        critic, model = dense(), dense()
+        critic = dense()
+        model = dense()
     trainer = reads(lambda x: critic(x)[:, 0], model, microbatch_size=4, **replicas(2))
     for factor in (1, 2):
         assert trainer.update(X)["loss"] == pytest.approx(factor * X.sum(axis=1).mean(), abs=1e-6)
@@ -131,12 +133,14 @@ def test_what_the_forward_pass_assigns_to_a_kernel_is_what_keras_keeps():
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    theirs, y = make(), np.ones((8, 3), "float32")
+    theirs = make()
+    y = np.ones((8, 3), "float32")
     how = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
     weights = theirs.get_weights()
     theirs.fit(X, y, **how)
     batches = ((X[i : i + 4], y[i : i + 4]) for i in (0, 4, 0, 4))
-    arrays, stream = ((X, y), how), ((batches,), {"epochs": 2, "steps_per_epoch": 2, "verbose": 0})
+    arrays = ((X, y), how)
+    stream = ((batches,), {"epochs": 2, "steps_per_epoch": 2, "verbose": 0})
     for data, options in (arrays, stream):
         ours = make()
         ours.set_weights(weights)
@@ -227,7 +231,8 @@ def test_a_second_form_of_batch_may_read_more():
 
 
 def test_a_target_that_was_assigned_the_models_own_weights():
-    online, target = dense(), dense()
+    online = dense()
+    target = dense()
     trainer = ws.Trainer(online, Reads(lambda x: target(x)[:, 0]), optimizer="sgd")
     for _ in range(2):
         for theirs, ours in zip(target.variables, online.variables, strict=True):

@@ -11,7 +11,8 @@ from keras import layers
 import wholestep as ws
 
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(12, 3)).astype("float32"), RNG.normal(size=(12, 1)).astype("float32")
+X = RNG.normal(size=(12, 3)).astype("float32")
+Y = RNG.normal(size=(12, 1)).astype("float32")
 VALIDATION = X[:4], Y[:4]
 REFUSED = "refused: "
 UNUSED = (
@@ -24,7 +25,8 @@ RATES = keras.callbacks.LearningRateScheduler
 class Times(layers.Layer):
     def __init__(self, factor=2.0, how=None):
         super().__init__(name="times")
-        self.factor, self.how = factor, how
+        self.factor = factor
+        self.how = how
 
     def call(self, x):
         return self.factor * x if self.how is None else self.how(x)
@@ -45,7 +47,8 @@ class OtherOwn(Own):
         return super().train_step(*given, **others)
 
 
-LIMIT, every = 7, 5
+LIMIT = 7
+every = 5
 
 
 class Noting(keras.callbacks.Callback):

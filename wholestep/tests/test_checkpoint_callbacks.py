@@ -83,7 +83,8 @@ class Stops(keras.callbacks.Callback):
 
     def __init__(self, epoch, batch):
         super().__init__()
-        self.at, self.epoch = (epoch, batch), 0
+        self.at = (epoch, batch)
+        self.epoch = 0
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
@@ -125,7 +126,8 @@ def test_a_log_of_epochs_is_that_of_a_run_without_a_stop(every, stop, before, tm
 
 def test_a_file_that_is_not_the_log_of_the_run_is_not_cut(tmp_path):
     asked = ws.Checkpoints(tmp_path / "run", every_steps=2, keep=100)
-    log, other = tmp_path / "log.csv", tmp_path / "other.csv"
+    log = tmp_path / "log.csv"
+    other = tmp_path / "other.csv"
     stop_with_log(asked, keras.callbacks.CSVLogger(log), 1, 2)
     kept = log.read_bytes()
     other.write_bytes(EARLIER)
@@ -173,7 +175,8 @@ def test_each_callback_has_its_own_state_again(tmp_path):
     def stops(*names):
         return [keras.callbacks.EarlyStopping(name, patience=9) for name in names]
 
-    asked, best = ws.Checkpoints(tmp_path, keep=100), {}
+    asked = ws.Checkpoints(tmp_path, keep=100)
+    best = {}
     made = stops("loss", "val_loss")
     trainer = ws.Trainer(small(0))
     held = {"validation_data": (X[:8], Y[:8])}
@@ -234,7 +237,8 @@ LISTS = {
 
 def seen(folder, kinds, *, epochs, is_own=False, verbose=0):
     """Fit with callbacks of these kinds; return the History, and the hooks of each."""
-    trainer, callbacks = ws.Trainer(small()), [kind() for kind in kinds]
+    trainer = ws.Trainer(small())
+    callbacks = [kind() for kind in kinds]
     given = OwnList(callbacks, add_history=True, model=trainer.model) if is_own else callbacks
     how = HOW | {"epochs": epochs, "verbose": verbose}
     history = trainer.fit(X, Y, callbacks=given, checkpoints=folder, **how)
@@ -265,7 +269,8 @@ def test_a_progress_bar_that_is_new_shows_no_epoch_of_before(tmp_path, capsys):
 @pytest.mark.parametrize("after", [(First, Second), (Second, First), (Second,), (Third, Second, First)])
 def test_an_epochs_end_is_received_by_those_that_have_not_had_it(after, tmp_path):
     """A snapshot in the hook of the first of two callbacks: the second, and new ones, receive this epoch's end."""
-    trainer, taken = ws.Trainer(small()), []
+    trainer = ws.Trainer(small())
+    taken = []
 
     class Takes(First):
         def on_epoch_end(self, epoch, logs=None):
@@ -273,7 +278,8 @@ def test_an_epochs_end_is_received_by_those_that_have_not_had_it(after, tmp_path
 
     Takes.__name__ = "First"
     trainer.fit(X, Y, callbacks=[Takes(), Second()], **HOW | {"epochs": 2})
-    other, callbacks = ws.Trainer(small(1)), {kind: kind() for kind in after}
+    other = ws.Trainer(small(1))
+    callbacks = {kind: kind() for kind in after}
     other.run.restore(taken[0])
     history = other.fit(X, Y, callbacks=list(callbacks.values()), **HOW)
     assert history.epoch == [0, 1, 2]
@@ -285,7 +291,8 @@ def test_an_epochs_end_is_received_by_those_that_have_not_had_it(after, tmp_path
 @on("jax")
 def test_a_snapshot_of_a_resumed_end_of_an_epoch_knows_who_received_it():
     """In another order than the saved one: the third callback is called before the second."""
-    trainer, taken = ws.Trainer(small()), []
+    trainer = ws.Trainer(small())
+    taken = []
 
     def taking(kind):
         def on_epoch_end(self, epoch, logs=None):
@@ -315,7 +322,8 @@ VALIDATION = {"validation_data": (X[:8], Y[:8])}
     ids=["a rate more", "a rate less", "nothing more", "all more"],
 )
 def test_a_log_keeps_its_columns_where_other_numbers_are_logged(before, after, tmp_path):
-    log, told = tmp_path / "log.csv", {}
+    log = tmp_path / "log.csv"
+    told = {}
     for epochs, (how, has_rate) in ((2, before), (4, after)):
         callbacks = [*[RATE(lambda epoch, rate: rate)] * has_rate, keras.callbacks.CSVLogger(log)]
         trainer = ws.Trainer(small())

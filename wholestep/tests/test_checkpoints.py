@@ -271,8 +271,10 @@ OTHERS = {
 def test_other_data_are_refused_by_what_differs(name, tmp_path):
     ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
     data, how, match = OTHERS[name]
-    how, other = dict(how), small(seed=1)
-    trainer, before = ws.Trainer(other, seed=how.pop("seed", 0)), leaves(other)
+    how = dict(how)
+    other = small(seed=1)
+    trainer = ws.Trainer(other, seed=how.pop("seed", 0))
+    before = leaves(other)
     with pytest.raises(ws.SpecificationError, match=match) as caught:
         trainer.fit(*data, checkpoints=tmp_path, **HOW | how)
     assert str(caught.value).startswith(f"{tmp_path} holds another run: its data")
@@ -304,7 +306,9 @@ class Counted:
     """An iterator that says where it stands, and goes on from there; counts what it reads."""
 
     def __init__(self, as_bytes):
-        self.at, self.read, self.as_bytes = 0, 0, as_bytes
+        self.at = 0
+        self.read = 0
+        self.as_bytes = as_bytes
 
     def __iter__(self):
         return self
@@ -312,7 +316,8 @@ class Counted:
     def __next__(self):
         if self.at == 10:
             raise StopIteration
-        self.at, self.read = self.at + 1, self.read + 1
+        self.at = self.at + 1
+        self.read = self.read + 1
         rows = [self.at, self.at + 7]
         return X[rows], Y[rows]
 
@@ -326,7 +331,8 @@ class Counted:
 @pytest.mark.parametrize("as_bytes", [False, True])
 def test_a_stream_that_can_tell_where_it_stands_goes_on_from_there(as_bytes, tmp_path):
     def losses(seed, folder, most=None):
-        stream, told = Counted(as_bytes), []
+        stream = Counted(as_bytes)
+        told = []
         asked = ws.Checkpoints(folder, every_steps=1)
         for step in ws.Trainer(small(seed)).steps(ws.Batches(stream), checkpoints=asked):
             told.append(step.loss)
@@ -343,11 +349,14 @@ class OwnState:
     """A source that keeps the place of its newest pass itself, as `datasets.IterableDataset` does."""
 
     def __init__(self):
-        self.begins, self.at, self.read = 0, 0, 0
+        self.begins = 0
+        self.at = 0
+        self.read = 0
 
     def __iter__(self):
         for at in range(self.begins + 1, 7):
-            self.at, self.read = at, self.read + 1
+            self.at = at
+            self.read = self.read + 1
             yield X[[at, at + 7]], Y[[at, at + 7]]
 
     def state_dict(self):
@@ -359,7 +368,8 @@ class OwnState:
 
 def test_a_source_with_a_state_of_its_own_goes_on_from_there_and_begins_the_next_epochs_at_its_first_batch(tmp_path):
     def losses(seed, folder, most=None):
-        source, told = OwnState(), []
+        source = OwnState()
+        told = []
         asked = ws.Checkpoints(folder, every_steps=1)
         for step in ws.Trainer(small(seed)).steps(ws.Batches(source), epochs=3, checkpoints=asked):
             told.append(step.loss)
@@ -379,7 +389,8 @@ def test_a_stream_that_is_drawn_ahead_goes_on_after_the_batch_that_was_used(tmp_
     large = property(lambda self: 64, lambda self, value: None)
     monkeypatch.setattr("wholestep.ahead.DispatchSize.size", large, raising=False)
     asked = ws.Checkpoints(tmp_path / "whole", every_seconds=1e-9, keep=99)
-    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(1))
     history = whole.fit(Counted(False), verbose=0, checkpoints=asked).history
     steps = steps_in(asked.folder)
     assert steps == [4, 8, 10]
@@ -477,7 +488,8 @@ def test_two_calls_do_not_write_to_one_folder(tmp_path):
 
 
 def test_by_hand(tmp_path):
-    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(1))
     with pytest.raises(ws.SpecificationError, match="has begun"):
         whole.save(tmp_path / "by hand")
     told = []
@@ -510,7 +522,8 @@ def test_a_run_restored_by_hand_saves_where_nothing_newer_is(tmp_path):
 
 @pytest.mark.slow
 def test_weights_alone(tmp_path):
-    whole, other = ws.Trainer(made()), ws.Trainer(made(1))
+    whole = ws.Trainer(made())
+    other = ws.Trainer(made(1))
     whole.fit(X, Y, **HOW)
     whole.save(tmp_path)
     other.fit(X, Y, **HOW | {"epochs": 1})
@@ -534,7 +547,8 @@ def stacked(units, optimizer="sgd"):
 
 
 def test_another_model_is_refused_with_the_paths_and_shapes_of_its_variables(tmp_path):
-    saved, other = stacked(4), stacked(5)
+    saved = stacked(4)
+    other = stacked(5)
     trainer = ws.Trainer(saved)
     trainer.update((np.ones((2, 3), "float32"), np.ones((2, 1), "float32")))
     trainer.save(tmp_path)
@@ -572,7 +586,8 @@ class Keeps:
 
 def test_what_else_a_loop_has_goes_with_it(tmp_path):
     for seed, most, expected in ((0, 5, 5), (1, None, 2 * BATCHES)):
-        trainer, counts = ws.Trainer(small(seed)), Keeps()
+        trainer = ws.Trainer(small(seed))
+        counts = Keeps()
         asked = ws.Checkpoints(tmp_path, every_steps=1, also={"counts": counts})
         for step in trainer.steps(ws.Batches((X, Y), SIZE), epochs=2, checkpoints=asked):
             counts.count += 1
@@ -606,7 +621,8 @@ def test_a_stream_whose_state_is_known_after_a_batch_alone_trains_and_resumes(tm
             assert self.read, "no batch was drawn"
             return super().get_state()
 
-    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(1))
     whole.fit(Late(False), verbose=0)
     asked = ws.Checkpoints(tmp_path, every_steps=4, keep=99)
     for step in other.steps(Late(False), checkpoints=asked):
@@ -634,7 +650,8 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path
             ws.Trainer(model).fit(X, Y, callbacks=[Remembers(state)], checkpoints=tmp_path, **HOW)
         also = Remembers(state)
         also.on_train_begin()
-        asked, match = ws.Checkpoints(tmp_path, also={"mine": also}), match.replace("Remembers", "mine")
+        asked = ws.Checkpoints(tmp_path, also={"mine": also})
+        match = match.replace("Remembers", "mine")
         with pytest.raises(ws.WholestepError, match=match):
             ws.Trainer(model).fit(X, Y, checkpoints=asked, **HOW)
         with pytest.raises(ws.WholestepError, match=match):
@@ -651,7 +668,8 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path
 def test_a_loop_that_has_ended_carries_out_nothing_more(tmp_path):
     """However its last update falls."""
     for seed, expected in ((0, 2 * BATCHES), (1, 0), (2, 0)):
-        trainer, counts = ws.Trainer(small(seed)), Keeps()
+        trainer = ws.Trainer(small(seed))
+        counts = Keeps()
         asked = ws.Checkpoints(tmp_path, every_steps=5, also={"counts": counts})
         steps = trainer.steps(ws.Batches((X, Y), SIZE), epochs=2, checkpoints=asked)
         assert sum(1 for _ in steps) == expected
@@ -738,7 +756,8 @@ class Caught(keras.callbacks.Callback):
 
     def __init__(self, caught):
         super().__init__()
-        self.caught, self.seen = caught, []
+        self.caught = caught
+        self.seen = []
 
     def on_epoch_begin(self, epoch, logs=None):
         self.seen.append([str(one.message) for one in self.caught if "keep_best" in str(one.message)])
@@ -771,7 +790,8 @@ def test_an_average_of_weights_takes_their_place_after_the_last_checkpoint(tmp_p
     whole = ws.Trainer(made())
     whole.fit(X, Y, checkpoints=tmp_path, **HOW)
     held = Folder(tmp_path).read(LAST)[1]
-    average, raw = whole.model.get_weights()[0], held["params/0"]
+    average = whole.model.get_weights()[0]
+    raw = held["params/0"]
     assert not np.array_equal(average, raw)
 
 
@@ -788,7 +808,8 @@ def test_a_restored_trainer_may_predict_first(metrics, is_built, predicts_before
         made.compile("adam", "mse", metrics=metrics)
         return ws.Trainer(made)
 
-    saved, restored = trainer(), trainer(is_built)
+    saved = trainer()
+    restored = trainer(is_built)
     saved.fit(X, X[:, 0], batch_size=5, verbose=0)
     saved.save(tmp_path)
     if predicts_before:
@@ -858,7 +879,8 @@ def test_a_loss_scale_that_the_policy_makes_is_refused_with_the_policy(saved, he
         model.compile("adam", "mse")
         return ws.Trainer(model)
 
-    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    x = np.ones((4, 2), "float32")
+    y = np.ones((4, 1), "float32")
     trainer(saved).fit(x, y, verbose=0, checkpoints=tmp_path)
     with pytest.raises(ws.SpecificationError, match=rf"its optimizer is not this one.*{way}"):
         trainer(here).fit(x, y, epochs=2, verbose=0, checkpoints=tmp_path)

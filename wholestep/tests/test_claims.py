@@ -50,7 +50,8 @@ def moved(model, before):
 
 # ---- packed rows ----
 
-LENGTHS, PLACES = [4, 5, 3], 16
+LENGTHS = [4, 5, 3]
+PLACES = 16
 SEGMENTS = np.pad(np.repeat([1, 2, 3], LENGTHS), (0, PLACES - sum(LENGTHS)))
 POSITIONS = np.pad(np.concatenate([np.arange(length) for length in LENGTHS]), (0, PLACES - sum(LENGTHS)))
 TOKENS = np.where(SEGMENTS > 0, np.random.default_rng(0).integers(1, 50, PLACES), 0)
@@ -167,7 +168,8 @@ def test_the_prompt_does_not_count():
 def test_padding_weighs_nothing_in_the_loss_of_a_language_model():
     names = {"keras": keras, "ws": ws, "np": np}
     run(names, "sequences.md", begin="class NextWord", end="trainer = ")
-    model, objective = names["language"], names["NextWord"]()
+    model = names["language"]
+    objective = names["NextWord"]()
     rows = np.stack([np.pad(TOKENS[:9], (0, 3)), TOKENS[:12]])
     total, weight = objective(model, {"words": rows}, training=False).sums()
     wider = objective(model, {"words": np.pad(rows, [(0, 0), (0, 5)])}, training=False).sums()
@@ -233,7 +235,8 @@ def test_lora_and_the_biases_of_queries_values_and_dense_layers_move_in_the_exam
     monkeypatch.setattr(finetune_model, "WIDTH", 16)
     model, objective = of_the_example()
     finetune_model.add_lora(model.get_layer("backbone"), rank=2)
-    trainer, before = ws.Trainer(model, objective, optimizer="adam"), weights_of(model)
+    trainer = ws.Trainer(model, objective, optimizer="adam")
+    before = weights_of(model)
     for _ in range(2):  # of a product that begins at 0, one factor moves in the first update
         trainer.update(packed())
     parts = [f"attention_{i}/{part}" for i in range(2) for part in ("query", "value")]
@@ -264,7 +267,9 @@ def test_the_example_shards_the_kernels_that_it_names():
 
 def test_a_frozen_base_stays_while_all_else_moves():
     names = run({}, "recipes.md", section="Transfer learning", end="before = base.get_weights()")
-    model, base, before = names["model"], names["base"], weights_of(names["model"])
+    model = names["model"]
+    base = names["base"]
+    before = weights_of(names["model"])
     run(names, "recipes.md", section="Transfer learning", begin="before = base", end="base.trainable = True")
     head = {v.path for v in model.weights} - {v.path for v in base.weights}
     assert moved(model, before) == head != set()
@@ -275,7 +280,8 @@ def test_a_frozen_base_stays_while_all_else_moves():
 
 def test_lora_and_biases_move_in_the_recipe_and_kernels_do_not():
     names = run({}, "recipes.md", section="LoRA", end="ws.Trainer(model")
-    model, before = names["model"], weights_of(names["model"])
+    model = names["model"]
+    before = weights_of(names["model"])
     run(names, "recipes.md", section="LoRA", begin="ws.Trainer(model")
     assert moved(model, before) == {v.path for v in model.weights if v.name in LORA}
     assert len(moved(model, before)) == 6
@@ -293,7 +299,8 @@ def test_each_side_of_a_gan_trains_its_own_model_alone():
 
 def test_a_teacher_moves_by_the_loop_alone():
     names = run({}, "recipes.md", section="Teacher that follows by a moving average", end="for step in")
-    student, teacher = names["student"], names["teacher"]
+    student = names["student"]
+    teacher = names["teacher"]
     before = weights_of(student, teacher)
     names["trainer"].update((names["x"], names["y"]))
     assert moved(teacher, before) == set()
@@ -302,7 +309,8 @@ def test_a_teacher_moves_by_the_loop_alone():
 
 def test_an_augmentation_keeps_the_label_whatever_is_loaded_before():
     names = run({}, "recipes.md", section="Custom augmentation", end="jitter = ")
-    rows, x = names["Shifted"](), names["x"]
+    rows = names["Shifted"]()
+    x = names["x"]
     one = [rows[i] for i in range(len(rows))]
     other = [rows[i] for i in range(len(rows))[::-1]][::-1]
     for (features, label), (again, _) in zip(one, other, strict=True):
@@ -315,7 +323,8 @@ def test_an_augmentation_keeps_the_label_whatever_is_loaded_before():
 
 def test_an_augmentation_draws_in_training_alone():
     names = run({}, "recipes.md", section="Custom augmentation", end="shifted = ")
-    x, jitter = names["x"], names["jitter"]
+    x = names["x"]
+    jitter = names["jitter"]
     np.testing.assert_array_equal(array(jitter(x, training=False)), x)
     first, second = (array(jitter(x, training=True)) for _ in range(2))
     assert np.all(np.any(first != x, axis=1) & np.any(first != second, axis=1))

@@ -24,7 +24,8 @@ def test_class_weights_that_have_no_meaning(batch):
 
 
 def test_the_weights_are_floatx_and_the_batch_stays():
-    x, y = np.zeros((2, 3)), np.array([1.0, 0.0])
+    x = np.zeros((2, 3))
+    y = np.array([1.0, 0.0])
     batch = class_weighted({1: 3})((x, y))
     assert batch[0] is x
     assert batch[1] is y

@@ -12,7 +12,11 @@ from wholestep.data.block import share_out
 from wholestep.data.order import Order
 
 PAGE = (Path(__file__).parent.parent / "docs" / "cluster.md").read_text()
-HOSTS, REPLICAS, ROWS, NUM_ROWS, PARAMETERS = 4096, 8, 16, 10**12, 10**9
+HOSTS = 4096
+REPLICAS = 8
+ROWS = 16
+NUM_ROWS = 10**12
+PARAMETERS = 10**9
 BATCH = HOSTS * REPLICAS * ROWS
 
 
@@ -46,7 +50,8 @@ def test_every_replica_has_as_many_rows_as_the_others(step):
 
 @given(st.integers(1, 400), st.integers(1, 6), st.integers(1, 4), st.integers(1, 7))
 def test_every_row_is_loaded_once_an_epoch(num_rows, hosts, replicas, each):
-    order, size = Order(num_rows, seed=3, shuffle=True), hosts * replicas * each
+    order = Order(num_rows, seed=3, shuffle=True)
+    size = hosts * replicas * each
     seen = []
     for step in range(-(-num_rows // size)):
         rows, padding = loaded(order, step, size, hosts, replicas)

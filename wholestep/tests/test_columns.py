@@ -99,7 +99,8 @@ def test_names_that_do_not_tell_are_refused(model, names, what):
 
 
 def test_a_dataset_trains_validates_and_predicts_as_its_arrays():
-    data, arrays = of("x", "sample_weight", "y"), (X, TABLE["y"], TABLE["sample_weight"])
+    data = of("x", "sample_weight", "y")
+    arrays = (X, TABLE["y"], TABLE["sample_weight"])
     one, two = (ws.Trainer(net()) for _ in range(2))
     ours = one.fit(data, batch_size=4, epochs=2, validation_data=data, verbose=0).history
     given = dict(zip(("x", "y", "sample_weight"), arrays, strict=True))

@@ -246,7 +246,8 @@ def test_what_is_on_in_one_process_is_on_in_all_but_the_time_is_the_firsts():
             together.ask("a", Signs(terminated=False, failed=seat.index == 2, late=seat.index == 0), now=True),
         ]
 
-    first, second = NOTHING._replace(terminated=True), Signs(terminated=False, failed=True, late=True)
+    first = NOTHING._replace(terminated=True)
+    second = Signs(terminated=False, failed=True, late=True)
     assert played(3, work) == [[first, second]] * 3
 
 
@@ -261,7 +262,9 @@ def test_they_ask_about_once_a_second_and_all_at_the_same_boundaries(monkeypatch
     monkeypatch.setattr(togethers, "time", Clock)
 
     def work(seat):
-        together, asked, at = Together(seat), [], []
+        together = Together(seat)
+        asked = []
+        at = []
         gather = seat.all_gather
         monkeypatch.setattr(seat, "all_gather", lambda value, what: (asked.append(1), gather(value, what))[1])
         for i in range(400):

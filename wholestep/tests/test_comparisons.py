@@ -33,7 +33,8 @@ def test_keras_takes_another_order_each_epoch_on_the_benchmarks_models(monkeypat
     from benchmarks.works import WORKS
 
     work = replace(WORKS["A"], quick_rows=32)
-    model, again = work.model(), work.model()
+    model = work.model()
+    again = work.model()
     for ours, theirs in zip(model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     model.compile(keras.optimizers.SGD(0.0), model.loss)
@@ -97,7 +98,8 @@ def test_the_table_says_which_bars_are_met(table):
 def test_a_page_on_speed_has_the_figures_of_its_run(table, name, first):
     from benchmarks import page
 
-    text, lines = (ROOT / "docs" / f"{name}.md").read_text(), (ROOT / "docs" / f"{name}.jsonl").read_text()
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    lines = (ROOT / "docs" / f"{name}.jsonl").read_text()
     assert page.written(text, lines) == text
     assert page.rows_of(lines)[0].work == first
     assert page.written(text, lines.replace(first, "B, s/epoch")) != text

@@ -22,7 +22,8 @@ class Timer:
     """A `threading.Timer` that has rung when it starts, or never rings; `log` notes what is done with it."""
 
     def __init__(self, log, rings):
-        self.log, self.rings = log, rings
+        self.log = log
+        self.rings = rings
 
     def __call__(self, seconds, function):
         self.log.append(seconds)
@@ -56,7 +57,8 @@ def see(compilations, *batches, num_shapes=0):
 
 
 def test_a_line_is_told_where_compiling_takes_long():
-    log, told = [], []
+    log = []
+    told = []
     see(Compilations(Timer(log, True), told.append), batch(7), batch(7), batch(9), num_shapes=7)
     assert told == [
         "wholestep: compiling shape 1 of 7 (batch[0] (4, 7), batch[1] (4,)), for more than 2 seconds so far",
@@ -137,7 +139,8 @@ def test_a_stream_whose_batches_have_ever_new_shapes(how):
 @pytest.fixture
 def are_quiet(monkeypatch):
     """Return a list that gets an entry for each compilation: whether its line is not told."""
-    seen, watched = [], Compilations.watched
+    seen = []
+    watched = Compilations.watched
 
     def noting(compilations, *given):
         seen.append(compilations.is_quiet)
@@ -176,7 +179,8 @@ INNER = {
 @pytest.mark.parametrize("name", share(INNER))
 @pytest.mark.slow
 def test_a_quiet_call_in_another_call_leaves_that_as_it_was(name, outer, are_quiet):
-    trainer, inner = ws.Trainer(model()), INNER[name]
+    trainer = ws.Trainer(model())
+    inner = INNER[name]
     data = [(X[:rows], Y[:rows]) for rows in (4, 5, 6)]
     look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: inner(trainer, 0))
     if outer == "fit":
@@ -191,7 +195,8 @@ def test_a_quiet_call_in_another_call_leaves_that_as_it_was(name, outer, are_qui
 
 
 def test_a_loud_call_in_a_quiet_one_leaves_it_quiet(are_quiet):
-    trainer, data = ws.Trainer(model()), [(X[:rows], Y[:rows]) for rows in (4, 5)]
+    trainer = ws.Trainer(model())
+    data = [(X[:rows], Y[:rows]) for rows in (4, 5)]
     look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: trainer.evaluate(X, Y, verbose=2))
     trainer.fit(iter(data), verbose=0, callbacks=[look])
     assert are_quiet == [True, False, True]
@@ -284,6 +289,7 @@ def test_a_wait_replaces_a_longer_line_and_is_replaced(monkeypatch):
     bar.on_epoch_begin(0)
     bar.wait("compiling " + "x" * 500)
     bar.wait("running")
-    last, width = shown.getvalue().split("\r")[-2], bar.progbar._prev_total_width
+    last = shown.getvalue().split("\r")[-2]
+    width = bar.progbar._prev_total_width
     assert last == "running".ljust(width)
     assert width < 500

@@ -10,7 +10,8 @@ from shares import later, on, share
 import wholestep as ws
 from wholestep.model import compiled
 
-L, K = keras.layers, keras.losses
+L = keras.layers
+K = keras.losses
 ROWS = 12
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROWS, 6)).astype("float32")
@@ -455,7 +456,9 @@ def one_output_twice():
 def test_two_losses_of_one_name_both_count(make):
     """Keras' loss and weights; its History shows one of the two, ours both."""
     keras.utils.set_random_seed(2)
-    theirs, y, how = make(), [TARGETS, ONE_HOT], {"epochs": 2, "shuffle": False, "batch_size": 6, "verbose": 0}
+    theirs = make()
+    y = [TARGETS, ONE_HOT]
+    how = {"epochs": 2, "shuffle": False, "batch_size": 6, "verbose": 0}
     theirs.compile(keras.optimizers.SGD(0.1), ["mse", "mse"])
     history = theirs.fit(X, y, **how).history
     keras.utils.set_random_seed(2)
@@ -511,10 +514,8 @@ def test_the_models_metrics_show_the_numbers_of_the_run():
         models.append(listed_outputs())
         losses = ["mse", "sparse_categorical_crossentropy"]
         models[-1].compile(keras.optimizers.SGD(0.1), losses, metrics=[["mae"], ["accuracy"]])
-    ours, theirs = (
-        said_by(ws.Trainer(models[0]), models[0], [TARGETS, LABELS]),
-        said_by(models[1], models[1], [TARGETS, LABELS]),
-    )
+    ours = said_by(ws.Trainer(models[0]), models[0], [TARGETS, LABELS])
+    theirs = said_by(models[1], models[1], [TARGETS, LABELS])
     assert len(ours) == len(theirs) == 10
     for one, two in zip(ours, theirs, strict=True):
         assert keras.tree.flatten(one) == pytest.approx(keras.tree.flatten(two), rel=1e-5)
@@ -608,7 +609,8 @@ class Rows:
 )
 def test_labels_that_are_no_classes_are_refused_before_anything_ran(call, label):
     model = classifier()
-    before, labels = model.get_weights(), LABELS.astype("float32")
+    before = model.get_weights()
+    labels = LABELS.astype("float32")
     labels[7] = label
     with pytest.raises(ws.BatchError, match=rf"whole and lie in 0\.\.3.*Received: {label}.* in row 7"):
         getattr(ws.Trainer(model), call)(X, labels, batch_size=4, verbose=0)

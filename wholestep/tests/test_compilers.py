@@ -32,7 +32,8 @@ def make(layer, **compile_with):
     ids=["GRU", "LSTM", "Bidirectional", "SimpleRNN"],
 )
 def test_recurrent_layers_train_on_arrays_as_in_keras(layer):
-    ours, theirs = make(layer), make(layer)
+    ours = make(layer)
+    theirs = make(layer)
     theirs.set_weights(ours.get_weights())
     trainer = ws.Trainer(ours)
     losses = trainer.fit(X, Y, **HOW).history["loss"], theirs.fit(X, Y, **HOW).history["loss"]
@@ -69,7 +70,8 @@ class Written(keras.layers.Layer):
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX compiles everything")
 @pytest.mark.slow
 def test_what_xla_cannot_compile_runs_without_it():
-    ours, theirs = make(Written), make(Written)
+    ours = make(Written)
+    theirs = make(Written)
     theirs.set_weights(ours.get_weights())
     trainer = ws.Trainer(ours)
     losses = trainer.fit(X, Y, **HOW).history["loss"], theirs.fit(X, Y, **HOW).history["loss"]

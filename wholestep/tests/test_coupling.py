@@ -114,7 +114,8 @@ def test_state_that_moves_without_being_looked_at():
 
 
 def test_moving_statistics_move_once_by_the_mean_over_the_microbatches():
-    whole, cut = model(Watching()), model(Watching())
+    whole = model(Watching())
+    cut = model(Watching())
     ws.Trainer(whole).fit(X, Y, batch_size=ROWS, verbose=0)
     with pytest.warns(UserWarning, match="microbatch_size=6 .* not give the weights of whole batches"):
         ws.Trainer(cut, microbatch_size=6).fit(X, Y, batch_size=ROWS, verbose=0)
@@ -227,7 +228,8 @@ def test_a_stateful_layer_runs_whole_and_says_why_a_microbatch_has_no_effect():
         recurrent.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return recurrent
 
-    whole, cut = made(), made()
+    whole = made()
+    cut = made()
     ws.Trainer(whole).fit(X.reshape(-1, 3, 2), Y, batch_size=10, verbose=0)
     trainer = ws.Trainer(cut, microbatch_size=4)
     with pytest.warns(
@@ -244,7 +246,8 @@ def test_a_penalty_of_activities_behind_dropout_is_a_mean_over_rows():
     penalised = keras.layers.Dense(6, "relu", activity_regularizer=keras.regularizers.L2(0.01))
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.3), penalised, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    trainer, x = ws.Trainer(model, microbatch_size=3), np.random.default_rng(0).normal(size=(8, 4))
+    trainer = ws.Trainer(model, microbatch_size=3)
+    x = np.random.default_rng(0).normal(size=(8, 4))
     trainer.update((x, x[:, :1]))
     assert trainer.executor.planner.findings.coupling.extra == "mean"
     assert "3 microbatches" in trainer.explain()

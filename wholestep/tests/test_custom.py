@@ -48,7 +48,9 @@ def check_logs(ours, theirs):
 @pytest.mark.slow
 def test_a_models_own_train_step_trains_as_in_keras(name):
     make, data = MODELS[name]
-    ours, theirs, alone = make(), make(), make()
+    ours = make()
+    theirs = make()
+    alone = make()
     trainer = ws.Trainer(ours)
     found = trainer.fit(*data, epochs=3, **CALMLY).history
     check_logs(found, theirs.fit(*data, epochs=3, **CALMLY).history)
@@ -69,7 +71,10 @@ def test_a_models_own_train_step_trains_as_in_keras(name):
 @pytest.mark.slow
 def test_a_stream_and_steps_and_batches_in_hand_go_the_same_way(name):
     make, data = MODELS[name]
-    whole, streamed, stepped, handed = make(), make(), make(), make()
+    whole = make()
+    streamed = make()
+    stepped = make()
+    handed = make()
     ws.Trainer(whole).fit(*data, epochs=2, **CALMLY)
     parts = [tuple(a[i : i + 5] for a in data) for i in range(0, len(X), 5)]
     parts = parts if len(data) > 1 else [x for (x,) in parts]
@@ -88,7 +93,8 @@ def test_a_stream_and_steps_and_batches_in_hand_go_the_same_way(name):
 @on("tensorflow")
 @pytest.mark.slow
 def test_own_evaluations_and_predictions_are_those_of_keras():
-    ours, theirs = customs.distilling(), customs.distilling()
+    ours = customs.distilling()
+    theirs = customs.distilling()
     trainer = ws.Trainer(ours)
     check_logs(
         trainer.fit(X, Y, epochs=2, validation_data=(X[:7], Y[:7]), **CALMLY).history,
@@ -110,7 +116,8 @@ def test_an_own_test_step_leaves_training_free_to_be_cut():
         return model
 
     Testing.test_step = _with_half
-    ours, theirs = make(), make()
+    ours = make()
+    theirs = make()
     trainer = ws.Trainer(ours, microbatch_size=2)
     how = {"epochs": 2, "validation_data": (X, Y), **CALMLY}
     check_logs(trainer.fit(X, Y, **how).history, theirs.fit(X, Y, **how).history)
@@ -138,7 +145,8 @@ def test_own_metrics_and_results_are_told_where_keras_tells_them():
         model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
         return model
 
-    ours, theirs = make(), make()
+    ours = make()
+    theirs = make()
     trainer = ws.Trainer(ours)
     how = {"epochs": 2, "validation_data": (X, Y), **CALMLY}
     check_logs(trainer.fit(X, Y, **how).history, theirs.fit(X, Y, **how).history)
@@ -171,7 +179,9 @@ def test_numbers_that_are_called_as_the_metrics_are_theirs_at_the_end_of_an_epoc
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
     make, data = MODELS[name]
-    whole, first, second = make(), make(), make()
+    whole = make()
+    first = make()
+    second = make()
     how = {"epochs": 3, "batch_size": 5, "verbose": 0}
     found = ws.Trainer(whole).fit(*data, **how).history
 
@@ -194,7 +204,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits(name, tmp_path):
 def test_a_snapshot_holds_optimizers_that_are_attributes_and_nothing_more(kind):
     model, other, tracked = map(customs.adversaries, (kind, kind, customs.Adversaries))
     rows = [ws.Batches(X, 5, seed=2) for _ in range(3)]
-    trainer, second = ws.Trainer(model), ws.Trainer(other)
+    trainer = ws.Trainer(model)
+    second = ws.Trainer(other)
     for step in trainer.steps(rows[0], epochs=2):
         if step.number == 4:
             break
@@ -222,7 +233,8 @@ def test_an_optimizer_that_takes_anothers_place_in_a_dict_is_kept_too():
 def test_an_update_that_is_not_finite_is_taken_back():
     spoilt = X.copy()
     spoilt[7] = np.nan
-    model, good = customs.encoding(), customs.encoding()
+    model = customs.encoding()
+    good = customs.encoding()
     trainer = ws.Trainer(model)
     told = r"Update 2 must have a finite loss.*undone.*loss=nan.*not report single rows"
     with pytest.raises(ws.NonFiniteError, match=told):
@@ -236,7 +248,8 @@ def test_an_update_that_is_not_finite_is_taken_back():
 def test_an_update_that_is_not_finite_is_left_out():
     spoilt = X.copy()
     spoilt[7] = np.nan
-    model, good = customs.encoding(), customs.encoding()
+    model = customs.encoding()
+    good = customs.encoding()
     trainer = ws.Trainer(model, on_nonfinite="skip")
     history = trainer.fit(spoilt, **CALMLY).history
     left = ws.Trainer(good).fit(np.delete(X, range(5, 10), axis=0), **CALMLY).history
@@ -342,7 +355,8 @@ def test_an_assignment_that_would_be_lost_is_refused(name, is_read, run_eagerly)
     image = keras.Input((6,))
     model = Counting(image, customs.dense(1, 42)(image))
     model.compile("sgd", "mse", run_eagerly=run_eagerly)
-    before, trainer = model.get_weights(), ws.Trainer(model)
+    before = model.get_weights()
+    trainer = ws.Trainer(model)
     with pytest.raises(ws.SpecificationError, match=r"assign only variables that the trainer keeps.*Received: count"):
         trainer.fit(X, Y, **CALMLY) if name == "train_step" else trainer.evaluate(X, Y, verbose=0)
     check_equal(before, model.get_weights())
@@ -377,7 +391,8 @@ def test_a_step_that_tells_nothing_trains_as_in_keras():
         image = keras.Input((6,))
         model = Silent(image, keras.layers.Dense(1)(image))
         model.compile("sgd", "mse")
-        x, before = np.ones((8, 6), "float32"), model.get_weights()[0]
+        x = np.ones((8, 6), "float32")
+        before = model.get_weights()[0]
         assert run(model).fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0).history == {}
         fitted.append(model.get_weights())
         assert not np.array_equal(model.get_weights()[0], before)
@@ -414,7 +429,9 @@ def test_variables_of_tensorflow_are_saved_and_restored(tmp_path):
         own = [model.held["num"], *model.held["sum"], model.noise.state]
         return [*map(keras.ops.convert_to_numpy, [*own, *model.trainable_variables])]
 
-    whole, first, second = made(), made(), made()
+    whole = made()
+    first = made()
+    second = made()
     batches = ws.Batches((X[:16], X[:16, :1]), batch_size=2)
     for _ in ws.Trainer(whole).steps(batches, epochs=1):
         pass
@@ -446,7 +463,8 @@ def test_own_resets_of_metrics_come_before_every_epoch_and_every_update_in_hand(
     image = keras.Input((6,))
     model = Resetting(image, keras.layers.Dense(1)(image))
     model.compile("sgd", "mse")
-    trainer, x = ws.Trainer(model), np.ones((8, 6), "float32")
+    trainer = ws.Trainer(model)
+    x = np.ones((8, 6), "float32")
     trainer.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
     before = model.num_resets
     assert before >= 2
@@ -488,7 +506,8 @@ def test_one_weight_of_several_outputs_comes_as_it_was_given():
         image = keras.Input((6,))
         return Weighing(image, [keras.layers.Dense(1, kernel_initializer="ones", name=n)(image) for n in "ab"])
 
-    ours, theirs = model(), model()
+    ours = model()
+    theirs = model()
     data = {"y": [Y, Y + 1], "sample_weight": np.arange(len(X), dtype="float32") + 1}
     for model in (ours, theirs):
         model.compile("sgd", ["mse", "mse"])

@@ -39,7 +39,8 @@ STRANGE = (None, True, -1, 0, 1, 7, 2**31, 2**63, 1e308, "", "w", "../w", [], {}
 def changed(said, draw):
     """Return a manifest in which something, somewhere, is something else."""
     said = json.loads(json.dumps(said))
-    at, held = said, said
+    at = said
+    held = said
     while isinstance(held, dict | list) and held and (held is said or draw.random() < 0.8):
         at = held
         key = draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
@@ -70,7 +71,8 @@ def test_a_manifest_that_was_changed_at_random_is_refused_or_says_the_same_of_th
 
     kept = some(6) | {"w": cut(NUMBERS, [2], [3])}
     folder.write(1, kept, {"epoch": 3, "rate": 0.5})
-    path, draw = folder.path(1) / "manifest.json", random.Random(times)
+    path = folder.path(1) / "manifest.json"
+    draw = random.Random(times)
     said = json.loads(path.read_bytes().splitlines()[0])
     monkeypatch.setattr(carrier.np, "empty", empty)
     num_refused = 0
@@ -103,7 +105,9 @@ def test_what_is_good_is_never_taken_for_damaged(folder, times):
 
 @pytest.mark.parametrize("times", [10, *later([100])])
 def test_whoever_reads_beside_a_writer_sees_whole_checkpoints(folder, times):
-    seen, errors, is_over = [], [], threading.Event()
+    seen = []
+    errors = []
+    is_over = threading.Event()
 
     def arrays(step):
         return {f"params/{i}": np.full(2000, step, "float32") for i in range(4)}
@@ -144,7 +148,8 @@ def numbers(value):
 
 def once(monkeypatch, owner, name, act, *, after=False):
     """Let something happen once, before or after the first call of a function."""
-    real, left = getattr(owner, name), [act]
+    real = getattr(owner, name)
+    left = [act]
 
     def called(*arguments, **options):
         if left and not after:
@@ -209,7 +214,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(reader, fol
 
 def test_a_checkpoint_that_is_replaced_at_every_read_is_an_error_in_the_end(folder, monkeypatch):
     folder.write(1, numbers(0), {"value": 0})
-    real, values, is_writer = carrier.opened, [0], []
+    real = carrier.opened
+    values = [0]
+    is_writer = []
 
     def opened(*arguments, **options):
         if not is_writer:
@@ -228,7 +235,9 @@ def test_a_checkpoint_that_is_replaced_at_every_read_is_an_error_in_the_end(fold
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 def test_a_checkpoint_is_there_between_the_two_renames_of_its_replacement(reader, folder, tmp_path, monkeypatch):
     folder.write(1, numbers(1), {"value": 1})
-    real, in_gap, is_looking = os.rename, threading.Event(), threading.Event()
+    real = os.rename
+    in_gap = threading.Event()
+    is_looking = threading.Event()
 
     def rename(old, new):
         if str(old).endswith("step-00000001"):
@@ -273,7 +282,9 @@ def test_a_listed_checkpoint_that_is_removed_is_not_told_as_bad(folder, monkeypa
 
 @pytest.mark.parametrize("times", [40, *later([2000])])
 def test_whoever_reads_beside_a_writer_that_replaces_sees_whole_checkpoints(folder, times):
-    seen, errors, is_over = [], [], threading.Event()
+    seen = []
+    errors = []
+    is_over = threading.Event()
 
     def read():
         while not is_over.is_set():
@@ -299,10 +310,8 @@ def test_whoever_reads_beside_a_writer_that_replaces_sees_whole_checkpoints(fold
     assert len({*seen}) > 1
 
 
-EVENTS, RUNS = (
-    set(),
-    {"exec", "compile", "import", "marshal.loads", "pickle.find_class", "os.system", "subprocess.Popen"},
-)
+EVENTS = set()
+RUNS = {"exec", "compile", "import", "marshal.loads", "pickle.find_class", "os.system", "subprocess.Popen"}
 
 
 def test_reading_a_checkpoint_runs_nothing(tmp_path):

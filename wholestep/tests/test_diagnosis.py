@@ -15,7 +15,8 @@ def found(values, *, are_rows_left=True):
     kernel = keras.Variable(np.array(values[0], "float32"), name="kernel")
     shift = keras.Variable(np.array(values[1], "float32"), name="shift")
     count = keras.Variable(np.array(values[2]), dtype="int32", trainable=False, name="count")
-    variables, engine = Variables([kernel], [], [count, shift], []), engines.choose()
+    variables = Variables([kernel], [], [count, shift], [])
+    engine = engines.choose()
     params, slots, buffers = engine.variables.read(variables)
     seen = engine.devices.fetch(finite_flags(engine, variables, State(params, slots, buffers, [], (), (), ())))
     assert len(seen) == 2  # whole numbers are always finite
@@ -54,7 +55,8 @@ def test_rows_are_named_through_the_cut(size):
     model = keras.Sequential([keras.Input((3,)), Sized(), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     trainer = ws.Trainer(model, microbatch_size=size)
-    x, how = np.ones((12, 3), "float32"), {"batch_size": 8, "shuffle": False, "verbose": 0}
+    x = np.ones((12, 3), "float32")
+    how = {"batch_size": 8, "shuffle": False, "verbose": 0}
     trainer.fit(x, x[:, :1], **how)
     Sized.sizes.clear()
     x[[5, 7]] = np.nan
@@ -107,11 +109,14 @@ def test_a_buffer_that_was_infinite_before_is_no_reason():
 
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_missing_label_of_weight_0_is_named_as_its_derivative_is_nan(ready):
-    x, y, weight = np.ones((8, 3), "float32"), np.ones((8, 1), "float32"), np.ones(8, "float32")
+    x = np.ones((8, 3), "float32")
+    y = np.ones((8, 1), "float32")
+    weight = np.ones(8, "float32")
     y[5], weight[5] = np.nan, 0
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    trainer, batches = ws.Trainer(model), [(x[:4], y[:4], weight[:4]), (x[4:], y[4:], weight[4:])]
+    trainer = ws.Trainer(model)
+    batches = [(x[:4], y[:4], weight[:4]), (x[4:], y[4:], weight[4:])]
     data = ((each for each in batches),) if ready else (x, y)
     with pytest.raises(
         ws.NonFiniteError, match=rf"batch\[1\] is not finite in rows {1 if ready else 5}\. Try: replace"

@@ -150,7 +150,9 @@ class Sequence(keras.utils.PyDataset):
 
 def fed(chosen: dict) -> tuple[tuple, dict]:
     """Return the arguments of `fit` that say what is trained on."""
-    parts, size, kind = data(chosen), chosen["batch size"], chosen["input"]
+    parts = data(chosen)
+    size = chosen["batch size"]
+    kind = chosen["input"]
     if kind == "arrays":
         named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
         return (), named | {"batch_size": size, "shuffle": False}
@@ -184,7 +186,8 @@ def weighs_unlike(chosen: dict) -> bool:
 
 def check(number: int) -> None:
     chosen = draw(number)
-    theirs, ours = build(chosen), None
+    theirs = build(chosen)
+    ours = None
     expected = train(chosen, theirs, theirs)
     ours = build(chosen)
     found = train(chosen, ours, ws.Trainer(ours, microbatch_size=chosen["microbatch size"]))

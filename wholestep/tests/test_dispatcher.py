@@ -23,7 +23,8 @@ JAX = keras.backend.backend() == "jax"
 pytestmark = pytest.mark.skipif(not JAX, reason="test_engines holds that looks are not seen there: nothing is ahead")
 X = np.random.default_rng(0).normal(size=(104, 6)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 4, 104)
-SIZE, NUM = 4, 26  # of a batch, and of batches in an epoch
+SIZE = 4
+NUM = 26  # of a batch, and of batches in an epoch
 
 
 @pytest.fixture
@@ -40,7 +41,8 @@ def sent(monkeypatch):
         sent.extend([num] if num else [])
         return num
 
-    sent, decide = Sent(), ahead.Ahead.num_to_send
+    sent = Sent()
+    decide = ahead.Ahead.num_to_send
     monkeypatch.setattr(ahead, "_MOST_SECONDS", 1e9)
     monkeypatch.setattr(ahead, "_SECONDS_PER_DISPATCH", 1e9)
     monkeypatch.setattr(ahead, "_MOST_DEBT", -1e9)
@@ -81,7 +83,8 @@ class Fresh:
         self.begin = values(self.trainer.model)
 
     def fit(self, look, steps_per_execution=1, data=None):
-        made, watching = self.trainer.model, Watching(look)
+        made = self.trainer.model
+        watching = Watching(look)
         made.steps_per_execution = steps_per_execution
         for variable, value in zip([*made.variables, *made.optimizer.variables], self.begin, strict=True):
             variable.assign(value)
@@ -222,7 +225,9 @@ class Loader(keras.utils.PyDataset):
 
     def __init__(self, x=X, y=Y):
         super().__init__()
-        self.x, self.y, self.asked = x, y, 0
+        self.x = x
+        self.y = y
+        self.asked = 0
 
     def __len__(self):
         return NUM
@@ -281,7 +286,9 @@ def test_loaded_batches_are_told_several_at_a_time_where_that_is_asked(sent, fre
 def test_a_loop_over_loaded_batches_that_is_left_goes_on_where_it_was_left(sent):
     def train():
         made = model(keras.layers.Dropout(0.5, seed=1))
-        trainer, data, seen = ws.Trainer(made), ws.Batches(Loader(), seed=5), []
+        trainer = ws.Trainer(made)
+        data = ws.Batches(Loader(), seed=5)
+        seen = []
         for last in (9, 17, 99):
             for step in trainer.steps(data):
                 seen.append((step.number, step.batch, step.loss if step.number % 5 == 0 else None))
@@ -299,8 +306,10 @@ def test_a_loop_over_loaded_batches_that_is_left_goes_on_where_it_was_left(sent)
 
 def test_a_loaded_batch_that_is_not_finite_is_told_in_its_turn(sent):
     def train():
-        made, told = model(), Watching(lambda callback, batch: None)
-        trainer, data = ws.Trainer(made), ws.Batches(Loader(with_a_bad_row(70)), shuffle=False)
+        made = model()
+        told = Watching(lambda callback, batch: None)
+        trainer = ws.Trainer(made)
+        data = ws.Batches(Loader(with_a_bad_row(70)), shuffle=False)
         with pytest.raises(ws.NonFiniteError) as caught:
             trainer.fit(data, callbacks=[told], verbose=0)
         return made, told.logs, str(caught.value), trainer.run.number, data.position
@@ -375,7 +384,8 @@ class Annealed(ws.Objective):
 
 def test_a_variable_of_the_objectives_counts_from_the_next_update_on(sent):
     def train():
-        made, objective = model(keras.layers.Dropout(0.5, seed=1)), Annealed()
+        made = model(keras.layers.Dropout(0.5, seed=1))
+        objective = Annealed()
         watching = Watching(lambda callback, batch: objective.scale.assign(1 / (batch + 1)) if batch % 9 == 3 else None)
         trainer = ws.Trainer(made, objective)
         trainer.fit((X, Y), batch_size=SIZE, epochs=2, callbacks=[watching], verbose=0)
@@ -399,7 +409,8 @@ def with_a_bad_row(row):
 
 def test_an_update_that_is_not_finite_is_told_in_its_turn_and_leaves_the_state_before_it(sent):
     def train():
-        made, told = model(), Watching(lambda callback, batch: None)
+        made = model()
+        told = Watching(lambda callback, batch: None)
         trainer = ws.Trainer(made)
         data = ws.Batches((with_a_bad_row(70), Y), SIZE, shuffle=False)
         with pytest.raises(ws.NonFiniteError) as caught:
@@ -483,7 +494,8 @@ def made(sent):
 
 
 def test_several_threads_may_look_at_once(sent, made):
-    steps, switch = ahead_of(made), sys.getswitchinterval()
+    steps = ahead_of(made)
+    switch = sys.getswitchinterval()
     variables = [*made.variables, *made.optimizer.variables]
     sys.setswitchinterval(1e-6)
     try:
@@ -502,7 +514,8 @@ def test_a_loop_that_garbage_collection_ends_loses_nothing(sent, made):
         pass
 
     owner = Owner()
-    owner.steps, owner.me = ahead_of(made), owner
+    owner.steps = ahead_of(made)
+    owner.me = owner
     del owner
     gc.collect()
     assert held(made) == expected_after(sent)
@@ -538,7 +551,8 @@ def test_two_loops_of_one_trainer_in_turns(sent, made):
     gc.collect()
     assert int(made.optimizer.iterations.value) in (2 * NUM + 1, 2 * NUM + 2)
     assert_nothing_is_watched(made)
-    seen, again = held(made), model(keras.layers.Dropout(0.5, seed=1))
+    seen = held(made)
+    again = model(keras.layers.Dropout(0.5, seed=1))
     sent.one_by_one()
     trainer = ws.Trainer(again)
     for _ in zip(*(trainer.steps(ws.Batches((X, Y), SIZE, seed=seed)) for seed in (5, 6)), strict=False):
@@ -548,7 +562,8 @@ def test_two_loops_of_one_trainer_in_turns(sent, made):
 
 
 def test_a_look_just_before_updates_are_counted_takes_none_away(sent, made, monkeypatch):
-    is_next, looked = ahead._Held.is_next, []
+    is_next = ahead._Held.is_next
+    looked = []
 
     def look_then(self, run, block):
         is_it = is_next(self, run, block)
@@ -609,7 +624,8 @@ class Telling(ws.Objective):
 def test_what_a_program_tells_the_host_is_told_once_and_in_its_turn(sent):
     import jax
 
-    told, made = [], model()
+    told = []
+    made = model()
     for step in ws.Trainer(made, Telling(told)).steps(ws.Batches((X, Y), SIZE)):
         if step.batch in (5, 9):
             made.get_weights()
@@ -620,7 +636,8 @@ def test_what_a_program_tells_the_host_is_told_once_and_in_its_turn(sent):
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_only_who_sets_a_captured_variable_takes_back_what_was_sent(sent, reads):
-    made, objective = model(), Annealed()
+    made = model()
+    objective = Annealed()
 
     def look(callback, batch):
         return float(objective.scale.value) if reads else objective.scale.assign(0.5)
@@ -635,7 +652,8 @@ def test_only_who_sets_a_captured_variable_takes_back_what_was_sent(sent, reads)
 
 def loop(look, **options):
     made = model(keras.layers.Dropout(0.5, seed=1))
-    trainer, found = ws.Trainer(made, **options), []
+    trainer = ws.Trainer(made, **options)
+    found = []
     for step in trainer.steps(ws.Batches((X, Y), SIZE, seed=5), epochs=2):
         found.append((step.number, step.epoch, step.batch, look(trainer, step)))
         if found[-1][-1] == "leave":
@@ -694,7 +712,9 @@ def test_steps_are_the_same_without_the_module_that_sends_ahead(sent, look, monk
 
 def test_a_snapshot_between_two_steps_is_of_the_update_that_was_told(sent):
     made = model(keras.layers.Dropout(0.5, seed=1))
-    trainer, whole, taken = ws.Trainer(made), [], {}
+    trainer = ws.Trainer(made)
+    whole = []
+    taken = {}
     for step in trainer.steps(ws.Batches((X, Y), SIZE, seed=5), epochs=2):
         whole.append((step.number, step.loss))
         if step.number in (20, 41):
@@ -710,7 +730,8 @@ def test_a_snapshot_between_two_steps_is_of_the_update_that_was_told(sent):
 
 
 def test_a_loop_that_is_left_open_can_be_looked_into(sent):
-    made, other = model(keras.layers.Dropout(0.5, seed=1)), model(keras.layers.Dropout(0.5, seed=1))
+    made = model(keras.layers.Dropout(0.5, seed=1))
+    other = model(keras.layers.Dropout(0.5, seed=1))
     steps = ws.Trainer(made).steps(ws.Batches((X, Y), SIZE, seed=5))
     for _ in range(17):
         next(steps)

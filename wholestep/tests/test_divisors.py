@@ -9,7 +9,8 @@ import wholestep as ws
 
 X = np.array([[1, 2, 3, 0], [4, 5, 0, 0]])  # 5 real tokens of 8 places
 WEIGHTS = np.array([[1, 2, 1, 0], [1, 1, 0, 0]], "float32")  # 6
-MEAN, WEIGHTED = "sum_over_batch_size", "mean_with_sample_weight"
+MEAN = "sum_over_batch_size"
+WEIGHTED = "mean_with_sample_weight"
 
 
 @pytest.mark.parametrize(

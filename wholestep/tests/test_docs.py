@@ -21,7 +21,8 @@ REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
 RUN_HERE = [DOCS / name for name in ("index.md", "accumulation.md", "sequences.md", "finetune.md")] + sorted(
     DOCS.glob("api/*.md")
 )
-CLUSTER, OF_ENGINE = DOCS / "cluster.md", {"tensorflow": "tf.function", "jax": "jax.jit"}
+CLUSTER = DOCS / "cluster.md"
+OF_ENGINE = {"tensorflow": "tf.function", "jax": "jax.jit"}
 
 
 def run(path):
@@ -41,7 +42,8 @@ def test_the_programs_of_a_page_run(path):
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.slow
 def test_the_loops_of_the_page_on_several_devices_are_right_with_a_short_batch(is_wrong):
-    random, engine = np.random.default_rng(0), keras.backend.backend()
+    random = np.random.default_rng(0)
+    engine = keras.backend.backend()
     x = random.normal(size=(158, 6)).astype("float32")
     y = (x[:, :1] > 0) + x[:, 1:2]
     batches = [(x[i : i + 32], y[i : i + 32]) for i in range(0, len(x), 32)] * 2

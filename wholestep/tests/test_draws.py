@@ -22,7 +22,10 @@ from wholestep.model.draws import Asked, Draws, compare, drawing
 from wholestep.model.forward import Forward
 
 JAX = keras.backend.backend() == "jax"
-ROWS, BATCH, TIME, DIM = 20, 8, 5, 4  # batches of 8, 8 and 4 rows
+ROWS = 20
+BATCH = 8
+TIME = 5
+DIM = 4  # batches of 8, 8 and 4 rows
 IMAGE = (6, 6, 3)
 
 
@@ -263,7 +266,8 @@ def trained(size, *middle, replicas=None, num_rows=16, rate=0.5):
         for i, variable in enumerate(made.trainable_weights):
             variable.assign(integers(*variable.shape, seed=i))
         made.compile(keras.optimizers.SGD(0.5, momentum=0.5), "mse", metrics=["mae"])
-    x, y = integers(num_rows, 4, seed=1), integers(num_rows, 4, seed=2)
+    x = integers(num_rows, 4, seed=1)
+    y = integers(num_rows, 4, seed=2)
     trainer = ws.Trainer(made, microbatch_size=size, replicas=replicas)
     (step,) = trainer.steps(ws.Batches((x, y), num_rows, shuffle=False))
     return snapshot(made) | step.logs | {"own loss": step.loss}
@@ -284,7 +288,8 @@ def test_no_bit_of_an_update_with_dropout_differs_between_replicas(replicas, siz
 @on("jax")
 def test_dropout_beside_batch_normalization_which_is_not_cut():
     normalised = partial(L.BatchNormalization, momentum=0.5)
-    one, two = trained("auto", normalised), trained("auto", normalised, replicas=2)
+    one = trained("auto", normalised)
+    two = trained("auto", normalised, replicas=2)
     for name, value in one.items():
         np.testing.assert_allclose(two[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -327,7 +332,8 @@ def test_a_cut_batch_draws_no_more_words(monkeypatch):
 
     The pass that weighs the rows beforehand asks for draws as well, which nobody needs.
     """
-    drawn, honest = [], type(engines.choose().random).words
+    drawn = []
+    honest = type(engines.choose().random).words
 
     def counting(engine, seed, stream, first, num_rows, num_words):
         zero = zero_by(lambda: drawn.append((num_rows, num_words)), first)
@@ -358,7 +364,8 @@ class Failing(L.Dropout):
 
 
 def test_nothing_stays_patched_after_a_trace_or_an_error():
-    before, made = keras_own(), model(L.Dropout(0.5, seed=1))
+    before = keras_own()
+    made = model(L.Dropout(0.5, seed=1))
     expected = ops.convert_to_numpy(made(X, training=True))
     ws.Trainer(made).fit(X, Y, verbose=0)
     assert keras_own() == before
@@ -374,7 +381,8 @@ def nobody(rows=2, facts=None):
 
 
 def test_another_thread_draws_as_ever_while_one_traces():
-    expected, found = ops.convert_to_numpy(R.normal((2, 3), seed=1)), []
+    expected = ops.convert_to_numpy(R.normal((2, 3), seed=1))
+    found = []
     facts = compare([Asked("normal", (2, 3))], 2, [Asked("normal", (4, 3))])
     with drawing(nobody(2, facts)):
         thread = threading.Thread(target=lambda: found.append(ops.convert_to_numpy(R.normal((2, 3), seed=1))))
@@ -386,7 +394,9 @@ def test_another_thread_draws_as_ever_while_one_traces():
 
 
 def test_replicas_are_traced_in_turns_and_the_last_takes_the_functions_out():
-    before, inside, leave = keras_own(), threading.Event(), threading.Event()
+    before = keras_own()
+    inside = threading.Event()
+    leave = threading.Event()
 
     def first():
         with drawing(nobody()):
@@ -648,9 +658,11 @@ def state_of(seed):
 
 def philox(counter, key):
     """Return the words of Philox-4x32-10 as its paper says, one by one."""
-    c, k = [int(word) for word in counter], [int(word) for word in key]
+    c = [int(word) for word in counter]
+    k = [int(word) for word in key]
     for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        a = 0xD2511F53 * c[0]
+        b = 0xCD9E8D57 * c[2]
         c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return c
@@ -672,7 +684,8 @@ def test_words_are_those_of_philox():
 
 def chi_square(counts):
     """Return the statistic of counts that should be alike, in deviations of its own distribution."""
-    expected, freedom = np.mean(counts), np.size(counts) - 1
+    expected = np.mean(counts)
+    freedom = np.size(counts) - 1
     return (np.sum((counts - expected) ** 2) / expected - freedom) / np.sqrt(2 * freedom)
 
 

@@ -11,7 +11,8 @@ from small import X, Y
 import wholestep as ws
 
 L = keras.layers
-ROWS, LABELS = X[:10], Y[:10]
+ROWS = X[:10]
+LABELS = Y[:10]
 
 
 class Looking(keras.Model):
@@ -20,7 +21,8 @@ class Looking(keras.Model):
     def __init__(self, *, looks):
         super().__init__()
         self.hidden, self.drop, self.out = L.Dense(4, "tanh"), L.Dropout(0.3), L.Dense(4, kernel_regularizer="l2")
-        self.looks, self.seen = looks, []
+        self.looks = looks
+        self.seen = []
 
     def call(self, x, training=False):
         hidden = self.drop(self.hidden(x), training=training)
@@ -92,7 +94,9 @@ def test_what_runs_eagerly_sees_numbers_and_is_the_same_update(kind):
     assert "Nothing is compiled: the model says run_eagerly=True" in trainer.explain()
     shapes = {hidden.shape for _, hidden, _ in model.seen} - {(8, 4)}  # twice as many, to tell whose rows draws are
     assert shapes == {(4, 4), (2, 4)}  # and no padding
-    model.run_eagerly, model.looks, model.jit_compile = False, False, True  # the same trainer compiles from now on
+    model.run_eagerly = False
+    model.looks = False
+    model.jit_compile = True  # the same trainer compiles from now on
     trainer.update((ROWS[:4], LABELS[:4]))
     assert "Nothing is compiled" not in trainer.explain()
 
@@ -110,7 +114,8 @@ class Counting(ws.Objective):
 
 
 def test_an_objective_sees_numbers_and_is_called_once_for_an_update_but_for_the_first():
-    objective, model = Counting(), keras.Sequential([keras.Input((6,)), L.Dense(1)])
+    objective = Counting()
+    model = keras.Sequential([keras.Input((6,)), L.Dense(1)])
     model.run_eagerly = True
     trainer = ws.Trainer(model, objective, optimizer="sgd")
     batches = [(row[None], np.zeros((1, 1), "float32")) for row in X[:5]]
@@ -144,7 +149,8 @@ def test_a_variable_that_training_alone_assigns_is_kept_by_an_evaluation(eager):
 
 
 def test_microbatches_are_seen_one_by_one():
-    objective, model = Counting(), keras.Sequential([keras.Input((6,)), L.Dense(1)])
+    objective = Counting()
+    model = keras.Sequential([keras.Input((6,)), L.Dense(1)])
     model.run_eagerly = True
     data = (X[:5], np.zeros((5, 1), "float32"))
     trainer = ws.Trainer(model, objective, optimizer="sgd", microbatch_size=2)
@@ -207,7 +213,8 @@ def test_other_threads_read_no_tracer_meanwhile(read):
             seen.append(other.submit(outcome).result())
         return hidden + 0 * np.size(read(hidden[0, 0]))  # this thread reads
 
-    seen, before = [], outcome()
+    seen = []
+    before = outcome()
     updated(elsewhere)
     assert set(seen) == {before}
     assert outcome() == before

@@ -13,7 +13,9 @@ from wholestep.embeddings import rows as embeddings
 
 ENGINE = keras.backend.backend()
 L = keras.layers
-ROWS, SIZE, DIM = 16, 200, 4
+ROWS = 16
+SIZE = 200
+DIM = 4
 RNG = np.random.default_rng(5)
 FOCAL = RNG.integers(0, 6, ROWS).astype("int32")  # few numbers, so that many rows ask for the same one
 CONTEXT = np.append(RNG.integers(-SIZE, SIZE, ROWS - 2), [SIZE - 1, -1]).astype("int32")
@@ -35,7 +37,8 @@ def build(optimizer="sgd", *, size=SIZE, dim=DIM, embedding=L.Embedding, **argum
     """Return a compiled model that looks up twice in one table, once in two others, and has a dense layer."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
-    focal, context = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
+    focal = keras.Input((), dtype="int32")
+    context = keras.Input((), dtype="int32")
     words = embedding(size, dim, name="words", **arguments)
     product = L.Dot(1)([words(focal), L.Add()([words(context), L.Embedding(size, dim, name="contexts")(context)])])
     bias = L.Embedding(size, 1, name="biases")(focal)
@@ -84,7 +87,8 @@ def test_several_updates_are_those_of_keras():
 
 
 def test_rows_are_updated_after_an_evaluation_whose_optimizer_has_no_slots_yet(monkeypatch):
-    ids, how = np.stack([FOCAL, FOCAL + 1, FOCAL + 2], axis=1), {"batch_size": ROWS, "shuffle": False, "verbose": 0}
+    ids = np.stack([FOCAL, FOCAL + 1, FOCAL + 2], axis=1)
+    how = {"batch_size": ROWS, "shuffle": False, "verbose": 0}
 
     def evaluated_then_fitted():
         keras.utils.clear_session()
@@ -107,7 +111,8 @@ def test_rows_are_updated_after_an_evaluation_whose_optimizer_has_no_slots_yet(m
 
 @on("jax")
 def test_steps_equal_fit_to_the_bit():
-    fitted, looped = build("adagrad"), build("adagrad")
+    fitted = build("adagrad")
+    looped = build("adagrad")
     data = ((FOCAL, CONTEXT), Y, WEIGHT)
     ws.Trainer(fitted, seed=7).fit(data[0], Y, sample_weight=WEIGHT, batch_size=4, epochs=3, verbose=0)
     list(ws.Trainer(looped, seed=7).steps(ws.Batches(data, 4, seed=7), epochs=3))
@@ -277,10 +282,13 @@ def test_a_table_that_is_looked_up_row_by_row_is_updated_as_one(make, ids):
 
 
 def shared():
-    one, other = L.Embedding(SIZE, DIM, name="one"), L.Embedding(SIZE, DIM, name="other")
+    one = L.Embedding(SIZE, DIM, name="one")
+    other = L.Embedding(SIZE, DIM, name="other")
     one.build()
-    other._embeddings, other.built = one._embeddings, True
-    first, second = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
+    other._embeddings = one._embeddings
+    other.built = True
+    first = keras.Input((), dtype="int32")
+    second = keras.Input((), dtype="int32")
     return keras.Model([first, second], L.Dot(1)([one(first), other(second)]))
 
 
@@ -294,8 +302,10 @@ def test_a_table_of_two_layers_is_updated_as_one():
 
 def of_submodels():
     words = L.Embedding(SIZE, DIM, name="words")
-    tower, other = keras.Sequential([words, L.Dense(3)]), keras.Sequential([words])
-    first, second = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
+    tower = keras.Sequential([words, L.Dense(3)])
+    other = keras.Sequential([words])
+    first = keras.Input((), dtype="int32")
+    second = keras.Input((), dtype="int32")
     return keras.Model([first, second], L.Dense(1)(L.Concatenate()([tower(first), other(second), words(second)])))
 
 
@@ -337,7 +347,8 @@ def test_rows_of_any_lookup_are_those_of_the_whole_table(make, ids, size, monkey
 def test_a_row_number_beyond_32_bits_is_no_row():
     model = flat("int64")
     model.compile(OPTIMIZERS["sgd"](), "mse")
-    trainer, ids = ws.Trainer(model), np.stack([FOCAL, FOCAL], axis=1).astype("int64")
+    trainer = ws.Trainer(model)
+    ids = np.stack([FOCAL, FOCAL], axis=1).astype("int64")
     trainer.update((ids, Y))
     ids[7, 1] = 2**32 + 3
     error, message = (ws.NonFiniteError, "rows 7") if ENGINE == "tensorflow" else (ws.BatchError, "fit in 32 bits")
@@ -358,7 +369,8 @@ def test_a_layer_with_lora_is_updated_as_a_whole():
 
 class NextWord(ws.Objective):
     def __call__(self, model, batch, training):
-        words, following = batch["words"][:, :-1], batch["words"][:, 1:]
+        words = batch["words"][:, :-1]
+        following = batch["words"][:, 1:]
         logits = model(words, training=training)
         loss = keras.losses.sparse_categorical_crossentropy(following, logits, from_logits=True)
         return ws.Mean(loss, following != 0)

@@ -276,7 +276,8 @@ def is_one_of(variable, variables):
 
 def holds_read(case):
     case.variables.params[2].assign(case.variables.params[1])  # they may share an array, which cannot be spent twice
-    state, held = case.read(), case.held()
+    state = case.read()
+    held = case.held()
     for values, known in zip(state[:3], held[:3], strict=True):
         equal(case.engine.devices.fetch(values), known if values else [])
     assert len(state.buffers) == len(held[2])
@@ -295,7 +296,8 @@ def holds_values(case):
 
 
 def holds_captured(case):
-    other, state = keras.Variable(np.zeros((3, 2))), case.read()
+    other = keras.Variable(np.zeros((3, 2)))
+    state = case.read()
     program = case.compile(dispatched(grown), (state,))
     for _ in range(2):
         other.assign(case.variables.params[0])  # they may share an array, which is spent with the state
@@ -320,7 +322,8 @@ def test_nothing_is_kept_of_a_variable_that_is_gone():
 
 
 def holds_params(case):
-    state, before = case.read(), case.held()[0]
+    state = case.read()
+    before = case.held()[0]
 
     def program(state, grads, rows):
         params = case.engine.variables.params(state, {0})
@@ -335,7 +338,8 @@ def holds_params(case):
 
 
 def holds_replica_params(case):
-    state, kernels = case.read(), [case.held()[0][0]] * case.replicas
+    state = case.read()
+    kernels = [case.held()[0][0]] * case.replicas
     params = case.engine.variables.params(state)
     if case.engine.replicas.is_split:
         kernels = [kernel + i for i, kernel in enumerate(kernels)]
@@ -373,7 +377,8 @@ def holds_changed_outside(case):
 
 
 def holds_between_programs(case):
-    state, before = case.read(), case.held()
+    state = case.read()
+    before = case.held()
     rest = case.engine.variables.between_programs(state)
     equal(case.engine.devices.fetch(rest.metrics), [np.zeros(())])
     for values, known in zip(rest[:3], before[:3], strict=True):
@@ -395,7 +400,8 @@ def holds_load_and_store(case):
         spends=False,
     )
     equal(case.engine.devices.fetch(seen(case.engine.variables.between_programs(state))[1]), case.held()[2])
-    before, state = case.held(), case.read()
+    before = case.held()
+    state = case.read()
     moved = Variables([], [], case.variables.buffers, case.variables.metrics)
     engine = case.engine.evaluation or case.engine
     program = engine.variables.load_and_store(dispatched(grown), moved)
@@ -406,7 +412,8 @@ def holds_load_and_store(case):
 
 
 def holds_write(case):
-    before, kept = case.held(), case.read()
+    before = case.held()
+    kept = case.read()
     case.update(grown)
     for values, known, parts in zip(case.held()[:3], before[:3], kept[:3], strict=True):
         equal(values, [value + 1 if parts else value for value in known])
@@ -422,7 +429,8 @@ def holds_assign(case):
 
 def holds_watch(case):
     kernel, bias, given = [*case.variables.params[:2], case.variables.buffers[0]]
-    looks, watches = [], []
+    looks = []
+    watches = []
 
     def look():
         looks.append(1)
@@ -519,9 +527,11 @@ def _apply_to_whole_tables(case):
 def _apply_to_rows(case):
     if case.engine.replicas.is_split:  # then all rows of a table are updated, see `embeddings.find`
         return
-    rows, row_slots = np.array([1, 4, 1], "int32"), np.array([0, 1, 0], "int32")
+    rows = np.array([1, 4, 1], "int32")
+    row_slots = np.array([0, 1, 0], "int32")
     # 7 + 3 ** 2 = 16: nothing is rounded, in whatever instructions a root and a division are compiled
-    of_rows, of_others = np.array([[3, -3], [-3, 3], [0, 0]], "float32"), np.full(2, 3, "float32")
+    of_rows = np.array([[3, -3], [-3, 3], [0, 0]], "float32")
+    of_others = np.full(2, 3, "float32")
     whole = np.zeros((9, 2), "float32")
     whole[[1, 4]] = of_rows[:2]  # the gradients of row 1 have been summed in the first place
     found = {}
@@ -579,7 +589,9 @@ def taken(case, other, state, data, note):
 def holds_call(case):
     if case.engine.replicas.is_split:  # several replicas are refused
         return
-    read, before, other = [], case.held(), keras.Variable(3.0)
+    read = []
+    before = case.held()
+    other = keras.Variable(3.0)
     found = custom(case, lambda state, data: taken(case, other, state, data, read.append), np.float32(5))
     params, _, buffers, (metric,) = case.held()
     equal(found, np.float32(5))
@@ -665,7 +677,8 @@ def holds_compile(case):
     for _ in range(2):
         equal(case.engine.devices.fetch(kept(case.data, case.rows)), ({"x": DATA * 2}, [ROWS + 1]))
         equal(case.engine.devices.fetch(case.data), DATA)
-    state, before = case.read(), case.held()
+    state = case.read()
+    before = case.held()
 
     def several(state, grads, num):
         def step(i, state):
@@ -690,7 +703,8 @@ def test_a_program_that_runs_again_is_not_retraced(engine):
         return data * ops.cast(span[0], "float32")
 
     given = engine.devices.place((DATA, ROWS))
-    again, num = engine.programs.compile(program, given, spends=False).again, len(traces)
+    again = engine.programs.compile(program, given, spends=False).again
+    num = len(traces)
     if not JAX:
         assert again is None
         return
@@ -768,7 +782,8 @@ def holds_shapes(case):
         "big": ((big, big), "float16"),
     }
     case.model.run_eagerly = case.replicas == 1
-    engine, before = case.choose(), case.held()
+    engine = case.choose()
+    before = case.held()
     engine.variables.read(case.variables)
 
     def step(x):
@@ -982,7 +997,8 @@ def holds_words(case):
     assert words.dtype == np.uint32
 
     def own(data, seed):
-        first, num = case.engine.replicas.part(ops.arange(8))[1], 8 // case.replicas
+        first = case.engine.replicas.part(ops.arange(8))[1]
+        num = 8 // case.replicas
         return ops.cast(case.engine.random.words(seed, 0, first, num, 5), "int32")  # of which there are sums
 
     equal(case.each(own, case.data, seed), words.astype("int32").reshape(case.replicas, -1, 5))
@@ -990,7 +1006,9 @@ def holds_words(case):
 
 def holds_gamma_slope(case):
     """A number x of parameter a moves so that P(a, x) stays: dx/da = -(dP/da) / (dP/dx), by differences."""
-    alpha, x, step = np.full(3, 2.0), np.array([0.5, 2.0, 4.0]), 1e-3
+    alpha = np.full(3, 2.0)
+    x = np.array([0.5, 2.0, 4.0])
+    step = 1e-3
     t = (np.arange(40_000) + 0.5) / 40_000 * x[:, None]
 
     def share(a):
@@ -1109,7 +1127,8 @@ def holds_coupling_layers(case):
         return case.total(work, data, rows, split=case.engine.replicas.is_split, syncs=True)[0]
 
     batch = DATA[ROWS][:, :2]
-    gamma, beta = keras.ops.convert_to_numpy(norm.gamma), keras.ops.convert_to_numpy(norm.beta)
+    gamma = keras.ops.convert_to_numpy(norm.gamma)
+    beta = keras.ops.convert_to_numpy(norm.beta)
     whole = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + norm.epsilon) * gamma + beta
     np.testing.assert_allclose(case.run(program, case.data, case.rows), np.sum(whole**2), rtol=1e-4)
 
@@ -1139,7 +1158,8 @@ def holds_batch(case):
     equal(case.run(case.engine.replicas.batch, case.data, case.rows), DATA[ROWS])
     if case.replicas > 1:
         shares = np.arange(8).reshape(2, 4)[::-1]
-        sharded, places = case.engine.devices.stage(DATA, shares), np.array([0, 3, 1, 1, 2, 2, 0, 3], "int32")
+        sharded = case.engine.devices.stage(DATA, shares)
+        places = np.array([0, 3, 1, 1, 2, 2, 0, 3], "int32")
         rows = np.concatenate([shares[0][places[:4]], shares[1][places[4:]]])
         equal(case.run(case.engine.replicas.batch, sharded, case.engine.devices.place(places)), DATA[rows])
 
@@ -1165,7 +1185,8 @@ def test_an_engine_has_processes_and_evaluates_with_the_same_variables(replicas)
     processes = case.engine.processes
     assert (processes.index, processes.count) == (0, 1)
     assert processes.all_gather(processes.broadcast(3, "sharing"), "sharing") == [3]
-    state, engine = case.read(), case.engine.evaluation or case.engine
+    state = case.read()
+    engine = case.engine.evaluation or case.engine
     assert not engine.replicas.is_split
 
     def program(state, data, rows):

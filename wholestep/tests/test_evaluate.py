@@ -81,7 +81,8 @@ def test_a_row_that_a_table_does_not_have():
     """Said of evaluation and of tables that are updated as a whole; of rows, see test_embeddings."""
     model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(9, 2), keras.layers.Flatten()])
     model.compile("adam", "mse")
-    trainer, data = ws.Trainer(model), (np.array([[1, 2], [3, 9]], "int32"), np.zeros((2, 4), "float32"))
+    trainer = ws.Trainer(model)
+    data = (np.array([[1, 2], [3, 9]], "int32"), np.zeros((2, 4), "float32"))
     if keras.backend.backend() == "jax":
         assert np.isnan(trainer.evaluate(*data, verbose=0))
         with pytest.raises(ws.NonFiniteError, match="rows 1"):
@@ -118,7 +119,8 @@ class Counts(keras.layers.Layer):
 
 
 def check_state_moves_as_in_keras(make, x, y, size):
-    ours, theirs = make(), make()
+    ours = make()
+    theirs = make()
     theirs.set_weights(ours.get_weights())
     trainer = ws.Trainer(ours)
     for _ in range(2):
@@ -164,7 +166,8 @@ def test_a_recurrent_layer_carries_its_state_from_batch_to_batch():
         x = keras.Input(batch_shape=(2, size, 3))
         return keras.Model(x, keras.layers.GRU(2, stateful=stateful)(x))
 
-    whole, parts = make(6, False), make(3, True)
+    whole = make(6, False)
+    parts = make(3, True)
     parts.set_weights(whole.get_weights())
     x = np.random.default_rng(0).normal(size=(2, 6, 3)).astype("float32")
     halves = np.concatenate([x[:, :3], x[:, 3:]])
@@ -240,7 +243,8 @@ class Looks(keras.callbacks.Callback):
 @pytest.fixture
 def sent(monkeypatch):
     """Return how many batches went in each dispatch."""
-    nums, send = [], Evaluation.send
+    nums = []
+    send = Evaluation.send
     monkeypatch.setattr(
         Evaluation, "send", lambda self, run, feed, block: nums.append(block.num) or send(self, run, feed, block)
     )

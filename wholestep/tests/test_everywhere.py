@@ -23,7 +23,9 @@ class Interrupts(keras.callbacks.Callback):
 
     def __init__(self, place=None, fault=None):
         super().__init__()
-        self.num, self.place, self.fault = 0, place, fault
+        self.num = 0
+        self.place = place
+        self.fault = fault
         for name in dir(keras.callbacks.Callback):
             if name.startswith(("on_train", "on_test", "on_epoch")):
                 setattr(self, name, self.count)
@@ -40,7 +42,8 @@ class Interrupts(keras.callbacks.Callback):
 @pytest.mark.parametrize("every", [23, *later([1])])
 @pytest.mark.slow
 def test_a_fit_that_ends_in_any_hook_resumes_to_the_same_bits(fault, every, tmp_path):
-    whole, counts = ws.Trainer(small()), Interrupts()
+    whole = ws.Trainer(small())
+    counts = Interrupts()
     history = whole.fit(X, Y, callbacks=[counts], **HOW).history
     assert counts.num == NUM_HOOKS
     resumed = ws.Trainer(small(seed=1))

@@ -60,10 +60,13 @@ def test_finetune(monkeypatch, capsys):
     for name, value in {"WIDTH": 32, "NUM_LAYERS": 1}.items():
         monkeypatch.setattr(f"finetune_model.{name}", value)
     monkeypatch.setattr("finetune_data.MODULES", "argparse calendar datetime decimal pathlib socket threading")
-    module, is_jax = load("finetune"), keras.backend.backend() == "jax"
+    module = load("finetune")
+    is_jax = keras.backend.backend() == "jax"
     pairs = module.docstrings()[:200]
     assert len(pairs) == 200
-    module.docstrings, module.NUM_ROWS, module.MEMORY = lambda: pairs, 16, 8 * 2**20
+    module.docstrings = lambda: pairs
+    module.NUM_ROWS = 16
+    module.MEMORY = 8 * 2**20
     shown = module.main(["--quick", "--shards", "2"] if is_jax else ["--quick"])
     out = capsys.readouterr().out
     assert shown["differing"] == 0
@@ -114,7 +117,8 @@ def test_glove(monkeypatch, tmp_path):
 
 def fewer_dates(module):
     module.QUICK = replace(module.QUICK, num_rows=400, num_warmup=10, epochs=1)
-    module.WIDTH, module.NUM_PARTS = 32, 2
+    module.WIDTH = 32
+    module.NUM_PARTS = 2
 
 
 @pytest.mark.large  # tests/test_translate_dates.py holds its parts
@@ -145,7 +149,8 @@ def check_dates(shown):
 
 def fewer_pictures(module):
     name, (x, y), (x_test, y_test) = module.digits()
-    module.BATCH_SIZE, module.NUM_REPLICAS = 48, (1, 3)
+    module.BATCH_SIZE = 48
+    module.NUM_REPLICAS = (1, 3)
     module.digits = lambda: (name, (x[:384], y[:384]), (x_test[:100], y_test[:100]))
 
 

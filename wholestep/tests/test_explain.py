@@ -13,7 +13,9 @@ import wholestep as ws
 from wholestep.plan import Planner
 
 L = keras.layers
-ROWS, BATCH, SHORT = 10, 4, 2
+ROWS = 10
+BATCH = 4
+SHORT = 2
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -69,7 +71,9 @@ KINDS = {  # what is trained, and whether short batches may be filled up
 @pytest.fixture
 def calls(monkeypatch):
     """What every program was given: (program, rows that it has places for, real rows of each update)."""
-    seen, program, known = [], Planner.program, Planner.known
+    seen = []
+    program = Planner.program
+    known = Planner.known
 
     def noting(found):
         def call(state, captured, data, rows, counts, which):

@@ -45,7 +45,8 @@ def test_updates_in_hand_may_be_of_different_kinds():
     made = trainer(ByName(b=2.0))
     for name in ("a", "b", "a", "b"):
         assert name in made.update({name: X})
-    one, two = made.update({"a": X}), made.update({"b": X})
+    one = made.update({"a": X})
+    two = made.update({"b": X})
     assert one["loss"] == one["a"]
     assert two["loss"] == pytest.approx(2 * two["b"])
 
@@ -62,7 +63,8 @@ def test_a_batch_of_another_kind_may_assign_another_variable():
             return ws.Mean(model(batch["x"], training=training)[:, 0] ** 2)
 
     batches = [{"x": X, name: np.ones((8, 1), "float32")} for name in "aaabbab"]
-    made, other = trainer(objective := Counts()), trainer(again := Counts())
+    made = trainer(objective := Counts())
+    other = trainer(again := Counts())
     for step in made.steps(iter(batches)):
         if step.number == 5:
             taken = made.run.snapshot()

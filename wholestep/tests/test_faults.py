@@ -80,7 +80,8 @@ class Disk:
 
     def __init__(self, monkeypatch, root, name="", at=0, number=0):
         self.seen = Counter()
-        self._root, self._failing = str(root), (name, at, number)
+        self._root = str(root)
+        self._failing = (name, at, number)
         for call in CALLS.split():
             monkeypatch.setattr(os, call, self._wrapped(call, getattr(os, call)))
         monkeypatch.setattr(fcntl, "flock", self._wrapped("flock", fcntl.flock))

@@ -129,7 +129,8 @@ def test_a_loop_that_ends_early_leaves_no_gap():
 
 
 def test_a_stream_left_early_loses_nothing():
-    batches, seen = ws.Batches(np.full((2,), i) for i in range(9)), []
+    batches = ws.Batches(np.full((2,), i) for i in range(9))
+    seen = []
     feed = loaded(batches)
 
     def use(num, most=9):
@@ -191,7 +192,8 @@ def test_every_replica_gets_an_equal_share_of_every_microbatch(sections, num):
             replica = place // each
             assert shares[replica, rows[start + place]] == start + place
             assert width <= rows[start + place] < width + each
-        start, width = start + size, width + each
+        start = start + size
+        width = width + each
     assert shares.shape == (num, width)
     assert shares.max() < cut.places
 
@@ -216,7 +218,8 @@ def test_resident_arrays_are_complete_before_a_block_is_sent(monkeypatch):
 
 
 def test_small_arrays_become_resident():
-    devices, check = engines.choose().devices, lambda batch, program: None
+    devices = engines.choose().devices
+    check = lambda batch, program: None
     assert isinstance(open_feed(devices, ws.Batches(np.zeros(4)), 10**6, whole, check, {}), Resident)
 
 
@@ -226,7 +229,8 @@ def test_a_block_that_waited_goes_back_before_those_that_still_wait():
     waiting = [
         Batch(next(data), None, np.arange(2, dtype=np.int32), 2, None, None, (0, i), (0, i + 1)) for i in range(3)
     ]
-    data.unused, data.position = waiting.copy(), (0, 0)
+    data.unused = waiting.copy()
+    data.position = (0, 0)
     feed = loaded(data)
     for _ in feed.blocks(None, lambda: 1):
         break
@@ -244,7 +248,8 @@ def test_batches_that_wait_for_the_next_pass_are_no_part_of_this_one(iterates):
         def __getitem__(self, i):
             return np.full((2,), i)
 
-    data, rows = ws.Batches(Numbered(), shuffle=False), np.arange(2, dtype=np.int32)
+    data = ws.Batches(Numbered(), shuffle=False)
+    rows = np.arange(2, dtype=np.int32)
     for start, end in (((0, 2), (1, 0)), ((1, 0), (1, 1))):
         data.unused.append(Batch(np.full((2,), start[1]), None, rows, 2, None, None, start, end))
     data.position = (0, 2)
@@ -294,7 +299,8 @@ def test_an_evaluation_that_is_left_early_leaves_nothing_behind():
 class Reshuffled(keras.utils.PyDataset):
     """Six batches in an order that is turned round whenever an epoch ends."""
 
-    order, ends = list(range(6)), 0
+    order = list(range(6))
+    ends = 0
 
     def __len__(self):
         return 6
@@ -303,7 +309,8 @@ class Reshuffled(keras.utils.PyDataset):
         return np.full((2,), float(self.order[i]), "float32")
 
     def on_epoch_end(self):
-        self.order, self.ends = self.order[::-1], self.ends + 1
+        self.order = self.order[::-1]
+        self.ends = self.ends + 1
 
 
 def test_a_dataset_that_shuffles_itself_is_left_and_taken_up_again():

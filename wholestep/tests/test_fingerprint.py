@@ -44,7 +44,8 @@ def test_another_optimizer_is_named():
 
 
 def test_values_and_data_are_named():
-    one, two = make(), make()
+    one = make()
+    two = make()
     two.layers[0].kernel.assign(two.layers[0].kernel * 2.0)
     (path,) = differing(value_facts(one.variables), value_facts(two.variables))
     assert path.startswith("sequential/dense/kernel (4x3 ")

@@ -56,7 +56,8 @@ def folder(tmp_path):
 
 def test_what_was_written_comes_back_to_the_bit(folder):
     assert folder.steps() == []
-    kept, facts = some(), {"best": float("-inf"), "epoch": 3, "names": ["a", None, True], "rate": 0.1}
+    kept = some()
+    facts = {"best": float("-inf"), "epoch": 3, "names": ["a", None, True], "rate": 0.1}
     path = folder.write(500, kept, facts, {"time": 1.5})
     assert path.name == "step-00000500"
     manifest, arrays = folder.read(500)
@@ -212,7 +213,8 @@ def nested(levels):
 
 
 def hostile(said):
-    leaf, file = dict(said["leaves"][0]), dict(said["files"][0])
+    leaf = dict(said["leaves"][0])
+    file = dict(said["files"][0])
     return {
         "a path that leaves the folder": {"files": [file | {"name": "../../etc/passwd"}]},
         "an absolute path": {"files": [file | {"name": "/etc/passwd"}]},
@@ -287,7 +289,8 @@ def test_the_full_shapes_of_pieces_are_found_once(folder, monkeypatch):
     """Not once for each array: 4,000 arrays in pieces took 8 seconds."""
     kept = {f"params/{i}": cut(NUMBERS, [2], []) for i in range(20)}
     folder.write(1, kept, {})
-    whole, calls = Manifest.arrays.fget, []
+    whole = Manifest.arrays.fget
+    calls = []
     monkeypatch.setattr(Manifest, "arrays", property(lambda manifest: calls.append(1) or whole(manifest)))
     arrays = folder.read(1)[1]
     assert {name: array[...].tobytes() for name, array in arrays.items()} == dict.fromkeys(kept, NUMBERS.tobytes())
@@ -379,7 +382,8 @@ FAULTS = ["open", "write", "mkdir", "rename", "fsync"]
 def test_a_disk_that_fails_leaves_the_checkpoint_before(folder, call, number, monkeypatch):
     kept = some()
     folder.write(1, kept, {})
-    real, seen = getattr(os, call), []
+    real = getattr(os, call)
+    seen = []
 
     def fails(*arguments, **options):
         seen.append(arguments)
@@ -536,12 +540,14 @@ def test_what_stopped_writers_left_is_cleared(folder):
 
 
 def test_a_checkpoint_takes_the_place_of_one_of_its_step_or_that_one_stays(folder, monkeypatch):
-    old, new = some(2), some(3)
+    old = some(2)
+    new = some(3)
     folder.write(5, old, {"at": "first"})
     folder.write(5, new, {"at": "last"}, replaces=True)
     equal(folder.read(5)[1], new)
     assert os.listdir(folder.folder) == ["step-00000005"]
-    real, seen = os.rename, []
+    real = os.rename
+    seen = []
 
     def stops(*paths):
         seen.append(paths)
@@ -562,7 +568,8 @@ def test_a_checkpoint_takes_the_place_of_one_of_its_step_or_that_one_stays(folde
 def test_a_checkpoint_that_cannot_take_the_place_of_another_leaves_that_one(folder, monkeypatch):
     kept = some(3)
     folder.write(5, kept, {})
-    real, seen = os.rename, []
+    real = os.rename
+    seen = []
 
     def fails(*paths):
         seen.append(paths)
@@ -611,7 +618,8 @@ def test_what_is_no_path_is_refused(wrong):
 def test_a_folder_stays_where_it_was_when_the_working_directory_changes(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    asked, common = ws.Checkpoints("runs", keep_best=("loss", 1)), locked(Folder("runs"))
+    asked = ws.Checkpoints("runs", keep_best=("loss", 1))
+    common = locked(Folder("runs"))
     monkeypatch.chdir(tmp_path / "elsewhere")
     rest = {"watched": {"name": "loss", "number": 1.0, "mode": "min"}}
     common.write(Manifest(1, [], [], {}, rest), some())
@@ -651,7 +659,8 @@ def test_nothing_is_written_to_another_folder_than_the_one_that_was_locked(chang
 
 
 def test_every_folder_that_is_made_is_synced_into_the_one_above(tmp_path, monkeypatch):
-    real, synced = os.fsync, []
+    real = os.fsync
+    synced = []
 
     def fsync(file):
         synced.append(os.readlink(f"/proc/self/fd/{file}"))

@@ -99,7 +99,8 @@ def few_rows():
 
 def test_as_written_every_pair_meets_every_count(few_rows):
     model, (pair, count) = few_rows
-    prediction, weight = np.array([2, 3, 6]), np.array([0.005**0.75, 1, 1])
+    prediction = np.array([2, 3, 6])
+    weight = np.array([0.005**0.75, 1, 1])
     errors = prediction[:, None] - np.log(count)
     assert float(glove.as_written(model, pair, count)) == pytest.approx(np.mean(weight * errors**2))
     assert float(glove.mended(model, pair, count)) == pytest.approx(np.mean(weight * np.diag(errors) ** 2))

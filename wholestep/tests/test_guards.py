@@ -40,7 +40,9 @@ def elsewhere(call):
 
 
 def test_a_trainer_takes_one_thread_at_a_time_which_may_come_in_again():
-    trainer, errors, inside = ws.Trainer(model()), [], []
+    trainer = ws.Trainer(model())
+    errors = []
+    inside = []
     calls = [
         lambda: trainer.fit(X, Y, **QUIET),
         lambda: trainer.evaluate(X, Y, **QUIET),
@@ -65,8 +67,10 @@ def test_a_trainer_takes_one_thread_at_a_time_which_may_come_in_again():
 
 
 def test_the_trainers_of_one_model_take_one_thread_at_a_time():
-    made, errors = model(), []
-    first, second = ws.Trainer(made), ws.Trainer(made)
+    made = model()
+    errors = []
+    first = ws.Trainer(made)
+    second = ws.Trainer(made)
 
     def look(*_):
         assert second.evaluate(X, Y, **QUIET) is not None
@@ -119,7 +123,8 @@ class Meeting(ws.Objective):
 
 
 def test_at_the_end_of_a_loop_no_other_thread_may_train(monkeypatch):
-    trainer, errors = ws.Trainer(model()), []
+    trainer = ws.Trainer(model())
+    errors = []
     ends = [(Setup, "finish"), (Run, "end_call")]
     for kind, name in ends:
         method = getattr(kind, name)
@@ -135,7 +140,8 @@ def test_at_the_end_of_a_loop_no_other_thread_may_train(monkeypatch):
 
 
 def test_trainers_in_two_threads_compute_at_the_same_time():
-    barrier, threads = threading.Barrier(2), []
+    barrier = threading.Barrier(2)
+    threads = []
     objectives = [Meeting(barrier), Meeting(barrier)]
 
     def train(objective):
@@ -249,7 +255,8 @@ def test_the_first_process_with_a_trainer_is_the_one_that_may_train(monkeypatch)
 @pytest.mark.parametrize("what", ["parameter", "buffer"])
 def test_weights_that_are_not_finite_are_blamed_before_any_row(what, value):
     made = model(Shift())
-    shift, kernel = made.layers[1].shift, made.layers[2].kernel
+    shift = made.layers[1].shift
+    kernel = made.layers[2].kernel
     bad, good = (kernel, shift) if what == "parameter" else (shift, kernel)
     bad.assign(np.full(bad.shape, value))
     with pytest.raises(ws.NonFiniteError, match=r"Update 1 .*before this update already") as caught:

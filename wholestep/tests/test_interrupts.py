@@ -73,7 +73,8 @@ def test_a_sigterm_that_comes_while_garbage_is_collected_is_not_lost(monkeypatch
 
 
 def test_the_first_sigterm_ends_a_run_between_two_updates():
-    before, done = signal.getsignal(signal.SIGTERM), []
+    before = signal.getsignal(signal.SIGTERM)
+    done = []
 
     def update():
         with uninterrupted():
@@ -102,7 +103,9 @@ class Items:
 
 
 def test_an_interrupt_inside_of_a_generator_does_not_end_the_generator():
-    made, drawn, again = model(), [], []
+    made = model()
+    drawn = []
+    again = []
 
     def stream():
         for i in range(8):
@@ -111,7 +114,8 @@ def test_an_interrupt_inside_of_a_generator_does_not_end_the_generator():
                 signal.raise_signal(signal.SIGINT)
             yield X, Y
 
-    trainer, data = ws.Trainer(made), ws.Batches(stream())
+    trainer = ws.Trainer(made)
+    data = ws.Batches(stream())
     with pytest.raises(KeyboardInterrupt):
         again.extend(step.batch for step in trainer.steps(data))
     again.extend(step.batch for step in trainer.steps(data))
@@ -120,7 +124,8 @@ def test_an_interrupt_inside_of_a_generator_does_not_end_the_generator():
 
 def test_an_interrupt_says_where_the_next_run_resumes(tmp_path, capsys):
     def fit_until(last):
-        trainer, kept = ws.Trainer(model()), ws.Checkpoints(tmp_path / "run", every_steps=2)
+        trainer = ws.Trainer(model())
+        kept = ws.Checkpoints(tmp_path / "run", every_steps=2)
 
         def stop(batch, logs=None):
             if trainer.run.number == last:
@@ -131,7 +136,8 @@ def test_an_interrupt_says_where_the_next_run_resumes(tmp_path, capsys):
             trainer.fit(X, Y, batch_size=5, epochs=2, verbose=0, checkpoints=kept, callbacks=[look])
         return capsys.readouterr().err
 
-    first, second = fit_until(1), fit_until(3)
+    first = fit_until(1)
+    second = fit_until(3)
     assert f"Interrupted after update 1. {tmp_path / 'run'} has no checkpoint yet" in first
     assert f"Interrupted after update 3. The newest checkpoint in {tmp_path / 'run'} is that of update 2" in second
 
@@ -211,7 +217,8 @@ def test_an_interrupt_is_not_lost_after_a_sigterm_that_raised_while_handlers_wer
         if len(seen) == 3:  # the first that is restored
             raise Terminated("SIGTERM came")
 
-    seen, set_handler = [], signal.signal
+    seen = []
+    set_handler = signal.signal
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     with monkeypatch.context() as patch:
         fake = SimpleNamespace(signal=raises, getsignal=signal.getsignal)
@@ -227,7 +234,8 @@ def test_an_interrupt_is_not_lost_after_a_sigterm_that_raised_while_handlers_wer
 
 def intercept(patch, changed):
     """Let the planner give every program as `changed` makes it."""
-    program, known = Planner.program, Planner.known
+    program = Planner.program
+    known = Planner.known
     patch.setattr(Planner, "program", lambda *given: changed(program(*given)))
     patch.setattr(Planner, "known", lambda *given: None if (found := known(*given)) is None else changed(found))
 
@@ -256,7 +264,8 @@ def interrupted_at(call, when, monkeypatch):
             call()
 
 
-KINDS, MOMENTS = ("fit", "watched", "steps", "stream"), ("planning", "before", "after")
+KINDS = ("fit", "watched", "steps", "stream")
+MOMENTS = ("planning", "before", "after")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +315,8 @@ def test_a_fit_that_is_interrupted_in_the_last_update_of_a_stream_goes_on_with_t
     x = np.ones((4, 4), "float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    batches, trainer = ws.Batches(Again([(x, x[:, :1])] * 3)), ws.Trainer(model)
+    batches = ws.Batches(Again([(x, x[:, :1])] * 3))
+    trainer = ws.Trainer(model)
     interrupted_at(lambda: trainer.fit(batches, verbose=0), "after", monkeypatch)
     assert batches.position == (0, 3)
     trainer.fit(batches, verbose=0)
@@ -329,7 +339,8 @@ def test_what_an_interrupt_finds_half_built_is_built_to_the_end(where, monkeypat
     kind, name = {"optimizer": (keras.optimizers.Optimizer, "add_variable_from_reference")}.get(
         where, (keras.layers.Layer, "add_weight")
     )
-    made, add = [], getattr(kind, name)
+    made = []
+    add = getattr(kind, name)
 
     def interrupted(*arguments, **options):
         made.append(name)
@@ -348,7 +359,8 @@ def test_what_an_interrupt_finds_half_built_is_built_to_the_end(where, monkeypat
 @pytest.mark.parametrize("num", [2, *later([200])])
 def test_a_trainer_trains_on_after_an_interrupt_at_any_time(num):
     """Ctrl-C at random times of a short fit: while variables are made, programs compiled, data drawn, numbers read."""
-    how, rng = {"batch_size": 5, "epochs": 2, "verbose": 0}, np.random.default_rng(num)
+    how = {"batch_size": 5, "epochs": 2, "verbose": 0}
+    rng = np.random.default_rng(num)
     look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)
     kinds = [{}, {"validation_data": (X, Y)}, {"callbacks": [look]}]
     for _ in range(2):  # the first takes longer than those that are interrupted
@@ -375,7 +387,8 @@ def test_a_trainer_trains_on_after_an_interrupt_at_any_time(num):
 @pytest.mark.parametrize("call", share(["fit", "evaluate"]))
 def test_an_interrupt_waits_until_a_model_is_traced(call):
     """Keras and TensorFlow may be left half way by one that comes while they trace: their state is global."""
-    traces, whole = [], []
+    traces = []
+    whole = []
 
     def run(at):
         keras.utils.clear_session()
@@ -410,7 +423,9 @@ class Blocks(keras.utils.PyDataset):
 
     def __init__(self, number, at=3, **how):
         super().__init__(**how)
-        self.number, self.at, self.told = number, at, []
+        self.number = number
+        self.at = at
+        self.told = []
 
     def __len__(self):
         return 8
@@ -446,7 +461,8 @@ def test_a_source_that_blocks_holds_a_signal_back_for_a_moment_only(how, number,
     monkeypatch.setattr(interrupts, "_ONE", 0.1)
     data = Blocks(number, **BLOCKED[how])
     look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: data.told.append(batch))
-    trainer, saves = ws.Trainer(model()), ws.Checkpoints(tmp_path, every_steps=100)
+    trainer = ws.Trainer(model())
+    saves = ws.Checkpoints(tmp_path, every_steps=100)
 
     def train():
         if how == "steps":

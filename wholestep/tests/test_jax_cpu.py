@@ -113,8 +113,10 @@ def test_a_model_is_trained_as_by_keras_and_other_programs_keep_their_operations
         model.compile("adam", "mse")
         return model
 
-    x, y = RANDOM.normal(size=(24, 12, 12, 3)).astype("float32"), RANDOM.normal(size=(24, 1)).astype("float32")
-    ours, its = made(), made()
+    x = RANDOM.normal(size=(24, 12, 12, 3)).astype("float32")
+    y = RANDOM.normal(size=(24, 1)).astype("float32")
+    ours = made()
+    its = made()
     ws.Trainer(ours).fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     before = {name: len(calls) for name, calls in used.items()}
     assert all(before.values())

@@ -89,7 +89,8 @@ def zeroed(content, draw):
 
 
 def swapped(content, draw):
-    content, size = bytearray(content), draw.choice((8, 64, 512))
+    content = bytearray(content)
+    size = draw.choice((8, 64, 512))
     one, two = (draw.randrange(len(content) - size) for _ in range(2))
     content[one : one + size], content[two : two + size] = content[two : two + size], content[one : one + size]
     return bytes(content)
@@ -107,7 +108,8 @@ def edited(edit):
         members[MEMBER] = inside.getvalue()
         return archive_of(members) if is_archive else members[MEMBER]
 
-    change.__name__, change.edit = edit.__name__, edit
+    change.__name__ = edit.__name__
+    change.edit = edit
     return change
 
 
@@ -486,7 +488,8 @@ def serve():
         faulthandler.dump_traceback_later(30, exit=True)
         was = digest(made)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before, begin = memory("VmRSS"), time.perf_counter()
+        before = memory("VmRSS")
+        begin = time.perf_counter()
         try:
             ws.load_weights(made, line.strip(), skip_mismatch=True)
             outcome = "loaded"
@@ -494,7 +497,8 @@ def serve():
             outcome = "refused" if line.strip() in str(error) and "Try: " in str(error) else str(error)
         except Exception as error:
             outcome = repr(error)
-        seconds, peak = time.perf_counter() - begin, memory("VmHWM") - before
+        seconds = time.perf_counter() - begin
+        peak = memory("VmHWM") - before
         faulthandler.cancel_dump_traceback_later()
         if outcome == "refused" and digest(made) != was:
             outcome = "refused after a change"

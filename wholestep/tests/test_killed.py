@@ -59,12 +59,14 @@ def kill(process):
 @pytest.mark.parametrize(("data", "kills"), [("arrays", 2), *later([("arrays", 250), ("workers", 250)])])
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_time_goes_on(data, kills, tmp_path):
-    rng, done = np.random.default_rng(kills), 0
+    rng = np.random.default_rng(kills)
+    done = 0
     with Nursery() as nursery:
         nursery.begin(data=data, out=str(whole := tmp_path / "whole.npz"))
         assert nursery.said("ended") == "0"
         for run in itertools.count():
-            folder, out = tmp_path / str(run), tmp_path / f"{run}.npz"
+            folder = tmp_path / str(run)
+            out = tmp_path / f"{run}.npz"
             how = {"data": data, "out": str(out), "checkpoints": str(folder)}
             while done < kills and steps_in(folder)[-1:] != [LAST]:
                 before = steps_in(folder)
@@ -109,7 +111,8 @@ def test_a_run_that_is_killed_in_the_middle_of_a_save_goes_on(call, num, tmp_pat
 @pytest.mark.large
 @pytest.mark.parametrize("kills", [100])
 def test_two_processes_of_which_one_or_both_are_killed_at_any_time_go_on(kills, tmp_path):
-    rng, done = np.random.default_rng(kills), 0
+    rng = np.random.default_rng(kills)
+    done = 0
     code, whole, _ = launch(2, "saving nothing 0", str(tmp_path / "whole"))
     assert code == 0, whole
     for run in itertools.count():

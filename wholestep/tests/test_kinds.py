@@ -39,7 +39,8 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_asks_once_for_the_kind_of_its_data(monkeypatch, call):
-    asked, ask = [], kinds.is_nest_of_arrays
+    asked = []
+    ask = kinds.is_nest_of_arrays
     monkeypatch.setattr(kinds, "is_nest_of_arrays", lambda source: asked.append(type(source)) or ask(source))
     CALLS[call](ws.Trainer(model()))
     assert len(asked) == {"fit": 3, "update": 0}.get(call, 1)  # of `fit`: the data, and the two parts that are split

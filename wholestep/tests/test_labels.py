@@ -7,7 +7,8 @@ import pytest
 import wholestep as ws
 from wholestep.model.losses import LabelRange, LossCall, check_labels, label_ranges, warn_of_broadcast
 
-ROWS, CLASSES = 6, 4
+ROWS = 6
+CLASSES = 4
 LABELS = np.array([0, 3, 1, 2, 0, 3])
 OUTPUTS = np.zeros((ROWS, CLASSES), "float32")
 
@@ -85,7 +86,8 @@ def test_labels_that_are_meant_so_are_taken_without_a_word(loss, given, made):
 def test_a_trainer_names_labels_that_broadcast_once_and_goes_on_as_keras(call):
     made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     made.compile("sgd", "mse")
-    trainer, data = ws.Trainer(made), (np.ones((6, 3), "float32"), np.ones((6, 2), "float32"))
+    trainer = ws.Trainer(made)
+    data = (np.ones((6, 3), "float32"), np.ones((6, 2), "float32"))
     with pytest.warns(UserWarning, match=r"labels of shape \(rows, 2\)") as caught:
         getattr(trainer, call)(*data, batch_size=4, verbose=0)
     assert [warning.filename for warning in caught if "labels" in str(warning.message)] == [__file__]

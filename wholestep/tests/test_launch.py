@@ -77,7 +77,8 @@ def test_no_bit_differs_between_processes(num, ended_well):
     import processes
 
     output, _ = ended_well(num)
-    alone, losses = processes.all_cases(many=num == 4), processes.losses_in_buckets()
+    alone = processes.all_cases(many=num == 4)
+    losses = processes.losses_in_buckets()
     runs = processes.whole_runs() if num == 4 else []
     loaded = []
     for process in range(num):
@@ -303,7 +304,8 @@ def test_who_is_to_blame():
 
 
 def test_the_output_of_a_process_is_copied_by_lines_and_closed():
-    output, to = io.StringIO("one\ntwo"), io.StringIO()
+    output = io.StringIO("one\ntwo")
+    to = io.StringIO()
     launcher._copy(3, output, to, threading.Lock())
     assert to.getvalue() == "[3] one\n[3] two\n"
     assert output.closed
@@ -341,7 +343,8 @@ def test_a_run_of_several_processes_goes_on_with_the_same_bits(layout, tmp_path)
 def test_processes_that_were_ended_go_on_together_or_one_goes_on_alone(what, tmp_path):
     import processes
 
-    whole, folder = processes.trained(), tmp_path / "run"
+    whole = processes.trained()
+    folder = tmp_path / "run"
     code, output, _ = launch(2, what, str(folder))
     assert code == {"killed": 137, "terminated": 143}[what.split()[1]], output
     steps = Folder(folder).steps()

@@ -237,7 +237,8 @@ def test_without_a_descriptor_nothing_changes(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_training_goes_on_with_the_loaded_weights(kind, tmp_path):
     path = saved(task(), kind, tmp_path)
-    x, y = integers(8, 3), integers(8, 2)
+    x = integers(8, 3)
+    y = integers(8, 2)
 
     def trained(model, trains_before):
         trainer = ws.Trainer(model)
@@ -253,7 +254,8 @@ def test_training_goes_on_with_the_loaded_weights(kind, tmp_path):
 @pytest.mark.own
 def test_bfloat16_is_loaded_and_restored(tmp_path):
     keras.config.set_dtype_policy("bfloat16")
-    first, second = task(), scrambled(task())
+    first = task()
+    second = scrambled(task())
     ws.load_weights(second, saved(first, "task.weights.h5", tmp_path))
     assert bits(second.weights) == bits(first.weights)
     path = saved(first, "checkpoint", tmp_path)

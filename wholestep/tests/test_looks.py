@@ -5,12 +5,16 @@ import pytest
 
 from wholestep.ahead import AccessForecast
 
-SHORT, LONG = 1e-4, 1e-3  # seconds of an update
+SHORT = 1e-4
+LONG = 1e-3  # seconds of an update
 
 
 def carry_out(num, is_looked_after, seconds):
     """Return how many dispatches, how many updates in vain, and how many looks were watched for in vain."""
-    looks, done, dispatches, in_vain = AccessForecast(), 0, 0, 0
+    looks = AccessForecast()
+    done = 0
+    dispatches = 0
+    in_vain = 0
     while done < num:
         wanted = looks.wanted
         dispatches += 1

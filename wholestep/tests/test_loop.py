@@ -56,7 +56,9 @@ def over(source):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_loop_within_a_loop_over_the_same_batches_is_refused_by_the_outer(source):
-    data, trainer, numbers = over(source), ws.Trainer(model(optimizer="sgd")), []
+    data = over(source)
+    trainer = ws.Trainer(model(optimizer="sgd"))
+    numbers = []
 
     def nested():
         for _ in trainer.steps(data, epochs=2):
@@ -70,7 +72,8 @@ def test_a_loop_within_a_loop_over_the_same_batches_is_refused_by_the_outer(sour
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_seek_within_a_loop_is_refused_when_the_loop_goes_on(source):
-    data, trainer = over(source), ws.Trainer(model(optimizer="sgd"))
+    data = over(source)
+    trainer = ws.Trainer(model(optimizer="sgd"))
 
     def seeking():
         for step in trainer.steps(data):
@@ -93,7 +96,8 @@ def test_a_seek_in_a_callback_is_refused_when_the_loop_goes_on(source):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_after_a_seek_and_a_break_the_next_loop_begins_there(source):
-    first, second = ws.Trainer(model(optimizer="sgd")), ws.Trainer(model(optimizer="sgd"))
+    first = ws.Trainer(model(optimizer="sgd"))
+    second = ws.Trainer(model(optimizer="sgd"))
     data = over(source)
     for step in first.steps(data):
         if step.batch == 2:
@@ -113,9 +117,12 @@ def test_a_step_is_numbered_as_the_optimizer_counts_and_no_step_waits_for_that(m
     recounts = []
     recount = Applied.recount
     monkeypatch.setattr(Applied, "recount", lambda self, run: recount(self, run) or recounts.append(run.number))
-    made, x = model(optimizer="sgd"), np.array(X)
+    made = model(optimizer="sgd")
+    x = np.array(X)
     x[7] = np.nan
-    trainer, numbers, iterations = ws.Trainer(made, on_nonfinite="skip"), [], []
+    trainer = ws.Trainer(made, on_nonfinite="skip")
+    numbers = []
+    iterations = []
     for step in trainer.steps(ws.Batches((x, Y), 5, shuffle=False), epochs=2):
         numbers.append(step.number)
         iterations.append(int(made.optimizer.iterations.numpy()))
@@ -133,7 +140,9 @@ def test_an_update_is_left_out_by_a_selection_as_by_a_branch(monkeypatch, how):
 
     x = np.array(X)
     x[7] = np.nan
-    models, selections, select = [model(), model()], [], engine.select
+    models = [model(), model()]
+    selections = []
+    select = engine.select
     monkeypatch.setattr(engine, "select", lambda *parts: selections.append(i) or select(*parts))
     for i, made in enumerate(models):
         monkeypatch.setattr(engine, "_is_on_cpu", lambda i=i: i == 0)
@@ -159,7 +168,9 @@ def test_the_first_update_that_is_left_out_is_told_and_no_other():
 
 def test_a_step_after_another_trainers_update_is_numbered_after_it_and_one_that_failed_is_told():
     made = model(optimizer="sgd")
-    trainer, other, numbers = ws.Trainer(made), ws.Trainer(made), []
+    trainer = ws.Trainer(made)
+    other = ws.Trainer(made)
+    numbers = []
     for step in trainer.steps(ws.Batches((X, Y), 5), epochs=2):
         numbers.append(step.number)
         if step.batch == 1:
@@ -175,15 +186,19 @@ def test_a_step_after_another_trainers_update_is_numbered_after_it_and_one_that_
 @pytest.mark.parametrize("begins", ["update", "fit", "steps"])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_step_that_failed_unread_ends_what_the_loops_body_begins(begins, goes_on):
-    x, made = np.array(X), model(optimizer="sgd")
+    x = np.array(X)
+    made = model(optimizer="sgd")
     x[7] = np.nan
-    trainer, data, good = ws.Trainer(made), ws.Batches((x, Y), 5, shuffle=False), (X[:5], Y[:5])
+    trainer = ws.Trainer(made)
+    data = ws.Batches((x, Y), 5, shuffle=False)
+    good = (X[:5], Y[:5])
     begin = {
         "update": lambda: trainer.update(good),
         "fit": lambda: trainer.fit(*good, **QUIET),
         "steps": lambda: list(trainer.steps(ws.Batches(good, 5))),
     }[begins]
-    steps, seen = trainer.steps(data), []
+    steps = trainer.steps(data)
+    seen = []
     assert [next(steps).number for _ in range(2)] == [1, 2]
     for _ in range(2):  # also if the body goes on after the error
         with pytest.raises(ws.NonFiniteError, match=r"Update 2 .*rows 7") as error:
@@ -201,7 +216,8 @@ def test_a_step_that_failed_unread_ends_what_the_loops_body_begins(begins, goes_
 
 
 def test_an_update_within_a_loop_is_numbered_after_all_steps_that_were_skipped():
-    x, numbers = np.array(X), []
+    x = np.array(X)
+    numbers = []
     x[[2, 7]] = np.nan
     trainer = ws.Trainer(model(optimizer="sgd"), on_nonfinite="skip")
     with warnings.catch_warnings():
@@ -231,8 +247,10 @@ def test_a_restored_run_knows_nothing_of_an_update_that_was_not_read(tmp_path, s
 
 
 def test_steps_go_on_through_the_epochs_as_fit_does():
-    x, y = np.tile(X, (2, 1)), np.tile(Y, 2)
-    fitted, looped = model(), model()
+    x = np.tile(X, (2, 1))
+    y = np.tile(Y, 2)
+    fitted = model()
+    looped = model()
     ws.Trainer(fitted, seed=7).fit(x, y, batch_size=32, epochs=2, **QUIET)
     trainer = ws.Trainer(looped, seed=7)
     places = [(step.epoch, step.batch) for _ in range(2) for step in trainer.steps((x, y))]
@@ -260,7 +278,8 @@ def test_a_restart_begins_with_the_rows_of_its_epoch(steps_per_epoch, own):
         data = (ws.Batches((X, Y), 5, seed=7),) if own else (X, Y, 5)
         ws.Trainer(made, seed=7).fit(*data, steps_per_epoch=steps_per_epoch, **how, **QUIET)
 
-    whole, restarted = model(), model()
+    whole = model()
+    restarted = model()
     fit(whole, epochs=3)
     fit(restarted, epochs=2)
     fit(restarted, epochs=3, initial_epoch=2)
@@ -309,7 +328,8 @@ def test_an_iterator_validates_on_the_same_batches_after_every_epoch(num):
             yield from batches_of(5)
 
     made = model(optimizer=keras.optimizers.SGD(0.0))
-    trainer, rows = ws.Trainer(made), slice(0, 5 * num if num else None)
+    trainer = ws.Trainer(made)
+    rows = slice(0, 5 * num if num else None)
     expected = made.evaluate(X[rows], Y[rows], verbose=0)[0]
     for wrap in (iter, ws.Batches):
         data = wrap(forever() if num else iter(batches_of(5)))
@@ -343,7 +363,8 @@ def test_no_row_is_evaluated_twice(data):
 class Hooks(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
-        self.seen, self.rows = [], []
+        self.seen = []
+        self.rows = []
 
     def on_train_batch_begin(self, batch, logs=None):
         self.seen.append(("train begins", batch))
@@ -368,7 +389,8 @@ class Hooks(keras.callbacks.Callback):
 @on("jax")
 @pytest.mark.parametrize("data", [(X, Y, 4), (Again(4),)], ids=["resident", "stream"])
 def test_callbacks_are_told_once_for_the_batches_of_an_execution(data):
-    ours, theirs = Hooks(), Hooks()
+    ours = Hooks()
+    theirs = Hooks()
     made, peer = (model(steps_per_execution=3, metrics=[], optimizer=keras.optimizers.SGD(0.1)) for _ in range(2))
     trainer = ws.Trainer(made)
     for who, hooks, x in ((trainer, ours, data), (peer, theirs, (X, Y, 4))):
@@ -417,7 +439,8 @@ def test_the_limit_of_an_epoch_is_at_most_so_many_batches_of_one_pass(size, data
     """Two batches, or five, where an epoch has at most three. Keras tells the same of arrays."""
 
     def epochs(fits, *given):
-        counts, made = [], getattr(fits, "model", fits)
+        counts = []
+        made = getattr(fits, "model", fits)
         count = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: counts.append(int(made.optimizer.iterations)))
         fits.fit(*given, epochs=2, callbacks=[count], **QUIET)
         return counts
@@ -491,7 +514,9 @@ def test_a_failure_that_nobody_saw_stops_nothing_that_begins_anew(how, then):
 
 
 def test_steps_behind_a_failed_one_have_no_numbers():
-    trainer, data, losses = ws.Trainer(model(optimizer="sgd")), iter([(X, Y), BAD, (X, Y), (X, Y), (X, Y)]), []
+    trainer = ws.Trainer(model(optimizer="sgd"))
+    data = iter([(X, Y), BAD, (X, Y), (X, Y), (X, Y)])
+    losses = []
     with pytest.raises(ws.NonFiniteError, match="Update 2 "):
         losses.extend(step.loss for step in trainer.steps(ws.Batches(data)))
     assert np.isnan(losses[1:]).all()
@@ -528,7 +553,8 @@ def test_a_model_may_be_compiled_anew_while_it_is_trained():
     history = ws.Trainer(made).fit(X, Y, validation_data=(X, Y), epochs=3, callbacks=[look], **QUIET).history
     assert len(history["val_loss"]) == 3
     assert history["loss"] == sorted(history["loss"], reverse=True)
-    trainer, seen = ws.Trainer(made), []
+    trainer = ws.Trainer(made)
+    seen = []
     for step in trainer.steps(ws.Batches((X, Y), 5)):
         if step.batch == 1:
             anew()
@@ -576,7 +602,8 @@ def convolution():
 
 def noted_late(monkeypatch):
     """Return a list that gets, for each dispatch that is read, how many updates were sent after its first."""
-    found, note = [], Applied.note_failures
+    found = []
+    note = Applied.note_failures
 
     def noting(self, run, report):
         found.append(run.number - report.first)
@@ -625,7 +652,8 @@ def test_a_callback_that_raises_at_a_failed_update_leaves_data_and_run_before_it
 
     x = np.array(X)
     x[12] = np.nan
-    batches, trainer = ws.Batches((x, Y), batch_size=4, shuffle=False), ws.Trainer(model())
+    batches = ws.Batches((x, Y), batch_size=4, shuffle=False)
+    trainer = ws.Trainer(model())
     with pytest.raises(OSError, match="not finite"):
         trainer.fit(batches, callbacks=[Raises()], **QUIET)
     assert (trainer.run.number, batches.position) == (3, (0, 3))
@@ -644,8 +672,10 @@ def test_a_failed_update_that_is_not_read_when_the_data_raise_comes_again(error)
                 raise error("from the data")
             return X[i : i + 1] * (np.nan if i == 6 and not self.is_good else 1), Y[i : i + 1]
 
-    rows, built = Rows(), model()
-    batches, trainer = ws.Batches(rows, shuffle=False), ws.Trainer(built)
+    rows = Rows()
+    built = model()
+    batches = ws.Batches(rows, shuffle=False)
+    trainer = ws.Trainer(built)
     with pytest.raises(error, match="from the data"):
         trainer.fit(batches, **QUIET)
     assert (trainer.run.number, batches.position, int(built.optimizer.iterations)) == (6, (0, 6), 6)

@@ -10,7 +10,8 @@ from shares import later, on
 
 import wholestep as ws
 
-ROWS, BATCH = 20, 8
+ROWS = 20
+BATCH = 8
 PLACES = {1: (), 2: (), 3: (8,), 4: (2, 8), 5: (2, 2, 8)}  # axis -2 is as long as a batch: weights must not meet it
 ANY = tuple(PLACES)
 EXCLUDED = {

@@ -78,7 +78,8 @@ def test_weights_that_no_place_of_the_labels_has(weight):
 class Named(keras.Model):
     def __init__(self):
         super().__init__()
-        self.dense, self.table = L.Dense(2), {"one": 1}
+        self.dense = L.Dense(2)
+        self.table = {"one": 1}
 
     def call(self, x):
         return self.dense(x["left"]) + self.dense(x["right"])
@@ -131,7 +132,9 @@ def test_weights_of_rows_for_an_output_with_places_are_refused_with_the_way_out(
     masking = [L.Masking()] if is_masked else []
     made = keras.Sequential([keras.Input((4, 3)), *masking, L.LSTM(2, return_sequences=True), L.Dense(1)])
     made.compile("sgd", "mse")
-    x, y, weights = np.ones((6, 4, 3), "float32"), np.ones((6, 4, 1), "float32"), np.ones(6, "float32")
+    x = np.ones((6, 4, 3), "float32")
+    y = np.ones((6, 4, 1), "float32")
+    weights = np.ones(6, "float32")
     trainer = ws.Trainer(made)
     with pytest.raises(BatchError, match=r"shape \(rows\) beside labels of shape .*Try: pass sample_weight\[:, None\]"):
         trainer.fit(x, y, sample_weight=weights, verbose=0)

@@ -16,7 +16,9 @@ from wholestep.model.draws import Draws, drawing
 ENGINE = keras.backend.backend()
 EVERY = 4 if ENGINE == "jax" else 12  # a strategy's programs take TensorFlow several times as long
 HOW = {"epochs": 2, "shuffle": False, "verbose": 0}
-CUT, REPLICAS, PIECES = 4, 3, 3  # a batch of 6 rows in 2 microbatches; 3 replicas, of 2 rows or of 1 and 1
+CUT = 4
+REPLICAS = 3
+PIECES = 3  # a batch of 6 rows in 2 microbatches; 3 replicas, of 2 rows or of 1 and 1
 LARGE = pytest.mark.large
 NO_64_BITS = "ignore:[\\s\\S]*requested dtype float64"  # JAX has none unless asked, and says so
 pytestmark = pytest.mark.filterwarnings("ignore:microbatch_size", "ignore:Gradients do not exist", NO_64_BITS)

@@ -26,7 +26,8 @@ def close(one, two, atol):
 
 def loop(trainer, folder=None, num=None):
     """Carry out two epochs, or so many updates; return which batches they were of."""
-    told, asked = [], None if folder is None else ws.Checkpoints(folder, every_steps=1)
+    told = []
+    asked = None if folder is None else ws.Checkpoints(folder, every_steps=1)
     for step in trainer.steps(ws.Batches((X, Y), SIZE, seed=3), epochs=2, checkpoints=asked):
         told.append((step.number, step.epoch, step.batch))
         if len(told) == num:
@@ -36,7 +37,8 @@ def loop(trainer, folder=None, num=None):
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_cuts_and_devices(tmp_path, capfd):
-    plain, told = ws.Trainer(small()), []
+    plain = ws.Trainer(small())
+    told = []
     expected = loop(plain)
     for seed, (replicas, cut, num) in enumerate([(1, "auto", 4), (2, "auto", 4), (4, 1, 2), (1, 3, None)]):
         with spread_over(replicas if replicas > 1 else None):
@@ -75,7 +77,9 @@ def go_on(run, out):
 @on("jax")
 @pytest.mark.slow
 def test_a_run_goes_on_with_the_other_engine(tmp_path):
-    trainer, run, out = ws.Trainer(made(), **NO_XLA), tmp_path / "run", tmp_path / "out.npz"
+    trainer = ws.Trainer(made(), **NO_XLA)
+    run = tmp_path / "run"
+    out = tmp_path / "out.npz"
     trainer.fit(X, Y, batch_size=SIZE, epochs=2, verbose=0)
     trainer.save(run)
     saved = [np.asarray(v).copy() for v in trainer.model.variables]
@@ -94,7 +98,8 @@ def test_a_run_goes_on_with_the_other_engine(tmp_path):
 
 
 def test_whole_numbers_that_do_not_fit_are_refused(tmp_path):
-    whole, other = ws.Trainer(made()), ws.Trainer(made(1))
+    whole = ws.Trainer(made())
+    other = ws.Trainer(made(1))
     whole.fit(X, Y, batch_size=SIZE, verbose=0)
     taken = carried(whole.run.snapshot())
     name = next(name for name, array in taken.arrays.items() if array.dtype.kind in "iu" and name.startswith("buffers"))

@@ -68,7 +68,8 @@ def test_a_model_that_is_built_anew_goes_on_under_its_own_names(name):
 @pytest.mark.slow
 def test_a_model_that_is_compiled_anew_goes_on_under_its_own_names():
     keras.utils.set_random_seed(0)
-    whole, other = ws.Trainer(one_output()[0]), ws.Trainer(one_output()[0])
+    whole = ws.Trainer(one_output()[0])
+    other = ws.Trainer(one_output()[0])
     takes = Takes(whole.run, epochs=(1,))
     history = whole.fit(X, Y, callbacks=[takes], **HOW)
     other.fit(X, Y, **HOW)
@@ -87,7 +88,8 @@ def test_another_order_of_metrics_is_refused():
         model.compile("adam", "binary_crossentropy", metrics=metrics)
         return ws.Trainer(model)
 
-    whole, other = made("above_1", "above_5"), made("above_5", "above_1")
+    whole = made("above_1", "above_5")
+    other = made("above_5", "above_1")
     takes = Takes(whole.run, 2)
     whole.fit(X, Y, callbacks=[takes], **HOW)
     other.run.restore(carried(takes.only()))

@@ -48,7 +48,8 @@ class Two(ws.Objective):
 def test_terms_of_different_denominators_are_exact_in_any_cut():
     x = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
     data = {"x": x, "weight": np.arange(12, dtype="float32")}
-    weights, logs = [], []
+    weights = []
+    logs = []
     for size in ("auto", 5):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones")])
         trainer = ws.Trainer(model, Two(), optimizer=keras.optimizers.SGD(0.01), microbatch_size=size)

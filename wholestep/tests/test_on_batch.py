@@ -12,7 +12,8 @@ import wholestep as ws
 from wholestep.evaluation import PassRun
 
 draw = np.random.default_rng(0)
-X, Y = draw.normal(size=(8, 3)).astype("float32"), draw.integers(0, 3, 8)
+X = draw.normal(size=(8, 3)).astype("float32")
+Y = draw.integers(0, 3, 8)
 W = draw.uniform(0.5, 2, 8).astype("float32")
 
 
@@ -40,7 +41,8 @@ GIVEN = {"plain": {}, "weights": {}, "classes": {"class_weight": {0: 0.5, 2: 3.0
 @pytest.mark.parametrize("how", share(GIVEN))
 @pytest.mark.slow
 def test_a_loop_written_for_a_model_runs_with_the_trainer(how):
-    ours, theirs = network(), network()
+    ours = network()
+    theirs = network()
     (told, weights), (expected, wanted) = (
         loop(ours, ws.Trainer(ours), how, **GIVEN[how]),
         loop(theirs, theirs, how, **GIVEN[how]),
@@ -77,7 +79,8 @@ class Squares(ws.Objective):
 
 def test_a_batch_of_an_objective_is_what_the_objective_takes():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    trainer, batch = ws.Trainer(model, Squares(), optimizer=keras.optimizers.SGD(0.1)), {"x": X, "w": W}
+    trainer = ws.Trainer(model, Squares(), optimizer=keras.optimizers.SGD(0.1))
+    batch = {"x": X, "w": W}
     losses = [trainer.train_on_batch(batch) for _ in range(3)]
     assert losses == sorted(losses, reverse=True)
     assert trainer.test_on_batch(batch) < losses[-1]

@@ -29,7 +29,8 @@ def test_epochs_and_seeds_differ():
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(0, 9))
 def test_several_permutations_at_once_are_each_of_them_alone(sizes, epoch):
-    streams, places = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([np.arange(n) for n in sizes])
+    streams = np.repeat(np.arange(len(sizes)), sizes)
+    places = np.concatenate([np.arange(n) for n in sizes])
     together = permute(places.astype(np.uint64), np.array(sizes)[streams], 3, epoch, streams)
     alone = [Order(n, 3, stream=stream).rows(epoch, 0, n) for stream, n in enumerate(sizes)]
     np.testing.assert_array_equal(together, np.concatenate(alone))

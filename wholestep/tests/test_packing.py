@@ -49,7 +49,8 @@ def test_every_row_once_an_epoch_whole_and_within_the_budget(lengths, tokens, se
     data = packed(lengths, tokens, seed=seed, pad=PAD)
     width = max(1, *lengths, 1)
     for epoch in range(2):
-        seen, ids = [], []
+        seen = []
+        ids = []
         for step, batch in enumerate(data):
             assert batch["text"].shape[0] <= data.shapes[0][0] <= tokens // width
             assert batch["text"].shape[1] == data.shapes[0][1] == width
@@ -94,7 +95,8 @@ def test_few_places_are_left_empty():
 @on("jax")
 @given(LENGTHS, st.integers(0, 20))
 def test_the_order_goes_on_from_any_place(lengths, steps):
-    data, other = packed(lengths, seed=2), packed(lengths, seed=2)
+    data = packed(lengths, seed=2)
+    other = packed(lengths, seed=2)
     for _ in range(steps):
         next(data)
     other.seek(*data.position)
@@ -199,7 +201,8 @@ def test_packed_rows_make_the_update_of_the_rows_alone():
     """16 tokens in all, so that all is exact: five packed rows of 8 places, and five rows of their own."""
     lengths = [5, 3, 4, 2, 2]
     rows = labelled(lengths)
-    together, alone = summer(), summer()
+    together = summer()
+    alone = summer()
     (step,) = together.steps(ws.Batches(rows, tokens=40, length=lengths, pack=True, boundaries=[8]))
     assert together.executor.planner.programs
     padded = {k: np.stack([np.pad(row[k], (0, 5 - len(row[k]))) for row in rows]) for k in rows[0]}

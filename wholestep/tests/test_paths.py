@@ -68,9 +68,11 @@ def calls(trainer, path):
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_path_that_is_no_folder_of_a_run_is_refused_before_anything_is_written(name, root):
     what, way, _ = OTHERS[name]
-    trainer, path = ws.Trainer(small(1)), f"{root}/{name}"
+    trainer = ws.Trainer(small(1))
+    path = f"{root}/{name}"
     trainer.update((X[:4], Y[:4]))
-    before, files = leaves(trainer.model), files_in(root)
+    before = leaves(trainer.model)
+    files = files_in(root)
     for call in calls(trainer, path).values():
         with pytest.raises(ws.SpecificationError) as caught:
             call()

@@ -68,7 +68,8 @@ class Spread:
     """An array over several processes, as JAX has them: this process holds the upper half, on two devices."""
 
     is_fully_addressable = is_fully_replicated = False
-    shape, dtype = NUMBERS.shape, NUMBERS.dtype
+    shape = NUMBERS.shape
+    dtype = NUMBERS.dtype
 
     class Shard:
         def __init__(self, rows, replica_id):

@@ -23,7 +23,8 @@ def counted(made, trainer=None, **how):
 
 
 def test_one_compilation_serves_every_epoch_and_ones_own_loop(monkeypatch):
-    made, compilations = model(), count_calls(monkeypatch, type(engines.choose().programs), "compile")
+    made = model()
+    compilations = count_calls(monkeypatch, type(engines.choose().programs), "compile")
     trainer = counted(made, epochs=3)
     assert len(compilations) == 1
     list(trainer.steps(ws.Batches((X, Y), 5)))
@@ -53,7 +54,8 @@ def test_the_host_waits_once_a_dispatch(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:memory_limit has no effect", "ignore:Even one row at a time")
 def test_a_memory_limit_cuts_the_batch_where_the_engine_can_tell():
-    made, whole = model(), model()
+    made = model()
+    whole = model()
     trainer = ws.Trainer(made, memory_limit=1)
     trainer.fit(X, Y, batch_size=4, verbose=0)
     ws.Trainer(whole).fit(X, Y, batch_size=4, verbose=0)
@@ -140,7 +142,8 @@ def test_the_first_kinds_of_loaded_batches_alone_are_looped():
 @pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
 @pytest.mark.slow
 def test_a_run_that_goes_on_loops_the_same_kinds_of_batches():
-    first, second = ws.Trainer(of_any_length()), ws.Trainer(of_any_length())
+    first = ws.Trainer(of_any_length())
+    second = ws.Trainer(of_any_length())
     first.fit(iter(of_lengths([5, 6, 7, 8, 9])), verbose=0)
     second.run.restore(first.run.snapshot())
     second.fit(iter(of_lengths([9, 8])), verbose=0)
@@ -183,7 +186,8 @@ class Squares(ws.Objective):
 def test_data_that_stay_and_rows_of_the_same_shape_have_programs_of_their_own(names):
     """All of the data that stay have the shape of one row of the data that come."""
     rng = np.random.default_rng(0)
-    stay, come = rng.normal(size=(ROWS, 6)).astype("float32"), rng.normal(size=(8, ROWS, 6)).astype("float32")
+    stay = rng.normal(size=(ROWS, 6)).astype("float32")
+    come = rng.normal(size=(8, ROWS, 6)).astype("float32")
     data = {"stay": ws.Batches(stay, 4, shuffle=False), "come": ws.Batches(Rows(come), 4, shuffle=False)}
 
     class PerRow(keras.Model):
@@ -196,7 +200,8 @@ def test_data_that_stay_and_rows_of_the_same_shape_have_programs_of_their_own(na
             return self.dropout(self.dense(x), training=training)
 
     def found(is_one):
-        model, found = PerRow(), []
+        model = PerRow()
+        found = []
         model(stay)
         trainers = [ws.Trainer(model, Squares(), optimizer=keras.optimizers.SGD(0.01)) for _ in names]
         for name, trainer in zip(names, trainers[:1] * 2 if is_one else trainers, strict=True):
@@ -234,7 +239,8 @@ def test_a_memory_limit_never_cuts_a_coupled_model():
 def test_the_peak_falls_with_the_microbatch():
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(2048, 64)), rng.normal(size=(2048, 1))
+    x = rng.normal(size=(2048, 64))
+    y = rng.normal(size=(2048, 1))
 
     def memory(size):
         made = keras.Sequential(

@@ -43,8 +43,10 @@ def task(kind=Task):
 
 
 def test_a_models_preprocessor_prepares_every_batch():
-    theirs, ours = task(), task()
-    trainer, validation = ws.Trainer(ours, microbatch_size=3), (WORDS[:4], Y[:4])
+    theirs = task()
+    ours = task()
+    trainer = ws.Trainer(ours, microbatch_size=3)
+    validation = (WORDS[:4], Y[:4])
     history = theirs.fit(WORDS, Y, validation_data=validation, **HOW).history
     found = trainer.fit(list(WORDS), Y, validation_data=validation, **HOW).history
     assert {k: pytest.approx(v, rel=1e-5) for k, v in history.items()} == found
@@ -67,7 +69,8 @@ class Coded(Task):
 
 @pytest.mark.parametrize("kind", ["stream", "stream of text", "batches"])
 def test_streams_and_batches_are_prepared_too(kind):
-    one, two = task(Coded), task(Task if kind == "stream of text" else Coded)
+    one = task(Coded)
+    two = task(Task if kind == "stream of text" else Coded)
     ws.Trainer(one).fit(_codes(WORDS), Y, **HOW)
     given = WORDS if kind == "stream of text" else _codes(WORDS)
     parts = [(given[rows], Y[rows]) for rows in (slice(0, 4), slice(4, 6))]
@@ -80,7 +83,8 @@ def test_streams_and_batches_are_prepared_too(kind):
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_an_own_method_without_a_preprocessor_is_refused(method):
     kind = type("Own", (keras.Model,), {method: lambda self, *a, **k: None})
-    trainer, inputs = ws.Trainer(task(kind)), (np.ones((6, 3)), Y)
+    trainer = ws.Trainer(task(kind))
+    inputs = (np.ones((6, 3)), Y)
     with pytest.raises(ws.SpecificationError, match=rf"must not override `{method}`.*model\.preprocessor"):
         getattr(trainer, method)(*(inputs[:1] if method == "predict" else inputs), verbose=0)
 

@@ -31,7 +31,9 @@ def installation(page, engine):
 @pytest.mark.slow
 def test_the_program_of_the_readme(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    code, engine, names = tmp_path / "train.py", keras.backend.backend(), {}
+    code = tmp_path / "train.py"
+    engine = keras.backend.backend()
+    names = {}
     code.write_text(program(README, engine))
     exec(compile(code.read_text(), str(code), "exec"), names)
     assert "60 rows in 10 microbatches (10 x 6 rows)" in capsys.readouterr().out
@@ -70,7 +72,8 @@ def test_a_page_installs_before_it_imports_and_imports_no_more(page, engine):
 @pytest.mark.large
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_in_the_environment_that_it_makes(page, tmp_path):
-    engine, clone = keras.backend.backend(), tmp_path / "clone"
+    engine = keras.backend.backend()
+    clone = tmp_path / "clone"
     folder = clone / "wholestep"
     folder.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):

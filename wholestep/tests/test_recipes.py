@@ -49,7 +49,8 @@ def test_a_coefficient_counts_as_it_is_now():
 def test_both_sides_of_a_gan_see_the_other_as_it_is_now():
     names = cook("Generative adversarial network")
     fooling, telling, batch = (names[k] for k in ("fooling", "telling", "batch"))
-    generator, discriminator = names["generator"], names["discriminator"]
+    generator = names["generator"]
+    discriminator = names["discriminator"]
     held = discriminator.get_weights()
     assert fooling.update(batch)["loss"] != pytest.approx(np.log(2), rel=1e-4)
     for ours, theirs in zip(discriminator.get_weights(), held, strict=True):
@@ -64,7 +65,8 @@ def test_both_sides_of_a_gan_see_the_other_as_it_is_now():
 
 def test_a_step_of_ones_own_moves_both_sides_by_their_own_optimizers():
     names = cook("A custom `train_step` with several optimizers")
-    gan, history = names["gan"], names["history"].history
+    gan = names["gan"]
+    history = names["history"].history
     assert [int(o.iterations) for o in (gan.d_optimizer, gan.g_optimizer)] == [20, 20]
     assert history["d_loss"][-1] < history["d_loss"][0]
     assert history.keys() == {"d_loss", "g_loss"}
@@ -76,7 +78,8 @@ def test_a_step_of_ones_own_moves_both_sides_by_their_own_optimizers():
 
 def test_a_teacher_is_followed_where_it_is_now():
     names = cook("Teacher that follows by a moving average")
-    student, teacher = names["student"], names["teacher"]
+    student = names["student"]
+    teacher = names["teacher"]
 
     def agreement():
         return names["trainer"].evaluate(names["x"], names["y"], verbose=0, return_dict=True)["agreement"]

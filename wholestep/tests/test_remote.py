@@ -100,7 +100,8 @@ def filled(path, *steps, rest=lambda step: {}):
 
 def pushed(url, tmp_path, *steps, **how):
     """Return a store with checkpoints of these steps, and the local folder that they were copied from."""
-    folder, kept = filled(tmp_path / "local", *steps, **how), store.Store(url)
+    folder = filled(tmp_path / "local", *steps, **how)
+    kept = store.Store(url)
     for step in steps:
         store.push(folder, step, kept)
     return folder, kept
@@ -138,7 +139,8 @@ def test_by_hand_and_the_best(url, tmp_path, monkeypatch):
     ws.Trainer(small(1)).fit(X, Y, checkpoints=asked, callbacks=[Tells(*[0.1] * 5)], **HOW | {"epochs": 5})
     assert len(puts) == 1  # at the end: no epoch was the best
     assert store.Store(url).steps() == [5 * BATCHES, 2 * BATCHES]
-    trainer, plain = ws.Trainer(small(1)), ws.Trainer(small())
+    trainer = ws.Trainer(small(1))
+    plain = ws.Trainer(small())
     trainer.restore(asked.best, only="weights")
     plain.fit(X, Y, **HOW | {"epochs": 2})
     check_same_bits(plain.model.get_weights(), trainer.model.get_weights())
@@ -218,7 +220,8 @@ def test_a_start_that_is_refused_does_not_stop_the_run_that_writes(how, memory, 
 
 def test_a_start_that_is_refused_writes_nothing_to_the_store(url, tmp_path):
     ws.Trainer(small()).fit(X + 1, Y, checkpoints=url, **HOW | {"epochs": 1})
-    files, read = files_of(url), fsspec.url_to_fs(url)[0].cat_file
+    files = files_of(url)
+    read = fsspec.url_to_fs(url)[0].cat_file
     before = {name: read(path) for name, path in files.items()}
     ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path / "other", **HOW)
     for how in ({"resume": False}, {"local": tmp_path / "other"}):
@@ -292,7 +295,8 @@ def test_an_upload_that_fails_loses_nothing(memory, tmp_path, monkeypatch):
 
 
 def test_an_upload_that_fails_twice_succeeds(memory, tmp_path, monkeypatch):
-    opened, left = Memory._open, [2]
+    opened = Memory._open
+    left = [2]
 
     def refuse(self, path, mode="rb", **how):
         if "w" in mode and path.endswith("safetensors") and left[0]:
@@ -340,7 +344,9 @@ class Killed(BaseException):
 
 def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(memory, tmp_path, monkeypatch):
     """Two checkpoints are copied, the second one twice, and the first is removed; each change may be the last."""
-    opened, removed, left = Memory._open, Memory._rm, [0]
+    opened = Memory._open
+    removed = Memory._rm
+    left = [0]
     folder = filled(tmp_path / "local", 1, 2)
 
     def count():
@@ -362,7 +368,8 @@ def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(memory, 
     seen = set()
     for num in range(1, 100):
         kept, left[0] = store.Store(f"{memory}/{num}"), num
-        begun, is_killed = [], False
+        begun = []
+        is_killed = False
         try:
             kept.claim("first")
             for step in (1, 2, 2):
@@ -390,7 +397,8 @@ def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(memory, 
 def test_an_older_version_does_not_come_back_while_a_checkpoint_is_removed(memory, tmp_path, monkeypatch):
     pushed(memory, tmp_path, 1)
     files, root = fsspec.url_to_fs(memory)
-    removed, left = Memory._rm, [0]
+    removed = Memory._rm
+    left = [0]
 
     def removes(self, path):
         left[0] -= 1
@@ -412,7 +420,8 @@ def test_an_older_version_does_not_come_back_while_a_checkpoint_is_removed(memor
 
 def test_the_manifest_is_removed_before_the_files(memory, tmp_path, monkeypatch):
     _, kept = pushed(memory, tmp_path, 1)
-    removed, seen = Memory.rm, []
+    removed = Memory.rm
+    seen = []
 
     def removes(self, path, recursive=False):
         seen.append([name.split("/")[1] for name in files_of(memory)])
@@ -441,7 +450,8 @@ def test_half_a_checkpoint_is_never_used(url, tmp_path):
 def test_a_damaged_checkpoint_is_not_used_and_is_written_again(name, change, url, tmp_path, capsys):
     local, kept = pushed(url, tmp_path, 1, 2)
     overwrite(url, f"step-00000002/{name}", change)
-    kept, other = store.Store(url), filled(tmp_path / "other")
+    kept = store.Store(url)
+    other = filled(tmp_path / "other")
     with pytest.raises(ws.CheckpointError):
         kept.verify(2)
     equalize(other, kept)
@@ -467,7 +477,8 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(verb, memor
         folder.write(1, arrays(2), {"step": "new"}, replaces=True)
         store.push(folder, 1, writer)
 
-    other, reader = filled(tmp_path / "other"), store.Store(memory)
+    other = filled(tmp_path / "other")
+    reader = store.Store(memory)
     once(monkeypatch, Memory, "info", replace)  # after the manifest was read, before the arrays
     if verb == "verify":
         found = reader.verify(1)
@@ -489,7 +500,8 @@ def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(memory, 
         store.push(folder, 3, writer)
         writer.remove(2)
 
-    other, reader = filled(tmp_path / "other"), store.Store(memory)
+    other = filled(tmp_path / "other")
+    reader = store.Store(memory)
     once(monkeypatch, Memory, "info", go_on)
     store.pull(other, reader)
     assert other.steps() == [3]  # not the older 1, which is good
@@ -531,7 +543,8 @@ def test_damage_here_is_mended_from_there_and_the_newer_wins(url, tmp_path, caps
 
 def test_a_run_that_began_later_stops_an_earlier_one(url, tmp_path):
     folder = filled(tmp_path / "local", 1, 2)
-    first, second = store.Store(url), store.Store(url)
+    first = store.Store(url)
+    second = store.Store(url)
     first.claim("first")
     store.push(folder, 1, first)
     second.claim("second")
@@ -652,8 +665,10 @@ def test_a_temporary_folder_keeps_the_newest_checkpoint(url, tmp_path):
 
 def test_requests_do_not_grow_with_the_number_of_checkpoints(memory, tmp_path, monkeypatch):
     calls = count_calls(monkeypatch, Memory, "ls")
-    folder, kept = filled(tmp_path / "local", *range(1, 31)), store.Store(memory)
-    asked, seen = ws.Checkpoints(memory, keep_period=1), []
+    folder = filled(tmp_path / "local", *range(1, 31))
+    kept = store.Store(memory)
+    asked = ws.Checkpoints(memory, keep_period=1)
+    seen = []
     for step in range(1, 31):
         calls.clear()
         store.push(folder, step, kept)

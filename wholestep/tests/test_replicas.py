@@ -79,7 +79,8 @@ def test_each_optimizer_of_several_clips_the_gradient_of_all_replicas():
     def trained(replicas):
         keras.utils.set_random_seed(0)
         with spread_over(replicas):
-            kernels, biases = keras.optimizers.SGD(0.1, clipnorm=0.1), keras.optimizers.Adam(0.01)
+            kernels = keras.optimizers.SGD(0.1, clipnorm=0.1)
+            biases = keras.optimizers.Adam(0.01)
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
             choose = lambda variable: kernels if variable.path.endswith("kernel") else biases  # noqa: E731
             model.compile(keras.optimizers.MultiOptimizer(choose), "mse")
@@ -106,7 +107,8 @@ def test_a_mean_of_the_replicas_means_is_caught(monkeypatch):
 
 # ---- whole runs, on real numbers ----
 
-ROWS, FEW = 50, 3 if JAX else 2
+ROWS = 50
+FEW = 3 if JAX else 2
 
 
 class Items:
@@ -256,7 +258,8 @@ def test_float64():
     couples = not JAX  # Keras on JAX normalises in float32
     keras.config.set_floatx("float64")
     with x64():
-        alone, shared = run(None, couples=couples), run(FEW, couples=couples)
+        alone = run(None, couples=couples)
+        shared = run(FEW, couples=couples)
     assert_close(alone, shared, 1e-12)
 
 
@@ -342,8 +345,10 @@ def test_a_last_batch_of_one_row_is_planned_by_the_batches_before_it():
                 break
         return trainer
 
-    whole, shared = trained(None), trained(2)
-    stopped, resumed = trained(2, stops=True), ws.Trainer(make(2, couples=True), replicas=2, seed=1)
+    whole = trained(None)
+    shared = trained(2)
+    stopped = trained(2, stops=True)
+    resumed = ws.Trainer(make(2, couples=True), replicas=2, seed=1)
     resumed.run.restore(stopped.run.snapshot())  # its first batch has one row
     for _ in resumed.steps(ws.Batches((x[:33], y[:33]), batch_size=16, seed=1), epochs=2):
         pass
@@ -355,7 +360,8 @@ def test_a_last_batch_of_one_row_is_planned_by_the_batches_before_it():
 @pytest.mark.slow
 def test_batches_of_another_size_every_step():
     """A pipeline that buckets by length: other shapes and weights each step, and rows that do not divide."""
-    rng, sizes = np.random.default_rng(0), [(5, 4), (7, 8), (3, 8), (1, 4), (8, 16)]
+    rng = np.random.default_rng(0)
+    sizes = [(5, 4), (7, 8), (3, 8), (1, 4), (8, 16)]
     batches = [rng.integers(1, 9, size) * (rng.random(size) < 0.7) for size in sizes]
 
     def trained(replicas):
@@ -441,7 +447,8 @@ def program(trainer):
 
 def reduced(text):
     """Return (computation, operands) of every all-reduce."""
-    found, inside = [], ""
+    found = []
+    inside = ""
     for line in text.splitlines():
         inside = match[1] if (match := re.match(r"(?:ENTRY )?%?(\S+) \(", line)) else inside
         if " all-reduce(" in line or " all-reduce-start(" in line:
@@ -469,7 +476,8 @@ def test_one_all_reduce_an_update(loaded, size):
     data = Items(x, y) if loaded else (x, y)
     for _ in trainer.steps(ws.Batches(data, 16)):
         pass
-    text, num = program(trainer), len(model.trainable_variables)
+    text = program(trainer)
+    num = len(model.trainable_variables)
     (gradient,) = [(inside, several) for inside, several in reduced(text) if several >= num]
     assert gradient[1] <= num + 6
     assert sum(several for _, several in reduced(text)) <= num + 6 + 2 * (size == 4)  # the weights, before the gradient

@@ -11,7 +11,8 @@ from wholestep import ahead, tree
 from wholestep.data import block
 from wholestep.data.leaves import owned
 
-ROWS, SIZE = 64, 4
+ROWS = 64
+SIZE = 4
 X = np.random.default_rng(0).normal(size=(ROWS, 6)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 4, ROWS)
 
@@ -56,7 +57,9 @@ class Doubled:
 def train(data, how, monkeypatch):
     """Return the trained model, and the most batches in a dispatch."""
     monkeypatch.setattr(ahead, "_SECONDS_PER_DISPATCH", 1e6)  # as if updates took no time
-    made, num, stack = model(), [], block.stack
+    made = model()
+    num = []
+    stack = block.stack
     monkeypatch.setattr(block, "stack", lambda batches, room: num.append(len(batches)) or stack(batches, room))
     trainer = ws.Trainer(made)
     if how == "fit":
@@ -87,7 +90,8 @@ class Sums:
     """Adds one to `x`, in an array for each shape; another object may share its memory."""
 
     def __init__(self, convert=np.asarray):
-        self.arrays, self.convert = {}, convert
+        self.arrays = {}
+        self.convert = convert
 
     def __call__(self, batch):
         x = self.arrays.setdefault(batch["x"].shape, np.empty_like(batch["x"]))

@@ -51,7 +51,8 @@ def test_what_is_assigned_after_a_restore_stands(hook, taken):
         for is_new, snapshot in enumerate(snapshots):
             other = ws.Trainer(make(1))
             other.run.restore(snapshot)
-            rate, seen = other.model.optimizer.learning_rate, []
+            rate = other.model.optimizer.learning_rate
+            seen = []
             callbacks = [on("on_train_batch_begin", lambda seen=seen, other=other: seen.append(rate_of(other)))]
             if hook == "between":
                 rate.assign(0.25)
@@ -78,7 +79,8 @@ def test_a_schedule_of_epochs_acts_once_on_an_epoch_that_was_left(taken):
         halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
         return [halve, on("on_epoch_begin", lambda: None), Takes(run, *batches)]
 
-    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(1))
     watching = callbacks(whole.run, 2, BATCHES + 1)
     history = whole.fit(X, Y, callbacks=watching, **HOW).history
     for _, snapshot in watching[-1].taken:
@@ -97,7 +99,8 @@ def fails(call, n, inside=""):
 
     def enter(frame, event, _):
         nonlocal num
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        file = frame.f_code.co_filename
+        name = frame.f_code.co_name
         if "wholestep" not in file or "tests" in file or name.startswith("<"):  # a generator may be closed at any time
             return
         if file.endswith("safety.py"):  # it restores the signals' handlers
@@ -129,10 +132,12 @@ def trained_from(trainer, snapshot, how):
 
 @pytest.mark.slow
 def test_a_restore_that_fails_is_no_restore_or_is_finished_by_the_next_call(taken):
-    trainer, how = ws.Trainer(small(1)), HOW | {"epochs": 1}
+    trainer = ws.Trainer(small(1))
+    how = HOW | {"epochs": 1}
     trainer.fit(X, Y, **how)
     home = trainer.run.snapshot()
-    untouched, restored = trained_from(trainer, home, how), trained_from(trainer, taken[small][0], how)
+    untouched = trained_from(trainer, home, how)
+    restored = trained_from(trainer, taken[small][0], how)
     outcomes = set()
     for n in itertools.count(1, 3):
         trainer.run.restore(home)
@@ -147,10 +152,12 @@ def test_a_restore_that_fails_is_no_restore_or_is_finished_by_the_next_call(take
 
 @pytest.mark.slow
 def test_a_call_that_fails_as_it_begins_or_ends_leaves_the_run_between_calls(taken):
-    trainer, how = ws.Trainer(small(1)), HOW | {"epochs": 1}
+    trainer = ws.Trainer(small(1))
+    how = HOW | {"epochs": 1}
     trainer.run.restore(taken[small][0])
     trainer.fit(X, Y, **how)
-    restored, fields = leaves(trainer.model), []
+    restored = leaves(trainer.model)
+    fields = []
     for n in itertools.count(1):
         trainer.run.restore(taken[small][0])
         before = dict(vars(trainer.run))

@@ -15,7 +15,11 @@ from wholestep.callbacks import CallbackRunner
 from wholestep.reports.run_report import RunReport
 
 HOW = {"batch_size": 5, "epochs": 3, "verbose": 0}
-NUMBER, UPDATES, LOSS, ROWS, SKIPPED = 0, 1, 3, 6, 9
+NUMBER = 0
+UPDATES = 1
+LOSS = 3
+ROWS = 6
+SKIPPED = 9
 
 
 def column(report, at):
@@ -44,7 +48,8 @@ class Interrupt(keras.callbacks.Callback):
 
 @pytest.mark.slow
 def test_a_resumed_run_has_all_updates_and_a_mark(tmp_path, capsys):
-    whole, last = ws.RunReport(), ws.RunReport(tmp_path / "run.html")
+    whole = ws.RunReport()
+    last = ws.RunReport(tmp_path / "run.html")
     ws.Trainer(model()).fit(X, Y, callbacks=[whole], validation_data=(X, Y), **HOW)
     saves = ws.Checkpoints(tmp_path / "run", every_steps=2, every_seconds=None)
     with pytest.raises(KeyboardInterrupt):
@@ -65,7 +70,8 @@ def test_a_resumed_run_has_all_updates_and_a_mark(tmp_path, capsys):
 def test_skipped_updates_cuts_and_a_schedule(tmp_path):
     x = X.copy()
     x[7] = np.nan
-    made, report = model(), ws.RunReport()
+    made = model()
+    report = ws.RunReport()
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
     made.compile(keras.optimizers.SGD(schedule), made.loss)
     trainer = ws.Trainer(made, on_nonfinite="skip", microbatch_size=3)
@@ -96,7 +102,8 @@ def sent(first, num):
 
 @on("jax")
 def test_many_updates_are_merged_to_a_few_lines_whose_sums_are_exact():
-    report, first = ws.RunReport(), 1
+    report = ws.RunReport()
+    first = 1
     for num in [1, 7, 256] * 200:
         report.note(sent(first, num), num)
         first += num

@@ -31,6 +31,7 @@ def test_it_has_every_member_that_a_run_asks_of_its_processes():
     asked = [name for name in {**vars(Exchange), **vars(Processes)} if not name.startswith("_")]
     assert len(asked) == 11
     for name in asked:
-        member, own = getattr(Processes, name), getattr(SingleProcess, name)
+        member = getattr(Processes, name)
+        own = getattr(SingleProcess, name)
         if callable(member):
             assert list(inspect.signature(own).parameters) == list(inspect.signature(member).parameters), name

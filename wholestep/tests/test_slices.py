@@ -11,7 +11,10 @@ from shares import on, share
 import wholestep as ws
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
-ROWS, LENGTH, WORDS, WIDTH = 40, 4, 12, 4
+ROWS = 40
+LENGTH = 4
+WORDS = 12
+WIDTH = 4
 RNG = np.random.default_rng(3)
 X = RNG.choice(WORDS, (ROWS, LENGTH), p=np.arange(WORDS, 0, -1) / 78).astype("int32")  # words come again
 Y = RNG.normal(size=(ROWS, 1)).astype("float32")
@@ -157,7 +160,8 @@ def test_each_optimizer_takes_the_steps_of_keras(optimizer):
 @pytest.mark.large
 def test_vectors_of_words_train_as_in_keras():
     """Pairs of words by Zipf's law, where a few words are in most pairs."""
-    num_words, num_pairs = 200, 26_388
+    num_words = 200
+    num_pairs = 26_388
     share_of_word = 1 / np.arange(1, num_words + 1)
     draw = np.random.default_rng(0)
     pairs = draw.choice(num_words, (2, num_pairs), p=share_of_word / share_of_word.sum()).astype("int32")
@@ -166,8 +170,10 @@ def test_vectors_of_words_train_as_in_keras():
     def model(replicas=None):
         keras.utils.set_random_seed(3)
         with spread_over(replicas):
-            words, contexts = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
-            vectors, biases = keras.layers.Embedding(num_words, 100), keras.layers.Embedding(num_words, 1)
+            words = keras.Input((), dtype="int32")
+            contexts = keras.Input((), dtype="int32")
+            vectors = keras.layers.Embedding(num_words, 100)
+            biases = keras.layers.Embedding(num_words, 1)
             product = keras.layers.Dot(1)([vectors(words), vectors(contexts)])
             made = keras.Model([words, contexts], keras.layers.Add()([product, biases(words), biases(contexts)]))
             made.compile(keras.optimizers.Adam(0.01), "mse")
@@ -186,7 +192,8 @@ def test_dense_gradients_are_those_of_jax_and_others_than_those_of_keras_on_tens
 
     Keras 3.15.1 does not; https://github.com/keras-team/keras/issues/19992 is about its sparse gradients.
     """
-    x, y = np.array([[3], [3], [3], [5]], "int32"), -np.ones((4, 1), "float32")
+    x = np.array([[3], [3], [3], [5]], "int32")
+    y = -np.ones((4, 1), "float32")
 
     def squares(train):
         layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(20, 1, "zeros"), keras.layers.Flatten()]
@@ -195,7 +202,8 @@ def test_dense_gradients_are_those_of_jax_and_others_than_those_of_keras_on_tens
         train(model)
         return keras.ops.convert_to_numpy(model.optimizer.variables[2])[[3, 5], 0].tolist()
 
-    of_lookups, of_rows = [3 * (2 / 4) ** 2, (2 / 4) ** 2], [(3 * 2 / 4) ** 2, (2 / 4) ** 2]
+    of_lookups = [3 * (2 / 4) ** 2, (2 / 4) ** 2]
+    of_rows = [(3 * 2 / 4) ** 2, (2 / 4) ** 2]
     assert squares(lambda model: model.fit(x, y, verbose=0)) == (of_lookups if TENSORFLOW else of_rows)
     assert squares(lambda model: ws.Trainer(model).update((x, y))) == (of_lookups if TENSORFLOW else of_rows)
     assert squares(lambda model: ws.Trainer(model, dense_gradients=True).update((x, y))) == of_rows

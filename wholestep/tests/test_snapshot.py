@@ -20,9 +20,11 @@ from wholestep.errors import DamagedError
 
 JAX = keras.backend.backend() == "jax"
 NO_XLA = {} if JAX else {"jit_compile": False}  # the suite does without
-ROWS, SIZE = 22, 4
+ROWS = 22
+SIZE = 4
 RNG = np.random.default_rng(3)
-X, Y = RNG.normal(size=(ROWS, 5)).astype("float32"), (RNG.random((ROWS, 1)) < 0.5).astype("float32")
+X = RNG.normal(size=(ROWS, 5)).astype("float32")
+Y = (RNG.random((ROWS, 1)) < 0.5).astype("float32")
 BATCHES = -(-ROWS // SIZE)
 
 
@@ -64,8 +66,11 @@ class Takes(keras.callbacks.Callback):
 
     def __init__(self, run, *batches, epochs=()):
         super().__init__()
-        self.run, self.batches, self.epochs = run, batches, epochs
-        self.told, self.taken = [], []
+        self.run = run
+        self.batches = batches
+        self.epochs = epochs
+        self.told = []
+        self.taken = []
 
     def on_train_batch_end(self, batch, logs=None):
         self.told.append((batch, {k: np.asarray(v).tobytes() for k, v in logs.items()}))
@@ -100,7 +105,8 @@ def check_goes_on(data, *batches, make=None, epochs=(), first=0, **how):
     """
     how = {"epochs": 3, "verbose": 0, **how}
     make = make or made
-    whole, other = ws.Trainer(make()), ws.Trainer(make(seed=1))
+    whole = ws.Trainer(make())
+    other = ws.Trainer(make(seed=1))
     takes = Takes(whole.run, *batches, epochs=epochs)
     history = whole.fit(*data(), callbacks=[takes], **how)
     assert len(takes.taken) == len(batches) + len(epochs)
@@ -212,7 +218,8 @@ def test_buckets_and_packs_go_on(pack):
         return ws.Trainer(model, Per(), optimizer="adam", seed=4)
 
     whole = trained(None)
-    takes, other = Takes(whole.run, 1, 4), trained(1)
+    takes = Takes(whole.run, 1, 4)
+    other = trained(1)
     history = whole.fit(*by_length(pack=pack), epochs=2, callbacks=[takes], verbose=0).history
     for told, snapshot in takes.taken[:: -1 if pack else 1]:
         other.run.restore(snapshot)
@@ -231,7 +238,8 @@ def test_ones_own_loop_goes_on_after_every_step(name):
         return SOURCES[name][0]()[0]
 
     def loop(trainer, wanted=(), most=14):
-        told, taken = [], {}
+        told = []
+        taken = {}
         for step in trainer.steps(data(), epochs=2):
             told.append((step.number, step.epoch, step.batch, step.loss, step.logs))
             if step.number in wanted:
@@ -253,13 +261,17 @@ def test_ones_own_loop_goes_on_after_every_step(name):
 @on("jax")
 @pytest.mark.slow
 def test_a_fit_between_two_steps_leaves_the_loop_where_it_stood():
-    first, second, told, taken = ws.Trainer(made()), ws.Trainer(made(1)), [], None
+    first = ws.Trainer(made())
+    second = ws.Trainer(made(1))
+    told = []
+    taken = None
     for step in first.steps(ws.Batches((X, Y), SIZE), epochs=2):
         told.append((step.epoch, step.batch, step.loss))
         if step.batch == 2:
             first.fit(X[:8], Y[:8], epochs=1, verbose=0)
         if (step.epoch, step.batch) == (0, 4):
-            taken, place = first.run.snapshot(), len(told)
+            taken = first.run.snapshot()
+            place = len(told)
             with pytest.raises(ws.SpecificationError, match="between calls"):
                 first.run.restore(taken)
     second.run.restore(carried(taken))
@@ -278,7 +290,8 @@ def test_the_next_call_goes_on_with_the_next_epochs_order(are_given):
         return (ws.Batches((X, Y), SIZE),) if are_given else (X, Y)
 
     size = {} if are_given else {"batch_size": SIZE}
-    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(seed=1))
     given = data()
     whole.fit(*given, verbose=0, **size)
     other.run.restore(carried(whole.run.snapshot()))
@@ -290,7 +303,8 @@ def test_the_next_call_goes_on_with_the_next_epochs_order(are_given):
 @on("jax")
 @pytest.mark.slow
 def test_updates_in_hand_go_on():
-    whole, other = ws.Trainer(made()), ws.Trainer(made(seed=1))
+    whole = ws.Trainer(made())
+    other = ws.Trainer(made(seed=1))
     first = [(X[i : i + n], Y[i : i + n]) for i, n in ((0, 5), (5, 7), (2, 5))]
     for batch in first:
         whole.update(batch)
@@ -310,7 +324,8 @@ def watchers():
 def test_callbacks_go_on_with_what_they_have_seen():
     data, how = SOURCES["arrays"]
     how = {"epochs": 6, "validation_data": (X[:9], Y[:9]), "batch_size": SIZE, "verbose": 0}
-    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(seed=1))
     takes = Takes(whole.run, epochs=(0, 1, 2))
     history = whole.fit(*data(), callbacks=[*watchers(), takes], **how)
     assert len(history.epoch) == len(takes.taken) == 3  # it stopped early
@@ -340,7 +355,8 @@ def test_skipped_updates_and_a_loss_scale_go_on():
                 model.compile(keras.optimizers.SGD(0.1), "mse")
             return ws.Trainer(model, on_nonfinite="skip")
 
-        whole, other = trainer(0), trainer(1)
+        whole = trainer(0)
+        other = trainer(1)
         takes = Takes(whole.run, 8)
         whole.fit(bad, Y, batch_size=SIZE, epochs=3, callbacks=[takes], verbose=0)
         other.run.restore(takes.only())
@@ -364,8 +380,11 @@ def test_a_callback_of_ones_own_keeps_what_it_says():
         def set_state(self, state):
             self.seen = state["seen"]
 
-    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
-    takes, one, two = Takes(whole.run, 4), Counts(), Counts()
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(seed=1))
+    takes = Takes(whole.run, 4)
+    one = Counts()
+    two = Counts()
     whole.fit(X, Y, batch_size=SIZE, epochs=2, callbacks=[one, takes], verbose=0)
     other.run.restore(takes.only())
     other.fit(X, Y, batch_size=SIZE, epochs=2, callbacks=[two, Takes(other.run)], verbose=0)
@@ -388,7 +407,8 @@ def test_what_an_objective_assigns_besides_goes_on():
         keras.utils.set_random_seed(seed)
         return ws.Trainer(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), Centres(), optimizer="sgd")
 
-    whole, other = trainer(0), trainer(1)
+    whole = trainer(0)
+    other = trainer(1)
     takes = Takes(whole.run, 3)
     history = whole.fit(X, batch_size=SIZE, epochs=2, callbacks=[takes], verbose=0).history
     other.run.restore(takes.only())
@@ -451,7 +471,8 @@ class At(keras.callbacks.Callback):
         super().__init__()
         self.taken = None
         setattr(self, hook, self.take)
-        self.run, self.at = run, at
+        self.run = run
+        self.at = at
 
     def take(self, number=None, logs=None):
         if self.taken is None and (self.at is None or number == self.at):
@@ -474,7 +495,8 @@ MOMENTS = {  # those of a batch for themselves: with one of them every update is
 @pytest.mark.slow
 def test_a_snapshot_may_be_taken_in_any_hook(of):
     how = {"epochs": 2, "batch_size": SIZE, "validation_data": (X[:9], Y[:9]), "verbose": 0}
-    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(seed=1))
     for trainer in (whole, other):  # a second call: it is about the place in that one
         trainer.fit(X, Y, batch_size=SIZE, verbose=0)
     moments = [At(whole.run, hook, at) for hook, at in MOMENTS[of]]
@@ -488,7 +510,8 @@ def test_a_snapshot_may_be_taken_in_any_hook(of):
 
 
 def test_a_run_goes_back_in_the_same_process():
-    trainer, data = ws.Trainer(small()), ws.Batches((X, Y), SIZE)
+    trainer = ws.Trainer(small())
+    data = ws.Batches((X, Y), SIZE)
     takes = Takes(trainer.run, 2)
     history = trainer.fit(data, epochs=3, callbacks=[takes], verbose=0).history
     after = leaves(trainer.model)
@@ -505,7 +528,8 @@ def test_a_run_goes_back_in_the_same_process():
 
 
 def test_the_values_are_there_at_once():
-    whole, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(seed=1))
     whole.fit(X, Y, batch_size=SIZE, verbose=0)
     taken = carried(whole.run.snapshot())
     other.run.restore(taken)
@@ -538,7 +562,8 @@ def test_a_run_that_failed_is_taken_out_with_what_its_callbacks_have_seen():
 
     how = {"epochs": 4, "batch_size": SIZE, "validation_data": (X[:9], Y[:9]), "verbose": 0}
 
-    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(1))
     history = whole.fit(X, Y, callbacks=[*watchers(), Takes(whole.run)], **how)
     left = ws.Trainer(small())
     with pytest.raises(KeyboardInterrupt):
@@ -552,7 +577,8 @@ def test_a_run_that_failed_is_taken_out_with_what_its_callbacks_have_seen():
 def test_a_snapshot_counts_no_skipped_update_twice():
     bad = X.copy()
     bad[5] = np.nan
-    trainer, numbers = ws.Trainer(small(), on_nonfinite="skip"), []
+    trainer = ws.Trainer(small(), on_nonfinite="skip")
+    numbers = []
     for step in trainer.steps(ws.Batches((bad, Y), SIZE, shuffle=False), epochs=2):
         numbers.append(step.number)
         if step.number == 2:
@@ -564,7 +590,8 @@ def test_a_snapshot_counts_no_skipped_update_twice():
 def test_a_run_that_failed_goes_on_before_the_failed_update():
     bad = X.copy()
     bad[6] = np.nan
-    trainer, other = ws.Trainer(small()), ws.Trainer(small(seed=1))
+    trainer = ws.Trainer(small())
+    other = ws.Trainer(small(seed=1))
     with pytest.raises(ws.NonFiniteError):
         trainer.fit(bad, Y, batch_size=SIZE, shuffle=False, verbose=0)
     other.run.restore(carried(trainer.run.snapshot()))
@@ -717,7 +744,8 @@ class Counted:
     """An iterator of batches with a state, of which one may be bad."""
 
     def __init__(self, bad=None):
-        self.at, self.bad = 0, bad
+        self.at = 0
+        self.bad = bad
 
     def __iter__(self):
         return self
@@ -776,7 +804,10 @@ def test_a_batch_in_hand_is_no_batch_of_the_stream():
             if batch == 2:
                 taken.append(carried(trainer.run.snapshot()))
 
-    seen, taken, trainer, other = [], [], ws.Trainer(small()), ws.Trainer(small())
+    seen = []
+    taken = []
+    trainer = ws.Trainer(small())
+    other = ws.Trainer(small())
     trainer.fit(Stateless(), callbacks=[Updates()], verbose=0)
     assert seen == list(range(BATCHES))
     other.run.restore(taken[0])

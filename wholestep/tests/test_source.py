@@ -94,7 +94,8 @@ def test_columns_of_a_data_set_are_arrays():
 class Table:
     """A stand-in for a pandas table whose index holds floats, by which it is sliced."""
 
-    shape, dtype = (2, 2), np.dtype("float32")
+    shape = (2, 2)
+    dtype = np.dtype("float32")
 
     def __getitem__(self, rows):
         raise KeyError(rows)
@@ -158,7 +159,8 @@ def test_text_is_named_as_such(text):
 @pytest.mark.parametrize("how", ["dataset", "function"])
 def test_data_that_a_strategy_has_shared_out_are_refused(how):
     tf = pytest.importorskip("tensorflow")
-    strategy, data = tf.distribute.OneDeviceStrategy("/cpu:0"), tf.data.Dataset.from_tensors(np.zeros((4, 3)))
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    data = tf.data.Dataset.from_tensors(np.zeros((4, 3)))
     if how == "dataset":
         shared = strategy.experimental_distribute_dataset(data)
     else:

@@ -9,7 +9,8 @@ from shares import on, share
 import wholestep as ws
 from wholestep.data.sparse import SparseRows, dense
 
-ROWS, COLUMNS = 20, 6
+ROWS = 20
+COLUMNS = 6
 draw = np.random.default_rng(0)
 DENSE = (draw.normal(size=(ROWS, COLUMNS)) * (draw.uniform(size=(ROWS, COLUMNS)) < 0.3)).astype("float32")
 Y = draw.normal(size=(ROWS, 2)).astype("float32")

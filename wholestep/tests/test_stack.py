@@ -57,7 +57,8 @@ def stream(shapes, drawn=None):
 
 def numbers(block):
     """Return the number of every batch of a block, by the rows of its table."""
-    table, updates = block.table, range(block.first, block.first + block.num)
+    table = block.table
+    updates = range(block.first, block.first + block.num)
     found = [set(np.ravel(block.data[table.rows[i][: table.counts[i]]]).tolist()) for i in updates]
     return [int(number) for each in found for number in each]
 
@@ -95,7 +96,8 @@ class Three(keras.utils.PyDataset):
 
 
 def test_other_shapes_and_sizes_and_epochs_go_apart():
-    by_shape, by_size = 2 * [(2, 3), (2, 3), (2, 4)], [(2,), (2,), (1,), (1,)]
+    by_shape = 2 * [(2, 3), (2, 3), (2, 4)]
+    by_size = [(2,), (2,), (1,), (1,)]
     for shapes, expected in ((by_shape, [[0, 1], [2], [3, 4], [5]]), (by_size, [[0, 1], [2, 3]])):
         assert [numbers(b) for b in stacking(ws.Batches(stream(shapes))).blocks(None, many)] == expected
     for source in (type("Again", (), {"__iter__": lambda self: stream(3 * [(2,)])})(), Three()):
@@ -178,7 +180,8 @@ BATCHES = [(np.roll(X, i, axis=0)[:8], np.roll(Y, i)[:8]) for i in range(NUM)]
 @pytest.fixture
 def sent(monkeypatch):
     """Return how many updates go in each dispatch, as soon as there is no telling how long they take."""
-    nums, send = [], Dispatcher.send
+    nums = []
+    send = Dispatcher.send
 
     def note(self, run, feed, block):
         nums.append(block.num)
@@ -208,7 +211,8 @@ def test_stacked_updates_are_those_that_go_alone(sent):
 def test_a_failure_within_a_stack_is_that_of_its_own_update(sent):
     bad = np.where(np.arange(8)[:, None] == 5, np.nan, X[:8]), Y[:8]
     data = ws.Batches(iter([*BATCHES[:50], bad, *BATCHES[50:]]))
-    trainer, other = ws.Trainer(model()), ws.Trainer(model())
+    trainer = ws.Trainer(model())
+    other = ws.Trainer(model())
     with pytest.raises(ws.NonFiniteError) as caught:
         trainer.fit(data, verbose=0)
     assert (caught.value.update, caught.value.rows) == (51, (5,))
@@ -223,7 +227,8 @@ def test_a_failure_within_a_stack_is_that_of_its_own_update(sent):
 
 def test_updates_of_a_stack_that_are_left_out_are_counted(sent):
     bad = np.full_like(X[:8], np.nan), Y[:8]
-    trainer, other = ws.Trainer(model(), on_nonfinite="skip"), ws.Trainer(model())
+    trainer = ws.Trainer(model(), on_nonfinite="skip")
+    other = ws.Trainer(model())
     trainer.fit(iter([*BATCHES[:40], bad, bad, *BATCHES[40:]]), verbose=0)
     other.fit(iter(BATCHES), verbose=0)
     assert trainer.num_skipped == 2
@@ -232,7 +237,8 @@ def test_updates_of_a_stack_that_are_left_out_are_counted(sent):
 
 @pytest.mark.parametrize("callbacks", [[], [Looks()]])
 def test_a_generator_sees_the_model_between_dispatches(sent, callbacks):
-    made, counts = model(), []
+    made = model()
+    counts = []
 
     def watching():
         for i, batch in enumerate(BATCHES):

@@ -49,7 +49,8 @@ class Raises(keras.callbacks.Callback):
 
     def __init__(self, hook, update, what=signal.SIGTERM):
         super().__init__()
-        self.update, self.what = update, what
+        self.update = update
+        self.what = what
         setattr(self, hook, self.look)
 
     def look(self, *_, **__):
@@ -95,7 +96,8 @@ class Terminates(keras.utils.PyDataset):
 
     def __init__(self, come=None):
         super().__init__()
-        self.come, self.epoch = come, 0
+        self.come = come
+        self.epoch = 0
 
     def __len__(self):
         return BATCHES
@@ -125,7 +127,8 @@ def test_a_run_that_is_terminated_between_an_epochs_beginning_and_its_first_batc
 
 
 def test_a_run_that_was_terminated_at_its_end_has_ended_after_the_next(tmp_path, handler):
-    seen, how = [], HOW | {"validation_data": (X[:9], Y[:9]), "epochs": 1}
+    seen = []
+    how = HOW | {"validation_data": (X[:9], Y[:9]), "epochs": 1}
     with pytest.raises(SystemExit):
         ws.Trainer(small()).fit(X, Y, callbacks=[Raises("on_test_begin", BATCHES)], checkpoints=tmp_path, **how)
     for _ in range(3):
@@ -164,7 +167,8 @@ def test_a_terminated_loop_saves_before_its_next_update(tmp_path, handler):
 
 
 def test_what_is_terminated_in_the_middle_of_a_save_is_written(tmp_path, handler, monkeypatch):
-    real, seen = os.fsync, []
+    real = os.fsync
+    seen = []
 
     def fsync(file):
         if not seen:
@@ -216,7 +220,8 @@ def test_an_interrupt_saves_nothing_but_leaves_what_was_saved(tmp_path, handler)
 
 def failing(monkeypatch, call="fsync", after=0, number=errno.ENOSPC):
     """Let a call of the operating system fail from its so-many-th time on; return the times."""
-    real, seen = getattr(os, call), []
+    real = getattr(os, call)
+    seen = []
 
     def fails(*arguments, **options):
         seen.append(arguments)
@@ -234,7 +239,8 @@ FAULTS = [(call, number) for call in ("write", "fsync", "rename") for number in 
 @pytest.mark.parametrize(("call", "number"), share(FAULTS))
 @pytest.mark.slow
 def test_an_error_of_the_writer_is_raised_at_the_next_boundary(call, number, tmp_path, monkeypatch):
-    trainer, first = ws.Trainer(small()), ws.Checkpoints(tmp_path, every_steps=2, keep=9)
+    trainer = ws.Trainer(small())
+    first = ws.Checkpoints(tmp_path, every_steps=2, keep=9)
     for step in trainer.steps(ws.Batches((X, Y), SIZE), checkpoints=first):
         if step.number == 3:
             break
@@ -292,7 +298,9 @@ def test_a_terminated_run_that_cannot_save_says_why(tmp_path, monkeypatch, handl
 
 
 def test_what_is_saved_is_the_state_of_its_step_whatever_changes_while_it_is_written(tmp_path, monkeypatch):
-    goes_on, real, kept = threading.Event(), Folder.fill, {}
+    goes_on = threading.Event()
+    real = Folder.fill
+    kept = {}
 
     def fill(*arguments, **options):
         assert goes_on.wait(30)
@@ -312,7 +320,9 @@ def test_what_is_saved_is_the_state_of_its_step_whatever_changes_while_it_is_wri
 
 def test_the_next_save_waits_for_the_one_before_and_says_so_once(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("wholestep.checkpoints.writer._SHORT", 0.0)
-    writer, goes_on, written = Writer(), threading.Event(), []
+    writer = Writer()
+    goes_on = threading.Event()
+    written = []
 
     def work():
         goes_on.wait(30)
@@ -373,13 +383,15 @@ def test_a_script_that_ends_without_waiting_loses_no_checkpoint(tmp_path):
 def test_a_run_that_fails_has_saved_what_was_before_and_goes_on_with_mended_data(tmp_path):
     bad = X.copy()
     bad[6] = np.nan
-    how, asked = HOW | {"shuffle": False}, ws.Checkpoints(tmp_path, every_steps=1, keep=9)
+    how = HOW | {"shuffle": False}
+    asked = ws.Checkpoints(tmp_path, every_steps=1, keep=9)
     with pytest.raises(ws.NonFiniteError, match="Update 2"):
         ws.Trainer(small()).fit(bad, Y, checkpoints=asked, **how)
     assert steps_in(tmp_path) == [1]
     with pytest.raises(ws.SpecificationError, match=r"on corrected data, trainer\.restore\("):
         ws.Trainer(small(1)).fit(X, Y, checkpoints=asked, **how)
-    whole, other = ws.Trainer(small()), ws.Trainer(small(1))
+    whole = ws.Trainer(small())
+    other = ws.Trainer(small(1))
     history = whole.fit(X, Y, **how).history
     other.restore(tmp_path)
     assert other.fit(X, Y, checkpoints=tmp_path / "mended", **how).history == history
@@ -417,9 +429,11 @@ def test_updates_that_are_left_out_are_counted_after_a_restart(name, tmp_path):
             model.compile(keras.optimizers.LossScaleOptimizer(inner, scale, dynamic_growth_steps=3), "mse")
         return ws.Trainer(model, on_nonfinite="skip" if is_bad else "raise")
 
-    whole, asked = trainer(), ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
+    whole = trainer()
+    asked = ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
     history = whole.fit(x, Y, checkpoints=asked, **HOW).history
-    steps, other = steps_in(tmp_path / "whole"), trainer(1)
+    steps = steps_in(tmp_path / "whole")
+    other = trainer(1)
     assert len(steps) >= LAST
     numbers = [Folder(tmp_path / "whole").manifest(step).facts["number"] for step in steps]
     assert (numbers == steps) is is_bad

@@ -80,7 +80,9 @@ class Failing:
     """Numbers as batches; the request for batch `at` fails once. Its iterator can go on, unlike a generator."""
 
     def __init__(self, at=2, num=4, length=None):
-        self.at, self.num, self.length = at, num, length
+        self.at = at
+        self.num = num
+        self.length = length
         self.fails = True
 
     def __iter__(self):
@@ -96,13 +98,15 @@ class Failing:
 
 class Requests:
     def __init__(self, source):
-        self.source, self.number = source, 0
+        self.source = source
+        self.number = 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        source, number = self.source, self.number
+        source = self.source
+        number = self.number
         if number == source.num:
             raise StopIteration
         if number == source.at and source.fails:
@@ -244,7 +248,8 @@ class Parts(Failing):
 
     def __init__(self, what=""):
         super().__init__(at=3 if what in ("source", "generator") else None, num=5)
-        self.what, self.trained = what, []
+        self.what = what
+        self.trained = []
 
     def __iter__(self):
         return self.one_by_one() if self.what == "generator" else super().__iter__()
@@ -267,7 +272,8 @@ def test_a_batch_whose_preparation_fails_is_not_lost():
             raise fails.pop() and ValueError("2")
         return batch["x"].tolist()
 
-    data, seen = ws.Batches(Failing(at=None)).prepared(prepare), []
+    data = ws.Batches(Failing(at=None)).prepared(prepare)
+    seen = []
     with pytest.raises(ValueError, match="2"):
         seen.extend(data)
     assert data.position == (0, 2)
@@ -290,8 +296,11 @@ def test_training_goes_on_where_its_data_failed(how, what, monkeypatch):
             seen.extend(step.number for step in trainer.steps(data))
         return seen
 
-    source, made, whole = Parts(what), model(), model()
-    trainer, data = ws.Trainer(made), ws.Batches(source, transform=source.transform)
+    source = Parts(what)
+    made = model()
+    whole = model()
+    trainer = ws.Trainer(made)
+    data = ws.Batches(source, transform=source.transform)
     with pytest.raises(KeyboardInterrupt if what == "interrupt" else OSError):
         train(trainer, data)
     assert (trainer.run.number, data.position) == (3, (0, 3))

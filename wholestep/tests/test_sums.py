@@ -44,7 +44,9 @@ def test_data_of_64_bits_train_a_model_of_32(microbatch_size):
     """JAX computes in float64 if so asked; the sums of an epoch stay in floatx."""
     jax = pytest.importorskip("jax")
     rng = np.random.default_rng(0)
-    x, y, weight = rng.normal(size=(12, 3)), rng.integers(0, 4, 12), rng.random(12)
+    x = rng.normal(size=(12, 3))
+    y = rng.integers(0, 4, 12)
+    weight = rng.random(12)
     how = {"batch_size": 8, "shuffle": False, "verbose": 0}
 
     def classifier():
@@ -54,7 +56,8 @@ def test_data_of_64_bits_train_a_model_of_32(microbatch_size):
         return model
 
     with jax.enable_x64(True):
-        theirs, ours = classifier(), classifier()
+        theirs = classifier()
+        ours = classifier()
         theirs.fit(x, y, sample_weight=weight, **how)
         trainer = ws.Trainer(ours, microbatch_size=microbatch_size)
         trainer.fit(x, y, sample_weight=weight, **how)

@@ -52,9 +52,11 @@ def test_a_sum_is_not_divided_and_a_whole_is_as_it_is():
 
 
 def test_running_totals_do_not_stop_growing():
-    plain, total = np.float32(2**24), (tensor(2**24), tensor(0))
+    plain = np.float32(2**24)
+    total = (tensor(2**24), tensor(0))
     for _ in range(100):
-        plain, total = plain + np.float32(1), accumulate(total, tensor(1))
+        plain = plain + np.float32(1)
+        total = accumulate(total, tensor(1))
     assert plain == 2**24  # what a single float32 makes of it
     assert float(total[0]) + float(total[1]) == 2**24 + 100
     high, low = (keras.ops.stack([part, other]) for part, other in zip(total, (tensor(2), tensor(0)), strict=True))

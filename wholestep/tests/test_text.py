@@ -27,7 +27,8 @@ def of_text(**compiled):
     """Return a model of two inputs: text, and the numbers of words in it."""
     keras.utils.set_random_seed(3)
     vocabulary = layers.TextVectorization(vocabulary=["a", "b", "c", "d"], output_sequence_length=3)
-    text, number = keras.Input((), dtype="string", name="text"), keras.Input((1,), name="number")
+    text = keras.Input((), dtype="string", name="text")
+    number = keras.Input((1,), name="number")
     found = layers.GlobalAveragePooling1D()(layers.Embedding(6, 4)(vocabulary(text)))
     model = keras.Model({"text": text, "number": number}, layers.Dense(1)(layers.Concatenate()([found, number])))
     model.compile("sgd", "mse", metrics=["mae"], **compiled)
@@ -104,7 +105,8 @@ def test_replicas_share_text_and_ragged_rows(make, kind, stream):
     def logs(replicas):
         with spread_over(replicas):
             model = make()
-        trainer, data = ws.Trainer(model, microbatch_size=3), (inputs(kind), Y)
+        trainer = ws.Trainer(model, microbatch_size=3)
+        data = (inputs(kind), Y)
         stream_of = tf.data.Dataset.from_tensor_slices(data).batch(4) if stream else ws.Batches(data, 4)
         told = [step.logs for step in trainer.steps(stream_of, epochs=2)]  # the last batch of an epoch is one row
         return [number for each in told for number in each.values()]
@@ -117,7 +119,8 @@ def test_replicas_share_text_and_ragged_rows(make, kind, stream):
 @pytest.mark.slow
 def test_text_of_every_kind_is_the_same_text(text):
     x = inputs("text")
-    trainer, other = ws.Trainer(of_text()), of_text()
+    trainer = ws.Trainer(of_text())
+    other = of_text()
     trainer.fit({**x, "text": text}, Y, batch_size=9, epochs=2, verbose=0)
     for _ in range(2):
         other.train_on_batch(x, Y)
@@ -129,7 +132,9 @@ def test_text_of_every_kind_is_the_same_text(text):
 @pytest.mark.slow
 def test_steps_and_batches_in_hand_take_them(make, kind):
     x = inputs(kind)
-    one, two, keras_own = ws.Trainer(make()), ws.Trainer(make()), make()
+    one = ws.Trainer(make())
+    two = ws.Trainer(make())
+    keras_own = make()
     losses = [step.loss for step in one.steps(ws.Batches((x, Y), 9, shuffle=False), epochs=2)]
     assert losses == pytest.approx([two.update((x, Y))["loss"] for _ in range(2)], rel=1e-6)
     assert losses == pytest.approx([keras_own.train_on_batch(x, Y)[0] for _ in range(2)], rel=1e-5)
@@ -159,7 +164,8 @@ def test_labels_that_are_text_are_refused():
 def test_text_for_a_model_of_numbers_is_refused(verb, kind):
     model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
     model.compile("sgd", "mse")
-    trainer, x = ws.Trainer(model), WORDS[:, None].astype(kind)
+    trainer = ws.Trainer(model)
+    x = WORDS[:, None].astype(kind)
     given = {"fit": lambda: trainer.fit(x, Y, verbose=0), "update": lambda: trainer.update((x, Y))}
     given["predict"] = lambda: trainer.predict(x, verbose=0)
     with pytest.raises(ws.BatchError, match=r"numbers of type float32. Received: text in x. Try: encode strings"):
@@ -191,7 +197,8 @@ def test_text_in_lists_is_text_to_its_last_byte():
 
     model = keras.Sequential([keras.Input((), dtype="string"), Length()])
     model.compile(loss="mse")
-    trainer, texts = ws.Trainer(model), [b"ab\0\0", b"abcd"]
+    trainer = ws.Trainer(model)
+    texts = [b"ab\0\0", b"abcd"]
     assert trainer.predict(texts, verbose=0).tolist() == [[4.0], [4.0]]
     rows = [(text, np.zeros(1, "float32")) for text in texts]
     assert trainer.evaluate(ws.Batches(rows, 2), verbose=0) == 16.0

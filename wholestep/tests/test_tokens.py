@@ -9,7 +9,9 @@ from shares import share
 import wholestep as ws
 from wholestep.sums import EpochSums
 
-ROWS, LENGTH, WORDS = 12, 5, 4
+ROWS = 12
+LENGTH = 5
+WORDS = 4
 TOKENS = integers(ROWS, LENGTH, seed=3, low=0, high=WORDS).astype("int32")
 
 WEIGHTS = {

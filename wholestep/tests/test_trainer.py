@@ -22,7 +22,8 @@ def fit(made, x=X, y=Y, *, trainer=None, **how):
 
 
 def test_steps_equal_fit_to_the_bit():
-    fitted, looped = model(keras.layers.Dropout(0.5, seed=1)), model(keras.layers.Dropout(0.5, seed=1))
+    fitted = model(keras.layers.Dropout(0.5, seed=1))
+    looped = model(keras.layers.Dropout(0.5, seed=1))
     history = fit(fitted)
     steps = list(ws.Trainer(looped).steps(ws.Batches((X, Y), 6, seed=7), epochs=2))
     assert same(fitted, looped)
@@ -33,14 +34,16 @@ def test_steps_equal_fit_to_the_bit():
 
 
 def test_watching_every_update_changes_no_bit():
-    plain, watched = model(), model()
+    plain = model()
+    watched = model()
     fit(plain)
     fit(watched, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)])
     assert same(plain, watched)
 
 
 def test_epochs_in_one_fit_or_in_two_are_the_same():
-    one, two = model(), model()
+    one = model()
+    two = model()
     fit(one, epochs=3)
     trainer = ws.Trainer(two, seed=7)
     fit(two, trainer=trainer, epochs=1)
@@ -49,7 +52,8 @@ def test_epochs_in_one_fit_or_in_two_are_the_same():
 
 
 def test_a_run_that_begins_at_a_later_epoch_sees_that_epochs_order():
-    whole, resumed = model(optimizer=keras.optimizers.SGD(0.1)), model(optimizer=keras.optimizers.SGD(0.1))
+    whole = model(optimizer=keras.optimizers.SGD(0.1))
+    resumed = model(optimizer=keras.optimizers.SGD(0.1))
     fit(whole, epochs=2)
     fit(resumed, epochs=1)
     ws.Trainer(resumed, seed=7).fit(X, Y, batch_size=6, epochs=2, initial_epoch=1, verbose=0)
@@ -57,7 +61,9 @@ def test_a_run_that_begins_at_a_later_epoch_sees_that_epochs_order():
 
 
 def test_data_that_are_loaded_train_as_resident_ones():
-    resident, loaded, streamed = model(), model(), model()
+    resident = model()
+    loaded = model()
+    streamed = model()
     how = {"batch_size": 5, "shuffle": False}
     fit(resident, **how)
     rows = [(x, y) for x, y in zip(X, Y, strict=True)]
@@ -127,7 +133,8 @@ def test_validation_and_its_history():
 
 @on("jax")
 def test_evaluation_does_not_touch_the_training_metrics():
-    plain, validated = model(), model()
+    plain = model()
+    validated = model()
     one = fit(plain).history
     two = fit(validated, validation_data=(X[:3], Y[:3])).history
     assert one["accuracy"] == two["accuracy"]
@@ -157,8 +164,10 @@ def test_a_recompiled_model_is_trained_as_it_is_now():
 @pytest.mark.slow
 def test_a_trainer_without_an_optimizer_trains_with_the_compiled_one_beside_others():
     made = model()
-    own, given = made.optimizer, keras.optimizers.SGD(0.1)
-    one, two = ws.Trainer(made), ws.Trainer(made, optimizer=given)
+    own = made.optimizer
+    given = keras.optimizers.SGD(0.1)
+    one = ws.Trainer(made)
+    two = ws.Trainer(made, optimizer=given)
     for trainer in (one, two, one):
         trainer.update((X, Y))
         assert made.optimizer is (given if trainer is two else own)
@@ -189,7 +198,8 @@ def test_a_frozen_model_that_trains_is_a_warning_and_thawing_it_trains_it():
     noise = keras.Input((2,))
     both = keras.Model(noise, critic(layers.Dense(3)(noise)))
     both.compile("sgd", "binary_crossentropy")
-    x, y = np.ones((4, 3), "float32"), np.zeros((4, 1), "float32")
+    x = np.ones((4, 3), "float32")
+    y = np.zeros((4, 1), "float32")
     before = critic.get_weights()
     trainer = ws.Trainer(critic)
     with pytest.warns(UserWarning, match=r"none of the 2 variables of 'critic' is trainable now.*'critic'"):
@@ -303,7 +313,8 @@ def poisoned(row):
 
 @pytest.mark.parametrize("microbatch_size", ["auto", 2])
 def test_a_non_finite_loss_stops_before_the_update(microbatch_size):
-    made, good = model(), model()
+    made = model()
+    good = model()
     trainer = ws.Trainer(made, microbatch_size=microbatch_size)
     how = {"batch_size": 5, "epochs": 1, "shuffle": False, "verbose": 0}
     with pytest.raises(ws.NonFiniteError, match=r"Update 3 .*not finite in rows 12") as caught:
@@ -316,7 +327,8 @@ def test_a_non_finite_loss_stops_before_the_update(microbatch_size):
 
 
 def test_a_non_finite_update_can_be_skipped_whole():
-    made, good = model(), model()
+    made = model()
+    good = model()
     trainer = ws.Trainer(made, on_nonfinite="skip")
     how = {"batch_size": 5, "epochs": 1, "shuffle": False, "verbose": 0}
     trainer.fit(poisoned(12), Y, **how)
@@ -404,7 +416,8 @@ def test_a_source_that_is_spent_is_said_so():
 
 def test_an_update_leaves_the_moving_average_of_the_weights_alone():
     make = lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)  # noqa: E731
-    ours, theirs = model(optimizer=make()), model(optimizer=make())
+    ours = model(optimizer=make())
+    theirs = model(optimizer=make())
     trainer = ws.Trainer(ours)
     for _ in range(3):
         trainer.update((X, Y))
@@ -457,7 +470,8 @@ SOURCES = ("resident", "stream", "last of a stream")
     ("how", "kind"), share((how, SOURCES[(i + j) % 3]) for i, how in enumerate(("fit", "steps")) for j in range(3))
 )
 def test_a_failed_update_is_the_next_one(how, kind):
-    x, y = poisoned(9)[:12] if kind == "last of a stream" else poisoned(9), Y
+    x = poisoned(9)[:12] if kind == "last of a stream" else poisoned(9)
+    y = Y
     stream = ((x[i : i + 4], y[i : i + 4]) for i in range(0, len(x) - 3, 4))
     batches = ws.Batches((x, y), 4, shuffle=False) if kind == "resident" else ws.Batches(stream)
     trainer = ws.Trainer(model())
@@ -490,7 +504,8 @@ def test_a_metric_that_is_one_number_is_kerases():
     def rms(y, p):
         return keras.ops.sqrt(keras.ops.mean(p**2))
 
-    ours, theirs = model(metrics=[rms]), model(metrics=[rms])
+    ours = model(metrics=[rms])
+    theirs = model(metrics=[rms])
     how = {"batch_size": 8, "shuffle": False, "verbose": 0}
     one = ws.Trainer(ours).fit(X, Y, **how).history
     assert one["rms"] == pytest.approx(theirs.fit(X, Y, **how).history["rms"], rel=1e-5)
@@ -502,7 +517,9 @@ def test_a_loss_and_a_metric_may_be_a_number_of_python():
     x = keras.Input((6,))
     made = keras.Model(x, [keras.layers.Dense(1, name="a")(x), keras.layers.Dense(1, name="b")(x)])
     made.compile("sgd", {"a": "mse", "b": lambda y, p: 0.0}, metrics={"a": [lambda y, p: 1.0]})
-    targets, before, how = [X[:, :1], X[:, 1:2]], made.get_weights(), {"batch_size": 8, "shuffle": False, "verbose": 0}
+    targets = [X[:, :1], X[:, 1:2]]
+    before = made.get_weights()
+    how = {"batch_size": 8, "shuffle": False, "verbose": 0}
     with warnings.catch_warnings(action="ignore"):  # the second layer has no gradient
         theirs = made.fit(X, targets, **how).history
     after = made.get_weights()
@@ -541,7 +558,8 @@ def test_a_trainer_is_not_copied_and_says_what_to_do(copied):
 def test_what_is_printed_says_in_one_line_what_it_is():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="small")
     model.compile("sgd", "mse")
-    trainer, data = ws.Trainer(model), ws.Batches((np.ones((8, 3)), np.ones((8, 1))), batch_size=4)
+    trainer = ws.Trainer(model)
+    data = ws.Batches((np.ones((8, 3)), np.ones((8, 1))), batch_size=4)
     assert repr(data) == "<Batches: 2 batches an epoch; next: batch 0 of epoch 0>"
     assert repr(trainer) == "<Trainer of small: 0 updates, 0 epochs of data begun>"
     assert [repr(step) for step in trainer.steps(data)] == [f"<Step {i + 1}: batch {i} of epoch 0>" for i in (0, 1)]
@@ -562,7 +580,8 @@ class Stops(keras.callbacks.Callback):
 @pytest.mark.parametrize("how", ["fit no epochs", "steps no epochs", "skip", "stop"])
 def test_weights_without_an_update_are_not_replaced_by_their_moving_average(how):
     made = model(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
-    trainer, before = ws.Trainer(made, on_nonfinite="skip" if how == "skip" else "raise"), made.get_weights()
+    trainer = ws.Trainer(made, on_nonfinite="skip" if how == "skip" else "raise")
+    before = made.get_weights()
 
     def call():
         if how == "steps no epochs":

@@ -28,7 +28,8 @@ def smoothed(num_tokens, wanted):
 
 def test_loss_is_the_cross_entropy_less_the_entropy():
     rng = np.random.default_rng(0)
-    logits, wanted = rng.normal(size=(3, 5, 11)).astype("float32"), rng.integers(0, 11, (3, 5), np.int32)
+    logits = rng.normal(size=(3, 5, 11)).astype("float32")
+    wanted = rng.integers(0, 11, (3, 5), np.int32)
     log_probabilities = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     target = np.array([[smoothed(11, token) for token in row] for row in wanted])
     expected = -(target * log_probabilities).sum(axis=-1) + (target * np.log(target)).sum(axis=-1)
@@ -114,7 +115,8 @@ def padded(row, length):
 
 @on("tensorflow")
 def test_padding_changes_no_loss(model):
-    source, target = tokens(2, 6), tokens(2, 5)
+    source = tokens(2, 6)
+    target = tokens(2, 5)
     values, weights = losses(model, source, target)
     more_values, more_weights = losses(model, padded(source, 9), padded(target, 8))
     assert weights.all()
@@ -124,7 +126,8 @@ def test_padding_changes_no_loss(model):
 
 @on("tensorflow")
 def test_no_place_sees_what_it_is_to_write(model):
-    source, target = tokens(1, 6), tokens(1, 5)
+    source = tokens(1, 6)
+    target = tokens(1, 5)
     other = np.concatenate([target[:, :3], target[:, 3:] + 1], axis=1)
     ours, theirs = (np.asarray(model([source, given])) for given in (target, other))
     np.testing.assert_array_equal(ours[:, :3], theirs[:, :3])
@@ -133,7 +136,8 @@ def test_no_place_sees_what_it_is_to_write(model):
 
 @on("tensorflow")
 def test_every_character_of_the_source_is_seen(model):
-    source, target = tokens(1, 6), tokens(1, 5)
+    source = tokens(1, 6)
+    target = tokens(1, 5)
     before = losses(model, source, target)[0]
     for place in range(6):
         source[0, place] += 1

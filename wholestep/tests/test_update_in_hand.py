@@ -19,7 +19,8 @@ def sizes(trainer):
 
 @pytest.mark.slow
 def test_batches_of_ever_other_sizes_are_few_programs():
-    made, plain = model(optimizer=keras.optimizers.SGD(0.1)), model(optimizer=keras.optimizers.SGD(0.1))
+    made = model(optimizer=keras.optimizers.SGD(0.1))
+    plain = model(optimizer=keras.optimizers.SGD(0.1))
     trainer = ws.Trainer(made)
     for count in (10, 9, 12, 15, 2, 1):
         loss = trainer.update((X[:count], Y[:count]))["loss"]
@@ -41,7 +42,8 @@ def test_a_batch_is_made_before_the_last_update_is_waited_for(monkeypatch):
     trainer.update((X, Y))
     made = count_calls(monkeypatch, SingleBatches, "block")
     waits = count_calls(monkeypatch, type(trainer.executor.engine.devices), "fetch")
-    seen, settle = [], Applied.settle
+    seen = []
+    settle = Applied.settle
     monkeypatch.setattr(Applied, "settle", lambda *given: seen.append((len(made), len(waits))) or settle(*given))
     trainer.update((X, Y))
     assert seen == [(1, 0)]
@@ -68,8 +70,10 @@ def test_nothing_is_fetched_that_nobody_reads(monkeypatch):
 
 
 def test_an_update_that_was_not_applied_is_told_where_it_is_read_or_by_the_next_call():
-    bad, made = np.full_like(X, np.nan), model()
-    trainer, before = ws.Trainer(made), made.get_weights()
+    bad = np.full_like(X, np.nan)
+    made = model()
+    trainer = ws.Trainer(made)
+    before = made.get_weights()
     logs = trainer.update((bad, Y))
     for _ in range(2):  # and again
         with pytest.raises(ws.NonFiniteError, match="Update 1 "):
@@ -93,7 +97,8 @@ def test_the_models_own_metrics_say_what_the_last_update_does():
     trainer = ws.Trainer(made)
     logs = dict(trainer.update((X, Y)))
     assert told(made) == pytest.approx(logs)
-    first, second = trainer.update((X, Y)), trainer.update((X, Y))
+    first = trainer.update((X, Y))
+    second = trainer.update((X, Y))
     assert told(made) == pytest.approx(dict(second))
     first["loss"]
     assert told(made) == pytest.approx(dict(second))
@@ -152,7 +157,8 @@ def test_updates_of_other_code_are_counted_in_a_snapshot(how, tmp_path):
 @pytest.mark.parametrize("call", ["fit", "steps"])
 def test_a_run_whose_callback_trains_elsewhere_is_saved(call, tmp_path):
     made = model()
-    trainer, asked = ws.Trainer(made), ws.Checkpoints(tmp_path, every_steps=1)
+    trainer = ws.Trainer(made)
+    asked = ws.Checkpoints(tmp_path, every_steps=1)
     if call == "fit":
         callback = keras.callbacks.LambdaCallback(on_train_batch_end=partial(train_elsewhere, made))
         trainer.fit(X, Y, batch_size=5, callbacks=[callback], checkpoints=asked, verbose=0)

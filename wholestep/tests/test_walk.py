@@ -33,7 +33,8 @@ def running(parts):
     """Return the running functions of the library, outermost first: those of an engine by their protocol."""
     found = []
     for frame, _ in traceback.walk_stack(sys._getframe(2)):
-        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname.split(".<locals>")[0]
+        module = frame.f_globals.get("__name__", "")
+        name = frame.f_code.co_qualname.split(".<locals>")[0]
         if module.startswith("wholestep."):
             owner, _, verb = name.partition(".")
             module = module.removeprefix("wholestep.")
@@ -44,7 +45,8 @@ def running(parts):
 @pytest.fixture(params=["a data set", "arrays"])
 def walk(request, monkeypatch):
     """Return (stacks where a batch of a `fit` in microbatches is read, placed, sent and computed, its functions)."""
-    stacks, parts = [], {}
+    stacks = []
+    parts = {}
 
     def note():
         stacks.append(running(parts))

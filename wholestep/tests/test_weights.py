@@ -30,7 +30,8 @@ def test_what_is_no_batch_with_weights_is_left_alone():
 
 
 def test_only_a_leaf_that_divides_must_not_be_negative():
-    signed, plain = np.array([[1.0, -1.0], [1.0, 1.0]]), np.ones(2)
+    signed = np.array([[1.0, -1.0], [1.0, 1.0]])
+    plain = np.ones(2)
     check_weights((X, X, (signed, plain)), all_zero=True, divisors={1})
     with pytest.raises(ws.BatchError, match=r"sample_weight\[0\] must be finite and not negative.*in row 0"):
         check_weights((X, X, (signed, plain)), all_zero=True, divisors={0})
@@ -47,7 +48,9 @@ def test_rows_may_have_numbers_of_their_own():
 def test_a_batch_without_weights_ends_no_check_of_later_weights(between):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
-    x, y, weight = np.ones((4, 3), "float32"), np.ones((4, 1), "float32"), np.ones(4, "float32")
+    x = np.ones((4, 3), "float32")
+    y = np.ones((4, 1), "float32")
+    weight = np.ones(4, "float32")
     trainer = ws.Trainer(model)
     trainer.update((x, y, weight))
     if between == "update":

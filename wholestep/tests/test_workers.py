@@ -317,7 +317,8 @@ def test_an_epoch_leaves_no_queue_behind():
         return sum(isinstance(each, queue.SimpleQueue) for each in gc.get_objects())
 
     gc.freeze()  # objects of other tests, which would be searched each time
-    workers, found = Workers(Threads(lambda number: number, num=2), lambda number: number, most=3), []
+    workers = Workers(Threads(lambda number: number, num=2), lambda number: number, most=3)
+    found = []
     for _ in range(4):
         workers.expect([1, 2, 3])
         assert workers.take(1) == 1

@@ -20,7 +20,8 @@ class Store:
     """What one thread reads and writes there, as `wholestep.processes.store.KeyValueStore`."""
 
     def __init__(self, shared):
-        self.shared, self.once = shared, []
+        self.shared = shared
+        self.once = []
 
     def set(self, key, value):
         self.once.append(key)
@@ -43,10 +44,13 @@ class Seat(SingleProcess):
     """One of several processes."""
 
     def __init__(self, index, count, shared):
-        self.index, self.count, self.shared = index, count, shared
+        self.index = index
+        self.count = count
+        self.shared = shared
         self.exchange = StoreExchange(index, count)
         self.exchange.store = Store(shared)
-        self.all_gather, self.broadcast = self.exchange.all_gather, self.exchange.broadcast
+        self.all_gather = self.exchange.all_gather
+        self.broadcast = self.exchange.broadcast
 
     def aside(self, name):
         exchange = StoreExchange(self.index, self.count, f"{name}/", self.exchange)
@@ -56,7 +60,8 @@ class Seat(SingleProcess):
 
 def played(count, work):
     """Return by process what `work(seat)` returned, or the error that it raised."""
-    shared, found = Shared(count), [None] * count
+    shared = Shared(count)
+    found = [None] * count
 
     def play(index):
         try:

@@ -11,7 +11,8 @@ from exact import spread_over
 from keras import layers as L  # noqa: N812
 from keras import ops
 
-ROWS, BATCH = 12, 6
+ROWS = 12
+BATCH = 6
 RNG = np.random.default_rng(0)
 
 
@@ -23,9 +24,14 @@ def whole(limit, *shape, low=0):
     return RNG.integers(low, limit, (ROWS, *shape)).astype("int32")
 
 
-VECTORS, SERIES, LONG = real(4), real(4, 2), real(6, 2)
-IMAGES, VOLUMES = real(4, 4, 2), real(3, 3, 3, 1)
-TARGETS, OTHERS, EACH = real(2), real(1), real(4, 2)
+VECTORS = real(4)
+SERIES = real(4, 2)
+LONG = real(6, 2)
+IMAGES = real(4, 4, 2)
+VOLUMES = real(3, 3, 3, 1)
+TARGETS = real(2)
+OTHERS = real(1)
+EACH = real(4, 2)
 LABELS = whole(3)
 TOKENS = whole(7, 4, low=1)
 TOKENS[np.arange(4)[None] >= RNG.integers(1, 5, ROWS)[:, None]] = 0  # uneven: the rest of a row is padding
@@ -141,7 +147,8 @@ def recurrent_dropout():
 
 @kind({"source": SERIES, "target": SERIES[:, ::-1].copy()}, EACH, large=True)
 def encoder_and_decoder():
-    source, target = keras.Input((4, 2), name="source"), keras.Input((4, 2), name="target")
+    source = keras.Input((4, 2), name="source")
+    target = keras.Input((4, 2), name="target")
     *_, hidden, carry = L.LSTM(2, return_state=True)(source)
     out = L.LSTM(2, return_sequences=True)(target, initial_state=[hidden, carry])
     return keras.Model({"source": source, "target": target}, L.TimeDistributed(L.Dense(2))(out))
@@ -255,7 +262,8 @@ def augmentation():
 
 @kind([VECTORS, SERIES], [TARGETS, OTHERS], loss=lambda: ["mse", "mae"], loss_weights=lambda: [1.0, 0.5], large=True)
 def lists():
-    a, b = keras.Input((4,)), keras.Input((4, 2))
+    a = keras.Input((4,))
+    b = keras.Input((4, 2))
     joint = L.Concatenate()([L.Dense(2)(a), L.Flatten()(b)])
     return keras.Model([a, b], [L.Dense(2)(joint), L.Dense(1)(joint)])
 
@@ -267,21 +275,24 @@ def lists():
     metrics=lambda: {"q": ["accuracy"], "p": ["mae", "mse"]},
 )
 def dicts():
-    a, b = keras.Input((4,), name="a"), keras.Input((4, 2), name="b")
+    a = keras.Input((4,), name="a")
+    b = keras.Input((4, 2), name="b")
     joint = L.Concatenate()([L.Dense(2)(a), L.Flatten()(b)])
     return keras.Model({"a": a, "b": b}, {"q": L.Dense(3, name="q")(joint), "p": L.Dense(2, name="p")(joint)})
 
 
 @kind({"a": (VECTORS, [SERIES])}, {"p": [TARGETS, OTHERS]}, loss=lambda: {"p": ["mse", "mae"]}, large=True)
 def nested():
-    a, b = keras.Input((4,)), keras.Input((4, 2))
+    a = keras.Input((4,))
+    b = keras.Input((4, 2))
     joint = L.Concatenate()([a, L.Flatten()(b)])
     return keras.Model({"a": (a, [b])}, {"p": [L.Dense(2)(joint), L.Dense(1)(joint)]})
 
 
 @kind([VECTORS, VECTORS[::-1].copy()], OTHERS)
 def shared_layers():
-    shared, inputs = L.Dense(3, "tanh"), [keras.Input((4,)), keras.Input((4,))]
+    shared = L.Dense(3, "tanh")
+    inputs = [keras.Input((4,)), keras.Input((4,))]
     one, two = (shared(x) for x in inputs)
     return keras.Model(inputs, ops.sum(ops.square(one - two), axis=-1, keepdims=True))
 

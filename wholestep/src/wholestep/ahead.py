@@ -115,7 +115,8 @@ class Ahead:
             held = self._held
             if held is None or not held.is_next(run, block):
                 return None
-            at, held.done = held.done, held.done + block.num
+            at = held.done
+            held.done = held.done + block.num
             if held.seen not in (None, held.done):  # a signal handler may read a variable before they are counted
                 return None
             self._handed_out += block.num
@@ -166,13 +167,16 @@ class Ahead:
             done = held.done
             state = held.state if done == held.num else held.redo(done)
             self._write(held.run, held.variables, state, held.unwatch)
-            held.seen, self._held = done, None
+            held.seen = done
+            self._held = None
             self._forecast.note_end(done, 0 if done == held.num else held.num, self._shortest)
             return True
 
 
-_MOST_DEBT, _MOST_CREDIT = -64.0, 256.0  # dispatches saved, minus the cost of discarded updates
-_REST, _LONGEST_REST = 64, 4096  # updates
+_MOST_DEBT = -64.0
+_MOST_CREDIT = 256.0  # dispatches saved, minus the cost of discarded updates
+_REST = 64
+_LONGEST_REST = 4096  # updates
 _WATCH = 0.5  # the cost of watching for an access where nothing was sent ahead
 _SAVED = 150e-6  # extra seconds of an update that is sent alone (docs/notes/log.md)
 
@@ -218,7 +222,8 @@ class AccessForecast:
         """Record an access after all recorded updates."""
         if self._has_seen:
             self._gaps.append(self._since)
-        self._since, self._has_seen = 0, True
+        self._since = 0
+        self._has_seen = True
         self._note_gain(-_WATCH)
 
     def note_end(self, num: int, in_vain: int, seconds: float) -> None:
@@ -230,14 +235,18 @@ class AccessForecast:
         if self._rest > 0:
             self._rest = max(0, self._rest - num)  # accesses are not seen meanwhile
         else:
-            self._latest, self._since = num, self._since + num
+            self._latest = num
+            self._since = self._since + num
             self._note_gain(num - 1 - in_vain * min(max(0.5, seconds / _SAVED), 8.0))
 
     def _note_gain(self, gain: float) -> None:
         self._balance = min(self._balance + gain, _MOST_CREDIT)
         if self._balance < _MOST_DEBT:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, _LONGEST_REST)
-            self._balance, self._since, self._latest, self._has_seen = _MOST_DEBT / 2, 0, 1, False
+            self._balance = _MOST_DEBT / 2
+            self._since = 0
+            self._latest = 1
+            self._has_seen = False
         elif self._balance > 0:
             self._next_rest = _REST
 
@@ -265,7 +274,8 @@ class DispatchSize:
     def note(self, num: int) -> None:
         """Record that `num` updates have just finished."""
         now = time.perf_counter()
-        self.seconds, self._since = (now - self._since) / num, now
+        self.seconds = (now - self._since) / num
+        self._since = now
         self._notes += 1
         if self._processes.count == 1 or self._notes & (self._notes - 1) == 0:
             size = int(min(max(1, _SECONDS_PER_DISPATCH / self.seconds), 8 * self.size, MOST_UPDATES))

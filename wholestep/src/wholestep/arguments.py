@@ -22,7 +22,8 @@ _MOST_NAMED = 3
 def check_model(model: object, objective: object) -> None:
     """Refuse a model or an objective of another type."""
     if not isinstance(model, keras.Model):
-        must, received = "model must be a keras.Model.", type(model).__name__
+        must = "model must be a keras.Model."
+        received = type(model).__name__
         raise SpecificationError(message(must, received, "wrap the layers in keras.Sequential or keras.Model."))
     if objective is not None and not isinstance(objective, Objective):
         must = "objective must be a wholestep.Objective."
@@ -51,16 +52,19 @@ def options(
         SpecificationError: a setting has no valid value.
     """
     if not isinstance(jit_compile, bool | str) or jit_compile not in (True, False, "auto"):
-        must, attempt = 'jit_compile must be True, False or "auto".', "leave it out for the fastest."
+        must = 'jit_compile must be True, False or "auto".'
+        attempt = "leave it out for the fastest."
         raise SpecificationError(message(must, shown(jit_compile), attempt))
     if memory_limit is not None and not (is_number(memory_limit) and memory_limit > 0):
-        must, attempt = "memory_limit must be a number of bytes above 0.", "2**30 for one gibibyte, or leave it out."
+        must = "memory_limit must be a number of bytes above 0."
+        attempt = "2**30 for one gibibyte, or leave it out."
         raise SpecificationError(message(must, shown(memory_limit), attempt))
     if not isinstance(on_nonfinite, str) or on_nonfinite not in ("raise", "skip"):
         must = 'on_nonfinite must be "raise" or "skip".'
         raise SpecificationError(message(must, shown(on_nonfinite), "leave it out to raise."))
     if not isinstance(dense_gradients, bool):
-        must, attempt = "dense_gradients must be True or False.", "leave it out for the gradients of keras.Model.fit."
+        must = "dense_gradients must be True or False."
+        attempt = "leave it out for the gradients of keras.Model.fit."
         raise SpecificationError(message(must, shown(dense_gradients), attempt))
     size = _count_or("auto", "microbatch_size", microbatch_size, "leave it out for the fastest.")
     num = None if replicas is None else _count_or("all", "replicas", replicas, "leave it out for one device.")
@@ -172,7 +176,8 @@ def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
 
     Where only that limit gives a number, the data may hold fewer.
     """
-    limit, wished = keras.config.max_steps_per_epoch(), steps or num_batches
+    limit = keras.config.max_steps_per_epoch()
+    wished = steps or num_batches
     if not limit or (wished is not None and wished <= limit):
         return steps
     warn(f"Limiting an epoch to {limit} batches: keras.config.max_steps_per_epoch().")

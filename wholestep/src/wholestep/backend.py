@@ -58,9 +58,11 @@ def circumstances() -> tuple[list[str], list[str]]:
     check()
     import keras
 
-    name, devices = configured(), keras.distribution.list_devices()
+    name = configured()
+    devices = keras.distribution.list_devices()
     given = "KERAS_BACKEND" if "KERAS_BACKEND" in os.environ else "keras.json, or Keras' default"
-    cores, memory = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     flags = os.environ.get("XLA_FLAGS", "none")
     facts = {
         "packages": ", ".join(

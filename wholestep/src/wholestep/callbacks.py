@@ -67,7 +67,8 @@ class Hooks:
     def close(self) -> None:
         """Call the hook of the end of the last, incomplete group of batches."""
         if self._open is not None:
-            last, self._open = self._open, None
+            last = self._open
+            self._open = None
             self._end(*last)
 
 
@@ -97,7 +98,8 @@ class CallbackRunner:
     ):
         processes = engine.processes
         if processes.count > 1:
-            callbacks, verbose = _of_several(callbacks, processes), 0 if processes.index else verbose
+            callbacks = _of_several(callbacks, processes)
+            verbose = 0 if processes.index else verbose
         known = callbacks
         if not isinstance(known, keras.callbacks.CallbackList):
             each = _each(callbacks)  # of one alone, or nested, Keras would look at no hook, and call it in a thread
@@ -171,7 +173,9 @@ class CallbackRunner:
 
     def end_epoch(self, run: Run) -> None:
         """Call the epoch-end hook of each callback that has not had it; each sees the logs that those before it set."""
-        known, place, waiting = self.callbacks, run.place, self._waiting
+        known = self.callbacks
+        place = run.place
+        waiting = self._waiting
         is_custom = type(known).on_epoch_end is not keras.callbacks.CallbackList.on_epoch_end
         if is_custom and not self._received:
             known.on_epoch_end(place.epoch, place.logs)
@@ -229,7 +233,8 @@ class CallbackRunner:
             go_on_with_file(callback, saved)
         if state is None or not run.place.told:
             return
-        num, known = run.place.told, self.callbacks.callbacks
+        num = run.place.told
+        known = self.callbacks.callbacks
         is_over = num >= len(state["told"])
         self._note_received(run, [c for c in known if is_over or places.get(id(c), num) < num])
 

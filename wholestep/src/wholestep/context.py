@@ -163,7 +163,8 @@ class Builder:
         if name and self._build_custom(name, example):
             return
         if (predicts or self.given is None) and not _has_call(self.model):
-            received, attempt = f"{type(self.model).__name__}, which has none", _OF_A_PART if predicts else _OBJECTIVE
+            received = f"{type(self.model).__name__}, which has none"
+            attempt = _OF_A_PART if predicts else _OBJECTIVE
             raise SpecificationError(message("The model must have a `call`.", received, attempt))
         with scope(self.model):
             if self.given is None and not predicts:
@@ -201,7 +202,8 @@ class Builder:
             steps.remember()
             return True
         steps.remember()
-        inner, has_call = layers(self.model)[1:], _has_call(self.model)
+        inner = layers(self.model)[1:]
+        has_call = _has_call(self.model)
         if not has_call and not all(layer.built for layer in inner):
             must = "On JAX a model without a `call` must have parts that are built."
             received = f"not built: {', '.join(layer.name for layer in inner if not layer.built)}"

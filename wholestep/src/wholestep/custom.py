@@ -26,7 +26,9 @@ from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree
 from wholestep.update import Update, with_verdict
 
-_TRAIN, _TEST, _PREDICT = "train_step", "test_step", "predict_step"
+_TRAIN = "train_step"
+_TEST = "test_step"
+_PREDICT = "predict_step"
 
 
 class CustomSteps:
@@ -108,7 +110,8 @@ class CustomSteps:
         First the variables of the model's optimizer, then of other optimizers that are attributes of the model, or in
         a list or dict that is one, and of metrics missing from `model.metrics`, last the number of updates.
         """
-        model, own = self.model, self.own_slots
+        model = self.model
+        own = self.own_slots
         known = {id(v) for v in (*own, *model.variables, *model.metrics_variables)}
         beside = [v for owner in (*self._optimizers(), *self._metrics()) for v in owner.variables if id(v) not in known]
         return [*own, *{id(v): v for v in beside}.values(), self.iterations]
@@ -158,7 +161,8 @@ def logs_of(found: Any, name: str) -> dict[str, Tensor]:
         SpecificationError: the step returned no mapping.
     """
     if not isinstance(found, dict | None):
-        must, attempt = f"{name} must return its numbers by name.", 'return {"loss": loss}.'
+        must = f"{name} must return its numbers by name."
+        attempt = 'return {"loss": loss}.'
         raise SpecificationError(message(must, type(found).__name__, attempt))
     logs: dict[str, Tensor] = {}
     for key, value in (found or {}).items():
@@ -233,7 +237,8 @@ class CustomEvaluation:
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomEvaluation":
         """Return this function with the properties that its trace finds."""
-        layout, at_rest = self.layout, self._engine.variables.between_programs(state)
+        layout = self.layout
+        at_rest = self._engine.variables.between_programs(state)
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
             nonlocal layout
@@ -258,10 +263,13 @@ class CustomEvaluation:
 
     def _taking(self) -> Callable:
         """Return the step as a function (values of groups of variables, batch) -> (results, values)."""
-        v, steps, predicts = self.forward.variables, self._steps, self._predicts
+        v = self.forward.variables
+        steps = self._steps
+        predicts = self._predicts
         held = [[] if predicts else [v.metrics[i] for i in self._places], list(self.forward.facts.captured)]
         name = "predict_step" if predicts else "test_step"
-        step, groups = steps.function(name), [v.params, v.buffers, *held]
+        step = steps.function(name)
+        groups = [v.params, v.buffers, *held]
 
         def take(values: list[list], batch: Tree) -> tuple[Tree, list[list]]:
             num = 2 if predicts else 3
@@ -345,7 +353,8 @@ class CustomUpdate(Update):
 
     def _taking(self, forward: Forward) -> Callable:
         """Return the function (values of groups of variables, batch) -> (logs, values): the step itself."""
-        v, num = forward.variables, self._num_own_slots
+        v = forward.variables
+        num = self._num_own_slots
         groups = [v.params, v.buffers, v.slots[:num], v.metrics, v.slots[num:], list(forward.facts.captured)]
         step = self._steps.function("train_step")
 

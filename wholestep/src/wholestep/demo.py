@@ -110,7 +110,8 @@ def run(epochs: int, out: Path | str) -> list[Row]:
     rows: list[Row] = []
     reference: list[list[np.ndarray]] = []
     for name, train in _RUNS.items():
-        model, diary = network(), Diary()
+        model = network()
+        diary = Diary()
         model.set_weights(start)
         train(model, train_rows, epochs, diary)
         reference = reference or diary.weights
@@ -192,7 +193,8 @@ def _killed(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
 
 
 def _until_killed(start: list[np.ndarray], rows: tuple, epochs: int, folder: str) -> None:
-    model, num = network(), -(-len(rows[0]) // _BATCH)
+    model = network()
+    num = -(-len(rows[0]) // _BATCH)
     model.set_weights(start)
     _saved(model, rows, epochs, [Diary(), _Kills(epochs // 2 * num + num // 2)], folder)
 

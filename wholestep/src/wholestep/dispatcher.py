@@ -37,7 +37,8 @@ class Dispatcher:
     """
 
     def __init__(self, engine: Engine, applied: Applied, inputs_for: Callable[[], InputsFor | None]):
-        self._devices, self._processes = engine.devices, engine.processes
+        self._devices = engine.devices
+        self._processes = engine.processes
         self._applied = applied
         self._inputs_for = inputs_for
         self._write = partial(_write, engine, applied)  # not a method: `Ahead` would keep this alive
@@ -52,7 +53,10 @@ class Dispatcher:
         From then on, reading a Keras variable returns its new value, and the run and the batches are at the end of the
         block. If an error is raised, nothing has changed; only if the program itself fails, the spent state is lost.
         """
-        program, ahead, processes, first = block.program, self.ahead, self._processes, run.number + 1
+        program = block.program
+        ahead = self.ahead
+        processes = self._processes
+        first = run.number + 1
         with processes.dispatching(f"computing update {first}"), uninterrupted():
             sent = ahead.hand_out(run, block)
             if sent is None:

@@ -76,7 +76,8 @@ def drive(
         num: the number of updates (None: to the end of the epoch).
         once: whether to end with the epoch, even after fewer than `num` updates.
     """
-    unread, blocks = deque[Sent](), deque[Block]()
+    unread = deque[Sent]()
+    blocks = deque[Block]()
 
     def read(*, only_due: bool = False) -> bool:
         while unread and (not only_due or policy.is_due(unread)):
@@ -195,11 +196,13 @@ class _Fitting(_Training):
         """Whether 0.1 s of updates follow the oldest dispatch: with fewer, a late host leaves the device idle."""
         if self._watch.needs_state or len(unread) > _MOST_SENT:
             return True
-        oldest, newest = unread[0], unread[-1]
+        oldest = unread[0]
+        newest = unread[-1]
         return newest.first + newest.block.num - oldest.first - oldest.block.num >= self._pace.size
 
     def _tell(self, report: Report, failure: int | None) -> None:
-        last, first = report.block.num - 1 if failure is None else failure, self._num_told
+        last = report.block.num - 1 if failure is None else failure
+        first = self._num_told
         self._num_told += last + 1
         self.logs = partial(_numbers, report, last, failure)
         self._watch.note(report, last + 1, first + last, lambda: visible(self.logs()))
@@ -325,7 +328,8 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
 
     def run(self, steps: int | None) -> None:
         """Send `steps` batches (None: all)."""
-        run, lane = self._through.run, self._executor.evaluation
+        run = self._through.run
+        lane = self._executor.evaluation
         for _ in drive(lane, run, self._through.feed, self, steps):
             pass
         self._hooks.close()

@@ -15,7 +15,8 @@ from typing import Any
 _OWN = str(Path(__file__).parent)
 _LIBRARIES = "<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOTIFIES: ContextVar[bool] = ContextVar("whether a long wait is announced already", default=False)
-_LONGEST, _MOST = 200, 6  # the most characters, and parts of a nest, that a message shows of a value
+_LONGEST = 200
+_MOST = 6  # the most characters, and parts of a nest, that a message shows of a value
 
 
 class WholestepError(Exception):
@@ -115,7 +116,8 @@ def notify_if_long(
     if _NOTIFIES.get():
         yield
         return
-    token, running = _NOTIFIES.set(True), timer(seconds, lambda: tell(line))
+    token = _NOTIFIES.set(True)
+    running = timer(seconds, lambda: tell(line))
     running.daemon = True
     running.start()
     try:

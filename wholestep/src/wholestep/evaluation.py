@@ -74,7 +74,8 @@ class Scoring:
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tensor]:
         """Return the moved state, and the numbers of the data so far."""
-        forward, values = self.forward, _values(self._engine, merged(moved, rest))
+        forward = self.forward
+        values = _values(self._engine, merged(moved, rest))
         outcome = forward.sums(values, self._engine.replicas.batch(data, rows), None)
         once = outcome.extra
         if forward.has_penalty:
@@ -94,7 +95,8 @@ class Predicting:
         is_whole: see `EvalOptions`.
     """
 
-    layout, no_sums = NOTHING_TOLD, ()
+    layout = NOTHING_TOLD
+    no_sums = ()
 
     def __init__(self, engine: Engine, forward: Forward, is_whole: bool):
         self.forward = forward
@@ -196,9 +198,11 @@ class Evaluation:
 
     def send(self, run: "PassRun", feed: Feed | SingleBatches, block: Block) -> tuple[Any, Block]:
         """Send a block of batches to the device; return the results, still on the device, and the block."""
-        engine, program = self.engine, block.program
+        engine = self.engine
+        program = block.program
         assert run.state is not None
-        forward, state = program.forward, run.state
+        forward = program.forward
+        state = run.state
         if run.number:
             check_same(run.layout, program.layout)
         else:
@@ -210,7 +214,9 @@ class Evaluation:
             engine.variables.write(_moved_variables(forward, moved), moved)
             after = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
             after = after._replace(buffers=moved.buffers) if forward.facts.moves_buffers else after
-            run.state, run.number, run.layout = after, run.number + block.num, program.layout
+            run.state = after
+            run.number = run.number + block.num
+            run.layout = program.layout
             feed.advance(block)
         return found, block
 
@@ -240,7 +246,8 @@ class Evaluation:
         return options.predicts, options.is_whole, most > 1, *batch.program_key, batch.num_rows, num_buffers
 
     def _compile(self, run: "PassRun", options: EvalOptions, most: int, batch: Batch) -> Program:
-        engine, cut = self.engine, Cut(((1, batch.num_rows),), batch.num_rows)
+        engine = self.engine
+        cut = Cut(((1, batch.num_rows),), batch.num_rows)
         data, rows = stage(engine.devices, batch, cut)
         (rows,) = engine.devices.place((rows,))
         assert run.state is not None
@@ -257,13 +264,15 @@ class Evaluation:
         loops = (
             found is not None and _can_loop(found) and not engine.programs.loops_slowly(function, *parts, data, rows)
         )
-        most, loops = length if loops else 1, loops and (length > 1 or engine.programs.always_xla)
+        most = length if loops else 1
+        loops = loops and (length > 1 or engine.programs.always_xla)
         length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
         program = several(engine, each, found if loops else None, most)
         program = engine.variables.load_and_store(program, _moved_variables(function.forward, parts[0]))
-        always_xla, arguments = engine.programs.always_xla, (*parts, data)
+        always_xla = engine.programs.always_xla
+        arguments = (*parts, data)
         # Not spent: the state before the first batch serves every pass.
         made = compiled(engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False)
         run.state = state
@@ -273,8 +282,10 @@ class Evaluation:
         self, state: State, options: EvalOptions, program_key: tuple, data: Tree, rows: Tensor
     ) -> tuple[State, BatchFunction]:
         """Return the traced function of such a pass for batches like this one, and the state with new variables."""
-        engine, function = self.engine, self._function(options)
-        before, like = function.forward, (options.predicts, options.is_whole, program_key)
+        engine = self.engine
+        function = self._function(options)
+        before = function.forward
+        like = (options.predicts, options.is_whole, program_key)
         if like not in self._learned:
             captured = engine.variables.captured(before.inputs, state)
             function = function.learned(state._replace(captured=captured), data, rows)
@@ -305,7 +316,8 @@ class PassRun:
 
     def begin(self, state: State) -> None:
         """Begin with these values."""
-        self.state, self.number = state, 0
+        self.state = state
+        self.number = 0
 
     def end(self) -> None:
         """Drop the values: a run that waits for its next batch keeps no copy of the weights."""

@@ -69,9 +69,14 @@ class Executor:
         self.context = context
         self.engine = engine = context.engine
         self._access = engine.variables
-        self.model, self.steps, self.objective = context.model, context.steps, context.objective
-        model, steps, objective = context.model, context.steps, context.objective
-        options, variables = context.options, context.variables
+        self.model = context.model
+        self.steps = context.steps
+        self.objective = context.objective
+        model = context.model
+        steps = context.steps
+        objective = context.objective
+        options = context.options
+        variables = context.variables
         seen = replace(variables, slots=[])  # an evaluation needs none
         evaluating = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.traces.freezes_reads)
         keeps = engine.optimizer.keeps_assigned
@@ -184,7 +189,8 @@ class Executor:
             put(*((kept["running"], variables, {}) if name == "metrics" else (kept[name], variables, run.assigned)))
         running = self._access.values(self.variables.metrics)
         put(kept["metrics"], groups["metrics"], {})
-        num, paths = len(groups["buffers"]), snapshot.facts["paths"]["buffers"]
+        num = len(groups["buffers"])
+        paths = snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
         state = self.refresh(run)._replace(metrics=running, sums=self.engine.devices.place(tuple(kept["sums"])))
         run.set_state(self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"])
@@ -225,10 +231,12 @@ class Executor:
 
     def open_pass(self, batches: Batches, options: EvalOptions, steps: int | None) -> Pass:
         """Return a pass over `steps` of these batches (None: all) in evaluation mode."""
-        run, batches = PassRun(), batches.in_order()
+        run = PassRun()
+        batches = batches.in_order()
         self._check_processes(partial(data_facts, batches))
         checks_kind, check = self._checks_of(options)
-        plan, room = self.evaluation.plan(run, batches, options, steps, checks_kind), self.planner.room_for_data
+        plan = self.evaluation.plan(run, batches, options, steps, checks_kind)
+        room = self.planner.room_for_data
         known = Known(self.evaluation.row_tables, {})
         return Pass(run, open_feed(self.evaluation.engine.devices, batches, room, plan, check, known), options)
 
@@ -238,7 +246,10 @@ class Executor:
     def evaluate_single(self, host: Tree) -> dict[str, Any]:
         """Return the numbers of a single batch in evaluation mode."""
         self._check_processes(partial(batch_facts, host))
-        evaluation, options, run, feed = self.evaluation, EvalOptions(), PassRun(), self._single_evaluated
+        evaluation = self.evaluation
+        options = EvalOptions()
+        run = PassRun()
+        feed = self._single_evaluated
         checks_kind, check = self._checks_of(options)
         self.begin_evaluation(run, options)
         try:
@@ -285,7 +296,8 @@ class Executor:
 
     def _known(self, run: Run, update: Update) -> State:
         """Return the run's state for the update's variables; new ones receive their values of a snapshot."""
-        state, known = run.state, 0 if run.variables is None else len(run.variables.buffers)
+        state = run.state
+        known = 0 if run.variables is None else len(run.variables.buffers)
         assert state is not None
         self.context.variables = update.forward.variables
         self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
@@ -301,7 +313,8 @@ class Executor:
     def check(self, batch: Batch, program: Program) -> None:
         """Check weights and labels before they are used, by the facts of the program's trace."""
         if self._checks_batches:
-            facts, numbers = program.forward.facts, batch.names
+            facts = program.forward.facts
+            numbers = batch.names
             with named(batch):
                 check_weights(batch.host, all_zero=batch.is_resident, divisors=facts.divisors, numbers=numbers)
                 check_labels(facts.label_ranges, batch.host, numbers)

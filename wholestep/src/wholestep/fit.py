@@ -73,8 +73,10 @@ def fit(
     with setup.saver(watching.checkpoints, "fit", batches) as saver:
         setup.settle()
         executor = setup.executor_to_update(batches.example)
-        last, steps = arguments.limit_epochs(epochs.num), arguments.limit_steps(epochs.steps, batches.num_batches)
-        num, verbose = steps or batches.num_batches, watching.verbose
+        last = arguments.limit_epochs(epochs.num)
+        steps = arguments.limit_steps(epochs.steps, batches.num_batches)
+        num = steps or batches.num_batches
+        verbose = watching.verbose
         watch = setup.watch(executor, watching.callbacks, num, verbose=verbose, epochs=last, history=True)
         how = {"steps_per_epoch": epochs.steps, "class_weight": given.class_weight, "shuffle": given.shuffle}
         how |= {} if validate is None else validate.settings
@@ -82,7 +84,8 @@ def fit(
         also = {"callbacks": watch, **saver.also}
         in_call = setup.run.under_way("fit", batches, are_given=given.x.keeps_position, also=also)
         with executor.notices(watching.verbose), executor.shown_by(watch.shown), in_call as resumed:
-            limited, once = Epochs(last, epochs.begin, steps), epochs.steps is None
+            limited = Epochs(last, epochs.begin, steps)
+            once = epochs.steps is None
             logs = _run_epochs(setup, batches, limited, validate, watch, saver, resumed, once=once)
             watch.callbacks.on_train_end(logs)
     executor.engine.processes.barrier("has ended training")  # all processes can now read the files of process 0
@@ -101,7 +104,9 @@ def _run_epochs(
     once: bool,
 ) -> dict:
     """Run the epochs, from the run's position on; return the last epoch's logs. `once` as in `fit_epoch`."""
-    run, model, executor = setup.run, setup.model, setup.executor
+    run = setup.run
+    model = setup.model
+    executor = setup.executor
     assert executor is not None
     (last, first, steps), logs = epochs, dict[str, Any]()
     model.stop_training = False

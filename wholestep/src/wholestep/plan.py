@@ -28,7 +28,8 @@ from wholestep.program import MOST_UPDATES, Program, ProgramCache, Wanted, compi
 from wholestep.state import State
 from wholestep.update import Update
 
-_MOST_ROW_NUMBERS, _MOST_KINDS_LOOPED = 1 << 20, 4
+_MOST_ROW_NUMBERS = 1 << 20
+_MOST_KINDS_LOOPED = 4
 
 
 class Sample(NamedTuple):
@@ -128,7 +129,8 @@ class Planner:
 
         Where programs of one update exist too, only the first few kinds of batches get one: there may be hundreds.
         """
-        kinds, kind = self.findings.looped, f"{batch.signature} {batch.num_rows}"
+        kinds = self.findings.looped
+        kind = f"{batch.signature} {batch.num_rows}"
         if not self.engine.programs.loops_once and kind not in kinds and len(kinds) < _MOST_KINDS_LOOPED:
             kinds.append(kind)
         return self.engine.programs.loops_once or kind in kinds
@@ -189,7 +191,8 @@ class Planner:
     @property
     def pads_short(self) -> bool | None:
         """Whether short batches are padded with rows of weight 0; None if it is not known yet."""
-        pads, coupling = self.findings.pads, self.findings.coupling
+        pads = self.findings.pads
+        coupling = self.findings.coupling
         if pads is False or (coupling is not None and not coupling.padding_is_exact):
             return False
         return None if coupling is None else pads
@@ -303,7 +306,8 @@ class Planner:
         update = maker.whole_update(cut, row_plan)
         state = state._replace(captured=())
         slowly = engine.programs.loops_slowly(update, state, values, data, places, count)
-        most, loops = 1 if slowly else length, not slowly and (length > 1 or engine.programs.loops_once)
+        most = 1 if slowly else length
+        loops = not slowly and (length > 1 or engine.programs.loops_once)
         length, num_stacked = (length, 1) if batch.is_resident else (most, most)
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
@@ -330,8 +334,11 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
         sharded: the sharded variables.
         data: the place of the data, as text.
     """
-    engine, coupling, newest_first = planner.engine, planner.findings.coupling, [*planner.programs.values()][::-1]
-    program, several = max(newest_first, key=lambda each: each.cut.rows), len(newest_first)
+    engine = planner.engine
+    coupling = planner.findings.coupling
+    newest_first = [*planner.programs.values()][::-1]
+    program = max(newest_first, key=lambda each: each.cut.rows)
+    several = len(newest_first)
     cut = program.cut
     lines = [
         *([f"{several} programs for updates of several shapes; that of the most rows:"] if several > 1 else []),
@@ -348,7 +355,8 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
     if sharded:
         lines.append(f"Sharded, never gathered for the update: {', '.join(sharded)}.")
     if program.memory is not None:
-        needs, limit = program.memory / 2**20, planner.limit / 2**20
+        needs = program.memory / 2**20
+        limit = planner.limit / 2**20
         lines.append(f"Besides data and weights, the program needs {needs:.1f} MiB, of {limit:.0f} it may use.")
     lines += program.table_notes
     drawn = _drawn(coupling, program.forward)
@@ -366,7 +374,8 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
 
 def _trained(forward: Forward) -> list[str]:
     """Return a line about the weights that train, if others are frozen; statistics do not count."""
-    trained, could_train = forward.variables.params, dict[int, keras.Variable]()
+    trained = forward.variables.params
+    could_train = dict[int, keras.Variable]()
     for layer in layers(forward.model):
         could_train |= {id(v): v for v in layer._trainable_variables}
     if len(trained) >= len(could_train):
@@ -398,7 +407,8 @@ def _drawn(coupling: Coupling | None, forward: Forward) -> list[str]:
 
 def _spread(cut: Cut, engine: Engine) -> list[str]:
     """Return lines about the spread of rows over hosts and replicas, if there are several."""
-    replicas, hosts = engine.devices.num_replicas, engine.processes.count
+    replicas = engine.devices.num_replicas
+    hosts = engine.processes.count
     if replicas == 1:
         return []
     counts = [("" if num == 1 else f"{num} microbatches x ", -(-size // replicas)) for num, size in cut.sections]

@@ -104,7 +104,8 @@ class Run:
         Args:
             also: other state that is saved with the run during the call and, if the call fails, until the next one.
         """
-        outer, before = (self._batches, self.place, self.data, self.also), self._as_it_is()
+        outer = (self._batches, self.place, self.data, self.also)
+        before = self._as_it_is()
         try:
             resumed = self.resume(call, batches, are_given=are_given)
             self.data.layout = layout_of(batches)
@@ -112,7 +113,8 @@ class Run:
         except BaseException:
             vars(self).update(before)
             raise
-        self._batches, self.also = batches, also or {}
+        self._batches = batches
+        self.also = also or {}
         try:
             yield resumed
             self.also = {}
@@ -149,7 +151,9 @@ class Run:
 
     def connect(self, settle: Callable[[], Any], arrive: Callable[[], Any], own: Callable[[], Any]) -> None:
         """Set the weak references `settle`, `arrive` and `own`."""
-        self.settle, self.arrive, self.own = settle, arrive, own
+        self.settle = settle
+        self.arrive = arrive
+        self.own = own
 
     def own_variables(self) -> dict[str, Any]:
         """Return the engine's own variables of the model, by path: no part of the state, but of a snapshot."""
@@ -164,7 +168,9 @@ class Run:
 
     def sent(self, num: int, layout: ReportLayout, *, in_call: bool) -> None:
         """Count updates that were sent; single updates (`in_call=False`) belong to no epoch of a call."""
-        self.number, self.begins, self.layout = self.number + num, GOES_ON, layout
+        self.number = self.number + num
+        self.begins = GOES_ON
+        self.layout = layout
         self.place.done += num if in_call else 0
 
     def failed(self, number: int, *, in_call: bool) -> None:
@@ -174,7 +180,8 @@ class Run:
 
     def counted(self, number: int, num_skipped: int) -> None:
         """Set the number of the last update, and the number of skipped updates."""
-        self.number, self.num_skipped = number, num_skipped
+        self.number = number
+        self.num_skipped = num_skipped
 
     def noted(self, last: str, state: Any, latest: dict[str, Any] | None = None) -> None:
         """Record the digest of the last batch, the stream's state after it and, if given, the last update's logs."""
@@ -241,13 +248,15 @@ class Run:
         if self.state is None and self.restored is not None:
             return self.restored  # nothing has been trained since
         if self.state is None or self.variables is None:
-            must, attempt = "A snapshot needs a run that has begun.", "take it after the first update of the trainer."
+            must = "A snapshot needs a run that has begun."
+            attempt = "take it after the first update of the trainer."
             attempt += " After updates by other code, model.save(path)."
             raise SpecificationError(message(must, "a trainer that has not trained", attempt))
         settle = self.settle()
         num_skipped = self.num_skipped if settle is None else settle()
         self._note_data()
-        arrays, groups = self.arrays(copied), groups_of(self.variables)
+        arrays = self.arrays(copied)
+        groups = groups_of(self.variables)
         facts = {
             "format": 1,
             "number": self.number,
@@ -296,10 +305,17 @@ class Run:
         if not isinstance(snapshot, Snapshot) or snapshot.facts.get("format") != 1:
             must = "restore takes what snapshot() returned."
             raise SpecificationError(message(must, type(snapshot).__name__, "run.restore(run.snapshot())."))
-        facts, before = RunFacts.of(snapshot), self._as_it_is()
-        self.state, self.variables = None, None
-        self.number, self.num_skipped, self.begins = facts.number, facts.num_skipped, facts.begins
-        self.epochs, self.place, self.data, self.findings = facts.epochs, facts.place, facts.data, facts.findings
+        facts = RunFacts.of(snapshot)
+        before = self._as_it_is()
+        self.state = None
+        self.variables = None
+        self.number = facts.number
+        self.num_skipped = facts.num_skipped
+        self.begins = facts.begins
+        self.epochs = facts.epochs
+        self.place = facts.place
+        self.data = facts.data
+        self.findings = facts.findings
         self.layout = None if facts.layout is None else ReportLayout(facts.layout)
         self.restored, self.also, self.assigned = snapshot, {}, WeakValueDictionary()
         if not goes_on:
@@ -329,7 +345,8 @@ class Run:
         Raises:
             SpecificationError, BatchError: the snapshot was taken in the other method, or with other data.
         """
-        snapshot, self.also = self.restored, {}
+        snapshot = self.restored
+        self.also = {}
         if snapshot is None or not self.place.call:
             if not are_given:
                 batches.seek(self.epochs)

@@ -74,7 +74,8 @@ class _Held:
 
     def __init__(self, twice: bool, *, waits: bool = False):
         self._twice = twice
-        self._until, self._waits = math.inf, waits
+        self._until = math.inf
+        self._waits = waits
         self._handlers: dict[int, Callable] = {}
         self._calls: list[tuple[int, FrameType | None]] = []
         self._timer: threading.Timer | None = None
@@ -187,7 +188,8 @@ class Termination:
 
     def __enter__(self) -> "Termination":
         if threading.current_thread() is threading.main_thread():
-            self._before, self._lasts = signal.getsignal(signal.SIGTERM), True
+            self._before = signal.getsignal(signal.SIGTERM)
+            self._lasts = True
             if self._before is None:  # not set from Python, so it could not be restored
                 self._lasts = False
             else:
@@ -195,7 +197,8 @@ class Termination:
         return self
 
     def __exit__(self, *_: object) -> None:
-        lasts, self._lasts = self._lasts, False
+        lasts = self._lasts
+        self._lasts = False
         is_mine = signal.getsignal(signal.SIGTERM) is self
         if lasts and is_mine:
             with contextlib.suppress(ValueError):  # a generator may be closed by another thread
@@ -205,7 +208,8 @@ class Termination:
         """Handle the signal."""
         now = time.monotonic()
         if self._lasts and not self.has_come:
-            self.has_come, self._since = True, now
+            self.has_come = True
+            self._since = now
         elif not self._lasts or now - self._since >= _ONE:
             # A second signal; or the block is over, and was left where the handler could not be restored.
             signal.signal(signal.SIGTERM, self._before)

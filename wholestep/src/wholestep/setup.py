@@ -69,7 +69,8 @@ class Setup:
         self.executor: Executor | None = None
         self._metrics = [keras.metrics.get(m) for m in metrics]
         if objective is None:
-            size, replicas = options.microbatch_size, options.replicas
+            size = options.microbatch_size
+            replicas = options.replicas
             check_choices(model, microbatch_size=size, replicas=replicas, metrics=self._metrics)
         with scope(model):
             self.steps = CustomSteps(model, as_function, has_objective=objective is not None)
@@ -95,7 +96,8 @@ class Setup:
                 warn(f"shuffle={shuffle!r} has no effect: Batches say in which order their rows come.")
             arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
             return open_batches(x, prepare=self._preparation(method))
-        prepare, take = self._preparation(method), None
+        prepare = self._preparation(method)
+        take = None
         if x.has_columns and not self._is_own:
             x, take = open_columns(x, self.model, is_prepared=prepare is not None)
         arguments.check_data(x, y, sample_weight)
@@ -144,7 +146,8 @@ class Setup:
 
     def inputs(self, x: Data, batch_size: int | None) -> tuple[Batches, bool]:
         """Return the batches to predict, and whether each is a tuple (x, ...) with x as the input."""
-        x, prepare = self._by_columns(x, batch_size, inputs_only=True), preparation(self.model, "predict")
+        x = self._by_columns(x, batch_size, inputs_only=True)
+        prepare = preparation(self.model, "predict")
         is_whole = x.keeps_position or prepare is not None
         x = x.with_labels(None, None) if prepare is not None and x.are_arrays else x
         batches = open_batches(x, batch_size, prepare=prepare, shuffle=False).in_order()
@@ -188,7 +191,9 @@ class Setup:
         self, example: Callable[[], Tree], *, trains: bool = False, predicts: bool = False, are_whole: bool = False
     ) -> Executor:
         self._adopt_optimizer()
-        executor, call, restored = self.executor, (trains, predicts, are_whole), self.run.restored
+        executor = self.executor
+        call = (trains, predicts, are_whole)
+        restored = self.run.restored
         if executor is None or restored or call not in self._ready or not executor.context.is_untouched():
             self.settle()
             executor = self._executor_anew(example, *call)

@@ -96,7 +96,8 @@ class LookupSize(NamedTuple):
 
     def add(self, total: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], part: Part) -> tuple[Tensor, Tensor]:
         """Add the (values, indices) of a part of the batch."""
-        values, indices = ops.cast(new[0], total[0].dtype), ops.cast(new[1], "int32")
+        values = ops.cast(new[0], total[0].dtype)
+        indices = ops.cast(new[1], "int32")
         if self.total is None:
             return ops.concatenate([total[0], values]), ops.concatenate([total[1], indices])
         start = part.first * self.per_row if self.per_row else part.number * self.total

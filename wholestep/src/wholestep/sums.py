@@ -61,7 +61,8 @@ def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
         numbers = np.arange(done, done + num, dtype=np.int32)
         places = ops.convert_to_tensor(firsts), ops.convert_to_tensor(numbers)
         yield (ops.reshape(rows[start : start + num * size], (num, size)), *places), num
-        start, done = start + num * size, done + num
+        start = start + num * size
+        done = done + num
 
 
 def nothing(facts: TraceFacts, values: Values, lookups: LookupSizes, num_parts: int, num_rows: Tensor) -> Totals:
@@ -129,7 +130,8 @@ def add(
         floats: the places of the moved buffers, each with whether it is floating. Others, such as frozen weights, have
             no total: it would be another copy of them.
     """
-    sums, after = total.sums, total.alike
+    sums = total.sums
+    after = total.alike
     terms = {k: (plus(sums.terms[k][0], v), plus(sums.terms[k][1], w)) for k, (v, w) in outcome.sums.items()}
     moves = _buffer_moves(floats, after.buffers, outcome.buffers, buffers, share)
     pairs = zip(after.assigned, outcome.assigned, strict=True)
@@ -270,7 +272,8 @@ def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Ten
 
 def ratio(high: Tensor, low: Tensor) -> Tensor:
     """Return values / weights of running totals of shape (2, ...); 0 where nothing has been weighed yet."""
-    values, weights = high[0] + low[0], high[1] + low[1]
+    values = high[0] + low[0]
+    weights = high[1] + low[1]
     return ops.where(weights == 0, ops.zeros_like(weights), values / ops.where(weights == 0, 1.0, weights))
 
 

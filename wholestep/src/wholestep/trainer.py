@@ -184,7 +184,8 @@ class Trainer(OnBatch):
                 update: up to two more steps may be yielded before, but none if the update's numbers were read.
         """
         epochs = count("epochs", epochs, "epochs=1; labels are part of the data: steps(Batches((x, y))).", least=0)
-        asked, given = Checkpoints.of(checkpoints), classify(data)
+        asked = Checkpoints.of(checkpoints)
+        given = classify(data)
         arguments.check_saves_steps(asked)
         running = self._steps(self._setup.ready_batches(given), given.keeps_position, epochs, asked)
         return closed_at_exit(running)

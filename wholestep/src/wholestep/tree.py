@@ -125,7 +125,9 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
     for path, leaf in _keras().flatten_with_path(tree):
         if leaf is None:
             continue
-        label, part, shape = name(path, root), part_of(path, tree), getattr(leaf, "shape", None)
+        label = name(path, root)
+        part = part_of(path, tree)
+        shape = getattr(leaf, "shape", None)
         if shape is None or len(shape) == 0:
             raise BatchError(
                 message(
@@ -180,7 +182,8 @@ class Copies:
         """Return an aligned copy. The copy of a large array is complete after `wait`."""
         if leaf.nbytes < HUGE:
             return aligned_copy(leaf)
-        copy, thread = aligned(leaf.shape, leaf.dtype), ThreadPoolExecutor(1, "wholestep-copy")
+        copy = aligned(leaf.shape, leaf.dtype)
+        thread = ThreadPoolExecutor(1, "wholestep-copy")
         self.pending[address(copy)] = thread.submit(np.copyto, copy, leaf)
         thread.shutdown(wait=False)
         return copy

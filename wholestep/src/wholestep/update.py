@@ -188,7 +188,9 @@ class ObjectiveUpdate(Update):
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> WholeUpdate:
         """Return the function (state, captured, data, rows, count) -> (state, report): one whole update."""
-        engine, forward, look_up = self.engine, self.forward, self.row_planner.look_up(cut, row_plan)
+        engine = self.engine
+        forward = self.forward
+        look_up = self.row_planner.look_up(cut, row_plan)
         gradient, microbatch = self._gradient(cut, row_plan)
         apart = {table.param for table in row_plan.tables}
         found: list[LookupSizes] = []  # by the first call: an eager update is called again
@@ -202,7 +204,8 @@ class ObjectiveUpdate(Update):
             state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor
         ) -> tuple[State, Tensor]:
             captured = forward.captured_in(state._replace(captured=captured))
-            params, scale = engine.variables.params(state, apart), self._loss_scale(state)
+            params = engine.variables.params(state, apart)
+            scale = self._loss_scale(state)
             inputs = SumInputs(Values(params, state.buffers, state.metrics, captured), scale, rows, count)
             weights = None  # one microbatch weighs itself
             if cut.num_microbatches > 1 or cut.split:
@@ -247,7 +250,8 @@ class ObjectiveUpdate(Update):
         """
 
         def of_replica(data: Tree, carried: Tree, given: tuple[SumInputs, Total]) -> Total:
-            inputs, total = given[0], given[1]._replace(carried=carried)
+            inputs = given[0]
+            total = given[1]._replace(carried=carried)
             params = self.engine.variables.replica_params(inputs.values.params)
             inputs = inputs._replace(values=inputs.values._replace(params=params))
             for pieces, num in pieces_of(cut, inputs.rows):
@@ -305,7 +309,8 @@ class ObjectiveUpdate(Update):
 
         def microbatch(lookups: LookupSizes, data: Tree, inputs: SumInputs, total: Totals, piece: Piece) -> Totals:
             rows, first, number = piece
-            values, places = inputs.values, [section(p, number, cut) for p in inputs.places]
+            values = inputs.values
+            places = [section(p, number, cut) for p in inputs.places]
             own = inputs._replace(values=values._replace(metrics=total.carried), places=places)
             grads, outcome = traced(own, data, rows, first)
             if lookups or not is_whole:
@@ -348,7 +353,8 @@ class ObjectiveUpdate(Update):
         full = lookups(cut.places) if few else {}
         sizes = {}
         for i, reads in few.items():
-            path, are_alike = self.forward.variables.params[i].path, len(reads) == len(full[i])
+            path = self.forward.variables.params[i].path
+            are_alike = len(reads) == len(full[i])
             # Else each row is looked up by itself, in a loop of Python: all count as one lookup.
             pairs = zip(reads, full[i], strict=True) if are_alike else [(_total(reads), _total(full[i]))]
             sizes[i] = [LookupSize.of(path, (num_few, part), (cut.places, all_)) for part, all_ in pairs]

@@ -113,19 +113,23 @@ def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf
     entries: dict[str, dict[str, Any]] = {}
     ends = 0
     for name, array, _, at in contents:
-        begins, ends = ends, ends + array.nbytes
+        begins = ends
+        ends = ends + array.nbytes
         entry = {"dtype": check_dtype(name, array.dtype), "shape": list(array.shape), "data_offsets": [begins, ends]}
         entries[name if at is None else f"{name}{list(at)}"] = entry
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     prefix = len(header).to_bytes(8, "little") + header
-    digest, leaves, offset = xxhash.xxh3_128(prefix), [], len(prefix)
+    digest = xxhash.xxh3_128(prefix)
+    leaves = []
+    offset = len(prefix)
     with created(path) as file:
         write_all(file, prefix)
         for name, array, of, at in contents:
             content = _bytes_of(array)
             digest.update(content)
-            dtype, own = check_dtype(name, array.dtype), xxhash.xxh3_128_hexdigest(content)
+            dtype = check_dtype(name, array.dtype)
+            own = xxhash.xxh3_128_hexdigest(content)
             leaves.append(Leaf(name, array.shape, dtype, path.name, offset, own, of, at))
             write_all(file, content)
             offset += array.nbytes
@@ -139,7 +143,8 @@ def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np
     with opened(path, nbytes=facts.nbytes) as file:
         prefix = bytearray(ordered[0].offset if ordered else facts.nbytes)
         read_into(file, prefix)
-        digest, arrays = xxhash.xxh3_128(prefix), {}
+        digest = xxhash.xxh3_128(prefix)
+        arrays = {}
         for leaf in ordered:
             array = np.empty(leaf.shape, DTYPES[leaf.dtype])
             read_into(file, _bytes_of(array))

@@ -14,7 +14,8 @@ import keras
 from wholestep.checkpoints.configuration import Settings, changes, settings_of
 from wholestep.checkpoints.snapshot import COLUMNS, LOG
 
-_MONITOR, _SAVER = ("best",), ("_batches_seen_since_last_saving", "_last_batch_seen")
+_MONITOR = ("best",)
+_SAVER = ("_batches_seen_since_last_saving", "_last_batch_seen")
 _KEPT: dict[type, tuple[str, ...]] = {  # besides their settings
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.EarlyStopping: (*_MONITOR, "wait", "stopped_epoch", "best_weights", "best_epoch"),
@@ -47,7 +48,8 @@ def made(callbacks: list[keras.callbacks.Callback]) -> list[tuple[str, Settings]
 
 def saved_in(state: dict[str, Any], here: Known) -> Known:
     """Return the callbacks of a state, with their settings, which an earlier release did not save."""
-    names, like = [name for name, _ in state["told"]], dict(here)
+    names = [name for name, _ in state["told"]]
+    like = dict(here)
     return list(zip(names, state.get("settings") or [like.get(name, {}) for name in names], strict=True))
 
 
@@ -78,7 +80,8 @@ def differing(saved: Known, here: Known) -> list[str]:
     >>> differing([("Stop", {"monitor": "val_loss"}), ("Log", {})], [("Stop", {"monitor": "loss"})])
     ["Stop(monitor='loss') starts anew (saved: monitor='val_loss')", 'no Log (saved: Log)']
     """
-    found, words = paired(saved, here), []
+    found = paired(saved, here)
+    words = []
     left = [i for i in range(len(saved)) if i not in found]
     for (kind, settings), at in zip(here, found, strict=True):
         like = next((i for i in left if saved[i][0] == kind), None) if at is None else None

@@ -106,7 +106,8 @@ class _Pause:
     def begin(self, seconds: float) -> None:
         """Begin anew; `seconds` is the time since the last exchange on process 0's clock."""
         by_time = self._gone * _SECONDS / max(seconds, 1e-6)
-        self._num, self._gone = int(min(max(1, by_time), 2 * self._num, _MOST)), 0
+        self._num = int(min(max(1, by_time), 2 * self._num, _MOST))
+        self._gone = 0
         self.since = time.monotonic()
 
 
@@ -151,13 +152,16 @@ class CommonFolder:
     """A folder of checkpoints, the same in all processes, and a store with copies of them, if there is one."""
 
     def __init__(self, folder: Folder, processes: Processes, store: Store | None = None, *, is_temporary: bool = False):
-        self.folder, self.store, self.is_temporary = folder, store, is_temporary
+        self.folder = folder
+        self.store = store
+        self.is_temporary = is_temporary
         self.together = Together(processes)
         self._processes = processes
         self._lock: Lock | None = None
         self._aside = self.together
         self._owner = ""  # of the lock, as all processes have seen it
-        self._token, self._num = "", 0  # of the lock, and the number of checkpoints begun since
+        self._token = ""
+        self._num = 0  # of the lock, and the number of checkpoints begun since
 
     @classmethod
     def of(cls, path: Location, processes: Processes, local: Location | None = None) -> "CommonFolder":
@@ -187,7 +191,8 @@ class CommonFolder:
         except BaseException:
             self.release()
             raise
-        self._token, self._num = json.loads(self._owner)["token"], 0
+        self._token = json.loads(self._owner)["token"]
+        self._num = 0
         self._aside = Together(self._processes.aside(self._token))
 
     def _take(self) -> str:
@@ -232,7 +237,8 @@ class CommonFolder:
     def _push(self, step: int) -> None:
         """Copy a checkpoint to the store, if there is one. After an error, a temporary folder stays."""
         if self.store is not None:
-            was_temporary, self.is_temporary = self.is_temporary, False
+            was_temporary = self.is_temporary
+            self.is_temporary = False
             push(self.folder, step, self.store)
             self.is_temporary = was_temporary
 
@@ -268,7 +274,9 @@ class CommonFolder:
             manifest: without files.
             then: called in process 0 after the commit.
         """
-        folder, aside, what = self.folder, self._aside, f"saving the checkpoint of step {manifest.step}"
+        folder = self.folder
+        aside = self._aside
+        what = f"saving the checkpoint of step {manifest.step}"
         self._num += 1
         token = f"{self._token}-{self._num}"
         known = {k: (v.shape, check_dtype(k, v.dtype)) for k, v in arrays.items() if not k.startswith(FACTS)}

@@ -37,7 +37,8 @@ _OF_CALL = (
     *("steps_per_epoch", "class_weight", "shuffle"),
     *("validation_data", "validation_steps", "validation_freq"),
 )
-_MOST_WORDS, _MOST_BYTES = 60, 1 << 16  # of a string, and of all settings in a manifest
+_MOST_WORDS = 60
+_MOST_BYTES = 1 << 16  # of a string, and of all settings in a manifest
 _MOST_CHANGES = 8  # in one line
 _MOST_LEVELS = 20  # of a setting
 _NESTED = (
@@ -140,7 +141,8 @@ def _wires(graph: list[keras.Operation]) -> list[Any]:
 
 def settings_of_run(model: keras.Model, objective: Objective, **others: Any) -> Settings:
     """Return the settings of the model, its loss and metrics, and of other objects and values by name."""
-    loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
+    loss = getattr(model, "_compile_loss", None)
+    metrics = getattr(model, "_compile_metrics", None)
     held = others
     if isinstance(objective, CompiledObjective):
         held |= {f"loss{name}": getattr(loss, f"_user_loss{name}", None) for name in ("", "_weights")}
@@ -186,7 +188,8 @@ def changes(before: Settings, here: Settings) -> list[str]:
     ['dropout/rate 0.7 (saved: 0.2)', 'dense/units 2 (saved: none)']
     """
     if before.keys() != here.keys() and max(len(json.dumps(each)) for each in (before, here)) > _MOST_BYTES:
-        before, here = _digests(before), _digests(here)
+        before = _digests(before)
+        here = _digests(here)
     names = [name for name in {**before, **here} if before.get(name) != here.get(name)]
     names = [name for name in names if not any(name.startswith(f"{other}/") for other in names)]
     told = [f"{_shown(name)} {here.get(name, 'none')} (saved: {before.get(name, 'none')})" for name in names]

@@ -7,7 +7,8 @@ from wholestep.errors import BatchError, SpecificationError, message
 
 def note(data: DataPlace, batches: Batches) -> None:
     """Record the position of the batches."""
-    data.position, data.num_batches = batches.position, batches.num_batches
+    data.position = batches.position
+    data.num_batches = batches.num_batches
 
 
 def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches, source: str = "") -> None:
@@ -54,7 +55,8 @@ def unlike(before: dict[str, str], here: dict[str, str]) -> list[str]:
     names = [name for name in {**before, **here} if before.get(name) != here.get(name)]
     told = []
     for name in names:
-        one, two = here.get(name, "none"), before.get(name, "none")
+        one = here.get(name, "none")
+        two = before.get(name, "none")
         is_digest = name == "order"
         told.append("another order of the rows" if is_digest else f"{name}: {one} (saved: {two})")
     return told

@@ -81,7 +81,8 @@ class Lock:
 
     def release(self) -> None:
         """Release the lock. Repeated calls do nothing; in a forked process, the parent keeps the lock."""
-        file, self._file = self._file, -1
+        file = self._file
+        self._file = -1
         if file >= 0:
             close(file)
 

@@ -174,7 +174,9 @@ class Folder:
 
         It exists after its `commit`; after an error, `discard` its token.
         """
-        new, files, leaves = self._new(token), list[FileFacts](), list[Leaf]()
+        new = self._new(token)
+        files = list[FileFacts]()
+        leaves = list[Leaf]()
         contents = [content for name, array in arrays.items() for content in carrier.contents_of(name, array)]
         nbytes = sum(content.array.nbytes for content in contents)
         with self._writing(step, nbytes):
@@ -193,8 +195,10 @@ class Folder:
         Args:
             replaces: whether it may replace a checkpoint of this step.
         """
-        new, step = self._new(token), manifest.step
-        path, replaced = self.path(step), self._replaced(step)
+        new = self._new(token)
+        step = manifest.step
+        path = self.path(step)
+        replaced = self._replaced(step)
         try:
             with self._writing(step, manifest.nbytes):
                 is_there = os.path.lexists(path)
@@ -317,7 +321,9 @@ class Folder:
 
     def _arrays(self, manifest: Manifest, share: tuple[int, int]) -> dict[str, Numbers]:
         step = manifest.step
-        path, arrays, pieces = self.path(step), dict[str, Numbers](), dict[str, list[Piece]]()
+        path = self.path(step)
+        arrays = dict[str, Numbers]()
+        pieces = dict[str, list[Piece]]()
         in_file: dict[str, list[Leaf]] = {file.name: [] for file in manifest.files}
         for leaf in manifest.leaves:
             in_file[leaf.file].append(leaf)
@@ -413,7 +419,8 @@ def verified(manifest: Manifest, chunks: Chunks) -> Manifest:
 def locate(path: str | os.PathLike[str]) -> tuple[Folder, int | None]:
     """Return the folder of checkpoints of a path, and the step, if the path is a checkpoint."""
     folder = Folder(path)
-    parent, name = Folder(folder.folder.parent), folder.folder.name
+    parent = Folder(folder.folder.parent)
+    name = folder.folder.name
     steps = parent.steps() if name.startswith("step-") else []
     return next(((parent, step) for step in steps if parent.path(step).name == name), (folder, None))
 

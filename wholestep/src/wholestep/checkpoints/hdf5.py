@@ -27,10 +27,14 @@ _MOST_HEAP = 1 << 16  # bytes of a heap of strings
 _MOST_CHUNKS = 100  # of a small array; of a large one, one for each KiB
 _BLOCK = 1 << 24  # bytes of another dtype that are converted at once
 _COMPACT = 1 << 16  # the most bytes of an array in its header
-_DEFLATE, _SHUFFLE = 1, 2  # the numbers of filters
-_ATTRIBUTE, _CONTINUATION = 0x0C, 0x10  # the numbers of messages
-_TABLE, _MANY_ATTRIBUTES = 0x11, 0x15
-_FIXED, _VARIABLE = 3, 9  # the numbers of classes of types
+_DEFLATE = 1
+_SHUFFLE = 2  # the numbers of filters
+_ATTRIBUTE = 0x0C
+_CONTINUATION = 0x10  # the numbers of messages
+_TABLE = 0x11
+_MANY_ATTRIBUTES = 0x15
+_FIXED = 3
+_VARIABLE = 9  # the numbers of classes of types
 _NOWHERE = (1 << 64) - 1
 
 
@@ -82,7 +86,8 @@ class Content:
 
     def _check_table(self, tree: int, heap: int) -> None:
         self._check_heap(heap)
-        nodes, seen = [tree], {tree}
+        nodes = [tree]
+        seen = {tree}
         while nodes:
             children = self._children(nodes.pop())
             num_seen = len(seen) + len(children)
@@ -152,7 +157,8 @@ class Content:
     def _attribute(self, body: bytes, wanted: bytes) -> str | None:
         """Return the string of an attribute; None if it has another name."""
         version, flags, *sizes = struct.unpack_from("<BBHHH", body)
-        begin, parts = 9 if version == 3 else 8, []
+        begin = 9 if version == 3 else 8
+        parts = []
         for size in sizes:
             parts.append(body[begin : begin + size])
             begin += -(-size // 8) * 8 if version == 1 else size
@@ -160,7 +166,8 @@ class Content:
         if name.rstrip(b"\0") != wanted:
             return None
         is_shared = version > 1 and flags & 3
-        number, variant = kind[0] & 15, kind[1] & 15
+        number = kind[0] & 15
+        variant = kind[1] & 15
         is_string = number == _FIXED or (number == _VARIABLE and variant == 1)
         if is_shared or not is_string or space[1] > 0:
             raise ValueError(f"an attribute {wanted.decode()!r} that is not a string")
@@ -178,7 +185,9 @@ class Content:
         signature, size = struct.unpack("<4s4xQ", self.read(address, 16))
         if signature != b"GCOL" or size > _MOST_HEAP or nbytes > _MOST_TEXT:
             raise ValueError(f"a name of {nbytes} bytes in a heap of {size}")
-        heap, begin, index = self.read(address, size), 16, -1
+        heap = self.read(address, size)
+        begin = 16
+        index = -1
         while begin + 16 + nbytes <= size and index != 0:
             index, room = struct.unpack_from("<H6xQ", heap, begin)
             begin += 16
@@ -197,7 +206,8 @@ def _old_messages(block: bytes, _: bool) -> Iterator[tuple[int, bytes]]:
 
 
 def _new_messages(block: bytes, has_order: bool) -> Iterator[tuple[int, bytes]]:
-    begin, prefix = 0, 6 if has_order else 4
+    begin = 0
+    prefix = 6 if has_order else 4
     while begin + prefix <= len(block):
         kind, size = struct.unpack_from("<BH", block, begin)
         yield kind, block[begin + prefix : begin + prefix + size]
@@ -215,7 +225,9 @@ class Numbers:
         plist = dataset.get_create_plist()
         if plist.get_external_count() or plist.get_layout() == h5d.VIRTUAL:
             raise ValueError(f"{name} is not stored in this file")
-        self._name, self._dataset, self._content = name, dataset, content
+        self._name = name
+        self._dataset = dataset
+        self._content = content
         self._plist = plist
         is_empty = dataset.get_space().get_simple_extent_type() == h5s.NULL
         self.shape = () if is_empty else tuple(dataset.shape)
@@ -237,7 +249,8 @@ class Numbers:
         return out
 
     def _from_block(self, out: np.ndarray) -> None:
-        flat, offset = out.reshape(-1), self._dataset.get_offset()
+        flat = out.reshape(-1)
+        offset = self._dataset.get_offset()
         if flat.dtype == self._stored:
             self._content.read_into(flat.view(np.uint8), offset)
             return

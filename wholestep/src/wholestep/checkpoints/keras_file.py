@@ -120,7 +120,9 @@ class _Window(io.RawIOBase):
     """A part of a file, as a file."""
 
     def __init__(self, file: io.FileIO, begin: int, nbytes: int):
-        self._file, self._begin, self._nbytes = file, begin, nbytes
+        self._file = file
+        self._begin = begin
+        self._nbytes = nbytes
         self._at = 0
 
     def readable(self) -> bool:
@@ -159,7 +161,8 @@ def _member(file: _Archive) -> Any:
 
 def _check_member(info: zipfile.ZipInfo) -> None:
     """Refuse a member that is compressed in an unusual way, or that would grow too much."""
-    stored, nbytes = info.compress_size, info.file_size
+    stored = info.compress_size
+    nbytes = info.file_size
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{_MEMBER} is compressed by method {info.compress_type}")
     most = stored if info.compress_type == zipfile.ZIP_STORED else _MOST_GROWTH * stored
@@ -185,7 +188,8 @@ class _Index:
     """Finds the weights in a file: a bounded number of objects, each once, by its address."""
 
     def __init__(self, path: Path, content: Content):
-        self._path, self._content = path, content
+        self._path = path
+        self._content = content
         self._addresses: set[int] = set()
         self._num_links = 0
         self._found: list[StoredArray] = []

@@ -88,7 +88,8 @@ def parse(content: bytes, folder: object) -> Manifest:
         rest = infinite({key: value for key, value in said.items() if key not in known})
         for key, kind in _RESUMED.items():
             parsed(kind, rest.get(key))
-        step, facts = _counted(said["step"]), parsed(dict[str, Any], infinite(said["facts"]))
+        step = _counted(said["step"])
+        facts = parsed(dict[str, Any], infinite(said["facts"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(f"{NAME} lacks an entry of a manifest, or has a wrong one ({error!r}).") from error
     check_leaves(files, leaves)
@@ -103,7 +104,8 @@ def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
 
 def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
     """Return the files of a manifest, and the arrays in them; a KeyError, TypeError or ValueError for a wrong entry."""
-    files, leaves = parsed(list[FileFacts], said["files"]), parsed(list[Leaf], said["leaves"])
+    files = parsed(list[FileFacts], said["files"])
+    leaves = parsed(list[Leaf], said["leaves"])
     for part, name in [*((file, file.name) for file in files), *((leaf, leaf.file) for leaf in leaves)]:
         for pattern, word in ((_FILE, name), (_DIGEST, part.digest)):
             if not pattern.fullmatch(word) or ".." in word:
@@ -193,7 +195,8 @@ def parsed(kind: Any, said: Any) -> Any:
 @cache
 def _reader(kind: Any) -> Reader:
     """Return the reader of a type; a manifest may have 100,000 arrays."""
-    origin, of = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    of = get_args(kind)
     if kind is Any:
         return lambda said: said
     if origin is UnionType:  # of a type and None

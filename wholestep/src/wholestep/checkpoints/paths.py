@@ -78,7 +78,8 @@ def check_run_folder(path: Location) -> None:
 def reading(path: Location) -> tuple[str, str] | None:
     """Return (received, attempt) for a path without a checkpoint; None if nothing is known of it."""
     path = as_location(path)
-    other, inside = other_path(path), runs_inside(path)
+    other = other_path(path)
+    inside = runs_inside(path)
     if inside and other is None:
         return f"{path}, which has no checkpoint itself", f"{' or '.join(inside)}."
     if other is None or (other.kind is Kind.STEP and not os.path.islink(str(path))):
@@ -117,7 +118,8 @@ def _in_store(address: str) -> OtherPath | None:
 
 def _in_checkpoint(path: Path) -> OtherPath | None:
     for each in _upwards(path):
-        match, is_part = _NAME.fullmatch(each.name), each != path
+        match = _NAME.fullmatch(each.name)
+        is_part = each != path
         if (match and not is_part) or _is_checkpoint(each):
             return _of(match[1] if match else "", str(each) if is_part else "", str(each.parent))
     return None

@@ -77,7 +77,8 @@ def newest(
     Raises:
         CheckpointError: all checkpoints are damaged; or one, which may be good, cannot be read here.
     """
-    folder, together = common.folder, common.together
+    folder = common.folder
+    together = common.together
     source = source or str(common.folders[-1].folder)
     what = f"reading checkpoints from {folder.folder}"
     together.all(partial(_check_any, folder), what)
@@ -160,7 +161,8 @@ def read_one(
         check(snapshot)
 
     def read(folder: Folder) -> Found | None:
-        common, address = CommonFolder(folder, processes), str(source.folder)
+        common = CommonFolder(folder, processes)
+        address = str(source.folder)
         return newest(common, check_found, sets_aside=False, step=step, source=address)
 
     with slowly(processes):
@@ -205,7 +207,8 @@ def _copied(store: Store, steps: Callable[[], list[int]]) -> Iterator[Folder | N
 
 def _lacking(source: AnyFolder) -> str:
     """Return the reason that no checkpoint was found."""
-    parent, name = source.folder.parent, source.folder.name
+    parent = source.folder.parent
+    name = source.folder.name
     is_step = name.startswith("step-") and not str(parent).endswith(":/")
     if is_step and (steps := find(parent)[0].steps()):
         return f"no {name} in {parent}, which has the steps {', '.join(map(str, steps))}"
@@ -248,7 +251,8 @@ class Start:
         return step
 
     def _find(self) -> int:
-        run, together = self.run, self.common.together
+        run = self.run
+        together = self.common.together
         if self.asked.resume:
             self.common.pull()
         if not self.asked.resume or run.restored is not None:  # restored by hand: it resumes from there
@@ -273,7 +277,8 @@ class Start:
                 must = "resume=False begins anew in an empty folder."
                 attempt = "another folder; or leave resume out, to resume."
                 raise CheckpointError(message(must, f"{len(steps)} checkpoints in {folder.folder}", attempt))
-        steps, number = self.common.folder.steps(), self.run.number
+        steps = self.common.folder.steps()
+        number = self.run.number
         if self.asked.resume and steps and steps[0] != number:
             must = "A manually restored run must save to a folder without other checkpoints."
             received = f"update {number}, and step {steps[0]} in {self.asked.folder}"
@@ -304,7 +309,8 @@ class Start:
 
     def told(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
         """Return the line with the checkpoint from which the run resumes, and the differences to the saved run."""
-        found, place = self.found, self.run.place
+        found = self.found
+        place = self.run.place
         assert found is not None
         told = [f"wholestep: resumes from {found.path}, after update {self.run.number}"]
         told[0] += f" (epoch {place.epoch + 1}, batch {place.done})" if place.call else ""
@@ -382,7 +388,8 @@ def differences_of(
         rates: descriptions of learning rates; see `unused_rates`.
         anew: the names of further state that starts anew.
     """
-    rest, facts = found.manifest.rest, found.snapshot.facts
+    rest = found.manifest.rest
+    facts = found.snapshot.facts
     otherwise = differences(rest.get("run") or {}, script.environment)
     told = [f"changed environment: {otherwise}"] if otherwise else []
     changed = changed_settings(rest.get("settings") or script.settings, script.settings)

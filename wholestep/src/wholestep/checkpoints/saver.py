@@ -60,7 +60,10 @@ class Saver:
         processes: Processes,
     ):
         self.also = asked.also or {}
-        self._asked, self._run, self._batches, self._processes = asked, run, batches, processes
+        self._asked = asked
+        self._run = run
+        self._batches = batches
+        self._processes = processes
         self._common = CommonFolder.of(asked.folder, processes, asked.local)
         self._start = Start(asked, run, self._common, call, batches, model, check)
         self._room, self._writer, self._termination = Room(), Writer(), Termination()
@@ -126,7 +129,8 @@ class Saver:
 
     def _interrupted(self) -> str:
         """Return where the next run resumes after an interrupt, as text."""
-        folder, here = self._common.folders[-1].folder, f"Interrupted after update {self._run.number}"
+        folder = self._common.folders[-1].folder
+        here = f"Interrupted after update {self._run.number}"
         if not self._name:
             return f"{here}. {folder} has no checkpoint yet: `every_steps` and `every_seconds` set when one is saved."
         return f"{here}. The newest checkpoint in {folder} is that of update {self._saved}: the next run resumes there."
@@ -214,10 +218,13 @@ class Saver:
                 self._values[name] = value
             if name in self._values:
                 rest |= settings.as_told(self._best, self._values[name])
-            manifest, then = Manifest(name, [], [], snapshot.facts, rest), partial(self._retain, name)
+            manifest = Manifest(name, [], [], snapshot.facts, rest)
+            then = partial(self._retain, name)
             write = partial(self._common.write, manifest, snapshot.arrays, then, replaces=not has_moved)
             self._writer.start(write)
-            self._saved, self._name, self._stood = number, name, self._here
+            self._saved = number
+            self._name = name
+            self._stood = self._here
         self._since = time.monotonic()
         if self._ends:
             self._wait()

@@ -220,7 +220,8 @@ def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
     told = manifest.rest.get(_WATCHED)
     if not isinstance(told, dict) or (name is not None and told.get("name") != name):
         return None
-    number, mode = told.get("number"), told.get("mode")
+    number = told.get("number")
+    mode = told.get("mode")
     is_named = isinstance(told.get("name"), str)
     if not is_named or not isinstance(number, int | float) or mode not in ("min", "max"):
         return None

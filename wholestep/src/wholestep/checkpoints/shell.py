@@ -79,7 +79,8 @@ def _run(arguments: argparse.Namespace, call: Callable[..., Any]) -> int:
             received = f"{arguments.path}, in which none was written yet"
             attempt = "again after the first save of a run, or another path."
             if isinstance(folder, Folder) and not folder.folder.is_dir():
-                received, attempt = f"no folder {arguments.path}", "another path."
+                received = f"no folder {arguments.path}"
+                attempt = "another path."
             raise CheckpointError(message("The path must hold a checkpoint.", received, attempt))
         told, is_good, lines = call(arguments, folder, steps)
     except (CheckpointError, SpecificationError) as error:

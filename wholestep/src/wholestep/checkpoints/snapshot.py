@@ -17,9 +17,11 @@ from wholestep.errors import DamagedError, SpecificationError, message
 from wholestep.model import Findings
 
 FACTS = "facts"  # the prefix of arrays that the JSON refers to
-LOG, COLUMNS = "log", "keys"  # in a callback's state: its file, and the names of the file's numbers
+LOG = "log"
+COLUMNS = "keys"  # in a callback's state: its file, and the names of the file's numbers
 GROUPS = ("params", "slots", "buffers", "metrics")
-_ARRAY, _BYTES = "array", "bytes"  # {"array": name} in the JSON represents an array, {"bytes": name} bytes
+_ARRAY = "array"
+_BYTES = "bytes"  # {"array": name} in the JSON represents an array, {"bytes": name} bytes
 _WHOSE = {  # in errors
     **{"params": "its model's weights are", "slots": "its optimizer's variables are"},
     **{"buffers": "its model's variables that do not train are", "metrics": "its metrics are"},
@@ -227,7 +229,8 @@ def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
     def called(numbers: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None if numbers is None else {_name(name, names): value for name, value in numbers.items()}
 
-    place, also = facts["place"], facts["also"]
+    place = facts["place"]
+    also = facts["also"]
     told = {
         "layout": [[_name(name, names), shape] for name, shape in facts["layout"]],
         "place": {**place, "latest": called(place["latest"]), "logs": called(place["logs"])},
@@ -292,7 +295,8 @@ def put_own(snapshot: Snapshot, variables: Mapping[str, Any], assigned: MutableM
     for path, variable in variables.items():
         if path in kept and id(variable) not in assigned:
             if tuple(variable.shape) != np.shape(kept[path]):
-                must, received = f"{path} must have the saved shape.", f"{tuple(variable.shape)} here"
+                must = f"{path} must have the saved shape."
+                received = f"{tuple(variable.shape)} here"
                 raise SpecificationError(message(must, received, f"{np.shape(kept[path])}."))
             variable.assign(kept[path])
             assigned[id(variable)] = variable

@@ -80,9 +80,11 @@ class Store:
         except (ImportError, ValueError) as error:
             must = f"{self.folder} needs fsspec, and its package for this kind of address."
             attempt = "pip install './wholestep[remote]', with s3fs for s3://, gcsfs for gs:// or adlfs for az://."
-            received, cause = self.folder.without_secrets(str(error)), self.folder.cause(error)
+            received = self.folder.without_secrets(str(error))
+            cause = self.folder.cause(error)
             raise SpecificationError(message(must, received, attempt)) from cause
-        self._root, self._is_fresh = root.rstrip("/"), True
+        self._root = root.rstrip("/")
+        self._is_fresh = True
 
     # ---- reading ----
 
@@ -114,7 +116,8 @@ class Store:
 
     def seen(self, step: int) -> tuple[object, bytes]:
         """Return the identity of the checkpoint of a step: its address, and its manifest's content."""
-        path, most = self.path(step), {"start": 0, "end": manifests.MOST_BYTES}
+        path = self.path(step)
+        most = {"start": 0, "end": manifests.MOST_BYTES}
         return path, self._ask(path / manifests.NAME, "cat_file", **most)
 
     def has(self, step: int) -> bool:
@@ -165,7 +168,8 @@ class Store:
         """Return the versions of each step, and whether each is complete; a complete one is not listed again."""
         found: dict[int, dict[int, bool]] = {}
         for match in filter(None, map(_STEP.fullmatch, self._listed(self.folder))):
-            step, version = int(match[1]), int(match[2] or 1)
+            step = int(match[1])
+            version = int(match[2] or 1)
             is_known = self._found.get(step, {}).get(version, False)
             is_complete = is_known or manifests.NAME in self._listed(self.folder / match[0])
             found.setdefault(step, {})[version] = is_complete
@@ -198,11 +202,13 @@ class Store:
         Raises:
             CheckpointError: it could not be written, also in two further attempts; or another run writes here.
         """
-        step, why = manifest.step, f"The checkpoint of step {manifest.step} could not be copied to {self.folder}."
+        step = manifest.step
+        why = f"The checkpoint of step {manifest.step} could not be copied to {self.folder}."
         self._check_owner(why)
         others = self._versions().get(step, {})
         path = self.folder / _name(step, max(others, default=0) + 1)
-        key, content = self._key(path), manifests.rendered(manifest)
+        key = self._key(path)
+        content = manifests.rendered(manifest)
 
         def write(file: FileFacts) -> None:
             self._make_folder(key)
@@ -276,7 +282,8 @@ class Store:
                 failure: Exception = error
             self._files = None
             now = time.monotonic()
-            silent, last = now - self._heard, now - max(tried, self._heard)
+            silent = now - self._heard
+            last = now - max(tried, self._heard)
             if num > len(_PAUSES) or silent + _PAUSES[num - 1] + last > _PATIENCE:
                 break
             time.sleep(_PAUSES[num - 1])
@@ -299,7 +306,8 @@ def find(path: Location) -> tuple[AnyFolder, int | None]:
         return locate(path)
     address = Address(path).stripped()
     if match := _STEP.fullmatch(address.name):
-        store, step = Store(address.parent), int(match[1])
+        store = Store(address.parent)
+        step = int(match[1])
         if step in store.steps() and store.path(step) == address:
             return store, step
     return Store(address), None
@@ -348,7 +356,8 @@ def pull(folder: Folder, store: Store) -> None:
     Raises:
         CheckpointError: the checkpoints of the folder are of another run; or all in the store are damaged.
     """
-    here, there = _newest_good(folder), store.steps()
+    here = _newest_good(folder)
+    there = store.steps()
     if here is not None:
         _check_own(folder.manifest(here), folder, store, is_empty=not there)
     store.newest = there[:1]

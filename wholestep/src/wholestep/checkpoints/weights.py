@@ -258,7 +258,10 @@ def _pairs(here: list[keras.Variable], there: list[str | None], *, is_nested: bo
 
 def _indexed(here: list[keras.Variable]) -> list[str]:
     """Return names as in a Keras file: the layer, the index in it, and how many weights it has without LoRA's."""
-    layers, indices, copies, nums = [], [], Counter[str](), Counter[tuple[str, int]]()
+    layers = []
+    indices = []
+    copies = Counter[str]()
+    nums = Counter[tuple[str, int]]()
     for variable in here:
         layer = variable.path.rpartition("/")[0], copies[variable.path]  # one of several layers with one name
         layers.append(layer)

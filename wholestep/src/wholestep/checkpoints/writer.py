@@ -68,7 +68,8 @@ class Writer:
                 self._tell(f"{line}saving less often, or to a faster disk, avoids this (shown once)")
             self._thread.join()
             self._thread = None
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 

@@ -317,7 +317,8 @@ class Batches(KeepsPosition):
             self._numbered.begin_epoch()
         selection = self.select(*position) if selection is None else selection
         batch = self.sampler.load(selection, slice(None) if places is None else places)
-        batch, after = batch if self._prepare is None else self._prepare(batch), self.after(*position)
+        batch = batch if self._prepare is None else self._prepare(batch)
+        after = self.after(*position)
         if self._numbered is not None and after[0] > position[0]:
             self._numbered.end_epoch()
         return batch, after

@@ -211,13 +211,17 @@ def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
     >>> shares.tolist(), rows.tolist()
     ([[0, 1, 3, 4], [2, 2, 5, 5]], [0, 1, 0, 2, 3, 2])
     """
-    shares, rows, start, width = [], [], 0, 0
+    shares = []
+    rows = []
+    start = 0
+    width = 0
     for size in (size for count, size in cut.sections for _ in range(count)):
         each = -(-size // num)
         places = np.minimum(np.arange(num * each), size - 1)
         shares.append(start + places.reshape(num, each))
         rows.append(width + np.arange(size) % each)
-        start, width = start + size, width + each
+        start = start + size
+        width = width + each
     return np.concatenate(shares, axis=1), np.concatenate(rows).astype(np.int32)
 
 
@@ -238,9 +242,11 @@ def block_of(devices: Devices, row_tables: dict, program: Planned, batches: list
     Args:
         row_tables: the tables of earlier blocks, see `Known`; completed.
     """
-    first, cut = batches[0], program.cut
+    first = batches[0]
+    cut = program.cut
     whole = [batch.padded(cut.rows) for batch in batches] if devices.num_replicas == 1 else batches
-    room, key = program.num_stacked, (program.length, cut, first.num_rows)
+    room = program.num_stacked
+    key = (program.length, cut, first.num_rows)
     data = devices.stage(stack(whole, room)) if room > 1 else _data_of(devices, whole[0], cut)
     if key not in row_tables:
         rows = stacked_rows(whole[0], cut, room) if room > 1 else _rows_of(devices, whole[0], cut)[None]
@@ -250,7 +256,8 @@ def block_of(devices: Devices, row_tables: dict, program: Planned, batches: list
 
 def table_of(devices: Devices, program: Planned, rows: np.ndarray, num_rows: int) -> Table:
     """Return a table of updates of `num_rows` rows: int32 (updates, places)."""
-    named, counts = np.zeros((program.length, rows.shape[1]), np.int32), np.full((program.length,), num_rows, np.int32)
+    named = np.zeros((program.length, rows.shape[1]), np.int32)
+    counts = np.full((program.length,), num_rows, np.int32)
     named[: len(rows)] = rows
     return Table(named, counts, devices.place((named, counts)))
 
@@ -287,7 +294,8 @@ def stacked_rows(batch: Batch, cut: Cut, room: int) -> np.ndarray:
 
 
 def _one_after_another(room: int, *leaves: np.ndarray) -> np.ndarray:
-    size, like = len(leaves[0]), leaves[0]
+    size = len(leaves[0])
+    like = leaves[0]
     if like.dtype == object:  # text or ragged rows: there is no neutral value for unused room
         return np.resize(np.concatenate(leaves), (room * size, *like.shape[1:]))
     whole = tree.aligned((room * size, *like.shape[1:]), like.dtype)
@@ -334,7 +342,8 @@ class SingleBatches:
             num_full: returns the number of rows up to which a batch of a number of rows may be padded; None: not.
         """
         num = num_rows_of(host)
-        rows, full = np.arange(num, dtype=np.int32), num if num_full is None else num_full(host, num)
+        rows = np.arange(num, dtype=np.int32)
+        full = num if num_full is None else num_full(host, num)
         batch = Batch(host, None, rows, full, None, None, (0, 0), (0, 1))
         program = plan(batch)
         check(batch, program)

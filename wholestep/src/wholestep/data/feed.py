@@ -81,7 +81,8 @@ class Resident(_Feed):
     def __init__(self, devices: Devices, batches: Batches, plan: Plan, check: Check):
         super().__init__(devices, batches, plan, check)
         assert isinstance(batches.sampler, FixedSize)
-        self.order, self.batch_size = batches.sampler.order, batches.sampler.size
+        self.order = batches.sampler.order
+        self.batch_size = batches.sampler.size
         self.where = f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
         self._data, self._wait = devices.resident(batches.arrays)
         self._num_full = self.order.num_rows // self.batch_size
@@ -117,7 +118,8 @@ class Resident(_Feed):
     def _block(self, epoch: int, step: int, num: int, left: int) -> Block:
         is_full = step < self._num_full
         if is_full not in self._examples:
-            rows, places = self._rows(epoch, step, 1)[0], ((epoch, step), (epoch, step + 1))
+            rows = self._rows(epoch, step, 1)[0]
+            places = ((epoch, step), (epoch, step + 1))
             self._examples[is_full] = Batch(self.batches.arrays, self._data, rows, self.batch_size, None, None, *places)
         batch = self._examples[is_full]
         program = self._plan(batch)
@@ -129,7 +131,9 @@ class Resident(_Feed):
         if is_full:
             first, named, table = self._table(program, epoch, step, num)
         else:
-            first, named, table = 0, 1, self._filled(self._rows(epoch, step, 1), program)
+            first = 0
+            named = 1
+            table = self._filled(self._rows(epoch, step, 1), program)
         most = min(left, named - first, program.most)
         num = min(num, most)
         end = (epoch + 1, 0) if step + num == len(self.batches) else (epoch, step + num)
@@ -199,7 +203,8 @@ class BatchQueue:
     def add(self, batch: Batch) -> None:
         """Append the batch that was drawn."""
         self._kept.append(batch)
-        self._num_drawn, self.next = self._num_drawn + 1, batch.end
+        self._num_drawn = self._num_drawn + 1
+        self.next = batch.end
 
     def end_epoch(self, *, is_last: bool) -> None:
         """Go to the next epoch of a stream that has ended, unless this one is the last."""
@@ -305,7 +310,8 @@ class Loaded(_Feed):
 
     def _alike(self, program: Planned, most: int) -> list[Batch]:
         """Return the next batch, which is planned, and the batches that fit its block, at most `most` in all."""
-        queue, num = self._queue, 1
+        queue = self._queue
+        num = 1
         while num < most and self._fill(num + 1) > num and self._follows(queue[num], queue[num - 1], program):
             num += 1
         return queue.leave(num)
@@ -329,7 +335,8 @@ class Loaded(_Feed):
 
     def _fill(self, num: int) -> int:
         """Draw batches until the queue has `num`, or the data end; return the number in it. Errors are kept."""
-        batches, queue = self.batches, self._queue
+        batches = self.batches
+        queue = self._queue
         while len(queue) < num and queue.is_open:
             position = queue.next
             try:
@@ -364,10 +371,15 @@ class Loaded(_Feed):
         self, host: Tree, end: Position, selection: Selection | None, own: np.ndarray | None, start: Position
     ) -> Batch:
         if selection is None:
-            count, kind = num_rows_of(host), str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
-            full, names = max(self._largest.get(kind, 0), count), None
+            count = num_rows_of(host)
+            kind = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
+            full = max(self._largest.get(kind, 0), count)
+            names = None
         else:
-            count, kind, full, names = len(selection.names), "", selection.full, selection.names
+            count = len(selection.names)
+            kind = ""
+            full = selection.full
+            names = selection.names
         rows = np.arange(count, dtype=np.int32)
         return Batch(host, None, rows, full, names, own, start, end, self.batches.stream_state, kind)
 

@@ -117,7 +117,8 @@ def classify(source: object) -> Data:
     source = text_as_arrays(source)
     if is_nest_of_arrays(source):
         return Data(source, Kind.ARRAYS)
-    module, is_indexed = type(source).__module__, hasattr(source, "__getitem__")
+    module = type(source).__module__
+    is_indexed = hasattr(source, "__getitem__")
     if module.startswith("tensorflow.python.distribute"):
         return Data(source, Kind.SHARED)
     if isinstance(source, type) or isroutine(source):

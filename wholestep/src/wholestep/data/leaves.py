@@ -47,7 +47,8 @@ def owned(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def transformed(batch: Tree) -> Tree:
         given = tree.leaves(batch)
-        known, found = {id(leaf) for leaf in given}, _transformed(transform, batch)
+        known = {id(leaf) for leaf in given}
+        found = _transformed(transform, batch)
         return tree.map_leaves(lambda leaf: leaf if id(leaf) in known else _copied(leaf), found)
 
     return transformed

@@ -60,7 +60,8 @@ def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, on
     """
     num, (at, step) = batches.num_batches, batches.position
     if steps_per_epoch is None or num is None:
-        position, is_within = (epoch, 0), at == epoch
+        position = (epoch, 0)
+        is_within = at == epoch
     elif once:
         done, part = divmod(epoch, -(-num // steps_per_epoch))
         position = done, part * steps_per_epoch

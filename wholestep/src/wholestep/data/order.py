@@ -62,7 +62,8 @@ class Order:
             return np.arange(start, stop, dtype=np.int64)
         if stop - start > _NUM_CACHED * _CHUNK // 2:
             return _permuted(self, epoch, start, stop)
-        first, last = start // _CHUNK, max(start, stop - 1) // _CHUNK
+        first = start // _CHUNK
+        last = max(start, stop - 1) // _CHUNK
         rows = np.concatenate([_chunk(self, epoch, number) for number in range(first, last + 1)])
         return rows[start - first * _CHUNK : stop - first * _CHUNK]
 
@@ -98,7 +99,8 @@ def permute(
     """
     num = np.atleast_1d(np.asarray(num, np.uint64))
     assert np.all(places < num), "a place beyond the last: its cycle would never come back"
-    keys, half = _keys(seed, epoch, stream), _half_bits(num)
+    keys = _keys(seed, epoch, stream)
+    half = _half_bits(num)
     values = _feistel(places, keys, half)
     outside = np.flatnonzero(values >= num)
     while outside.size:
@@ -124,8 +126,10 @@ def _keys(seed: int, epoch: int, stream: int | np.ndarray) -> np.ndarray:
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, half: np.ndarray) -> np.ndarray:
-    shift, low_bits = half, (np.uint64(1) << half) - np.uint64(1)
-    left, right = values >> shift, values & low_bits
+    shift = half
+    low_bits = (np.uint64(1) << half) - np.uint64(1)
+    left = values >> shift
+    right = values & low_bits
     for key in keys:
         left, right = right, left ^ (_mix(right ^ key) & low_bits)
     return (left << shift) | right

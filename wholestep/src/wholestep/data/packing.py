@@ -116,7 +116,8 @@ class Packs:
         """
         layout: RowLayout = selection.layout.only(places)
         shape = (int(layout.at[-1]) + 1, self.width)
-        segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        segments = np.zeros(shape, np.int32)
+        positions = np.zeros(shape, np.int32)
         which, place = _spread(layout.starts, self.sequences.lengths[0, layout.rows])
         firsts = np.searchsorted(layout.at, layout.at)
         segments[layout.at[which], place] = (np.arange(len(firsts)) - firsts + 1)[which]
@@ -130,7 +131,8 @@ class Packs:
     def _layout(self, epoch: int, step: int) -> RowLayout:
         packs = Order(self.num_packs, self.seed, self.shuffle).batch(epoch, step, self.size)
         at, length, place = self.patterns.places(packs)
-        start, num = self.starts[length], np.diff(self.starts)[length]
+        start = self.starts[length]
+        num = np.diff(self.starts)[length]
         if self.shuffle:
             place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1).astype(np.int64)
         taken = ends(np.maximum(length, 1))[:-1]
@@ -154,7 +156,8 @@ def make_packs(sequences: Sequences, tokens: int, options: LengthOptions, seed: 
             raise SpecificationError(message(must, f"{len(shapes)} boundaries", f"boundaries=[{shapes.max()}]."))
         if width > shapes[0, 0] and not options.truncate:
             raise too_long(sequences, longest, shapes[0])
-        width, sequences = int(shapes[0, 0]), sequences.cut(shapes[0])
+        width = int(shapes[0, 0])
+        sequences = sequences.cut(shapes[0])
     if width > tokens:
         raise too_large(sequences, longest, width, tokens)
     lengths = sequences.lengths[0]
@@ -178,7 +181,8 @@ def find_patterns(counts: np.ndarray, width: int) -> Patterns:
     rooms: list[int] = []  # the distinct rooms left in packed rows, ascending
     packs: dict[int, list[tuple[int, tuple]]] = {}  # room left -> (number of packs, their slots)
     for length in np.flatnonzero(counts)[::-1].tolist():
-        left, need = int(counts[length]), max(length, 1)
+        left = int(counts[length])
+        need = max(length, 1)
         while left:
             place = bisect_left(rooms, need)
             room, num, slots = (width, left, ()) if place == len(rooms) else _take(rooms, packs, place)
@@ -230,7 +234,8 @@ def _spread(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _check(sequences: Sequences) -> None:
-    row, num = sequences.row, len(sequences.lengths)
+    row = sequences.row
+    num = len(sequences.lengths)
     if not isinstance(row, dict) or set(BESIDE) & set(row):
         received = type(row).__name__ if not isinstance(row, dict) else f"keys {', '.join(map(str, row))}"
         must = "Packed rows must be dicts: segment_ids and positions are added to their leaves."
@@ -241,5 +246,6 @@ def _check(sequences: Sequences) -> None:
     for (label, leaf), owner in zip(tree.named_leaves(row, "row"), sequences.owner, strict=True):
         if owner is None:
             must = f"{label} must have an axis of the length: a packed row has no place for one value per row."
-            must, received = must, f"shape {leaf.shape}"
+            must = must
+            received = f"shape {leaf.shape}"
             raise SpecificationError(message(must, received, "repeat it for every place, or leave out pack."))

@@ -105,7 +105,8 @@ def refuse_sizes(is_ready: bool, batch_size: object, tokens: object, options: Le
     """
     sizes = [f"{name}={size}" for name, size in (("batch_size", batch_size), ("tokens", tokens)) if size is not None]
     if is_ready and sizes:
-        must, attempt = "Ready-made batches have their own size.", f"leave {sizes[0].split('=')[0]} out."
+        must = "Ready-made batches have their own size."
+        attempt = f"leave {sizes[0].split('=')[0]} out."
         if tokens is not None:
             must = "Ready-made batches have their own size; rows under a token budget need __len__ and __getitem__."
             attempt = "list(rows) if these are single rows, or leave tokens out."

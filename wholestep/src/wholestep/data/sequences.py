@@ -67,7 +67,8 @@ class Sequences:
         if isinstance(self.source, Arrays):
             parts = zip(tree.leaves(self.source.arrays), self.owner, self.pads, strict=True)
             return self._loaded(self._nested([_sliced(leaf, rows, s, shape, pad) for leaf, s, pad in parts]))
-        at, starts = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+        at = np.arange(len(rows))
+        starts = np.zeros(len(rows), np.int64)
         leaves = [
             stack_column(path, rows, column, _NAME_ALL)
             if s is None

@@ -49,7 +49,8 @@ def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
     """
     counts, longest = _on_a_grid(lengths)
     cost = _costs(counts, longest, tokens)
-    totals, cuts = [cost[0]], []
+    totals = [cost[0]]
+    cuts = []
     for _ in range(min(_MOST, len(counts)) - 1):
         through = totals[-1][:-1, None] + cost[1:]  # [i, j]: the last group is the cells i + 1 .. j
         cuts.append(np.argmin(through, axis=0))
@@ -100,7 +101,8 @@ def _sorted(shapes: np.ndarray) -> np.ndarray:
 def _on_a_grid(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of rows in each cell of the grid, (cells,), and its longest sequences, (cells, sequences)."""
     sums = lengths.sum(axis=0, dtype=np.int32)
-    edges, most = [1], int(sums.max())
+    edges = [1]
+    most = int(sums.max())
     while edges[-1] < most:
         edges.append(max(edges[-1] + 1, int(edges[-1] * _GROWTH)))
     cell_of = np.searchsorted(edges, np.arange(most + 1)).astype(np.uint16)
@@ -125,7 +127,8 @@ def _costs(counts: np.ndarray, longest: np.ndarray, tokens: int) -> np.ndarray:
 def _groups(totals: list[np.ndarray], cuts: list[np.ndarray], longest: np.ndarray) -> np.ndarray:
     """Return the shapes of the fewest groups that cost little more than the most groups."""
     num = next(k for k, total in enumerate(totals) if total[-1] <= _ENOUGH * totals[-1][-1])
-    shapes, end = [], len(longest) - 1
+    shapes = []
+    end = len(longest) - 1
     for k in range(num, 0, -1):
         cut = cuts[k - 1][end]
         shapes.append(longest[cut + 1 : end + 1].max(axis=0))

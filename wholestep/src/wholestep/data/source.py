@@ -95,7 +95,8 @@ class IndexedRows:
         return loaded
 
     def _get(self, rows: np.ndarray) -> Any:
-        numbers, loaded = [int(row) for row in rows], []
+        numbers = [int(row) for row in rows]
+        loaded = []
         if hasattr(self.items, "__getitems__"):
             try:
                 return self.items.__getitems__(numbers)
@@ -128,7 +129,8 @@ class IndexedBatches:
 
     def select(self, epoch: int, step: int) -> Selection:
         """Select a batch by its number; the layout is the numbers of this and the next batches, which workers load."""
-        now, order = self.num_batches, self.order  # hooks may change the number of batches between epochs
+        now = self.num_batches
+        order = self.order  # hooks may change the number of batches between epochs
         order = order if now in (None, order.num_rows) else replace(order, num_rows=now)
         num = 1 if self.workers is None else self.workers.most
         numbers = order.rows(epoch, step, min(step + num, order.num_rows))
@@ -136,7 +138,8 @@ class IndexedBatches:
 
     def load(self, selection: Selection, places: slice | np.ndarray = slice(None)) -> Tree:
         """Return a batch. The workers load the next ones of the epoch meanwhile."""
-        get, number = self.batches.__getitem__, int(selection.rows[0])
+        get = self.batches.__getitem__
+        number = int(selection.rows[0])
         if self.workers is not None:
             self.workers.expect(selection.layout.tolist())
             get = self.workers.take
@@ -191,7 +194,8 @@ def open_source(data: Data, transform: Transform | None = None, *, by_length: bo
     Raises:
         BatchError: data of an unknown kind, no rows, or leaves of different length.
     """
-    content, whole = data.content, transform or _same
+    content = data.content
+    whole = transform or _same
     transform = _same if transform is None else owned(transform)
     if data.kind is Kind.NUMBERED:
         return IndexedBatches(content, transform, workers_of(content), Order(0))
@@ -210,14 +214,13 @@ def open_source(data: Data, transform: Transform | None = None, *, by_length: bo
     received = type(content).__name__
     attempt = "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator of batches."
     if data.kind is Kind.SHARED:
-        must, received = "The data must be whole.", f"a {received}, which a strategy has shared out"
+        must = "The data must be whole."
+        received = f"a {received}, which a strategy has shared out"
         attempt = "give the tf.data.Dataset itself; the trainer shares the rows."
     if data.kind is Kind.FUNCTION:
         name = content.__name__
-        must, received = (
-            "Data must be a data set or an iterator, not a function or class that makes it.",
-            f"{name}, not called",
-        )
+        must = "Data must be a data set or an iterator, not a function or class that makes it."
+        received = f"{name}, not called"
         attempt = f"call it, as in fit({f'{name}()' if name.isidentifier() else 'f()'})."
     raise BatchError(message(must, received, attempt))
 
@@ -246,7 +249,9 @@ def _check_any(num_rows: int, instead: str) -> None:
 
 def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
     """Return the workers of a data set that uses several threads, or processes; else None."""
-    num, most, get = batches.workers, max(batches.workers, batches.max_queue_size), batches.__getitem__
+    num = batches.workers
+    most = max(batches.workers, batches.max_queue_size)
+    get = batches.__getitem__
     if batches.use_multiprocessing and num > 0:
         warn_of_copies(batches)
         return Workers(Forks(get, num), get, most)

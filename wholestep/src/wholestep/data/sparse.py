@@ -64,9 +64,11 @@ class SparseRows:
             must = "A sparse array must have an axis of rows."
             raise BatchError(message(must, "one without axes", "pass an array of shape (rows, ...)."))
         is_inside = np.all(at < np.array(shape), axis=1)  # JAX pads with entries outside of the shape
-        at, entries = at[is_inside], entries[is_inside]
+        at = at[is_inside]
+        entries = entries[is_inside]
         order = np.argsort(at[:, 0], kind="stable")
-        at, entries = at[order], entries[order]
+        at = at[order]
+        entries = entries[order]
         begins = np.searchsorted(at[:, 0], np.arange(shape[0] + 1))
         places = np.ravel_multi_index(tuple(at[:, 1:].T), shape[1:]) if len(shape) > 1 else np.zeros(len(at), np.int64)
         return cls(shape, begins, places, entries)
@@ -86,8 +88,10 @@ class SparseRows:
         begin, end, step = rows.indices(len(self))
         assert step == 1
         end = max(begin, end)
-        first, last = self.begins[begin], self.begins[end]
-        shape, begins = (end - begin, *self.shape[1:]), self.begins[begin : end + 1] - first
+        first = self.begins[begin]
+        last = self.begins[end]
+        shape = (end - begin, *self.shape[1:])
+        begins = self.begins[begin : end + 1] - first
         return SparseRows(shape, begins, self.places[first:last], self.entries[first:last])
 
     def load(self, rows: np.ndarray) -> np.ndarray:

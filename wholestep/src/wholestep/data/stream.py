@@ -64,7 +64,8 @@ class BatchStream:
 
     def restart(self) -> None:
         """Restart at the next draw."""
-        self._running, self._peeked = None, None
+        self._running = None
+        self._peeked = None
 
     def first(self) -> Tree:
         """Return the first batch of another pass; this pass stays unchanged."""
@@ -77,7 +78,8 @@ class BatchStream:
             StopIteration: the stream has ended.
         """
         if self._peeked is not None:
-            batch, self._peeked = self._peeked, None
+            batch = self._peeked
+            self._peeked = None
             return batch
         try:
             return self._next(step)
@@ -161,8 +163,11 @@ class BatchStream:
         if has_state and state is not None:
             iterator.set_state(state)
         self._get_state = iterator.get_state if has_state else source.state_dict if is_source_s else None
-        self._running, self._held = iterator, []
-        self.has_ended, self._has_raised, self.state = False, False, None
+        self._running = iterator
+        self._held = []
+        self.has_ended = False
+        self._has_raised = False
+        self.state = None
 
     def _load(self, source: Any, state: object) -> None:
         """Set a source's state before a pass; None for its first state, at which later passes begin, too."""
@@ -201,7 +206,8 @@ def length_of(source: object, ask: Callable = len) -> Any:
     try:
         length = ask(source)
     except (ValueError, OverflowError) as error:  # raised by Python for a length below 0
-        length, cause = str(error), error
+        length = str(error)
+        cause = error
     if cause is None and (length is None or is_count(length, 0)):
         return length
     must = f"The length of {type(source).__name__} must be a whole number of at least 0."

@@ -35,7 +35,8 @@ def check_weights(
             attempt = 'give rows that shall not count the weight 0; reduction="sum_over_batch_size" divides by rows.'
             received = f"{weight[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
             if not divides:
-                must, attempt = f"{label} must be finite.", "give rows that shall not count the weight 0."
+                must = f"{label} must be finite."
+                attempt = "give rows that shall not count the weight 0."
             raise BatchError(message(must, received, attempt))
         if all_zero and not np.any(weight):
             must = f"{label} must weigh at least one row."
@@ -85,7 +86,8 @@ def _classes(y: Any) -> np.ndarray:
         must = "class_weight needs one class a row."
         raise BatchError(message(must, f"labels of shape {shape}", "pass sample_weight instead."))
     if y.dtype.kind not in "biuf":
-        must, attempt = "class_weight needs classes that are numbers.", "encode the labels as integers first."
+        must = "class_weight needs classes that are numbers."
+        attempt = "encode the labels as integers first."
         raise BatchError(message(must, f"labels of dtype {y.dtype}", attempt))
     if len(y.shape) == 2 and y.shape[1] > 1:
         return np.argmax(y, axis=1)

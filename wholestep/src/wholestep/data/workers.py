@@ -98,8 +98,10 @@ class Threads:
 
     def end(self) -> None:
         """End the threads after their current batches; waits for at most two seconds."""
-        threads, self._threads = self._threads, []
-        asked, self._asked = self._asked, queue.SimpleQueue()
+        threads = self._threads
+        self._threads = []
+        asked = self._asked
+        self._asked = queue.SimpleQueue()
         with contextlib.suppress(queue.Empty):
             while True:
                 asked.get_nowait()
@@ -177,7 +179,8 @@ class Forks:
 
     def end(self) -> None:
         """End the processes at once: a process that waits for the engine would never finish."""
-        executor, self._executor = self._executor, None
+        executor = self._executor
+        self._executor = None
         if executor is not None:
             self._over[1].send_bytes(b"over")  # never read: every process polls for it
             executor.shutdown(cancel_futures=True)
@@ -207,7 +210,8 @@ def _start_method() -> str:
 def _begin(get: Callable[[int], Any], seed: int, parent: int, over: Connection) -> None:
     """Set up a process; its parent handles the signals."""
     global _loads, _seed
-    _loads, _seed = get, seed
+    _loads = get
+    _seed = seed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent, over), daemon=True).start()

@@ -111,7 +111,8 @@ class Lookups:
         starts = [0] * len(self.tables)
 
         def answer(number: int, ids: Tensor) -> Tensor:
-            table, start = self.tables[number], starts[number]
+            table = self.tables[number]
+            start = starts[number]
             starts[number] = stop = start + math.prod(ids.shape)
             own = places[self.groups[number]][start:stop]
             return self._found(table, params[table.param], ops.reshape(own, ids.shape))

@@ -220,7 +220,8 @@ class RowPlan:
         numbers = ops.concatenate([ops.arange(r.shape[0], dtype="int32") for r in rows])
         scratch = ops.scatter_update(scratch, where[:, None], numbers)
         # Equal rows read the same number, whichever of them wrote last.
-        found, counts = ops.take(scratch, where), [r.shape[0] for r in rows]
+        found = ops.take(scratch, where)
+        counts = [r.shape[0] for r in rows]
         row_slots = [found[start : start + count] for start, count in zip(_starts(counts), counts, strict=True)]
         places = [ops.where(e, h, ops.full_like(h, h.shape[0])) for e, h in zip(exists, row_slots, strict=True)]
         touched = [TableRows(t, rows[g], row_slots[g]) for t, g in zip(self.tables, self.lookups.groups, strict=True)]
@@ -296,13 +297,15 @@ class RowPlanner:
 
     def plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
         """Return the plan of tables whose touched rows alone are updated, and the reasons for other tables."""
-        variables, reasons = self._forward.variables, dict(self._wholes)
+        variables = self._forward.variables
+        reasons = dict(self._wholes)
         known = [] if self._engine.programs.is_eager else self.tables  # no further call of an eager objective for speed
         tables = [_with_slots(table, self._optimizer, variables) for table in known]
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
         while tables:
             lookups, found = self._learned(Lookups(tables, self._engine), state, data, rows)
-            counts, kept = [cut.num_microbatches * lookups.counts[g] for g in lookups.groups], []
+            counts = [cut.num_microbatches * lookups.counts[g] for g in lookups.groups]
+            kept = []
             for table, count, why in zip(tables, counts, found, strict=True):
                 path = variables.params[table.param].path
                 if why:

@@ -43,7 +43,8 @@ def make_engine(
     if is_off and not is_eager:
         told = "on JAX an update is always compiled, unless the model is compiled with run_eagerly=True."
         warn(f"jit_compile=False has no effect: {told}")
-    several, processes = find_replicas(model, replicas), group.connect()
+    several = find_replicas(model, replicas)
+    processes = group.connect()
     layout = several.layout
     programs: Programs = EagerPrograms(nullcontext) if is_eager else JaxPrograms(layout, processes)
     ops: Operations = EagerJaxOperations(JaxOperations()) if is_eager else JaxOperations()

@@ -25,7 +25,8 @@ from jax import lax
 from jax.interpreters import mlir
 
 _MOST_PLACES = 32  # of a window or a kernel: each is an operation
-_POOLING, _CONVOLUTION = lax.select_and_scatter_add_p, lax.conv_general_dilated_p
+_POOLING = lax.select_and_scatter_add_p
+_CONVOLUTION = lax.conv_general_dilated_p
 
 _is_ours: ContextVar[bool] = ContextVar("whether this library's program is lowered", default=False)
 _xla = {
@@ -61,7 +62,8 @@ def _pooling(
 
 def _convolution(x: Any, kernel: Any, **how: Any) -> Callable | None:
     lhs, rhs, _ = numbers = how["dimension_numbers"]
-    num, singles = how["feature_group_count"], (jnp.float32, jnp.float64)
+    num = how["feature_group_count"]
+    singles = (jnp.float32, jnp.float64)
     is_single = x.dtype == kernel.dtype in singles and how["preferred_element_type"] in (None, x.dtype)
     if not is_single or how["batch_group_count"] != 1:
         return None
@@ -98,10 +100,13 @@ def pooling_gradient(
     for i, start in enumerate(starts):
         other = _shifted(values, start, source.shape, strides)
         if largest is None or chosen is None:
-            largest, chosen = other, jnp.zeros(other.shape, jnp.int32)
+            largest = other
+            chosen = jnp.zeros(other.shape, jnp.int32)
         keeps = largest >= other
-        largest, chosen = jnp.where(keeps, largest, other), jnp.where(keeps, chosen, i)
-    total, zero = jnp.zeros(values.shape, source.dtype), jnp.zeros((), source.dtype)
+        largest = jnp.where(keeps, largest, other)
+        chosen = jnp.where(keeps, chosen, i)
+    total = jnp.zeros(values.shape, source.dtype)
+    zero = jnp.zeros((), source.dtype)
     for i, start in enumerate(starts):
         spread = [
             (at, size - at - (num - 1) * stride - 1, stride - 1)
@@ -137,7 +142,8 @@ def depthwise(
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
     reach = [(num - 1) * dilation + 1 for num, dilation in zip(kernel.shape, rhs_dilation, strict=False)]
     nums = [(size - far) // stride + 1 for size, far, stride in zip(x.shape[1:-1], reach, window_strides, strict=True)]
-    shape, total = (x.shape[0], *nums, x.shape[-1]), jnp.zeros((), x.dtype)
+    shape = (x.shape[0], *nums, x.shape[-1])
+    total = jnp.zeros((), x.dtype)
     for place in itertools.product(*map(range, kernel.shape[:-1])):
         start = [at * dilation for at, dilation in zip(place, rhs_dilation, strict=True)]
         total = total + _shifted(x, (0, *start, 0), shape, (1, *window_strides, 1)) * kernel[place]

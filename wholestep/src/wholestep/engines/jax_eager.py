@@ -37,7 +37,9 @@ class EagerJaxOperations:
     def __init__(self, ops: Operations):
         self.has_slices = ops.has_slices
         self._differentiate = ops.differentiate
-        self.gather, self.lookup, self.is_finite = ops.gather, ops.lookup, ops.is_finite
+        self.gather = ops.gather
+        self.lookup = ops.lookup
+        self.is_finite = ops.is_finite
 
     def differentiate(
         self, function: Callable[[list], tuple[Tensor, Found]], params: list, *, slices: bool = False

@@ -72,7 +72,8 @@ class JaxOptimizer:
         twin: Optimizer,
     ) -> State:
         """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""
-        params, slots = [*state.params], [*state.slots]
+        params = [*state.params]
+        slots = [*state.slots]
         for table, rows, _ in touched:
             for values, i in table.places(params, slots):
                 values[i] = gather(values[i], rows)
@@ -180,7 +181,8 @@ def _parts(returned: Any, given: Sequence[list]) -> tuple[Tree, list[list]]:
     """
     is_pair = isinstance(returned, tuple | list) and len(returned) == 2
     state: Any = returned[1] if is_pair else None
-    sizes, known = _sizes(state), _sizes(given)
+    sizes = _sizes(state)
+    known = _sizes(given)
     if sizes != known:
         must = f"On JAX a custom step must return (results, state), the state as lists of {known} values."
         received = f"a state that is a {type(state).__name__}" if sizes is None else f"a state of {sizes}"

@@ -141,7 +141,9 @@ class JaxVariables:
     def read(self, variables: Variables) -> tuple[list, list, list]:
         """Return the values of (params, slots, buffers): the variables' arrays, which the next program spends."""
         seen: set[int] = set()
-        params, slots, buffers = variables.params, variables.slots, variables.buffers
+        params = variables.params
+        slots = variables.slots
+        buffers = variables.buffers
         return self._own(params, seen), self._own(slots, seen), self._own(buffers, seen)
 
     def values(self, variables: list) -> list:
@@ -150,7 +152,8 @@ class JaxVariables:
 
     def are_current(self, variables: Variables, state: State) -> bool:
         """Whether the variables that an update changes still hold the values of the state."""
-        known, values = [*variables.params, *variables.slots, *variables.buffers], _changed(state)
+        known = [*variables.params, *variables.slots, *variables.buffers]
+        values = _changed(state)
         if len(known) != len(values):
             return False
         if self._gives_whole:

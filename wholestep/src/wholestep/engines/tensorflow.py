@@ -145,7 +145,8 @@ class TensorflowTraces:
 
     def is_kept(self, frame: object) -> bool:
         """Whether a `tf.function` is being traced inside a frame: later it may be called from anywhere."""
-        graph, is_kept = self.frame(), False
+        graph = self.frame()
+        is_kept = False
         while graph is not frame and graph is not None:
             is_kept |= type(graph).__name__ not in _BODIES
             graph = getattr(graph, "outer_graph", None)

@@ -86,7 +86,8 @@ class TensorflowReplicas:
         """Return the part of a vector over a (micro)batch that belongs to the rows that `batch` returns, its start."""
         if self.index is None:
             return rows, 0
-        size, each = rows.shape[0], -(-rows.shape[0] // self.count)
+        size = rows.shape[0]
+        each = -(-rows.shape[0] // self.count)
         start = min(self.index * each, size)
         return rows[start : start + each], start
 

@@ -191,7 +191,8 @@ def _for_keras(grads: list, params: list) -> list:
 
 
 def _indexed(grad: Slices, param: keras.Variable) -> tf.IndexedSlices:
-    values, indices = tf.concat(grad.values, 0), tf.concat(grad.indices, 0)
+    values = tf.concat(grad.values, 0)
+    indices = tf.concat(grad.indices, 0)
     return tf.IndexedSlices(values, indices, tf.constant(tuple(param.shape), tf.int64))
 
 

@@ -213,7 +213,8 @@ def find(
     Raises:
         SpecificationError: as `open_columns`.
     """
-    wanted, outputs = None if is_prepared else _names_of(model, "input"), _names_of(model, "output")
+    wanted = None if is_prepared else _names_of(model, "input")
+    outputs = _names_of(model, "output")
     weight = _WEIGHT if _WEIGHT in names and _WEIGHT not in _flat(wanted) else None
     are_named = bool(_flat(wanted)) and all(name in names for name in _flat(wanted))
     rest = [name for name in names if name != weight and not (are_named and name in _flat(wanted))]

@@ -139,7 +139,8 @@ class Findings:
         So batches of many sizes need few programs.
         """
         shape = _text_of(tuple([(leaf.shape[1:], leaf.dtype) for leaf in tree.leaves(host)]))
-        known, power = self.sizes.setdefault(shape, []), 1 << (count - 1).bit_length()
+        known = self.sizes.setdefault(shape, [])
+        power = 1 << (count - 1).bit_length()
         fitting = [size for size in known if count <= size <= 2 * power]
         if not fitting:
             fitting = [power if known else count]
@@ -167,8 +168,10 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
     size = min(_ROWS, num_rows)
     spread = np.linspace(0, num_rows - 1, min(2 * size, num_rows)).astype(int)
     few = engine.devices.fetch(engine.devices.place(batch.some(spread)))
-    run, first = _runner(engine, forward, state), _rows(few, np.arange(size))
-    one, moved = run(first), partial(_moved, compute_dtype=_compute_dtype(forward.model))
+    run = _runner(engine, forward, state)
+    first = _rows(few, np.arange(size))
+    one = run(first)
+    moved = partial(_moved, compute_dtype=_compute_dtype(forward.model))
     other = _rows(few, np.resize(np.append(np.arange(size, len(spread)), 0), size))
     if not moved(one, run(other)).any():
         other = _shaken(first)
@@ -305,7 +308,8 @@ def _runner(engine: Engine, forward: Forward, state: State) -> Callable[..., Row
 
     def run(batch: Tree, start: int = 0, extreme: int = 0) -> Rows:
         given = engine.devices.place((batch, np.int32(start), np.int32(extreme)))
-        arguments, size = (state, *given), tree.num_rows(batch)
+        arguments = (state, *given)
+        size = tree.num_rows(batch)
         if size not in programs:
             programs[size] = engine.programs.compile(function, arguments, spends=False).call
         return engine.devices.fetch(programs[size](*arguments))
@@ -327,7 +331,8 @@ def _moved(one: Rows, two: Rows, compute_dtype: str) -> np.ndarray:
     moved = np.zeros((1,), bool)
     for label, pair in one.values.items():
         for a, b in zip(pair, two.values[label], strict=True):
-            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            a = np.asarray(a, np.float64)
+            b = np.asarray(b, np.float64)
             moved = moved | ~np.isclose(a, b, rtol=tolerance, atol=tolerance * 1e-3, equal_nan=True)
     return moved
 

@@ -17,7 +17,9 @@ from wholestep.engines import Engine
 from wholestep.tree import Tensor
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-LATER, ALL, PAIRS = 1, 2, 3
+LATER = 1
+ALL = 2
+PAIRS = 3
 _MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23}
 Shape = tuple[int, ...]
 
@@ -58,7 +60,9 @@ class Words:
             words = ops.reshape(self.engine.random.words(self.seed, stream, 0, 1, math.prod(shape)), shape)
             extreme = self.extreme
             return words if extreme is None else _at_extremes(words, extreme, PAIRS, _is_in_second_pair(shape), stream)
-        before, size, after = shape[: self.axis], shape[self.axis], shape[self.axis + 1 :]
+        before = shape[: self.axis]
+        size = shape[self.axis]
+        after = shape[self.axis + 1 :]
         several = size // max(self.num_rows, 1)
         num = math.prod(before) * several * math.prod(after)
         rows = self.engine.random.words(self.seed, stream, self.first, self.num_rows, num)
@@ -136,7 +140,8 @@ def uniform(
 ) -> Tensor:
     """Return numbers of [minval, maxval)."""
     dtype = float_dtype(dtype)
-    low, high = ops.cast(minval, dtype), ops.cast(maxval, dtype)
+    low = ops.cast(minval, dtype)
+    high = ops.cast(maxval, dtype)
     return words.uniform(shape, dtype) * (high - low) + low
 
 
@@ -180,7 +185,8 @@ def randint(words: Words, shape: Shape, minval: Tensor | int, maxval: Tensor | i
 
 def _high(one: Tensor, two: Tensor) -> Tensor:
     """Return the upper 32 bits of the products of words."""
-    half, mask = ops.convert_to_tensor(16, "uint32"), ops.convert_to_tensor(0xFFFF, "uint32")
+    half = ops.convert_to_tensor(16, "uint32")
+    mask = ops.convert_to_tensor(0xFFFF, "uint32")
     (a, b), (c, d) = ((ops.right_shift(word, half), ops.bitwise_and(word, mask)) for word in (one, two))
     middle = ops.right_shift(b * d, half) + ops.bitwise_and(b * c, mask) + a * d
     return a * c + ops.right_shift(b * c, half) + ops.right_shift(middle, half)
@@ -293,7 +299,8 @@ def binomial(
     q = ops.minimum(p, 1 - p)
     few = n * q < _INVERTED
     inverted = _inverted(words, shape, own, ops.where(few, n, ops.zeros_like(n)), ops.where(few, q, 0.5 + 0 * q))
-    large_n, large_q = ops.where(few, 100.0 + 0 * n, n), ops.where(few, 0.5 + 0 * q, q)
+    large_n = ops.where(few, 100.0 + 0 * n, n)
+    large_q = ops.where(few, 0.5 + 0 * q, q)
     found = ops.where(few, inverted, _transformed(words, shape, own, large_n, large_q))
     return ops.cast(ops.where(is_valid, ops.where(p > 0.5, n - found, found), _NAN), dtype)
 
@@ -303,7 +310,8 @@ def _inverted(words: Words, shape: Shape, dtype: str, n: Tensor, q: Tensor) -> T
     scale = ops.log1p(-q)
 
     def trial(t: Tensor, both: Tensor, done: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        passed, num = both[0], both[1]
+        passed = both[0]
+        num = both[1]
         waits = ops.ceil(ops.log(words.inside(shape, dtype, 2 * t)) / scale)
         passed = ops.where(done, passed, passed + ops.where(q > 0, waits, n + 1))
         return t + 1, ops.stack([passed, ops.where(done | (passed > n), num, num + 1)]), done | (passed > n)
@@ -317,8 +325,10 @@ def _transformed(words: Words, shape: Shape, dtype: str, n: Tensor, q: Tensor) -
     deviation = ops.sqrt(n * q * (1 - q))
     b = 1.15 + 2.53 * deviation
     a = -0.0873 + 0.0248 * b + 0.01 * q
-    r, m = q / (1 - q), ops.floor((n + 1) * q)
-    quick, scale = 0.92 - 4.2 / b, (2.83 + 5.1 / b) * deviation
+    r = q / (1 - q)
+    m = ops.floor((n + 1) * q)
+    quick = 0.92 - 4.2 / b
+    scale = (2.83 + 5.1 / b) * deviation
 
     def trial(t: Tensor, value: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         u, v = (words.inside(shape, dtype, 2 * t + i) for i in (0, 1))

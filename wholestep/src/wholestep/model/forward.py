@@ -82,7 +82,8 @@ class Forward:
         """
         notes = Notes(self.facts)
         trace(replace(self, notes=notes))
-        variables, written = self.variables, notes.written
+        variables = self.variables
+        written = notes.written
         variables = replace(variables, buffers=[*variables.buffers, *written]) if written else variables
         facts = replace(notes.facts(), draws=self._draw_facts(notes.draws, twice))
         return replace(self, facts=facts, variables=variables)
@@ -90,7 +91,8 @@ class Forward:
     @property
     def movers(self) -> list[str]:
         """The layers, by path, whose floating state the forward pass moves."""
-        floats, buffers = self.variables.floats, self.variables.buffers
+        floats = self.variables.floats
+        buffers = self.variables.buffers
         paths = [buffers[i].path.removeprefix(f"{self.model.name}/") for i in self.facts.moved if floats[i]]
         return list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
 
@@ -104,7 +106,8 @@ class Forward:
 
     def knows_as(self, other: "Forward") -> bool:
         """Whether both have the same properties and the same variables."""
-        mine, theirs = self.facts, other.facts
+        mine = self.facts
+        theirs = other.facts
         has_same = are_same([*mine.captured], [*theirs.captured]) and self.variables is other.variables
         return has_same and replace(mine, captured=()) == replace(theirs, captured=())
 
@@ -232,7 +235,8 @@ class Forward:
 
     def _scope(self, values: Values, lookups: Lookups = NOTHING) -> Scope:
         """Return the scope in which variables have these values; variables of an empty group must not be read."""
-        v, apart = self.variables, {table.param for table in lookups.tables}
+        v = self.variables
+        apart = {table.param for table in lookups.tables}
         groups = v.params, v.buffers, v.metrics, self.facts.captured
         given = values._replace(captured=values.captured or ())
         mapping = [pair for known, held in zip(groups, given, strict=True) for pair in zip(known, held, strict=False)]
@@ -243,7 +247,8 @@ class Forward:
 
     def captured_in(self, state: State) -> list[Tensor]:
         """Return the values of `facts.captured` in a state."""
-        slots, others = {id(v): i for i, v in enumerate(self.variables.slots)}, iter(state.captured)
+        slots = {id(v): i for i, v in enumerate(self.variables.slots)}
+        others = iter(state.captured)
         return [state.slots[slots[id(v)]] if id(v) in slots else next(others) for v in self.facts.captured]
 
     @property
@@ -260,7 +265,8 @@ class Forward:
 
     def _reading(self, result: object, batch: Tree, again: Values | None) -> Reading:
         """Check the objective's result; `again`: the values for a second call, None to make none."""
-        metrics, num_rows = {m.name: m for m in self.metrics}, tree.num_rows(batch)
+        metrics = {m.name: m for m in self.metrics}
+        num_rows = tree.num_rows(batch)
         reading = read(result, metrics)
         terms, reported = (checked(terms, num_rows) for terms in (reading.terms, reading.reported))
         squares = [k for k, t in terms.items() if len(t.values.shape) > 1 and t.values.shape[1] == num_rows > 1]
@@ -290,7 +296,8 @@ class Forward:
         """Return a context in which a gradient's trace repeats the draws of these rows: recomputed functions do."""
         if self.draws_by is None:
             return nullcontext()
-        facts, frame = self.facts.draws, self.draws_by.traces.frame()
+        facts = self.facts.draws
+        frame = self.draws_by.traces.frame()
         return drawing(Draws(self.draws_by, first, num_rows, facts, frame=frame, is_backward=True))
 
     def _extra(self, scope: keras.StatelessScope, reading: Reading) -> Tensor:

@@ -104,10 +104,12 @@ class CompiledObjective(Objective):
 
 def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[LossCall]:
     """Let Keras match outputs, labels and weights, but record each loss call instead of reducing it."""
-    compile_loss, calls = model._compile_loss, list[LossCall]()
+    compile_loss = model._compile_loss
+    calls = list[LossCall]()
     if compile_loss is None:
         return calls
-    entries, metrics = compile_loss._flat_losses, compile_loss._metrics
+    entries = compile_loss._flat_losses
+    metrics = compile_loss._metrics
 
     def recorder(entry: Any) -> Any:
         def record(y_true: Tensor, y_pred: Tensor, weight: Tensor | None = None) -> float:
@@ -122,7 +124,8 @@ def _calls(model: keras.Model, y: Tree, y_pred: Tree, weight: Tree) -> list[Loss
     try:
         compile_loss(y, y_pred, weight)
     finally:
-        compile_loss._flat_losses, compile_loss._metrics = entries, metrics
+        compile_loss._flat_losses = entries
+        compile_loss._metrics = metrics
     return calls
 
 
@@ -140,7 +143,8 @@ def _scores(model: keras.Model, y: Tree, outputs: Tree, weight: Tree) -> list[Sc
     compiled = model._compile_metrics
     if compiled is None:
         return []
-    y_true, y_pred = compiled._flatten_y(y), compiled._flatten_y(outputs)
+    y_true = compiled._flatten_y(y)
+    y_pred = compiled._flatten_y(outputs)
     weights = [None] if weight is None else compiled._flatten_y(weight)
     weights = weights if len(weights) == len(y_true) else [weights[0]] * len(y_true)
     plain = [(group, t, p, None) for group, t, p in zip(compiled._flat_metrics, y_true, y_pred, strict=False)]
@@ -153,7 +157,8 @@ def _scores(model: keras.Model, y: Tree, outputs: Tree, weight: Tree) -> list[Sc
 
 def unreduced(call: LossCall) -> Term:
     """Return one compiled loss before its reduction, with Keras' divisor as weights."""
-    loss, dtype = call.loss, call.loss.dtype
+    loss = call.loss
+    dtype = call.loss.dtype
     if type(loss).__call__ is not keras.losses.Loss.__call__:
         return Whole(loss(call.y_true, call.y_pred, call.weight), call.coefficient)
     y_pred = tree.map_leaves(lambda leaf: ops.convert_to_tensor(leaf, dtype=dtype), call.y_pred)
@@ -225,8 +230,10 @@ def label_ranges(call: LossCall, labels: list) -> list[LabelRange]:
     """Return the range of class numbers that a loss has outputs for, by leaf of the labels that it is called with."""
     if getattr(call.loss, "fn", None) is not keras.losses.sparse_categorical_crossentropy:
         return []
-    options, found = call.loss._fn_kwargs, [i for i, leaf in enumerate(labels) if leaf is call.y_true]
-    axis, ignored = options.get("axis", -1), options.get("ignore_class")
+    options = call.loss._fn_kwargs
+    found = [i for i, leaf in enumerate(labels) if leaf is call.y_true]
+    axis = options.get("axis", -1)
+    ignored = options.get("ignore_class")
     return [LabelRange(i, int(call.y_pred.shape[axis]), ignored) for i in found]
 
 

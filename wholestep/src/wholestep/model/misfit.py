@@ -98,7 +98,8 @@ def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
     if names := _of_objects(y, "y"):
         raise BatchError(message("Labels must be numbers.", f"text or ragged rows in {names}", NUMBER_CLASSES))
     if names := _of_objects(weight, "sample_weight"):
-        must, attempt = "Sample weights must be numbers.", "one number for each row."
+        must = "Sample weights must be numbers."
+        attempt = "one number for each row."
         raise BatchError(message(must, f"text or ragged rows in {names}", attempt))
 
 
@@ -138,7 +139,8 @@ def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
 
 def _of_keys(x: Tree, error: BaseException) -> str | None:
     """Refuse a dict of inputs that lacks a key which the model's code reads."""
-    missing, cause = None, error if isinstance(x, dict) else None
+    missing = None
+    cause = error if isinstance(x, dict) else None
     while cause is not None and isinstance(x, dict):
         missing = cause.args[0] if type(cause) is KeyError and _reads(cause, x) else missing
         cause = cause.__context__  # Keras raises other errors after the first, which is the model's
@@ -152,7 +154,8 @@ def _reads(error: KeyError, x: dict) -> bool:
     """Whether the expression that raised an error begins with a variable that holds a dict with the keys of `x`."""
     if error.__traceback__ is None or error.args[0] in x:
         return False
-    at, frame = traceback.extract_tb(error.__traceback__)[-1], [*traceback.walk_tb(error.__traceback__)][-1][0]
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    frame = [*traceback.walk_tb(error.__traceback__)][-1][0]
     name = re.match(r"\w*", linecache.getline(at.filename, at.lineno or 0)[at.colno :])
     held = frame.f_locals.get(name[0]) if name else None
     return isinstance(held, dict) and held.keys() == x.keys()
@@ -162,7 +165,8 @@ def _of_missing(y: Tree) -> str | None:
     missing = [tree.name(path, "y") for path, leaf in keras.tree.flatten_with_path(y) if leaf is None and path]
     if not missing:
         return None
-    must, attempt = "Every output with a loss needs labels.", "pass them, or compile that output with the loss None."
+    must = "Every output with a loss needs labels."
+    attempt = "pass them, or compile that output with the loss None."
     return message(must, f"None for {', '.join(missing)}", attempt)
 
 

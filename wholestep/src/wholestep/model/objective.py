@@ -191,7 +191,8 @@ def by_row(term: Term) -> tuple[Tensor, Tensor]:
     """Return (values, weights) of every row, both (rows,)."""
     if isinstance(term, Whole):
         return term.values[None], ops.ones((1,))
-    values, weights = term.values, term.weights
+    values = term.values
+    weights = term.weights
     weights = ops.ones_like(values) if weights is None else weights
     axes = tuple(range(1, len(values.shape)))
     others = tuple(range(1, len(weights.shape)))

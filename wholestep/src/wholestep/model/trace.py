@@ -66,7 +66,9 @@ class Notes:
 
     def __init__(self, known: TraceFacts):
         self.terms: dict[str, TermFact] = {}
-        self.has_extra, self.has_whole, self.is_complete = known.has_extra, known.has_whole, False
+        self.has_extra = known.has_extra
+        self.has_whole = known.has_whole
+        self.is_complete = False
         self.moved = list(known.moved)
         self.assigned = list(known.assigned)
         self.captured = list(known.captured)
@@ -77,11 +79,13 @@ class Notes:
 
     def note_reading(self, reading: Reading) -> None:
         """Record the terms and metric updates that the objective returned."""
-        terms, reported = reading.terms, reading.reported
+        terms = reading.terms
+        reported = reading.reported
         self.terms = _term_facts(terms, counts=True) | _term_facts(reported, counts=False)
         self.has_whole |= any(isinstance(t, Whole) for t in terms.values()) or any(s.is_whole for s in reading.scores)
         self.is_complete = reading.is_complete
-        self.label_ranges, self.divisors = reading.label_ranges, reading.divisors
+        self.label_ranges = reading.label_ranges
+        self.divisors = reading.divisors
 
     def note_read(self, variable: keras.Variable, variables: Variables) -> None:
         """Record the read of a variable that has no value in the scope; it becomes an input of the program.

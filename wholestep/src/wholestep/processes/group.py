@@ -100,7 +100,8 @@ class ProcessGroup:
         differing = self.all_gather(_difference(self.broadcast(facts, what), facts), what)
         if any(differing):
             found = [f"process {i}: {text}" for i, text in enumerate(differing) if text]
-            must, attempt = "All processes must begin alike. Nothing was updated.", "start every process with the same"
+            must = "All processes must begin alike. Nothing was updated."
+            attempt = "start every process with the same"
             raise PeerError(message(must, "; ".join(found[:8]), f"{attempt} code, data and seed."))
 
     def broadcast(self, value: T, what: str) -> T:
@@ -306,7 +307,8 @@ class Heartbeat:
     def _verdict(self, seen: dict) -> str | None:
         now = time.monotonic()
         for name, value in self._store.read_all("beat"):
-            beat, process = Beat(*value), int(name)
+            beat = Beat(*value)
+            process = int(name)
             if process not in seen or seen[process][0].number != beat.number:
                 seen[process] = (beat, now)
         beats = {process: (beat, now - when) for process, (beat, when) in seen.items()}
@@ -319,7 +321,8 @@ class Heartbeat:
     def _guard(self) -> None:
         ticked = time.monotonic()
         while not self._is_over.wait(_INTERVAL):
-            before, ticked = ticked, time.monotonic()
+            before = ticked
+            ticked = time.monotonic()
             if ticked - before > 3 * _INTERVAL:  # this process was itself stopped, and could read nothing
                 self._heard = ticked
             unheard = ticked - self._heard

@@ -90,7 +90,8 @@ class StoreExchange:
         """Return every process's value."""
         self.number += 1
         earlier, self.store.once = self.store.once, []
-        key, everything = self.key("gathered"), self.key("all")
+        key = self.key("gathered")
+        everything = self.key("all")
         self.store.set(f"{key}/{self.index}", [what, value])
         if self.index == 0:
             self.store.set(everything, [self.store.get(f"{key}/{i}") for i in range(self.count)])

@@ -119,7 +119,8 @@ class Applied:
 
     def forget(self) -> None:
         """Drop all unread reports: their updates are no part of the run any more."""
-        self._unread, self._latest = None, lambda: None
+        self._unread = None
+        self._latest = lambda: None
         self._unnoted.clear()
         if self._ending is not None:
             self._ending.last = None
@@ -175,7 +176,8 @@ class Applied:
         """
         if self._unread is None or report not in (None, self._unread):
             return
-        last, self._unread = self._unread, None
+        last = self._unread
+        self._unread = None
         if self._ending is not None:
             self._ending.last = None
         if self.note_failures(run, last) is not None:
@@ -275,13 +277,16 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
     Args:
         state: the state before update i.
     """
-    engine, block, number = update.engine, report.block, report.first + i
+    engine = update.engine
+    block = report.block
+    number = report.first + i
     forward = block.program.forward
     names = block.names(i)
     count = len(names)
     terms, after = _by_piece(update, state, report, i)
     before = _fetched(engine, lambda state: finite_flags(engine, forward.variables, state), state)
-    reasons, bad = [], np.zeros((0,), int)
+    reasons = []
+    bad = np.zeros((0,), int)
     for label, (values, weights) in terms.items():
         rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == count else np.zeros((0,), int)
         bad = np.union1d(bad, rows_of_term)
@@ -303,7 +308,8 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
             attempt = "replace these values, also in rows of weight 0, as 0 times the derivative of NaN is NaN."
     if paths := unsound(forward.variables, before, are_rows_left=bad.size < count):
         verb = "is" if len(paths) == 1 else "are"
-        reasons, bad = [f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"], bad[:0]
+        reasons = [f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"]
+        bad = bad[:0]
         attempt = "check the source of these weights: a file, an assignment, a learning rate that is too high."
     told = message(
         f"Update {number} must have a finite loss and gradient. It was not applied; the weights are those after "
@@ -316,9 +322,12 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
 
 def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dict[str, tuple], list[str]]:
     """Return each row's values and weights by term, computed by microbatch, and the buffers that become non-finite."""
-    engine, block = update.engine, report.block
-    forward, cut = block.program.forward, block.program.cut
-    count, table = len(block.names(i)), block.table.rows[block.first + i]
+    engine = update.engine
+    block = report.block
+    forward = block.program.forward
+    cut = block.program.cut
+    count = len(block.names(i))
+    table = block.table.rows[block.first + i]
     lookups = Lookups(update.row_planner.tables, engine)
 
     def piece(state: State, data: Tree, rows: Tensor, first: Tensor) -> tuple:

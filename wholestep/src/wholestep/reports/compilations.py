@@ -45,7 +45,8 @@ class Compilations:
     @contextmanager
     def shown_by(self, bar: keras.callbacks.ProgbarLogger | None) -> Iterator[None]:
         """Context in which reasons to wait are shown in a progress bar, or in lines below the bar of Keras."""
-        outer, self.bar = self.bar, bar
+        outer = self.bar
+        self.bar = bar
         try:
             yield
         finally:
@@ -54,7 +55,8 @@ class Compilations:
     @contextmanager
     def quiet(self, is_quiet: bool) -> Iterator[None]:
         """Context in which the line about a long compilation is off or on."""
-        outer, self.is_quiet = self.is_quiet, is_quiet
+        outer = self.is_quiet
+        self.is_quiet = is_quiet
         try:
             yield
         finally:
@@ -129,7 +131,8 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Print the epoch and, from the third one on, the time left at the speed of the last: the first compiles."""
-        now, begun = self._clock(), self._begun
+        now = self._clock()
+        begun = self._begun
         left = f" - {_duration((now - begun) * (self.epochs - epoch))} left" if self._num_begun > 1 else ""
         self._begun, self._first, self._counts = now, None, np.zeros(2, int)
         self._num_begun += 1
@@ -147,7 +150,9 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
 
     def note(self, report: Report, num: int) -> None:
         """Count `num` updates that have finished. The first dispatch of an epoch, which may compile, counts alone."""
-        now, begun, counts = self._clock(), self._begun, np.array([num, report.num_rows(num)])
+        now = self._clock()
+        begun = self._begun
+        counts = np.array([num, report.num_rows(num)])
         if self._first is None:
             self._first = now
         else:

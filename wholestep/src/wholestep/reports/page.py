@@ -93,6 +93,7 @@ def write_page(path: str | os.PathLike[str], title: str, parts: Iterable[str]) -
 def figure(picture: Picture) -> str:
     """Return a picture with its title and caption as HTML."""
     source = f"data:image/png;base64,{b64encode(picture.png).decode()}"
-    title, caption = escape(picture.title), escape(picture.caption)
+    title = escape(picture.title)
+    caption = escape(picture.caption)
     image = f'<img alt="{title}. {caption}" src="{source}">'
     return f"<h2>{title}</h2><figure>{image}<figcaption>{caption}</figcaption></figure>"

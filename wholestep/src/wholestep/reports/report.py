@@ -17,7 +17,8 @@ from wholestep.errors import NonFiniteError, SpecificationError, message
 from wholestep.sums import visible
 from wholestep.tree import Tensor
 
-OWN_LOSS, APPLIED = "+loss", "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
+OWN_LOSS = "+loss"
+APPLIED = "+applied"  # in a report, after the logs: the loss of the update; 1 if it was applied
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,10 @@ from wholestep.reports.report import Report
 _NUM_UNMERGED = 64  # dispatches, of up to hundreds of updates
 _MOST = 2048  # lines are kept; up to twice as many before they are merged
 _SECONDS = 60.0  # between two writes of the page at an epoch's end
-_DARK, _LIGHT, _RED, _GREEN = "#222222", "#7f9fbf", "#c8553d", "#1a7f3c"
+_DARK = "#222222"
+_LIGHT = "#7f9fbf"
+_RED = "#c8553d"
+_GREEN = "#1a7f3c"
 # A line: consecutive updates, each column folded. The loss is of the updates whose loss is finite.
 _FOLDS = {
     **{"number": np.minimum, "updates": np.add, "finite": np.add, "loss": np.add, "least": np.fmin, "most": np.fmax},
@@ -86,7 +89,8 @@ class RunReport(keras.callbacks.Callback):
         """Add `num` updates of a dispatch that has been read."""
         if report.first == 1 and self._last:
             self._begin()  # of another trainer
-        now, block = time.perf_counter(), report.block
+        now = time.perf_counter()
+        block = report.block
         if now - self._measured > 0.1:
             self._measured, self._bytes = now, _resident_bytes()
         counts = block.table.counts[block.first : block.first + num]
@@ -94,7 +98,8 @@ class RunReport(keras.callbacks.Callback):
         if len(self._unmerged) >= _NUM_UNMERGED:
             self._merge()
         if block.program is not self._program:
-            self._program, memory = block.program, block.program.memory
+            self._program = block.program
+            memory = block.program.memory
             needs = "" if memory is None else f", {memory / 2**20:,.3g} MiB besides data and weights"
             self._cuts.setdefault(f"{block.program.cut}{needs}", report.first)
         self._since = now
@@ -106,21 +111,24 @@ class RunReport(keras.callbacks.Callback):
         firsts, values, counts, seconds, memory = zip(*self._unmerged, strict=True)
         nums = [*map(len, values)]
         (loss, applied), rows = np.concatenate(values).T.astype(float), np.concatenate(counts)
-        is_good, each = np.isfinite(loss), np.ones(len(loss))
+        is_good = np.isfinite(loss)
+        each = np.ones(len(loss))
         known = np.where(is_good, loss, np.nan)
         parts = {"number": np.concatenate([first + np.arange(num) for first, num in zip(firsts, nums, strict=True)])}
         parts |= {"updates": each, "finite": each * is_good, "loss": np.where(is_good, loss, 0)}
         parts |= {"least": known, "most": known, "rows": rows, "seconds": np.repeat(np.divide(seconds, nums), nums)}
         parts |= {"bytes": np.repeat(memory, nums), "skipped": applied != 1}
         lines = np.stack([parts[name] for name in _FOLDS], axis=1)
-        self._lines, self._unmerged = np.concatenate([self._lines, lines]), []
+        self._lines = np.concatenate([self._lines, lines])
+        self._unmerged = []
         while len(self._lines) > 2 * _MOST:
             self._lines = _merged(self._lines, (self._column("number") - 1) // self._each)
             self._each *= 2 if len(self._lines) > _MOST else 1
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Note the validation loss and the learning rate, and write the page if the last one is old."""
-        logs, optimizer = logs or {}, _inner(self.model)
+        logs = logs or {}
+        optimizer = _inner(self.model)
         rate = logs.get("learning_rate", getattr(optimizer, "learning_rate", np.nan))  # as before a change at its end
         row = [self._last, logs.get("val_loss", np.nan), float(keras.ops.convert_to_numpy(rate))]
         self._epochs = np.concatenate([self._epochs, [row]])
@@ -140,7 +148,8 @@ class RunReport(keras.callbacks.Callback):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the numbers of the run before its restart."""
         self._lines, self._epochs, self._each = state["lines"], state["epochs"], state["each"]
-        self._cuts, self._unmerged = dict(state["cuts"]), []
+        self._cuts = dict(state["cuts"])
+        self._unmerged = []
         self._restarts = [*state["restarts"], self._last]
 
     @property
@@ -158,7 +167,8 @@ class RunReport(keras.callbacks.Callback):
             SpecificationError: no update has run.
         """
         if not self._last:
-            must, attempt = "A report of a run needs its updates.", "Trainer(model).fit(..., callbacks=[report])."
+            must = "A report of a run needs its updates."
+            attempt = "Trainer(model).fit(..., callbacks=[report])."
             raise SpecificationError(message(must, "no update of a wholestep.Trainer", attempt))
         write_page(path, "Report of a run", [self._repr_html_()])
 
@@ -241,7 +251,8 @@ class RunReport(keras.callbacks.Callback):
         return drawn(draw, 2.4)
 
     def _draw_loss(self, figure: Any) -> tuple[str, str]:
-        axes, parts = figure.subplots(), self._in_parts(self._column("number"))
+        axes = figure.subplots()
+        parts = self._in_parts(self._column("number"))
         mean = parts["loss"] / np.where(parts["finite"] > 0, parts["finite"], np.nan)
         axes.fill_between(parts["middle"], parts["least"], parts["most"], color=_LIGHT, alpha=0.4, lw=0)
         dots = "." if len(mean) < 30 else ""
