@@ -1,4 +1,6 @@
-"""What an audit costs against the loop that it watches: seconds, memory, and how much slower the loop runs."""
+"""What an audit costs against the loop that it watches: seconds, memory, and how much slower the
+loop runs.
+"""
 
 import threading
 import time
@@ -19,7 +21,8 @@ _PAGE = 4096
 
 def measure(kind: str, rounds: int, quick: bool) -> dict[str, Any]:
     """
-    Return seconds of the loop by itself, under the hooks and with the judgement, by contestant; and megabytes.
+    Return seconds of the loop by itself, under the hooks and with the judgement, by contestant; and
+    megabytes.
 
     Args:
         kind: "right", "wrong" (labels are broadcast) or "large" (wrong, of 2.5e7 parameters).
@@ -50,7 +53,9 @@ def _seconds(run: Callable[[], None]) -> float:
 
 
 class _Peak:
-    """How many megabytes this process grows inside of a `with`, looked at a hundred times a second."""
+    """How many megabytes this process grows inside of a `with`, looked at a hundred times a
+    second.
+    """
 
     def __enter__(self) -> "_Peak":
         self._ended, self._before, self.megabytes = threading.Event(), _resident(), 0.0
@@ -73,8 +78,12 @@ def _resident() -> int:
 
 def _work(kind: str, quick: bool) -> tuple[keras.Model, tuple, Callable]:
     same_start()
-    width, sizes = (64, (32,)) if quick else (256, (256, 128)) if kind != "large" else (3000, (5000, 2000))
-    model = keras.Sequential([keras.Input((width,)), *(keras.layers.Dense(size, "relu") for size in sizes)])
+    width, sizes = (
+        (64, (32,)) if quick else (256, (256, 128)) if kind != "large" else (3000, (5000, 2000))
+    )
+    model = keras.Sequential(
+        [keras.Input((width,)), *(keras.layers.Dense(size, "relu") for size in sizes)]
+    )
     model.add(keras.layers.Dense(1))
     model.compile("adam", "mse")
     draw = np.random.default_rng(0)
@@ -82,7 +91,11 @@ def _work(kind: str, quick: bool) -> tuple[keras.Model, tuple, Callable]:
     x = draw.normal(size=(num, width)).astype("float32")
     y = draw.normal(size=num).astype("float32")
     right = kind == "right"
-    return model, (x, y), lambda b, output: keras.ops.mean((output - (b[:, None] if right else b)) ** 2)
+    return (
+        model,
+        (x, y),
+        lambda b, output: keras.ops.mean((output - (b[:, None] if right else b)) ** 2),
+    )
 
 
 def _train(model: keras.Model, loss: Callable, data: tuple) -> None:

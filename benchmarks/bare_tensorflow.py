@@ -1,6 +1,7 @@
 """Loops by hand in TensorFlow.
 
-`loop`: resident data, one `tf.while_loop` over an epoch's updates, under XLA. `single`: one function for each batch.
+`loop`: resident data, one `tf.while_loop` over an epoch's updates, under XLA. `single`: one
+function for each batch.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,9 @@ def loop(model: keras.Model, data: dict, batch_size: int) -> Callable[[int], Non
 
 
 def single(model: keras.Model, batches: list) -> Callable[[], None]:
-    """Return a function that makes an update on each batch (x, y), which comes from the host, and waits for the end."""
+    """Return a function that makes an update on each batch (x, y), which comes from the host, and
+    waits for the end.
+    """
     model.optimizer.build(model.trainable_variables)
     update = tf.function(partial(_update, model), autograph=False)
 
@@ -54,7 +57,9 @@ def _update(model: keras.Model, batch: tf.Tensor, labels: tf.Tensor) -> tuple[tf
     """Return the sums of the losses and of the right answers."""
     with tf.GradientTape() as tape:
         logits = model(batch, training=True)
-        total = tf.reduce_sum(keras.ops.sparse_categorical_crossentropy(labels, logits, from_logits=True))
+        total = tf.reduce_sum(
+            keras.ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+        )
         mean = total / labels.shape[0]
     model.optimizer.apply(tape.gradient(mean, model.trainable_variables), model.trainable_variables)
     return total, tf.reduce_sum(tf.cast(tf.argmax(logits, -1, tf.int32) == labels, tf.float32))

@@ -1,4 +1,6 @@
-"""What checkpoints cost: a loop that saves against one that does not, and each part against the least it could take."""
+"""What checkpoints cost: a loop that saves against one that does not, and each part against the
+least it could take.
+"""
 
 import importlib.util
 import os
@@ -17,7 +19,8 @@ from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.writer import Room, Writer
 
 _EVERY = 50  # updates between two checkpoints
-_OUT = Path(__file__).parent.parent / "out"  # a disk, which the folder for temporary files need not be
+# a disk, which the folder for temporary files need not be
+_OUT = Path(__file__).parent.parent / "out"
 
 
 def measure(rounds: int, quick: bool) -> dict[str, dict[str, list[float]]]:
@@ -62,12 +65,18 @@ def _trainer(width: int) -> ws.Trainer:
 
 def _rows(width: int, num: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    return rng.normal(size=(num, width)).astype("float32"), rng.normal(size=(num, 1)).astype("float32")
+    return rng.normal(size=(num, width)).astype("float32"), rng.normal(size=(num, 1)).astype(
+        "float32"
+    )
 
 
 def _updates(trainer: ws.Trainer, data: ws.Batches, num: int, folder: Path | None) -> float:
     """Return the seconds of so many updates; the last checkpoint is written when they are over."""
-    asked = None if folder is None else ws.Checkpoints(folder, every_steps=num // 2, every_seconds=None, keep=1)
+    asked = (
+        None
+        if folder is None
+        else ws.Checkpoints(folder, every_steps=num // 2, every_seconds=None, keep=1)
+    )
     data.seek(0)
     begin = 0.0
     for i, step in enumerate(trainer.steps(data, epochs=num, checkpoints=asked)):
@@ -86,12 +95,16 @@ def _hold(trainer: ws.Trainer) -> dict[str, Callable[[int], float]]:
     copies = [array.copy() for array in held]
     return {
         "snapshot": lambda i: _timed(lambda: trainer.run.snapshot(room.copy)),
-        "copy": lambda i: _timed(lambda: [np.copyto(to, array) for to, array in zip(copies, held, strict=True)]),
+        "copy": lambda i: _timed(
+            lambda: [np.copyto(to, array) for to, array in zip(copies, held, strict=True)]
+        ),
     }
 
 
 def _load(path: Path, num: int, size: int) -> dict[str, Callable[[int], float]]:
-    """A verified read, against a read of the same bytes into fresh arrays, both from a warm cache."""
+    """A verified read, against a read of the same bytes into fresh arrays, both from a warm
+    cache.
+    """
     path.mkdir()
     folder = Folder(path)
     folder.write(1, {f"params/{i}": np.ones(size * 5 // 4, "float32") for i in range(num)}, {})
@@ -127,7 +140,10 @@ def _small(path: Path) -> dict[str, Callable[[int], float]]:
 def _digest(nbytes: int) -> dict[str, Callable[[int], float]]:
     content = np.ones(nbytes, np.uint8)
     seconds = nbytes / 2e9
-    return {"xxh3_128": lambda i: _timed(lambda: xxhash.xxh3_128_hexdigest(content)), "2 GB/s": lambda i: seconds}
+    return {
+        "xxh3_128": lambda i: _timed(lambda: xxhash.xxh3_128_hexdigest(content)),
+        "2 GB/s": lambda i: seconds,
+    }
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -137,12 +153,17 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _against_others(path: Path, rounds: int, width: int) -> dict[str, dict[str, list[float]]]:
-    """Return seconds of saving and reading one state by three libraries: 400 MB under Adam, if `width` is 2040.
+    """Return seconds of saving and reading one state by three libraries: 400 MB under Adam, if
+    `width` is 2040.
 
-    "hold" is how long the loop waits, "total" ends when the save is complete, "read" when a model holds the values.
-    Each round writes a new checkpoint, of which each library keeps the newest. ModelCheckpoint does not fsync.
+    "hold" is how long the loop waits, "total" ends when the save is complete, "read" when a model
+    holds the values. Each round writes a new checkpoint, of which each library keeps the newest.
+    ModelCheckpoint does not fsync.
     """
-    saves = {"wholestep": _save_ours(path / "ours", width), "ModelCheckpoint": _save_by_keras(path, width)}
+    saves = {
+        "wholestep": _save_ours(path / "ours", width),
+        "ModelCheckpoint": _save_by_keras(path, width),
+    }
     if importlib.util.find_spec("orbax") is not None:
         saves["OrbaxCheckpoint"] = _save_by_orbax(path / "orbax", width)
     found: dict[str, dict[str, list[float]]] = {
@@ -190,7 +211,11 @@ def _save_by_keras(path: Path, width: int) -> Save:
     file = path / "model.keras"
     callback = keras.callbacks.ModelCheckpoint(file)
     callback.set_model(_trained(width).model)
-    return (lambda i: callback.on_epoch_end(i, {})), lambda: None, lambda: keras.saving.load_model(file)
+    return (
+        (lambda i: callback.on_epoch_end(i, {})),
+        lambda: None,
+        lambda: keras.saving.load_model(file),
+    )
 
 
 def _save_by_orbax(path: Path, width: int) -> Save:

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.child TASK ARGUMENTS`: carry out one measurement in this process and print it as JSON."""
+"""`python -m benchmarks.child TASK ARGUMENTS`: carry out one measurement in this process and print
+it as JSON.
+"""
 
 import importlib
 import json

@@ -1,4 +1,6 @@
-"""Child processes: one measurement each, one at a time, told what to do and telling what they found in JSON."""
+"""Child processes: one measurement each, one at a time, told what to do and telling what they found
+in JSON.
+"""
 
 import json
 import os
@@ -8,7 +10,9 @@ from typing import Any
 
 
 def use_cores(num: int) -> int:
-    """Let this process and its children use at most `num` cores; return how many there are to use."""
+    """Let this process and its children use at most `num` cores; return how many there are to
+    use.
+    """
     cores = sorted(os.sched_getaffinity(0))[:num]
     os.sched_setaffinity(0, cores)
     return len(cores)
@@ -25,12 +29,19 @@ def take_peak() -> float:
 
 
 def measure(task: str, engine: str, **arguments: Any) -> Any:
-    """Return what a fresh process on this engine finds when it carries out a task of `benchmarks.child`."""
+    """Return what a fresh process on this engine finds when it carries out a task of
+    `benchmarks.child`.
+    """
     what = " ".join(str(value) for value in arguments.values())
     print(f"... {task} {engine} {what}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "benchmarks.child", task, json.dumps(arguments)]
-    environment = os.environ | {"KERAS_BACKEND": engine, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed modules have their bytecode, so Keras' has
+    environment = os.environ | {
+        "KERAS_BACKEND": engine,
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONWARNINGS": "ignore",
+    }
+    # installed modules have their bytecode, so Keras' has
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{task} on {engine} failed.\n{done.stderr}")

@@ -1,4 +1,5 @@
-"""The kinds of data that people pass to `fit`, against the same in Keras: what it costs to bring a batch to the model.
+"""The kinds of data that people pass to `fit`, against the same in Keras: what it costs to bring a
+batch to the model.
 
 A kind whose package is not installed, or that no model on this engine takes, is left out.
 """
@@ -27,14 +28,18 @@ class Kinds(Contest):
         """A DataFrame, and a Series of labels."""
         import pandas as pd
 
-        return self._fit(pd.DataFrame(self.data["x"]), pd.Series(self.data["y"]), batch_size=self.size)
+        return self._fit(
+            pd.DataFrame(self.data["x"]), pd.Series(self.data["y"]), batch_size=self.size
+        )
 
     def sparse(self) -> tuple[Run, Run]:
         """A matrix of SciPy, of which few entries are not 0."""
         import scipy.sparse as sparse
 
         is_kept = np.random.default_rng(2).random(self.data["x"].shape) < _SHARE
-        return self._fit(sparse.csr_matrix(self.data["x"] * is_kept), self.data["y"], batch_size=self.size)
+        return self._fit(
+            sparse.csr_matrix(self.data["x"] * is_kept), self.data["y"], batch_size=self.size
+        )
 
     def workers(self) -> tuple[Run, Run]:
         """A PyDataset with workers."""
@@ -56,7 +61,9 @@ class Kinds(Contest):
         """A Hugging Face dataset by its columns, against Keras on the arrays that it holds."""
         import datasets
 
-        table = datasets.Dataset.from_dict({"row": self.data["x"], "label": self.data["y"]}).with_format("numpy")
+        table = datasets.Dataset.from_dict(
+            {"row": self.data["x"], "label": self.data["y"]}
+        ).with_format("numpy")
         options = {"batch_size": self.size, "verbose": 0}
         return lambda: self.trainer.fit(table, **options), lambda: self.model.fit(
             table[:]["row"], table[:]["label"], **options
@@ -68,14 +75,20 @@ class Kinds(Contest):
 
         random = np.random.default_rng(3)
         num = len(self.data["y"])
-        texts = tf.constant([" ".join(f"w{n}" for n in row) for row in random.integers(0, _WORDS, (num, 8))])
+        texts = tf.constant(
+            [" ".join(f"w{n}" for n in row) for row in random.integers(0, _WORDS, (num, 8))]
+        )
         self.trainer, self.model = ws.Trainer(_of_text()), _of_text()
-        return self._fit(texts, random.normal(size=(num, 1)).astype("float32"), batch_size=self.size)
+        return self._fit(
+            texts, random.normal(size=(num, 1)).astype("float32"), batch_size=self.size
+        )
 
 
 def _of_text() -> keras.Model:
     same_start()
-    words = layers.TextVectorization(vocabulary=[f"w{n}" for n in range(_WORDS)], output_sequence_length=8)
+    words = layers.TextVectorization(
+        vocabulary=[f"w{n}" for n in range(_WORDS)], output_sequence_length=8
+    )
     inputs = keras.Input((), dtype="string")
     hidden = layers.GlobalAveragePooling1D()(layers.Embedding(_WORDS + 2, 16)(words(inputs)))
     model = keras.Model(inputs, layers.Dense(1)(hidden))
@@ -83,7 +96,8 @@ def _of_text() -> keras.Model:
     return model
 
 
-KINDS: dict[str, tuple[str, Callable[[Any], tuple[Run, Run]]]] = {  # with the package that each needs
+# with the package that each needs
+KINDS: dict[str, tuple[str, Callable[[Any], tuple[Run, Run]]]] = {
     "arrays": ("numpy", Kinds.arrays),
     "a DataFrame": ("pandas", Kinds.frame),
     "sparse rows": ("scipy", Kinds.sparse),
@@ -99,7 +113,9 @@ KINDS: dict[str, tuple[str, Callable[[Any], tuple[Run, Run]]]] = {  # with the p
 
 
 def measure(rounds: int, quick: bool, only: str = "") -> dict[str, dict[str, list[float]]]:
-    """Return for each kind the microseconds a batch takes, ours and in Keras, one for each round, in turns."""
+    """Return for each kind the microseconds a batch takes, ours and in Keras, one for each round,
+    in turns.
+    """
     takes_text = keras.backend.backend() == "tensorflow"
     kinds = {
         name: kind

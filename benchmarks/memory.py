@@ -10,7 +10,8 @@ _KIB = 1024
 
 def measure(parts: int | None, quick: bool) -> dict:
     """
-    Return bytes: the growth of the peak resident memory, and what the program says it needs (None if it cannot).
+    Return bytes: the growth of the peak resident memory, and what the program says it needs (None
+    if it cannot).
 
     Args:
         parts: microbatches in an update; None for Keras fit.

@@ -1,4 +1,6 @@
-"""The time of an epoch of ordinary models, small, as they are found in tutorials: ours against Keras' `fit`."""
+"""The time of an epoch of ordinary models, small, as they are found in tutorials: ours against
+Keras' `fit`.
+"""
 
 import time
 from collections.abc import Callable
@@ -38,8 +40,12 @@ def residual() -> tuple[keras.Model, Tree, Tree]:
     images = keras.Input((32, 32, 3))
     x = _normed(images, 16)
     for num_filters, strides in ((16, 1), (32, 2), (64, 2)):
-        inner = layers.Conv2D(num_filters, 3, padding="same", use_bias=False)(_normed(x, num_filters, strides))
-        short = x if strides == 1 else layers.Conv2D(num_filters, 1, strides=strides, use_bias=False)(x)
+        inner = layers.Conv2D(num_filters, 3, padding="same", use_bias=False)(
+            _normed(x, num_filters, strides)
+        )
+        short = (
+            x if strides == 1 else layers.Conv2D(num_filters, 1, strides=strides, use_bias=False)(x)
+        )
         x = layers.ReLU()(short + layers.BatchNormalization()(inner))
     out = layers.Dense(10)(layers.GlobalAveragePooling2D()(x))
     return _compiled(images, out, keras.optimizers.SGD(0.05, momentum=0.9)), *_images(32, 10)
@@ -79,7 +85,9 @@ def wavenet() -> tuple[keras.Model, Tree, Tree]:
         inner = layers.Conv1D(16, 1)(layers.Multiply()(gates))
         skips.append(inner)
         x += inner
-    out = layers.Conv1D(1, 1)(layers.Conv1D(32, 1, activation="relu")(layers.ReLU()(layers.add(skips))))
+    out = layers.Conv1D(1, 1)(
+        layers.Conv1D(32, 1, activation="relu")(layers.ReLU()(layers.add(skips)))
+    )
     model = keras.Model(series, out)
     model.compile(keras.optimizers.Adam(), "mse")
     values = np.random.default_rng(1).normal(size=(_BATCH * _UPDATES, 257, 1)).astype(np.float32)
@@ -126,7 +134,11 @@ class Diffusion(keras.Model):
 
     def train_step(self, *arguments: Tree) -> Tree:
         """Return the results of one update, and on JAX the state."""
-        return self._on_jax(*arguments) if keras.backend.backend() == "jax" else self._in_place(*arguments)
+        return (
+            self._on_jax(*arguments)
+            if keras.backend.backend() == "jax"
+            else self._in_place(*arguments)
+        )
 
     def _in_place(self, images: Tree) -> Tree:
         import tensorflow as tf
@@ -155,13 +167,17 @@ class Diffusion(keras.Model):
                 inputs, noise = self.noised(images)
                 loss = ops.mean(ops.abs(noise - self.network(inputs, training=True)))
             after = [scope.get_current_value(v) for v in self.non_trainable_variables]
-            return loss, [old if new is None else new for old, new in zip(others, after, strict=True)]
+            return loss, [
+                old if new is None else new for old, new in zip(others, after, strict=True)
+            ]
 
         (loss, others), grads = jax.value_and_grad(share, has_aux=True)(params, others)
         params, slots = self.optimizer.stateless_apply(slots, grads, params)
         metrics = self.noise_loss.stateless_update_state(metrics, loss)
         known = {id(v): value for v, value in zip(self.trainable_variables, params, strict=True)}
-        known |= {id(v): value for v, value in zip(self.non_trainable_variables, others, strict=True)}
+        known |= {
+            id(v): value for v, value in zip(self.non_trainable_variables, others, strict=True)
+        }
         means = {
             id(mean): 0.999 * known[id(mean)] + 0.001 * known[id(weight)]
             for mean, weight in zip(self.average.weights, self.network.weights, strict=True)
@@ -206,7 +222,9 @@ class Autoencoder(keras.Model):
     def call(self, images: Tree) -> Tree:
         """Return the logits of the pixels."""
         mean, log_variance = ops.split(self.encoder(images), 2, axis=-1)
-        self.add_loss(-0.001 * ops.mean(1 + log_variance - ops.square(mean) - ops.exp(log_variance)))
+        self.add_loss(
+            -0.001 * ops.mean(1 + log_variance - ops.square(mean) - ops.exp(log_variance))
+        )
         noise = keras.random.normal(ops.shape(mean), seed=self.seeds)
         return self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
 
@@ -233,7 +251,9 @@ def sentiment() -> tuple[keras.Model, Tree, Tree]:
 def language() -> tuple[keras.Model, Tree, Tree]:
     """Return a small language model."""
     num = _BATCH * _UPDATES
-    work = Language(1000, width=64, num_layers=2, length=32, batch_size=_BATCH, num_rows=num, quick_rows=num)
+    work = Language(
+        1000, width=64, num_layers=2, length=32, batch_size=_BATCH, num_rows=num, quick_rows=num
+    )
     data = work.data(quick=False)
     return work.model(), data["x"], data["y"]
 
@@ -253,7 +273,9 @@ MODELS: dict[str, Callable[[], tuple[keras.Model, Tree, Tree]]] = {
 
 
 def measure(model: str, rounds: int, quick: bool) -> dict[str, list[float]]:
-    """Return for ours and for Keras the seconds of an epoch of 80 updates, in turns, warm: one median a round."""
+    """Return for ours and for Keras the seconds of an epoch of 80 updates, in turns, warm: one
+    median a round.
+    """
     same_start()
     mine, x, y = MODELS[model]()
     same_start()
@@ -282,14 +304,20 @@ def measure(model: str, rounds: int, quick: bool) -> dict[str, list[float]]:
 
 def _compiled(inputs: Any, logits: Any, optimizer: keras.optimizers.Optimizer) -> keras.Model:
     model = keras.Model(inputs, logits)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
     return model
 
 
 def _images(size: int, num_classes: int, num_channels: int = 3) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(1)
     num = _BATCH * _UPDATES
-    return random.random((num, size, size, num_channels), np.float32), random.integers(0, num_classes, num, np.int32)
+    return random.random((num, size, size, num_channels), np.float32), random.integers(
+        0, num_classes, num, np.int32
+    )
 
 
 def _normed(x: Any, num_filters: int, strides: int = 1, size: int = 3) -> Any:
@@ -303,7 +331,9 @@ def _u_net(x: Any, widths: tuple[int, ...]) -> Any:
     if not widths[1:]:
         return x
     up = layers.UpSampling2D()(_u_net(layers.MaxPooling2D()(x), widths[1:]))
-    x = layers.Concatenate()([x, layers.Conv2D(widths[0], 2, padding="same", activation="relu")(up)])
+    x = layers.Concatenate()(
+        [x, layers.Conv2D(widths[0], 2, padding="same", activation="relu")(up)]
+    )
     return layers.Conv2D(widths[0], 3, padding="same", activation="relu")(x)
 
 

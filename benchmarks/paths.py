@@ -1,7 +1,8 @@
-"""The paths that people take: `fit` with what they give it, their own loop, and evaluation, against the same in Keras.
+"""The paths that people take: `fit` with what they give it, their own loop, and evaluation, against
+the same in Keras.
 
-Each path is one function of `Contest`: it returns what ours does and what Keras does, each a function of no arguments
-that carries out all batches once and returns when the numbers are there.
+Each path is one function of `Contest`: it returns what ours does and what Keras does, each a
+function of no arguments that carries out all batches once and returns when the numbers are there.
 """
 
 import importlib.util
@@ -39,11 +40,15 @@ class Contest:
         return self._fit(**self.data, batch_size=self.size, **given)
 
     def arrays_at_once(self) -> tuple[Run, Run]:
-        """`fit` on arrays, against Keras with the `steps_per_execution` of `AT_ONCE` that is fastest here."""
+        """`fit` on arrays, against Keras with the `steps_per_execution` of `AT_ONCE` that is
+        fastest here.
+        """
         theirs = {}
         found = {}
         for num in AT_ONCE:
-            theirs[num] = partial(WORKS["P"].model(at_once=num).fit, **self.data, batch_size=self.size, verbose=0)
+            theirs[num] = partial(
+                WORKS["P"].model(at_once=num).fit, **self.data, batch_size=self.size, verbose=0
+            )
             for _ in range(_ROUNDS_TO_WARM_UP + 1):
                 begin = time.perf_counter()
                 theirs[num]()
@@ -142,12 +147,16 @@ class Contest:
     def dataset_evaluated(self) -> tuple[Run, Run]:
         """`evaluate` on a PyDataset."""
         data = Dataset(self.batches())
-        return lambda: self.trainer.evaluate(data, verbose=0), lambda: self.model.evaluate(data, verbose=0)
+        return lambda: self.trainer.evaluate(data, verbose=0), lambda: self.model.evaluate(
+            data, verbose=0
+        )
 
     def dataset_predicted(self) -> tuple[Run, Run]:
         """`predict` on a PyDataset."""
         data = Dataset(self.batches())
-        return lambda: self.trainer.predict(data, verbose=0), lambda: self.model.predict(data, verbose=0)
+        return lambda: self.trainer.predict(data, verbose=0), lambda: self.model.predict(
+            data, verbose=0
+        )
 
     def test_on_batch(self) -> tuple[Run, Run]:
         """The numbers of one batch after the other."""
@@ -164,11 +173,15 @@ class Contest:
         x = self.data["x"]
         y = self.data["y"]
         size = self.size
-        return [(x[start : start + size], y[start : start + size]) for start in range(0, len(y), size)]
+        return [
+            (x[start : start + size], y[start : start + size]) for start in range(0, len(y), size)
+        ]
 
     def _fit(self, *given: Any, **options: Any) -> tuple[Run, Run]:
         options["verbose"] = 0
-        return lambda: self.trainer.fit(*given, **options), lambda: self.model.fit(*given, **options)
+        return lambda: self.trainer.fit(*given, **options), lambda: self.model.fit(
+            *given, **options
+        )
 
     def _rows(self) -> ws.Batches:
         return ws.Batches((self.data["x"], self.data["y"]), batch_size=self.size)
@@ -210,8 +223,14 @@ PATHS: dict[str, Callable[[Contest], tuple[Run, Run]]] = {
 
 
 def measure(rounds: int, quick: bool, only: str = "") -> dict[str, dict[str, list[float]]]:
-    """Return for each path the microseconds a batch takes, ours and in Keras, one for each round, in turns."""
-    paths = {name: path for name, path in PATHS.items() if only in name and (path is not Contest.tf_data or _HAS_TF)}
+    """Return for each path the microseconds a batch takes, ours and in Keras, one for each round,
+    in turns.
+    """
+    paths = {
+        name: path
+        for name, path in PATHS.items()
+        if only in name and (path is not Contest.tf_data or _HAS_TF)
+    }
     return in_turns(Contest, paths, rounds, quick)
 
 
@@ -229,7 +248,9 @@ def in_turns(
                 begin = time.perf_counter()
                 run()
                 seconds = time.perf_counter() - begin
-                times[who] += [seconds / contest.num_batches * 1e6] if i >= _ROUNDS_TO_WARM_UP else []
+                times[who] += (
+                    [seconds / contest.num_batches * 1e6] if i >= _ROUNDS_TO_WARM_UP else []
+                )
         found[name] = times
     return found
 

@@ -12,9 +12,15 @@ _SCRIPT = Path(__file__).parent / "worker.py"
 
 
 def measure(work: str, num: int, quick: bool) -> dict:
-    """Return the seconds of an epoch, and from the start of the command to the end of the first update."""
+    """Return the seconds of an epoch, and from the start of the command to the end of the first
+    update.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", str(num)] if num > 1 else [sys.executable]
+        command = (
+            [sys.executable, "-m", "wholestep.cli", "launch", "-n", str(num)]
+            if num > 1
+            else [sys.executable]
+        )
         path = os.pathsep.join([str(_SCRIPT.parent.parent), os.environ.get("PYTHONPATH", "")])
         begin = time.time()
         subprocess.run(

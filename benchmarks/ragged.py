@@ -1,4 +1,6 @@
-"""The time of an epoch of texts of many lengths: in buckets, or padded as one would for Keras fit."""
+"""The time of an epoch of texts of many lengths: in buckets, or padded as one would for Keras
+fit.
+"""
 
 import time
 from collections.abc import Callable
@@ -23,7 +25,8 @@ class _Padded(keras.utils.PyDataset):
         super().__init__()
         order = np.random.default_rng(1).permutation(len(texts))
         self.batches = [
-            [texts[row] for row in order[start : start + batch_size]] for start in range(0, len(texts), batch_size)
+            [texts[row] for row in order[start : start + batch_size]]
+            for start in range(0, len(texts), batch_size)
         ]
         self.length = length
 
@@ -34,13 +37,16 @@ class _Padded(keras.utils.PyDataset):
         texts = self.batches[number]
         length = self.length or max(len(x) for x, *_ in texts)
         columns = zip(*texts, strict=True)
-        return tuple(np.stack([np.pad(part, (0, length - len(part))) for part in column]) for column in columns)
+        return tuple(
+            np.stack([np.pad(part, (0, length - len(part))) for part in column])
+            for column in columns
+        )
 
 
 def measure(rounds: int, quick: bool) -> dict:
     """
-    Return the real tokens of an epoch, and for each contestant the seconds of its first epoch, compilation included,
-    and of later ones, in which every shape has been seen: one for each round.
+    Return the real tokens of an epoch, and for each contestant the seconds of its first epoch,
+    compilation included, and of later ones, in which every shape has been seen: one for each round.
     """
     runs, tokens = _contestants(quick)
     first = {name: [_seconds(run)] for name, run in runs.items()}
@@ -57,11 +63,14 @@ def _contestants(quick: bool) -> tuple[dict[str, Callable[[], Any]], int]:
     lengths = np.array([len(x) for x, *_ in texts])
     batches = ws.Batches(texts, tokens=_TOKENS, length=lengths, seed=1)
     trainer = ws.Trainer(work.model())
-    batch_size = round(len(texts) / len(batches))  # as many rows to an update as ours have on average
+    # as many rows to an update as ours have on average
+    batch_size = round(len(texts) / len(batches))
     return {
         f"wholestep, tokens={_TOKENS}": lambda: trainer.fit(batches, verbose=0),
         "Keras fit, each batch padded": _keras(work.model(), _Padded(texts, batch_size)),
-        "Keras fit, padded to the longest": _keras(work.model(), _Padded(texts, batch_size, int(lengths.max()))),
+        "Keras fit, padded to the longest": _keras(
+            work.model(), _Padded(texts, batch_size, int(lengths.max()))
+        ),
     }, int(lengths.sum())
 
 

@@ -30,7 +30,9 @@ class Contestant(NamedTuple):
 
 
 def measure(work: str, rounds: int, quick: bool) -> dict:
-    """Return for each contestant the rows and updates of its epoch, and the seconds it takes, one for each round."""
+    """Return for each contestant the rows and updates of its epoch, and the seconds it takes, one
+    for each round.
+    """
     name, _, replica = work.partition(", ")
     contestants = (_with_replica if replica else _CONTESTANTS.get(name, _whole))(WORKS[name], quick)
     epochs = {name: epochs_of_a_turn(contestant.run) for name, contestant in contestants.items()}
@@ -46,7 +48,10 @@ def measure(work: str, rounds: int, quick: bool) -> dict:
 
 def _whole(work: Work | Language, quick: bool) -> dict[str, Contestant]:
     data = work.data(quick=quick)
-    return {"wholestep": _ours(work, data), "Keras fit": _keras(work.model(), data, work.batch_size)}
+    return {
+        "wholestep": _ours(work, data),
+        "Keras fit": _keras(work.model(), data, work.batch_size),
+    }
 
 
 def _with_accumulation(work: Work, quick: bool) -> dict[str, Contestant]:
@@ -58,18 +63,25 @@ def _with_accumulation(work: Work, quick: bool) -> dict[str, Contestant]:
         'wholestep, "auto"': _ours(work, data),
         f"Keras fit, {_PARTS} x {part} accumulated": _keras(accumulating, data, part),
         **{
-            f"Keras fit, batch {work.batch_size}, {num} at once": _keras(work.model(at_once=num), data, work.batch_size)
+            f"Keras fit, batch {work.batch_size}, {num} at once": _keras(
+                work.model(at_once=num), data, work.batch_size
+            )
             for num in AT_ONCE
         },
     }
-    for name, parts in {f"hand-written loop, {_PARTS} x {part}": _PARTS, "hand-written loop, whole": 1}.items():
+    for name, parts in {
+        f"hand-written loop, {_PARTS} x {part}": _PARTS,
+        "hand-written loop, whole": 1,
+    }.items():
         if run := by_hand(work, data, parts):
             contestants[name] = Contestant(run, len(data["y"]), work.batch_size)
     return contestants
 
 
 def by_hand(work: Work, data: dict, parts: int = 1) -> Run | None:
-    """Return the loop that one would write by hand for this work; None if there is none of so many parts."""
+    """Return the loop that one would write by hand for this work; None if there is none of so many
+    parts.
+    """
     if keras.backend.backend() == "jax":
         from benchmarks.bare import scan
 
@@ -80,7 +92,9 @@ def by_hand(work: Work, data: dict, parts: int = 1) -> Run | None:
 
 
 def single_by_hand(work: Work, batches: list) -> Callable[[], None]:
-    """Return single updates as one would write them by hand: a compiled function, called for each batch."""
+    """Return single updates as one would write them by hand: a compiled function, called for each
+    batch.
+    """
     if keras.backend.backend() == "jax":
         from benchmarks.bare import single
     else:
@@ -118,13 +132,21 @@ def _with_replica(work: Work, quick: bool) -> dict[str, Contestant]:
     def run(epochs: int) -> None:
         replica.fit(**data, batch_size=work.batch_size, epochs=epochs, verbose=0)
 
-    return {"wholestep": alone, "wholestep, one replica": Contestant(run, len(data["y"]), work.batch_size)}
+    return {
+        "wholestep": alone,
+        "wholestep, one replica": Contestant(run, len(data["y"]), work.batch_size),
+    }
 
 
-_CONTESTANTS: dict[str, Callable[[Any, bool], dict[str, Contestant]]] = {"A": _with_accumulation, "C": _pairs}
+_CONTESTANTS: dict[str, Callable[[Any, bool], dict[str, Contestant]]] = {
+    "A": _with_accumulation,
+    "C": _pairs,
+}
 
 
-def _ours(work: Work | Pairs | Language, data: dict, microbatch_size: int | str = "auto") -> Contestant:
+def _ours(
+    work: Work | Pairs | Language, data: dict, microbatch_size: int | str = "auto"
+) -> Contestant:
     trainer = ws.Trainer(work.model(), microbatch_size=microbatch_size)
     return _contestant(trainer.fit, data, work.batch_size)
 

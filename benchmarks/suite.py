@@ -17,7 +17,8 @@ class Comparison(NamedTuple):
     Two contestants of one work.
 
     Args:
-        bars: for each engine, how many times as fast (or as small) as the other ours must be; none: for information.
+        bars: for each engine, how many times as fast (or as small) as the other ours must be; none:
+            for information.
     """
 
     ours: str
@@ -37,7 +38,10 @@ _SPEED = {
         Comparison(_AUTO, _ACCUMULATED, {"jax": 10.0, "tensorflow": 15.0}),
         Comparison(_CUT, "hand-written loop, 10 x 6", {"jax": 0.8}),
         Comparison(_AUTO, "hand-written loop, whole", {"jax": 0.8, "tensorflow": 0.77}),
-        *(Comparison(_AUTO, f"Keras fit, batch 60, {num} at once", _EVERYWHERE) for num in (1, 16, 64)),
+        *(
+            Comparison(_AUTO, f"Keras fit, batch 60, {num} at once", _EVERYWHERE)
+            for num in (1, 16, 64)
+        ),
     ),
     "B": _PLAIN,
     "C": (
@@ -92,9 +96,21 @@ _CHECKPOINTS = {  # what is compared, and how many times as long as the other it
     "small": ("save", "plain write", 3.0),
     "digest": ("xxh3_128", "2 GB/s", 1.0),
 }
-_OTHERS = ("ModelCheckpoint", "OrbaxCheckpoint")  # of Keras; the second takes part if orbax is installed
+# of Keras; the second takes part if orbax is installed
+_OTHERS = ("ModelCheckpoint", "OrbaxCheckpoint")
 _MODELS = (  # of `models.MODELS`, which imports Keras
-    *("ViT", "residual", "MobileNet", "U-Net", "WaveNet", "ConvLSTM", "diffusion", "VAE", "LSTM", "Transformer"),
+    *(
+        "ViT",
+        "residual",
+        "MobileNet",
+        "U-Net",
+        "WaveNet",
+        "ConvLSTM",
+        "diffusion",
+        "VAE",
+        "LSTM",
+        "Transformer",
+    ),
 )
 _NAMES = {1: "1 process", 2: "2 processes"}
 _ONE = "wholestep, one replica"
@@ -112,15 +128,22 @@ def measure(work: str, engines: list[str], *, quick: bool) -> list[Row]:
 
 
 def _speed(work: str, engine: str, quick: bool) -> list[Row]:
-    found = children.measure("speed", engine, work=work, rounds=1 if quick else _ROUNDS, quick=quick)
+    found = children.measure(
+        "speed", engine, work=work, rounds=1 if quick else _ROUNDS, quick=quick
+    )
     title, unit = _UNITS.get(work, ("ms/step", lambda epoch: epoch["updates"] / 1000))
-    times = {name: [seconds / unit(epoch) for seconds in epoch["times"]] for name, epoch in found.items()}
+    times = {
+        name: [seconds / unit(epoch) for seconds in epoch["times"]] for name, epoch in found.items()
+    }
     return _compare(f"{work}, {title}", engine, times, _SPEED[work])
 
 
 def _ragged(engine: str, quick: bool) -> list[Row]:
     found = children.measure("ragged", engine, rounds=1 if quick else _ROUNDS, quick=quick)
-    later = {name: [seconds * 1e6 / found["tokens"] for seconds in times] for name, times in found["later"].items()}
+    later = {
+        name: [seconds * 1e6 / found["tokens"] for seconds in times]
+        for name, times in found["later"].items()
+    }
     return [
         *_compare("D', s for 1e6 real tokens", engine, later, _RAGGED),
         *_compare("D', s for the first epoch", engine, found["first"], _RAGGED_FIRST),
@@ -132,28 +155,46 @@ def _first(engine: str, quick: bool) -> list[Row]:
     for work in "A" if quick else "ABE":
         times = _in_turns(
             1 if quick else _ROUNDS,
-            {who: partial(children.measure, "first", engine, work=work, who=who) for who in ("wholestep", "Keras fit")},
+            {
+                who: partial(children.measure, "first", engine, work=work, who=who)
+                for who in ("wholestep", "Keras fit")
+            },
         )
         rows += _compare(f"{work}, s to the first update", engine, times, _PLAIN)
     return rows
 
 
 def _import(engine: str, quick: bool) -> list[Row]:
-    modules = {"keras": ["keras"], "keras, wholestep": ["keras", "wholestep.trainer", f"wholestep.engines.{engine}"]}
+    modules = {
+        "keras": ["keras"],
+        "keras, wholestep": ["keras", "wholestep.trainer", f"wholestep.engines.{engine}"],
+    }
     times = _in_turns(
         1 if quick else _IMPORTS,
-        {name: partial(children.measure, "imports", engine, modules=names) for name, names in modules.items()},
+        {
+            name: partial(children.measure, "imports", engine, modules=names)
+            for name, names in modules.items()
+        },
     )
     ours = times["keras, wholestep"]
     other = times["keras"]
-    return [by_difference("import, s", engine, ("keras, wholestep", ours), ("keras", other), bar=0.3)]
+    return [
+        by_difference("import, s", engine, ("keras, wholestep", ours), ("keras", other), bar=0.3)
+    ]
 
 
 def _memory(engine: str, quick: bool) -> list[Row]:
     parts = {"wholestep, 10 parts": 10, "wholestep, whole": 1, "Keras fit": None}
-    found = {name: children.measure("memory", engine, parts=num, quick=quick) for name, num in parts.items()}
+    found = {
+        name: children.measure("memory", engine, parts=num, quick=quick)
+        for name, num in parts.items()
+    }
     peaks = {name: [sizes["peak"] / 2**20] for name, sizes in found.items()}
-    programs = {name: [sizes["program"] / 2**20] for name, sizes in found.items() if sizes["program"] is not None}
+    programs = {
+        name: [sizes["program"] / 2**20]
+        for name, sizes in found.items()
+        if sizes["program"] is not None
+    }
     falls = Comparison("wholestep, 10 parts", "wholestep, whole", dict.fromkeys(ENGINES, 2.0))
     against = Comparison("wholestep, whole", "Keras fit", {})
     return [
@@ -163,25 +204,46 @@ def _memory(engine: str, quick: bool) -> list[Row]:
 
 
 def _processes(engine: str, quick: bool) -> list[Row]:
-    """Two processes on a core each, against one on one core. The JAX engine alone has several processes."""
+    """Two processes on a core each, against one on one core. The JAX engine alone has several
+    processes.
+    """
     if engine != "jax":
         return []
     rows = []
     for work in "E" if quick else "AE":
-        found = {num: children.measure("processes", engine, work=work, num=num, quick=quick) for num in (1, 2)}
-        times = {name: [1000 * s / found[num]["updates"] for s in found[num]["epoch"]] for num, name in _NAMES.items()}
-        rows += _compare(f"{work}, ms/step", engine, times, (Comparison(_NAMES[2], _NAMES[1], {"jax": 1.6}),))
+        found = {
+            num: children.measure("processes", engine, work=work, num=num, quick=quick)
+            for num in (1, 2)
+        }
+        times = {
+            name: [1000 * s / found[num]["updates"] for s in found[num]["epoch"]]
+            for num, name in _NAMES.items()
+        }
+        rows += _compare(
+            f"{work}, ms/step", engine, times, (Comparison(_NAMES[2], _NAMES[1], {"jax": 1.6}),)
+        )
         firsts = [(_NAMES[num], [found[num]["first"]]) for num in (2, 1)]
-        rows.append(by_difference(f"{work}, s from the command to the first update", engine, *firsts, bar=3.0))
+        rows.append(
+            by_difference(
+                f"{work}, s from the command to the first update", engine, *firsts, bar=3.0
+            )
+        )
     return rows
 
 
 def _replica(engine: str, quick: bool) -> list[Row]:
     rows = []
     for work in "E" if quick else "AE":
-        found = children.measure("speed", engine, work=f"{work}, one replica", rounds=1 if quick else 5, quick=quick)
-        times = {name: [1000 * s / epoch["updates"] for s in epoch["times"]] for name, epoch in found.items()}
-        rows += _compare(f"{work}, ms/step", engine, times, (Comparison(_ONE, "wholestep", {engine: 0.98}),))
+        found = children.measure(
+            "speed", engine, work=f"{work}, one replica", rounds=1 if quick else 5, quick=quick
+        )
+        times = {
+            name: [1000 * s / epoch["updates"] for s in epoch["times"]]
+            for name, epoch in found.items()
+        }
+        rows += _compare(
+            f"{work}, ms/step", engine, times, (Comparison(_ONE, "wholestep", {engine: 0.98}),)
+        )
     return rows
 
 
@@ -193,7 +255,9 @@ def _paths(engine: str, quick: bool) -> list[Row]:
         bars = dict(zip(ENGINES, _PATHS[name], strict=True))
         other = "by hand" if name.endswith(("by hand", "bare call")) else "Keras"
         shown = {"wholestep": times["wholestep"], other: times["Keras"]}
-        rows += _compare(f"P, {name}, us/batch", engine, shown, (Comparison("wholestep", other, bars),))
+        rows += _compare(
+            f"P, {name}, us/batch", engine, shown, (Comparison("wholestep", other, bars),)
+        )
     return rows
 
 
@@ -209,11 +273,20 @@ def _inputs(engine: str, quick: bool) -> list[Row]:
 
 
 def _draws(engine: str, quick: bool) -> list[Row]:
-    """Draws that belong to rows, against the engine's own: of one update, whole and in microbatches."""
+    """Draws that belong to rows, against the engine's own: of one update, whole and in
+    microbatches.
+    """
     rows = []
-    for work, part in (("augmentation", 32),) if quick else (("D, dropout", 8), ("augmentation", 32)):
-        found = children.measure("draws", engine, work=work, rounds=1 if quick else 3 * _ROUNDS, quick=quick)
-        times = {name: [1000 * s / found["updates"] for s in each] for name, each in found["times"].items()}
+    for work, part in (
+        (("augmentation", 32),) if quick else (("D, dropout", 8), ("augmentation", 32))
+    ):
+        found = children.measure(
+            "draws", engine, work=work, rounds=1 if quick else 3 * _ROUNDS, quick=quick
+        )
+        times = {
+            name: [1000 * s / found["updates"] for s in each]
+            for name, each in found["times"].items()
+        }
         cut = f"wholestep, microbatch_size={part}"
         own = "the engine's draws"
         bars = dict.fromkeys(ENGINES, 1 / 1.05)
@@ -228,11 +301,15 @@ def _draws(engine: str, quick: bool) -> list[Row]:
 
 def _checkpoints(engine: str, quick: bool) -> list[Row]:
     """What checkpoints cost against the least that they could."""
-    found = children.measure("checkpoints", engine, rounds=1 if quick else 2 * _ROUNDS - 1, quick=quick)
+    found = children.measure(
+        "checkpoints", engine, rounds=1 if quick else 2 * _ROUNDS - 1, quick=quick
+    )
     rows = []
     for work, (ours, other, most) in _CHECKPOINTS.items():
         bars = dict.fromkeys(ENGINES, 1 / most)
-        rows += _compare(f"checkpoints: {work}, s", engine, found[work], (Comparison(ours, other, bars),))
+        rows += _compare(
+            f"checkpoints: {work}, s", engine, found[work], (Comparison(ours, other, bars),)
+        )
     others = tuple(Comparison("wholestep", other, {}) for other in _OTHERS)
     for work in ("400 MB, hold", "400 MB, total", "400 MB, read"):
         rows += _compare(f"checkpoints: {work}, s", engine, found[work], others)
@@ -243,7 +320,9 @@ def _models(engine: str, quick: bool) -> list[Row]:
     """The time of an epoch of ordinary models: 80 updates on batches of 10."""
     rows = []
     for model in _MODELS:
-        times = children.measure("models", engine, model=model, rounds=1 if quick else _ROUNDS, quick=quick)
+        times = children.measure(
+            "models", engine, model=model, rounds=1 if quick else _ROUNDS, quick=quick
+        )
         rows += _compare(f"{model}, s/epoch", engine, times, _PLAIN)
     return rows
 
@@ -252,14 +331,30 @@ def _audit(engine: str, quick: bool) -> list[Row]:
     """What an audit costs against the loop that it watches."""
     rows = []
     for kind, seconds in {"right": 30.0, "wrong": 30.0}.items():
-        found = children.measure("audit", engine, kind=kind, rounds=1 if quick else _ROUNDS, quick=quick)
+        found = children.measure(
+            "audit", engine, kind=kind, rounds=1 if quick else _ROUNDS, quick=quick
+        )
         times = found["times"]
         audited = ("audited", times["audited"])
         bare = ("the loop", times["bare"])
-        rows.append(by_difference(f"audit: {kind}, s for 30 updates", engine, audited, bare, bar=seconds))
-        rows.append(by_ratio(f"audit: {kind}, s", engine, ("under the hooks", times["hooks"]), bare, bar=None))
+        rows.append(
+            by_difference(f"audit: {kind}, s for 30 updates", engine, audited, bare, bar=seconds)
+        )
+        rows.append(
+            by_ratio(
+                f"audit: {kind}, s", engine, ("under the hooks", times["hooks"]), bare, bar=None
+            )
+        )
         model = ("the model, MB", [found["model"]] * len(found["peak"]))
-        rows.append(by_ratio(f"audit: {kind}, MB", engine, ("the process grows by", found["peak"]), model, bar=1 / 8))
+        rows.append(
+            by_ratio(
+                f"audit: {kind}, MB",
+                engine,
+                ("the process grows by", found["peak"]),
+                model,
+                bar=1 / 8,
+            )
+        )
     return rows
 
 
@@ -271,10 +366,18 @@ def _in_turns(rounds: int, contestants: dict[str, Callable[[], float]]) -> dict[
     return found
 
 
-def _compare(title: str, engine: str, values: dict, comparisons: tuple[Comparison, ...]) -> list[Row]:
+def _compare(
+    title: str, engine: str, values: dict, comparisons: tuple[Comparison, ...]
+) -> list[Row]:
     """Return a row for each comparison whose contestants both took part."""
     return [
-        by_ratio(title, engine, (c.ours, values[c.ours]), (c.other, values[c.other]), bar=c.bars.get(engine))
+        by_ratio(
+            title,
+            engine,
+            (c.ours, values[c.ours]),
+            (c.other, values[c.other]),
+            bar=c.bars.get(engine),
+        )
         for c in comparisons
         if c.ours in values and c.other in values
     ]

@@ -35,7 +35,9 @@ def main(name: str, is_quick: bool, path: Path) -> None:
         trainer.fit(**data, **options)
         times.append(time.perf_counter() - begin)
     if ME == 0:
-        path.write_text(json.dumps({"at": at, "epoch": times, "updates": len(data["y"]) // work.batch_size}))
+        path.write_text(
+            json.dumps({"at": at, "epoch": times, "updates": len(data["y"]) // work.batch_size})
+        )
 
 
 if __name__ == "__main__":

@@ -34,12 +34,16 @@ class Work:
     quick_rows: int
 
     def model(self, *, at_once: int = 1, **optimizer: Any) -> keras.Model:
-        """Return a compiled model with the same weights every time; Keras sends `at_once` updates in one execution."""
+        """Return a compiled model with the same weights every time; Keras sends `at_once` updates
+        in one execution.
+        """
         same_start()
         inputs = keras.Input(self.shape)
         model = keras.Model(inputs, self.layers(inputs))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(self.optimizer(**optimizer), loss, metrics=["accuracy"], steps_per_execution=at_once)
+        model.compile(
+            self.optimizer(**optimizer), loss, metrics=["accuracy"], steps_per_execution=at_once
+        )
         return model
 
     def data(self, *, quick: bool) -> dict[str, np.ndarray]:
@@ -53,7 +57,8 @@ class Work:
 @dataclass(frozen=True)
 class Pairs:
     """
-    GloVe: two tables of vectors and two of biases, and pairs of words to fit them to, with sample weights.
+    GloVe: two tables of vectors and two of biases, and pairs of words to fit them to, with sample
+    weights.
 
     Args:
         num_words: the size of the vocabulary.
@@ -74,12 +79,15 @@ class Pairs:
         vectors = [layers.Embedding(self.num_words, self.dim)(word) for word in words]
         biases = [layers.Embedding(self.num_words, 1)(word) for word in words]
         model = keras.Model(words, layers.add([layers.Dot(1)(vectors), *biases]))
-        model.compile(keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-8, epsilon=1e-12), "mse")
+        model.compile(
+            keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-8, epsilon=1e-12), "mse"
+        )
         return model
 
     def data(self, *, quick: bool) -> dict[str, Any]:
-        """Return what `fit` takes. Words are numbered by frequency and drawn by Zipf's law, as a text would: k about
-        1/(k+1) times as often as the first; exactly, number k has the share log(1 + 1/(k+1)) / log(num_words + 1).
+        """Return what `fit` takes. Words are numbered by frequency and drawn by Zipf's law, as a
+        text would: k about 1/(k+1) times as often as the first; exactly, number k has the share
+        log(1 + 1/(k+1)) / log(num_words + 1).
         """
         random = np.random.default_rng(1)
         num = self.quick_rows if quick else self.num_rows
@@ -148,8 +156,12 @@ WORKS = {
     "A": Work(_mlp, (28, 28), _ADAM, batch_size=60, num_rows=60_000, quick_rows=3_000),
     "B": Work(_cnn, (28, 28, 1), _ADAM, batch_size=64, num_rows=64 * 40, quick_rows=64 * 5),
     "C": Pairs(num_words=20_000, batch_size=1024, num_rows=1024 * 1024, quick_rows=1024 * 20),
-    "D": Language(4000, width=128, num_layers=2, length=64, batch_size=32, num_rows=32 * 12, quick_rows=32 * 2),
-    "E": Work(_residual, (32, 32, 3), _momentum, batch_size=128, num_rows=128 * 20, quick_rows=128 * 3),
+    "D": Language(
+        4000, width=128, num_layers=2, length=64, batch_size=32, num_rows=32 * 12, quick_rows=32 * 2
+    ),
+    "E": Work(
+        _residual, (32, 32, 3), _momentum, batch_size=128, num_rows=128 * 20, quick_rows=128 * 3
+    ),
     "P": Work(_perceptron, (64,), _ADAM, batch_size=60, num_rows=12_000, quick_rows=600),
     "wide": Work(_wide, (256,), _ADAM, batch_size=16_000, num_rows=32_000, quick_rows=16_000),
 }

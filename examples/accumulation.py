@@ -1,16 +1,19 @@
 """How do I get gradient accumulation inside `fit`, keeping my callbacks, without a mess?
 
-Set the rows of an update (`batch_size`) and the rows that fit in memory at once (`microbatch_size`). The rest of `fit`
-stays the same.
+Set the rows of an update (`batch_size`) and the rows that fit in memory at once
+(`microbatch_size`). The rest of `fit` stays the same.
 
-(a) A small dense network, 60 rows to an update in 10 microbatches of 6: the same weights as with full batches.
-(b) DenseNet121, 64 rows in ten parts: BatchNormalization couples the rows, so a cut changes the update.
-(c) The network of (a) in `mixed_float16`, where `compile` adds a LossScaleOptimizer: the rounding differences of the
-    cut after one update, and after three epochs.
+(a) A small dense network, 60 rows to an update in 10 microbatches of 6: the same weights as with
+full batches.
+(b) DenseNet121, 64 rows in ten parts: BatchNormalization couples the rows, so a cut changes the
+update.
+(c) The network of (a) in `mixed_float16`, where `compile` adds a LossScaleOptimizer: the rounding
+    differences of the cut after one update, and after three epochs.
 
     KERAS_BACKEND=jax python examples/accumulation.py [--quick]
 
-DenseNet121 compiles slowly: allow 5 to 9 minutes with jax and 3 with tensorflow on 2 CPU cores, or use --quick.
+DenseNet121 compiles slowly: allow 5 to 9 minutes with jax and 3 with tensorflow on 2 CPU cores, or
+use --quick.
 """
 
 import argparse
@@ -31,8 +34,14 @@ import wholestep as ws
 
 def main(argv=None):
     """Run the three parts; return the measurements by name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rows; a small network instead of DenseNet121 in (b)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few rows; a small network instead of DenseNet121 in (b)",
+    )
     quick = parser.parse_args(argv).quick
     random.seed(1)  # from which Keras draws the seeds of weights
     source, x, y = images()
@@ -44,12 +53,17 @@ def main(argv=None):
         "coupled": coupled(colour(x[:128]), y[:128], small_network if quick else densenet),
         "mixed_float16": in_float16(x, y),
     }
-    print("\nYou have seen: microbatch_size says how much is computed at once, and batch_size what an update means.")
+    print(
+        "\nYou have seen: microbatch_size says how much is computed at once, and batch_size what "
+        "an update means."
+    )
     return shown
 
 
 def images():
-    """Return MNIST (name, x: (rows, 28, 28), y) if it can be downloaded, else scikit-learn's digits enlarged."""
+    """Return MNIST (name, x: (rows, 28, 28), y) if it can be downloaded, else scikit-learn's digits
+    enlarged.
+    """
     try:
         (x, y), _ = keras.datasets.mnist.load_data()
         return "MNIST images", x.astype("float32") / 255, y.astype("int32")
@@ -59,14 +73,20 @@ def images():
 
     x, y = load_digits(return_X_y=True)
     x = np.kron(x.reshape(-1, 8, 8) / 16, np.ones((3, 3)))
-    return "scikit-learn digits, enlarged to 28 x 28", np.pad(x, [(0, 0), (2, 2), (2, 2)]).astype("float32"), y
+    return (
+        "scikit-learn digits, enlarged to 28 x 28",
+        np.pad(x, [(0, 0), (2, 2), (2, 2)]).astype("float32"),
+        y,
+    )
 
 
 # ---- (a) ----
 
 
 def accumulation(x, y):
-    """Train with 10 microbatches of 6, with callbacks, and with full batches; return the difference of the weights."""
+    """Train with 10 microbatches of 6, with callbacks, and with full batches; return the difference
+    of the weights.
+    """
     print("\n(a) Dense network, 60 rows to an update in 10 microbatches of 6, 3 epochs")
     model, whole = twins(dense_network)
     epochs = []
@@ -78,13 +98,20 @@ def accumulation(x, y):
             keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch)),
         ]
         trainer = ws.Trainer(model, microbatch_size=6)
-        trainer.fit(x, y, batch_size=60, epochs=3, validation_split=0.1, callbacks=callbacks, verbose=2)
+        trainer.fit(
+            x, y, batch_size=60, epochs=3, validation_split=0.1, callbacks=callbacks, verbose=2
+        )
         print(f"CSVLogger wrote:\n{log.read_text()}LambdaCallback saw the epochs {epochs}.")
     print(trainer.explain())
 
-    ws.Trainer(whole, microbatch_size=60).fit(x, y, batch_size=60, epochs=len(epochs), validation_split=0.1, verbose=0)
+    ws.Trainer(whole, microbatch_size=60).fit(
+        x, y, batch_size=60, epochs=len(epochs), validation_split=0.1, verbose=0
+    )
     difference = relative_difference(model, whole)
-    print(f"10 microbatches of 6 against whole batches: largest relative difference of the weights {difference:.1e}.")
+    print(
+        "10 microbatches of 6 against whole batches: largest relative difference of the weights "
+        f"{difference:.1e}."
+    )
     return {"difference": difference, "epochs": epochs}
 
 
@@ -99,7 +126,12 @@ def twins(network):
 def dense_network():
     layers = keras.layers
     model = keras.Sequential(
-        [keras.Input((28, 28)), layers.Flatten(), layers.Dense(128, activation="relu"), layers.Dense(10)]
+        [
+            keras.Input((28, 28)),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10),
+        ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
@@ -116,7 +148,9 @@ def relative_difference(one, other):
 
 
 def coupled(x, y, network):
-    """Train a network with BatchNormalization, first uncut, then cut; return the warnings and explanations."""
+    """Train a network with BatchNormalization, first uncut, then cut; return the warnings and
+    explanations.
+    """
     model, cut = twins(network)
     print(f"\n(b) {model.name}, 64 rows to an update, {len(x) // 64} updates", flush=True)
     trainer = timed_fit(ws.Trainer(model), x, y)
@@ -128,7 +162,10 @@ def coupled(x, y, network):
     warned = [str(warning.message) for warning in caught if warning.category is UserWarning]
     print("With microbatch_size=7 it warns:", *warned, "and explains:", trainer.explain(), sep="\n")
     difference = relative_difference(cut, model)
-    print(f"Ten parts are another update: the weights differ by up to {difference:.1e} from those of whole batches.")
+    print(
+        f"Ten parts are another update: the weights differ by up to {difference:.1e} from those of "
+        "whole batches."
+    )
     return {"warned": warned, "difference": difference}
 
 
@@ -146,7 +183,9 @@ def densenet():
 
 
 def small_network():
-    """Return a few layers with BatchNormalization instead of DenseNet121; they compile in seconds."""
+    """Return a few layers with BatchNormalization instead of DenseNet121; they compile in
+    seconds.
+    """
     layers = keras.layers
     stack = [keras.Input((32, 32, 3))]
     for channels in (8, 16):
@@ -166,7 +205,9 @@ def colour(x):
 
 
 def in_float16(x, y):
-    """Cut as in (a), in half precision; return the weights' differences after one update and after three epochs."""
+    """Cut as in (a), in half precision; return the weights' differences after one update and after
+    three epochs.
+    """
     print("\n(c) The network of (a) in mixed_float16, cut in the same way")
     policy = keras.config.dtype_policy()
     full = dense_network()
@@ -185,10 +226,22 @@ def in_float16(x, y):
         for model in networks.values():
             trainer = ws.Trainer(model, microbatch_size=6 if model is cut else 60)
             trainer.fit(x[:rows], y[:rows], batch_size=60, epochs=epochs, verbose=0)
-        found[when] = {"cut": relative_difference(cut, whole), "rounding": relative_difference(whole, full)}
-        print(f"After {when}, the weights of 10 microbatches and of whole batches differ by up to", end=" ")
-        print(f"{found[when]['cut']:.1e}; whole batches in float16 and in float32 by {found[when]['rounding']:.1e}.")
-    print("float16 keeps three digits. A cut adds them up in another order, and update after update magnifies that.")
+        found[when] = {
+            "cut": relative_difference(cut, whole),
+            "rounding": relative_difference(whole, full),
+        }
+        print(
+            f"After {when}, the weights of 10 microbatches and of whole batches differ by up to",
+            end=" ",
+        )
+        print(
+            f"{found[when]['cut']:.1e}; whole batches in float16 and in float32 by "
+            f"{found[when]['rounding']:.1e}."
+        )
+    print(
+        "float16 keeps three digits. A cut adds them up in another order, and update after update "
+        "magnifies that."
+    )
     return found
 
 

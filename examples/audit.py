@@ -1,9 +1,10 @@
 """Why does my model learn in `fit`, and stay on a plateau in my own loop? Check the loop.
 
-The model predicts how often two words co-occur (GloVe). The loop is the one in the question: labels of shape (B,)
-against outputs of shape (B, 1). stepcheck runs it for two passes over a few hundred pairs, and names the fault: the
-shape of the labels, not the shuffling, which is the usual first guess. The pairs are random, as the fault does not
-depend on the text; `examples/glove.py` shows its cost on a real text.
+The model predicts how often two words co-occur (GloVe). The loop is the one in the question: labels
+of shape (B,) against outputs of shape (B, 1). stepcheck runs it for two passes over a few hundred
+pairs, and names the fault: the shape of the labels, not the shuffling, which is the usual first
+guess. The pairs are random, as the fault does not depend on the text; `examples/glove.py` shows its
+cost on a real text.
 
 1. the loop as written: one cause, in the gradient, and the line to change;
 2. the same loop with the fix that the report proposes: no cause.
@@ -77,7 +78,9 @@ def train(model, loss, pairs):
 
 
 def network(dim=8):
-    """Return the model that predicts log count = target . context + a bias of each, as (rows, 1)."""
+    """Return the model that predicts log count = target . context + a bias of each, as (rows,
+    1).
+    """
     focal = keras.Input((), dtype="int32")
     context = keras.Input((), dtype="int32")
     vectors = [layers.Embedding(NUM_WORDS, dim)(word) for word in (focal, context)]

@@ -1,6 +1,7 @@
 """Why does my PyTorch loop learn slowly? Check it: the labels have shape (N,), the outputs (N, 1).
 
-`MSELoss` then compares each output with the labels of all rows of its batch: the model learns the mean of the labels.
+`MSELoss` then compares each output with the labels of all rows of its batch: the model learns the
+mean of the labels.
 
 1. the loop as written: one cause, and the line to change;
 2. the same loop with the fix that the report proposes: no cause.
@@ -26,7 +27,10 @@ def main():
     x = torch.randn(NUM_ROWS, 4)
     y = x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + 0.1 * torch.randn(NUM_ROWS)
     reports = [watched("as written", as_written, x, y), watched("with that fix", mended, x, y)]
-    print("You have seen: stepcheck ran the loop as it stands, and named the fault; with its fix the loop is right.")
+    print(
+        "You have seen: stepcheck ran the loop as it stands, and named the fault; with its fix the "
+        "loop is right."
+    )
     return reports
 
 

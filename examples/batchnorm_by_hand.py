@@ -1,14 +1,17 @@
-"""Why does my own training loop explode with BatchNormalization, where `fit` trains the same network well?
+"""Why does my own training loop explode with BatchNormalization, where `fit` trains the same
+network well?
 
-Because a hand-written loop must pass `training=True`. With False, every BatchNormalization uses its moving
-statistics (mean 0 and variance 1 at first), normalises nothing, and never updates them. `Trainer.steps` runs the
-same compiled update as `Trainer.fit`, in the right mode, so your loop need not set the mode.
+Because a hand-written loop must pass `training=True`. With False, every BatchNormalization uses its
+moving statistics (mean 0 and variance 1 at first), normalises nothing, and never updates them.
+`Trainer.steps` runs the same compiled update as `Trainer.fit`, in the right mode, so your loop need
+not set the mode.
 
 Three runs from the same weights, on the same batches of 128 made-up images:
 
 1. `trainer.fit`;
 2. a hand-written loop over `trainer.steps`: the same weights and the same curve, to the bit;
-3. the same loop, but the loss calls the network with `training=False`: the mistake, made on purpose.
+3. the same loop, but the loss calls the network with `training=False`: the mistake, made on
+purpose.
 
     KERAS_BACKEND=jax python examples/batchnorm_by_hand.py [--quick] [--out FOLDER]
 """
@@ -49,19 +52,31 @@ class InInferenceMode(ws.Objective):
 
 def main(argv=None):
     """Run the three loops and draw their curves; return the measurements by name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="1000 images instead of 10 000")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     arguments = parser.parse_args(argv)
     random.seed(SEED)  # from which Keras draws the seeds of weights
     x, y = images(1000 if arguments.quick else 10_000)
     start = network().get_weights()
-    print(f"{len(x)} made images, batches of {BATCH_SIZE}, 2 epochs. Engine: {keras.backend.backend()}.", flush=True)
+    print(
+        f"{len(x)} made images, batches of {BATCH_SIZE}, 2 epochs. Engine: "
+        f"{keras.backend.backend()}.",
+        flush=True,
+    )
 
     fitted, fit_curve = run("1. trainer.fit", fit, start, x, y)
     looped, loop_curve = run("2. own loop", loop, start, x, y)
-    wrong, wrong_curve = run("3. own loop, inference mode", partial(loop, objective=InInferenceMode()), start, x, y)
-    curves = {"trainer.fit": fit_curve, "own loop": loop_curve, "own loop, training=False": wrong_curve}
+    wrong, wrong_curve = run(
+        "3. own loop, inference mode", partial(loop, objective=InInferenceMode()), start, x, y
+    )
+    curves = {
+        "trainer.fit": fit_curve,
+        "own loop": loop_curve,
+        "own loop, training=False": wrong_curve,
+    }
     result = {
         "weight_difference": largest_difference(fitted.get_weights(), looped.get_weights()),
         "curve_difference": largest_difference(fit_curve.told, loop_curve.told),
@@ -75,7 +90,9 @@ def main(argv=None):
 
 
 class Curve(NamedTuple):
-    """The loss of every update, and the running loss of the epoch that `fit` passes to callbacks."""
+    """The loss of every update, and the running loss of the epoch that `fit` passes to
+    callbacks.
+    """
 
     own: list[float]
     told: list[float]
@@ -85,7 +102,8 @@ class Curve(NamedTuple):
 def images(num_rows):
     """Return made images x: (rows, 32, 32, 3) in 0..255 and their classes y: (rows,).
 
-    Each of 10 classes has a coarse pattern of 8 x 8 random colours; an image is its class' pattern with noise.
+    Each of 10 classes has a coarse pattern of 8 x 8 random colours; an image is its class' pattern
+    with noise.
     """
     rng = np.random.default_rng(SEED)
     patterns = np.kron(rng.normal(size=(10, 8, 8, 3)), np.ones((1, 4, 4, 1)))
@@ -95,7 +113,9 @@ def images(num_rows):
 
 
 def network():
-    """Return a residual network of eight blocks, each convolution with BatchNormalization before it; compiled."""
+    """Return a residual network of eight blocks, each convolution with BatchNormalization before
+    it; compiled.
+    """
     layers = keras.layers
     inputs = keras.Input((32, 32, 3))
     x = layers.Conv2D(16, 4, 4)(layers.Rescaling(1 / 64, offset=-2)(inputs))
@@ -110,7 +130,9 @@ def network():
 
 def block(x):
     x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
-    return keras.layers.Conv2D(16, 3, padding="same", use_bias=False, kernel_initializer="he_normal")(x)
+    return keras.layers.Conv2D(
+        16, 3, padding="same", use_bias=False, kernel_initializer="he_normal"
+    )(x)
 
 
 # ---- the three runs; each returns its Curve ----
@@ -128,14 +150,19 @@ def run(name, train, start, x, y):
 
 def fit(model, x, y):
     told = []
-    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: told.append(logs["loss"]))
-    ws.Trainer(model, seed=SEED).fit(x, y, batch_size=BATCH_SIZE, epochs=2, callbacks=[note], verbose=0)
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: told.append(logs["loss"])
+    )
+    ws.Trainer(model, seed=SEED).fit(
+        x, y, batch_size=BATCH_SIZE, epochs=2, callbacks=[note], verbose=0
+    )
     return Curve(alone(told, len(x)), told)
 
 
 def alone(told, num_rows):
     """Return the loss of each update, computed from the running losses of the epoch."""
-    seen = np.minimum(np.arange(0, num_rows + BATCH_SIZE, BATCH_SIZE), num_rows)  # rows before each batch, and after
+    # rows before each batch, and after
+    seen = np.minimum(np.arange(0, num_rows + BATCH_SIZE, BATCH_SIZE), num_rows)
     epochs = np.reshape(told, (2, -1)) * seen[1:]
     return (np.diff(epochs, axis=1, prepend=0) / np.diff(seen)).ravel().tolist()
 
@@ -152,7 +179,9 @@ def loop(model, x, y, objective=None):
     except ws.NonFiniteError as stop:
         print(f"   stopped: {stop}")
         num = stop.update - 1  # the loop may be two updates ahead of the one that failed
-        return Curve(own[:num], told[:num], f"stopped before update {stop.update}: not finite any more")
+        return Curve(
+            own[:num], told[:num], f"stopped before update {stop.update}: not finite any more"
+        )
     return Curve(own, told)
 
 
@@ -167,22 +196,32 @@ def moved(model, start):
     """Return the largest change of the moving statistics since the start."""
     before = network()
     before.set_weights(start)
-    pairs = [[keras.ops.convert_to_numpy(v) for v in m.non_trainable_variables] for m in (model, before)]
+    pairs = [
+        [keras.ops.convert_to_numpy(v) for v in m.non_trainable_variables] for m in (model, before)
+    ]
     return largest_difference(*pairs)
 
 
 def report(result):
     print(f"1 and 2: largest difference of the weights {result['weight_difference']},", end=" ")
     print(f"of the losses that are told {result['curve_difference']}.")
-    print(f"Moving statistics moved by up to {result['moved']:.3g} in 2, by {result['moved_wrong']:.3g} in 3.")
+    print(
+        f"Moving statistics moved by up to {result['moved']:.3g} in 2, by "
+        f"{result['moved_wrong']:.3g} in 3."
+    )
     print(f"Curves: {result['picture']}")
-    print("You have seen: a loop over steps() is fit to the bit, and training=False is what makes a loop explode.")
+    print(
+        "You have seen: a loop over steps() is fit to the bit, and training=False is what makes a "
+        "loop explode."
+    )
 
 
 def picture(curves, out):
     figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
     for i, (name, curve) in enumerate(curves.items()):
-        axes.plot(range(1, len(curve.own) + 1), curve.own, label=name, linewidth=(6, 2, 2)[i], marker=".")
+        axes.plot(
+            range(1, len(curve.own) + 1), curve.own, label=name, linewidth=(6, 2, 2)[i], marker="."
+        )
         if curve.stopped:
             why = "every BatchNormalization divides by 1,\nso eight blocks let the numbers grow"
             place = (len(curve.own), curve.own[-1])

@@ -13,13 +13,16 @@ def split_cpu(num):
         return
     import tensorflow as tf
 
-    with contextlib.suppress(RuntimeError):  # TensorFlow is initialised: its devices can no longer change
+    # TensorFlow is initialised: its devices can no longer change
+    with contextlib.suppress(RuntimeError):
         parts = [tf.config.LogicalDeviceConfiguration()] * num
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], parts)
 
 
 def scope(num):
-    """Return the scope in which to build a model for `num` devices: TensorFlow needs one, JAX does not."""
+    """Return the scope in which to build a model for `num` devices: TensorFlow needs one, JAX does
+    not.
+    """
     if num == 1 or keras.backend.backend() != "tensorflow":
         return contextlib.nullcontext()
     import tensorflow as tf

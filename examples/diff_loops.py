@@ -1,7 +1,9 @@
-"""Two loops of Keras that train worse than `fit`: where do they differ first? Runs on TensorFlow, in seconds.
+"""Two loops of Keras that train worse than `fit`: where do they differ first? Runs on TensorFlow,
+in seconds.
 
-The first is the loop of a model for word vectors whose labels have the shape (rows,), and its outputs (rows, 1). The
-second makes SGD's steps by hand, and calls a model with BatchNormalization without training=True.
+The first is the loop of a model for word vectors whose labels have the shape (rows,), and its
+outputs (rows, 1). The second makes SGD's steps by hand, and calls a model with BatchNormalization
+without training=True.
 """
 
 import keras
@@ -18,7 +20,9 @@ RATE = 0.01
 
 
 def pairs():
-    """Return the words of each pair, of shape (pairs, 2), and the logarithms of their counts, of shape (pairs,)."""
+    """Return the words of each pair, of shape (pairs, 2), and the logarithms of their counts, of
+    shape (pairs,).
+    """
     draw = np.random.default_rng(0)
     words = draw.integers(0, WORDS, (NUM, 2)).astype("int32")
     return words, np.log(1 + draw.poisson(20, NUM)).astype("float32")
@@ -81,7 +85,10 @@ def main():
     own, other = twice(normalized())
     norm = stepcheck.diff(looped(own, x, y, by_hand=True), fitted(other, x, y))
     print(f"Word vectors:\n{glove}\n\nBatchNormalization:\n{norm}")
-    print("You have seen: of two runs, the first stage that differs, its update, and what it is in numbers.")
+    print(
+        "You have seen: of two runs, the first stage that differs, its update, and what it is in "
+        "numbers."
+    )
     return glove, norm
 
 

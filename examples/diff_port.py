@@ -1,6 +1,8 @@
-"""A model of Keras, and its port to PyTorch: do they train alike? Run it with both, as KERAS_BACKEND=jax.
+"""A model of Keras, and its port to PyTorch: do they train alike? Run it with both, as
+KERAS_BACKEND=jax.
 
-Kernels of Keras have the shape (inputs, outputs), and weights of PyTorch (outputs, inputs): `match` says so.
+Kernels of Keras have the shape (inputs, outputs), and weights of PyTorch (outputs, inputs): `match`
+says so.
 """
 
 import keras
@@ -19,7 +21,9 @@ NAMES = {"kernel": "weight", "bias": "bias"}
 
 
 def match(name):
-    """Return the name in PyTorch of a parameter of Keras, and a view of its array in Keras' shape."""
+    """Return the name in PyTorch of a parameter of Keras, and a view of its array in Keras'
+    shape.
+    """
     _, layer, own = name.split("/")
     return f"{LAYERS[layer]}.{NAMES[own]}", lambda value: value.T
 
@@ -56,7 +60,10 @@ def main():
     losses = nn.MSELoss(), nn.SmoothL1Loss()
     found = [stepcheck.diff(trace, of_torch(weights, loss), match=match) for loss in losses]
     print(f"The port:\n{found[0]}\n\nWith another loss:\n{found[1]}")
-    print("You have seen: a port is compared with its origin, parameter by parameter, by names and a view.")
+    print(
+        "You have seen: a port is compared with its origin, parameter by parameter, by names and a "
+        "view."
+    )
     return found
 
 

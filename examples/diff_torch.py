@@ -1,6 +1,8 @@
-"""A loop of PyTorch before and after it was rewritten, compared by saved traces; so are two versions of a library.
+"""A loop of PyTorch before and after it was rewritten, compared by saved traces; so are two
+versions of a library.
 
-The rewritten loop accumulates the gradients of 4 microbatches. A first draft forgot to divide by 4 in the last window.
+The rewritten loop accumulates the gradients of 4 microbatches. A first draft forgot to divide by 4
+in the last window.
 """
 
 import tempfile
@@ -60,7 +62,10 @@ def main():
             after()
         found = stepcheck.diff(draft, path), stepcheck.diff(now, path)
     print(f"The draft:\n{found[0]}\n\nThe loop:\n{found[1]}")
-    print("You have seen: a rewritten loop is compared with a trace of the loop before, update by update.")
+    print(
+        "You have seen: a rewritten loop is compared with a trace of the loop before, update by "
+        "update."
+    )
     return found
 
 

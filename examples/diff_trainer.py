@@ -1,7 +1,8 @@
-"""Transformers' Trainer, once with batches of 8 rows and once with 4 microbatches of 2: are the updates the same?
+"""Transformers' Trainer, once with batches of 8 rows and once with 4 microbatches of 2: are the
+updates the same?
 
-Rows have 3 to 12 tokens, so microbatches have other numbers of tokens, and other padding. Run it with Transformers and
-PyTorch: `python diff_trainer.py`.
+Rows have 3 to 12 tokens, so microbatches have other numbers of tokens, and other padding. Run it
+with Transformers and PyTorch: `python diff_trainer.py`.
 """
 
 import tempfile
@@ -35,7 +36,9 @@ def collated(batch):
 def trained(num_microbatches, trainer=Trainer):
     """Return the trace of a training of 4 updates on 8 rows each."""
     torch.manual_seed(1)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0, **SIZES))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0, **SIZES)
+    )
     with tempfile.TemporaryDirectory() as folder:
         options = TrainingArguments(
             folder,
@@ -53,7 +56,9 @@ def trained(num_microbatches, trainer=Trainer):
 
 
 class MeanOfMeans(Trainer):
-    """Divides each microbatch by its own number of tokens, as Trainer did before Transformers 4.46."""
+    """Divides each microbatch by its own number of tokens, as Trainer did before Transformers
+    4.46.
+    """
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the mean over a microbatch's tokens."""

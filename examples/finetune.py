@@ -1,20 +1,27 @@
-"""I fine-tune a pretrained model with LoRA, on packed rows in which only the answers count. What divides the loss?
+"""I fine-tune a pretrained model with LoRA, on packed rows in which only the answers count. What
+divides the loss?
 
-The number of answer tokens in the whole update. Packed rows hold different numbers of them, so a mean of microbatch
-means, which other tools take under gradient accumulation, weighs the tokens unequally. The whole way:
+The number of answer tokens in the whole update. Packed rows hold different numbers of them, so a
+mean of microbatch means, which other tools take under gradient accumulation, weighs the tokens
+unequally. The whole way:
 
-1. Pretrain a small Transformer on the documentation of Python (`pydoc_data`), character by character.
-2. Load the weights of its backbone into a new model in bfloat16, and add LoRA to queries, values and dense layers.
-3. Teach it to write the first line of a docstring after the signature of a function. Short rows share a row; tokens
-   weigh 1 in the docstring and 0 elsewhere; microbatches are as large as the memory limit permits (JAX).
-4. Stop in mid-epoch, resume in a new model, and count the bits that differ from a run without a stop.
+1. Pretrain a small Transformer on the documentation of Python (`pydoc_data`), character by
+character.
+2. Load the weights of its backbone into a new model in bfloat16, and add LoRA to queries, values
+and dense layers.
+3. Teach it to write the first line of a docstring after the signature of a function. Short rows
+   share a row; tokens weigh 1 in the docstring and 0 elsewhere; microbatches are as large as the
+   memory limit permits (JAX).
+4. Stop in mid-epoch, resume in a new model, and count the bits that differ from a run without a
+stop.
 5. Measure the loss and the gradient of one batch, divided in both ways.
 6. Export to `.keras`, and load the file with Keras alone.
 
     KERAS_BACKEND=jax python examples/finetune.py [--quick] [--shards 2] [--preset NAME]
 
-Allow 5 minutes on 2 CPU cores; with --quick, one, for a model that has learned little more than spelling. `--shards`
-shards the kernels of queries, keys, values and wide layers (JAX). `--preset` fine-tunes a model of keras-hub instead.
+Allow 5 minutes on 2 CPU cores; with --quick, one, for a model that has learned little more than
+spelling. `--shards` shards the kernels of queries, keys, values and wide layers (JAX). `--preset`
+fine-tunes a model of keras-hub instead.
 """
 
 import argparse
@@ -42,16 +49,23 @@ MEMORY = 48 * 2**20  # of LoRA; in an update; for (5); bytes of an update
 
 def main(argv=None):
     """Go the whole way; return the measurements by name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="fewer updates, on fewer functions")
-    parser.add_argument("--shards", type=int, default=1, help="the number of devices that share these kernels (JAX)")
+    parser.add_argument(
+        "--shards", type=int, default=1, help="the number of devices that share these kernels (JAX)"
+    )
     parser.add_argument("--preset", help="a preset of keras-hub, or the folder of one")
     arguments = parser.parse_args(argv)
     devices.split_cpu(arguments.shards)
     pairs = docstrings()[: 640 if arguments.quick else None]
     train = pairs[: -len(pairs) // 8]
     held_out = pairs[-len(pairs) // 8 :]
-    print(f"{len(pairs)} functions of the standard library. Engine: {keras.backend.backend()}.", flush=True)
+    print(
+        f"{len(pairs)} functions of the standard library. Engine: {keras.backend.backend()}.",
+        flush=True,
+    )
     if arguments.preset:
         return import_module("finetune_preset").tune(arguments.preset, train)
     policy = keras.config.dtype_policy()
@@ -74,23 +88,36 @@ def fine_tune(folder, train, held_out, arguments):
         keras.distribution.set_distribution(sharded(arguments.shards))
     model, other = (tune(weights, data, epochs) for weights in (folder / "pretrained", None))
     losses = [trainer_of(each).evaluate(unseen, verbose=0) for each in (model, other)]
-    print("Loss of a held-out character: {:.3f}; without the pretrained weights {:.3f}".format(*losses), flush=True)
+    print(
+        "Loss of a held-out character: {:.3f}; without the pretrained weights {:.3f}".format(
+            *losses
+        ),
+        flush=True,
+    )
     differing = stopped_and_resumed(folder, data, epochs, model)
     exported = export(model, folder / "tuned.keras", unseen)
     keras.config.set_dtype_policy("float32")
     errors = normalisation(model, data)
-    print("You have seen: an update is divided once, by the tokens that count in all of it, and every step around it.")
+    print(
+        "You have seen: an update is divided once, by the tokens that count in all of it, and "
+        "every step around it."
+    )
     return {"losses": losses, "differing": differing, "errors": errors, "exported": exported}
 
 
 def new_task(pretrained=None, rank=RANK):
-    """Return a model with a new head; its backbone has the weights of the checkpoint, if any, and LoRA."""
+    """Return a model with a new head; its backbone has the weights of the checkpoint, if any, and
+    LoRA.
+    """
     random.seed(1)  # from which Keras draws the seeds of weights
     backbone = new_backbone()
     logits = keras.layers.Dense(VOCABULARY, dtype="float32", name="head")(backbone(backbone.input))
     if pretrained is not None:
         result = ws.load_weights(backbone, pretrained)  # before add_lora: no file has those weights
-        print(f"Loaded {len(result.loaded)} weights; not used: {', '.join(result.unused)}.", flush=True)
+        print(
+            f"Loaded {len(result.loaded)} weights; not used: {', '.join(result.unused)}.",
+            flush=True,
+        )
     if rank:
         add_lora(backbone, rank)
     return keras.Model(backbone.input, logits, name="task")
@@ -118,8 +145,13 @@ def pretrain(folder, num_updates):
 
 def trainer_of(model):
     """Return the trainer of a fine-tuning."""
-    limit = MEMORY if keras.backend.backend() == "jax" else None  # TensorFlow does not know a program's memory
-    options = {"optimizer": keras.optimizers.Adam(3e-3), "microbatch_size": "auto", "memory_limit": limit}
+    # TensorFlow does not know a program's memory
+    limit = MEMORY if keras.backend.backend() == "jax" else None
+    options = {
+        "optimizer": keras.optimizers.Adam(3e-3),
+        "microbatch_size": "auto",
+        "memory_limit": limit,
+    }
     return ws.Trainer(model, Answers(), **options)
 
 
@@ -137,17 +169,26 @@ def tune(pretrained, data, epochs, *, checkpoints=None, until=None):
 
 
 def stopped_and_resumed(folder, data, epochs, model):
-    """Stop in the middle of the last epoch, resume in a new model, and return the number of bits that differ."""
+    """Stop in the middle of the last epoch, resume in a new model, and return the number of bits
+    that differ.
+    """
     checkpoints = ws.Checkpoints(folder / "run", every_steps=2)
     stop = (epochs - 1) * len(data) + max(len(data) // 2, 3)
     tune(folder / "pretrained", data, epochs, checkpoints=checkpoints, until=stop)
     resumed = tune(None, data, epochs, checkpoints=checkpoints)
     pairs = zip(model.get_weights(), resumed.get_weights(), strict=True)
     num = sum(
-        int(np.unpackbits(np.frombuffer(a.tobytes(), "uint8") ^ np.frombuffer(b.tobytes(), "uint8")).sum())
+        int(
+            np.unpackbits(
+                np.frombuffer(a.tobytes(), "uint8") ^ np.frombuffer(b.tobytes(), "uint8")
+            ).sum()
+        )
         for a, b in pairs
     )
-    print(f"Stopped after update {stop} of {epochs * len(data)}, and resumed: {num} bits of the weights differ.")
+    print(
+        f"Stopped after update {stop} of {epochs * len(data)}, and resumed: {num} bits of the "
+        "weights differ."
+    )
     return num
 
 
@@ -159,8 +200,15 @@ def export(model, path, data):
     inputs = {name: batch[name] for name in ("tokens", "positions", "segment_ids")}
     one, two = (keras.ops.convert_to_numpy(each(inputs)) for each in (model, loaded))
     lora = [np.abs(v.numpy()).max() for v in loaded.trainable_weights if "lora" in v.name]
-    print(f"Exported, and loaded by Keras: logits differ by {relative_error(two, one):.0e} (bfloat16 rounds to 4e-03).")
-    print(f"LoRA is merged into the kernels, and {max(lora):.0f} in the file: to train on, resume the run.", flush=True)
+    print(
+        f"Exported, and loaded by Keras: logits differ by {relative_error(two, one):.0e} (bfloat16 "
+        "rounds to 4e-03)."
+    )
+    print(
+        f"LoRA is merged into the kernels, and {max(lora):.0f} in the file: to train on, resume "
+        "the run.",
+        flush=True,
+    )
     return {"difference": relative_error(two, one), "largest": max(lora)}
 
 
@@ -168,17 +216,27 @@ def export(model, path, data):
 
 
 def normalisation(model, data):
-    """Return the loss and the gradient's error of one batch in microbatches, divided in two ways; in float32."""
+    """Return the loss and the gradient's error of one batch in microbatches, divided in two ways;
+    in float32.
+    """
     twin = new_task()
     twin.set_weights(model.get_weights())
     data.seek(0)
     batch = next(iter(data))
     num = NUM_ROWS // NUM_PARTS
-    parts = [{name: leaf[i : i + num] for name, leaf in batch.items()} for i in range(0, NUM_ROWS, num)]
-    found = {"full batch": gradients(twin, [batch], NUM_ROWS), "divided once": gradients(twin, [batch], num)}
+    parts = [
+        {name: leaf[i : i + num] for name, leaf in batch.items()} for i in range(0, NUM_ROWS, num)
+    ]
+    found = {
+        "full batch": gradients(twin, [batch], NUM_ROWS),
+        "divided once": gradients(twin, [batch], num),
+    }
     found["mean of means"] = gradients(twin, parts, num)
     found = {name: [np.mean(each, axis=0) for each in pair] for name, pair in found.items()}
-    errors = {name: relative_error(gradient, found["full batch"][1]) for name, (_, gradient) in found.items()}
+    errors = {
+        name: relative_error(gradient, found["full batch"][1])
+        for name, (_, gradient) in found.items()
+    }
     counts = [int(part["weights"].sum()) for part in parts]
     print(f"A batch in {NUM_PARTS} microbatches, in which {counts} characters count:")
     for name, (loss, _) in found.items():
@@ -187,9 +245,13 @@ def normalisation(model, data):
 
 
 def gradients(model, batches, microbatch_size):
-    """Return the loss and the gradient of each batch; a gradient is the change by an update of plain SGD."""
+    """Return the loss and the gradient of each batch; a gradient is the change by an update of
+    plain SGD.
+    """
     rate = 1024.0  # large, so that subtracting weights loses no digits
-    trainer = ws.Trainer(model, Answers(), optimizer=keras.optimizers.SGD(rate), microbatch_size=microbatch_size)
+    trainer = ws.Trainer(
+        model, Answers(), optimizer=keras.optimizers.SGD(rate), microbatch_size=microbatch_size
+    )
     start = model.get_weights()
     losses = []
     found = []

@@ -1,4 +1,6 @@
-"""A small Transformer for packed rows, its loss, and which of its kernels are sharded: for finetune.py."""
+"""A small Transformer for packed rows, its loss, and which of its kernels are sharded: for
+finetune.py.
+"""
 
 import keras
 from finetune_data import LENGTH, VOCABULARY
@@ -11,10 +13,16 @@ NUM_LAYERS = 2
 
 
 def new_backbone():
-    """Return the model {tokens, positions, segment_ids: (rows, length)} -> (rows, length, WIDTH)."""
-    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in ("tokens", "positions", "segment_ids")}
+    """Return the model {tokens, positions, segment_ids: (rows, length)} -> (rows, length,
+    WIDTH).
+    """
+    inputs = {
+        name: keras.Input((None,), dtype="int32", name=name)
+        for name in ("tokens", "positions", "segment_ids")
+    }
     segments = inputs["segment_ids"]
-    mask = ops.equal(segments[:, :, None], segments[:, None, :])  # no sequence sees another one of its row
+    # no sequence sees another one of its row
+    mask = ops.equal(segments[:, :, None], segments[:, None, :])
     x = layers.Embedding(VOCABULARY, WIDTH, name="token_embedding")(inputs["tokens"])
     x = x + layers.Embedding(LENGTH, WIDTH, name="position_embedding")(inputs["positions"])
     for i in range(NUM_LAYERS):
@@ -28,7 +36,9 @@ def new_backbone():
 
 
 def add_lora(backbone, rank):
-    """Freeze a backbone, except for the LoRA weights and the biases of its queries, values and dense layers."""
+    """Freeze a backbone, except for the LoRA weights and the biases of its queries, values and
+    dense layers.
+    """
     for layer in backbone.layers:
         layer.trainable = False  # and all its parts: an attention layer has four
         is_attention = isinstance(layer, layers.MultiHeadAttention)
@@ -39,20 +49,33 @@ def add_lora(backbone, rank):
 
 
 class Answers(ws.Objective):
-    """Predict the next character; `weights` says which characters count, and nothing crosses into another sequence."""
+    """Predict the next character; `weights` says which characters count, and nothing crosses into
+    another sequence.
+    """
 
     def __call__(self, model, batch, training):
         """Return the loss of every character."""
         tokens = batch["tokens"]
         segments = batch["segment_ids"]
-        logits = model({k: batch[k] for k in ("tokens", "positions", "segment_ids")}, training=training)[:, :-1]
+        logits = model(
+            {k: batch[k] for k in ("tokens", "positions", "segment_ids")}, training=training
+        )[:, :-1]
         loss = keras.losses.sparse_categorical_crossentropy(tokens[:, 1:], logits, from_logits=True)
-        return ws.Mean(loss, ops.where(segments[:, 1:] == segments[:, :-1], batch["weights"][:, 1:], 0.0))
+        return ws.Mean(
+            loss, ops.where(segments[:, 1:] == segments[:, :-1], batch["weights"][:, 1:], 0.0)
+        )
 
 
 def sharded(num):
-    """Return a distribution that shards the kernels of queries, keys, values and wide layers over `num` devices."""
-    mesh = keras.distribution.DeviceMesh((1, num), ["batch", "model"], keras.distribution.list_devices()[:num])
+    """Return a distribution that shards the kernels of queries, keys, values and wide layers over
+    `num` devices.
+    """
+    mesh = keras.distribution.DeviceMesh(
+        (1, num), ["batch", "model"], keras.distribution.list_devices()[:num]
+    )
     places = keras.distribution.LayoutMap(mesh)
-    places[".*(query|key|value)/kernel"], places[".*wide_./kernel"] = (None, "model", None), (None, "model")
+    places[".*(query|key|value)/kernel"], places[".*wide_./kernel"] = (
+        (None, "model", None),
+        (None, "model"),
+    )
     return keras.distribution.ModelParallel(layout_map=places, batch_dim_name="batch")

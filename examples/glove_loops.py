@@ -46,7 +46,9 @@ def jax_step(model, loss):
 
     def step(pair, count):
         held = variables + optimizer.variables
-        values, slots = update([v.value for v in variables], [v.value for v in optimizer.variables], pair, count)
+        values, slots = update(
+            [v.value for v in variables], [v.value for v in optimizer.variables], pair, count
+        )
         for variable, value in zip(held, [*values, *slots], strict=True):
             variable.assign(value)
 

@@ -10,7 +10,8 @@ from pydoc_data.topics import topics
 import numpy as np
 
 WORD = re.compile(r"[^\W\d]\w+")
-PAIR = np.dtype([("key", np.int64), ("count", np.float64)])  # key: focal * number of words + context
+# key: focal * number of words + context
+PAIR = np.dtype([("key", np.int64), ("count", np.float64)])
 
 
 def lines(corpus: Path | None) -> Iterator[str]:
@@ -30,21 +31,27 @@ def vocabulary(text: Iterable[str], num_words: int, min_count: int) -> dict[str,
     """Return the most frequent words and their numbers, in order of frequency."""
     counts = Counter(split(text))
     frequent = [word for word, count in counts.most_common(num_words) if count >= min_count]
-    print(f"{counts.total()} words of text, {len(counts)} different; {len(frequent)} are kept.", flush=True)
+    print(
+        f"{counts.total()} words of text, {len(counts)} different; {len(frequent)} are kept.",
+        flush=True,
+    )
     return {word: number for number, word in enumerate(frequent)}
 
 
 def cooccurrences(text, words, window, folder, *, num_buffered=1 << 22):
-    """Return the co-occurrences of words: (focal, context, count), memory-mapped, sorted by focal and context word.
+    """Return the co-occurrences of words: (focal, context, count), memory-mapped, sorted by focal
+    and context word.
 
-    A pair counts 1 / distance, summed over the text, in both directions. Distances count words of the vocabulary only.
+    A pair counts 1 / distance, summed over the text, in both directions. Distances count words of
+    the vocabulary only.
 
     Args:
         text: lines.
         words: the vocabulary's numbers, 0 to V - 1.
         window: the largest distance.
         folder: for files of sorted runs, and of the table.
-        num_buffered: number of pairs to sort at once, 16 bytes each and a few times as much while sorting.
+        num_buffered: number of pairs to sort at once, 16 bytes each and a few times as much while
+            sorting.
     """
     numbers = (words[word] for word in split(text) if word in words)
     runs = []
@@ -60,8 +67,12 @@ def cooccurrences(text, words, window, folder, *, num_buffered=1 << 22):
     return tuple(np.memmap(folder / name, dtype, "r") for name, dtype in columns.items())
 
 
-def sorted_runs(numbers: Iterator[int], num_words: int, window: int, size: int) -> Iterator[np.ndarray]:
-    """Yield the pairs of every `size` words, with those `window` words before them: one sorted run each."""
+def sorted_runs(
+    numbers: Iterator[int], num_words: int, window: int, size: int
+) -> Iterator[np.ndarray]:
+    """Yield the pairs of every `size` words, with those `window` words before them: one sorted run
+    each.
+    """
     before = np.empty(0, np.int64)
     while len(new := np.fromiter(islice(numbers, size), np.int64)):
         text = np.concatenate([before, new])
@@ -96,14 +107,17 @@ def merge(runs: list[np.ndarray], size: int) -> Iterator[np.ndarray]:
     runs = [run for run in runs if len(run)]
     while runs:
         heads = [run[:size] for run in runs]
-        last = min(head["key"][-1] for head in heads)  # beyond it, a run may hold more than its head shows
+        # beyond it, a run may hold more than its head shows
+        last = min(head["key"][-1] for head in heads)
         counts = [np.searchsorted(head["key"], last, side="right") for head in heads]
         yield add_up(np.concatenate([head[:num] for head, num in zip(heads, counts, strict=True)]))
         runs = [run[num:] for run, num in zip(runs, counts, strict=True) if num < len(run)]
 
 
 def window_shuffled(num: int, window: int, seed: int) -> np.ndarray:
-    """Return the order of rows from a shuffle buffer of `window` rows, as in `tf.data.Dataset.shuffle`."""
+    """Return the order of rows from a shuffle buffer of `window` rows, as in
+    `tf.data.Dataset.shuffle`.
+    """
     rng = np.random.default_rng(seed)
     window = min(window, num)
     held = list(range(window))

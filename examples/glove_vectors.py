@@ -42,7 +42,9 @@ def nearest(word, names, vectors, num=6):
 
 
 def save(path, words, vectors, *, header=False):
-    """Write one line a word, `word 0.1 0.2 ...`, in digits that give the same float32 back; return the path."""
+    """Write one line a word, `word 0.1 0.2 ...`, in digits that give the same float32 back; return
+    the path.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         if header:
@@ -61,7 +63,9 @@ def load(path):
 
 
 def picture(losses, names, vectors, out):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(14, 6.5), layout="constrained", width_ratios=(2, 3))
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(14, 6.5), layout="constrained", width_ratios=(2, 3)
+    )
     draw_curves(left, losses)
     draw_words(right, names, vectors)
     path = out / f"glove-{keras.backend.backend()}.png"
@@ -80,7 +84,12 @@ def draw_curves(axes, losses):
     )
     for (name, curve), (color, width, line) in zip(losses.items(), styles, strict=True):
         axes.plot(range(1, len(curve) + 1), curve, line, color=color, linewidth=width, label=name)
-    axes.set(xlabel="epoch", ylabel="loss over all pairs", yscale="log", title="One model, one rate, one pipeline")
+    axes.set(
+        xlabel="epoch",
+        ylabel="loss over all pairs",
+        yscale="log",
+        title="One model, one rate, one pipeline",
+    )
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
@@ -90,7 +99,9 @@ def draw_curves(axes, losses):
 
 
 def draw_words(axes, names, vectors, num=100):
-    """Draw frequent words (no stop words) in the two directions in which they differ most, where there is room."""
+    """Draw frequent words (no stop words) in the two directions in which they differ most, where
+    there is room.
+    """
     chosen = [names.index(word) for word in content(names)[:num]]
     points = vectors[chosen] / np.linalg.norm(vectors[chosen], axis=1, keepdims=True)
     points = points - points.mean(axis=0)

@@ -1,14 +1,16 @@
 """Does the training loop of a Keras guide for JAX train as `fit` does? Check it.
 
-The loop has the habits of the one in Keras' guide "Multi-GPU distributed training with JAX", on one device
-(https://keras.io/guides/distributed_training_with_jax). It calls the model without `training`, takes the rows
-unshuffled, drops the last, shorter batch, and prints the last batch's loss as the epoch's. The guide trains
-on MNIST: 60 000 images, 64 to a batch, so 32 are never used. Here the data are scikit-learn's digits: 1248 images, of
-which 32 are never used, and 549 others to test on.
+The loop has the habits of the one in Keras' guide "Multi-GPU distributed training with JAX", on one
+device (https://keras.io/guides/distributed_training_with_jax). It calls the model without
+`training`, takes the rows unshuffled, drops the last, shorter batch, and prints the last batch's
+loss as the epoch's. The guide trains on MNIST: 60 000 images, 64 to a batch, so 32 are never used.
+Here the data are scikit-learn's digits: 1248 images, of which 32 are never used, and 549 others to
+test on.
 
 1. the loop as written, watched for two epochs: three causes, with the lines to change;
 2. the same loop with these changes: nothing found;
-3. both loops and `fit`, trained for 30 epochs: how many of the other images they classify correctly.
+3. both loops and `fit`, trained for 30 epochs: how many of the other images they classify
+correctly.
 
     KERAS_BACKEND=jax python examples/guide_loop.py
 """
@@ -31,16 +33,25 @@ NUM_EPOCHS = 30
 
 
 def main():
-    """Watch the loop as written and with the changes, and train by each; return the reports and the accuracies."""
+    """Watch the loop as written and with the changes, and train by each; return the reports and the
+    accuracies.
+    """
     if keras.backend.backend() != "jax":
         raise SystemExit("This loop calls JAX. Run it with KERAS_BACKEND=jax.")
     train, test = digits()
     loops = {"as written": as_written, "with the changes": mended}
     reports = [watched(name, loop, train) for name, loop in loops.items()]
-    accuracies = {name: accuracy(loop, train, test) for name, loop in {**loops, "fit": by_fit}.items()}
+    accuracies = {
+        name: accuracy(loop, train, test) for name, loop in {**loops, "fit": by_fit}.items()
+    }
     for name, share in accuracies.items():
-        print(f"{NUM_EPOCHS} epochs, {name}: {share:.0%} of {len(test[0])} other images are classified correctly")
-    print("You have seen: stepcheck named the habits of a guide's loop that make it worse than `fit`.")
+        print(
+            f"{NUM_EPOCHS} epochs, {name}: {share:.0%} of {len(test[0])} other images are "
+            "classified correctly"
+        )
+    print(
+        "You have seen: stepcheck named the habits of a guide's loop that make it worse than `fit`."
+    )
     return reports, accuracies
 
 
@@ -50,7 +61,10 @@ def watched(name, loop, train):
     with stepcheck.watch(model, data=train, rows="once") as report:
         printed = loop(model, *train, num_epochs=2)
     report.printed(loss=printed)
-    print(f"---- the loop {name} ----\nIt prints the losses {np.round(printed, 3).tolist()}.\n{report}\n")
+    print(
+        f"---- the loop {name} ----\nIt prints the losses "
+        f"{np.round(printed, 3).tolist()}.\n{report}\n"
+    )
     return report
 
 
@@ -82,7 +96,9 @@ def as_written(model, x, y, num_epochs):
 
 
 def mended(model, x, y, num_epochs):
-    """Train on all rows in a new order each epoch, with dropout; return the mean loss of each epoch."""
+    """Train on all rows in a new order each epoch, with dropout; return the mean loss of each
+    epoch.
+    """
     step = step_of(model, training=True)
     state = begin(model)
     printed = []
@@ -108,7 +124,9 @@ def step_of(model, **mode):
     @jax.jit
     def step(state, x, y):
         trainable, others, slots = state
-        (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable, others, x, y)
+        (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+            trainable, others, x, y
+        )
         trainable, slots = model.optimizer.stateless_apply(slots, gradients, trainable)
         return loss, (trainable, others, slots)
 
@@ -134,7 +152,9 @@ def end(model, state):
 
 
 def network():
-    """Return a compiled convolutional network with BatchNormalization and dropout, smaller than the guide's."""
+    """Return a compiled convolutional network with BatchNormalization and dropout, smaller than the
+    guide's.
+    """
     seeded = [keras.initializers.GlorotUniform(seed) for seed in range(4)]
     image = keras.Input((8, 8, 1))
     h = layers.Rescaling(1 / 16)(image)
@@ -142,10 +162,14 @@ def network():
         how = {"strides": num_filters // 12, "padding": "same", "use_bias": False}
         h = layers.Conv2D(num_filters, 3, kernel_initializer=seeded.pop(), **how)(h)
         h = layers.ReLU()(layers.BatchNormalization(scale=False)(h))
-    h = layers.Dense(64, "relu", kernel_initializer=seeded.pop())(layers.GlobalAveragePooling2D()(h))
+    h = layers.Dense(64, "relu", kernel_initializer=seeded.pop())(
+        layers.GlobalAveragePooling2D()(h)
+    )
     h = layers.Dense(10, kernel_initializer=seeded.pop())(layers.Dropout(0.5, seed=4)(h))
     model = keras.Model(image, h)
-    model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return model
 
 

@@ -8,8 +8,48 @@ from babel import Locale
 from babel.dates import format_date, format_interval, format_skeleton
 
 LANGUAGES = [
-    *("en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "nb", "fi", "is", "et", "lv", "lt", "pl", "cs", "sk", "sl"),
-    *("hr", "sr", "bg", "mk", "uk", "ru", "be", "ro", "hu", "sq", "el", "tr", "hy", "ka", "he", "ar", "fa", "ur", "hi"),
+    *(
+        "en",
+        "de",
+        "fr",
+        "es",
+        "it",
+        "pt",
+        "nl",
+        "sv",
+        "da",
+        "nb",
+        "fi",
+        "is",
+        "et",
+        "lv",
+        "lt",
+        "pl",
+        "cs",
+        "sk",
+        "sl",
+    ),
+    *(
+        "hr",
+        "sr",
+        "bg",
+        "mk",
+        "uk",
+        "ru",
+        "be",
+        "ro",
+        "hu",
+        "sq",
+        "el",
+        "tr",
+        "hy",
+        "ka",
+        "he",
+        "ar",
+        "fa",
+        "ur",
+        "hi",
+    ),
     *("bn", "ta", "te", "th", "ja", "ko", "zh", "vi", "id", "af"),
 ]
 KINDS = ("full", "long", "medium", "month", "span")
@@ -31,7 +71,9 @@ def split_days(rng):
 
 
 def write_dates(num, days, languages, rng):
-    """Return `num` pairs (in a language, in ISO 8601): a day, the month that begins with it, or a span of two days."""
+    """Return `num` pairs (in a language, in ISO 8601): a day, the month that begins with it, or a
+    span of two days.
+    """
     locales = [Locale.parse(language) for language in languages]
     known = set(days)
     pairs = []
@@ -55,7 +97,9 @@ class Characters:
 
     def __init__(self, texts):
         self.known = sorted(set("".join(texts)))
-        self.tokens = {character: token for token, character in enumerate(self.known, start=UNKNOWN + 1)}
+        self.tokens = {
+            character: token for token, character in enumerate(self.known, start=UNKNOWN + 1)
+        }
 
     def __len__(self):
         return UNKNOWN + 1 + len(self.known)
@@ -67,7 +111,9 @@ class Characters:
     def decode(self, tokens):
         """Return the text before the first END."""
         text = takewhile(lambda token: token != END, tokens)
-        return "".join(self.known[token - UNKNOWN - 1] if token > UNKNOWN else "?" for token in text)
+        return "".join(
+            self.known[token - UNKNOWN - 1] if token > UNKNOWN else "?" for token in text
+        )
 
     def row(self, text, iso):
         """Return {"source": (length,), "target": (length,)}, the target between BEGIN and END."""

@@ -1,4 +1,6 @@
-"""A Transformer that reads and writes characters, its loss and its learning rate: for translate_dates.py."""
+"""A Transformer that reads and writes characters, its loss and its learning rate: for
+translate_dates.py.
+"""
 
 import keras
 import numpy as np
@@ -12,7 +14,8 @@ SMOOTHING = 0.1
 
 
 def transformer(num_tokens, width, num_layers):
-    """Return the model [source: (rows, S), target: (rows, T)] -> logits (rows, T, tokens), for any S and T.
+    """Return the model [source: (rows, S), target: (rows, T)] -> logits (rows, T, tokens), for any
+    S and T.
 
     The logits at index t depend on the full source, and on the target up to t.
     """
@@ -47,17 +50,25 @@ def think(x):
 
 
 class Embedding(layers.ReversibleEmbedding):
-    """One table for input characters, output characters and, in reverse, logits; with sines that encode the index.
+    """One table for input characters, output characters and, in reverse, logits; with sines that
+    encode the index.
 
-    As in https://arxiv.org/abs/1706.03762 (3.4 and 3.5), but for short texts, where the order of digits matters:
-    wavelengths up to 100 * 2 pi, not 10 000 * 2 pi, and character vectors that are smaller than the sines.
+    As in https://arxiv.org/abs/1706.03762 (3.4 and 3.5), but for short texts, where the order of
+    digits matters: wavelengths up to 100 * 2 pi, not 10 000 * 2 pi, and character vectors that are
+    smaller than the sines.
     """
 
     def __init__(self, num_tokens, width):
-        super().__init__(num_tokens, width, embeddings_initializer=keras.initializers.RandomNormal(stddev=width**-0.5))
+        super().__init__(
+            num_tokens,
+            width,
+            embeddings_initializer=keras.initializers.RandomNormal(stddev=width**-0.5),
+        )
 
     def call(self, inputs, reverse=False):
-        """Return (rows, length, width) of tokens (rows, length); in reverse, logits (rows, length, tokens)."""
+        """Return (rows, length, width) of tokens (rows, length); in reverse, logits (rows, length,
+        tokens).
+        """
         if reverse:
             return super().call(inputs, reverse=True)
         place = ops.cast(ops.arange(ops.shape(inputs)[1]), self.compute_dtype)[:, None]
@@ -67,9 +78,11 @@ class Embedding(layers.ReversibleEmbedding):
 
 
 def smoothed_cross_entropy(wanted, logits):
-    """Return the cross-entropy with 0.9 on the wanted token and 0.1 spread over the others, minus its lowest value.
+    """Return the cross-entropy with 0.9 on the wanted token and 0.1 spread over the others, minus
+    its lowest value.
 
-    The lowest value is the entropy of the smoothed target. So 0 is perfect, and a curve shows the remaining error.
+    The lowest value is the entropy of the smoothed target. So 0 is perfect, and a curve shows the
+    remaining error.
 
     Args:
         wanted: tokens (rows, length).
@@ -85,7 +98,8 @@ def smoothed_cross_entropy(wanted, logits):
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """A linear warm-up for `num_warmup` updates, then a decay with the inverse square root of the number of updates.
+    """A linear warm-up for `num_warmup` updates, then a decay with the inverse square root of the
+    number of updates.
 
     It counts updates, not microbatches (https://arxiv.org/abs/1706.03762, 5.3).
     """

@@ -1,4 +1,6 @@
-"""The picture of translate_dates.py: two curves over their tokens, and the errors of two normalisations."""
+"""The picture of translate_dates.py: two curves over their tokens, and the errors of two
+normalisations.
+"""
 
 from typing import NamedTuple
 
@@ -11,7 +13,9 @@ from matplotlib import pyplot as plt
 
 
 class Curve(NamedTuple):
-    """The loss of every update and its weight; and the cumulative numbers of real and of computed tokens."""
+    """The loss of every update and its weight; and the cumulative numbers of real and of computed
+    tokens.
+    """
 
     losses: np.ndarray
     weights: np.ndarray
@@ -20,13 +24,24 @@ class Curve(NamedTuple):
 
 
 def picture(curves, errors, out):
-    """Draw the curves, up to the same number of real tokens, and the errors of a gradient; return the path."""
+    """Draw the curves, up to the same number of real tokens, and the errors of a gradient; return
+    the path.
+    """
     most = min(curve.num_real[-1] for curve in curves.values())
-    figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), width_ratios=(4, 4, 3), layout="constrained")
+    figure, axes = plt.subplots(
+        1, 3, figsize=(14, 4.5), width_ratios=(4, 4, 3), layout="constrained"
+    )
     axes[1].sharey(axes[0])
     for (name, curve), colour in zip(curves.items(), ("tab:blue", "tab:orange"), strict=True):
-        draw(axes, name, colour, Curve(*(column[: np.searchsorted(curve.num_real, most) + 1] for column in curve)))
-    axes[0].set(xlabel="real tokens seen, millions", ylabel="loss, mean of some updates", yscale="log")
+        draw(
+            axes,
+            name,
+            colour,
+            Curve(*(column[: np.searchsorted(curve.num_real, most) + 1] for column in curve)),
+        )
+    axes[0].set(
+        xlabel="real tokens seen, millions", ylabel="loss, mean of some updates", yscale="log"
+    )
     axes[0].set_title("By the real tokens seen, they learn about as fast")
     axes[1].set(xlabel="tokens computed, millions, padding included")
     axes[1].set_title("By all tokens computed, padding costs time")
@@ -46,6 +61,9 @@ def picture(curves, errors, out):
 
 def draw(axes, name, colour, curve):
     num = max(1, min(50, len(curve.losses) // 4))
-    sums = [np.convolve(values, np.ones(num), "valid") for values in (curve.losses * curve.weights, curve.weights)]
+    sums = [
+        np.convolve(values, np.ones(num), "valid")
+        for values in (curve.losses * curve.weights, curve.weights)
+    ]
     for panel, tokens in zip(axes, (curve.num_real, curve.num_computed), strict=False):
         panel.plot(tokens[num - 1 :] / 1e6, sums[0] / sums[1], label=name, color=colour)

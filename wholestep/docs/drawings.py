@@ -13,7 +13,10 @@ INK = "#1f2933"
 PALE = "#eef3f8"
 WARM = "#fdf1e3"
 LINE = "#8294a8"
-STYLE = f"<style>text{{font:13px sans-serif;fill:{INK}}}.name{{font-family:monospace}}.part{{font-weight:bold}}</style>"
+STYLE = (
+    f"<style>text{{font:13px "
+    f"sans-serif;fill:{INK}}}.name{{font-family:monospace}}.part{{font-weight:bold}}</style>"
+)
 MARKER = '<marker id="to" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
 ARROW = f'{MARKER}<path d="M0 0L8 4L0 8z" fill="{LINE}"/></marker>'
 WHERE = {  # the part of the path, and where and how often its functions run
@@ -45,7 +48,9 @@ OWNERS = {  # the place of each owner: column, row; and the things that it has
 
 def table(title: str) -> list[list[str]]:
     """Return the cells of the table under a title of the page."""
-    section = (DOCS / "architecture.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+    section = (
+        (DOCS / "architecture.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+    )
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
@@ -72,7 +77,9 @@ def page(width: int, height: int, title: str, parts: list[str]) -> str:
 
 
 def path_of_a_batch() -> str:
-    """Return the functions that a batch crosses, in the order of the calls: on the host, then on the device."""
+    """Return the functions that a batch crosses, in the order of the calls: on the host, then on
+    the device.
+    """
     rows = table("Every function that a batch crosses")
     parts = []
     bottom = {"host": 12, "device": 12}
@@ -83,7 +90,10 @@ def path_of_a_batch() -> str:
         y = bottom[side]
         names = [short(name) for named, name, _ in rows if named == part]
         height = 19 * len(names) + 36
-        parts += [box(x, y, 348, height, PALE if side == "host" else WARM), text(x + 12, y + 20, part, "part")]
+        parts += [
+            box(x, y, 348, height, PALE if side == "host" else WARM),
+            text(x + 12, y + 20, part, "part"),
+        ]
         parts += [text(x + 84, y + 20, where)]
         parts += [text(x + 84, y + 41 + 19 * i, name, "name") for i, name in enumerate(names)]
         if y > 12:
@@ -92,7 +102,10 @@ def path_of_a_batch() -> str:
     (x, y), (to_x, to_y) = ends["send"], ends["program"]
     parts.append(arrow(x + 348, y + 30, to_x, to_y + 30))
     return page(
-        760, max(bottom.values()) - 6, "The functions that a batch crosses: on the host, then on the device", parts
+        760,
+        max(bottom.values()) - 6,
+        "The functions that a batch crosses: on the host, then on the device",
+        parts,
     )
 
 
@@ -103,7 +116,9 @@ def short(name: str) -> str:
 
 def owners() -> str:
     """Return the objects of a training, and an arrow from each to the objects that it uses."""
-    return page(1040, 376, "The objects of a training, and the objects that each one uses", [*_owners()])
+    return page(
+        1040, 376, "The objects of a training, and the objects that each one uses", [*_owners()]
+    )
 
 
 def _owners() -> Iterator[str]:
@@ -116,7 +131,11 @@ def _owners() -> Iterator[str]:
             to_x = 20 + 206 * to_column
             to_y = 47 + 72 * to_row
             is_below = to_column == column
-            yield arrow(x + 88, y + 29, to_x + 88, to_y - 29) if is_below else arrow(x + 176, y, to_x, to_y)
+            yield (
+                arrow(x + 88, y + 29, to_x + 88, to_y - 29)
+                if is_below
+                else arrow(x + 176, y, to_x, to_y)
+            )
     for name, (column, row, _) in OWNERS.items():
         x = 20 + 206 * column
         y = 22 + 72 * row

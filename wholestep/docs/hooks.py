@@ -9,7 +9,9 @@ FILE = re.compile(r"\]\((\.\./[^)#\s]+)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Let links to files outside of `docs`, which are relative in a clone, lead into the repository."""
+    """Let links to files outside of `docs`, which are relative in a clone, lead into the
+    repository.
+    """
     docs = f"{Path(config.config_file_path).parent.name}/docs"
     folder = posixpath.join(docs, posixpath.dirname(page.file.src_uri))
 

@@ -1,7 +1,8 @@
 """`python tests/bits.py`: which laws hold to the bit on this process's device, under its XLA_FLAGS.
 
-Prints, for each model and law, the number of weights' bits that differ from one `fit`, or the largest difference
-relative to the largest weight. On a CPU the suite proves the laws; this script is for other devices.
+Prints, for each model and law, the number of weights' bits that differ from one `fit`, or the
+largest difference relative to the largest weight. On a CPU the suite proves the laws; this script
+is for other devices.
 """
 
 import tempfile
@@ -37,14 +38,21 @@ def _attention() -> tuple[keras.Model, np.ndarray]:
     x = layers.Embedding(50, 32)(tokens)
     x = layers.LayerNormalization()(x + layers.Dropout(0.1)(layers.MultiHeadAttention(2, 16)(x, x)))
     outputs = layers.Dense(10)(layers.GlobalAveragePooling1D()(x))
-    return keras.Model(tokens, outputs), np.random.default_rng(1).integers(0, 50, (_ROWS, 16)).astype("int32")
+    return keras.Model(tokens, outputs), np.random.default_rng(1).integers(
+        0, 50, (_ROWS, 16)
+    ).astype("int32")
 
 
 def _numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=shape).astype("float32")
 
 
-MODELS = {"dense": _dense, "convolutions": _convolutions, "recurrent": _recurrent, "attention": _attention}
+MODELS = {
+    "dense": _dense,
+    "convolutions": _convolutions,
+    "recurrent": _recurrent,
+    "attention": _attention,
+}
 
 
 class Case:
@@ -74,7 +82,9 @@ class Case:
         return trainer.model.get_weights()
 
     def keras(self) -> list[np.ndarray]:
-        """Return the weights after three epochs of Keras, whose order of rows is another: rows are not shuffled."""
+        """Return the weights after three epochs of Keras, whose order of rows is another: rows are
+        not shuffled.
+        """
         model, x = self.model()
         model.fit(x, self.y, batch_size=_SIZE, epochs=3, shuffle=False, verbose=0)
         return model.get_weights()
@@ -86,7 +96,9 @@ class Case:
         return trainer.model.get_weights()
 
     def one_by_one(self) -> list[np.ndarray]:
-        """Return the weights after three epochs over rows that are not shuffled, by single updates."""
+        """Return the weights after three epochs over rows that are not shuffled, by single
+        updates.
+        """
         trainer, data = self.trainer()
         for start in [*range(0, _ROWS, _SIZE)] * 3:
             part = slice(start, start + _SIZE)
@@ -94,7 +106,9 @@ class Case:
         return trainer.model.get_weights()
 
     def loop(self) -> list[np.ndarray]:
-        """Return the weights after three epochs over rows that are not shuffled, by a loop that reads each loss."""
+        """Return the weights after three epochs over rows that are not shuffled, by a loop that
+        reads each loss.
+        """
         trainer, data = self.trainer()
         batches = ws.Batches((data["x"], data["y"]), batch_size=_SIZE, shuffle=False)
         for _ in range(3):
@@ -103,7 +117,9 @@ class Case:
         return trainer.model.get_weights()
 
     def resumed(self) -> list[np.ndarray]:
-        """Return the weights after three epochs, the run killed after update 12 and resumed after update 10."""
+        """Return the weights after three epochs, the run killed after update 12 and resumed after
+        update 10.
+        """
         with tempfile.TemporaryDirectory() as folder:
             trainer, data = self.trainer()
             saved = ws.Checkpoints(folder, every_steps=5)
@@ -132,7 +148,9 @@ class _StopsAt(keras.callbacks.Callback):
 
 
 def _integers() -> tuple[keras.Model, np.ndarray]:
-    model = keras.Sequential([layers.Dense(8, kernel_initializer="ones"), layers.Dense(4, kernel_initializer="ones")])
+    model = keras.Sequential(
+        [layers.Dense(8, kernel_initializer="ones"), layers.Dense(4, kernel_initializer="ones")]
+    )
     return model, np.random.default_rng(3).integers(-2, 3, (24, 8)).astype("float32")
 
 
@@ -171,7 +189,9 @@ def laws(case: Case, whole: list[np.ndarray]) -> dict[str, int]:
 
 def main() -> None:
     """Print the table."""
-    print(f"integers: 16 rows and 4 x 4 rows: {differing_bits(of_integers(16), of_integers(4))} bits")
+    print(
+        f"integers: 16 rows and 4 x 4 rows: {differing_bits(of_integers(16), of_integers(4))} bits"
+    )
     for name, make in MODELS.items():
         case = Case(make)
         whole = case.fit()

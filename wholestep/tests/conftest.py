@@ -1,7 +1,8 @@
 """Small models and exact data for every test. The engine is the process's Keras backend.
 
-Most of a test's time is compilation, so XLA and TensorFlow optimise as little as they can: what a test asks holds
-however they do. With XLA_FLAGS given (as in `make large`) they compile as they do for users.
+Most of a test's time is compilation, so XLA and TensorFlow optimise as little as they can: what a
+test asks holds however they do. With XLA_FLAGS given (as in `make large`) they compile as they do
+for users.
 """
 
 import gc
@@ -16,7 +17,11 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-JAXLIB = [int(part) for found in metadata.distributions(name="jaxlib") for part in found.version.split(".")[:2]]
+JAXLIB = [
+    int(part)
+    for found in metadata.distributions(name="jaxlib")
+    for part in found.version.split(".")[:2]
+]
 sys.path.append(str(Path(__file__).parents[2] / "examples"))  # where one example helps another
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -39,7 +44,8 @@ for name in SLOW:
 
 # What programs leave behind is looked through seldom: there is much of it, and little of it goes.
 gc.set_threshold(50_000, 20, 30)
-# It would collect garbage each time, and look through all that was compiled before: 0.4 s for a test.
+# It would collect garbage each time, and look through all that was compiled before: 0.4 s for a
+# test.
 keras.utils.clear_session = partial(keras.utils.clear_session, free_memory=False)
 
 
@@ -53,7 +59,8 @@ IS_QUICK = "optimization_level=0" in os.environ["XLA_FLAGS"]
 if keras.backend.backend() == "jax" and IS_QUICK:
     import jax
 
-    # Many tests compile the same. The folder is this process's own: JAX may read a file that another is writing.
+    # Many tests compile the same. The folder is this process's own: JAX may read a file that
+    # another is writing.
     COMPILED = tempfile.TemporaryDirectory(prefix="compiled-")
     jax.config.update("jax_compilation_cache_dir", COMPILED.name)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -84,8 +91,8 @@ WITH_XLA = (
     "test_update",
 )
 
-# What these hold does not depend on the engine: data, orders, words, floors, pages. The suite runs them on JAX, apart
-# from what is marked as TensorFlow's `own`; the larger runs have them on both.
+# What these hold does not depend on the engine: data, orders, words, floors, pages. The suite runs
+# them on JAX, apart from what is marked as TensorFlow's `own`; the larger runs have them on both.
 _EITHER = """
 " arguments batches block checkpoint_callbacks checkpoints class_weight cluster common comparisons compilations cut
 damage data_facts diagnosis ending epochs errors faults feed folder glove house keras_file killed labels leaves
@@ -94,10 +101,14 @@ stream translate_dates tree weights
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 
-# What these hold is held by each engine's own code: the suite runs them on both. All others go through an engine, and
-# hold on both alike: each of their tests is run on one of the two, by its name; unless it is an engine's `own`.
-# TensorFlow, on which a test takes twice as long, has a quarter of them.
-BOTH = {f"test_{name}" for name in ("backend", "compilers", "engines", "fingerprint", "models", "tokens", "update")}
+# What these hold is held by each engine's own code: the suite runs them on both. All others go
+# through an engine, and hold on both alike: each of their tests is run on one of the two, by its
+# name; unless it is an engine's `own`. TensorFlow, on which a test takes twice as long, has a
+# quarter of them.
+BOTH = {
+    f"test_{name}"
+    for name in ("backend", "compilers", "engines", "fingerprint", "models", "tokens", "update")
+}
 
 
 def _is_of_the_other(item):
@@ -109,7 +120,10 @@ def _is_of_the_other(item):
     if module in EITHER:
         return engine != "jax"
     is_for_one = item.get_closest_marker("skipif") is not None
-    return not is_for_one and engine != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
+    return (
+        not is_for_one
+        and engine != ("jax", "tensorflow", "jax", "jax")[zlib.crc32(item.name.encode()) % 4]
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,7 +142,11 @@ def _only_if_asked(model, asked):
 
 @pytest.fixture(autouse=True)
 def _fresh(request, monkeypatch):
-    if IS_QUICK and keras.backend.backend() == "tensorflow" and request.module.__name__ not in WITH_XLA:
+    if (
+        IS_QUICK
+        and keras.backend.backend() == "tensorflow"
+        and request.module.__name__ not in WITH_XLA
+    ):
         monkeypatch.setattr("wholestep.engines.tensorflow.choose_xla", _only_if_asked)
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)

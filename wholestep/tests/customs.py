@@ -17,11 +17,15 @@ else:
 
 
 def dense(units, seed, activation=None):
-    return L.Dense(units, activation, kernel_initializer=keras.initializers.GlorotUniform(seed=seed))
+    return L.Dense(
+        units, activation, kernel_initializer=keras.initializers.GlorotUniform(seed=seed)
+    )
 
 
 def network(num_inputs, num_outputs, seed):
-    return keras.Sequential([keras.Input((num_inputs,)), dense(8, seed, "tanh"), dense(num_outputs, seed + 1)])
+    return keras.Sequential(
+        [keras.Input((num_inputs,)), dense(8, seed, "tanh"), dense(num_outputs, seed + 1)]
+    )
 
 
 class Lean(keras.Model):
@@ -34,7 +38,9 @@ class Lean(keras.Model):
 
 
 class Encoding(Lean):
-    """A variational autoencoder, as in the guides of Keras: trackers of its own, a draw, one optimizer."""
+    """A variational autoencoder, as in the guides of Keras: trackers of its own, a draw, one
+    optimizer.
+    """
 
     def make(self):
         self.encoder, self.decoder = network(6, 4, 1), network(2, 6, 3)
@@ -69,23 +75,38 @@ class Encoding(Lean):
                 with keras.StatelessScope(list(pairs)) as scope:
                     encode, decode = (
                         lambda x, part=part, own=own: part.stateless_call(own, [], x)[0]
-                        for part, own in ((self.encoder, params[:num]), (self.decoder, params[num:]))
+                        for part, own in (
+                            (self.encoder, params[:num]),
+                            (self.decoder, params[num:]),
+                        )
                     )
                     loss, kl = self.losses_of(data, encode, decode)
-                return loss, (kl, [scope.get_current_value(v) for v in self.non_trainable_variables])
+                return loss, (
+                    kl,
+                    [scope.get_current_value(v) for v in self.non_trainable_variables],
+                )
 
             (loss, (kl, buffers)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
             params, slots = self.optimizer.stateless_apply(slots, grads, params)
-            with keras.StatelessScope(list(zip(self.metrics_variables, metrics, strict=True))) as scope:
+            with keras.StatelessScope(
+                list(zip(self.metrics_variables, metrics, strict=True))
+            ) as scope:
                 logs = self.told(loss, kl)
-            return logs, (params, buffers, slots, [scope.get_current_value(v) for v in self.metrics_variables])
+            return logs, (
+                params,
+                buffers,
+                slots,
+                [scope.get_current_value(v) for v in self.metrics_variables],
+            )
 
     else:
 
         def train_step(self, data):
             with tf.GradientTape() as tape:
                 loss, kl = self.losses_of(data, self.encoder, self.decoder)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+            self.optimizer.apply(
+                tape.gradient(loss, self.trainable_weights), self.trainable_weights
+            )
             return self.told(loss, kl)
 
 
@@ -96,7 +117,9 @@ def encoding():
 
 
 class Adversaries(Lean):
-    """A generator and a discriminator, each with an optimizer of its own, given to a `compile` of the model's own."""
+    """A generator and a discriminator, each with an optimizer of its own, given to a `compile` of
+    the model's own.
+    """
 
     def make(self):
         self.discriminator, self.generator = network(6, 1, 11), network(2, 6, 13)
@@ -104,7 +127,10 @@ class Adversaries(Lean):
         self.d_tracker = keras.metrics.Mean(name="d_loss")
         self.g_tracker = keras.metrics.Mean(name="g_loss")
         # Keras' `fit` on JAX keeps what the model tracks, and nothing else, from step to step.
-        self.d_optimizer, self.g_optimizer = keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.05, momentum=0.5)
+        self.d_optimizer, self.g_optimizer = (
+            keras.optimizers.Adam(0.02),
+            keras.optimizers.SGD(0.05, momentum=0.5),
+        )
         self.d_optimizer.build(self.discriminator.trainable_variables)
         self.g_optimizer.build(self.generator.trainable_variables)
         if self.tracks:
@@ -133,7 +159,11 @@ class Adversaries(Lean):
     if JAX:
 
         def train_step(self, state, data):
-            groups = self.trainable_variables, self.non_trainable_variables, self.optimizer.variables
+            groups = (
+                self.trainable_variables,
+                self.non_trainable_variables,
+                self.optimizer.variables,
+            )
             pairs = [
                 pair
                 for known, given in zip((*groups, self.metrics_variables), state, strict=True)
@@ -141,7 +171,10 @@ class Adversaries(Lean):
             ]
             with keras.StatelessScope(pairs) as scope:
                 logs = self.both(data)
-                after = [[scope.get_current_value(v) for v in known] for known in (*groups, self.metrics_variables)]
+                after = [
+                    [scope.get_current_value(v) for v in known]
+                    for known in (*groups, self.metrics_variables)
+                ]
             return logs, tuple(after)
 
         def both(self, x):
@@ -160,7 +193,9 @@ class Adversaries(Lean):
             d_now = [v.value for v in d.trainable_variables]
 
             def loss_of_g(params):
-                return self.g_loss(d.stateless_call(d_now, [], g.stateless_call(params, [], noise)[0])[0])
+                return self.g_loss(
+                    d.stateless_call(d_now, [], g.stateless_call(params, [], noise)[0])[0]
+                )
 
             g_loss, grads = jax.value_and_grad(loss_of_g)([v.value for v in g.trainable_variables])
             self.g_optimizer.apply(grads, g.trainable_variables)
@@ -174,16 +209,22 @@ class Adversaries(Lean):
             made = g(self.noise(x))
             with tf.GradientTape() as tape:
                 d_loss = self.d_loss(d(x), d(made))
-            self.d_optimizer.apply(tape.gradient(d_loss, d.trainable_variables), d.trainable_variables)
+            self.d_optimizer.apply(
+                tape.gradient(d_loss, d.trainable_variables), d.trainable_variables
+            )
             noise = self.noise(x)
             with tf.GradientTape() as tape:
                 g_loss = self.g_loss(d(g(noise)))
-            self.g_optimizer.apply(tape.gradient(g_loss, g.trainable_variables), g.trainable_variables)
+            self.g_optimizer.apply(
+                tape.gradient(g_loss, g.trainable_variables), g.trainable_variables
+            )
             return self.told(d_loss, g_loss)
 
 
 class Untracked(Adversaries):
-    """The same, whose optimizers are attributes and nothing more; on JAX, the step assigns as on TensorFlow."""
+    """The same, whose optimizers are attributes and nothing more; on JAX, the step assigns as on
+    TensorFlow.
+    """
 
     tracks = False
 
@@ -200,8 +241,12 @@ class ByName(Untracked):
         self.by_name = {}
         super().make()
 
-    d_optimizer = property(lambda self: self.by_name.get("d"), lambda self, made: self.by_name.update({"d": made}))
-    g_optimizer = property(lambda self: self.by_name.get("g"), lambda self, made: self.by_name.update({"g": made}))
+    d_optimizer = property(
+        lambda self: self.by_name.get("d"), lambda self, made: self.by_name.update({"d": made})
+    )
+    g_optimizer = property(
+        lambda self: self.by_name.get("g"), lambda self, made: self.by_name.update({"g": made})
+    )
 
 
 def adversaries(kind=Adversaries):
@@ -211,7 +256,9 @@ def adversaries(kind=Adversaries):
 
 
 class Distilling(keras.Model):
-    """A student that learns from a teacher; compiled as any model, with a step and a test of its own."""
+    """A student that learns from a teacher; compiled as any model, with a step and a test of its
+    own.
+    """
 
     def __init__(self):
         super().__init__()
@@ -229,7 +276,9 @@ class Distilling(keras.Model):
         def train_step(self, state, data):
             params, buffers, slots, metrics = state
             x, y = data
-            with keras.StatelessScope(list(zip(self.non_trainable_variables, buffers, strict=True))):
+            with keras.StatelessScope(
+                list(zip(self.non_trainable_variables, buffers, strict=True))
+            ):
                 taught = self.teacher(x)
 
             def loss_of(params):
@@ -256,7 +305,9 @@ class Distilling(keras.Model):
             with tf.GradientTape() as tape:
                 y_pred = self(x, training=True)
                 loss = ops.mean((y_pred - y) ** 2) + 0.5 * self.agreement(x, y_pred)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.optimizer.apply(
+                tape.gradient(loss, self.trainable_variables), self.trainable_variables
+            )
             self._loss_tracker.update_state(loss, sample_weight=ops.shape(x)[0])
             return self.compute_metrics(x, y, y_pred, None)
 
@@ -276,7 +327,9 @@ def distilling():
 
 
 class Calling(keras.Model):
-    """A step that calls Keras' own, and adds a number; dropout, so that there is something to draw."""
+    """A step that calls Keras' own, and adds a number; dropout, so that there is something to
+    draw.
+    """
 
     def train_step(self, *given):
         found = super().train_step(*given)

@@ -1,4 +1,5 @@
-"""Fixtures of small integers: every partial sum is exact in float32, so any differing bit is a bug, never rounding.
+"""Fixtures of small integers: every partial sum is exact in float32, so any differing bit is a bug,
+never rounding.
 
 The weights of a batch sum to a power of two, so that dividing first is exact as well.
 """
@@ -21,16 +22,24 @@ OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.5),
     "momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(0.125),
-    "adamw, clip, ema": lambda: keras.optimizers.AdamW(0.125, weight_decay=0.25, global_clipnorm=1.0, use_ema=True),
+    "adamw, clip, ema": lambda: keras.optimizers.AdamW(
+        0.125, weight_decay=0.25, global_clipnorm=1.0, use_ema=True
+    ),
     "lion": lambda: keras.optimizers.Lion(0.125),
-    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.125), dynamic_growth_steps=1),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.125), dynamic_growth_steps=1
+    ),
 }
 
 
 def num_rows_of(case):
     """20 rows, to be cut into five, where nothing is divided by their number; else 16."""
     weighting, regulariser, _ = case
-    return 20 if weighting in ("weighted mean", "masks", "two outputs") and regulariser != "activity" else 16
+    return (
+        20
+        if weighting in ("weighted mean", "masks", "two outputs") and regulariser != "activity"
+        else 16
+    )
 
 
 def integers(*shape, seed=0, low=-2, high=3):
@@ -39,7 +48,11 @@ def integers(*shape, seed=0, low=-2, high=3):
 
 def build(weighting, regulariser, optimizer):
     """Return a compiled model of integer weights."""
-    model = _two_outputs(regulariser) if weighting == "two outputs" else _one_output(weighting, regulariser)
+    model = (
+        _two_outputs(regulariser)
+        if weighting == "two outputs"
+        else _one_output(weighting, regulariser)
+    )
     for i, variable in enumerate(model.weights):
         variable.assign(integers(*variable.shape, seed=100 + i))
     reduction = "mean_with_sample_weight" if weighting == "weighted mean" else "sum_over_batch_size"
@@ -83,7 +96,9 @@ def _power_of_two(total):
 
 
 def _masked(num_rows, length, seed):
-    """Sequences of uneven length, some of them empty; the rest is 0, which masks it. 2^n steps are not masked."""
+    """Sequences of uneven length, some of them empty; the rest is 0, which masks it. 2^n steps are
+    not masked.
+    """
     x = integers(num_rows, TIME, FEATURES, seed=seed, low=1, high=3)
     lengths = np.resize(np.array([length - 1, length + 1, 0, length]), num_rows)
     missing = 2 ** int(np.log2(TIME * num_rows * 0.7)) - lengths.sum()
@@ -105,7 +120,9 @@ def _one_output(weighting, regulariser):
     shape = (TIME, FEATURES) if weighting == "masks" else (FEATURES,)
     first = [keras.layers.Masking()] if weighting == "masks" else []
     last = [keras.layers.Dense(1)] if weighting == "class weights" else []
-    return keras.Sequential([keras.Input(shape), *first, _dense(regulariser), keras.layers.ReLU(), *last])
+    return keras.Sequential(
+        [keras.Input(shape), *first, _dense(regulariser), keras.layers.ReLU(), *last]
+    )
 
 
 def _two_outputs(regulariser):
@@ -119,7 +136,9 @@ def _two_outputs(regulariser):
 
 
 def one_update(case, microbatch_size, *, num_rows=None, short=False, replicas=None):
-    """Carry out one update and return everything it changed and said. `short`: the epoch's last batch, half as long."""
+    """Carry out one update and return everything it changed and said. `short`: the epoch's last
+    batch, half as long.
+    """
     weighting = case[0]
     num_rows = num_rows or num_rows_of(case)
     keras.utils.clear_session()
@@ -128,7 +147,9 @@ def one_update(case, microbatch_size, *, num_rows=None, short=False, replicas=No
     batch, class_weight = data(weighting, num_rows)
     transform = class_weighted(class_weight) if class_weight else None
     if short:
-        batch = keras.tree.map_structure(lambda *parts: np.concatenate(parts), batch, data(weighting, num_rows // 2)[0])
+        batch = keras.tree.map_structure(
+            lambda *parts: np.concatenate(parts), batch, data(weighting, num_rows // 2)[0]
+        )
     batches = ws.Batches(batch, num_rows, shuffle=False, transform=transform)
     batches.seek(0, 1 if short else 0)
     trainer = ws.Trainer(model, microbatch_size=microbatch_size, replicas=replicas)
@@ -150,7 +171,10 @@ def spread_over(replicas):
 
 def snapshot(model):
     values = {v.path: keras.ops.convert_to_numpy(v) for v in model.variables}
-    return values | {f"{i} {v.path}": keras.ops.convert_to_numpy(v) for i, v in enumerate(model.optimizer.variables)}
+    return values | {
+        f"{i} {v.path}": keras.ops.convert_to_numpy(v)
+        for i, v in enumerate(model.optimizer.variables)
+    }
 
 
 def differing(one, two):

@@ -1,8 +1,10 @@
-"""Runs Keras' own tests of its training loop and of its data through this library: a plugin of pytest.
+"""Runs Keras' own tests of its training loop and of its data through this library: a plugin of
+pytest.
 
-`make keras-own` runs them. Each call of `fit`, `evaluate`, `predict`, `train_on_batch`, `test_on_batch` and
-`predict_on_batch` goes to a `Trainer` of the model, and data adapters hand out what a model's step sees
-(`keras_own_data.py`). docs/notes/004-keras-own-tests.md says what came of each case.
+`make keras-own` runs them. Each call of `fit`, `evaluate`, `predict`, `train_on_batch`,
+`test_on_batch` and `predict_on_batch` goes to a `Trainer` of the model, and data adapters hand out
+what a model's step sees (`keras_own_data.py`). docs/notes/004-keras-own-tests.md says what came of
+each case.
 """
 
 import functools
@@ -24,7 +26,11 @@ from keras_own_data import CLASSES, adapters
 import wholestep as ws
 
 METHODS = "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"
-OWN = next(base for base in keras.Model.__mro__[1:] if base.__name__.endswith("Trainer") and "fit" in vars(base))
+OWN = next(
+    base
+    for base in keras.Model.__mro__[1:]
+    if base.__name__.endswith("Trainer") and "fit" in vars(base)
+)
 OUT = os.environ.get("KERAS_OWN_OUT")
 KNOWN = {  # by a part of a case's name, the lines of docs/differences.md that it shows
     "test_fit_flow_steps_per_epoch": "steps_per_epoch is a number of updates",
@@ -43,7 +49,8 @@ KNOWN = {  # by a part of a case's name, the lines of docs/differences.md that i
     "test_distribut": "data that a strategy has shared out are refused",
     "test_trainer_with_raggeds": "ragged labels are refused",
     "test_fit_eval_flow_for_jax_model_weights": "the variables hold arrays inside of callbacks",
-    "tensorboard_test.py::TestTensorBoardV2::test_custom_summary": "compile(jit_compile=False) on JAX",
+    "tensorboard_test.py::TestTensorBoardV2::test_custom_summary": "compile(jit_compile=False) on "
+    "JAX",
 }
 is_as_unittest_has_it = unittest.TestCase.assertIsInstance
 outcomes: dict[str, tuple[str, str]] = {}
@@ -92,7 +99,9 @@ def pytest_configure(config):
     for name in ("requires_trainable_backend", "multi_device"):
         config.addinivalue_line("markers", name)
     conftest = types.ModuleType("conftest")  # of Keras' repository, which its package does not hold
-    conftest.skip_if_backend = lambda name, why: pytest.mark.skipif(keras.backend.backend() == name, reason=why)
+    conftest.skip_if_backend = lambda name, why: pytest.mark.skipif(
+        keras.backend.backend() == name, reason=why
+    )
     sys.modules["conftest"] = conftest
     testing.TestCase.assertIsInstance = is_instance
     for name in METHODS:
@@ -100,7 +109,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Make models of the classes of these tests, and leave out what wants an engine that is not here."""
+    """Make models of the classes of these tests, and leave out what wants an engine that is not
+    here.
+    """
     for module in {item.module for item in items}:
         for name, value in list(vars(module).items()):
             is_class = isinstance(value, type) and value.__module__ == module.__name__
@@ -112,7 +123,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Keep what came of each case: passed, skipped, refused by an error of this library, or failed."""
+    """Keep what came of each case: passed, skipped, refused by an error of this library, or
+    failed.
+    """
     report = yield
     if report.when == "call" or report.outcome != "passed":
         error = call.excinfo.value if call.excinfo else None
@@ -126,7 +139,10 @@ def pytest_runtest_makereport(item, call):
             outcome = "differs"
             report.outcome = "skipped"
             report.wasxfail = known
-        outcomes[name] = outcome, "" if error is None else f"{type(error).__name__}: {str(error)[:300]}"
+        outcomes[name] = (
+            outcome,
+            "" if error is None else f"{type(error).__name__}: {str(error)[:300]}",
+        )
     return report
 
 

@@ -1,7 +1,8 @@
-"""Data adapters, as Keras' own tests know them, whose batches are those that this library hands to a model's step.
+"""Data adapters, as Keras' own tests know them, whose batches are those that this library hands to
+a model's step.
 
-An adapter is made by Keras, with its checks. Its batches come from `Trainer(model).fit` on the same data: the model's
-own `train_step` keeps what it was handed.
+An adapter is made by Keras, with its checks. Its batches come from `Trainer(model).fit` on the same
+data: the model's own `train_step` keeps what it was handed.
 """
 
 import itertools
@@ -26,7 +27,9 @@ CLASSES = {
 
 
 class Keeps(keras.Model):
-    """Keeps the batches that its updates are handed, by their numbers: a step that is only tried changes nothing."""
+    """Keeps the batches that its updates are handed, by their numbers: a step that is only tried
+    changes nothing.
+    """
 
     def __init__(self):
         super().__init__()
@@ -70,15 +73,23 @@ def adapted(cls):
             if cls.__name__ == "GeneratorDataAdapter":  # Keras draws from it too
                 data, first = map(iter, itertools.tee(first))
                 data = (data,)
-            self._data = {"x": first} | {name: options[name] for name in ("y", "sample_weight") if name in options}
+            self._data = {"x": first} | {
+                name: options[name] for name in ("y", "sample_weight") if name in options
+            }
             said = {"shuffle": False} | options
-            self._options = {name: said[name] for name in ("batch_size", "shuffle", "class_weight") if name in said}
+            self._options = {
+                name: said[name]
+                for name in ("batch_size", "shuffle", "class_weight")
+                if name in said
+            }
             super().__init__(*data, **options)
             if cls.__name__ == "PyDatasetAdapter" and self.num_batches is None:
                 self._options["steps_per_epoch"] = ENDLESS
 
         def get_numpy_iterator(self):
-            return (keras.tree.map_structure(np.asarray, batch) for batch in self.get_jax_iterator())
+            return (
+                keras.tree.map_structure(np.asarray, batch) for batch in self.get_jax_iterator()
+            )
 
         def get_jax_iterator(self):
             return handed(self._data, self._options)

@@ -1,6 +1,8 @@
-"""What the processes of tests/test_killed.py run: fits that save after every update, each as a line of JSON says.
+"""What the processes of tests/test_killed.py run: fits that save after every update, each as a line
+of JSON says.
 
-`killed.py JSON` runs one of them. `killed.py` alone forks a process for each line of its input: Keras is imported once.
+`killed.py JSON` runs one of them. `killed.py` alone forks a process for each line of its input:
+Keras is imported once.
 """
 
 import json

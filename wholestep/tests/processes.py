@@ -1,4 +1,6 @@
-"""What the processes of tests/test_launch.py run: `wholestep launch -n N tests/processes.py "WHAT, WHAT" [FOLDER]`."""
+"""What the processes of tests/test_launch.py run: `wholestep launch -n N tests/processes.py "WHAT,
+WHAT" [FOLDER]`.
+"""
 
 import itertools
 import json
@@ -21,7 +23,11 @@ from wholestep.processes import group
 
 ME = jax.process_index()
 FAULT_AFTER = 3  # updates
-CASES = [("none", "l2", "adam"), ("masks", "none", "adamw, clip, ema"), ("weighted mean", "l2", "loss scale")]
+CASES = [
+    ("none", "l2", "adam"),
+    ("masks", "none", "adamw, clip, ema"),
+    ("weighted mean", "l2", "loss scale"),
+]
 
 
 def digest(values):
@@ -43,13 +49,17 @@ class Items:
 
 
 def one_update(case, size, short=False, loaded=False):
-    """Return digests of all that an update changed and said; `short`: of the epoch's last batch, half as long."""
+    """Return digests of all that an update changed and said; `short`: of the epoch's last batch,
+    half as long.
+    """
     num_rows = num_rows_of(case)
     keras.utils.clear_session()
     model = build(*case)
     batch = data(case[0], num_rows)[0]
     if short:
-        batch = keras.tree.map_structure(lambda *parts: np.concatenate(parts), batch, data(case[0], num_rows // 2)[0])
+        batch = keras.tree.map_structure(
+            lambda *parts: np.concatenate(parts), batch, data(case[0], num_rows // 2)[0]
+        )
     batches = ws.Batches(Items(*batch) if loaded else batch, num_rows, shuffle=False)
     batches.seek(0, 1 if short else 0)
     (step,) = ws.Trainer(model, microbatch_size=size).steps(batches)
@@ -60,7 +70,9 @@ def all_cases(many=False):
     """Return the digests of every case under a plan of its own; `many`: under every plan."""
     plans = [("auto", False, False), (6, False, True), (6, True, True)]
     pairs = itertools.product(CASES, plans) if many else zip(CASES, plans, strict=True)
-    return {str((case, *plan)): one_update(case, *plan) for case, plan in pairs} | {"dropout": with_dropout()}
+    return {str((case, *plan)): one_update(case, *plan) for case, plan in pairs} | {
+        "dropout": with_dropout()
+    }
 
 
 def with_dropout():
@@ -77,7 +89,9 @@ def with_dropout():
 
 
 def rows_loaded():
-    """Return how many of 64 rows this process loads in an epoch, once it is known how batches are cut."""
+    """Return how many of 64 rows this process loads in an epoch, once it is known how batches are
+    cut.
+    """
     keras.utils.clear_session()
     x = np.ones((64, 4), "float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -101,7 +115,9 @@ def losses_in_buckets():
     keras.utils.clear_session()
     lengths = [9, 10] * 12
     rows = [{"x": (i * i + np.arange(length) * i) % 7 + 1} for i, length in enumerate(lengths)]
-    model = keras.Sequential([keras.Input((None, 1)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model = keras.Sequential(
+        [keras.Input((None, 1)), keras.layers.Dense(1, kernel_initializer="ones")]
+    )
     trainer = ws.Trainer(model, Line(), optimizer=keras.optimizers.SGD(0.01), microbatch_size=2)
     batches = ws.Batches(rows, tokens=40, length=lengths, boundaries=[9, 10], seed=1)
     assert {size for size, _ in batches.shapes} == {4}
@@ -109,20 +125,33 @@ def losses_in_buckets():
 
 
 def whole_runs():
-    """Return what two calls of fit, a loop left early, an evaluation and a prediction say and leave behind."""
+    """Return what two calls of fit, a loop left early, an evaluation and a prediction say and leave
+    behind.
+    """
     keras.utils.clear_session()
     random.seed(5)  # from which Keras draws the seeds of weights; its own way imports tensorflow
     rng = np.random.default_rng(1)
     x = rng.normal(size=(50, 6)).astype("float32")
     y = rng.integers(0, 3, 50)
-    layers = [keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(3, "softmax")]
+    layers = [
+        keras.layers.Dense(8, "tanh"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(3, "softmax"),
+    ]
     model = keras.Sequential([keras.Input((6,)), *layers])
-    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
     trainer = ws.Trainer(model)
     seen = []
-    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: seen.append(model.get_weights()[0].sum()))
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: seen.append(model.get_weights()[0].sum())
+    )
     told = {"validation_data": (x[:7], y[:7]), "batch_size": 16, "verbose": 0}
-    said = [trainer.fit(x, y, epochs=2, **told).history, trainer.fit(x, y, **told, callbacks=[look]).history]
+    said = [
+        trainer.fit(x, y, epochs=2, **told).history,
+        trainer.fit(x, y, **told, callbacks=[look]).history,
+    ]
     batches = ws.Batches(Items(x, y), 16, seed=2)
     for _ in range(2):
         for step in trainer.steps(batches):
@@ -142,25 +171,40 @@ class Orbax(keras.callbacks.OrbaxCheckpoint):
 
 
 def sharded():
-    """Return the model after an update in which no process holds all of a layer's kernel, and what saving says."""
+    """Return the model after an update in which no process holds all of a layer's kernel, and what
+    saving says.
+    """
     keras.utils.clear_session()
-    devices = keras.distribution.DeviceMesh((2, 2), ["columns", "rows"], keras.distribution.list_devices()[:4])
+    devices = keras.distribution.DeviceMesh(
+        (2, 2), ["columns", "rows"], keras.distribution.list_devices()[:4]
+    )
     places = keras.distribution.LayoutMap(devices)
     places[".*dense/kernel"] = (None, "columns")
-    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=places, batch_dim_name="rows"))
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=places, batch_dim_name="rows")
+    )
     x = np.random.default_rng(0).integers(-2, 3, (16, 4)).astype("float32")
-    inputs = [keras.Input((4,)), keras.layers.Dense(8, "relu", kernel_initializer="ones", name="dense")]
-    model = keras.Sequential([*inputs, keras.layers.Dense(2, kernel_initializer="ones", name="last")])
+    inputs = [
+        keras.Input((4,)),
+        keras.layers.Dense(8, "relu", kernel_initializer="ones", name="dense"),
+    ]
+    model = keras.Sequential(
+        [*inputs, keras.layers.Dense(2, kernel_initializer="ones", name="last")]
+    )
     model.compile(keras.optimizers.Adam(0.125), "mse")
     trainer = ws.Trainer(model)
     for _ in trainer.steps(ws.Batches((x, x[:, :2]), 16, shuffle=False), epochs=3):
         pass
-    whole = jax.jit(lambda values: values, out_shardings=trainer.executor.engine.replicas.layout.everywhere)
+    whole = jax.jit(
+        lambda values: values, out_shardings=trainer.executor.engine.replicas.layout.everywhere
+    )
     said = ""
     try:
         if jax.process_count() > 1:
             best = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
-            trainer.fit(x, x[:, :2], verbose=0, callbacks=[keras.callbacks.ModelCheckpoint("m.keras"), best])
+            trainer.fit(
+                x, x[:, :2], verbose=0, callbacks=[keras.callbacks.ModelCheckpoint("m.keras"), best]
+            )
     except ws.SpecificationError as error:
         said = str(error)
     try:
@@ -169,7 +213,11 @@ def sharded():
     except ws.SpecificationError as error:
         said += str(error)
     values = whole([v.value for v in [*model.variables, *model.optimizer.variables]])
-    return {"explain": trainer.explain(), "saving": said, "values": [np.asarray(v).tolist() for v in values]}
+    return {
+        "explain": trainer.explain(),
+        "saving": said,
+        "values": [np.asarray(v).tolist() for v in values],
+    }
 
 
 def write(folder):
@@ -179,20 +227,34 @@ def write(folder):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("adam", "mse")
     known = keras.callbacks
-    watchers = [known.ModelCheckpoint(str(folder / "m.keras")), known.CSVLogger(str(folder / "log.csv"))]
-    watchers += [known.BackupAndRestore(str(folder / "backup")), known.LearningRateScheduler(lambda _: 0.1, verbose=1)]
-    ws.Trainer(model).fit(np.ones((8, 4), "float32"), np.ones((8, 1), "float32"), callbacks=watchers, verbose=2)
+    watchers = [
+        known.ModelCheckpoint(str(folder / "m.keras")),
+        known.CSVLogger(str(folder / "log.csv")),
+    ]
+    watchers += [
+        known.BackupAndRestore(str(folder / "backup")),
+        known.LearningRateScheduler(lambda _: 0.1, verbose=1),
+    ]
+    ws.Trainer(model).fit(
+        np.ones((8, 4), "float32"), np.ones((8, 1), "float32"), callbacks=watchers, verbose=2
+    )
 
 
 def places(columns):
-    """Let a layer's kernel and bias lie over so many of four devices, or over none if there are none."""
+    """Let a layer's kernel and bias lie over so many of four devices, or over none if there are
+    none.
+    """
     if not columns:
         return
     shape = (columns, 4 // columns)
-    devices = keras.distribution.DeviceMesh(shape, ["columns", "rows"], keras.distribution.list_devices()[:4])
+    devices = keras.distribution.DeviceMesh(
+        shape, ["columns", "rows"], keras.distribution.list_devices()[:4]
+    )
     layouts = keras.distribution.LayoutMap(devices)
     layouts[".*wide/kernel"], layouts[".*wide/bias"] = (None, "columns"), ("columns",)
-    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="rows"))
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="rows")
+    )
 
 
 class At(keras.callbacks.Callback):
@@ -217,16 +279,28 @@ class Slow(keras.callbacks.Callback):
 
 
 def trained(checkpoints=None, seed=0, callbacks=(), columns=0):
-    """Return digests of what a run of four epochs leaves behind, and its History. Six updates an epoch."""
+    """Return digests of what a run of four epochs leaves behind, and its History. Six updates an
+    epoch.
+    """
     random.seed(seed)
     np.random.seed(seed)
     keras.utils.clear_session()
     places(columns)
     x = np.random.default_rng(0).normal(size=(96, 6)).astype("float32")
     y = np.arange(96) % 3
-    layers = [keras.layers.Dense(8, "relu", name="wide"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
-    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3, "softmax", name="last")])
-    model.compile(keras.optimizers.Adam(0.01, use_ema=True), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    layers = [
+        keras.layers.Dense(8, "relu", name="wide"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3),
+    ]
+    model = keras.Sequential(
+        [keras.Input((6,)), *layers, keras.layers.Dense(3, "softmax", name="last")]
+    )
+    model.compile(
+        keras.optimizers.Adam(0.01, use_ema=True),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+    )
     known = [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=0.05), *callbacks]
     told = {"batch_size": 16, "epochs": 4, "verbose": 0, "validation_data": (x[:20], y[:20])}
     history = ws.Trainer(model).fit(x, y, callbacks=known, checkpoints=checkpoints, **told).history
@@ -234,7 +308,9 @@ def trained(checkpoints=None, seed=0, callbacks=(), columns=0):
     for part, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         for i, variable in enumerate(variables):
             for shard in variable.value.addressable_shards:
-                found[f"{part}/{i}/{shard.index}"] = zlib.crc32(np.ascontiguousarray(shard.data).tobytes())
+                found[f"{part}/{i}/{shard.index}"] = zlib.crc32(
+                    np.ascontiguousarray(shard.data).tobytes()
+                )
     return {"values": found, "history": history}
 
 
@@ -243,9 +319,13 @@ def stop():
 
 
 def resumed(layout, folder):
-    """Return what a whole run leaves behind, what an interrupted one does when it goes on, and once more at its end."""
+    """Return what a whole run leaves behind, what an interrupted one does when it goes on, and once
+    more at its end.
+    """
     columns = {"replicas": 0, "sharded": 2}[layout]
-    saves = ws.Checkpoints(folder, every_steps=4, every_seconds=None, keep=2, keep_best=("val_loss", 1))
+    saves = ws.Checkpoints(
+        folder, every_steps=4, every_seconds=None, keep=2, keep_best=("val_loss", 1)
+    )
     found = [trained(columns=columns)]
     try:
         trained(saves, callbacks=[At(9, stop)], columns=columns)
@@ -270,7 +350,10 @@ def fault(what):
     if what == "nan":
         x[17] = np.nan
     model = keras.Sequential(
-        [keras.Input((5,)), keras.layers.Dense(1, "tanh" if what == "other code" and ME == 1 else None)]
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(1, "tanh" if what == "other code" and ME == 1 else None),
+        ]
     )
     model.compile("adam", "mse")
     if what == "other values" and ME == 1:
@@ -328,7 +411,13 @@ def lose(kind, process, place):
     trainer = ws.Trainer(model)
     if place == "callback":
         stop = partial(setattr, model, "stop_training", True)
-        trainer.fit(x, y, epochs=200, verbose=0, callbacks=[At(FAULT_AFTER, partial(happen, stop), process), Slow()])
+        trainer.fit(
+            x,
+            y,
+            epochs=200,
+            verbose=0,
+            callbacks=[At(FAULT_AFTER, partial(happen, stop), process), Slow()],
+        )
     else:
         stops = []
         for step in trainer.steps(ws.Batches((x, y), 16, seed=1), epochs=200):
@@ -359,11 +448,15 @@ def work(what):
     elif what.startswith("go on"):  # "go on 4": over how many devices a layer lies
         columns = int(what.split()[-1]) if what[-1].isdigit() else 0
         print("FOUND", json.dumps(ended(Path(sys.argv[2]), seed=1, columns=columns)), flush=True)
-    elif what.startswith("saving"):  # "saving killed 1": what happens in the ninth update, and in which process
+    elif what.startswith(
+        "saving"
+    ):  # "saving killed 1": what happens in the ninth update, and in which process
         print("pid", os.getpid(), flush=True)
         _, how, process, *columns = what.split()
         callbacks = [At(9, partial(happen, f"{how} {ME}"), int(process)), Slow()]
-        left = ended(Path(sys.argv[2]), callbacks=callbacks, columns=int(columns[0]) if columns else 0)
+        left = ended(
+            Path(sys.argv[2]), callbacks=callbacks, columns=int(columns[0]) if columns else 0
+        )
         print("FOUND", json.dumps(left), flush=True)
     elif what.startswith("lose"):  # "lose exit 3/1/callback"
         kind, process, place = what.removeprefix("lose ").split("/")

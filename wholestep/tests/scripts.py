@@ -12,7 +12,8 @@ HERE = Path(__file__).parent
 
 
 def lean(*folders: Path, **variables: str) -> dict[str, str]:
-    """Return this process's environment, in which Keras starts in half the time (tests/lean), with these beside.
+    """Return this process's environment, in which Keras starts in half the time (tests/lean), with
+    these beside.
 
     Args:
         folders: from which a script may import, too.

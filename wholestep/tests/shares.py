@@ -1,4 +1,6 @@
-"""What one engine's suite takes of a list while the other's takes the rest; the larger runs have all of it on both."""
+"""What one engine's suite takes of a list while the other's takes the rest; the larger runs have
+all of it on both.
+"""
 
 from collections.abc import Iterable
 
@@ -21,9 +23,14 @@ def share(cases: Iterable, *, other: bool = False) -> list:
 
 
 def halves(cases: Iterable) -> list:
-    """Return the cases, each for one engine's suite: JAX has the first, TensorFlow the second. None is left out."""
+    """Return the cases, each for one engine's suite: JAX has the first, TensorFlow the second. None
+    is left out.
+    """
     return [
-        pytest.param(*case, marks=pytest.mark.own if ("jax", "tensorflow")[i % 2] == ENGINE else pytest.mark.large)
+        pytest.param(
+            *case,
+            marks=pytest.mark.own if ("jax", "tensorflow")[i % 2] == ENGINE else pytest.mark.large,
+        )
         for i, case in enumerate(_parts(cases))
     ]
 
@@ -38,5 +45,7 @@ def later(cases: Iterable) -> list:
 
 
 def on(engine: str) -> pytest.MarkDecorator:
-    """Return the mark of a test that the suite runs on this engine alone; the larger runs have it on both."""
+    """Return the mark of a test that the suite runs on this engine alone; the larger runs have it
+    on both.
+    """
     return pytest.mark.own if engine == ENGINE else pytest.mark.large

@@ -14,7 +14,10 @@ def model(*layers, optimizer=None, seed=3, **compile_with):
     hidden = [keras.layers.Dense(8, activation="tanh"), *layers]
     made = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(4)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    made.compile(optimizer or keras.optimizers.Adam(0.01), **{"loss": loss, "metrics": ["accuracy"]} | compile_with)
+    made.compile(
+        optimizer or keras.optimizers.Adam(0.01),
+        **{"loss": loss, "metrics": ["accuracy"]} | compile_with,
+    )
     return made
 
 

@@ -1,4 +1,6 @@
-"""The password of an address is in no text, and a store that does not answer is an error after some seconds."""
+"""The password of an address is in no text, and a store that does not answer is an error after some
+seconds.
+"""
 
 import copy
 import dataclasses
@@ -42,7 +44,10 @@ TOKEN = "0123456789abcdef"
         ("ftp://me:p%40ss@host/a", "ftp://host/a"),
         ("smb://group;me:pass@host/a", "smb://host/a"),
         ("zip://a.zip::ftp://me:pa/ss@host/b", "zip://a.zip::ftp://host/b"),
-        ("simplecache::ftp://me:pass@host/a::s3://key:word@b/c", "simplecache::ftp://host/a::s3://b/c"),
+        (
+            "simplecache::ftp://me:pass@host/a::s3://key:word@b/c",
+            "simplecache::ftp://host/a::s3://b/c",
+        ),
         ("abfs://c@a/b?sig=12+/=&se=2030", "abfs://c@a/b?sig=***&se=***"),
     ],
 )
@@ -97,7 +102,10 @@ class Guarded(Memory):
         return {name: options[name] for name in ("host", "username", "password") if name in options}
 
     def __getattribute__(self, name):
-        if name in ("ls", "cat_file", "info", "pipe_file", "rm", "open") and id(self) not in Guarded.connections:
+        if (
+            name in ("ls", "cat_file", "info", "pipe_file", "rm", "open")
+            and id(self) not in Guarded.connections
+        ):
             raise FileNotFoundError("fsspec's FTP hides in this way that its connection has ended")
         return super().__getattribute__(name)
 
@@ -122,7 +130,9 @@ class Texts:
         self._all = []
 
     def of(self, call, *arguments, error=None, **options):
-        """Return the result of a call, and note all of its texts; it must raise such an error, if given."""
+        """Return the result of a call, and note all of its texts; it must raise such an error, if
+        given.
+        """
         result = None
         failure = None
         with warnings.catch_warnings(record=True) as warned:
@@ -139,7 +149,9 @@ class Texts:
     def check(self, *secrets):
         found = "\n".join(self._all)
         for secret in secrets:
-            assert secret not in found, found[max(0, found.index(secret) - 300) : found.index(secret) + 100]
+            assert secret not in found, found[
+                max(0, found.index(secret) - 300) : found.index(secret) + 100
+            ]
         return found
 
 
@@ -168,7 +180,9 @@ def attempted(call):
         return traceback.format_exception(error)
 
 
-@pytest.mark.parametrize(("given", "secrets"), [("s3cret-pw", ["s3cret"]), ("s3cr%40t", ["s3cr%40t", "s3cr@t"])])
+@pytest.mark.parametrize(
+    ("given", "secrets"), [("s3cret-pw", ["s3cret"]), ("s3cr%40t", ["s3cr%40t", "s3cr@t"])]
+)
 def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch, capfd):
     def at(name):
         return f"guarded://me:{given}@host/{name}" + f"?token={TOKEN}" * ("step-" not in name)
@@ -184,10 +198,25 @@ def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch
     texts.of(ws.Trainer(small()).fit, X, Y, checkpoints=asked, callbacks=[Tells(0.5)], **how)
     texts.of(ws.Trainer(small()).fit, X, Y, checkpoints=url, **HOW)
     texts.of(ws.Trainer(small()).fit, X + 1, Y, checkpoints=url, **HOW | {"epochs": 9}, error=error)
-    texts.of(ws.Trainer(small()).fit, X, Y, checkpoints=ws.Checkpoints(url, resume=False), **HOW, error=error)
+    texts.of(
+        ws.Trainer(small()).fit,
+        X,
+        Y,
+        checkpoints=ws.Checkpoints(url, resume=False),
+        **HOW,
+        error=error,
+    )
     texts.of(lambda: asked.best)
     interrupts = Interrupts()
-    texts.of(ws.Trainer(small()).fit, X, Y, checkpoints=at("c"), callbacks=[interrupts], **how, error=KeyboardInterrupt)
+    texts.of(
+        ws.Trainer(small()).fit,
+        X,
+        Y,
+        checkpoints=at("c"),
+        callbacks=[interrupts],
+        **how,
+        error=KeyboardInterrupt,
+    )
 
     # by hand
     trainer = ws.Trainer(small())
@@ -203,7 +232,13 @@ def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch
     texts.of(ws.load_weights, small(), url, rename=lambda name: f"no {name}", error=error)
 
     # the command
-    for command in ("ls", "verify", "show", "prune --keep 1 --dry-run", "prune --keep 1 --keep-best lost:1"):
+    for command in (
+        "ls",
+        "verify",
+        "show",
+        "prune --keep 1 --dry-run",
+        "prune --keep 1 --keep-best lost:1",
+    ):
         for path in (url, at("nothing"), at(f"by-hand/step-{BATCHES:08d}")):
             texts.of(cli.main, ["checkpoint", *command.split(), path])
             texts.of(cli.main, ["checkpoint", *command.split(), path, "--json"])
@@ -211,12 +246,18 @@ def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch
     texts.of(cli.main, ["checkpoint", "copy", url, at(f"by-hand/step-{BATCHES:08d}")])
 
     # what cannot be a store or a folder
-    for wrong in (url, Path(url), url.replace("guarded", "ftp"), Path(url.replace("guarded", "ftp"))):
+    for wrong in (
+        url,
+        Path(url),
+        url.replace("guarded", "ftp"),
+        Path(url.replace("guarded", "ftp")),
+    ):
         texts.of(Folder, wrong, error=error)
         texts.of(ws.Checkpoints, tmp_path, local=wrong, error=error)
     texts.of(store.Store, url.replace("guarded", "elsewhere"), error=error)
     texts.of(store.Store, f"guarded://me:{given}@", error=error)
-    texts.of(store.Store, f"ftp://me:{given}/4@host/runs", error=error)  # the port "s3cret-pw" is no number
+    # the port "s3cret-pw" is no number
+    texts.of(store.Store, f"ftp://me:{given}/4@host/runs", error=error)
     texts.of(CommonFolder.of, url, TwoProcesses(), error=error)
     filled(tmp_path / "other", 1, rest=lambda step: {"store": f"guarded://me:{given}@host/other"})
     local = ws.Checkpoints(at("new"), local=tmp_path / "other")
@@ -231,7 +272,11 @@ def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch
         for kind in (OSError, ValueError, FileNotFoundError, KeyError):
             with monkeypatch.context() as patch:
                 patch.setattr(Guarded, verb, raises(kind(f"cannot reach {url} as me:{given}")))
-                calls = [kept.steps, partial(store.push, folder, 5, kept), partial(kept.claim, "me")]
+                calls = [
+                    kept.steps,
+                    partial(store.push, folder, 5, kept),
+                    partial(kept.claim, "me"),
+                ]
                 for call in (*calls, partial(read_one, url, lambda snapshot: None)):
                     texts.of(attempted, call)
                 texts.of(cli.main, ["checkpoint", "ls", url])
@@ -239,8 +284,14 @@ def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch
     found = texts.check(*secrets, TOKEN)
     assert "guarded://host/runs?token=***" in found
     written = [b"".join(file.getvalue() for file in Guarded.store.values())]
-    written += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "other" not in path.parts]
-    assert not any(secret.encode() in content for secret in (*secrets, TOKEN) for content in written)
+    written += [
+        path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file() and "other" not in path.parts
+    ]
+    assert not any(
+        secret.encode() in content for secret in (*secrets, TOKEN) for content in written
+    )
 
 
 # ---- a store that does not answer ----
@@ -253,7 +304,10 @@ def test_a_refused_connection_is_tried_again_and_an_error_in_the_end(guarded):
     Guarded.refused = 2
     assert store.Store(URL).steps() == []
     Guarded.refused = 3
-    match = r"guarded://host/runs must be accessible\. Received: ConnectionRefusedError: .*\(3 tries in 0 s\)\. Try"
+    match = (
+        r"guarded://host/runs must be accessible\. Received: ConnectionRefusedError: .*\(3 "
+        r"tries in 0 s\)\. Try"
+    )
     with pytest.raises(ws.CheckpointError, match=match):
         store.Store(URL)
     assert Guarded.refused == 0
@@ -266,13 +320,18 @@ def test_a_server_that_is_not_there_is_an_error_of_ours(guarded, capsys):
         assert cli.main(["checkpoint", "ls", url]) == 1
         assert "must be accessible. Received: ConnectionRefusedError" in capsys.readouterr().err
         trainer = ws.Trainer(small())
-        for call in (partial(trainer.restore, url), partial(trainer.fit, X, Y, **HOW, checkpoints=url)):
+        for call in (
+            partial(trainer.restore, url),
+            partial(trainer.fit, X, Y, **HOW, checkpoints=url),
+        ):
             with pytest.raises(ws.CheckpointError, match=r"ConnectionRefusedError.*\(3 tries in"):
                 call()
 
 
 def test_a_connection_that_has_ended_is_made_anew(guarded, tmp_path):
-    """Also where fsspec says that objects do not exist: nothing is taken for missing, or for an unfinished upload."""
+    """Also where fsspec says that objects do not exist: nothing is taken for missing, or for an
+    unfinished upload.
+    """
     folder, kept = pushed(URL, tmp_path, 1)
     folder.write(2, {"a": np.ones(3)}, {})
     calls = {
@@ -319,7 +378,8 @@ def clock(guarded, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "tries", "most"), [(0, 3, 5), (10, 3, 35), (18, 3, 59), (20, 2, 41), (29, 2, 59), (43, 1, 43)]
+    ("seconds", "tries", "most"),
+    [(0, 3, 5), (10, 3, 35), (18, 3, 59), (20, 2, 41), (29, 2, 59), (43, 1, 43)],
 )
 def test_a_store_that_is_silent_is_tried_for_a_minute(seconds, tries, most, clock, monkeypatch):
     """Its package may have tried several times before an error comes."""
@@ -331,13 +391,17 @@ def test_a_store_that_is_silent_is_tried_for_a_minute(seconds, tries, most, cloc
 
     monkeypatch.setattr(Guarded, "ls", ls)
     words = "1 try" if tries == 1 else f"{tries} tries"
-    with pytest.raises(ws.CheckpointError, match=rf"OSError: .*Service Unavailable \({words} in {most} s\)"):
+    with pytest.raises(
+        ws.CheckpointError, match=rf"OSError: .*Service Unavailable \({words} in {most} s\)"
+    ):
         kept.steps()
     assert clock.now == most <= 60
 
 
 class Slow:
-    """A file whose parts take these seconds to write; after a negative number of them, the connection breaks."""
+    """A file whose parts take these seconds to write; after a negative number of them, the
+    connection breaks.
+    """
 
     def __init__(self, file, clock, seconds):
         self.file = file
@@ -358,7 +422,9 @@ class Slow:
         return self.file.write(content)
 
 
-@pytest.mark.parametrize(("seconds", "tries"), [([600, 600], 1), ([600, -20], 2), ([600, -20, 300, -20], 3)])
+@pytest.mark.parametrize(
+    ("seconds", "tries"), [([600, 600], 1), ([600, -20], 2), ([600, -20, 300, -20], 3)]
+)
 def test_a_long_upload_that_breaks_is_tried_again(seconds, tries, clock, tmp_path, monkeypatch):
     """The minute is one without an answer: a part that was written is an answer."""
     kept, opens = slow_store(clock, seconds, monkeypatch)
@@ -368,7 +434,10 @@ def test_a_long_upload_that_breaks_is_tried_again(seconds, tries, clock, tmp_pat
 
 def test_an_upload_that_breaks_after_a_long_silence_is_an_error(clock, tmp_path, monkeypatch):
     kept, _ = slow_store(clock, [600, -40], monkeypatch)
-    match = r"could not be copied to guarded://host/runs\. .*reset by peer \(1 try in 640 s\).*complete in"
+    match = (
+        r"could not be copied to guarded://host/runs\. .*reset by peer \(1 try in 640 "
+        r"s\).*complete in"
+    )
     with pytest.raises(ws.CheckpointError, match=match):
         store.push(filled_with_parts(tmp_path), 1, kept)
 
@@ -381,7 +450,9 @@ def filled_with_parts(tmp_path):
 
 
 def slow_store(clock, seconds, monkeypatch):
-    """Return a store whose parts take these seconds, and a list that grows by one with each file of arrays."""
+    """Return a store whose parts take these seconds, and a list that grows by one with each file of
+    arrays.
+    """
     real = Guarded.open
     opens = []
 

@@ -78,8 +78,11 @@ def test_the_doctor_shows_the_engine_and_what_is_slow(monkeypatch, capsys):
     assert f"keras {keras.__version__}" in lines[0]
     slow = [line for line in lines if line.startswith("slow: ")]
     assert "slow: float64 is several times as slow as float32." in slow
-    assert any("virtual devices share 1 cores" in line for line in slow) == (len(keras.distribution.list_devices()) > 1)
-    assert any(line.startswith("compiled programs: kept in") for line in lines) == (name == "jax")  # see conftest
+    assert any("virtual devices share 1 cores" in line for line in slow) == (
+        len(keras.distribution.list_devices()) > 1
+    )
+    # see conftest
+    assert any(line.startswith("compiled programs: kept in") for line in lines) == (name == "jax")
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="these are flags of XLA on JAX")
@@ -88,7 +91,9 @@ def test_the_doctor_says_when_results_do_not_repeat_to_the_bit(monkeypatch, flag
     monkeypatch.setenv("XLA_FLAGS", flags)
     assert not any(fact.startswith("repeatable") for fact in backend.circumstances()[0])
     monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["gpu:0"])
-    assert any(fact.startswith("repeatable: not to the bit") for fact in backend.circumstances()[0]) == (flags == "")
+    assert any(
+        fact.startswith("repeatable: not to the bit") for fact in backend.circumstances()[0]
+    ) == (flags == "")
 
 
 def test_the_doctor_refuses_a_backend_without_an_engine(fresh, capsys):
@@ -99,7 +104,9 @@ def test_the_doctor_refuses_a_backend_without_an_engine(fresh, capsys):
 
 def test_a_reader_that_ends_early_ends_the_command_without_a_traceback():
     command = [sys.executable, "-m", "wholestep", "doctor"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.close()
         told = process.stderr.read()
     assert (process.returncode, "Traceback" in told) == (141, False), told

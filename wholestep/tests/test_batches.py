@@ -188,7 +188,9 @@ def test_a_place_that_is_not_there(arguments, place):
     data = ws.Batches([{"x": np.arange(4)} for _ in range(9)], **arguments)
     assert len(data) == 3
     data.seek(1, 2)
-    with pytest.raises(ws.BatchError, match=rf"epoch {place[0]}, step {place[1]} where an epoch has 3 batches"):
+    with pytest.raises(
+        ws.BatchError, match=rf"epoch {place[0]}, step {place[1]} where an epoch has 3 batches"
+    ):
         data.seek(*place)
     assert data.position == (1, 2)
 
@@ -260,7 +262,8 @@ LEFT = [(source, stop, first_rows) for source in (Pairs, Counted) for stop in (3
 
 
 @pytest.mark.parametrize(
-    ("source", "stop", "goes_on"), [*LEFT, (Pairs, 3, trained), (Counted, 9, trained), (Pairs, 10, trained)]
+    ("source", "stop", "goes_on"),
+    [*LEFT, (Pairs, 3, trained), (Counted, 9, trained), (Pairs, 10, trained)],
 )
 def test_a_loop_that_is_left_goes_on_where_it_stopped(source, stop, goes_on):
     data = ws.Batches(source())
@@ -274,7 +277,13 @@ def test_a_loop_that_is_left_goes_on_where_it_stopped(source, stop, goes_on):
 
 @pytest.mark.parametrize(
     ("place", "goes_on"),
-    [((0, 0), first_rows), ((0, 4), trained), ((0, 4), first_rows), ((3, 2), trained), ((0, 10), first_rows)],
+    [
+        ((0, 0), first_rows),
+        ((0, 4), trained),
+        ((0, 4), first_rows),
+        ((3, 2), trained),
+        ((0, 10), first_rows),
+    ],
 )
 def test_a_stream_that_was_left_can_be_sought_in(place, goes_on):
     data = ws.Batches(Pairs())

@@ -1,4 +1,6 @@
-"""The script that shows which laws hold to the bit on a device: on a CPU all do, and it sees a bit that differs."""
+"""The script that shows which laws hold to the bit on a device: on a CPU all do, and it sees a bit
+that differs.
+"""
 
 import bits
 

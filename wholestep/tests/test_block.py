@@ -9,12 +9,18 @@ X = np.arange(10.0, 16.0).reshape(3, 2)
 
 
 def batch(**changes):
-    made = Batch({"x": X, "y": None}, None, np.arange(3, dtype=np.int32), 4, None, None, (0, 0), (0, 1))
+    made = Batch(
+        {"x": X, "y": None}, None, np.arange(3, dtype=np.int32), 4, None, None, (0, 0), (0, 1)
+    )
     return made._replace(**changes)
 
 
 def resident(**changes):
-    return batch(data={"x": X, "y": None}, rows=np.array([2, 0], np.int32)) if not changes else batch(**changes)
+    return (
+        batch(data={"x": X, "y": None}, rows=np.array([2, 0], np.int32))
+        if not changes
+        else batch(**changes)
+    )
 
 
 def test_a_signature_says_all_but_the_rows_of_what_is_loaded():

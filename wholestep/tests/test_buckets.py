@@ -1,4 +1,6 @@
-"""Every row once an epoch, in a shape that holds it, within the budget, in an order of (seed, epoch, step) alone."""
+"""Every row once an epoch, in a shape that holds it, within the budget, in an order of (seed,
+epoch, step) alone.
+"""
 
 import keras
 import numpy as np
@@ -66,12 +68,16 @@ def test_the_order_goes_on_from_any_place(lengths, steps):
     for _ in range(steps):
         next(data)
     other.seek(*data.position)
-    assert [next(data)["label"].tolist() for _ in range(3)] == [next(other)["label"].tolist() for _ in range(3)]
+    assert [next(data)["label"].tolist() for _ in range(3)] == [
+        next(other)["label"].tolist() for _ in range(3)
+    ]
 
 
 def test_another_order_each_epoch_of_batches_and_within_them():
     data = bucketed(np.resize([5, 10], 400), 200, boundaries=[5, 10])
-    batches = [[frozenset(data.rows(e, step).tolist()) for step in range(len(data))] for e in range(2)]
+    batches = [
+        [frozenset(data.rows(e, step).tolist()) for step in range(len(data))] for e in range(2)
+    ]
     assert not set(batches[0]) & set(batches[1])
     shapes = [[data.load(e, step)["text"].shape[1] for step in range(len(data))] for e in range(2)]
     assert sorted(shapes[0]) == sorted(shapes[1])
@@ -82,7 +88,10 @@ def test_seeds_and_buckets_have_orders_of_their_own():
     one, two = (bucketed([9] * 50 + [10] * 50, 40, seed=seed) for seed in (1, 2))
     assert one.shapes == [(4, 9), (4, 10)]
     assert [b.tolist() for b in epoch(one)] != [b.tolist() for b in epoch(two)]
-    short, long = ({frozenset(b % 50) for b in epoch(one) if (b >= 50).all() == is_long} for is_long in (False, True))
+    short, long = (
+        {frozenset(b % 50) for b in epoch(one) if (b >= 50).all() == is_long}
+        for is_long in (False, True)
+    )
     assert len(short) == len(long) == 13
     assert not short & long
 
@@ -124,7 +133,9 @@ def test_several_sequences_have_lengths_and_paddings_of_their_own(lengths):
     data = ws.Batches(rows, tokens=120, length=named, pad={"source": -1, "label_ids": -100})
     seen = []
     for batch in data:
-        widths = [batch[k].shape[1] for k in ("target", "label_ids")] + [batch["source"]["ids"].shape[1]]
+        widths = [batch[k].shape[1] for k in ("target", "label_ids")] + [
+            batch["source"]["ids"].shape[1]
+        ]
         assert len(batch["label"]) * sum(widths) <= 120
         for k, row in enumerate(batch["label"].tolist()):
             s, t = lengths[row]
@@ -149,7 +160,12 @@ def test_boundaries_by_name_and_rows_that_are_tuples():
     assert data.shapes == [(1, 5, 3), (1, 2, 9), (1, 8, 9)]
     named = [{"s": row[0], "t": row[1]} for row in rows]
     boundaries = [{"s": 8, "t": 9}, {"s": 5, "t": 9}]
-    data = ws.Batches(named, tokens=40, length=lambda row: {k: len(v) for k, v in row.items()}, boundaries=boundaries)
+    data = ws.Batches(
+        named,
+        tokens=40,
+        length=lambda row: {k: len(v) for k, v in row.items()},
+        boundaries=boundaries,
+    )
     assert data.shapes == [(2, 5, 9), (1, 8, 9)]
 
 
@@ -160,7 +176,9 @@ def test_arrays_are_sliced():
     for text, labels in data:
         assert text.shape[1] == (2 if 0 in labels or 2 in labels else 5)
         assert ((text != 0).sum(axis=1) == lengths[labels]).all()
-    function = ws.Batches((text, np.arange(len(text))), tokens=10, length=lambda row: int((row[0] != 0).sum()))
+    function = ws.Batches(
+        (text, np.arange(len(text))), tokens=10, length=lambda row: int((row[0] != 0).sum())
+    )
     assert sum(len(rows) for rows in epoch(function)) == len(text)
 
 
@@ -169,7 +187,9 @@ def test_arrays_that_are_narrower_than_a_shape_are_padded(width, pad):
     lengths = np.minimum([3, 4, 5], width)
     text = np.ones((3, width, 2), np.int32)
     boundaries = [4, 16] if width else None
-    data = ws.Batches({"text": text}, tokens=64, length=lengths, boundaries=boundaries, pad=pad, shuffle=False)
+    data = ws.Batches(
+        {"text": text}, tokens=64, length=lengths, boundaries=boundaries, pad=pad, shuffle=False
+    )
     assert data.shapes == ([(2, 4), (1, 16)] if width else [(3, 1)])
     for (size, length), batch in zip(data.shapes, data, strict=True):
         assert batch["text"].shape == (size, length, 2)
@@ -192,7 +212,9 @@ def test_numbers_of_several_dtypes_are_all_kept(parts, dtype, pack):
     length = [len(part) for part in parts]
     (batch,) = ws.Batches(rows, tokens=6, length=length, boundaries=[3], pack=pack, shuffle=False)
     assert batch["text"].dtype == dtype
-    assert sorted(batch["text"][batch["text"] != 0]) == sorted(value for part in parts for value in part if value)
+    assert sorted(batch["text"][batch["text"] != 0]) == sorted(
+        value for part in parts for value in part if value
+    )
 
 
 def test_a_batch_of_empty_lists_has_the_dtype_of_the_others():
@@ -205,7 +227,10 @@ def test_a_batch_of_empty_lists_has_the_dtype_of_the_others():
 def test_places_of_another_shape_are_not_repeated(pack):
     rows = [{"text": np.ones((2, 2))}, {"text": np.full((2, 1), 7.0)}]
     data = ws.Batches(rows, tokens=8, length=[2, 2], pack=pack, shuffle=False)
-    with pytest.raises(ws.BatchError, match=r"\['text'\] must have one shape at every place.* \(1,\) in row 1, \(2,\)"):
+    with pytest.raises(
+        ws.BatchError,
+        match=r"\['text'\] must have one shape at every place.* \(1,\) in row 1, \(2,\)",
+    ):
         list(data)
 
 
@@ -214,19 +239,30 @@ def test_places_of_another_shape_are_not_repeated(pack):
 def test_a_transform_gets_batches_as_they_are_trained_on(as_arrays, pack):
     lengths = np.array([2, 3, 1])
     text = np.where(np.arange(3) < lengths[:, None], 1 + np.arange(3)[:, None], 0)
-    rows = {"text": text} if as_arrays else [{"text": row[:n]} for row, n in zip(text, lengths, strict=True)]
+    rows = (
+        {"text": text}
+        if as_arrays
+        else [{"text": row[:n]} for row, n in zip(text, lengths, strict=True)]
+    )
     seen = []
 
     def transform(batch):
         seen.append(set(batch))
         return {key: value + 100 for key, value in batch.items()}
 
-    data = ws.Batches(rows, tokens=3, length=lengths, boundaries=[3], pack=pack, transform=transform)
+    data = ws.Batches(
+        rows, tokens=3, length=lengths, boundaries=[3], pack=pack, transform=transform
+    )
     assert seen == []
     batches = list(data)
     keys = {"text", "segment_ids", "positions"} if pack else {"text"}
     assert seen == [keys] * len(batches)
-    assert {value for batch in batches for value in batch["text"].ravel().tolist()} <= {100, 101, 102, 103}
+    assert {value for batch in batches for value in batch["text"].ravel().tolist()} <= {
+        100,
+        101,
+        102,
+        103,
+    }
     assert sorted(np.concatenate([batch["text"].max(axis=1) for batch in batches])) == (
         [102, 103] if pack else [101, 102, 103]
     )
@@ -258,7 +294,11 @@ def test_columns_of_lists_and_a_function_of_a_row():
 
 def test_truncate_cuts_at_the_largest_boundary():
     data = bucketed([3, 9, 30], 16, boundaries=[4, 8], truncate=True, pad=PAD)
-    found = {label: text for batch in data for label, text in zip(batch["label"].tolist(), batch["text"], strict=True)}
+    found = {
+        label: text
+        for batch in data
+        for label, text in zip(batch["label"].tolist(), batch["text"], strict=True)
+    }
     assert found[0].tolist() == [0, 1, 2, PAD]
     assert found[1].tolist() == (1000 + np.arange(8)).tolist()
     assert found[2].tolist() == (2000 + np.arange(8)).tolist()
@@ -270,7 +310,11 @@ def test_the_shapes_that_pad_least_are_few():
     data = bucketed(lengths, 4096)
     least = ws.Batches(rows_of([1]), tokens=4096, length=[1]).shapes
     assert least == [(1, 1)]
-    padded = sum(length * len(rows) for rows in epoch(data) for length in [padded_length(data, lengths[rows].max())])
+    padded = sum(
+        length * len(rows)
+        for rows in epoch(data)
+        for length in [padded_length(data, lengths[rows].max())]
+    )
     assert len(data.shapes) <= 12
     assert padded <= 1.2 * lengths.sum()
     assert bucketed([7] * 99, 4096).shapes == [(99, 7)]
@@ -289,7 +333,9 @@ class Tagging(ws.Objective):
 
     def __call__(self, model, batch, training):
         weight = ops.cast(batch["labels"] != -100, "float32")
-        values = ops.square(model(batch["ids"], training=training)[..., 0] - ops.cast(batch["labels"], "float32"))
+        values = ops.square(
+            model(batch["ids"], training=training)[..., 0] - ops.cast(batch["labels"], "float32")
+        )
         return ws.Mean(values, weight)
 
 
@@ -313,7 +359,9 @@ def bits(trainer):
 def test_as_many_programs_as_shapes(monkeypatch):
     compilations = count_calls(monkeypatch, type(engines.choose().programs), "compile")
     lengths = np.random.default_rng(1).integers(1, 40, 300)
-    data = ws.Batches(tagged(lengths), tokens=256, length=lengths, pad={"labels": -100}, boundaries=[10, 20, 40])
+    data = ws.Batches(
+        tagged(lengths), tokens=256, length=lengths, pad={"labels": -100}, boundaries=[10, 20, 40]
+    )
     trainer = tagger(0.001)
     steps = list(trainer.steps(data, epochs=2))
     executor = trainer.executor
@@ -327,7 +375,9 @@ def test_as_many_programs_as_shapes(monkeypatch):
 
 
 def test_a_short_batch_of_one_row_needs_no_program_of_its_own():
-    data = ws.Batches(tagged([4] * 5), tokens=8, length=[4] * 5, pad={"labels": -100}, shuffle=False)
+    data = ws.Batches(
+        tagged([4] * 5), tokens=8, length=[4] * 5, pad={"labels": -100}, shuffle=False
+    )
     trainer = tagger(0.001)
     assert [len(rows) for rows in epoch(data)] == [2, 2, 1]
     assert len(list(trainer.steps(data))) == 3
@@ -339,7 +389,9 @@ def test_a_short_batch_filled_up_is_the_same_rows_alone(microbatch_size):
     """The last three rows have 8 tokens, so that all is exact."""
     lengths = [3, 3, 3, 3, 3, 3, 2]
     rows = tagged(lengths)
-    data = ws.Batches(rows, tokens=16, length=lengths, pad={"labels": -100}, boundaries=[4], shuffle=False)
+    data = ws.Batches(
+        rows, tokens=16, length=lengths, pad={"labels": -100}, boundaries=[4], shuffle=False
+    )
     data.seek(0, 1)
     filled = tagger(microbatch_size=microbatch_size)
     alone = tagger()
@@ -347,7 +399,10 @@ def test_a_short_batch_filled_up_is_the_same_rows_alone(microbatch_size):
     (program,) = filled.executor.planner.programs.values()
     assert program.cut.rows == 4
     parts = [
-        {k: np.pad(v, (0, 6 - len(v)), constant_values=-100 if k == "labels" else 0) for k, v in row.items()}
+        {
+            k: np.pad(v, (0, 6 - len(v)), constant_values=-100 if k == "labels" else 0)
+            for k, v in row.items()
+        }
         for row in rows[4:]
     ]
     logs = alone.update({k: np.stack([part[k] for part in parts]) for k in parts[0]})

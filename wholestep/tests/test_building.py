@@ -1,4 +1,6 @@
-"""A model that nobody has called yet gets its variables from the first batch, and nothing moves by that."""
+"""A model that nobody has called yet gets its variables from the first batch, and nothing moves by
+that.
+"""
 
 import keras
 import numpy as np
@@ -81,7 +83,11 @@ def test_an_objectives_model_is_built_from_the_first_batch(make, objective):
 def test_whatever_comes_first_builds_it(how):
     made = sequence()
     trainer = ws.Trainer(made, Squared(), optimizer="sgd")
-    call = {"fit": trainer.fit, "evaluate": trainer.evaluate, "steps": lambda x, verbose: list(trainer.steps(x))}[how]
+    call = {
+        "fit": trainer.fit,
+        "evaluate": trainer.evaluate,
+        "steps": lambda x, verbose: list(trainer.steps(x)),
+    }[how]
     call(ws.Batches((X, TARGETS), ROWS), verbose=0)
     assert made.built
 
@@ -89,7 +95,9 @@ def test_whatever_comes_first_builds_it(how):
 def test_a_prediction_builds_it_too_and_moves_nothing():
     class Counting(L.Layer):
         def build(self, shape):
-            self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+            self.count = self.add_weight(
+                shape=(), dtype="int32", initializer="zeros", trainable=False
+            )
 
         def call(self, x):
             self.count.assign_add(1)
@@ -189,12 +197,17 @@ def test_a_model_compiled_with_losses_of_its_layers_alone():
     np.testing.assert_allclose(one["loss"], two["loss"], rtol=1e-5)
     for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
-    np.testing.assert_allclose(trainer.evaluate(X, verbose=0), theirs.evaluate(X, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        trainer.evaluate(X, verbose=0), theirs.evaluate(X, verbose=0), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
-    [("fit", "Encoding, which has none.*write the loss as a wholestep.Objective"), ("predict", "sub-model itself")],
+    [
+        ("fit", "Encoding, which has none.*write the loss as a wholestep.Objective"),
+        ("predict", "sub-model itself"),
+    ],
 )
 def test_what_asks_for_a_call_says_so(how, message):
     class Plain(Encoding):
@@ -202,5 +215,7 @@ def test_what_asks_for_a_call_says_so(how, message):
 
     made = Plain()
     made.compile("sgd")
-    with pytest.raises(ws.SpecificationError, match=rf"must have a `call`.*{message.replace('Encoding', 'Plain')}"):
+    with pytest.raises(
+        ws.SpecificationError, match=rf"must have a `call`.*{message.replace('Encoding', 'Plain')}"
+    ):
         getattr(ws.Trainer(made), how)(X, verbose=0)

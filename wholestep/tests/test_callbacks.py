@@ -54,9 +54,13 @@ def test_schedules_and_early_stopping():
     rates = []
     callbacks = [
         keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: rates.append(float(made.optimizer.learning_rate))),
+        keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda e, logs: rates.append(float(made.optimizer.learning_rate))
+        ),
         keras.callbacks.ReduceLROnPlateau("loss", patience=100),
-        keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=1, restore_best_weights=True),
+        keras.callbacks.EarlyStopping(
+            "loss", min_delta=100.0, patience=1, restore_best_weights=True
+        ),
     ]
     made = model()
     history = ws.Trainer(made).fit(X, Y, callbacks=callbacks, **HOW)
@@ -68,7 +72,9 @@ def test_schedules_and_early_stopping():
 def test_files(tmp_path):
     made = model()
     callbacks = [
-        keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True),
+        keras.callbacks.ModelCheckpoint(
+            str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True
+        ),
         keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
         keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False),
     ]
@@ -83,7 +89,10 @@ def test_files(tmp_path):
     assert logged == pytest.approx(history.history["loss"])
     resumed = model(seed=5)
     more = ws.Trainer(resumed).fit(
-        X, Y, callbacks=[keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))], **HOW | {"epochs": 4}
+        X,
+        Y,
+        callbacks=[keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))],
+        **HOW | {"epochs": 4},
     )
     assert more.epoch == [3]
 
@@ -96,7 +105,9 @@ def test_tensor_board(tmp_path):
 
 
 @pytest.mark.parametrize(("row", "updates"), [(7, 1), (0, 0)])  # in the second batch, or the first
-def test_terminate_on_nan_ends_the_run_with_good_weights_and_the_loss_that_ended_it(row, updates, capsys, tmp_path):
+def test_terminate_on_nan_ends_the_run_with_good_weights_and_the_loss_that_ended_it(
+    row, updates, capsys, tmp_path
+):
     x = X.copy()
     x[row] = np.nan
     made = model()
@@ -146,7 +157,9 @@ def test_who_needs_the_state():
     assert not watch(keras.callbacks.LambdaCallback(on_epoch_end=print)).needs_state
 
 
-@pytest.mark.parametrize(("each", "freq", "names"), [(3, 6, ["1-6", "2-6"]), (3, 7, ["2-3"]), (1, 6, ["2-2"])])
+@pytest.mark.parametrize(
+    ("each", "freq", "names"), [(3, 6, ["1-6", "2-6"]), (3, 7, ["2-3"]), (1, 6, ["2-2"])]
+)
 def test_a_short_last_execution_counts_as_a_full_one_as_in_keras(each, freq, names, tmp_path):
     """Four batches in an epoch, in executions of three, count as six."""
     for run in (lambda made: made, ws.Trainer):
@@ -156,8 +169,12 @@ def test_a_short_last_execution_counts_as_a_full_one_as_in_keras(each, freq, nam
         made.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=each)
         path = folder / "{epoch}-{batch}.weights.h5"
         how = {"save_weights_only": True, "save_freq": freq}
-        run(made).fit(X, Y, callbacks=[keras.callbacks.ModelCheckpoint(path, **how)], **HOW | {"epochs": 2})
-        assert sorted(path.name for path in folder.iterdir()) == [f"{name}.weights.h5" for name in names]
+        run(made).fit(
+            X, Y, callbacks=[keras.callbacks.ModelCheckpoint(path, **how)], **HOW | {"epochs": 2}
+        )
+        assert sorted(path.name for path in folder.iterdir()) == [
+            f"{name}.weights.h5" for name in names
+        ]
 
 
 class SetRate(keras.callbacks.Callback):
@@ -183,7 +200,10 @@ def test_what_a_callback_did_before_it_was_interrupted_stays():
 
     with pytest.raises(KeyboardInterrupt):
         ws.Trainer(made).fit(
-            X, Y, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=change_and_stop)], **HOW
+            X,
+            Y,
+            callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=change_and_stop)],
+            **HOW,
         )
     assert all((w == 9).all() for w in made.get_weights())
 
@@ -231,7 +251,13 @@ def test_every_hook_and_the_progress_bar_say_what_they_do_in_keras(capsys):
         runner.predict(X, 5, verbose=0, callbacks=[notes])
         capsys.readouterr()
         runner.fit(X, Y, **HOW | {"verbose": 2, "epochs": 1})
-        texts.append([part for part in capsys.readouterr().out.split(" - ") if "s/" not in part and part[:1] != "0"])
+        texts.append(
+            [
+                part
+                for part in capsys.readouterr().out.split(" - ")
+                if "s/" not in part and part[:1] != "0"
+            ]
+        )
         told.append(notes.told)
     theirs, ours = told
     assert texts[0] == texts[1]

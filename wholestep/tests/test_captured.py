@@ -1,4 +1,6 @@
-"""What an objective reads besides its model is an input of the program: its newest value, on both engines."""
+"""What an objective reads besides its model is an input of the program: its newest value, on both
+engines.
+"""
 
 import keras
 import numpy as np
@@ -13,7 +15,9 @@ STILL = {"batch_size": 2, "verbose": 0, "shuffle": False}
 
 
 def dense(outputs=1, *layers):
-    return keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(outputs, kernel_initializer="ones")])
+    return keras.Sequential(
+        [keras.Input((2,)), *layers, keras.layers.Dense(outputs, kernel_initializer="ones")]
+    )
 
 
 class Reads(ws.Objective):
@@ -27,18 +31,26 @@ class Reads(ws.Objective):
 
 
 def reads(value, model=None, **options):
-    return ws.Trainer(model or dense(), Reads(value), optimizer=keras.optimizers.SGD(0.0), **options)
+    return ws.Trainer(
+        model or dense(), Reads(value), optimizer=keras.optimizers.SGD(0.0), **options
+    )
 
 
 @pytest.mark.parametrize("how", ["update", "fit", "evaluate", "microbatches"])
 def test_another_models_newest_weights_are_seen(how):
     critic = dense()
-    trainer = reads(lambda x: critic(x)[:, 0], microbatch_size=1 if how == "microbatches" else "auto")
+    trainer = reads(
+        lambda x: critic(x)[:, 0], microbatch_size=1 if how == "microbatches" else "auto"
+    )
 
     def loss():
         if how == "update":
             return trainer.update(X)["loss"]
-        return trainer.evaluate(X, verbose=0) if how == "evaluate" else trainer.fit(X, **STILL).history["loss"][0]
+        return (
+            trainer.evaluate(X, verbose=0)
+            if how == "evaluate"
+            else trainer.fit(X, **STILL).history["loss"][0]
+        )
 
     assert loss() == pytest.approx(X.sum(axis=1).mean(), abs=1e-6)
     critic.set_weights([2 * w for w in critic.get_weights()])
@@ -48,12 +60,16 @@ def test_another_models_newest_weights_are_seen(how):
 def test_a_variable_alone_is_seen_by_every_dispatch():
     beta = keras.Variable(0.0)
     anneal = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: beta.assign(epoch))
-    history = reads(lambda x: beta * ops.ones_like(x[:, 0])).fit(X, epochs=3, callbacks=[anneal], **STILL)
+    history = reads(lambda x: beta * ops.ones_like(x[:, 0])).fit(
+        X, epochs=3, callbacks=[anneal], **STILL
+    )
     assert history.history["loss"] == [0.0, 1.0, 2.0]
 
 
 def test_the_optimizers_own_count_is_seen_by_every_update_of_a_dispatch():
-    trainer = reads(lambda x: ops.cast(trainer.model.optimizer.iterations, x.dtype) * ops.ones_like(x[:, 0]))
+    trainer = reads(
+        lambda x: ops.cast(trainer.model.optimizer.iterations, x.dtype) * ops.ones_like(x[:, 0])
+    )
     assert trainer.fit(X, epochs=2, **STILL).history["loss"] == [1.5, 5.5]
 
 
@@ -61,7 +77,11 @@ def test_a_compiled_loss_a_metric_and_a_regulariser_read_anew():
     beta = keras.Variable(1.0)
     model = dense()
     model.layers[-1].kernel.regularizer = lambda w: beta * ops.sum(w * w)
-    model.compile(keras.optimizers.SGD(0.0), lambda y, p: beta * (p[:, 0] * 0 + 1), metrics=[lambda y, p: 0 * p + beta])
+    model.compile(
+        keras.optimizers.SGD(0.0),
+        lambda y, p: beta * (p[:, 0] * 0 + 1),
+        metrics=[lambda y, p: 0 * p + beta],
+    )
     trainer = ws.Trainer(model)
     for value in (1.0, 5.0):
         beta.assign(value)
@@ -73,8 +93,12 @@ def test_a_compiled_loss_a_metric_and_a_regulariser_read_anew():
 def test_two_trainers_that_read_each_other_see_the_newest_weights():
     one = dense()
     two = dense()
-    first = ws.Trainer(one, Reads(lambda x: two(x)[:, 0] - one(x)[:, 0]), optimizer=keras.optimizers.SGD(0.5))
-    second = ws.Trainer(two, Reads(lambda x: one(x)[:, 0] - 2 * two(x)[:, 0]), optimizer=keras.optimizers.SGD(0.5))
+    first = ws.Trainer(
+        one, Reads(lambda x: two(x)[:, 0] - one(x)[:, 0]), optimizer=keras.optimizers.SGD(0.5)
+    )
+    second = ws.Trainer(
+        two, Reads(lambda x: one(x)[:, 0] - 2 * two(x)[:, 0]), optimizer=keras.optimizers.SGD(0.5)
+    )
     expected = [np.array([1.0, 1.0, 0.0])] * 2
     ones = np.r_[X.mean(axis=0), 1.0]
     for _ in range(3):
@@ -181,9 +205,15 @@ def test_what_only_one_of_them_reads_is_live_too(reader):
     trainer = ws.Trainer(model)
     for value in (0.0, 0.5):
         beta.assign(value)
-        shown = {"regulariser": ("loss", 2 * value), "metric": ("largest", value), "get_metrics_result": ("lr", value)}
+        shown = {
+            "regulariser": ("loss", 2 * value),
+            "metric": ("largest", value),
+            "get_metrics_result": ("lr", value),
+        }
         name, expected = shown[reader]
-        evaluated = [trainer.evaluate(X, X[:, 0], verbose=0, return_dict=True)[name] for _ in range(2)]
+        evaluated = [
+            trainer.evaluate(X, X[:, 0], verbose=0, return_dict=True)[name] for _ in range(2)
+        ]
         assert evaluated == pytest.approx([expected] * 2)
         for step in trainer.steps(ws.Batches((X[:4], X[:4, 0]), 2)):
             assert step.logs[name] == pytest.approx(expected)
@@ -210,7 +240,9 @@ def test_what_training_assigns_and_evaluation_reads_and_the_other_way_round():
             trainer.predict(X, batch_size=4, verbose=0)
             trainer.fit(X, batch_size=4, verbose=0)
         assert float(np.asarray(count.value)) == 4
-        trainer.fit(X, batch_size=4, epochs=2, validation_data=X, validation_batch_size=4, verbose=0)
+        trainer.fit(
+            X, batch_size=4, epochs=2, validation_data=X, validation_batch_size=4, verbose=0
+        )
         assert float(np.asarray(count.value)) == 8
 
 
@@ -220,7 +252,10 @@ def test_a_second_form_of_batch_may_read_more():
     class Forms(ws.Objective):
         def __call__(self, model, batch, training):
             scale = beta if "w" in batch else 1.0
-            return ws.Mean(scale * ops.ones_like(batch["x"][:, 0]) + 0 * model(batch["x"], training=training)[:, 0])
+            return ws.Mean(
+                scale * ops.ones_like(batch["x"][:, 0])
+                + 0 * model(batch["x"], training=training)[:, 0]
+            )
 
     trainer = ws.Trainer(dense(), Forms(), optimizer="sgd")
     assert trainer.evaluate({"x": X}, verbose=0) == 1.0

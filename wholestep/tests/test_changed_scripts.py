@@ -15,9 +15,7 @@ X = RNG.normal(size=(12, 3)).astype("float32")
 Y = RNG.normal(size=(12, 1)).astype("float32")
 VALIDATION = X[:4], Y[:4]
 REFUSED = "refused: "
-UNUSED = (
-    "learning rate 0.01, as saved (here: 0.001, which is not used; to use it, pass Checkpoints(folder, learning_rate="
-)
+UNUSED = "learning rate 0.01, as saved (here: 0.001, which is not used; to use it, pass Checkpoints(folder, learning_rate="
 RATES = keras.callbacks.LearningRateScheduler
 
 
@@ -91,11 +89,25 @@ def stop(monitor="loss", **how):
 
 
 def network(
-    units=4, hidden=None, norm=None, rate=0.2, end=None, more=(), swapped=False, kind=None, times=None, trainable=True
+    units=4,
+    hidden=None,
+    norm=None,
+    rate=0.2,
+    end=None,
+    more=(),
+    swapped=False,
+    kind=None,
+    times=None,
+    trainable=True,
 ):
     """Return a model, as the keyword arguments say."""
     first = layers.Dense(
-        units, **{"activation": "relu", "kernel_regularizer": keras.regularizers.L2(1e-3), **(hidden or {})}
+        units,
+        **{
+            "activation": "relu",
+            "kernel_regularizer": keras.regularizers.L2(1e-3),
+            **(hidden or {}),
+        },
     )
     middle = [layers.Dropout(rate, name="dropout"), times or Times()]
     first.trainable = trainable
@@ -135,7 +147,14 @@ def run(folder, *, fitting=None, checkpoints=None, **changed):
     """Run a script to the end of its epoch; the keyword arguments change it."""
     made_by = script(**changed)
     callbacks = [stop(), stop("val_loss"), Noting(), RATES(lambda epoch, rate: rate)]
-    how = {"x": X, "y": Y, "batch_size": 4, "epochs": 1, "validation_data": VALIDATION, "callbacks": callbacks}
+    how = {
+        "x": X,
+        "y": Y,
+        "batch_size": 4,
+        "epochs": 1,
+        "validation_data": VALIDATION,
+        "callbacks": callbacks,
+    }
     c = ws.Checkpoints(folder, **(checkpoints or {}))
     made_by.fit(**how | (fitting or {}), verbose=0, checkpoints=c)
     return made_by
@@ -209,7 +228,11 @@ CHANGES = {
     "scheduler": (watched(*CALLBACKS, RATES(lambda epoch, rate: 2 * rate)), "LearningRateScheduler/schedule <lambda>"),
 }  # fmt: skip
 FROM = {  # scripts that begin otherwise than the default
-    "own loss": ({"compiled": {"loss": my_loss}}, {"compiled": {"loss": my_other_loss}}, "loss my_loss "),
+    "own loss": (
+        {"compiled": {"loss": my_loss}},
+        {"compiled": {"loss": my_other_loss}},
+        "loss my_loss ",
+    ),
     "huber": (
         {"compiled": {"loss": keras.losses.Huber(1.0)}},
         {"compiled": {"loss": keras.losses.Huber(2.0)}},
@@ -294,7 +317,9 @@ def differences(line):
 
 
 OF_MODEL = {name: changed for name, (changed, _) in CHANGES.items() if "fitting" not in changed} | {
-    "accumulation": {"optimizer": {"clipnorm": 2.0, "weight_decay": 0.1}},  # with it, no trainer is made
+    "accumulation": {
+        "optimizer": {"clipnorm": 2.0, "weight_decay": 0.1}
+    },  # with it, no trainer is made
     "same": {},
     "name of a layer": {"hidden": {"name": "first"}},
     "penalty of a bias": {"end": {"bias_regularizer": "l2"}},
@@ -318,7 +343,9 @@ def test_restore_says_of_a_changed_model_what_fit_says(name, folder, capfd):
 
 
 def test_restore_names_a_changed_precision_and_a_learning_rate_that_is_not_used(folder, capfd):
-    said = restored(folder, capfd, {"hidden": {"dtype": "float16"}, "optimizer": {"learning_rate": 0.001}})
+    said = restored(
+        folder, capfd, {"hidden": {"dtype": "float16"}, "optimizer": {"learning_rate": 0.001}}
+    )
     assert said.startswith(f"wholestep: restored {folder}/step-00000003; ")
     assert UNUSED in said
     assert "changed settings: dense/dtype float16 (saved: float32)" in said
@@ -329,7 +356,10 @@ def test_restore_of_a_checkpoint_that_was_saved_by_hand_says_the_same(tmp_path, 
     trainer.fit(X, Y, 4, verbose=0)
     trainer.save(tmp_path)
     assert restored(tmp_path, capfd, {}) == ""
-    assert differences(restored(tmp_path, capfd, {"rate": 0.7})) == "changed settings: dropout/rate 0.7 (saved: 0.2)"
+    assert (
+        differences(restored(tmp_path, capfd, {"rate": 0.7}))
+        == "changed settings: dropout/rate 0.7 (saved: 0.2)"
+    )
     trainer = script(rate=0.7)
     trainer.fit(X, Y, 4, epochs=2, verbose=0, checkpoints=tmp_path)
     said = capfd.readouterr().err
@@ -338,7 +368,9 @@ def test_restore_of_a_checkpoint_that_was_saved_by_hand_says_the_same(tmp_path, 
 
 def test_the_changes_of_a_model_that_is_not_built_are_said_once_when_it_is(tmp_path, capfd):
     def unbuilt(rate=0.2):
-        return keras.Sequential([layers.Dense(4, "relu"), layers.Dropout(rate, name="dropout"), layers.Dense(1)])
+        return keras.Sequential(
+            [layers.Dense(4, "relu"), layers.Dropout(rate, name="dropout"), layers.Dense(1)]
+        )
 
     run(tmp_path, network=unbuilt)
     trainer = script(network=unbuilt, rate=0.7)
@@ -356,7 +388,10 @@ def test_a_model_of_many_layers_resumes(tmp_path, capfd):
     """Whose settings are kept as digests, that of the optimizer too."""
 
     def deep(rate=0.2):
-        hidden = [layers.Dropout(rate, name=f"a_dropout_with_a_long_name_at_place_{i}_of_many") for i in range(500)]
+        hidden = [
+            layers.Dropout(rate, name=f"a_dropout_with_a_long_name_at_place_{i}_of_many")
+            for i in range(500)
+        ]
         return keras.Sequential([keras.Input((3,)), *hidden, layers.Dense(1)])
 
     run(tmp_path, network=deep)
@@ -366,7 +401,9 @@ def test_a_model_of_many_layers_resumes(tmp_path, capfd):
     assert restored(tmp_path, capfd, {"network": deep}) == ""
     assert differences(restored(tmp_path, capfd, {"network": deep, "rate": 0.3})) == said
     adam = {"network": deep, "optimizer": keras.optimizers.Adam(0.01)}
-    assert outcome(tmp_path, capfd, adam).startswith(f"{REFUSED}{tmp_path} holds another run: its optimizer's")
+    assert outcome(tmp_path, capfd, adam).startswith(
+        f"{REFUSED}{tmp_path} holds another run: its optimizer's"
+    )
 
 
 @pytest.mark.parametrize("name", FROM)
@@ -386,7 +423,9 @@ class Halving(keras.callbacks.Callback):
 
 def rate_after(folder, epochs, asked=None, rate=0.01):
     how = {"epochs": epochs, "callbacks": [Halving()]}
-    made = run(folder, fitting=how, optimizer={"learning_rate": rate}, checkpoints={"learning_rate": asked})
+    made = run(
+        folder, fitting=how, optimizer={"learning_rate": rate}, checkpoints={"learning_rate": asked}
+    )
     return float(made.model.optimizer.learning_rate)
 
 
@@ -422,5 +461,9 @@ def test_a_learning_rate_must_be_a_number(rate, tmp_path):
 
 def test_a_schedule_is_given_no_learning_rate(tmp_path):
     with pytest.raises(ws.SpecificationError, match="a constant learning rate"):
-        run(tmp_path, optimizer={"learning_rate": SCHEDULE(0.01, 9, 0.5)}, checkpoints={"learning_rate": 0.1})
+        run(
+            tmp_path,
+            optimizer={"learning_rate": SCHEDULE(0.01, 9, 0.5)},
+            checkpoints={"learning_rate": 0.1},
+        )
     assert not [*tmp_path.glob("step-*")]

@@ -1,4 +1,6 @@
-"""Keras' callbacks go on with what they have seen, save what they would have saved, or are named."""
+"""Keras' callbacks go on with what they have seen, save what they would have saved, or are
+named.
+"""
 
 import csv
 
@@ -13,7 +15,14 @@ from wholestep.checkpoints.callbacks import put_back, starts_anew, state_of
 
 HOW = {"batch_size": SIZE, "epochs": 3, "verbose": 0}
 GOES_ON = {
-    *("EarlyStopping", "History", "ModelCheckpoint", "OrbaxCheckpoint", "ReduceLROnPlateau", "SwapEMAWeights"),
+    *(
+        "EarlyStopping",
+        "History",
+        "ModelCheckpoint",
+        "OrbaxCheckpoint",
+        "ReduceLROnPlateau",
+        "SwapEMAWeights",
+    ),
     *("CSVLogger", "TensorBoard"),
 }
 STATELESS = {
@@ -26,7 +35,9 @@ STATELESS = {
 def test_every_callback_of_keras_is_known():
     """A release of Keras that has another one must be looked at; until then it is named."""
     kinds = {name: kind for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)}
-    kinds = {name: kind for name, kind in kinds.items() if issubclass(kind, keras.callbacks.Callback)}
+    kinds = {
+        name: kind for name, kind in kinds.items() if issubclass(kind, keras.callbacks.Callback)
+    }
     assert set(kinds) == GOES_ON | STATELESS | {"BackupAndRestore", "CallbackList"}
     for name in GOES_ON | STATELESS:
         assert not starts_anew(kinds[name].__new__(kinds[name]))
@@ -40,14 +51,18 @@ def fitted(seed, checkpoints, *callbacks):
 
 
 def check_saves(tmp_path, steps, make):
-    """Fit, and go on from these steps; yield each with what `make(folder)` saved in the whole run, and in the rest."""
+    """Fit, and go on from these steps; yield each with what `make(folder)` saved in the whole run,
+    and in the rest.
+    """
     asked = ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
     folders = [tmp_path / f"saved-{step}" for step in (0, *steps)]
     for folder in folders:
         folder.mkdir(parents=True)
     whole, history = fitted(0, asked, *make(folders[0]))
     for step, folder in zip(steps, folders[1:], strict=True):
-        other, again = fitted(1, taken_from(asked.folder, step, tmp_path / str(step)), *make(folder))
+        other, again = fitted(
+            1, taken_from(asked.folder, step, tmp_path / str(step)), *make(folder)
+        )
         assert again.history == history.history
         check_same_bits(leaves(whole.model), leaves(other.model))
         yield step, *({path.name for path in one.iterdir()} for one in (folders[0], folder))
@@ -57,12 +72,22 @@ def check_saves(tmp_path, steps, make):
 @pytest.mark.slow
 def test_models_are_saved_after_the_same_batches(tmp_path):
     def make(folder):
-        return [keras.callbacks.ModelCheckpoint(folder / "{epoch}-{batch}.weights.h5", "loss", save_freq=4, **how)]
+        return [
+            keras.callbacks.ModelCheckpoint(
+                folder / "{epoch}-{batch}.weights.h5", "loss", save_freq=4, **how
+            )
+        ]
 
     ends = {4: "1-4", 8: "2-2", 12: "2-6", 16: "3-4"}
-    for how in ({"save_weights_only": True}, {"save_weights_only": True, "save_best_only": True, "mode": "min"}):
+    for how in (
+        {"save_weights_only": True},
+        {"save_weights_only": True, "save_best_only": True, "mode": "min"},
+    ):
         for step, whole, again in check_saves(tmp_path / str(len(how)), (5, 7, 2 * BATCHES), make):
-            assert again == {f"{end}.weights.h5" for number, end in ends.items() if number > step} & whole
+            assert (
+                again
+                == {f"{end}.weights.h5" for number, end in ends.items() if number > step} & whole
+            )
             assert again or step > 8
 
 
@@ -71,7 +96,10 @@ def test_models_are_saved_after_the_same_batches(tmp_path):
 def test_only_what_is_better_than_before_is_saved(suffix, tmp_path):
     def make(folder):
         how = {"save_best_only": True, "save_weights_only": suffix == ".weights.h5", "mode": "max"}
-        return [Tells(0.9, 0.5, 0.95), keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}{suffix}", "good", **how)]
+        return [
+            Tells(0.9, 0.5, 0.95),
+            keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}{suffix}", "good", **how),
+        ]
 
     for step, whole, again in check_saves(tmp_path, (3, BATCHES, 2 * BATCHES), make):
         assert whole == {f"1{suffix}", f"3{suffix}"}
@@ -104,7 +132,9 @@ EARLIER = b"epoch,loss\r\n0,0.5\r\n1,0.4\r\n2,0.3\r\n"
 
 
 @pytest.mark.parametrize("before", [None, EARLIER], ids=["alone", "after another run"])
-@pytest.mark.parametrize(("every", "stop"), [(BATCHES + 2, (2, 1)), (2, (2, 3)), (100, None), (BATCHES, (1, 1))])
+@pytest.mark.parametrize(
+    ("every", "stop"), [(BATCHES + 2, (2, 1)), (2, (2, 3)), (100, None), (BATCHES, (1, 1))]
+)
 def test_a_log_of_epochs_is_that_of_a_run_without_a_stop(every, stop, before, tmp_path):
     logs = [tmp_path / "whole.csv", tmp_path / "stopped.csv"]
 
@@ -162,7 +192,12 @@ def test_tensor_board_counts_on(tmp_path):
 
     def steps(folder):
         (file,) = folder.glob("train/*tfevents*")
-        return [event.step for event in events(str(file)) for value in event.summary.value if value.tag == "batch_loss"]
+        return [
+            event.step
+            for event in events(str(file))
+            for value in event.summary.value
+            if value.tag == "batch_loss"
+        ]
 
     for step, *_ in check_saves(tmp_path, (7,), make):
         assert steps(tmp_path / "saved-0") == list(range(1, 3 * BATCHES + 1))
@@ -189,7 +224,9 @@ def test_each_callback_has_its_own_state_again(tmp_path):
 
 def test_a_forged_state_changes_no_other_attribute(tmp_path):
     saver = keras.callbacks.ModelCheckpoint(tmp_path / "a.keras")
-    put_back(saver, state_of(saver) | {"best": 0.5, "filepath": "elsewhere.keras", "_save_model": 1})
+    put_back(
+        saver, state_of(saver) | {"best": 0.5, "filepath": "elsewhere.keras", "_save_model": 1}
+    )
     assert saver.best == 0.5
     assert saver.filepath == str(tmp_path / "a.keras")
     assert callable(saver._save_model)
@@ -266,9 +303,13 @@ def test_a_progress_bar_that_is_new_shows_no_epoch_of_before(tmp_path, capsys):
     assert capsys.readouterr().out.count("Epoch ") == 1
 
 
-@pytest.mark.parametrize("after", [(First, Second), (Second, First), (Second,), (Third, Second, First)])
+@pytest.mark.parametrize(
+    "after", [(First, Second), (Second, First), (Second,), (Third, Second, First)]
+)
 def test_an_epochs_end_is_received_by_those_that_have_not_had_it(after, tmp_path):
-    """A snapshot in the hook of the first of two callbacks: the second, and new ones, receive this epoch's end."""
+    """A snapshot in the hook of the first of two callbacks: the second, and new ones, receive this
+    epoch's end.
+    """
     trainer = ws.Trainer(small())
     taken = []
 
@@ -318,7 +359,12 @@ VALIDATION = {"validation_data": (X[:8], Y[:8])}
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(({}, 0), ({}, 1)), (({}, 1), ({}, 0)), ((VALIDATION, 1), ({}, 0)), (({}, 0), (VALIDATION, 1))],
+    [
+        (({}, 0), ({}, 1)),
+        (({}, 1), ({}, 0)),
+        ((VALIDATION, 1), ({}, 0)),
+        (({}, 0), (VALIDATION, 1)),
+    ],
     ids=["a rate more", "a rate less", "nothing more", "all more"],
 )
 def test_a_log_keeps_its_columns_where_other_numbers_are_logged(before, after, tmp_path):
@@ -327,10 +373,17 @@ def test_a_log_keeps_its_columns_where_other_numbers_are_logged(before, after, t
     for epochs, (how, has_rate) in ((2, before), (4, after)):
         callbacks = [*[RATE(lambda epoch, rate: rate)] * has_rate, keras.callbacks.CSVLogger(log)]
         trainer = ws.Trainer(small())
-        told = trainer.fit(X, Y, callbacks=callbacks, checkpoints=tmp_path / "run", **HOW | how | {"epochs": epochs})
+        told = trainer.fit(
+            X,
+            Y,
+            callbacks=callbacks,
+            checkpoints=tmp_path / "run",
+            **HOW | how | {"epochs": epochs},
+        )
     with log.open() as file:
         lines = list(csv.DictReader(file))
     assert [int(line["epoch"]) for line in lines] == told.epoch == [0, 1, 2, 3]
     for name in ("accuracy", "loss"):
         assert [float(line[name]) for line in lines] == told.history[name]
-    assert all(None not in line and None not in line.values() for line in lines)  # no line is longer or shorter
+    # no line is longer or shorter
+    assert all(None not in line and None not in line.values() for line in lines)

@@ -1,4 +1,6 @@
-"""A run that is stopped anywhere goes on from its folder with the bits of the run that was never stopped."""
+"""A run that is stopped anywhere goes on from its folder with the bits of the run that was never
+stopped.
+"""
 
 import json
 import shutil
@@ -11,7 +13,19 @@ import keras
 import numpy as np
 import pytest
 from shares import on, share
-from test_snapshot import BATCHES, SIZE, SOURCES, Takes, X, Y, check_same_bits, leaves, made, rows, small
+from test_snapshot import (
+    BATCHES,
+    SIZE,
+    SOURCES,
+    Takes,
+    X,
+    Y,
+    check_same_bits,
+    leaves,
+    made,
+    rows,
+    small,
+)
 
 import wholestep as ws
 from wholestep.checkpoints.folder import Folder
@@ -32,16 +46,23 @@ def taken_from(folder, step, to):
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
-    before = {*threading.enumerate()}  # another file's tests may have loaders that are not collected yet
+    # another file's tests may have loaders that are not collected yet
+    before = {*threading.enumerate()}
     yield
-    assert not [each for each in threading.enumerate() if each.name.startswith("wholestep-") and each not in before]
+    assert not [
+        each
+        for each in threading.enumerate()
+        if each.name.startswith("wholestep-") and each not in before
+    ]
 
 
 # ---- going on ----
 
 
 def saved_at_every_step(tmp_path, data, make, **how):
-    """Train and save after every update; return the trainer, its History, what its batches were told, the folder."""
+    """Train and save after every update; return the trainer, its History, what its batches were
+    told, the folder.
+    """
     trainer = ws.Trainer(make())
     takes = Takes(trainer.run)
     asked = ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
@@ -74,7 +95,8 @@ def test_every_piece_of_state_goes_on_also_where_nobody_watches(tmp_path):
     whole = ws.Trainer(made())
     asked = ws.Checkpoints(tmp_path / "whole", every_steps=1, keep=100)
     history = whole.fit(X, Y, checkpoints=asked, **HOW)
-    check_same_bits(leaves(plain.model), leaves(whole.model))  # the updates were cut otherwise into dispatches
+    # the updates were cut otherwise into dispatches
+    check_same_bits(leaves(plain.model), leaves(whole.model))
     other = ws.Trainer(made(seed=1))
     for step in (BATCHES - 1, 2 * BATCHES + 3, LAST):
         own = taken_from(tmp_path / "whole", step, tmp_path / str(step))
@@ -92,7 +114,9 @@ def test_checkpoints_come_when_they_are_asked_for(every, tmp_path):
 def test_a_clock_may_ask_for_checkpoints(tmp_path, monkeypatch):
     seconds = iter(range(10_000))
     monkeypatch.setattr("wholestep.checkpoints.saver.time.monotonic", lambda: next(seconds))
-    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, every_seconds=1, keep=100), **HOW)
+    ws.Trainer(small()).fit(
+        X, Y, checkpoints=ws.Checkpoints(tmp_path, every_seconds=1, keep=100), **HOW
+    )
     assert len(steps_in(tmp_path)) > 3
 
 
@@ -117,7 +141,9 @@ def test_a_loop_goes_on_with_what_its_body_has_changed(tmp_path):
     assert steps_in(tmp_path / "whole") == list(range(1, 2 * BATCHES + 1))
     other = ws.Trainer(small(seed=1))
     for step in steps_in(tmp_path / "whole"):
-        assert loop(other, taken_from(tmp_path / "whole", step, tmp_path / str(step))) == told[step:]
+        assert (
+            loop(other, taken_from(tmp_path / "whole", step, tmp_path / str(step))) == told[step:]
+        )
         check_same_bits(leaves(plain.model), leaves(other.model))
 
 
@@ -132,10 +158,17 @@ def test_restarts_may_follow_each_other(tmp_path):
 
 def test_an_epoch_that_is_done_does_not_begin_again(tmp_path, capsys):
     begun = []
-    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch)), Tells(1, 2, 3)]
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch)),
+        Tells(1, 2, 3),
+    ]
     for epochs in (2, 3):
         ws.Trainer(small()).fit(
-            X, Y, checkpoints=tmp_path, callbacks=callbacks, **HOW | {"epochs": epochs, "verbose": 1}
+            X,
+            Y,
+            checkpoints=tmp_path,
+            callbacks=callbacks,
+            **HOW | {"epochs": epochs, "verbose": 1},
         )
     assert begun == [0, 1, 2]
     assert "Epoch 2/3" not in capsys.readouterr().out
@@ -161,7 +194,9 @@ class StopsAt(keras.callbacks.Callback):
 
 
 def only_line(capfd):
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("wholestep: ")]
+    (line,) = [
+        line for line in capfd.readouterr().err.splitlines() if line.startswith("wholestep: ")
+    ]
     return line
 
 
@@ -171,14 +206,24 @@ def only_line(capfd):
         (3, {}, "epoch 3 of 3", "raise epochs, or use another folder"),
         (2, {}, "epoch 3, with epochs=2", "raise epochs, or use another folder"),
         (3, {"initial_epoch": 1}, "epoch 3 of 3", "raise epochs, or use another folder"),
-        (5, {"callbacks": [StopsAt(2)]}, "epoch 3 of 5, where a callback stopped it", "use another folder"),
+        (
+            5,
+            {"callbacks": [StopsAt(2)]},
+            "epoch 3 of 5, where a callback stopped it",
+            "use another folder",
+        ),
     ],
 )
 def test_a_run_that_is_complete_says_so(epochs, how, where, way, tmp_path, capfd):
-    first = ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": max(epochs, 3), **how})
+    first = ws.Trainer(small()).fit(
+        X, Y, checkpoints=tmp_path, **HOW | {"epochs": max(epochs, 3), **how}
+    )
     capfd.readouterr()
     again = ws.Trainer(small(1)).fit(X, Y, checkpoints=tmp_path, **HOW | {"epochs": epochs, **how})
-    held = f"wholestep: the run in {tmp_path} is complete ({where}): nothing was trained (to train, {way})"
+    held = (
+        f"wholestep: the run in {tmp_path} is complete ({where}): nothing was trained (to "
+        f"train, {way})"
+    )
     assert only_line(capfd).partition("; ")[0] == held
     assert again.history == first.history
     by_hand = ws.Trainer(small(2))
@@ -201,7 +246,9 @@ def test_an_epoch_beyond_the_last_is_not_trained_to_its_end_and_the_line_says_so
 def test_a_loop_that_is_complete_says_so(tmp_path, capfd):
     loop(ws.Trainer(small()), tmp_path)
     assert loop(ws.Trainer(small(1)), tmp_path) == []
-    assert f"the run in {tmp_path} is complete (epoch 2 of 2): nothing was trained" in only_line(capfd)
+    assert f"the run in {tmp_path} is complete (epoch 2 of 2): nothing was trained" in only_line(
+        capfd
+    )
 
 
 def test_an_initial_epoch_of_a_resumed_run_is_not_used(tmp_path, capfd):
@@ -226,7 +273,9 @@ def test_the_line_says_where_it_goes_on(tmp_path, capfd):
     ws.Trainer(small(), microbatch_size=2).fit(X, Y, checkpoints=asked, callbacks=[Mine()], **HOW)
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "resumes" in line]
     assert "step-00000016, after update 16 (epoch 3, batch 4)" in line
-    assert f"set aside: bad-{LAST:08d}-1 (00000-of-00001-00.safetensors must have the digest" in line
+    assert (
+        f"set aside: bad-{LAST:08d}-1 (00000-of-00001-00.safetensors must have the digest" in line
+    )
     assert "microbatch size 2 (auto before): from here not bit for bit" in line
     assert "starts anew: Mine" in line
     why = json.loads((tmp_path / f"bad-{LAST:08d}-1" / "why.json").read_text())
@@ -346,7 +395,9 @@ def test_a_stream_that_can_tell_where_it_stands_goes_on_from_there(as_bytes, tmp
 
 
 class OwnState:
-    """A source that keeps the place of its newest pass itself, as `datasets.IterableDataset` does."""
+    """A source that keeps the place of its newest pass itself, as `datasets.IterableDataset`
+    does.
+    """
 
     def __init__(self):
         self.begins = 0
@@ -366,7 +417,9 @@ class OwnState:
         self.begins = self.at = state["at"]
 
 
-def test_a_source_with_a_state_of_its_own_goes_on_from_there_and_begins_the_next_epochs_at_its_first_batch(tmp_path):
+def test_a_source_with_a_state_of_its_own_goes_on_from_there_and_begins_the_next_epochs_at_its_first_batch(
+    tmp_path,
+):
     def losses(seed, folder, most=None):
         source = OwnState()
         told = []
@@ -422,7 +475,10 @@ def test_another_model_is_refused_before_anything_is_read(tmp_path, monkeypatch)
     check_same_bits(before, leaves(other))
     with pytest.raises(
         ws.SpecificationError,
-        match=f"{tmp_path} holds another run: it was trained by fit. Received: steps. Try: another folder",
+        match=(
+            f"{tmp_path} holds another run: it was trained by fit. Received: steps. Try: "
+            "another folder"
+        ),
     ):
         list(ws.Trainer(small()).steps(ws.Batches((X, Y), SIZE), checkpoints=tmp_path))
 
@@ -476,7 +532,9 @@ def test_two_calls_do_not_write_to_one_folder(tmp_path):
         assert step.number == 1
         with pytest.raises(ws.CheckpointError, match="One run at a time"):
             ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
-        with pytest.raises(ws.CheckpointError, match=r"this very process is saving\. Try: save elsewhere"):
+        with pytest.raises(
+            ws.CheckpointError, match=r"this very process is saving\. Try: save elsewhere"
+        ):
             trainer.save(tmp_path)
         assert trainer.save(tmp_path / "by hand").name == "step-00000001"
         with pytest.raises(ws.SpecificationError, match="inside of another call"):
@@ -500,17 +558,24 @@ def test_by_hand(tmp_path):
     assert path == Folder(tmp_path / "by hand").path(4)
     for named in (path, str(path.parent)):
         other.restore(named)
-        rest = [(step.number, step.loss) for step in other.steps(ws.Batches((X, Y), SIZE), epochs=2)]
+        rest = [
+            (step.number, step.loss) for step in other.steps(ws.Batches((X, Y), SIZE), epochs=2)
+        ]
         assert rest == told[4:]
         check_same_bits(leaves(whole.model), leaves(other.model))
     other.restore(path)
-    with pytest.raises(ws.CheckpointError, match=r"first of its step in .*step 4, which exists\. Try: another folder"):
+    with pytest.raises(
+        ws.CheckpointError,
+        match=r"first of its step in .*step 4, which exists\. Try: another folder",
+    ):
         other.save(path.parent)
 
 
 def test_a_run_restored_by_hand_saves_where_nothing_newer_is(tmp_path):
     whole = ws.Trainer(small())
-    history = whole.fit(X, Y, checkpoints=ws.Checkpoints(tmp_path / "a", every_steps=4, keep=9), **HOW).history
+    history = whole.fit(
+        X, Y, checkpoints=ws.Checkpoints(tmp_path / "a", every_steps=4, keep=9), **HOW
+    ).history
     other = ws.Trainer(small(1))
     other.restore(tmp_path / "a" / "step-00000008")
     with pytest.raises(ws.SpecificationError, match=f"update 8, and step {LAST}"):
@@ -529,19 +594,26 @@ def test_weights_alone(tmp_path):
     other.fit(X, Y, **HOW | {"epochs": 1})
     before = [np.asarray(v) for v in other.model.optimizer.variables]
     other.restore(tmp_path, only="weights")
-    check_same_bits([np.asarray(v) for v in whole.model.variables], [np.asarray(v) for v in other.model.variables])
+    check_same_bits(
+        [np.asarray(v) for v in whole.model.variables],
+        [np.asarray(v) for v in other.model.variables],
+    )
     check_same_bits(before, [np.asarray(v) for v in other.model.optimizer.variables])
     assert other.run.number == BATCHES
     unbuilt = keras.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")
     with pytest.raises(ws.SpecificationError, match="must be built"):
         ws.Trainer(unbuilt).restore(tmp_path, only="weights")
-    with pytest.raises(ws.SpecificationError, match="its model, built and compiled in the same way"):
+    with pytest.raises(
+        ws.SpecificationError, match="its model, built and compiled in the same way"
+    ):
         ws.Trainer(small()).restore(tmp_path, only="weights")
 
 
 def stacked(units, optimizer="sgd"):
-    model = keras.Sequential([keras.Input((3,)), *(keras.layers.Dense(units) for _ in range(2)), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((3,)), *(keras.layers.Dense(units) for _ in range(2)), keras.layers.Dense(1)]
+    )
     model.compile(optimizer, "mse")
     return model
 
@@ -560,7 +632,8 @@ def test_another_model_is_refused_with_the_paths_and_shapes_of_its_variables(tmp
     assert "only=" not in str(caught.value)
     other = stacked(4, "adam")
     with pytest.raises(
-        ws.SpecificationError, match=r'its optimizer is not this.*trainer.restore\(".*", only="weights"\)'
+        ws.SpecificationError,
+        match=r'its optimizer is not this.*trainer.restore\(".*", only="weights"\)',
     ):
         ws.Trainer(other).fit(np.ones((2, 3)), np.ones((2, 1)), verbose=0, checkpoints=tmp_path)
     ws.Trainer(other).restore(tmp_path, only="weights")
@@ -641,7 +714,10 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_update(tmp_path
         ({"seen": own}, r"at most 100 levels of dicts and lists.*Remembers.get_state\(\)/seen/0/0"),
         ({"seen": {3: 1}}, r"must be strings.*\[3\] in Remembers.get_state\(\)/seen"),
         ({"seen": {1, 2}}, r"numbers, strings and arrays.*set as Remembers.get_state\(\)/seen"),
-        ({"seen": np.array(["word"])}, r"Remembers.get_state\(\)/seen must be of numbers that a file can hold"),
+        (
+            {"seen": np.array(["word"])},
+            r"Remembers.get_state\(\)/seen must be of numbers that a file can hold",
+        ),
     ]
     model = small()
     before = leaves(model)
@@ -689,9 +765,13 @@ def test_what_is_given_up_is_said(tmp_path, capfd):
 
 def test_what_else_a_fit_has_goes_with_it(tmp_path):
     counts = Keeps(7)
-    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, also={"counts": counts}), **HOW)
+    ws.Trainer(small()).fit(
+        X, Y, checkpoints=ws.Checkpoints(tmp_path, also={"counts": counts}), **HOW
+    )
     again = Keeps()
-    ws.Trainer(small(1)).fit(X, Y, checkpoints=ws.Checkpoints(tmp_path, also={"counts": again}), **HOW)
+    ws.Trainer(small(1)).fit(
+        X, Y, checkpoints=ws.Checkpoints(tmp_path, also={"counts": again}), **HOW
+    )
     assert again.count == 7
 
 
@@ -738,17 +818,31 @@ class Terminates(keras.callbacks.Callback):
 def test_a_best_one_that_is_saved_again_at_its_end_stays_the_best(tmp_path):
     asked = ws.Checkpoints(tmp_path, keep=1, keep_best=("good", 1, "max"))
     with pytest.raises(SystemExit):
-        ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[Tells(0.5, 0.9, 0.2), Terminates()], **HOW)
+        ws.Trainer(small()).fit(
+            X, Y, checkpoints=asked, callbacks=[Tells(0.5, 0.9, 0.2), Terminates()], **HOW
+        )
     assert asked.best == Folder(tmp_path).path(BATCHES)
 
 
 @on("jax")
 @pytest.mark.slow
 def test_the_way_to_the_best_is_keras_own(tmp_path):
-    for name, mode in (("loss", "min"), ("val_loss", "min"), ("accuracy", "max"), ("val_accuracy", "max")):
+    for name, mode in (
+        ("loss", "min"),
+        ("val_loss", "min"),
+        ("accuracy", "max"),
+        ("val_accuracy", "max"),
+    ):
         asked = ws.Checkpoints(tmp_path / name, keep_best=(name, 1))
-        ws.Trainer(small()).fit(X, Y, validation_data=(X[:5], Y[:5]), checkpoints=asked, **HOW | {"epochs": 1})
-        assert json.loads((asked.best / "manifest.json").read_text().splitlines()[0])["watched"]["mode"] == mode
+        ws.Trainer(small()).fit(
+            X, Y, validation_data=(X[:5], Y[:5]), checkpoints=asked, **HOW | {"epochs": 1}
+        )
+        assert (
+            json.loads((asked.best / "manifest.json").read_text().splitlines()[0])["watched"][
+                "mode"
+            ]
+            == mode
+        )
 
 
 class Caught(keras.callbacks.Callback):
@@ -760,7 +854,9 @@ class Caught(keras.callbacks.Callback):
         self.seen = []
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.seen.append([str(one.message) for one in self.caught if "keep_best" in str(one.message)])
+        self.seen.append(
+            [str(one.message) for one in self.caught if "keep_best" in str(one.message)]
+        )
 
 
 @on("jax")
@@ -781,7 +877,12 @@ def test_a_metric_that_no_epoch_has_is_known_after_the_first(name, how, num, tmp
         seen = Caught(caught)
         ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[seen], **HOW, **how)
         seen.on_epoch_begin(3)
-    assert [len(one) for one in seen.seen] == [0, num, num or int(name == "val_good"), num or int(name == "val_good")]
+    assert [len(one) for one in seen.seen] == [
+        0,
+        num,
+        num or int(name == "val_good"),
+        num or int(name == "val_good"),
+    ]
     assert all(f"keep_best needs {name} in the logs of an epoch" in one for one in seen.seen[-1])
     assert "Received: logs with accuracy, loss" in "".join(seen.seen[-1]) or not seen.seen[-1]
 
@@ -816,7 +917,9 @@ def test_a_restored_trainer_may_predict_first(metrics, is_built, predicts_before
         restored.predict(X, verbose=0)
     restored.restore(tmp_path)
     np.testing.assert_array_equal(restored.predict(X, verbose=0), saved.predict(X, verbose=0))
-    histories = [each.fit(X, X[:, 0], batch_size=5, verbose=0).history for each in (saved, restored)]
+    histories = [
+        each.fit(X, X[:, 0], batch_size=5, verbose=0).history for each in (saved, restored)
+    ]
     assert histories[0] == histories[1]
     np.testing.assert_array_equal(restored.predict(X, verbose=0), saved.predict(X, verbose=0))
 
@@ -840,7 +943,9 @@ def test_a_model_that_is_only_marked_as_built_resumes(tmp_path):
         model = Marked()
         model.build((None, X.shape[1]))
         model.compile("adam", "mse")
-        steps = ws.Trainer(model).steps(ws.Batches((X, Y), batch_size=10, seed=1), epochs=2, checkpoints=folder)
+        steps = ws.Trainer(model).steps(
+            ws.Batches((X, Y), batch_size=10, seed=1), epochs=2, checkpoints=folder
+        )
         for _ in zip(range(num), steps, strict=False):
             pass
         return [np.asarray(v) for v in (*model.variables, *model.optimizer.variables)]
@@ -858,9 +963,9 @@ def test_restore_says_what_has_changed_since(size, tmp_path, capsys):
     capsys.readouterr()
     ws.Trainer(made(), microbatch_size=size).restore(tmp_path)
     told = capsys.readouterr().err
-    assert told.count("; changed environment: microbatch size 3 (auto before): from here not bit for bit") == (
-        size == 3
-    )
+    assert told.count(
+        "; changed environment: microbatch size 3 (auto before): from here not bit for bit"
+    ) == (size == 3)
     assert told.count("changed environment") == (size == 3)
 
 

@@ -1,4 +1,6 @@
-"""Claims of pages and examples about their models: change inputs that must not matter, list the weights that moved."""
+"""Claims of pages and examples about their models: change inputs that must not matter, list the
+weights that moved.
+"""
 
 import re
 from pathlib import Path
@@ -19,7 +21,9 @@ OF_BOTH = pytest.mark.own
 
 
 def code(page, *, section="", begin="", end=""):
-    """Return the code of a page, or of a section, from the line that begins with a text to another such line."""
+    """Return the code of a page, or of a section, from the line that begins with a text to another
+    such line.
+    """
     text = (ROOT / "docs" / page).read_text()
     if section:
         first, *others = text.split("\n## ")
@@ -53,14 +57,22 @@ def moved(model, before):
 LENGTHS = [4, 5, 3]
 PLACES = 16
 SEGMENTS = np.pad(np.repeat([1, 2, 3], LENGTHS), (0, PLACES - sum(LENGTHS)))
-POSITIONS = np.pad(np.concatenate([np.arange(length) for length in LENGTHS]), (0, PLACES - sum(LENGTHS)))
+POSITIONS = np.pad(
+    np.concatenate([np.arange(length) for length in LENGTHS]), (0, PLACES - sum(LENGTHS))
+)
 TOKENS = np.where(SEGMENTS > 0, np.random.default_rng(0).integers(1, 50, PLACES), 0)
 COUNTS = (POSITIONS >= 2).astype("float32")  # the first two tokens of a sequence are its prompt
 
 
 def packed(tokens=TOKENS, at=slice(None)):
     """Return a batch of one packed row, with the leaves of all pages; `at`: some of its places."""
-    leaves = {"tokens": tokens, "words": tokens, "segment_ids": SEGMENTS, "positions": POSITIONS, "weights": COUNTS}
+    leaves = {
+        "tokens": tokens,
+        "words": tokens,
+        "segment_ids": SEGMENTS,
+        "positions": POSITIONS,
+        "weights": COUNTS,
+    }
     return {name: ops.convert_to_tensor(leaf[None, at]) for name, leaf in leaves.items()}
 
 
@@ -81,7 +93,11 @@ def of_sequences():
     return names["packed"], names["SameSegment"]()
 
 
-PACKED = {"finetune.md": of_the_page, "finetune_model.py": of_the_example, "sequences.md": of_sequences}
+PACKED = {
+    "finetune.md": of_the_page,
+    "finetune_model.py": of_the_example,
+    "sequences.md": of_sequences,
+}
 
 
 @pytest.fixture(scope="module", params=PACKED)
@@ -92,7 +108,9 @@ def pair(request):
 
 
 def outputs(pair, batch):
-    """Return the outputs (places, ...) of the model as the objective calls it, and the sums of the loss."""
+    """Return the outputs (places, ...) of the model as the objective calls it, and the sums of the
+    loss.
+    """
     model, objective = pair
     seen = []
 
@@ -189,7 +207,9 @@ def test_no_place_of_a_benchmarks_sequence_model_sees_a_later_one(monkeypatch):
     monkeypatch.syspath_prepend(str(TOP))
     from benchmarks import language, models
 
-    text = language.Language(num_words=60, width=16, num_layers=2, length=12, batch_size=1, num_rows=1, quick_rows=1)
+    text = language.Language(
+        num_words=60, width=16, num_layers=2, length=12, batch_size=1, num_rows=1, quick_rows=1
+    )
     series, x, _ = models.wavenet()
     for model, given, place in ((text.model(), TOKENS[None, :12], 7), (series, x[:1], 200)):
         sees = later(model, given, place)
@@ -203,9 +223,16 @@ def test_no_place_of_a_benchmarks_sequence_model_sees_a_later_one(monkeypatch):
 @pytest.fixture(scope="module")
 def tuned():
     """The names of the page on fine-tuning once it has trained, and the weights before that."""
-    names = run({}, "finetune.md", end="for step in trainer.steps(data, epochs=2, checkpoints=checkpoints)")
+    names = run(
+        {}, "finetune.md", end="for step in trainer.steps(data, epochs=2, checkpoints=checkpoints)"
+    )
     before = weights_of(names["model"])
-    run(names, "finetune.md", begin="for step in trainer.steps(data, epochs=2, checkpoints", end="def gradient(")
+    run(
+        names,
+        "finetune.md",
+        begin="for step in trainer.steps(data, epochs=2, checkpoints",
+        end="def gradient(",
+    )
     return names, before
 
 
@@ -223,7 +250,9 @@ def test_lora_the_biases_and_the_head_move_on_the_page_and_nothing_else(tuned):
 def test_the_page_shows_how_many_weights_train(tuned):
     names, before = tuned
     moving = [v for v in names["model"].weights if v.path in moved(names["model"], before)]
-    (said,) = (line for line in names["trainer"].explain().split("\n") if line.startswith("Trains "))
+    (said,) = (
+        line for line in names["trainer"].explain().split("\n") if line.startswith("Trains ")
+    )
     assert f"# ... {said} ..." in code("finetune.md")
     num = sum(v.numpy().size for v in moving)
     assert said.startswith(f"Trains {num:,} of ")
@@ -253,10 +282,16 @@ def test_the_example_shards_the_kernels_that_it_names():
         model = finetune_model.new_backbone()
     finally:
         keras.distribution.set_distribution(None)
-    wanted = {f"attention_{i}/{part}/kernel" for i in range(2) for part in ("query", "key", "value")}
+    wanted = {
+        f"attention_{i}/{part}/kernel" for i in range(2) for part in ("query", "key", "value")
+    }
     found = {v.path for v in model.weights if not v.value.sharding.is_fully_replicated}
     assert found == wanted | {"wide_0/kernel", "wide_1/kernel"}
-    for path in (ROOT / "docs/finetune.md", TOP / "examples/finetune.py", TOP / "examples/finetune_model.py"):
+    for path in (
+        ROOT / "docs/finetune.md",
+        TOP / "examples/finetune.py",
+        TOP / "examples/finetune_model.py",
+    ):
         told = " ".join(path.read_text().split())
         assert re.search("[Ss]hards? the kernels of queries, keys, values and wide layers", told)
         assert len(re.findall("[Ss]hards? the kernels", told)) == 1
@@ -270,7 +305,13 @@ def test_a_frozen_base_stays_while_all_else_moves():
     model = names["model"]
     base = names["base"]
     before = weights_of(names["model"])
-    run(names, "recipes.md", section="Transfer learning", begin="before = base", end="base.trainable = True")
+    run(
+        names,
+        "recipes.md",
+        section="Transfer learning",
+        begin="before = base",
+        end="base.trainable = True",
+    )
     head = {v.path for v in model.weights} - {v.path for v in base.weights}
     assert moved(model, before) == head != set()
     before = weights_of(model)
@@ -298,7 +339,9 @@ def test_each_side_of_a_gan_trains_its_own_model_alone():
 
 
 def test_a_teacher_moves_by_the_loop_alone():
-    names = run({}, "recipes.md", section="Teacher that follows by a moving average", end="for step in")
+    names = run(
+        {}, "recipes.md", section="Teacher that follows by a moving average", end="for step in"
+    )
     student = names["student"]
     teacher = names["teacher"]
     before = weights_of(student, teacher)

@@ -16,7 +16,8 @@ def test_class_weights_of_numbers_and_one_hot_labels():
 
 
 @pytest.mark.parametrize(
-    "batch", [(np.zeros(2), np.zeros(2), np.ones(2)), np.zeros(2), (np.zeros(2), np.zeros((2, 3, 4)))]
+    "batch",
+    [(np.zeros(2), np.zeros(2), np.ones(2)), np.zeros(2), (np.zeros(2), np.zeros((2, 3, 4)))],
 )
 def test_class_weights_that_have_no_meaning(batch):
     with pytest.raises(ws.BatchError, match="class_weight needs"):
@@ -45,7 +46,9 @@ def test_the_weights_are_floatx_and_the_batch_stays():
     ],
 )
 def test_what_does_not_map_classes_to_weights_is_refused_at_once(given, way):
-    with pytest.raises(ws.SpecificationError, match=f"must map class numbers to finite weights.*Try: .*{way}"):
+    with pytest.raises(
+        ws.SpecificationError, match=f"must map class numbers to finite weights.*Try: .*{way}"
+    ):
         class_weighted(given)
 
 

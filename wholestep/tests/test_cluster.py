@@ -1,4 +1,6 @@
-"""The plan of a large cluster, played through: every row once, equal work, a place of two integers."""
+"""The plan of a large cluster, played through: every row once, equal work, a place of two
+integers.
+"""
 
 from pathlib import Path
 
@@ -21,7 +23,9 @@ BATCH = HOSTS * REPLICAS * ROWS
 
 
 def loaded(order, step, size, hosts, replicas):
-    """Return the row numbers that each replica works on in an update, (replicas, rows), and which are padding."""
+    """Return the row numbers that each replica works on in an update, (replicas, rows), and which
+    are padding.
+    """
     rows = order.rows(0, step * size, min((step + 1) * size, order.num_rows))
     shares, _ = share_out(Cut(((1, size),), size, padded=True), hosts * replicas)
     return rows[shares % len(rows)], shares >= len(rows)
@@ -31,7 +35,12 @@ def test_the_page_says_what_follows():
     steps = -(-NUM_ROWS // BATCH)
     last = NUM_ROWS - (steps - 1) * BATCH
     wire = 2 * 4 * PARAMETERS * (1 - 1 / (HOSTS * REPLICAS)) / 1e9
-    for figure in (f"{BATCH:,}", f"{steps:,}, the last of {last:,}", f"{ROWS * REPLICAS},", f"{wire:.2f} GB"):
+    for figure in (
+        f"{BATCH:,}",
+        f"{steps:,}, the last of {last:,}",
+        f"{ROWS * REPLICAS},",
+        f"{wire:.2f} GB",
+    ):
         assert figure.replace(",", " ").strip() in PAGE.replace(",", " "), figure
 
 
@@ -42,9 +51,14 @@ def test_every_replica_has_as_many_rows_as_the_others(step):
     rows, padding = loaded(order, step % steps, BATCH, HOSTS, REPLICAS)
     assert rows.shape == (HOSTS * REPLICAS, ROWS)
     real = rows[~padding]
-    assert len(np.unique(real)) == len(real) == (BATCH if step >= 0 else NUM_ROWS - (steps - 1) * BATCH)
+    assert (
+        len(np.unique(real))
+        == len(real)
+        == (BATCH if step >= 0 else NUM_ROWS - (steps - 1) * BATCH)
+    )
     assert (real.min() >= 0, real.max() < NUM_ROWS) == (True, True)
-    # The place is two integers: another process that knows (epoch, step) finds the same rows, in any order of asking.
+    # The place is two integers: another process that knows (epoch, step) finds the same rows, in
+    # any order of asking.
     np.testing.assert_array_equal(rows, loaded(order, step % steps, BATCH, HOSTS, REPLICAS)[0])
 
 

@@ -9,7 +9,13 @@ import wholestep as ws
 from wholestep.model.compiled import Columns, find
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
-TABLE = {"x": X, "more": 2 * X, "label": X.sum(1), "y": X[:, :1], "sample_weight": np.arange(10) / 9}
+TABLE = {
+    "x": X,
+    "more": 2 * X,
+    "label": X.sum(1),
+    "y": X[:, :1],
+    "sample_weight": np.arange(10) / 9,
+}
 
 
 class Dataset:
@@ -63,8 +69,16 @@ class OwnCall(keras.Model):
         (net(outputs=("label",)), ["label", "x", "labels"], Columns("x", "label")),
         (net(("x", "more")), ["x", "more", "y"], Columns({"x": "x", "more": "more"}, "y")),
         (net(outputs=("a", "b")), ["a", "b", "x"], Columns("x", ["a", "b"])),
-        (net(outputs=("a", "b"), as_dict=True), ["b", "a", "x"], Columns("x", {"a": "a", "b": "b"})),
-        (keras.Sequential([keras.Input((3,)), layers.Dense(1, name="a")]), ["a", "x"], Columns("x", "a")),
+        (
+            net(outputs=("a", "b"), as_dict=True),
+            ["b", "a", "x"],
+            Columns("x", {"a": "a", "b": "b"}),
+        ),
+        (
+            keras.Sequential([keras.Input((3,)), layers.Dense(1, name="a")]),
+            ["a", "x"],
+            Columns("x", "a"),
+        ),
         (net(compiled=False), ["x", "other", "third"], Columns("x")),
     ],
 )
@@ -94,7 +108,9 @@ def test_a_model_without_names_takes_all_but_the_label():
     ],
 )
 def test_names_that_do_not_tell_are_refused(model, names, what):
-    with pytest.raises(ws.SpecificationError, match=rf"must show {what}: the model has the inputs .*x.*transform="):
+    with pytest.raises(
+        ws.SpecificationError, match=rf"must show {what}: the model has the inputs .*x.*transform="
+    ):
         find(model, names)
 
 
@@ -106,8 +122,12 @@ def test_a_dataset_trains_validates_and_predicts_as_its_arrays():
     given = dict(zip(("x", "y", "sample_weight"), arrays, strict=True))
     theirs = two.fit(**given, batch_size=4, epochs=2, validation_data=arrays, verbose=0).history
     assert {name: pytest.approx(values, rel=1e-5) for name, values in theirs.items()} == ours
-    assert one.evaluate(data, batch_size=4, verbose=0) == pytest.approx(two.evaluate(**given, verbose=0), rel=1e-5)
-    np.testing.assert_allclose(one.predict(of("x"), verbose=0), two.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+    assert one.evaluate(data, batch_size=4, verbose=0) == pytest.approx(
+        two.evaluate(**given, verbose=0), rel=1e-5
+    )
+    np.testing.assert_allclose(
+        one.predict(of("x"), verbose=0), two.predict(X, verbose=0), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_several_datasets_by_name_are_refused():

@@ -1,4 +1,6 @@
-"""A folder of checkpoints that several processes use together: all are there or none, and all say the same."""
+"""A folder of checkpoints that several processes use together: all are there or none, and all say
+the same.
+"""
 
 import errno
 import json
@@ -28,12 +30,19 @@ def path(tmp_path):
 
 
 def kept(step):
-    return {f"params/{i}": np.full((i + 1, 3), step + i, "float32") for i in range(5)} | {"facts/also": np.ones(2)}
+    return {f"params/{i}": np.full((i + 1, 3), step + i, "float32") for i in range(5)} | {
+        "facts/also": np.ones(2)
+    }
 
 
 def mine(seat, step):
     """Return what a process has: all arrays that are whole, and the pieces of one that is not."""
-    own = cut(NUMBERS + step, range(1, seat.count) if seat.count > 1 else [], [], own=lambda i: i == seat.index)
+    own = cut(
+        NUMBERS + step,
+        range(1, seat.count) if seat.count > 1 else [],
+        [],
+        own=lambda i: i == seat.index,
+    )
     return kept(step) | {"params/w": own}
 
 
@@ -47,13 +56,19 @@ def write(seat, path, step, **how):
 
 
 def read(seat, path, **how):
-    found = newest(CommonFolder(Folder(path), seat), how.pop("check", lambda *_: None), **{"sets_aside": True} | how)
+    found = newest(
+        CommonFolder(Folder(path), seat),
+        how.pop("check", lambda *_: None),
+        **{"sets_aside": True} | how,
+    )
     whole = {name: array[...] for name, array in found.snapshot.arrays.items()}
     return found.manifest.step, found.aside, {name: array.tolist() for name, array in whole.items()}
 
 
 def said(step):
-    return {name: array.tolist() for name, array in (kept(step) | {"params/w": NUMBERS + step}).items()}
+    return {
+        name: array.tolist() for name, array in (kept(step) | {"params/w": NUMBERS + step}).items()
+    }
 
 
 # ---- writing and reading ----
@@ -75,7 +90,9 @@ def test_every_process_writes_a_part_and_nothing_is_written_twice(path):
     for file in manifest.files:
         by_process.setdefault(file.name[:5], []).append(file.nbytes)
     assert sorted(by_process) == ["00000", "00001", "00002"]
-    assert sum(leaf.nbytes for leaf in manifest.leaves) == sum(a.nbytes for a in (*kept(1).values(), NUMBERS))
+    assert sum(leaf.nbytes for leaf in manifest.leaves) == sum(
+        a.nbytes for a in (*kept(1).values(), NUMBERS)
+    )
     assert {leaf.file[:5] for leaf in manifest.leaves if leaf.name == "params/w"} == set(by_process)
     assert {leaf.file[:5] for leaf in manifest.leaves if leaf.name == "facts/also"} == {"00000"}
 
@@ -92,7 +109,10 @@ def test_if_one_cannot_write_nothing_is_committed_and_all_are_told(failing, path
 
     monkeypatch.setattr(Folder, "fill", fill)
     errors = played(3, partial(write, path=path, step=2))
-    told = ["No space left for 2." if i == failing else f"Process {failing}: No space left for 2." for i in range(3)]
+    told = [
+        "No space left for 2." if i == failing else f"Process {failing}: No space left for 2."
+        for i in range(3)
+    ]
     assert [str(error) for error in errors] == told
     assert all(type(error) is ws.CheckpointError for error in errors)
     assert sorted(p.name for p in path.iterdir()) == ["lock", "step-00000001"]
@@ -191,8 +211,13 @@ def test_another_model_in_one_process_is_an_error_of_all(path):
         if seat.index == 1:
             raise ws.SpecificationError(f"Another model than {snapshot.facts['step']}.")
 
-    errors = played(2, lambda seat: read(seat, path, check=lambda snapshot, _: check(seat, snapshot)))
-    assert [str(error) for error in errors] == ["Process 1: Another model than 1.", "Another model than 1."]
+    errors = played(
+        2, lambda seat: read(seat, path, check=lambda snapshot, _: check(seat, snapshot))
+    )
+    assert [str(error) for error in errors] == [
+        "Process 1: Another model than 1.",
+        "Another model than 1.",
+    ]
     assert all(type(error) is ws.SpecificationError for error in errors)
     assert Folder(path).steps() == [1]
 
@@ -231,7 +256,9 @@ def test_no_process_reads_pieces_that_it_does_not_ask_for(path):
 
 def test_one_process_asks_nobody(monkeypatch):
     def work(seat):
-        monkeypatch.setattr(seat.exchange, "all_gather", lambda *_: pytest.fail("somebody was asked"))
+        monkeypatch.setattr(
+            seat.exchange, "all_gather", lambda *_: pytest.fail("somebody was asked")
+        )
         together = Together(seat)
         assert [together.ask("a", NOTHING._replace(late=True)).late for _ in range(3)] == [True] * 3
 
@@ -243,7 +270,9 @@ def test_what_is_on_in_one_process_is_on_in_all_but_the_time_is_the_firsts():
         together = Together(seat)
         return [
             together.ask("a", Signs(seat.index == 1, failed=False, late=seat.index == 1), now=True),
-            together.ask("a", Signs(terminated=False, failed=seat.index == 2, late=seat.index == 0), now=True),
+            together.ask(
+                "a", Signs(terminated=False, failed=seat.index == 2, late=seat.index == 0), now=True
+            ),
         ]
 
     first = NOTHING._replace(terminated=True)
@@ -266,7 +295,9 @@ def test_they_ask_about_once_a_second_and_all_at_the_same_boundaries(monkeypatch
         asked = []
         at = []
         gather = seat.all_gather
-        monkeypatch.setattr(seat, "all_gather", lambda value, what: (asked.append(1), gather(value, what))[1])
+        monkeypatch.setattr(
+            seat, "all_gather", lambda value, what: (asked.append(1), gather(value, what))[1]
+        )
         for i in range(400):
             seat.shared.barrier.wait(20)
             if seat.index == 0:
@@ -274,7 +305,8 @@ def test_they_ask_about_once_a_second_and_all_at_the_same_boundaries(monkeypatch
             seat.shared.barrier.wait(20)
             before = len(asked)
             together.ask("update", NOTHING)
-            together.ask("validation", NOTHING, now=i == 7)  # another kind of boundary, another pause
+            # another kind of boundary, another pause
+            together.ask("validation", NOTHING, now=i == 7)
             if len(asked) > before:
                 at.append(i)
         return at
@@ -291,7 +323,9 @@ def test_they_ask_about_once_a_second_and_all_at_the_same_boundaries(monkeypatch
 
 def test_processes_that_save_different_steps_commit_neither(path):
     errors = played(3, lambda seat: write(seat, path, step=7 if seat.index < 2 else 8))
-    words = "process 0 is saving the checkpoint of step 7; process 2 is saving the checkpoint of step 8"
+    words = (
+        "process 0 is saving the checkpoint of step 7; process 2 is saving the checkpoint of step 8"
+    )
     assert all(type(error) is ws.PeerError and words in str(error) for error in errors)
     assert sorted(p.name for p in path.iterdir()) == ["lock"]
 
@@ -314,13 +348,17 @@ def test_processes_that_have_other_arrays_commit_nothing(odd, path):
 
 def test_one_that_saves_while_another_reads_is_told_so(path):
     played(2, partial(write, path=path, step=1))
-    errors = played(2, lambda seat: write(seat, path, 2) if seat.index else read(seat, path, sets_aside=False))
+    errors = played(
+        2, lambda seat: write(seat, path, 2) if seat.index else read(seat, path, sets_aside=False)
+    )
     assert all(type(error) is ws.PeerError for error in errors)
     assert "process 0 is reading checkpoints" in str(errors[0])
     assert "process 1 is locking the folder" in str(errors[0])
 
 
-@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(5, "Input/output error"), KeyError("w")])
+@pytest.mark.parametrize(
+    "error", [MemoryError("none left"), OSError(5, "Input/output error"), KeyError("w")]
+)
 def test_any_error_of_one_is_an_error_of_all(error, path, monkeypatch):
     real = Folder.fill
 

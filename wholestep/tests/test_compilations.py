@@ -19,7 +19,9 @@ from wholestep.reports.compilations import Compilations, ProgbarLogger
 
 
 class Timer:
-    """A `threading.Timer` that has rung when it starts, or never rings; `log` notes what is done with it."""
+    """A `threading.Timer` that has rung when it starts, or never rings; `log` notes what is done
+    with it.
+    """
 
     def __init__(self, log, rings):
         self.log = log
@@ -61,8 +63,10 @@ def test_a_line_is_told_where_compiling_takes_long():
     told = []
     see(Compilations(Timer(log, True), told.append), batch(7), batch(7), batch(9), num_shapes=7)
     assert told == [
-        "wholestep: compiling shape 1 of 7 (batch[0] (4, 7), batch[1] (4,)), for more than 2 seconds so far",
-        "wholestep: compiling shape 2 of 7 (batch[0] (4, 9), batch[1] (4,)), for more than 2 seconds so far",
+        "wholestep: compiling shape 1 of 7 (batch[0] (4, 7), batch[1] (4,)), for more than 2 "
+        "seconds so far",
+        "wholestep: compiling shape 2 of 7 (batch[0] (4, 9), batch[1] (4,)), for more than 2 "
+        "seconds so far",
     ]
     assert log == [2.0, "cancel", "join"] * 2  # no thread is left
 
@@ -79,12 +83,22 @@ def test_a_line_begins_below_the_bar_of_keras(capsys):
             bar.progbar._last_update = 0
     text = re.sub(r"\x1b\[\d+m|[\x08\r]", "", capsys.readouterr().out)
     starts = [line.split()[0] for line in text.splitlines()]
-    assert starts == ["Epoch", "wholestep:", "wholestep:", "1/Unknown", "wholestep:", "wholestep:", "2/Unknown"]
+    assert starts == [
+        "Epoch",
+        "wholestep:",
+        "wholestep:",
+        "1/Unknown",
+        "wholestep:",
+        "wholestep:",
+        "2/Unknown",
+    ]
 
 
 @pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
 def test_a_line_begins_below_the_bar_in_each_call(call, monkeypatch, capsys):
-    monkeypatch.setattr(sys.modules["keras.src.utils.progbar"].Progbar, "update", lambda bar, *_, **__: show(bar))
+    monkeypatch.setattr(
+        sys.modules["keras.src.utils.progbar"].Progbar, "update", lambda bar, *_, **__: show(bar)
+    )
     monkeypatch.setattr(Compilations.__init__, "__defaults__", (Timer([], True), print))
 
     def show(bar):
@@ -92,7 +106,9 @@ def test_a_line_begins_below_the_bar_in_each_call(call, monkeypatch, capsys):
         bar._prev_total_width = 3
 
     x = [(X[:num], Y[:num]) for num in (5, 6, 7)]
-    getattr(ws.Trainer(model()), call)(iter(x if call != "predict" else [each[:1] for each in x]), verbose=1)
+    getattr(ws.Trainer(model()), call)(
+        iter(x if call != "predict" else [each[:1] for each in x]), verbose=1
+    )
     assert "barwholestep:" not in capsys.readouterr().out
 
 
@@ -113,7 +129,9 @@ def test_the_number_of_shapes_is_told_only_if_it_is_known():
 
 def test_ever_new_shapes_are_warned_of_once_by_name():
     compilations = Compilations(Timer([], False))
-    with pytest.warns(UserWarning, match=r"5 shapes in 6 batches: batch\[0\] \(4, 1\), .*\(4, 5\)\. Try: pad") as seen:
+    with pytest.warns(
+        UserWarning, match=r"5 shapes in 6 batches: batch\[0\] \(4, 1\), .*\(4, 5\)\. Try: pad"
+    ) as seen:
         see(compilations, *[batch(length) for length in (1, 1, 2, 3, 4, 5, 6, 7)])
     assert len(seen) == 1
     assert "tokens=" in str(seen[0].message)
@@ -123,15 +141,22 @@ def test_ever_new_shapes_are_warned_of_once_by_name():
 def test_a_few_shapes_that_come_again_and_those_of_a_plan_are_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        see(Compilations(Timer([], False)), *[batch(length) for length in [1, 2, 3, 4] * 3 + [5, 6]])
-        see(Compilations(Timer([], False)), *[batch(length, is_ready=False) for length in range(1, 9)])
+        see(
+            Compilations(Timer([], False)), *[batch(length) for length in [1, 2, 3, 4] * 3 + [5, 6]]
+        )
+        see(
+            Compilations(Timer([], False)),
+            *[batch(length, is_ready=False) for length in range(1, 9)],
+        )
 
 
 @pytest.mark.parametrize("how", ["fit", "evaluate"])
 @pytest.mark.slow
 def test_a_stream_whose_batches_have_ever_new_shapes(how):
     stream = [(X[:rows], Y[:rows]) for rows in (2, 3, 4, 5, 6, 7)]
-    with pytest.warns(UserWarning, match=r"5 shapes in 5 batches: batch\[0\] \(2, 6\), \(3, 6\)") as seen:
+    with pytest.warns(
+        UserWarning, match=r"5 shapes in 5 batches: batch\[0\] \(2, 6\), \(3, 6\)"
+    ) as seen:
         getattr(ws.Trainer(model()), how)(iter(stream), verbose=0)
     assert len([w for w in seen if "few shapes" in str(w.message)]) == 1
 
@@ -197,7 +222,9 @@ def test_a_quiet_call_in_another_call_leaves_that_as_it_was(name, outer, are_qui
 def test_a_loud_call_in_a_quiet_one_leaves_it_quiet(are_quiet):
     trainer = ws.Trainer(model())
     data = [(X[:rows], Y[:rows]) for rows in (4, 5)]
-    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: trainer.evaluate(X, Y, verbose=2))
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: trainer.evaluate(X, Y, verbose=2)
+    )
     trainer.fit(iter(data), verbose=0, callbacks=[look])
     assert are_quiet == [True, False, True]
 
@@ -224,8 +251,14 @@ def terminal(monkeypatch):
 def test_the_bar_shows_what_the_first_update_waits_for_and_rows_per_second(monkeypatch):
     shown = terminal(monkeypatch)
     ws.Trainer(model()).fit(X, Y, batch_size=5, epochs=3, validation_data=(X, Y))
-    first, second, _ = re.split(r"^Epoch 2/3$|^Epoch 3/3 - \d+s left$", "\n".join(shown.lines()), flags=re.M)
-    waits = ["reading the first batch", "tracing the model", "compiling shape 1 (batch[0] (5, 6), batch[1] (5,))"]
+    first, second, _ = re.split(
+        r"^Epoch 2/3$|^Epoch 3/3 - \d+s left$", "\n".join(shown.lines()), flags=re.M
+    )
+    waits = [
+        "reading the first batch",
+        "tracing the model",
+        "compiling shape 1 (batch[0] (5, 6), batch[1] (5,))",
+    ]
     assert first.splitlines()[:5] == ["Epoch 1/3", *waits, "running the program"]
     assert re.search(r"^4/4 .* [\d,]+ rows/s - accuracy: .* - val_loss: ", first, re.M)
     assert "compiling" not in second
@@ -252,7 +285,13 @@ def test_the_bar_reads_no_state_and_a_bar_of_the_user_stays(monkeypatch):
     terminal(monkeypatch)
 
     def watch(*callbacks, gather=list):
-        how = {"verbose": "auto", "epochs": 1, "steps": 4, "history": True, "engine": engines.choose()}
+        how = {
+            "verbose": "auto",
+            "epochs": 1,
+            "steps": 4,
+            "history": True,
+            "engine": engines.choose(),
+        }
         return CallbackRunner(model(), gather(callbacks), **how)
 
     assert isinstance(watch().bar, ProgbarLogger)

@@ -1,4 +1,6 @@
-"""A compiled model means what Keras says: one update equals keras.Model.fit's wherever Keras is right."""
+"""A compiled model means what Keras says: one update equals keras.Model.fit's wherever Keras is
+right.
+"""
 
 from functools import partial
 
@@ -35,12 +37,20 @@ LOSSES = {
     "squared hinge": (K.SquaredHinge(), SIGNS, None),
     "categorical hinge": (K.CategoricalHinge(), ONE_HOT, None),
     "binary": (K.BinaryCrossentropy(), ONE_HOT, "sigmoid"),
-    "binary logits, smoothed": (K.BinaryCrossentropy(from_logits=True, label_smoothing=0.1), ONE_HOT, None),
+    "binary logits, smoothed": (
+        K.BinaryCrossentropy(from_logits=True, label_smoothing=0.1),
+        ONE_HOT,
+        None,
+    ),
     "binary focal": (K.BinaryFocalCrossentropy(), ONE_HOT, "sigmoid"),
     "categorical, smoothed": (K.CategoricalCrossentropy(label_smoothing=0.1), ONE_HOT, "softmax"),
     "categorical focal": (K.CategoricalFocalCrossentropy(), ONE_HOT, "softmax"),
     "sparse": (K.SparseCategoricalCrossentropy(), LABELS, "softmax"),
-    "sparse, ignoring a class": (K.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2), LABELS, None),
+    "sparse, ignoring a class": (
+        K.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2),
+        LABELS,
+        None,
+    ),
     "dice": (K.Dice(axis=-1), ONE_HOT, "softmax"),
     "tversky": (K.Tversky(axis=-1), ONE_HOT, "softmax"),
     "by name": ("mse", TARGETS, None),
@@ -49,7 +59,17 @@ LOSSES = {
     "scalar function": (lambda y, p: keras.ops.mean((y - p) ** 4), TARGETS, None),
 }
 # Each a function of one row, as others above: reduced, weighed and cut by the same lines.
-ALIKE = ("mae", "msle", "huber", "log cosh", "poisson", "hinge", "squared hinge", "categorical hinge", "binary")
+ALIKE = (
+    "mae",
+    "msle",
+    "huber",
+    "log cosh",
+    "poisson",
+    "hinge",
+    "squared hinge",
+    "categorical hinge",
+    "binary",
+)
 ALIKE += ("binary focal", "categorical focal")
 OPTIMIZERS = {
     name: getattr(keras.optimizers, name)
@@ -73,19 +93,25 @@ OPTIMIZERS = {
 }
 # Each a rule for one variable, as others above: called by the same lines.
 ALIKE_TOO = [
-    name for name in ("RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lamb") if name in OPTIMIZERS
+    name
+    for name in ("RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lamb")
+    if name in OPTIMIZERS
 ]
 EXTRAS = {
     "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.01),
     "global clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.01),
     "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.01),
     "weight decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.1),
-    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+    "ema": lambda: keras.optimizers.SGD(
+        0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
     "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 3)),
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.1, global_clipnorm=0.01), dynamic_growth_steps=2
     ),
-    "fixed loss scale": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.01, loss_scale_factor=8.0),
+    "fixed loss scale": lambda: keras.optimizers.SGD(
+        0.1, global_clipnorm=0.01, loss_scale_factor=8.0
+    ),
 }
 
 
@@ -107,12 +133,16 @@ def check_like_keras(
     evaluates=True,
     **compile_with,
 ):
-    """Train for two epochs of unshuffled batches by keras.Model.fit and by ours: equal but for rounding."""
+    """Train for two epochs of unshuffled batches by keras.Model.fit and by ours: equal but for
+    rounding.
+    """
 
     def prepared(**also):
         keras.utils.set_random_seed(2)
         model = make()
-        model.compile(**{k: v() if k == "optimizer" else v for k, v in (compile_with | also).items()})
+        model.compile(
+            **{k: v() if k == "optimizer" else v for k, v in (compile_with | also).items()}
+        )
         return model
 
     how = {"batch_size": rows, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -126,9 +156,13 @@ def check_like_keras(
         for a, b in zip(theirs.get_weights(), ours.get_weights(), strict=True):
             np.testing.assert_allclose(a, b, rtol=tol, atol=tol)
         for name, values in history.history.items():
-            np.testing.assert_allclose(values, ours_history.history[name], rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(
+                values, ours_history.history[name], rtol=1e-5, atol=1e-6, err_msg=name
+            )
         for a, b in zip(theirs.optimizer.variables, ours.optimizer.variables, strict=True):
-            np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (a, b)), rtol=1e-4, atol=tol)
+            np.testing.assert_allclose(
+                *map(keras.ops.convert_to_numpy, (a, b)), rtol=1e-4, atol=tol
+            )
     if not evaluates:
         return
     evaluated = theirs.evaluate(x, y, sample_weight=sample_weight, batch_size=rows, verbose=0)
@@ -140,30 +174,41 @@ def check_like_keras(
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_every_loss(name):
     loss, y, activation = LOSSES[name]
-    # Keras averages batches by their rows, ours by what they weigh: one batch an epoch where that differs.
+    # Keras averages batches by their rows, ours by what they weigh: one batch an epoch where that
+    # differs.
     rows = ROWS if "ignoring" in name else 6
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
-    check_like_keras(lambda: dense(activation), X, y, loss=loss, optimizer=sgd, cuts=(5,), rows=rows)
+    check_like_keras(
+        lambda: dense(activation), X, y, loss=loss, optimizer=sgd, cuts=(5,), rows=rows
+    )
 
 
 @pytest.mark.parametrize(
-    "name", share([*EXTRAS, *(name for name in OPTIMIZERS if name not in ALIKE_TOO)]) + later(ALIKE_TOO)
+    "name",
+    share([*EXTRAS, *(name for name in OPTIMIZERS if name not in ALIKE_TOO)]) + later(ALIKE_TOO),
 )
 @pytest.mark.slow
 def test_every_optimizer(name):
     make = OPTIMIZERS.get(name) or EXTRAS[name]
     # Compiled by TensorFlow, keras.Model.fit goes wrong with this one; run eagerly it is right.
     how = {"run_eagerly": True} if name == "ScheduleFreeAdamW" else {}
-    check_like_keras(dense, X, TARGETS, loss="mse", optimizer=make, cuts=(4,), tol=2e-5, evaluates=False, **how)
+    check_like_keras(
+        dense, X, TARGETS, loss="mse", optimizer=make, cuts=(4,), tol=2e-5, evaluates=False, **how
+    )
 
 
-# Repeated rows of an embedding: keras.Model.fit on TensorFlow squares and clips their gradients one by one.
+# Repeated rows of an embedding: keras.Model.fit on TensorFlow squares and clips their gradients one
+# by one.
 SUMS_FIRST = {
     "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "Lion": lambda: keras.optimizers.Lion(0.1),
 }
-SUMS_LAST = {name: partial(OPTIMIZERS[name], 0.1) for name in ("Adagrad", "Adam", "AdamW", "Nadam", "RMSprop")} | {
-    name: partial(keras.optimizers.SGD, 0.1, **{name: 0.01}) for name in ("clipvalue", "clipnorm", "global_clipnorm")
+SUMS_LAST = {
+    name: partial(OPTIMIZERS[name], 0.1)
+    for name in ("Adagrad", "Adam", "AdamW", "Nadam", "RMSprop")
+} | {
+    name: partial(keras.optimizers.SGD, 0.1, **{name: 0.01})
+    for name in ("clipvalue", "clipnorm", "global_clipnorm")
 }
 
 
@@ -171,7 +216,9 @@ HOWS = "keras", "keras, one-hot", "ours", "summed"
 
 
 def table_after_an_update(optimizer, how):
-    """Return an embedding's table; how: "keras", "keras, one-hot" (a dense layer in its place) or "ours"."""
+    """Return an embedding's table; how: "keras", "keras, one-hot" (a dense layer in its place) or
+    "ours".
+    """
     keras.utils.set_random_seed(2)
     x = keras.Input((3,), dtype="int32")
     one_hot = L.CategoryEncoding(5, output_mode="one_hot") if how == "keras, one-hot" else None
@@ -202,12 +249,14 @@ REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 
 
 @pytest.mark.parametrize(
-    ("reduction", "weighted"), share((r, (i + j) % 2 == 0) for i, r in enumerate(REDUCTIONS) for j in range(2))
+    ("reduction", "weighted"),
+    share((r, (i + j) % 2 == 0) for i, r in enumerate(REDUCTIONS) for j in range(2)),
 )
 def test_every_reduction(reduction, weighted):
     loss = K.MeanSquaredError(reduction=reduction)
     sgd = lambda: keras.optimizers.SGD(0.01)  # noqa: E731
-    # Keras averages the weighted means of batches; ours are exact over the epoch, so give one batch an epoch.
+    # Keras averages the weighted means of batches; ours are exact over the epoch, so give one batch
+    # an epoch.
     rows = ROWS if weighted else 6
     weight = WEIGHT if weighted else None
     check_like_keras(dense, X, TARGETS, loss=loss, optimizer=sgd, sample_weight=weight, rows=rows)
@@ -242,13 +291,19 @@ def test_masks(weight):
 def test_a_metric_sees_the_mask_in_training_as_in_evaluation():
     model = masked()
     model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
-    trained = ws.Trainer(model, microbatch_size=5).fit(TOKENS, TOKEN_TARGETS, batch_size=ROWS, verbose=0)
-    assert trained.history["mae"][0] == pytest.approx(model.evaluate(TOKENS, TOKEN_TARGETS, verbose=0)[1], rel=1e-6)
+    trained = ws.Trainer(model, microbatch_size=5).fit(
+        TOKENS, TOKEN_TARGETS, batch_size=ROWS, verbose=0
+    )
+    assert trained.history["mae"][0] == pytest.approx(
+        model.evaluate(TOKENS, TOKEN_TARGETS, verbose=0)[1], rel=1e-6
+    )
 
 
 def two_outputs():
     x = keras.Input((6,), name="x")
-    return keras.Model(x, {"a": L.Dense(4, name="a")(x), "b": L.Dense(4, activation="softmax", name="b")(x)})
+    return keras.Model(
+        x, {"a": L.Dense(4, name="a")(x), "b": L.Dense(4, activation="softmax", name="b")(x)}
+    )
 
 
 def listed_outputs():
@@ -258,7 +313,9 @@ def listed_outputs():
 
 def nested_outputs():
     x = keras.Input((6,), name="x")
-    return keras.Model(x, {"one": [L.Dense(4, name="a")(x)], "two": L.Dense(4, activation="softmax", name="b")(x)})
+    return keras.Model(
+        x, {"one": [L.Dense(4, name="a")(x)], "two": L.Dense(4, activation="softmax", name="b")(x)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -286,7 +343,8 @@ def nested_outputs():
             None,
             None,
             marks=pytest.mark.skipif(
-                keras.backend.backend() == "tensorflow", reason="keras.Model.fit fails on nested outputs there"
+                keras.backend.backend() == "tensorflow",
+                reason="keras.Model.fit fails on nested outputs there",
             ),
         ),
     ],
@@ -294,7 +352,13 @@ def nested_outputs():
 )
 def test_several_outputs(make, y, loss, weights, metrics):
     check_like_keras(
-        make, X, y, loss=loss, loss_weights=weights, metrics=metrics, optimizer=lambda: keras.optimizers.SGD(0.1)
+        make,
+        X,
+        y,
+        loss=loss,
+        loss_weights=weights,
+        metrics=metrics,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
     )
 
 
@@ -325,7 +389,13 @@ def test_class_weights():
 @pytest.mark.parametrize("regulariser", ["kernel", "activity"])
 def test_regularisers(regulariser):
     arguments = {f"{regulariser}_regularizer": keras.regularizers.L1L2(0.01, 0.02)}
-    check_like_keras(lambda: dense(**arguments), X, TARGETS, loss="mse", optimizer=lambda: keras.optimizers.SGD(0.1))
+    check_like_keras(
+        lambda: dense(**arguments),
+        X,
+        TARGETS,
+        loss="mse",
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+    )
 
 
 class Penalised(L.Layer):
@@ -339,7 +409,9 @@ class Penalised(L.Layer):
 
 
 @pytest.mark.parametrize(
-    "reduce", share([keras.ops.sum, keras.ops.mean, lambda x: keras.ops.max(x)]), ids=["sum", "mean", "max"]
+    "reduce",
+    share([keras.ops.sum, keras.ops.mean, lambda x: keras.ops.max(x)]),
+    ids=["sum", "mean", "max"],
 )
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_add_loss(reduce):
@@ -362,7 +434,15 @@ def test_batch_normalisation_runs_whole_as_in_keras():
     def make():
         return keras.Sequential([keras.Input((6,)), L.Dense(5), L.BatchNormalization(), L.Dense(4)])
 
-    check_like_keras(make, X, TARGETS, loss="mse", optimizer=lambda: keras.optimizers.SGD(0.1), cuts=("auto",), rows=5)
+    check_like_keras(
+        make,
+        X,
+        TARGETS,
+        loss="mse",
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+        cuts=("auto",),
+        rows=5,
+    )
 
 
 @pytest.mark.parametrize("policy", share(["mixed_float16", "mixed_bfloat16"]))
@@ -374,12 +454,16 @@ def test_mixed_precision(policy):
 
 
 class Own(keras.Model):
-    """Every loss that Keras may add beside the compiled one: a penalty of weights, of an output, and `add_loss`."""
+    """Every loss that Keras may add beside the compiled one: a penalty of weights, of an output,
+    and `add_loss`.
+    """
 
     def __init__(self):
         super().__init__()
         l2 = keras.regularizers.L2(0.1)
-        self.layer = L.Dense(4, kernel_regularizer=l2, activity_regularizer=keras.regularizers.L2(0.05))
+        self.layer = L.Dense(
+            4, kernel_regularizer=l2, activity_regularizer=keras.regularizers.L2(0.05)
+        )
         self.penalised = Penalised(keras.ops.mean)
 
     def call(self, x):
@@ -410,7 +494,9 @@ class WithMetric(Own):
 @pytest.mark.parametrize("make", share([CallsSuper, LeavesThemOut, WithMetric]))
 @pytest.mark.filterwarnings("ignore:microbatch_size=3 has no effect")
 def test_what_compute_loss_returns_is_the_loss(make):
-    check_like_keras(make, X, TARGETS, loss="mse", optimizer=lambda: keras.optimizers.SGD(0.1), cuts=(3,))
+    check_like_keras(
+        make, X, TARGETS, loss="mse", optimizer=lambda: keras.optimizers.SGD(0.1), cuts=(3,)
+    )
 
 
 @on("jax")
@@ -420,7 +506,9 @@ def test_an_own_compute_loss_moves_the_trackers_of_two_losses():
             return 2 * super().compute_loss(*arguments, **named)
 
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
-    check_like_keras(Twice, X, [TARGETS, ONE_HOT], loss=["mse", "mae"], optimizer=sgd, cuts=("auto",))
+    check_like_keras(
+        Twice, X, [TARGETS, ONE_HOT], loss=["mse", "mae"], optimizer=sgd, cuts=("auto",)
+    )
 
 
 def test_a_compute_loss_must_return_one_number():
@@ -487,15 +575,26 @@ class Numbers(keras.callbacks.Callback):
 
     def note(self, *_, logs=None):
         by_metric = [m.result() for m in self.model.metrics]
-        self.seen.append(keras.tree.map_structure(float, (by_metric, self.model.get_metrics_result())))
+        self.seen.append(
+            keras.tree.map_structure(float, (by_metric, self.model.get_metrics_result()))
+        )
 
     on_train_batch_end = on_test_batch_end = on_epoch_end = note
 
 
 def said_by(train, model, y):
-    """The numbers of a run of `train` (a trainer or a model), seen in callbacks, after `fit` and after `evaluate`."""
+    """The numbers of a run of `train` (a trainer or a model), seen in callbacks, after `fit` and
+    after `evaluate`.
+    """
     notes = Numbers()
-    train.fit(X, y, validation_data=(X[:4], [part[:4] for part in y]), callbacks=[notes], epochs=2, **CALMLY)
+    train.fit(
+        X,
+        y,
+        validation_data=(X[:4], [part[:4] for part in y]),
+        callbacks=[notes],
+        epochs=2,
+        **CALMLY,
+    )
     notes.set_model(model)
     notes.note()
     train.evaluate(X[:6], [part[:6] for part in y], batch_size=6, verbose=0)
@@ -545,7 +644,9 @@ def test_an_own_get_metrics_result_is_what_is_shown():
         model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
         train = kind(model)
         phases = keras.callbacks.LambdaCallback(on_epoch_begin=partial(_set_phase, model))
-        found = train.fit(X, TARGETS, validation_data=(X, TARGETS), callbacks=[phases], epochs=2, **CALMLY).history
+        found = train.fit(
+            X, TARGETS, validation_data=(X, TARGETS), callbacks=[phases], epochs=2, **CALMLY
+        ).history
         shown.append((found, train.evaluate(X, TARGETS, return_dict=True, verbose=0)))
     ours, theirs = shown
     assert ours[0].keys() == theirs[0].keys() == {"root", "phase", "val_root", "val_phase"}
@@ -565,7 +666,11 @@ def test_metrics_that_are_no_plain_sums():
         X,
         ONE_HOT,
         loss="categorical_crossentropy",
-        metrics=[keras.metrics.AUC(), keras.metrics.Precision(), keras.metrics.F1Score(average="macro")],
+        metrics=[
+            keras.metrics.AUC(),
+            keras.metrics.Precision(),
+            keras.metrics.F1Score(average="macro"),
+        ],
         optimizer=lambda: keras.optimizers.SGD(0.1),
     )
 
@@ -604,7 +709,16 @@ class Rows:
 
 @pytest.mark.parametrize(
     ("call", "label"),
-    share([("fit", -1), ("evaluate", -1), ("evaluate", 4), ("fit", 4), ("fit", np.nan), ("evaluate", np.nan)])
+    share(
+        [
+            ("fit", -1),
+            ("evaluate", -1),
+            ("evaluate", 4),
+            ("fit", 4),
+            ("fit", np.nan),
+            ("evaluate", np.nan),
+        ]
+    )
     + share([("evaluate", 2.5), ("fit", 2.5)]),
 )
 def test_labels_that_are_no_classes_are_refused_before_anything_ran(call, label):
@@ -612,7 +726,9 @@ def test_labels_that_are_no_classes_are_refused_before_anything_ran(call, label)
     before = model.get_weights()
     labels = LABELS.astype("float32")
     labels[7] = label
-    with pytest.raises(ws.BatchError, match=rf"whole and lie in 0\.\.3.*Received: {label}.* in row 7"):
+    with pytest.raises(
+        ws.BatchError, match=rf"whole and lie in 0\.\.3.*Received: {label}.* in row 7"
+    ):
         getattr(ws.Trainer(model), call)(X, labels, batch_size=4, verbose=0)
     for a, b in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -624,7 +740,10 @@ def test_labels_of_every_loaded_batch_are_checked(call):
     labels = LABELS.copy()
     labels[7] = 4
     trainer = ws.Trainer(classifier())
-    for data, row in ((iter(streamed(X, labels)), 3), (ws.Batches(Rows(X, labels), 4, shuffle=False), 7)):
+    for data, row in (
+        (iter(streamed(X, labels)), 3),
+        (ws.Batches(Rows(X, labels), 4, shuffle=False), 7),
+    ):
         with pytest.raises(ws.BatchError, match=f"Received: 4 in row {row}"):
             getattr(trainer, call)(data, verbose=0)
 
@@ -646,14 +765,23 @@ def test_negative_sample_weights_count_where_the_update_divides_by_rows(reductio
     loss = K.SparseCategoricalCrossentropy(reduction=reduction)
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
     check_like_keras(
-        lambda: dense("softmax"), X, LABELS, loss=loss, optimizer=sgd, sample_weight=SIGNED, cuts=(5,), rows=ROWS
+        lambda: dense("softmax"),
+        X,
+        LABELS,
+        loss=loss,
+        optimizer=sgd,
+        sample_weight=SIGNED,
+        cuts=(5,),
+        rows=ROWS,
     )
 
 
 @on("jax")
 def test_negative_sample_weights_are_refused_where_a_mean_divides_by_them():
     trainer = ws.Trainer(classifier("mean_with_sample_weight"))
-    with pytest.raises(ws.BatchError, match=r"must be finite and not negative: the loss is divided by it.*row 1"):
+    with pytest.raises(
+        ws.BatchError, match=r"must be finite and not negative: the loss is divided by it.*row 1"
+    ):
         trainer.fit(X, LABELS, sample_weight=SIGNED, batch_size=ROWS, verbose=0)
     with pytest.raises(ws.BatchError, match="must be finite and not negative"):
         trainer.evaluate(iter(streamed(X, LABELS, SIGNED)), verbose=0)
@@ -662,9 +790,13 @@ def test_negative_sample_weights_are_refused_where_a_mean_divides_by_them():
 @on("jax")
 def test_only_the_weights_that_divide_must_not_be_negative():
     model = listed_outputs()
-    model.compile("sgd", [K.MeanSquaredError(), K.MeanSquaredError(reduction="mean_with_sample_weight")])
+    model.compile(
+        "sgd", [K.MeanSquaredError(), K.MeanSquaredError(reduction="mean_with_sample_weight")]
+    )
     trainer = ws.Trainer(model)
-    assert np.isfinite(trainer.evaluate(X, [TARGETS, ONE_HOT], sample_weight=[SIGNED, WEIGHT], verbose=0)[0])
+    assert np.isfinite(
+        trainer.evaluate(X, [TARGETS, ONE_HOT], sample_weight=[SIGNED, WEIGHT], verbose=0)[0]
+    )
     with pytest.raises(ws.BatchError, match=r"sample_weight\[1\] must be finite and not negative"):
         trainer.evaluate(X, [TARGETS, ONE_HOT], sample_weight=[WEIGHT, SIGNED], verbose=0)
 

@@ -1,4 +1,6 @@
-"""Which compiler carries out updates: found by trying on TensorFlow, before anything changed; JAX has one."""
+"""Which compiler carries out updates: found by trying on TensorFlow, before anything changed; JAX
+has one.
+"""
 
 import keras
 import numpy as np
@@ -14,7 +16,9 @@ HOW = {"batch_size": 2, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
 def make(layer, **compile_with):
-    model = keras.Sequential([keras.Input((3, 2)), layer(), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((3, 2)), layer(), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
     model.compile(keras.optimizers.SGD(0.1), "mse", **compile_with)
     return model
 
@@ -86,7 +90,11 @@ def dense():
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX always compiles")
 @pytest.mark.slow
 def test_the_users_word_is_heard():
-    said = {"auto": "XLA compiles it.", True: "XLA compiles it.", False: "without XLA: jit_compile=False."}
+    said = {
+        "auto": "XLA compiles it.",
+        True: "XLA compiles it.",
+        False: "without XLA: jit_compile=False.",
+    }
     losses = []
     for word, explained in said.items():
         model = make(dense)
@@ -103,7 +111,9 @@ def test_the_users_word_is_heard():
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX compiles everything")
 @pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
 def test_what_xla_is_known_not_to_compile_is_not_tried(layer, capfd):
-    """The gradient of a second recurrent layer by its inputs; TensorFlow logs hundreds of lines where it is tried."""
+    """The gradient of a second recurrent layer by its inputs; TensorFlow logs hundreds of lines
+    where it is tried.
+    """
     trainer = ws.Trainer(make(lambda: keras.Sequential([keras.layers.Dense(2), layer(2)])))
     trainer.fit(X, Y, **HOW)
     assert "without XLA: XLA cannot compile it (the gradient of a loop" in trainer.explain()
@@ -137,7 +147,9 @@ class Transposed(ws.Objective):
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="JAX knows the axes of a transposition as constants")
 def test_axes_that_a_gradient_needs_are_constants_where_it_is_taken():
     # Else XLA takes all arguments for constants, and compiles anew whenever one has another value.
-    trainer = ws.Trainer(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]), Transposed(), optimizer="sgd")
+    trainer = ws.Trainer(
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]), Transposed(), optimizer="sgd"
+    )
     trainer.fit(X[:, 0], batch_size=2, verbose=0)
     (program,) = trainer.executor.planner.programs.values()
     assert program.how == "XLA compiles it."

@@ -1,4 +1,6 @@
-"""The context of a call: a change of the model between two calls is noticed, without a walk over its layers."""
+"""The context of a call: a change of the model between two calls is noticed, without a walk over
+its layers.
+"""
 
 import keras
 import numpy as np
@@ -49,7 +51,14 @@ def add_lora(made):
 
 
 CHANGES = [
-    *(freeze_a_layer, freeze_a_variable_alone, stop_statistics, compile_again, replace_the_optimizer, assign),
+    *(
+        freeze_a_layer,
+        freeze_a_variable_alone,
+        stop_statistics,
+        compile_again,
+        replace_the_optimizer,
+        assign,
+    ),
     add_lora,
 ]
 
@@ -59,14 +68,21 @@ def test_a_change_between_two_updates_is_noticed(change):
     """The known trainer, and one that is made after the change, leave the same bits."""
     weights = []
     for makes_another in (False, True):
-        made = model(keras.layers.BatchNormalization(center=False, scale=False), optimizer=keras.optimizers.SGD(0.1))
+        made = model(
+            keras.layers.BatchNormalization(center=False, scale=False),
+            optimizer=keras.optimizers.SGD(0.1),
+        )
         trainer = ws.Trainer(made)
         trainer.train_on_batch(X, Y)
         trainer.test_on_batch(X, Y)
         keras.utils.set_random_seed(7)
         change(made)
         trainer = ws.Trainer(made) if makes_another else trainer
-        told = [trainer.test_on_batch(X, Y), trainer.train_on_batch(X, Y), trainer.test_on_batch(X, Y)]
+        told = [
+            trainer.test_on_batch(X, Y),
+            trainer.train_on_batch(X, Y),
+            trainer.test_on_batch(X, Y),
+        ]
         weights.append((told, made))
     assert weights[0][0] == weights[1][0]
     assert same(weights[0][1], weights[1][1])
@@ -93,7 +109,9 @@ def test_single_updates_and_evaluations_walk_over_no_layers_and_ask_for_no_examp
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
 def test_evaluation_and_prediction_build_no_optimizer(call):
     made = model()
-    ws.Trainer(made).evaluate(X, Y, verbose=0) if call == "evaluate" else ws.Trainer(made).predict(X, verbose=0)
+    ws.Trainer(made).evaluate(X, Y, verbose=0) if call == "evaluate" else ws.Trainer(made).predict(
+        X, verbose=0
+    )
     assert not made.optimizer.built
 
 

@@ -37,12 +37,16 @@ def test_rows_that_do_not_see_each_other(layers):
 
 def test_batch_normalisation_couples_and_moves():
     both = (
-        r"microbatch_size=5 will not give the weights of whole batches: the rows of a batch see each other, as in one "
-        r"and two\. Each row meets only the rows of its own microbatch\. Moving statistics move once"
+        r"microbatch_size=5 will not give the weights of whole batches: the rows of a batch see "
+        r"each other, as in one "
+        r"and two\. Each row meets only the rows of its own microbatch\. Moving statistics move "
+        r"once"
     )
     frozen = L.BatchNormalization(trainable=False)
     with pytest.warns(UserWarning, match=both):
-        coupling = found(model(L.BatchNormalization(name="one"), L.BatchNormalization(name="two"), frozen))
+        coupling = found(
+            model(L.BatchNormalization(name="one"), L.BatchNormalization(name="two"), frozen)
+        )
     assert (coupling.couples, coupling.moves) == (True, True)
     assert not coupling.cut_is_exact
     assert coupling.cut_is_possible
@@ -74,7 +78,11 @@ def test_whether_the_weights_are_those_of_whole_batches_is_explained(layer, cut,
 
 
 def test_of_many_layers_the_first_are_named():
-    assert Coupling(couples=True, moves=True).why(["a", "b", "c", "d", "e"]).endswith(", as in a, b, c and 2 others")
+    assert (
+        Coupling(couples=True, moves=True)
+        .why(["a", "b", "c", "d", "e"])
+        .endswith(", as in a, b, c and 2 others")
+    )
     assert Coupling(couples=True, moves=True).why([]).endswith(", in a layer or in the loss")
 
 
@@ -87,11 +95,16 @@ class Contrast(ws.Objective):
 
 
 def test_a_cut_loss_over_pairs_says_whom_a_row_meets():
-    with pytest.warns(UserWarning, match="microbatch_size=5 will not give the weights of whole batches") as caught:
+    with pytest.warns(
+        UserWarning, match="microbatch_size=5 will not give the weights of whole batches"
+    ) as caught:
         coupling = found(model(), Contrast(), optimizer="sgd")
     said = " ".join(str(warning.message) for warning in caught)
     assert coupling.couples
-    assert "see each other, in a layer or in the loss. Each row meets only the rows of its own microbatch." in said
+    assert (
+        "see each other, in a layer or in the loss. Each row meets only the rows of its own "
+        "microbatch."
+    ) in said
     assert "statistics" not in said
 
 
@@ -117,7 +130,9 @@ def test_moving_statistics_move_once_by_the_mean_over_the_microbatches():
     whole = model(Watching())
     cut = model(Watching())
     ws.Trainer(whole).fit(X, Y, batch_size=ROWS, verbose=0)
-    with pytest.warns(UserWarning, match="microbatch_size=6 .* not give the weights of whole batches"):
+    with pytest.warns(
+        UserWarning, match="microbatch_size=6 .* not give the weights of whole batches"
+    ):
         ws.Trainer(cut, microbatch_size=6).fit(X, Y, batch_size=ROWS, verbose=0)
     for a, b in zip(values(whole), values(cut), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
@@ -134,7 +149,8 @@ class Adding(L.Layer):
 
 
 @pytest.mark.parametrize(
-    ("reduce", "extra"), share([(keras.ops.sum, "sum"), (keras.ops.mean, "mean"), (keras.ops.max, "whole")])
+    ("reduce", "extra"),
+    share([(keras.ops.sum, "sum"), (keras.ops.mean, "mean"), (keras.ops.max, "whole")]),
 )
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 has no effect")
 def test_what_add_loss_adds_up_to(reduce, extra):
@@ -224,7 +240,9 @@ def test_a_stateful_layer_runs_whole_and_says_why_a_microbatch_has_no_effect():
     def made():
         keras.utils.set_random_seed(3)
         x = keras.Input(batch_shape=(10, 3, 2))
-        recurrent = keras.Model(x, keras.layers.Dense(4)(keras.layers.SimpleRNN(2, stateful=True)(x)))
+        recurrent = keras.Model(
+            x, keras.layers.Dense(4)(keras.layers.SimpleRNN(2, stateful=True)(x))
+        )
         recurrent.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return recurrent
 
@@ -233,7 +251,8 @@ def test_a_stateful_layer_runs_whole_and_says_why_a_microbatch_has_no_effect():
     ws.Trainer(whole).fit(X.reshape(-1, 3, 2), Y, batch_size=10, verbose=0)
     trainer = ws.Trainer(cut, microbatch_size=4)
     with pytest.warns(
-        UserWarning, match="microbatch_size=4 has no effect: a stateful layer keeps a state for every row"
+        UserWarning,
+        match="microbatch_size=4 has no effect: a stateful layer keeps a state for every row",
     ):
         trainer.fit(X.reshape(-1, 3, 2), Y, batch_size=10, verbose=0)
     assert "The batch cannot be cut into microbatches: a stateful layer" in trainer.explain()
@@ -244,7 +263,9 @@ def test_a_stateful_layer_runs_whole_and_says_why_a_microbatch_has_no_effect():
 def test_a_penalty_of_activities_behind_dropout_is_a_mean_over_rows():
     keras.utils.set_random_seed(1)
     penalised = keras.layers.Dense(6, "relu", activity_regularizer=keras.regularizers.L2(0.01))
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.3), penalised, keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dropout(0.3), penalised, keras.layers.Dense(1)]
+    )
     model.compile("sgd", "mse")
     trainer = ws.Trainer(model, microbatch_size=3)
     x = np.random.default_rng(0).normal(size=(8, 4))

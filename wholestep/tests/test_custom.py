@@ -22,7 +22,9 @@ MODELS = {
 
 def values(model):
     """Return every variable of a model, its optimizers and its metrics."""
-    others = [getattr(model, name) for name in ("d_optimizer", "g_optimizer") if hasattr(model, name)]
+    others = [
+        getattr(model, name) for name in ("d_optimizer", "g_optimizer") if hasattr(model, name)
+    ]
     beside = [v for optimizer in others for v in optimizer.variables]
     held = [*model.variables, *model.optimizer.variables, *model.metrics_variables, *beside]
     return [keras.ops.convert_to_numpy(v) for v in held]
@@ -59,7 +61,8 @@ def test_a_models_own_train_step_trains_as_in_keras(name):
     look = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(alone.get_weights()[0].sum())
     )
-    again = ws.Trainer(alone).fit(*data, epochs=3, callbacks=[look], **CALMLY)  # one update in each dispatch
+    # one update in each dispatch
+    again = ws.Trainer(alone).fit(*data, epochs=3, callbacks=[look], **CALMLY)
     assert len(set(seen)) == 15
     check_equal(values(ours), values(alone))
     check_logs(again.history, found)
@@ -78,13 +81,16 @@ def test_a_stream_and_steps_and_batches_in_hand_go_the_same_way(name):
     ws.Trainer(whole).fit(*data, epochs=2, **CALMLY)
     parts = [tuple(a[i : i + 5] for a in data) for i in range(0, len(X), 5)]
     parts = parts if len(data) > 1 else [x for (x,) in parts]
-    ws.Trainer(streamed).fit((part for part in [*parts, *parts]), steps_per_epoch=5, epochs=2, verbose=0)
+    ws.Trainer(streamed).fit(
+        (part for part in [*parts, *parts]), steps_per_epoch=5, epochs=2, verbose=0
+    )
     rows = ws.Batches(data if len(data) > 1 else data[0], 5, shuffle=False)
     steps = [(step.number, dict(step.logs)) for step in ws.Trainer(stepped).steps(rows, epochs=2)]
     trainer = ws.Trainer(handed)
     logs = [dict(trainer.update(part)) for part in [*parts, *parts]]
     assert [number for number, _ in steps] == [*range(1, 11)]
-    assert steps[5][1]["loss"] == pytest.approx(logs[5]["loss"])  # an epoch begins anew, as does every update in hand
+    # an epoch begins anew, as does every update in hand
+    assert steps[5][1]["loss"] == pytest.approx(logs[5]["loss"])
     assert steps[6][1]["loss"] != pytest.approx(logs[6]["loss"])
     for other in (streamed, stepped, handed):
         check_equal(whole.get_weights(), other.get_weights())
@@ -101,8 +107,13 @@ def test_own_evaluations_and_predictions_are_those_of_keras():
         theirs.fit(X, Y, epochs=2, validation_data=(X[:7], Y[:7]), **CALMLY).history,
     )
     how = {"batch_size": 5, "verbose": 0}
-    check_logs(trainer.evaluate(X, Y, return_dict=True, **how), theirs.evaluate(X, Y, return_dict=True, **how))
-    np.testing.assert_allclose(trainer.evaluate(X, Y, **how), theirs.evaluate(X, Y, **how), rtol=1e-5)
+    check_logs(
+        trainer.evaluate(X, Y, return_dict=True, **how),
+        theirs.evaluate(X, Y, return_dict=True, **how),
+    )
+    np.testing.assert_allclose(
+        trainer.evaluate(X, Y, **how), theirs.evaluate(X, Y, **how), rtol=1e-5
+    )
     check_logs(trainer.predict(X, **how), theirs.predict(X, **how))
 
 
@@ -168,7 +179,9 @@ def test_numbers_that_are_called_as_the_metrics_are_theirs_at_the_end_of_an_epoc
         return model
 
     seen: list = []
-    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs["loss"]))
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(logs["loss"])
+    )
     ours = ws.Trainer(make()).fit(X, Y, epochs=2, callbacks=[look], **CALMLY).history
     check_logs(ours, make().fit(X, Y, epochs=2, **CALMLY).history)
     assert ours["loss"][1] > 0
@@ -213,8 +226,14 @@ def test_a_snapshot_holds_optimizers_that_are_attributes_and_nothing_more(kind):
     numbers = [step.number for step in second.steps(rows[1], epochs=2)]
     assert numbers == [*range(5, 11)]
     assert len(list(ws.Trainer(tracked).steps(rows[2], epochs=2))) == 10
-    check_close([v.numpy() for v in other.g_optimizer.variables], [v.numpy() for v in tracked.g_optimizer.variables])
-    check_close([v.numpy() for v in other.discriminator.weights], [v.numpy() for v in tracked.discriminator.weights])
+    check_close(
+        [v.numpy() for v in other.g_optimizer.variables],
+        [v.numpy() for v in tracked.g_optimizer.variables],
+    )
+    check_close(
+        [v.numpy() for v in other.discriminator.weights],
+        [v.numpy() for v in tracked.discriminator.weights],
+    )
 
 
 @on("tensorflow")
@@ -259,8 +278,15 @@ def test_an_update_that_is_not_finite_is_left_out():
 
 
 def test_what_cannot_be_kept_is_refused_in_words():
-    for given in ({"microbatch_size": 2}, {"replicas": "all"}, {"replicas": 2}, {"metrics": ["mae"]}):
-        with pytest.raises(ws.SpecificationError, match=r"own `train_step` is run whole.*leave them out.*Objective"):
+    for given in (
+        {"microbatch_size": 2},
+        {"replicas": "all"},
+        {"replicas": 2},
+        {"metrics": ["mae"]},
+    ):
+        with pytest.raises(
+            ws.SpecificationError, match=r"own `train_step` is run whole.*leave them out.*Objective"
+        ):
             ws.Trainer(customs.calling(), **given)
 
 
@@ -283,7 +309,9 @@ def several_devices():
         with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
             yield
         return
-    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:2]))
+    keras.distribution.set_distribution(
+        keras.distribution.DataParallel(devices=keras.distribution.list_devices()[:2])
+    )
     try:
         yield
     finally:
@@ -309,7 +337,9 @@ class Annealing(keras.Model):
             params, buffers, slots, metrics = state
             beta = self.beta[1]()
             loss, grads = jax.value_and_grad(
-                lambda params: beta * keras.ops.mean(self.stateless_call(params, buffers, data)[0] ** 2)
+                lambda params: (
+                    beta * keras.ops.mean(self.stateless_call(params, buffers, data)[0] ** 2)
+                )
             )(params)
             params, slots = self.optimizer.stateless_apply(slots, grads, params)
             return {"size": loss}, (params, buffers, slots, metrics)
@@ -321,7 +351,9 @@ class Annealing(keras.Model):
 
             with tf.GradientTape() as tape:
                 loss = self.beta[1]() * keras.ops.mean(self(data) ** 2)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.optimizer.apply(
+                tape.gradient(loss, self.trainable_variables), self.trainable_variables
+            )
             return {"size": loss}
 
 
@@ -331,7 +363,9 @@ def test_what_a_step_reads_besides_is_read_anew_and_labels_are_its_business():
     model.compile(keras.optimizers.SGD(0.0), "mse")
     trainer = ws.Trainer(model)
     warm_up = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: beta.assign(epoch))
-    first, second, third = trainer.fit(X, batch_size=22, epochs=3, callbacks=[warm_up], verbose=0).history["size"]
+    first, second, third = trainer.fit(
+        X, batch_size=22, epochs=3, callbacks=[warm_up], verbose=0
+    ).history["size"]
     assert first == 0
     assert third == pytest.approx(2 * second)
     assert second > 0
@@ -357,15 +391,22 @@ def test_an_assignment_that_would_be_lost_is_refused(name, is_read, run_eagerly)
     model.compile("sgd", "mse", run_eagerly=run_eagerly)
     before = model.get_weights()
     trainer = ws.Trainer(model)
-    with pytest.raises(ws.SpecificationError, match=r"assign only variables that the trainer keeps.*Received: count"):
+    with pytest.raises(
+        ws.SpecificationError,
+        match=r"assign only variables that the trainer keeps.*Received: count",
+    ):
         trainer.fit(X, Y, **CALMLY) if name == "train_step" else trainer.evaluate(X, Y, verbose=0)
     check_equal(before, model.get_weights())
     model.kept, trainer = count, ws.Trainer(model)  # tracked by Keras
-    trainer.fit(X, Y, **CALMLY) if name == "train_step" else trainer.evaluate(X, Y, batch_size=5, verbose=0)
+    trainer.fit(X, Y, **CALMLY) if name == "train_step" else trainer.evaluate(
+        X, Y, batch_size=5, verbose=0
+    )
     assert count == (5.0 if is_read else 1.0)
 
 
-@pytest.mark.skipif(not customs.JAX, reason="on TensorFlow a step makes what it lacks when it is traced")
+@pytest.mark.skipif(
+    not customs.JAX, reason="on TensorFlow a step makes what it lacks when it is traced"
+)
 def test_parts_that_are_not_built_are_named():
     model = customs.Lean.__new__(customs.Encoding)
     keras.Model.__init__(model)
@@ -385,7 +426,8 @@ class Silent(keras.Model):
 
 def test_a_step_that_tells_nothing_trains_as_in_keras():
     fitted = []
-    runs = (lambda model: model, ws.Trainer) if customs.JAX else (ws.Trainer,)  # Keras fails on TensorFlow
+    # Keras fails on TensorFlow
+    runs = (lambda model: model, ws.Trainer) if customs.JAX else (ws.Trainer,)
     for run in runs:
         keras.utils.set_random_seed(1)
         image = keras.Input((6,))
@@ -479,7 +521,9 @@ class Telling(keras.Model):
     def train_step(self, *given):
         found = super().train_step(*given)
         logs = found[0] if customs.JAX else found
-        logs["rate"] = self.optimizer.learning_rate if customs.JAX else self.optimizer.learning_rate.value
+        logs["rate"] = (
+            self.optimizer.learning_rate if customs.JAX else self.optimizer.learning_rate.value
+        )
         return found
 
 
@@ -489,7 +533,11 @@ def test_a_variable_among_the_numbers_is_told_as_it_stands():
     model.compile(keras.optimizers.SGD(0.5), "mse")
     x = np.ones((8, 6), "float32")
     told = keras.callbacks.LearningRateScheduler(lambda epoch: 0.5 / (epoch + 1))
-    history = ws.Trainer(model).fit(x, x[:, :1], batch_size=4, epochs=2, callbacks=[told], verbose=0).history
+    history = (
+        ws.Trainer(model)
+        .fit(x, x[:, :1], batch_size=4, epochs=2, callbacks=[told], verbose=0)
+        .history
+    )
     assert history["rate"] == [0.5, 0.25]
 
 
@@ -504,7 +552,9 @@ class Weighing(keras.Model):
 def test_one_weight_of_several_outputs_comes_as_it_was_given():
     def model():
         image = keras.Input((6,))
-        return Weighing(image, [keras.layers.Dense(1, kernel_initializer="ones", name=n)(image) for n in "ab"])
+        return Weighing(
+            image, [keras.layers.Dense(1, kernel_initializer="ones", name=n)(image) for n in "ab"]
+        )
 
     ours = model()
     theirs = model()

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from wholestep.cut import Cut
 
-SECTIONS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=3).map(tuple)
+SECTIONS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=3).map(
+    tuple
+)
 
 
 @given(SECTIONS)
@@ -14,7 +16,9 @@ def test_the_pieces_are_all_places_one_after_the_other(sections):
     covered = [place for start, size in cut.pieces for place in range(start, start + size)]
     assert covered == list(range(cut.places))
     assert len(cut.pieces) == cut.num_microbatches
-    assert [size for _, size in cut.pieces] == [size for count, size in sections for _ in range(count)]
+    assert [size for _, size in cut.pieces] == [
+        size for count, size in sections for _ in range(count)
+    ]
 
 
 def test_sections_of_uneven_microbatches_and_of_padding():

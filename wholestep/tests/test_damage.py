@@ -1,4 +1,6 @@
-"""What is read is what was written, or an error: a manifest changed at random, a writer beside, again and again."""
+"""What is read is what was written, or an error: a manifest changed at random, a writer beside,
+again and again.
+"""
 
 import json
 import os
@@ -33,7 +35,26 @@ def folder(tmp_path):
     return Folder(tmp_path / "runs")
 
 
-STRANGE = (None, True, -1, 0, 1, 7, 2**31, 2**63, 1e308, "", "w", "../w", [], {}, [0], [4, 6], [[1]], {"float": "nan"})
+STRANGE = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    7,
+    2**31,
+    2**63,
+    1e308,
+    "",
+    "w",
+    "../w",
+    [],
+    {},
+    [0],
+    [4, 6],
+    [[1]],
+    {"float": "nan"},
+)
 
 
 def changed(said, draw):
@@ -61,7 +82,9 @@ def changed(said, draw):
 
 
 @pytest.mark.parametrize("times", [2000, *later([200_000])])
-def test_a_manifest_that_was_changed_at_random_is_refused_or_says_the_same_of_the_arrays(folder, times, monkeypatch):
+def test_a_manifest_that_was_changed_at_random_is_refused_or_says_the_same_of_the_arrays(
+    folder, times, monkeypatch
+):
     most = []
 
     def empty(shape, dtype):
@@ -82,14 +105,18 @@ def test_a_manifest_that_was_changed_at_random_is_refused_or_says_the_same_of_th
         try:
             manifest, arrays = folder.read(1)
             for name, array in arrays.items():
-                assert is_renamed(manifest, said) or array[...].tobytes() == kept[name][...].tobytes()
+                assert (
+                    is_renamed(manifest, said) or array[...].tobytes() == kept[name][...].tobytes()
+                )
         except ws.CheckpointError:
             num_refused += 1
     assert times / 2 < num_refused < times
 
 
 def is_renamed(manifest, said):
-    """Whether arrays have other names or shapes of as many numbers than were written, which a model would refuse."""
+    """Whether arrays have other names or shapes of as many numbers than were written, which a model
+    would refuse.
+    """
     before = {leaf["name"]: (tuple(leaf["shape"]), leaf["dtype"]) for leaf in said["leaves"]}
     return {leaf.name: (leaf.shape, leaf.dtype) for leaf in manifest.leaves} != before
 
@@ -115,7 +142,9 @@ def test_whoever_reads_beside_a_writer_sees_whole_checkpoints(folder, times):
     def read():
         try:
             while not is_over.is_set() or len(seen) < times:
-                found = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
+                found = newest(
+                    CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False
+                )
                 assert found.aside == []
                 equal(found.snapshot.arrays, arrays(found.manifest.step))
                 seen.append(found.manifest.step)
@@ -198,7 +227,9 @@ READERS = [read_arrays, verify_all, copy_one, copy_by_command, verify_by_command
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
-def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(reader, folder, tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(
+    reader, folder, tmp_path, monkeypatch
+):
     """After its manifest was read, and before its arrays."""
     folder.write(1, numbers(1), {"value": 1})
 
@@ -233,7 +264,9 @@ def test_a_checkpoint_that_is_replaced_at_every_read_is_an_error_in_the_end(fold
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
-def test_a_checkpoint_is_there_between_the_two_renames_of_its_replacement(reader, folder, tmp_path, monkeypatch):
+def test_a_checkpoint_is_there_between_the_two_renames_of_its_replacement(
+    reader, folder, tmp_path, monkeypatch
+):
     folder.write(1, numbers(1), {"value": 1})
     real = os.rename
     in_gap = threading.Event()
@@ -311,11 +344,21 @@ def test_whoever_reads_beside_a_writer_that_replaces_sees_whole_checkpoints(fold
 
 
 EVENTS = set()
-RUNS = {"exec", "compile", "import", "marshal.loads", "pickle.find_class", "os.system", "subprocess.Popen"}
+RUNS = {
+    "exec",
+    "compile",
+    "import",
+    "marshal.loads",
+    "pickle.find_class",
+    "os.system",
+    "subprocess.Popen",
+}
 
 
 def test_reading_a_checkpoint_runs_nothing(tmp_path):
-    """Also docs/security.md says so. An audit hook of Python cannot be removed: it only notes names of events."""
+    """Also docs/security.md says so. An audit hook of Python cannot be removed: it only notes names
+    of events.
+    """
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("adam", "mse")
     trainer = ws.Trainer(model)
@@ -347,7 +390,11 @@ def test_a_damaged_checkpoint_that_is_passed_over_is_named(tmp_path, capsys):
     content = bytearray(arrays.read_bytes())
     content[-1] ^= 1
     arrays.write_bytes(content)
-    for read in (trainer.restore, partial(trainer.restore, only="weights"), partial(ws.load_weights, model)):
+    for read in (
+        trainer.restore,
+        partial(trainer.restore, only="weights"),
+        partial(ws.load_weights, model),
+    ):
         capsys.readouterr()
         read(tmp_path / "runs")
         line = capsys.readouterr().err

@@ -14,7 +14,9 @@ LAYOUTS = {
     "every other row": lambda array: np.repeat(array, 2, axis=0)[::2],
     "backwards": lambda array: array[::-1].copy()[::-1],
     "by columns": np.asfortranarray,
-    "part of the columns": lambda array: np.concatenate([array, array], axis=1)[:, : array.shape[1]],
+    "part of the columns": lambda array: np.concatenate([array, array], axis=1)[
+        :, : array.shape[1]
+    ],
 }
 
 

@@ -1,4 +1,6 @@
-"""What an update starts from: parameters must be finite; of buffers, what may be infinite on purpose is not blamed."""
+"""What an update starts from: parameters must be finite; of buffers, what may be infinite on
+purpose is not blamed.
+"""
 
 import keras
 import numpy as np
@@ -18,7 +20,9 @@ def found(values, *, are_rows_left=True):
     variables = Variables([kernel], [], [count, shift], [])
     engine = engines.choose()
     params, slots, buffers = engine.variables.read(variables)
-    seen = engine.devices.fetch(finite_flags(engine, variables, State(params, slots, buffers, [], (), (), ())))
+    seen = engine.devices.fetch(
+        finite_flags(engine, variables, State(params, slots, buffers, [], (), (), ()))
+    )
     assert len(seen) == 2  # whole numbers are always finite
     return unsound(variables, seen, are_rows_left=are_rows_left)
 
@@ -71,12 +75,16 @@ def test_rows_are_named_through_the_cut(size):
 @pytest.mark.filterwarnings("ignore:microbatch_size=4 .* not give the weights")
 def test_a_batch_that_spoils_statistics_is_not_applied(size):
     """The loss and the gradient of a huge row are finite; the variance of the batch is not."""
-    model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(1)]
+    )
     model.compile("sgd", "mse")
     x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
     x[9] = 3e30
     y = np.ones((16, 1), "float32")
-    with pytest.raises(ws.NonFiniteError, match="norm/moving_variance would not be finite") as error:
+    with pytest.raises(
+        ws.NonFiniteError, match="norm/moving_variance would not be finite"
+    ) as error:
         ws.Trainer(model, microbatch_size=size).fit(x, y, batch_size=8, shuffle=False, verbose=0)
     assert error.value.update == 2
     before = model.get_weights()
@@ -96,7 +104,9 @@ class Lowest(keras.layers.Layer):
         self.lowest = self.add_weight((2,), initializer=infinite, trainable=False)
 
     def call(self, x):
-        self.lowest.assign(keras.ops.minimum(self.lowest, keras.ops.stack([keras.ops.min(x), np.inf])))
+        self.lowest.assign(
+            keras.ops.minimum(self.lowest, keras.ops.stack([keras.ops.min(x), np.inf]))
+        )
         return x
 
 
@@ -119,6 +129,12 @@ def test_a_missing_label_of_weight_0_is_named_as_its_derivative_is_nan(ready):
     batches = [(x[:4], y[:4], weight[:4]), (x[4:], y[4:], weight[4:])]
     data = ((each for each in batches),) if ready else (x, y)
     with pytest.raises(
-        ws.NonFiniteError, match=rf"batch\[1\] is not finite in rows {1 if ready else 5}\. Try: replace"
+        ws.NonFiniteError,
+        match=rf"batch\[1\] is not finite in rows {1 if ready else 5}\. Try: replace",
     ):
-        trainer.fit(*data, **({} if ready else {"sample_weight": weight, "batch_size": 4}), verbose=0, shuffle=False)
+        trainer.fit(
+            *data,
+            **({} if ready else {"sample_weight": weight, "batch_size": 4}),
+            verbose=0,
+            shuffle=False,
+        )

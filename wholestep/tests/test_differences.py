@@ -1,4 +1,6 @@
-"""Configurations drawn at random, and keras.Model.fit beside them: what differs by more than rounding is known."""
+"""Configurations drawn at random, and keras.Model.fit beside them: what differs by more than
+rounding is known.
+"""
 
 import re
 from pathlib import Path
@@ -21,21 +23,40 @@ ROWS = 14
 
 BODIES = {
     "dense": lambda x: L.Dense(3, "tanh")(x),
-    "regularised": lambda x: L.Dense(3, "relu", kernel_regularizer="l2", activity_regularizer="l1")(x),
+    "regularised": lambda x: L.Dense(3, "relu", kernel_regularizer="l2", activity_regularizer="l1")(
+        x
+    ),
     "normalized": lambda x: L.LayerNormalization()(L.Dense(3)(x)),
-    "batch normalization": lambda x: L.BatchNormalization(momentum=0.5)(L.Dense(3, use_bias=False)(x)),
+    "batch normalization": lambda x: L.BatchNormalization(momentum=0.5)(
+        L.Dense(3, use_bias=False)(x)
+    ),
     "two ways": lambda x: L.Concatenate()([L.Dense(2)(x), L.Dense(1, "sigmoid")(x)]),
     "convolution": lambda x: L.Flatten()(L.Conv1D(2, 2, activation="relu")(L.Reshape((4, 1))(x))),
     "recurrent": lambda x: L.SimpleRNN(2)(L.Reshape((2, 2))(x)),
 }
 TASKS = {
     "numbers": (
-        ["mse", K.MeanAbsoluteError, K.Huber, K.LogCosh, lambda: lambda y, p: ops.sum((y - p) ** 4, axis=-1)],
-        ["mae", keras.metrics.RootMeanSquaredError, "cosine_similarity", lambda: lambda y, p: ops.abs(y - p)[:, 0]],
+        [
+            "mse",
+            K.MeanAbsoluteError,
+            K.Huber,
+            K.LogCosh,
+            lambda: lambda y, p: ops.sum((y - p) ** 4, axis=-1),
+        ],
+        [
+            "mae",
+            keras.metrics.RootMeanSquaredError,
+            "cosine_similarity",
+            lambda: lambda y, p: ops.abs(y - p)[:, 0],
+        ],
     ),
     "classes": (
         [lambda: K.SparseCategoricalCrossentropy(from_logits=True)],
-        ["accuracy", lambda: keras.metrics.SparseTopKCategoricalAccuracy(2), "sparse_categorical_accuracy"],
+        [
+            "accuracy",
+            lambda: keras.metrics.SparseTopKCategoricalAccuracy(2),
+            "sparse_categorical_accuracy",
+        ],
     ),
     "one hot": (
         [
@@ -43,11 +64,22 @@ TASKS = {
             lambda: K.CategoricalFocalCrossentropy(from_logits=True),
             K.SquaredHinge,
         ],
-        ["accuracy", "categorical_accuracy", lambda: keras.metrics.Precision(0.5), keras.metrics.MeanSquaredError],
+        [
+            "accuracy",
+            "categorical_accuracy",
+            lambda: keras.metrics.Precision(0.5),
+            keras.metrics.MeanSquaredError,
+        ],
     ),
     "yes or no": (
-        [lambda: K.BinaryCrossentropy(from_logits=True), lambda: K.BinaryFocalCrossentropy(from_logits=True)],
-        [lambda: keras.metrics.BinaryAccuracy(threshold=0.0), lambda: keras.metrics.AUC(num_thresholds=9)],
+        [
+            lambda: K.BinaryCrossentropy(from_logits=True),
+            lambda: K.BinaryFocalCrossentropy(from_logits=True),
+        ],
+        [
+            lambda: keras.metrics.BinaryAccuracy(threshold=0.0),
+            lambda: keras.metrics.AUC(num_thresholds=9),
+        ],
     ),
 }
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Nadam", "Adamax", "Lion")
@@ -76,7 +108,9 @@ def draw(number: int) -> dict[str, Any]:
         "task": task,
         "body": one_of(list(BODIES)),
         "loss": int(random.integers(len(losses))),
-        "reduction": one_of(("sum_over_batch_size", "sum_over_batch_size", "sum", "mean_with_sample_weight")),
+        "reduction": one_of(
+            ("sum_over_batch_size", "sum_over_batch_size", "sum", "mean_with_sample_weight")
+        ),
         "metrics": sorted(random.permutation(len(metrics))[: random.integers(3)].tolist()),
         "weighted metrics": bool(random.integers(2)),
         "optimizer": one_of(OPTIMIZERS),
@@ -103,15 +137,20 @@ def build(chosen: dict) -> keras.Model:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
     inputs = keras.Input((4,))
-    outputs = L.Dense({"numbers": 2, "yes or no": 1}.get(chosen["task"], 3))(BODIES[chosen["body"]](inputs))
+    outputs = L.Dense({"numbers": 2, "yes or no": 1}.get(chosen["task"], 3))(
+        BODIES[chosen["body"]](inputs)
+    )
     model = keras.Model(inputs, outputs)
     losses, metrics = TASKS[chosen["task"]]
     loss = _made(losses[chosen["loss"]])
     if isinstance(loss, K.Loss):
         loss.reduction = chosen["reduction"]
-    # A gradient that cancels to nothing but rounding moves nothing: divided by its own size it would.
+    # A gradient that cancels to nothing but rounding moves nothing: divided by its own size it
+    # would.
     bounded = {} if chosen["optimizer"] in ("SGD", "Lion") else {"epsilon": 1e-4}
-    optimizer = getattr(keras.optimizers, chosen["optimizer"])(0.02, **bounded, **chosen["settings"])
+    optimizer = getattr(keras.optimizers, chosen["optimizer"])(
+        0.02, **bounded, **chosen["settings"]
+    )
     seen = [_made(metrics[i]) for i in chosen["metrics"]]
     more = {"weighted_metrics": [_made(metrics[0])]} if chosen["weighted metrics"] else {}
     model.compile(optimizer, loss, metrics=seen, **more)
@@ -180,7 +219,9 @@ def train(chosen: dict, model: Any, trains: Any) -> dict:
 
 
 def weighs_unlike(chosen: dict) -> bool:
-    """Whether an epoch's loss is weighed otherwise than by Keras: by what its rows weigh, not by their number."""
+    """Whether an epoch's loss is weighed otherwise than by Keras: by what its rows weigh, not by
+    their number.
+    """
     return chosen["reduction"] != "sum_over_batch_size" and chosen["weights"] != "none"
 
 
@@ -193,12 +234,16 @@ def check(number: int) -> None:
     found = train(chosen, ours, ws.Trainer(ours, microbatch_size=chosen["microbatch size"]))
     said = f"draw {number}: {chosen}"
     assert list(found) == list(expected), said
-    for variable, a, b in zip(ours.variables, ours.get_weights(), theirs.get_weights(), strict=False):
+    for variable, a, b in zip(
+        ours.variables, ours.get_weights(), theirs.get_weights(), strict=False
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=f"{variable.path}, {said}")
     for name, value in expected.items():
         if name in ("loss", "val_loss") and weighs_unlike(chosen):
             continue
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{name}, {said}")
+        np.testing.assert_allclose(
+            found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{name}, {said}"
+        )
 
 
 @pytest.mark.filterwarnings("ignore:microbatch_size")
@@ -224,7 +269,9 @@ HOW = {"batch_size": 4, "shuffle": False, "verbose": 0}
 
 
 def still(loss="mse", **more):
-    """Return a model that training does not move, so that the numbers of an epoch are those of its weights."""
+    """Return a model that training does not move, so that the numbers of an epoch are those of its
+    weights.
+    """
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((4,)), L.Dense(2)])
@@ -234,7 +281,9 @@ def still(loss="mse", **more):
 
 def masked():
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((3,), dtype="int32"), L.Embedding(5, 2, mask_zero=True), L.Dense(2)])
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), L.Embedding(5, 2, mask_zero=True), L.Dense(2)]
+    )
     model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
     return model, np.resize(Y, (12, 3, 2))
 
@@ -279,7 +328,10 @@ def test_draws_are_not_those_of_keras_and_those_of_every_compiler():
     assert loss(lambda model: model) != expected
     if not JAX:
         for compiled in (False, True):
-            assert loss(lambda model, compiled=compiled: ws.Trainer(model, jit_compile=compiled)) == expected
+            assert (
+                loss(lambda model, compiled=compiled: ws.Trainer(model, jit_compile=compiled))
+                == expected
+            )
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -306,7 +358,9 @@ def test_the_losses_of_outputs_add_up_to_the_total():
         return model
 
     short = (X[:6], [Y[:6], Y[:6]])  # a batch of four rows, and one of two
-    theirs, ours = (run(made()).fit(*short, **HOW).history for run in (lambda model: model, ws.Trainer))
+    theirs, ours = (
+        run(made()).fit(*short, **HOW).history for run in (lambda model: model, ws.Trainer)
+    )
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
     assert ours["a_loss"][0] + ours["b_loss"][0] == pytest.approx(ours["loss"][0], rel=1e-5)
     assert theirs["a_loss"][0] + theirs["b_loss"][0] != pytest.approx(theirs["loss"][0], rel=1e-3)
@@ -315,8 +369,13 @@ def test_the_losses_of_outputs_add_up_to_the_total():
 def test_one_output_has_one_loss():
     theirs, ours, first = (still(loss) for loss in (["mse", "mae"], ["mse", "mae"], "mse"))
     trainer = ws.Trainer(ours)
-    with pytest.warns(UserWarning, match="one output, and 2 losses: as in Keras, all but the first") as told:
-        found = [trainer.fit(X, Y, **HOW).history, trainer.evaluate(X, Y, verbose=0, return_dict=True)]
+    with pytest.warns(
+        UserWarning, match="one output, and 2 losses: as in Keras, all but the first"
+    ) as told:
+        found = [
+            trainer.fit(X, Y, **HOW).history,
+            trainer.evaluate(X, Y, verbose=0, return_dict=True),
+        ]
     assert len(told) == 1
     assert [list(logs) for logs in found] == [["loss"], ["loss"]]
     history = theirs.fit(X, Y, **HOW).history

@@ -1,4 +1,6 @@
-"""Updates that are sent before they are asked for: nobody can tell, whenever and however somebody looks."""
+"""Updates that are sent before they are asked for: nobody can tell, whenever and however somebody
+looks.
+"""
 
 import copy
 import gc
@@ -20,7 +22,9 @@ import wholestep as ws
 from wholestep import ahead, dispatcher
 
 JAX = keras.backend.backend() == "jax"
-pytestmark = pytest.mark.skipif(not JAX, reason="test_engines holds that looks are not seen there: nothing is ahead")
+pytestmark = pytest.mark.skipif(
+    not JAX, reason="test_engines holds that looks are not seen there: nothing is ahead"
+)
 X = np.random.default_rng(0).normal(size=(104, 6)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 4, 104)
 SIZE = 4
@@ -29,7 +33,9 @@ NUM = 26  # of a batch, and of batches in an epoch
 
 @pytest.fixture
 def sent(monkeypatch):
-    """How many updates went in each dispatch, of which many go ahead; or by `sent.one_by_one()` none."""
+    """How many updates went in each dispatch, of which many go ahead; or by `sent.one_by_one()`
+    none.
+    """
 
     class Sent(list):
         def one_by_one(self):
@@ -86,7 +92,9 @@ class Fresh:
         made = self.trainer.model
         watching = Watching(look)
         made.steps_per_execution = steps_per_execution
-        for variable, value in zip([*made.variables, *made.optimizer.variables], self.begin, strict=True):
+        for variable, value in zip(
+            [*made.variables, *made.optimizer.variables], self.begin, strict=True
+        ):
             variable.assign(value)
         data = data or ws.Batches((X, Y), SIZE, seed=5)
         self.trainer.fit(data, epochs=2, callbacks=[watching], verbose=0)
@@ -133,15 +141,27 @@ def a_call(callback, batch):
 
 
 def a_metric(callback, batch):
-    return {k: float(v) for k, v in callback.model.get_metrics_result().items()} if batch % 5 == 3 else None
+    return (
+        {k: float(v) for k, v in callback.model.get_metrics_result().items()}
+        if batch % 5 == 3
+        else None
+    )
 
 
 def a_copy(callback, batch):
-    return [w.tobytes() for w in copy.deepcopy(callback.model.weights[0]).numpy()] if batch == 9 else None
+    return (
+        [w.tobytes() for w in copy.deepcopy(callback.model.weights[0]).numpy()]
+        if batch == 9
+        else None
+    )
 
 
 def a_pickle(callback, batch):
-    return pickle.loads(pickle.dumps(callback.model)).get_weights()[0].tobytes() if batch == 9 else None
+    return (
+        pickle.loads(pickle.dumps(callback.model)).get_weights()[0].tobytes()
+        if batch == 9
+        else None
+    )
 
 
 def another_thread(callback, batch):
@@ -239,7 +259,9 @@ class Loader(keras.utils.PyDataset):
 
 
 @pytest.mark.parametrize("name", ["never", "every", "every 7", "at_random", "a_call"])
-def test_whoever_looks_between_loaded_batches_finds_the_state_of_the_update_that_was_told(sent, fresh, name):
+def test_whoever_looks_between_loaded_batches_finds_the_state_of_the_update_that_was_told(
+    sent, fresh, name
+):
     ahead = fresh.fit(LOOKS[name], data=ws.Batches(Loader(), seed=5))
     assert max(sent[-NUM + 2 :]) == 1 if name == "every" else len(sent) < 1.5 * NUM
     sent.one_by_one()
@@ -274,7 +296,9 @@ def test_a_run_knows_nothing_of_batches_that_were_loaded_before_their_turn(sent)
 
 
 @pytest.mark.parametrize("steps_per_execution", [2, 5])
-def test_loaded_batches_are_told_several_at_a_time_where_that_is_asked(sent, fresh, steps_per_execution):
+def test_loaded_batches_are_told_several_at_a_time_where_that_is_asked(
+    sent, fresh, steps_per_execution
+):
     told = [
         fresh.fit(lambda callback, batch: batch, steps_per_execution, ws.Batches(data, **how)).found
         for data, how in ((Loader(), {"seed": 5}), ((X, Y), {"batch_size": SIZE, "seed": 5}))
@@ -378,7 +402,9 @@ class Annealed(ws.Objective):
 
     def __call__(self, model, batch, training):
         x, y = batch
-        values = keras.losses.sparse_categorical_crossentropy(y, model(x, training=training), from_logits=True)
+        values = keras.losses.sparse_categorical_crossentropy(
+            y, model(x, training=training), from_logits=True
+        )
         return ws.Mean(values * keras.ops.convert_to_tensor(self.scale))
 
 
@@ -386,7 +412,11 @@ def test_a_variable_of_the_objectives_counts_from_the_next_update_on(sent):
     def train():
         made = model(keras.layers.Dropout(0.5, seed=1))
         objective = Annealed()
-        watching = Watching(lambda callback, batch: objective.scale.assign(1 / (batch + 1)) if batch % 9 == 3 else None)
+        watching = Watching(
+            lambda callback, batch: (
+                objective.scale.assign(1 / (batch + 1)) if batch % 9 == 3 else None
+            )
+        )
         trainer = ws.Trainer(made, objective)
         trainer.fit((X, Y), batch_size=SIZE, epochs=2, callbacks=[watching], verbose=0)
         return made, watching.logs
@@ -431,14 +461,20 @@ def test_updates_that_are_left_out_are_counted_in_their_turn(sent):
         made = model()
         trainer = ws.Trainer(made, on_nonfinite="skip")
         steps = trainer.steps(ws.Batches((with_a_bad_row(70), Y), SIZE, shuffle=False))
-        counts = [(step.number, trainer.num_skipped if step.number % 3 == 0 else None) for step in steps]
+        counts = [
+            (step.number, trainer.num_skipped if step.number % 3 == 0 else None) for step in steps
+        ]
         return made, counts, trainer.num_skipped
 
     ahead, counts, num = train()
     sent.one_by_one()
     alone, expected, _ = train()
     assert num == 1
-    assert counts == expected == [(n, None if n % 3 else int(n > 70 // SIZE)) for n in range(1, NUM + 1)]
+    assert (
+        counts
+        == expected
+        == [(n, None if n % 3 else int(n > 70 // SIZE)) for n in range(1, NUM + 1)]
+    )
     assert same(ahead, alone)
 
 
@@ -467,7 +503,9 @@ def test_an_error_in_a_callback_leaves_the_state_of_its_update(sent, error):
 
 
 def ahead_of(made, num=17):
-    """Return the open loop of a trainer of the model, of which so many steps have been taken, and others been sent."""
+    """Return the open loop of a trainer of the model, of which so many steps have been taken, and
+    others been sent.
+    """
     steps = ws.Trainer(made).steps(ws.Batches((X, Y), SIZE, seed=5))
     for _ in range(num):
         next(steps)
@@ -500,7 +538,11 @@ def test_several_threads_may_look_at_once(sent, made):
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            seen = list(pool.map(lambda i: np.asarray(variables[i % len(variables)].value).tobytes(), range(800)))
+            seen = list(
+                pool.map(
+                    lambda i: np.asarray(variables[i % len(variables)].value).tobytes(), range(800)
+                )
+            )
     finally:
         sys.setswitchinterval(switch)
     steps.close()
@@ -537,14 +579,18 @@ for _ in range(5):
 
 @pytest.mark.slow
 def test_a_script_may_end_while_updates_are_ahead():
-    ended = subprocess.run([sys.executable, "-c", LEFT], env=lean(), capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT], env=lean(), capture_output=True, text=True, timeout=100
+    )
     assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.slow
 def test_two_loops_of_one_trainer_in_turns(sent, made):
     trainer = ws.Trainer(made)
-    for _ in zip(*(trainer.steps(ws.Batches((X, Y), SIZE, seed=seed)) for seed in (5, 6)), strict=False):
+    for _ in zip(
+        *(trainer.steps(ws.Batches((X, Y), SIZE, seed=seed)) for seed in (5, 6)), strict=False
+    ):
         pass
     trainer.update((X[:4], Y[:4]))
     del trainer
@@ -555,7 +601,9 @@ def test_two_loops_of_one_trainer_in_turns(sent, made):
     again = model(keras.layers.Dropout(0.5, seed=1))
     sent.one_by_one()
     trainer = ws.Trainer(again)
-    for _ in zip(*(trainer.steps(ws.Batches((X, Y), SIZE, seed=seed)) for seed in (5, 6)), strict=False):
+    for _ in zip(
+        *(trainer.steps(ws.Batches((X, Y), SIZE, seed=seed)) for seed in (5, 6)), strict=False
+    ):
         pass
     trainer.update((X[:4], Y[:4]))
     assert seen == held(again)
@@ -616,7 +664,9 @@ class Telling(ws.Objective):
         import jax
 
         x, y = batch
-        values = keras.losses.sparse_categorical_crossentropy(y, model(x, training=training), from_logits=True)
+        values = keras.losses.sparse_categorical_crossentropy(
+            y, model(x, training=training), from_logits=True
+        )
         jax.debug.callback(self.told.append, x[0, 0])
         return ws.Mean(values)
 
@@ -696,7 +746,9 @@ WITHOUT = SimpleNamespace(
 )
 
 
-@pytest.mark.parametrize("look", [unread, every_loss, evaluate, update_in_hand, fit_in_between, leave])
+@pytest.mark.parametrize(
+    "look", [unread, every_loss, evaluate, update_in_hand, fit_in_between, leave]
+)
 @pytest.mark.slow
 def test_steps_are_the_same_without_the_module_that_sends_ahead(sent, look, monkeypatch):
     made, found = loop(look)
@@ -724,7 +776,10 @@ def test_a_snapshot_between_two_steps_is_of_the_update_that_was_told(sent):
         again = model(keras.layers.Dropout(0.5, seed=1), seed=9)
         second = ws.Trainer(again)
         second.run.restore(snapshot)
-        rest = [(step.number, step.loss) for step in second.steps(ws.Batches((X, Y), SIZE, seed=5), epochs=2)]
+        rest = [
+            (step.number, step.loss)
+            for step in second.steps(ws.Batches((X, Y), SIZE, seed=5), epochs=2)
+        ]
         assert rest == whole[number:]
         assert same(again, made)
 
@@ -765,7 +820,9 @@ def test_replicas_send_ahead_too(sent):
     assert ahead == fresh.fit(every(7))
 
 
-def test_updates_may_be_written_by_another_thread_while_it_is_asked_whether_they_are_held(monkeypatch):
+def test_updates_may_be_written_by_another_thread_while_it_is_asked_whether_they_are_held(
+    monkeypatch,
+):
     class Held:
         run = object()
 

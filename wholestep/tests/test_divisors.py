@@ -32,9 +32,15 @@ def test_the_loss_of_microbatches_is_divided_as_the_table_says(mask, weights, re
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
     model.compile(keras.optimizers.SGD(0.0), loss)
     logs = keras.ops.convert_to_numpy(keras.ops.log_softmax(model(X)))
-    places = np.take_along_axis(-logs, X[..., None], -1)[..., 0] * (1 if weights is None else weights)
+    places = np.take_along_axis(-logs, X[..., None], -1)[..., 0] * (
+        1 if weights is None else weights
+    )
     total = float((places * (X != 0 if mask else 1)).sum())
-    history = ws.Trainer(model, microbatch_size=1).fit(X, X, sample_weight=weights, batch_size=2, verbose=0).history
+    history = (
+        ws.Trainer(model, microbatch_size=1)
+        .fit(X, X, sample_weight=weights, batch_size=2, verbose=0)
+        .history
+    )
     assert history["loss"][0] == pytest.approx(total / divisor, rel=1e-5)
     assert model.evaluate(X, X, sample_weight=weights, batch_size=2, verbose=0) == pytest.approx(
         total / divisor, rel=1e-5

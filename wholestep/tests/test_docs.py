@@ -15,12 +15,15 @@ ROOT = Path(__file__).parents[1]
 TOP = ROOT.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-TEXTS = {path: path.read_text() for path in [*PAGES, ROOT / "README.md", TOP / "README.md", TOP / "CONTRIBUTING.md"]}
+TEXTS = {
+    path: path.read_text()
+    for path in [*PAGES, ROOT / "README.md", TOP / "README.md", TOP / "CONTRIBUTING.md"]
+}
 SITE = (ROOT / "mkdocs.yml").read_text()
 REPOSITORY = re.search(r"^repo_url: (.*)$", SITE, re.M)[1]
-RUN_HERE = [DOCS / name for name in ("index.md", "accumulation.md", "sequences.md", "finetune.md")] + sorted(
-    DOCS.glob("api/*.md")
-)
+RUN_HERE = [
+    DOCS / name for name in ("index.md", "accumulation.md", "sequences.md", "finetune.md")
+] + sorted(DOCS.glob("api/*.md"))
 CLUSTER = DOCS / "cluster.md"
 OF_ENGINE = {"tensorflow": "tf.function", "jax": "jax.jit"}
 
@@ -51,7 +54,10 @@ def test_the_loops_of_the_page_on_several_devices_are_right_with_a_short_batch(i
 
     def network():
         keras.utils.set_random_seed(0)
-        layers = [keras.layers.Dense(5, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2)), keras.layers.Dense(1)]
+        layers = [
+            keras.layers.Dense(5, "tanh", kernel_regularizer=keras.regularizers.L2(1e-2)),
+            keras.layers.Dense(1),
+        ]
         model = keras.Sequential([keras.Input((6,)), *layers])
         model.compile(keras.optimizers.SGD(0.1), "mse")
         model.optimizer.build(model.trainable_variables)
@@ -63,12 +69,16 @@ def test_the_loops_of_the_page_on_several_devices_are_right_with_a_short_batch(i
             names["tf"] = tf = importlib.import_module("tensorflow")
             names["strategy"] = tf.distribute.get_strategy()
             kinds = [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in (x, y)]
-            names["batches"] = tf.data.Dataset.from_generator(lambda: batches, output_signature=tuple(kinds))
+            names["batches"] = tf.data.Dataset.from_generator(
+                lambda: batches, output_signature=tuple(kinds)
+            )
         else:
             names["jax"] = importlib.import_module("jax")
     names["optimizer"] = model.optimizer
     (block,) = (
-        each for each in re.findall(r"```python\n(.*?)```", TEXTS[CLUSTER], re.S) if f"@{OF_ENGINE[engine]}" in each
+        each
+        for each in re.findall(r"```python\n(.*?)```", TEXTS[CLUSTER], re.S)
+        if f"@{OF_ENGINE[engine]}" in each
     )
     assert " / count + penalty" in block
     block = block.replace(" / count + penalty", " / 32.0 + penalty") if is_wrong else block
@@ -90,7 +100,9 @@ def test_the_drawings_are_those_of_the_page_on_architecture():
         assert (DOCS / name).read_text() == draw()  # or run docs/drawings.py
     listed = [row[0] for row in drawings.table("Every function that a batch crosses")]
     assert {*listed} == {*drawings.WHERE}
-    assert {other for *_, others in drawings.OWNERS.values() for other in others} <= {*drawings.OWNERS}
+    assert {other for *_, others in drawings.OWNERS.values() for other in others} <= {
+        *drawings.OWNERS
+    }
 
 
 def test_the_table_of_contents_has_every_page():
@@ -101,7 +113,9 @@ def test_the_table_of_contents_has_every_page():
 def test_the_reference_has_every_public_name():
     import wholestep as ws
 
-    shown = re.findall(r"^::: (wholestep\.[\w.]+)$", "\n".join(TEXTS[path] for path in DOCS.glob("api/*.md")), re.M)
+    shown = re.findall(
+        r"^::: (wholestep\.[\w.]+)$", "\n".join(TEXTS[path] for path in DOCS.glob("api/*.md")), re.M
+    )
     names = {name.rpartition(".")[2] for name in shown}
     assert {*ws.__all__} - names == {"audit"}
     assert all(pkgutil.resolve_name(name).__doc__ for name in shown)
@@ -115,7 +129,9 @@ def anchors(path):
 
 
 def where(path, link):
-    """Return the file that a link of a page leads to, and the heading in it; None if it leads elsewhere."""
+    """Return the file that a link of a page leads to, and the heading in it; None if it leads
+    elsewhere.
+    """
     if link.startswith(f"{REPOSITORY}/"):
         link = re.sub(rf"^{REPOSITORY}/(blob|tree|raw)/main/", "", link)
         path = TOP / "x"
@@ -128,7 +144,11 @@ def where(path, link):
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(TOP)))
 def test_the_links_of_a_page_lead_somewhere(path):
     text = re.sub(r"```.*?```|`[^`\n]*`", "", TEXTS[path], flags=re.S)
-    found = [place for link in re.findall(r"\]\(([^)\s]+)\)", text) if (place := where(path, link)) is not None]
+    found = [
+        place
+        for link in re.findall(r"\]\(([^)\s]+)\)", text)
+        if (place := where(path, link)) is not None
+    ]
     for file, heading in found:
         assert file.exists(), file
         if heading:

@@ -37,13 +37,17 @@ class Told(ws.Objective):
 
     def __call__(self, model, batch, training):
         drawn = model(batch["x"], training=training)
-        drawn = ops.concatenate([ops.reshape(ops.cast(d, "float32"), (d.shape[0], -1)) for d in drawn], axis=1)
+        drawn = ops.concatenate(
+            [ops.reshape(ops.cast(d, "float32"), (d.shape[0], -1)) for d in drawn], axis=1
+        )
         own = ops.take(model.told, batch["row"], axis=0)
         return ws.Sum(ops.sum(drawn * own[:, : drawn.shape[1]], axis=-1))
 
 
 class Telling(keras.Model):
-    """Layers side by side, each with numbers of its own to see; `told` is what each row was told."""
+    """Layers side by side, each with numbers of its own to see; `told` is what each row was
+    told.
+    """
 
     def __init__(self, layers):
         super().__init__()
@@ -76,16 +80,23 @@ def told(layers, size="auto", replicas=None, epochs=1):
 
 
 def data_of(made):
-    return {"x": {name: numbers(name) for name in made.parts}, "row": np.arange(ROWS, dtype="int32")}
+    return {
+        "x": {name: numbers(name) for name in made.parts},
+        "row": np.arange(ROWS, dtype="int32"),
+    }
 
 
 def kept(found):
-    (name,) = [name for name in found if name.endswith("variable") and found[name].shape == (ROWS, 1000)]
+    (name,) = [
+        name for name in found if name.endswith("variable") and found[name].shape == (ROWS, 1000)
+    ]
     return found[name]
 
 
 class Attention(L.MultiHeadAttention):
-    """What attention drops of its scores alone: products of matrices are rounded otherwise in another batch."""
+    """What attention drops of its scores alone: products of matrices are rounded otherwise in
+    another batch.
+    """
 
     def build(self, shape):
         super().build(shape, shape)
@@ -153,16 +164,21 @@ FUNCTIONS = {
     "beta": lambda x, seed: R.beta(x.shape, 0.5, x, seed=seed),
     "binomial": lambda x, seed: R.binomial(x.shape, 30.0, x - 0.5, seed=seed),
     "shuffle": lambda x, seed: R.shuffle(x, axis=1, seed=seed),
-    "half": lambda x, seed: R.normal(x.shape, dtype="float16", seed=seed) + R.uniform(x.shape, dtype="float16", seed=3),
+    "half": lambda x, seed: (
+        R.normal(x.shape, dtype="float16", seed=seed) + R.uniform(x.shape, dtype="float16", seed=3)
+    ),
     "brain": lambda x, seed: R.dropout(ops.cast(x, "bfloat16"), 0.5, seed=seed),
     "depth": lambda x, seed: R.uniform((), seed=seed),
     "weights": lambda x, seed: R.normal((23, 2), seed=seed),  # of more rows than any program has
-    "rows times heads": lambda x, seed: ops.reshape(R.uniform((3 * x.shape[0], 2), seed=seed), (x.shape[0], 6)),
+    "rows times heads": lambda x, seed: ops.reshape(
+        R.uniform((3 * x.shape[0], 2), seed=seed), (x.shape[0], 6)
+    ),
     "rows last": lambda x, seed: ops.transpose(R.uniform((2, 2 * x.shape[0]), seed=seed)[:, ::2]),
 }
 
 
-# TensorFlow computes a logarithm or a sine at an array's end by another routine: its last bit may be another.
+# TensorFlow computes a logarithm or a sine at an array's end by another routine: its last bit may
+# be another.
 ROUNDED = {
     *("GaussianNoise", "GaussianDropout", "RandomRotation", "RandomZoom"),
     *("normal", "truncated_normal", "gamma", "beta", "half", "weights"),
@@ -198,7 +214,13 @@ def whole(kind):
     ("kind", "parts"),
     [
         *share([(layers, 3), (functions, 8)]),
-        *later([(layers, 8), (functions, 3), *((kind, parts) for parts in (2, 5) for kind in (layers, functions))]),
+        *later(
+            [
+                (layers, 8),
+                (functions, 3),
+                *((kind, parts) for parts in (2, 5) for kind in (layers, functions)),
+            ]
+        ),
     ],
 )
 @pytest.mark.slow
@@ -206,12 +228,17 @@ def test_no_bit_of_what_a_row_draws_differs_between_cuts(kind, parts):
     """Batches of 8, 8 and 4 rows: in parts of one size or not, the last one filled up."""
     found, trainer = told(kind, -(-BATCH // parts))
     assert differing(whole(kind), found) == []
-    assert "Microbatches of any size give the update of the whole batch, up to rounding." in trainer.explain()
+    assert (
+        "Microbatches of any size give the update of the whole batch, up to rounding."
+        in trainer.explain()
+    )
 
 
 @pytest.mark.large
 def test_draws_of_rounded_functions_differ_between_cuts_by_rounding():
-    np.testing.assert_allclose(kept(told(rounded, 3)[0]), kept(whole(rounded)), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(
+        kept(told(rounded, 3)[0]), kept(whole(rounded)), rtol=2e-6, atol=2e-6
+    )
 
 
 @on("jax")
@@ -241,7 +268,9 @@ def test_a_run_goes_on_as_it_would_have_however_it_is_cut_from_then_on():
     made.told.assign(np.zeros(made.told.shape))
     batches = ws.Batches(data_of(made), BATCH, seed=1)
     batches.seek(1, 0)
-    ws.Trainer(made, Told(), optimizer=keras.optimizers.SGD(1.0), microbatch_size=3).fit(batches, verbose=0)
+    ws.Trainer(made, Told(), optimizer=keras.optimizers.SGD(1.0), microbatch_size=3).fit(
+        batches, verbose=0
+    )
     assert differing(unbroken, {v.path: ops.convert_to_numpy(v) for v in made.variables}) == []
 
 
@@ -258,10 +287,18 @@ def test_draws_that_belong_to_places_in_the_microbatch_are_caught(kind, monkeypa
 
 
 def trained(size, *middle, replicas=None, num_rows=16, rate=0.5):
-    """Carry out an update of whole numbers with dropout, and return everything it changed and said."""
+    """Carry out an update of whole numbers with dropout, and return everything it changed and
+    said.
+    """
     keras.utils.clear_session()
     with spread_over(replicas):
-        inputs = [keras.Input((4,)), L.Dense(4), L.Dropout(rate, seed=7), *[make() for make in middle], L.ReLU()]
+        inputs = [
+            keras.Input((4,)),
+            L.Dense(4),
+            L.Dropout(rate, seed=7),
+            *[make() for make in middle],
+            L.ReLU(),
+        ]
         made = keras.Sequential([*inputs, L.Dropout(rate, seed=8), L.Dense(4)])
         for i, variable in enumerate(made.trainable_weights):
             variable.assign(integers(*variable.shape, seed=i))
@@ -311,7 +348,9 @@ def test_update_steps_and_fit_draw_alike():
 
 
 def zero_by(function, first):
-    """Return a 0 that the host is asked for whenever the program needs what it is added to: of rows from this place."""
+    """Return a 0 that the host is asked for whenever the program needs what it is added to: of rows
+    from this place.
+    """
 
     def answer(first):
         function()
@@ -385,7 +424,9 @@ def test_another_thread_draws_as_ever_while_one_traces():
     found = []
     facts = compare([Asked("normal", (2, 3))], 2, [Asked("normal", (4, 3))])
     with drawing(nobody(2, facts)):
-        thread = threading.Thread(target=lambda: found.append(ops.convert_to_numpy(R.normal((2, 3), seed=1))))
+        thread = threading.Thread(
+            target=lambda: found.append(ops.convert_to_numpy(R.normal((2, 3), seed=1)))
+        )
         thread.start()
         thread.join()
         own = ops.convert_to_numpy(R.normal((2, 3), seed=1))
@@ -424,7 +465,11 @@ class Weighed(ws.Objective):
 def test_rows_that_weigh_unlike_draw_for_themselves():
     made = model(L.Dropout(0.5, seed=1))
     trainer = ws.Trainer(made, Weighed(), optimizer=keras.optimizers.SGD(0.1), microbatch_size=5)
-    trainer.fit({"x": X, "weight": np.resize([1.0, 0.0, 3.0], len(X)).astype("float32")}, batch_size=10, verbose=0)
+    trainer.fit(
+        {"x": X, "weight": np.resize([1.0, 0.0, 3.0], len(X)).astype("float32")},
+        batch_size=10,
+        verbose=0,
+    )
     assert "give the update of the whole batch, up to rounding" in trainer.explain()
 
 
@@ -494,14 +539,19 @@ class Odd(Square):
 
 
 SAID = {
-    Square: r"differ between cuts: keras\.random\.uniform \(its shape is \(10, 10\) of 10 rows and \(20, 20\)",
+    Square: r"differ between cuts: keras\.random\.uniform \(its shape is \(10, 10\) of 10 rows and "
+    r"\(20, 20\)",
     Behind: "Random draws differ between cuts: something draws behind Keras' back",
     HeadsFirst: "Random draws differ between cuts: an axis that is a multiple of the rows",
     RarelyHeadsFirst: "Random draws differ between cuts: an axis that is a multiple of the rows",
-    MixedSometimes: "The weights will not be those of whole batches: the rows of a batch see each other",
-    TakesParts: "Random draws differ between cuts: rows take parts of a draw whose shape does not grow with them",
+    MixedSometimes: "The weights will not be those of whole batches: the rows of a batch see each "
+    "other",
+    TakesParts: "Random draws differ between cuts: rows take parts of a draw whose shape does not "
+    "grow "
+    "with them",
     Shuffled: "The weights will not be those of whole batches: the rows of a batch see each other",
-    Odd: r"Random draws differ between cuts: keras\.random\.uniform \(of another number of rows the objective draws",
+    Odd: r"Random draws differ between cuts: keras\.random\.uniform \(of another number of rows "
+    r"the objective draws",
 }
 
 
@@ -525,10 +575,14 @@ def test_who_draws_otherwise_than_before_draws_as_ever_and_is_told(recwarn):
     with drawing(nobody(4, facts)):
         with pytest.warns(
             UserWarning,
-            match=r"An objective must make the same random draws .* keras\.random\.normal of shape \(4, 3\)",
+            match=(
+                r"An objective must make the same random draws .* keras\.random\.normal of "
+                r"shape \(4, 3\)"
+            ),
         ):
             assert R.normal((4, 3), seed=1).shape == (4, 3)
-        assert np.all(ops.convert_to_numpy(R.uniform((4, 3), seed=1)) != expected[1])  # which may be another's fact
+        # which may be another's fact
+        assert np.all(ops.convert_to_numpy(R.uniform((4, 3), seed=1)) != expected[1])
     assert len(recwarn) == 0
 
 
@@ -540,12 +594,16 @@ class Places(ws.Objective):
 
 
 def test_as_many_rows_as_places_draw_as_other_numbers_of_rows_do(recwarn):
-    """Values with as many places as rows are read a second time, on one row less, for a loss that pairs all rows."""
+    """Values with as many places as rows are read a second time, on one row less, for a loss that
+    pairs all rows.
+    """
     found = []
     for size in (TIME, 8):
         keras.utils.set_random_seed(3)
         made = keras.Sequential([keras.Input((TIME, DIM)), L.Dropout(0.5, seed=4), L.Dense(1)])
-        trainer = ws.Trainer(made, Places(), optimizer=keras.optimizers.SGD(0.1), microbatch_size=size)
+        trainer = ws.Trainer(
+            made, Places(), optimizer=keras.optimizers.SGD(0.1), microbatch_size=size
+        )
         trainer.fit({"x": numbers("Dropout"), "y": numbers("")[..., :1]}, batch_size=20, verbose=0)
         found.append(values(made))
     assert [str(w.message) for w in recwarn if "random draws" in str(w.message)] == []
@@ -570,7 +628,9 @@ def drawn_again(x, seed):
     import jax
 
     again = jax.custom_vjp(lambda x: R.dropout(x, 0.5, seed=seed))
-    again.defvjp(lambda x: (again(x), ()), lambda _, upstream: (R.dropout(upstream, 0.5, seed=seed),))
+    again.defvjp(
+        lambda x: (again(x), ()), lambda _, upstream: (R.dropout(upstream, 0.5, seed=seed),)
+    )
     return again(x)
 
 
@@ -578,7 +638,13 @@ def drawn_again(x, seed):
 def test_what_is_drawn_again_for_the_gradient_is_the_same(size):
     found = []
     for drop in (R.dropout, drawn_again):
-        made = model(L.Lambda(lambda x, drop=drop: drop(x, seed=4) if drop is drawn_again else drop(x, 0.5, seed=4)))
+        made = model(
+            L.Lambda(
+                lambda x, drop=drop: (
+                    drop(x, seed=4) if drop is drawn_again else drop(x, 0.5, seed=4)
+                )
+            )
+        )
         ws.Trainer(made, microbatch_size=size).fit(X, Y, batch_size=20, shuffle=False, verbose=0)
         found.append(values(made))
     for one, two in zip(*found, strict=True):
@@ -587,13 +653,17 @@ def test_what_is_drawn_again_for_the_gradient_is_the_same(size):
 
 class NoisyGradient(Square):
     def call(self, x, training=False):
-        noisy = ops.custom_gradient(lambda x: (x * 1.0, lambda *up: up[-1] + R.normal(ops.shape(up[-1]), seed=4)))
+        noisy = ops.custom_gradient(
+            lambda x: (x * 1.0, lambda *up: up[-1] + R.normal(ops.shape(up[-1]), seed=4))
+        )
         return noisy(x)
 
 
 def test_what_is_drawn_for_the_gradient_alone_is_drawn_as_ever_and_said():
     made = model(NoisyGradient())
-    with pytest.warns(UserWarning, match=r"keras\.random\.normal of shape .* was not drawn in the first trace"):
+    with pytest.warns(
+        UserWarning, match=r"keras\.random\.normal of shape .* was not drawn in the first trace"
+    ):
         ws.Trainer(made).fit(X, Y, verbose=0)
     assert np.all(np.isfinite(values(made)[0]))
 
@@ -601,14 +671,21 @@ def test_what_is_drawn_for_the_gradient_alone_is_drawn_as_ever_and_said():
 @pytest.mark.skipif(not JAX, reason="TensorFlow traces a loop's gradient where its value is")
 def test_what_a_loop_draws_again_for_the_gradient_is_refused():
     layer = L.Lambda(lambda x: ops.scan(lambda c, row: (c, drawn_again(row, 4)), 0.0, x)[1])
-    with pytest.raises(ws.SpecificationError, match=r"must draw in its forward pass only\. .* keras\.random\.dropout"):
+    with pytest.raises(
+        ws.SpecificationError,
+        match=r"must draw in its forward pass only\. .* keras\.random\.dropout",
+    ):
         ws.Trainer(model(layer)).fit(X, Y, verbose=0)
 
 
 @pytest.mark.parametrize("is_called_before", [False, True])
 @pytest.mark.filterwarnings("ignore:microbatch_size=5 .* not give the weights")
-def test_a_function_compiled_by_itself_that_draws_trains_and_keeps_nothing_of_ours(is_called_before):
-    """On JAX it is traced anew, and draws for rows; on TensorFlow it keeps its trace, draws as ever, which is said."""
+def test_a_function_compiled_by_itself_that_draws_trains_and_keeps_nothing_of_ours(
+    is_called_before,
+):
+    """On JAX it is traced anew, and draws for rows; on TensorFlow it keeps its trace, draws as
+    ever, which is said.
+    """
     noisy = compiled_by_itself(lambda x: x + R.uniform(ops.shape(x), seed=4))
 
     class Noisy(L.Layer):
@@ -649,7 +726,9 @@ def drawn(function, *shape, first=0, seed=SEED, **arguments):
     def draw(state, first):
         return function(Words(engine, state, first, shape[0], 0), shape, **arguments)
 
-    return np.asarray(engine.devices.fetch(engine.programs.compile(draw, given, spends=False).call(*given)))
+    return np.asarray(
+        engine.devices.fetch(engine.programs.compile(draw, given, spends=False).call(*given))
+    )
 
 
 def state_of(seed):
@@ -669,11 +748,16 @@ def philox(counter, key):
 
 
 def test_words_are_those_of_philox():
-    known = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # of the paper's own implementation (Random123)
+    # of the paper's own implementation (Random123)
+    known = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert philox([0] * 4, [0] * 2) == known
     pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0]
     assert philox(*pi) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
-    for seed, stream, first, num_words in (((0, 0), 0, 0, 4), ((7, 3), 5, 2, 10), (pi[1], 1, 2**31 - 3, 9)):
+    for seed, stream, first, num_words in (
+        ((0, 0), 0, 0, 4),
+        ((7, 3), 5, 2, 10),
+        (pi[1], 1, 2**31 - 3, 9),
+    ):
         found = drawn(Words.words, 3, num_words, first=first, seed=seed, stream=stream)
         blocks = -(-num_words // 4)
         for row in range(3):
@@ -683,7 +767,9 @@ def test_words_are_those_of_philox():
 
 
 def chi_square(counts):
-    """Return the statistic of counts that should be alike, in deviations of its own distribution."""
+    """Return the statistic of counts that should be alike, in deviations of its own
+    distribution.
+    """
     expected = np.mean(counts)
     freedom = np.size(counts) - 1
     return (np.sum((counts - expected) ** 2) / expected - freedom) / np.sqrt(2 * freedom)
@@ -695,7 +781,9 @@ def pairs(one, two):
 
 
 def test_words_are_independent_of_those_of_other_rows_places_streams_seeds_and_updates():
-    """Chi-square of 255 degrees of freedom, at most 4 deviations off (one in 16 000); the seed is fixed."""
+    """Chi-square of 255 degrees of freedom, at most 4 deviations off (one in 16 000); the seed is
+    fixed.
+    """
     words = drawn(Words.words, 64, 4096)
     others = {
         "bytes": (words << 4, words),
@@ -726,7 +814,12 @@ MOMENTS = {
     "beta": (distributions.beta, {"alpha": 2.0, "beta": 3.0}, 0.4, 0.04),
     "small beta": (distributions.beta, {"alpha": 0.2, "beta": 0.2}, 0.5, 0.25 / 1.4),
     "few of binomial": (distributions.binomial, {"counts": 20.0, "probabilities": 0.1}, 2.0, 1.8),
-    "many of binomial": (distributions.binomial, {"counts": 100.0, "probabilities": 0.7}, 70.0, 21.0),
+    "many of binomial": (
+        distributions.binomial,
+        {"counts": 100.0, "probabilities": 0.7},
+        70.0,
+        21.0,
+    ),
     "none of binomial": (distributions.binomial, {"counts": 10.0, "probabilities": 0.0}, 0.0, 0.0),
 }
 
@@ -740,37 +833,53 @@ def test_mean_and_variance(name, dtype):
     found = drawn(function, 40, 1000, dtype=dtype, **arguments)
     assert str(found.dtype) == dtype
     found = found.astype("float64")
-    assert abs(np.mean(found) - mean) <= 4.5 * np.sqrt(variance / found.size) + 1e-3 * abs(mean) * (dtype == "float16")
+    assert abs(np.mean(found) - mean) <= 4.5 * np.sqrt(variance / found.size) + 1e-3 * abs(mean) * (
+        dtype == "float16"
+    )
     assert np.var(found) == pytest.approx(variance, rel=0.05)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_rate_of_dropout(rate):
-    """Kept numbers are at most 4.5 deviations from their mean, over all and in every column, and scaled up."""
-    found = drawn(lambda words, shape: distributions.dropout(words, ops.ones(shape), rate, shape), 400, 1000)
+    """Kept numbers are at most 4.5 deviations from their mean, over all and in every column, and
+    scaled up.
+    """
+    found = drawn(
+        lambda words, shape: distributions.dropout(words, ops.ones(shape), rate, shape), 400, 1000
+    )
     np.testing.assert_allclose(np.unique(found), [0, 1 / (1 - rate)], rtol=1e-6)
     deviation = np.sqrt(rate * (1 - rate))
     assert abs(np.mean(found > 0) - (1 - rate)) < 4.5 * deviation / np.sqrt(found.size)
     for axis, num in ((0, 400), (1, 1000)):
-        assert np.max(np.abs(np.mean(found > 0, axis=axis) - (1 - rate))) < 4.5 * deviation / np.sqrt(num)
+        assert np.max(
+            np.abs(np.mean(found > 0, axis=axis) - (1 - rate))
+        ) < 4.5 * deviation / np.sqrt(num)
 
 
 def test_every_class_is_drawn_as_often_as_its_logits_say():
     logits = np.log(np.array([[0.1, 0.2, 0.7]], "float32").repeat(40, 0))
-    found = drawn(lambda words, shape: distributions.categorical(words, ops.convert_to_tensor(logits), 1000), 40, 1000)
-    np.testing.assert_allclose(np.bincount(found.ravel()) / found.size, [0.1, 0.2, 0.7], atol=4.5 * 0.5 / 200)
+    found = drawn(
+        lambda words, shape: distributions.categorical(words, ops.convert_to_tensor(logits), 1000),
+        40,
+        1000,
+    )
+    np.testing.assert_allclose(
+        np.bincount(found.ravel()) / found.size, [0.1, 0.2, 0.7], atol=4.5 * 0.5 / 200
+    )
 
 
 def test_the_gradient_of_a_gamma_number_by_its_parameter():
-    """The mean of a gamma number is its parameter: the mean of its derivative is 1, 4.5 deviations aside."""
+    """The mean of a gamma number is its parameter: the mean of its derivative is 1, 4.5 deviations
+    aside.
+    """
     engine = engines.choose()
 
     def slopes(state):
         alpha = ops.full((40, 500), 2.0)
         words = Words(engine, state, 0, 40, 0)
-        return engine.ops.differentiate(lambda p: (ops.sum(distributions.gamma(words, (40, 500), p[0])), ()), [alpha])[
-            0
-        ][0]
+        return engine.ops.differentiate(
+            lambda p: (ops.sum(distributions.gamma(words, (40, 500), p[0])), ()), [alpha]
+        )[0][0]
 
     state = engine.devices.place((state_of(SEED),))
     found = engine.devices.fetch(engine.programs.compile(slopes, state, spends=False).call(*state))
@@ -785,7 +894,9 @@ def test_a_parameter_that_means_nothing_gives_nan_and_takes_no_longer(name, monk
     parameters = {"gamma": [[2.0, np.nan, -1.0]], "beta": [[2.0, np.nan, -1.0], [3.0, 1.0, 1.0]]}
     parameters["binomial"] = [[100.0, 100.0, -1.0], [0.4, np.nan, 0.4]]
     given = [ops.convert_to_tensor(p, "float32")[:, None] for p in parameters[name]]
-    drawn = ops.convert_to_numpy(getattr(distributions, name)(words, (3, 50), *given, dtype="float32"))
+    drawn = ops.convert_to_numpy(
+        getattr(distributions, name)(words, (3, 50), *given, dtype="float32")
+    )
     assert np.isfinite(drawn[0]).all()
     assert np.isnan(drawn[1:]).all()
 
@@ -811,7 +922,13 @@ def test_seeds_and_logits_that_keras_takes_are_taken():
         asked = Draws(engines.choose(), 0, 4, None)
         for facts in (
             None,
-            (compare([Asked("uniform", (4, 3), why="" if isinstance(seed, int) else "a key")], 4, None)),
+            (
+                compare(
+                    [Asked("uniform", (4, 3), why="" if isinstance(seed, int) else "a key")],
+                    4,
+                    None,
+                )
+            ),
         ):
             with drawing(asked if facts is None else Draws(engines.choose(), 0, 4, facts)):
                 assert keras.random.uniform((4, 3), seed=seed).shape == (4, 3)

@@ -16,11 +16,17 @@ LABELS = Y[:10]
 
 
 class Looking(keras.Model):
-    """Looks at numbers wherever the user could set a breakpoint, if it is told to; also nobody has built it."""
+    """Looks at numbers wherever the user could set a breakpoint, if it is told to; also nobody has
+    built it.
+    """
 
     def __init__(self, *, looks):
         super().__init__()
-        self.hidden, self.drop, self.out = L.Dense(4, "tanh"), L.Dropout(0.3), L.Dense(4, kernel_regularizer="l2")
+        self.hidden, self.drop, self.out = (
+            L.Dense(4, "tanh"),
+            L.Dropout(0.3),
+            L.Dense(4, kernel_regularizer="l2"),
+        )
         self.looks = looks
         self.seen = []
 
@@ -43,7 +49,11 @@ class Own(Looking):
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(y=y, y_pred=self(x, training=True))
             self.optimizer.apply_gradients(
-                zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+                zip(
+                    tape.gradient(loss, self.trainable_variables),
+                    self.trainable_variables,
+                    strict=True,
+                )
             )
             return {"loss": loss}
         import jax
@@ -79,7 +89,10 @@ def used(model):
     history = trainer.fit(ROWS, LABELS, batch_size=4, epochs=2, verbose=0).history
     found = [history["loss"], dict(trainer.update((ROWS[:4], LABELS[:4])))]
     found += [[step.loss for step in trainer.steps(ws.Batches((ROWS, LABELS), batch_size=4))]]
-    found += [trainer.evaluate(ROWS, LABELS, batch_size=4, verbose=0), trainer.predict(ROWS, 4, verbose=0)]
+    found += [
+        trainer.evaluate(ROWS, LABELS, batch_size=4, verbose=0),
+        trainer.predict(ROWS, 4, verbose=0),
+    ]
     return [*found, model.get_weights()], trainer
 
 
@@ -90,9 +103,12 @@ def test_what_runs_eagerly_sees_numbers_and_is_the_same_update(kind):
     eager, trainer = used(model)
     close(compiled, eager)
     assert {training for training, *_ in model.seen} == {True, False}
-    assert all(np.isclose(hidden.sum(), total, rtol=1e-4, atol=1e-5) for _, hidden, total in model.seen)
+    assert all(
+        np.isclose(hidden.sum(), total, rtol=1e-4, atol=1e-5) for _, hidden, total in model.seen
+    )
     assert "Nothing is compiled: the model says run_eagerly=True" in trainer.explain()
-    shapes = {hidden.shape for _, hidden, _ in model.seen} - {(8, 4)}  # twice as many, to tell whose rows draws are
+    # twice as many, to tell whose rows draws are
+    shapes = {hidden.shape for _, hidden, _ in model.seen} - {(8, 4)}
     assert shapes == {(4, 4), (2, 4)}  # and no padding
     model.run_eagerly = False
     model.looks = False
@@ -126,7 +142,9 @@ def test_an_objective_sees_numbers_and_is_called_once_for_an_update_but_for_the_
 
 
 class OfTraining(ws.Objective):
-    """Counts the calls of training in a variable of its own, which an evaluation does not assign."""
+    """Counts the calls of training in a variable of its own, which an evaluation does not
+    assign.
+    """
 
     def __init__(self):
         self.count = keras.Variable(0.0, trainable=False)
@@ -225,7 +243,9 @@ def test_other_threads_read_no_tracer_meanwhile(read):
 def test_what_numpy_computes_without_a_gradient_is_refused_on_jax(name):
     compute = {"tanh": np.tanh, "where": lambda h: np.where(np.asarray(h) > 0, h, 0)}[name]
     if ENGINE == "jax":
-        with pytest.raises(ws.SpecificationError, match=f"must not go through np.{name}.*Try: keras.ops.{name}"):
+        with pytest.raises(
+            ws.SpecificationError, match=f"must not go through np.{name}.*Try: keras.ops.{name}"
+        ):
             updated(compute)
 
 

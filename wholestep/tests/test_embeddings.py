@@ -1,4 +1,6 @@
-"""Rows that are updated alone: the same numbers as the whole table, at a cost that does not know of its size."""
+"""Rows that are updated alone: the same numbers as the whole table, at a cost that does not know of
+its size.
+"""
 
 from functools import partial
 
@@ -17,7 +19,8 @@ ROWS = 16
 SIZE = 200
 DIM = 4
 RNG = np.random.default_rng(5)
-FOCAL = RNG.integers(0, 6, ROWS).astype("int32")  # few numbers, so that many rows ask for the same one
+# few numbers, so that many rows ask for the same one
+FOCAL = RNG.integers(0, 6, ROWS).astype("int32")
 CONTEXT = np.append(RNG.integers(-SIZE, SIZE, ROWS - 2), [SIZE - 1, -1]).astype("int32")
 Y = integers(ROWS, 1, seed=8)
 WEIGHT = np.resize(np.array([1, 0, 2, 1], "float32"), ROWS)
@@ -29,18 +32,24 @@ OPTIMIZERS = {
     "adagrad": lambda: keras.optimizers.Adagrad(0.5, initial_accumulator_value=1.0),
     "adagrad, clip": lambda: keras.optimizers.Adagrad(0.5, clipvalue=1.0),
     "sgd, clip": lambda: keras.optimizers.SGD(0.5, global_clipnorm=2.0),
-    "sgd, schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)),
+    "sgd, schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+    ),
 }
 
 
 def build(optimizer="sgd", *, size=SIZE, dim=DIM, embedding=L.Embedding, **arguments):
-    """Return a compiled model that looks up twice in one table, once in two others, and has a dense layer."""
+    """Return a compiled model that looks up twice in one table, once in two others, and has a dense
+    layer.
+    """
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     focal = keras.Input((), dtype="int32")
     context = keras.Input((), dtype="int32")
     words = embedding(size, dim, name="words", **arguments)
-    product = L.Dot(1)([words(focal), L.Add()([words(context), L.Embedding(size, dim, name="contexts")(context)])])
+    product = L.Dot(1)(
+        [words(focal), L.Add()([words(context), L.Embedding(size, dim, name="contexts")(context)])]
+    )
     bias = L.Embedding(size, 1, name="biases")(focal)
     model = keras.Model([focal, context], L.Dense(1)(L.Add()([product, bias])))
     for i, variable in enumerate(model.weights):
@@ -64,7 +73,9 @@ def as_wholes(monkeypatch):
     monkeypatch.setattr("wholestep.embeddings.rows.worth_it", lambda num, table: False)
 
 
-@pytest.mark.parametrize(("optimizer", "size"), share(zip(OPTIMIZERS, ["auto", "auto", 5, 5, "auto"], strict=True)))
+@pytest.mark.parametrize(
+    ("optimizer", "size"), share(zip(OPTIMIZERS, ["auto", "auto", 5, 5, "auto"], strict=True))
+)
 @pytest.mark.slow
 def test_no_bit_differs_between_rows_and_whole_tables(optimizer, size, monkeypatch):
     alone, trainer = updated(optimizer, size)
@@ -74,7 +85,9 @@ def test_no_bit_differs_between_rows_and_whole_tables(optimizer, size, monkeypat
     assert "All rows of 'words/embeddings' are updated" in trainer.explain()
     assert differing(alone, whole) == []
     before = snapshot(build(optimizer))
-    assert all(np.any(alone[f"{name}/embeddings"] != before[f"{name}/embeddings"]) for name in TABLES)
+    assert all(
+        np.any(alone[f"{name}/embeddings"] != before[f"{name}/embeddings"]) for name in TABLES
+    )
 
 
 def test_several_updates_are_those_of_keras():
@@ -114,7 +127,9 @@ def test_steps_equal_fit_to_the_bit():
     fitted = build("adagrad")
     looped = build("adagrad")
     data = ((FOCAL, CONTEXT), Y, WEIGHT)
-    ws.Trainer(fitted, seed=7).fit(data[0], Y, sample_weight=WEIGHT, batch_size=4, epochs=3, verbose=0)
+    ws.Trainer(fitted, seed=7).fit(
+        data[0], Y, sample_weight=WEIGHT, batch_size=4, epochs=3, verbose=0
+    )
     list(ws.Trainer(looped, seed=7).steps(ws.Batches(data, 4, seed=7), epochs=3))
     assert differing(snapshot(fitted), snapshot(looped)) == []
 
@@ -136,8 +151,14 @@ def test_gradients_that_are_not_summed_first_are_caught(monkeypatch):
     ("optimizer", "why"),
     share(
         [
-            (keras.optimizers.Adam, "only plain SGD and Adagrad are known to leave other rows alone, not Adam"),
-            (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)), "alone, not LossScaleOptimizer"),
+            (
+                keras.optimizers.Adam,
+                "only plain SGD and Adagrad are known to leave other rows alone, not Adam",
+            ),
+            (
+                lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)),
+                "alone, not LossScaleOptimizer",
+            ),
             (lambda: keras.optimizers.SGD(0.5, momentum=0.5), "momentum moves rows"),
             (lambda: keras.optimizers.SGD(0.5, weight_decay=0.5), "weight decay moves rows"),
             (lambda: keras.optimizers.Adagrad(0.5, use_ema=True), "moving average"),
@@ -174,10 +195,16 @@ def test_a_table_that_is_needed_as_a_whole_is_updated_as_one(arguments, why, mon
 
 @on("jax")
 def test_tables_that_are_updated_as_wholes_are_explained_in_one_line(monkeypatch):
-    said = [line for line in updated(keras.optimizers.Adam())[1].explain().split("\n") if line.startswith("All rows")]
+    said = [
+        line
+        for line in updated(keras.optimizers.Adam())[1].explain().split("\n")
+        if line.startswith("All rows")
+    ]
     why = "only plain SGD and Adagrad are known to leave other rows alone, not Adam"
     tables = "'words/embeddings', 'contexts/embeddings' and 1 more"
-    assert said == [f"All rows of {tables} are updated: {why}. This takes time only if a table is large."]
+    assert said == [
+        f"All rows of {tables} are updated: {why}. This takes time only if a table is large."
+    ]
 
     monkeypatch.setattr("test_embeddings.CONTEXT", CONTEXT % 20)
     assert "'words/embeddings'" not in updated(size=20)[1].explain()  # 32 lookups in 20 rows
@@ -200,7 +227,9 @@ def test_a_table_that_is_used_elsewhere_is_updated_as_one():
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     trainer = ws.Trainer(model)
     trainer.update((FOCAL, FOCAL))
-    assert "'tied/words/embeddings' are updated: it is used outside of lookups." in trainer.explain()
+    assert (
+        "'tied/words/embeddings' are updated: it is used outside of lookups." in trainer.explain()
+    )
 
 
 class Cell(L.Layer):
@@ -226,7 +255,9 @@ def test_a_table_that_is_looked_up_inside_a_loop_is_updated_as_one():
     trainer = ws.Trainer(model)
     trainer.update((FOCAL[:15].reshape(5, 3, 1).astype("float32"), Y[:5]))
     assert "are updated: it is looked up inside a loop." in trainer.explain()
-    assert any("embeddings" in name for name in before if np.any(before[name] != snapshot(model)[name]))
+    assert any(
+        "embeddings" in name for name in before if np.any(before[name] != snapshot(model)[name])
+    )
 
 
 class Mapped(keras.Model):
@@ -278,7 +309,10 @@ def test_a_table_that_is_looked_up_row_by_row_is_updated_as_one(make, ids):
     for one, other in zip(ours, trained_by_keras(make, ids, Y[:8]), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     # TimeDistributed may call its layer once for each place instead.
-    assert "words/embeddings' are updated: it is looked up inside a loop" in trainer.explain() or make is over_time
+    assert (
+        "words/embeddings' are updated: it is looked up inside a loop" in trainer.explain()
+        or make is over_time
+    )
 
 
 def shared():
@@ -306,11 +340,15 @@ def of_submodels():
     other = keras.Sequential([words])
     first = keras.Input((), dtype="int32")
     second = keras.Input((), dtype="int32")
-    return keras.Model([first, second], L.Dense(1)(L.Concatenate()([tower(first), other(second), words(second)])))
+    return keras.Model(
+        [first, second], L.Dense(1)(L.Concatenate()([tower(first), other(second), words(second)]))
+    )
 
 
 def masking():
-    return keras.Sequential([L.Embedding(SIZE, DIM, mask_zero=True, name="words"), L.LSTM(3), L.Dense(1)])
+    return keras.Sequential(
+        [L.Embedding(SIZE, DIM, mask_zero=True, name="words"), L.LSTM(3), L.Dense(1)]
+    )
 
 
 def flat(dtype="int32"):
@@ -326,9 +364,17 @@ def flat(dtype="int32"):
             (of_submodels, [FOCAL, np.abs(CONTEXT) // 2], 5),
             (masking, np.stack([FOCAL + 1, FOCAL, np.zeros_like(FOCAL)], axis=1), 5),
             (partial(flat, "uint8"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("uint8"), 5),
-            (partial(flat, "int64"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("int64"), "auto"),
+            (
+                partial(flat, "int64"),
+                np.stack([FOCAL + 190, FOCAL], axis=1).astype("int64"),
+                "auto",
+            ),
             (flat, np.stack([FOCAL - 1, FOCAL - SIZE], axis=1), "auto"),
-            (partial(flat, "float32"), np.stack([FOCAL + 190, FOCAL], axis=1).astype("float32"), "auto"),
+            (
+                partial(flat, "float32"),
+                np.stack([FOCAL + 190, FOCAL], axis=1).astype("float32"),
+                "auto",
+            ),
         ]
     ),
 )
@@ -351,7 +397,11 @@ def test_a_row_number_beyond_32_bits_is_no_row():
     ids = np.stack([FOCAL, FOCAL], axis=1).astype("int64")
     trainer.update((ids, Y))
     ids[7, 1] = 2**32 + 3
-    error, message = (ws.NonFiniteError, "rows 7") if ENGINE == "tensorflow" else (ws.BatchError, "fit in 32 bits")
+    error, message = (
+        (ws.NonFiniteError, "rows 7")
+        if ENGINE == "tensorflow"
+        else (ws.BatchError, "fit in 32 bits")
+    )
     with pytest.raises(error, match=message):
         trainer.update((ids, Y))["loss"]
 
@@ -383,7 +433,9 @@ def test_an_update_that_looks_up_nothing():
     model = keras.Sequential([L.Embedding(SIZE, DIM, name="words"), L.Dense(9)])
     model.build((None, None))
     before = model.get_weights()[0]
-    data = ws.Batches(rows, tokens=12, length=lambda row: len(row["words"]), boundaries=[1, 6], shuffle=False)
+    data = ws.Batches(
+        rows, tokens=12, length=lambda row: len(row["words"]), boundaries=[1, 6], shuffle=False
+    )
     trainer = ws.Trainer(model, NextWord(), optimizer=OPTIMIZERS["sgd"](), on_nonfinite="skip")
     trainer.update({"words": np.ones((3, 1), "int32")})
     assert "nothing is looked up in it" in trainer.explain()
@@ -410,7 +462,10 @@ def test_an_update_that_looks_up_nothing():
 @pytest.mark.slow
 def test_real_numbers_differ_from_the_whole_table_by_rounding(optimizer, policy, size, monkeypatch):
     keras.config.set_dtype_policy(policy)
-    normal = lambda *shape, seed: np.random.default_rng(seed).normal(size=shape, scale=0.3).astype("float32")  # noqa: E731
+
+    def normal(*shape, seed):
+        return np.random.default_rng(seed).normal(size=shape, scale=0.3).astype("float32")
+
     monkeypatch.setattr("test_embeddings.integers", normal)
     monkeypatch.setattr("test_embeddings.Y", normal(ROWS, 1, seed=4))
     alone, trainer = updated(optimizer, size, updates=4)
@@ -457,7 +512,13 @@ def test_an_update_that_is_not_finite_leaves_every_bit(optimizer):
     model.optimizer.build(model.trainable_variables)
     before = snapshot(model)
     trainer = ws.Trainer(model, on_nonfinite="skip")
-    trainer.update(((FOCAL, CONTEXT), np.where(np.arange(ROWS)[:, None] == 3, np.nan, Y).astype("float32"), WEIGHT + 1))
+    trainer.update(
+        (
+            (FOCAL, CONTEXT),
+            np.where(np.arange(ROWS)[:, None] == 3, np.nan, Y).astype("float32"),
+            WEIGHT + 1,
+        )
+    )
     assert "Of the 200 rows" in trainer.explain()
     assert trainer.num_skipped == 1
     assert differing(before, snapshot(model)) == []

@@ -1,4 +1,6 @@
-"""What nobody has asked for is told when the script ends, or when its trainer is gone; nothing else is."""
+"""What nobody has asked for is told when the script ends, or when its trainer is gone; nothing else
+is.
+"""
 
 import gc
 import subprocess
@@ -30,10 +32,13 @@ class Owner:
 @pytest.fixture
 def hooks(monkeypatch):
     """What is to be called when the script ends."""
-    gc.collect()  # the executors of other tests, which would take back hooks that are not known here
+    # the executors of other tests, which would take back hooks that are not known here
+    gc.collect()
     gc.freeze()  # and are not looked through again
     known = []
-    monkeypatch.setattr(ending, "atexit", SimpleNamespace(register=known.append, unregister=known.remove))
+    monkeypatch.setattr(
+        ending, "atexit", SimpleNamespace(register=known.append, unregister=known.remove)
+    )
     return known
 
 
@@ -43,11 +48,15 @@ def report(applied):
 
 def said(capsys):
     """What was said of updates; not that one takes long to compile."""
-    return [line for line in capsys.readouterr().err.splitlines() if not line.startswith("wholestep: ")]
+    return [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("wholestep: ")
+    ]
 
 
 @pytest.mark.slow
-def test_a_last_update_that_was_not_applied_is_told_when_the_script_ends_unless_it_was_before(hooks, capsys):
+def test_a_last_update_that_was_not_applied_is_told_when_the_script_ends_unless_it_was_before(
+    hooks, capsys
+):
     trainer = ws.Trainer(model(optimizer="sgd"))
     trainer.update((X, Y))
     hooks[0]()
@@ -55,7 +64,9 @@ def test_a_last_update_that_was_not_applied_is_told_when_the_script_ends_unless_
     logs = trainer.update((BAD, Y))
     hooks[0]()
     (line,) = said(capsys)
-    assert line.startswith("NonFiniteError: Update 2 must have a finite loss and gradient. It was not applied; ")
+    assert line.startswith(
+        "NonFiniteError: Update 2 must have a finite loss and gradient. It was not applied; "
+    )
     assert "the loss is not finite in rows 0, 1, 2" in line
     with pytest.raises(ws.NonFiniteError, match="Update 2 "):
         logs["loss"]
@@ -79,7 +90,9 @@ def test_a_trainer_that_is_gone_is_told_of_and_not_kept_alive(hooks, capsys, on_
     assert [line.startswith(words) for line in said(capsys)] == [True] * (on_nonfinite == "raise")
 
 
-@pytest.mark.parametrize(("last", "told"), [(None, ""), (report(1), ""), (report(0), "Update 3 must"), ("?", "")])
+@pytest.mark.parametrize(
+    ("last", "told"), [(None, ""), (report(1), ""), (report(0), "Update 3 must"), ("?", "")]
+)
 def test_an_owner_that_is_gone_is_told_of_once(hooks, capsys, last, told):
     owner = Owner()
     ending.Ending(owner, Run()).last = None if last is None else (3, last)
@@ -117,13 +130,18 @@ model.compile("sgd", "mse")
 trainer = ws.Trainer(model)
 x, y = np.ones((4, 3)), np.ones((4, 1))
 """
-ENDS = ["trainer.update((x, y))", "steps = trainer.steps(ws.Batches((x, y), batch_size=2))\nnext(steps)"]
+ENDS = [
+    "trainer.update((x, y))",
+    "steps = trainer.steps(ws.Batches((x, y), batch_size=2))\nnext(steps)",
+]
 
 
 @pytest.mark.parametrize("end", ENDS, ids=["an update", "an unfinished loop"])
 @pytest.mark.slow
 def test_a_script_ends_without_an_error_while_python_clears_its_modules(end, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT + end)
-    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=lean(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], env=lean(), capture_output=True, text=True
+    )
     assert done.returncode == 0
     assert "Exception" not in done.stderr

@@ -1,4 +1,6 @@
-"""The contract of every verb, on whichever engine this process has; and both engines draw one curve."""
+"""The contract of every verb, on whichever engine this process has; and both engines draw one
+curve.
+"""
 
 import contextlib
 import gc
@@ -64,16 +66,22 @@ def curves(backend, *microbatch_sizes):
     """Return what a run of each of these sizes says and leaves behind."""
     environment = lean(KERAS_BACKEND=backend, JAX_ENABLE_X64="1", TF_CPP_MIN_LOG_LEVEL="3")
     command = [sys.executable, "-c", CURVE, *map(str, microbatch_sizes)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=True
+    )
     found = [json.loads(line) for line in done.stdout.splitlines()[-len(microbatch_sizes) :]]
     return [np.concatenate([losses, *(np.ravel(w) for w in weights)]) for losses, weights in found]
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="starts both engines itself; once is enough")
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="starts both engines itself; once is enough"
+)
 @pytest.mark.large
 def test_jax_and_tensorflow_draw_one_curve_however_it_is_cut():
     pytest.importorskip("tensorflow")
-    reference, *others = [curve for backend in ("jax", "tensorflow") for curve in curves(backend, 8, 3)]
+    reference, *others = [
+        curve for backend in ("jax", "tensorflow") for curve in curves(backend, 8, 3)
+    ]
     assert len(others) == 3
     for other in others:
         np.testing.assert_allclose(other, reference, rtol=1e-10, atol=1e-12)
@@ -100,7 +108,10 @@ def test_integers_never_wrap_around(engine):
 @pytest.mark.parametrize("shape", [(3,), (64, 5), (1 << 22, 2)])
 def test_resident_data_do_not_change_with_the_user_s_array(engine, shape):
     kinds = "float32", "int32", "int64", "float64", "bool"
-    for leaf in [tree.aligned(shape, np.dtype("float32")), *(np.empty(shape, kind) for kind in kinds)]:
+    for leaf in [
+        tree.aligned(shape, np.dtype("float32")),
+        *(np.empty(shape, kind) for kind in kinds),
+    ]:
         leaf[...] = 1
         placed, wait = engine.devices.resident(leaf)
         wait()
@@ -113,7 +124,15 @@ def test_staged_data_are_the_arrays_however_these_lie_in_memory(engine, dtype):
     whole = np.arange(48).reshape(8, 6).astype(dtype)
     read_only = whole.copy()
     read_only.flags.writeable = False
-    for leaf in (whole, whole[1:], whole[:, ::2], whole.T, read_only, whole[:0], np.array(3, dtype)):
+    for leaf in (
+        whole,
+        whole[1:],
+        whole[:, ::2],
+        whole.T,
+        read_only,
+        whole[:0],
+        np.array(3, dtype),
+    ):
         staged = engine.devices.fetch(engine.devices.stage(leaf))
         np.testing.assert_array_equal(staged, leaf)
         assert staged.shape == leaf.shape
@@ -126,12 +145,18 @@ def test_one_number_that_is_not_finite_is_found_wherever_it_stands(engine, dtype
         values = np.random.default_rng(0).normal(size=num)
         example = keras.ops.convert_to_tensor(values, dtype)
         options = {"spends": False, "repeats": repeats}
-        program = engine.programs.compile(lambda v: engine.ops.is_finite([v, v[:1]]), (example,), **options).call
+        program = engine.programs.compile(
+            lambda v: engine.ops.is_finite([v, v[:1]]), (example,), **options
+        ).call
         assert bool(program(example))
         for bad in (np.nan, np.inf, -np.inf):
             for place in {0, num // 2, num - 1}:
                 spoilt = np.where(np.arange(num) == place, bad, values)
-                assert not bool(program(keras.ops.convert_to_tensor(spoilt, dtype))), (num, bad, place)
+                assert not bool(program(keras.ops.convert_to_tensor(spoilt, dtype))), (
+                    num,
+                    bad,
+                    place,
+                )
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no sparse gradients")
@@ -144,10 +169,16 @@ def test_the_gradient_of_a_table_has_a_shape_that_is_known_when_it_is_compiled(e
         )
         return grad
 
-    compiled = engine.programs.compile(program, (tf.ones((20, 3)), tf.constant([1, 1, 4])), spends=False).call
-    (summed,) = [op for op in compiled.traced.graph.get_operations() if op.type == "UnsortedSegmentSum"]
+    compiled = engine.programs.compile(
+        program, (tf.ones((20, 3)), tf.constant([1, 1, 4])), spends=False
+    ).call
+    (summed,) = [
+        op for op in compiled.traced.graph.get_operations() if op.type == "UnsortedSegmentSum"
+    ]
     assert summed.inputs[2].op.type == "Const"  # or XLA compiles anew for every value of the table
-    np.testing.assert_array_equal(compiled(tf.ones((20, 3)), tf.constant([1, 1, 4]))[:5, 0], [0, 4, 0, 0, 2])
+    np.testing.assert_array_equal(
+        compiled(tf.ones((20, 3)), tf.constant([1, 1, 4]))[:5, 0], [0, 4, 0, 0, 2]
+    )
 
 
 # ---- the contract of each verb ----
@@ -157,14 +188,20 @@ DATA = np.arange(24, dtype="float32").reshape(8, 3)
 
 
 class Case:
-    """A small model, its engine for so many replicas, and its state. Everything is a whole number."""
+    """A small model, its engine for so many replicas, and its state. Everything is a whole
+    number.
+    """
 
     def __init__(self, replicas):
         self.replicas = replicas
         self.model = self.build(None if replicas == 1 else replicas)
         self.engine = self.choose()
         metric = keras.metrics.Sum()
-        own = self.model.trainable_variables, self.model.optimizer.variables, self.model.non_trainable_variables
+        own = (
+            self.model.trainable_variables,
+            self.model.optimizer.variables,
+            self.model.non_trainable_variables,
+        )
         self.variables = Variables(*map(list, own), metric.variables)
         self.data, self.rows = self.engine.devices.place((DATA, ROWS))
 
@@ -180,7 +217,9 @@ class Case:
 
     def choose(self, **options):
         optimizer = self.model.optimizer
-        return engines.choose(optimizer, self.model, None if self.replicas == 1 else self.replicas, **options)
+        return engines.choose(
+            optimizer, self.model, None if self.replicas == 1 else self.replicas, **options
+        )
 
     def compile(self, function, examples, **options):
         return self.engine.programs.compile(function, examples, **options).call
@@ -198,8 +237,13 @@ class Case:
         return self.engine.devices.fetch(program(*arguments))
 
     def update(self, function, *given):
-        """Carry out (state, *given) -> state, let the variables hold the result, and return what is kept of it."""
-        arguments = self.engine.variables.between_programs(self.read()), *self.engine.devices.place(given)
+        """Carry out (state, *given) -> state, let the variables hold the result, and return what is
+        kept of it.
+        """
+        arguments = (
+            self.engine.variables.between_programs(self.read()),
+            *self.engine.devices.place(given),
+        )
         program = self.engine.variables.load_and_store(dispatched(function))
         state, _ = self.compile(program, arguments)(*arguments)
         self.engine.variables.write(self.variables, state)
@@ -217,7 +261,9 @@ class Case:
         return self.run(lambda *arguments: self.total(work, *arguments)[0], data, given)
 
     def total(self, function, data, given, *, carried=None, split=None, syncs=False):
-        """Return the totals of a function, which runs on each replica if they are split (None: if they can be)."""
+        """Return the totals of a function, which runs on each replica if they are split (None: if
+        they can be).
+        """
         carried = ops.zeros(()) if carried is None else carried
         if self.engine.replicas.can_split if split is None else split:
             return self.engine.replicas.total(function, data, carried, given, syncs=syncs)
@@ -229,7 +275,9 @@ class Case:
         self.model = keras.Sequential(
             [keras.Input((3,), dtype="int32"), table, keras.layers.LayerNormalization(scale=False)]
         )
-        optimizer = self.model.optimizer = keras.optimizers.Adagrad(0.5, initial_accumulator_value=7.0, epsilon=0.0)
+        optimizer = self.model.optimizer = keras.optimizers.Adagrad(
+            0.5, initial_accumulator_value=7.0, epsilon=0.0
+        )
         optimizer.build(self.model.trainable_variables)
         metrics = keras.metrics.Sum().variables
         self.variables = Variables(self.model.trainable_variables, optimizer.variables, [], metrics)
@@ -242,7 +290,8 @@ class Case:
         """Return what the Keras variables hold: params, slots, buffers and metrics."""
         v = self.variables
         return [
-            [keras.ops.convert_to_numpy(one) for one in group] for group in (v.params, v.slots, v.buffers, v.metrics)
+            [keras.ops.convert_to_numpy(one) for one in group]
+            for group in (v.params, v.slots, v.buffers, v.metrics)
         ]
 
 
@@ -253,7 +302,9 @@ def grown(state):
 
 
 def dispatched(function):
-    """Return the function (state, ...) -> state as one that is sent to the device: beside the state a report."""
+    """Return the function (state, ...) -> state as one that is sent to the device: beside the state
+    a report.
+    """
     return lambda *arguments: (function(*arguments), ops.ones((1,)))
 
 
@@ -275,7 +326,8 @@ def is_one_of(variable, variables):
 
 
 def holds_read(case):
-    case.variables.params[2].assign(case.variables.params[1])  # they may share an array, which cannot be spent twice
+    # they may share an array, which cannot be spent twice
+    case.variables.params[2].assign(case.variables.params[1])
     state = case.read()
     held = case.held()
     for values, known in zip(state[:3], held[:3], strict=True):
@@ -300,7 +352,8 @@ def holds_captured(case):
     state = case.read()
     program = case.compile(dispatched(grown), (state,))
     for _ in range(2):
-        other.assign(case.variables.params[0])  # they may share an array, which is spent with the state
+        # they may share an array, which is spent with the state
+        other.assign(case.variables.params[0])
         kernel = case.held()[0][0]
         values = case.engine.variables.captured([other], state)
         assert len(values) == case.engine.traces.freezes_reads
@@ -308,14 +361,19 @@ def holds_captured(case):
         case.engine.variables.write(case.variables, state)
         equal(case.engine.devices.fetch(values), [kernel] * len(values))
     other.assign(kernel + 5)
-    equal(case.engine.devices.fetch(case.engine.variables.captured([other], state)), [kernel + 5] * len(values))
+    equal(
+        case.engine.devices.fetch(case.engine.variables.captured([other], state)),
+        [kernel + 5] * len(values),
+    )
 
 
 @pytest.mark.slow
 def test_nothing_is_kept_of_a_variable_that_is_gone():
     case = Case(2)
     captured = keras.Variable(np.ones(3))
-    captured_of = [weakref.ref(value) for value in case.engine.variables.captured([captured], case.read())]
+    captured_of = [
+        weakref.ref(value) for value in case.engine.variables.captured([captured], case.read())
+    ]
     del captured
     gc.collect()
     assert [kept() for kept in captured_of] == [None] * JAX  # TensorFlow reads them where they are
@@ -345,9 +403,16 @@ def holds_replica_params(case):
         kernels = [kernel + i for i, kernel in enumerate(kernels)]
         for own, kernel in zip(case.variables.params[0].value.values, kernels, strict=True):
             own.assign(kernel)
-    found = case.each(lambda data, *params: case.engine.variables.replica_params(list(params))[0], case.data, *params)
+    found = case.each(
+        lambda data, *params: case.engine.variables.replica_params(list(params))[0],
+        case.data,
+        *params,
+    )
     equal(found, np.stack(kernels))
-    equal(case.run(lambda *params: case.engine.variables.replica_params(list(params))[0], *params), kernels[0])
+    equal(
+        case.run(lambda *params: case.engine.variables.replica_params(list(params))[0], *params),
+        kernels[0],
+    )
 
 
 def holds_are_current(case):
@@ -358,8 +423,12 @@ def holds_are_current(case):
         held = case.held()[:3]
         if not case.engine.variables.are_current(case.variables, state):
             params, slots, buffers = case.engine.variables.read(case.variables)
-            state = case.engine.variables.between_programs(state._replace(params=params, slots=slots, buffers=buffers))
-        seen = case.compile(case.engine.variables.load_and_store(seen_buffers), (state,), spends=False)(state)[1]
+            state = case.engine.variables.between_programs(
+                state._replace(params=params, slots=slots, buffers=buffers)
+            )
+        seen = case.compile(
+            case.engine.variables.load_and_store(seen_buffers), (state,), spends=False
+        )(state)[1]
         equal(case.engine.devices.fetch(seen), held[2])
         equal(case.engine.devices.fetch(case.engine.variables.params(state)), held[0])
         case.engine.variables.write(case.variables, state)
@@ -391,7 +460,9 @@ def holds_load_and_store(case):
         state = case.update(grown)
         equal(case.held()[2], [value + times for value in before[2]])
         equal(case.engine.devices.fetch(state.metrics), [np.ones(())])
-        assert len(state.buffers) == len(case.engine.variables.between_programs(case.read()).buffers)
+        assert len(state.buffers) == len(
+            case.engine.variables.between_programs(case.read()).buffers
+        )
     case.variables.buffers[0].assign([9, 9])  # which a program reads where it stays
     state = case.read()
     seen = case.compile(
@@ -399,7 +470,10 @@ def holds_load_and_store(case):
         (case.engine.variables.between_programs(state),),
         spends=False,
     )
-    equal(case.engine.devices.fetch(seen(case.engine.variables.between_programs(state))[1]), case.held()[2])
+    equal(
+        case.engine.devices.fetch(seen(case.engine.variables.between_programs(state))[1]),
+        case.held()[2],
+    )
     before = case.held()
     state = case.read()
     moved = Variables([], [], case.variables.buffers, case.variables.metrics)
@@ -422,7 +496,9 @@ def holds_write(case):
 
 def holds_assign(case):
     before, (metric,) = case.held(), case.variables.metrics
-    values = case.engine.devices.place([np.full((), 5, "float32"), *[value + 3 for value in before[2]]])
+    values = case.engine.devices.place(
+        [np.full((), 5, "float32"), *[value + 3 for value in before[2]]]
+    )
     case.engine.variables.assign([metric, *case.variables.buffers], values)
     equal(case.held(), [*before[:2], [value + 3 for value in before[2]], [np.full((), 5)]])
 
@@ -442,7 +518,11 @@ def holds_watch(case):
         return
 
     def watched():
-        watches.append(case.engine.variables.watch([kernel, bias, kernel], [given, bias], look, threading.RLock()))
+        watches.append(
+            case.engine.variables.watch(
+                [kernel, bias, kernel], [given, bias], look, threading.RLock()
+            )
+        )
         return watches[-1]
 
     watched().begin()
@@ -451,7 +531,9 @@ def holds_watch(case):
     watches[-1].begin()  # it has ended already
     before = case.held()
     assert looks == []
-    for num, touch in enumerate((kernel.numpy, lambda: bias + 1, lambda: bias.assign(bias.value + 7), set_given), 1):
+    for num, touch in enumerate(
+        (kernel.numpy, lambda: bias + 1, lambda: bias.assign(bias.value + 7), set_given), 1
+    ):
         state = case.read()
         larger = state._replace(params=[value + 1 for value in state.params])
         watched().begin()
@@ -472,10 +554,14 @@ def set_given(variable):
 def holds_sharded(case):
     assert case.engine.variables.sharded(case.variables.params) == []
     if JAX and case.replicas > 1:
-        mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), keras.distribution.list_devices()[:4])
+        mesh = keras.distribution.DeviceMesh(
+            (2, 2), ("batch", "model"), keras.distribution.list_devices()[:4]
+        )
         places = keras.distribution.LayoutMap(mesh)
         places[".*dense.*/kernel"] = (None, "model")
-        keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=places, batch_dim_name="batch"))
+        keras.distribution.set_distribution(
+            keras.distribution.ModelParallel(layout_map=places, batch_dim_name="batch")
+        )
         try:
             made = case.build(None)
             engine = engines.choose(made.optimizer, made)
@@ -497,7 +583,9 @@ def holds_keeps_assigned(case):
         return case.engine.optimizer.apply(state, state, grads, ok, {0: value})
 
     case.update(assign, case.grads(), np.bool_(True), np.full((3, 2), 7, "float32"))
-    equal(case.held()[0][0], np.full((3, 2), 7) if case.engine.optimizer.keeps_assigned else before[0])
+    equal(
+        case.held()[0][0], np.full((3, 2), 7) if case.engine.optimizer.keeps_assigned else before[0]
+    )
 
 
 def holds_apply(case):
@@ -510,14 +598,18 @@ def _apply_to_whole_tables(case):
     twin = case.build(None)
 
     def update(state, grads, ok):
-        new = state._replace(buffers=[b + 1 for b in state.buffers], metrics=[m + 1 for m in state.metrics])
+        new = state._replace(
+            buffers=[b + 1 for b in state.buffers], metrics=[m + 1 for m in state.metrics]
+        )
         return case.engine.optimizer.apply(state, new, grads, ok, {})
 
     for ok in (False, True, True):
         before = case.held()
         case.update(update, case.grads(), np.bool_(ok))
         if ok:
-            twin.optimizer.apply([ops.convert_to_tensor(g) for g in case.grads()], twin.trainable_variables)
+            twin.optimizer.apply(
+                [ops.convert_to_tensor(g) for g in case.grads()], twin.trainable_variables
+            )
         params, slots, buffers, metrics = case.held()
         equal(params, [ops.convert_to_numpy(v) for v in twin.trainable_variables])
         equal(slots, [ops.convert_to_numpy(v) for v in twin.optimizer.variables])
@@ -529,7 +621,8 @@ def _apply_to_rows(case):
         return
     rows = np.array([1, 4, 1], "int32")
     row_slots = np.array([0, 1, 0], "int32")
-    # 7 + 3 ** 2 = 16: nothing is rounded, in whatever instructions a root and a division are compiled
+    # 7 + 3 ** 2 = 16: nothing is rounded, in whatever instructions a root and a division are
+    # compiled
     of_rows = np.array([[3, -3], [-3, 3], [0, 0]], "float32")
     of_others = np.full(2, 3, "float32")
     whole = np.zeros((9, 2), "float32")
@@ -544,11 +637,15 @@ def _apply_to_rows(case):
             new = state._replace(metrics=[m + 1 for m in state.metrics])
             if not by_rows:
                 return case.engine.optimizer.apply(state, new, grads, ok, {})
-            return case.engine.optimizer.apply(state, new, grads, ok, {}, [TableRows(table, rows, row_slots)], twin)
+            return case.engine.optimizer.apply(
+                state, new, grads, ok, {}, [TableRows(table, rows, row_slots)], twin
+            )
 
         found[by_rows] = [case.held()]
         for ok in (False, True):
-            case.update(update, [of_rows if by_rows else whole, of_others], np.bool_(ok), rows, row_slots)
+            case.update(
+                update, [of_rows if by_rows else whole, of_others], np.bool_(ok), rows, row_slots
+            )
             found[by_rows].append(case.held())
     equal(found[True], found[False])
     before, skipped, once = (params[0] for params, *_ in found[True])
@@ -560,15 +657,22 @@ def _apply_to_rows(case):
 
 
 def custom(case, function, *given):
-    """Carry out (state, *given) -> (state, found), let the variables hold the result; return what was found."""
-    arguments = case.engine.variables.between_programs(case.read()), *case.engine.devices.place(given)
+    """Carry out (state, *given) -> (state, found), let the variables hold the result; return what
+    was found.
+    """
+    arguments = (
+        case.engine.variables.between_programs(case.read()),
+        *case.engine.devices.place(given),
+    )
     state, found = case.compile(lambda *arguments: function(*arguments), arguments)(*arguments)
     case.engine.variables.write(case.variables, state)
     return case.engine.devices.fetch(found)
 
 
 def taken(case, other, state, data, note):
-    """Take a step of a model's own that adds to parameters, and assigns a metric that it is not handed."""
+    """Take a step of a model's own that adds to parameters, and assigns a metric that it is not
+    handed.
+    """
     params, (metric,) = case.variables.params, case.variables.metrics
 
     def step(*given):
@@ -582,7 +686,9 @@ def taken(case, other, state, data, note):
 
     groups = [params, case.variables.buffers, [metric], []]
     values = [state.params, state.buffers, state.metrics, []]
-    found, (params, buffers, metrics, _) = case.engine.steps.call(step, groups, values, 2, data, note)
+    found, (params, buffers, metrics, _) = case.engine.steps.call(
+        step, groups, values, 2, data, note
+    )
     return state._replace(params=params, buffers=buffers, metrics=metrics), found["sum"]
 
 
@@ -592,7 +698,9 @@ def holds_call(case):
     read = []
     before = case.held()
     other = keras.Variable(3.0)
-    found = custom(case, lambda state, data: taken(case, other, state, data, read.append), np.float32(5))
+    found = custom(
+        case, lambda state, data: taken(case, other, state, data, read.append), np.float32(5)
+    )
     params, _, buffers, (metric,) = case.held()
     equal(found, np.float32(5))
     equal(params, [value + 5 for value in before[0]])
@@ -602,11 +710,17 @@ def holds_call(case):
     if JAX:
         groups = [case.variables.params, case.variables.buffers]
         values = [[v.value for v in group] for group in groups]
-        with pytest.raises(SpecificationError, match=r"must return \(results, state\).*Received: a state that is"):
+        with pytest.raises(
+            SpecificationError, match=r"must return \(results, state\).*Received: a state that is"
+        ):
             case.engine.steps.call(lambda state, data: (data, 7), groups, values, 2, 0, read.append)
         step = lambda state, data: (other.assign(5.0), state)  # noqa: E731
-        with pytest.raises(SpecificationError, match="must assign only variables that the trainer keeps"):
-            case.engine.steps.call(step, [*groups, [other]], [*values, [other.value]], 2, 0, read.append)
+        with pytest.raises(
+            SpecificationError, match="must assign only variables that the trainer keeps"
+        ):
+            case.engine.steps.call(
+                step, [*groups, [other]], [*values, [other.value]], 2, 0, read.append
+            )
 
 
 def holds_attempt(case):
@@ -617,7 +731,11 @@ def holds_attempt(case):
 
     def update(state, ok):
         def attempt(state):
-            return taken(case, other, state, ops.ones((), "float32"), lambda variable: None)[0], ok, 7
+            return (
+                taken(case, other, state, ops.ones((), "float32"), lambda variable: None)[0],
+                ok,
+                7,
+            )
 
         state, good, found = case.engine.steps.attempt(attempt, state, case.variables)
         return state, ops.cast(good, "int32") * found
@@ -640,7 +758,9 @@ def holds_is_eager(case):
         case.model.run_eagerly, seen = True, []
         engine = case.choose()
         assert engine.programs.is_eager
-        call = engine.programs.compile(lambda x: seen.append(ops.convert_to_numpy(x)), (case.data,), spends=False).call
+        call = engine.programs.compile(
+            lambda x: seen.append(ops.convert_to_numpy(x)), (case.data,), spends=False
+        ).call
         call(case.data)
         equal(seen, [DATA])
 
@@ -660,7 +780,9 @@ def holds_why_no_xla(case):
     if JAX:
         assert engine.programs.why_no_xla == ""
         return
-    engine.programs.why_no_xla = "" if engine.devices.num_replicas == 1 else engine.programs.why_no_xla
+    engine.programs.why_no_xla = (
+        "" if engine.devices.num_replicas == 1 else engine.programs.why_no_xla
+    )
     for why in ("", "another run found so"):
         engine.programs.why_no_xla = why
         given = engine.devices.place((DATA, np.int32(0)))
@@ -682,7 +804,9 @@ def holds_compile(case):
 
     def several(state, grads, num):
         def step(i, state):
-            return case.engine.optimizer.apply(state, state, grads, ops.ones((), "bool"), {}), ops.ones((1,))
+            return case.engine.optimizer.apply(
+                state, state, grads, ops.ones((), "bool"), {}
+            ), ops.ones((1,))
 
         return case.engine.ops.repeat(step, num, state, ops.zeros((4, 1)))
 
@@ -692,7 +816,8 @@ def holds_compile(case):
     state, reports = spending(state, grads, two)
     case.engine.variables.write(case.variables, state)
     equal(case.engine.devices.fetch(reports)[:, 0], np.array([1, 1, 0, 0]))
-    equal(case.held()[0], [p - 1.25 * g for p, g in zip(before[0], case.grads(), strict=True)])  # 0.5, 0.75
+    # 0.5, 0.75
+    equal(case.held()[0], [p - 1.25 * g for p, g in zip(before[0], case.grads(), strict=True)])
 
 
 def test_a_program_that_runs_again_is_not_retraced(engine):
@@ -713,7 +838,9 @@ def test_a_program_that_runs_again_is_not_retraced(engine):
     with jax.default_matmul_precision("highest"):
         equal(engine.devices.fetch(again(given[0], ROWS)), DATA * ROWS[0])
     assert len(traces) == num
-    prints = engine.programs.compile(lambda x: jax.debug.print("{}", x[0, 0]) or x, given[:1], spends=False)
+    prints = engine.programs.compile(
+        lambda x: jax.debug.print("{}", x[0, 0]) or x, given[:1], spends=False
+    )
     assert prints.again is None
 
 
@@ -724,7 +851,9 @@ def test_a_program_says_how_it_is_executed():
         given = engine.devices.place((DATA, np.int32(0)))
         call, _, _, how[asked] = engine.programs.compile(times, given, repeats=True, spends=False)
         if not JAX:
-            assert call.traced.function_def.attr["_XlaMustCompile"].b == (how[asked] == "XLA compiles it.")
+            assert call.traced.function_def.attr["_XlaMustCompile"].b == (
+                how[asked] == "XLA compiles it."
+            )
     assert set(how.values()) == {""} if JAX else "jit_compile=False" in how[False]
 
 
@@ -745,7 +874,9 @@ def holds_loops_slowly(case):
     kernel = np.ones((3, 3, 3, 2), "float32")
     assert not case.engine.programs.loops_slowly(lambda x: ops.matmul(x, kernel[0, 0]), image)
     on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
-    assert case.engine.programs.loops_slowly(lambda x: ops.conv(x, kernel), image) == (JAX and on_cpu)
+    assert case.engine.programs.loops_slowly(lambda x: ops.conv(x, kernel), image) == (
+        JAX and on_cpu
+    )
 
 
 def holds_traced(case):
@@ -762,10 +893,14 @@ def holds_traced(case):
 
 
 def holds_inlined(case):
-    function = case.engine.programs.inlined(case.engine.programs.traced(lambda x: ops.sum(ops.transpose(x) ** 2)))
+    function = case.engine.programs.inlined(
+        case.engine.programs.traced(lambda x: ops.sum(ops.transpose(x) ** 2))
+    )
 
     def program(x):
-        return function(x), case.engine.ops.differentiate(lambda params: (function(params[0]), ()), [x])[0]
+        return function(x), case.engine.ops.differentiate(
+            lambda params: (function(params[0]), ()), [x]
+        )[0]
 
     equal(case.run(program, case.data), (np.sum(DATA**2), [2 * DATA]))
 
@@ -774,10 +909,15 @@ def holds_shapes(case):
     big = 10**6  # which no machine computes
 
     def function(x):
-        return {"sum": ops.sum(x), "big": ops.cast(ops.broadcast_to(x[0, 0], (big, big)), "float16")}
+        return {
+            "sum": ops.sum(x),
+            "big": ops.cast(ops.broadcast_to(x[0, 0], (big, big)), "float16"),
+        }
 
     found = case.engine.programs.shapes(case.engine.programs.traced(function), case.data)
-    assert {k: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for k, v in found.items()} == {
+    assert {
+        k: (tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for k, v in found.items()
+    } == {
         "sum": ((), "float32"),
         "big": ((big, big), "float16"),
     }
@@ -803,7 +943,10 @@ def holds_freezes_reads(case):
     variable = keras.Variable(1.0)
     program = case.compile(lambda x: x + variable.value, (case.data,), spends=False)
     variable.assign(2.0)
-    equal(case.engine.devices.fetch(program(case.data)), DATA + (1 if case.engine.traces.freezes_reads else 2))
+    equal(
+        case.engine.devices.fetch(program(case.data)),
+        DATA + (1 if case.engine.traces.freezes_reads else 2),
+    )
 
 
 def compiled_by_itself(function):
@@ -817,7 +960,9 @@ def compiled_by_itself(function):
 
 
 def holds_closes_over(case):
-    """A function that is compiled by itself, and multiplies its gradient by a value of the program."""
+    """A function that is compiled by itself, and multiplies its gradient by a value of the
+    program.
+    """
 
     def program(x):
         outside = ops.sum(x)
@@ -827,7 +972,9 @@ def holds_closes_over(case):
             return x * 1.0, lambda *upstream: upstream[-1] * outside
 
         inside = compiled_by_itself(scaled)
-        return case.engine.ops.differentiate(lambda params: (ops.sum(inside(params[0])), ()), [x])[0][0]
+        return case.engine.ops.differentiate(lambda params: (ops.sum(inside(params[0])), ()), [x])[
+            0
+        ][0]
 
     if case.engine.traces.closes_over:
         equal(case.run(program, case.data), np.full_like(DATA, np.sum(DATA)))
@@ -852,14 +999,18 @@ def holds_frame(case):
             return row * 2
 
         seen["here"] = frame is case.engine.traces.frame() is case.engine.traces.frame(x + 1)
-        return case.engine.ops.repeat(inside, num, state, ops.zeros((2, 1)))[1], ops.vectorized_map(of_one, x)
+        return case.engine.ops.repeat(inside, num, state, ops.zeros((2, 1)))[1], ops.vectorized_map(
+            of_one, x
+        )
 
     case.run(program, case.data, case.read(), case.engine.devices.place(np.int32(2)))
     assert seen == {"here": True, "inside": False, "one row of several": False}
 
 
 def holds_is_kept(case):
-    """A function that is compiled by itself, called twice in a program; JAX keeps no trace for others."""
+    """A function that is compiled by itself, called twice in a program; JAX keeps no trace for
+    others.
+    """
     seen = {}
 
     def program(x, state, num):
@@ -874,7 +1025,9 @@ def holds_is_kept(case):
             return x * 2
 
         seen["here"] = case.engine.traces.is_kept(frame)
-        return case.engine.ops.repeat(inside, num, state, ops.zeros((2, 1)))[1], compiled_by_itself(of_its_own)(x)
+        return case.engine.ops.repeat(inside, num, state, ops.zeros((2, 1)))[1], compiled_by_itself(
+            of_its_own
+        )(x)
 
     case.run(program, case.data, case.read(), case.engine.devices.place(np.int32(2)))
     assert seen == {"here": False, "in a loop": False, "in a function": not JAX}
@@ -900,7 +1053,9 @@ def holds_tracing_anew(case):
 def holds_has_slices(case):
     def program(table, rows):
         grads, _ = case.engine.ops.differentiate(
-            lambda params: (ops.sum(ops.take(params[0], rows, axis=0) ** 2), ()), [table], slices=True
+            lambda params: (ops.sum(ops.take(params[0], rows, axis=0) ** 2), ()),
+            [table],
+            slices=True,
         )
         is_slices.append(isinstance(grads[0], Slices))
         return grads[0].dense(len(DATA)) if is_slices[-1] else grads[0]
@@ -915,7 +1070,9 @@ def holds_has_slices(case):
 def holds_differentiate(case):
     def scalar(params):
         table, x, _ = params
-        return ops.sum(ops.take(table, case.rows[4:6], axis=0)) + ops.sum(x**2), {"found": ops.sum(x)}
+        return ops.sum(ops.take(table, case.rows[4:6], axis=0)) + ops.sum(x**2), {
+            "found": ops.sum(x)
+        }
 
     def program(*params):
         return case.engine.ops.differentiate(scalar, list(params))
@@ -934,7 +1091,9 @@ def holds_fold(case):
     for num, digits in ((1, 1), (2, 12), (4, 1234)):
         pieces = case.engine.devices.place((np.arange(1, num + 1, dtype="float32"),))
         found = case.run(
-            partial(case.engine.ops.fold, append, num=num), {"digits": case.engine.devices.place(np.float32(0))}, pieces
+            partial(case.engine.ops.fold, append, num=num),
+            {"digits": case.engine.devices.place(np.float32(0))},
+            pieces,
         )
         equal(found, {"digits": digits})
 
@@ -953,7 +1112,9 @@ def holds_repeat(case):
     for stopped, num, calls in ((0, 5, 3), (0, 2, 2), (0, 0, 0), (1, 5, 0)):
         state = case.read()._replace(stopped=case.engine.devices.place(np.int32(stopped)))
         expected = [np.full((), calls)], [*range(1, calls + 1), *[-1] * (5 - calls)]
-        metrics, reports, others = case.run(program, state, case.engine.devices.place(np.int32(num)))
+        metrics, reports, others = case.run(
+            program, state, case.engine.devices.place(np.int32(num))
+        )
         equal((metrics, list(reports)), expected)
         equal(list(others), expected[1])
 
@@ -976,7 +1137,10 @@ def holds_is_finite(case):
     for number, known in ((1, True), (np.inf, False), (np.nan, False)):
         numbers[1] = number
         assert (
-            case.run(lambda x, y: case.engine.ops.is_finite([y, x, x[:0]]), *case.engine.devices.place((numbers, DATA)))
+            case.run(
+                lambda x, y: case.engine.ops.is_finite([y, x, x[:0]]),
+                *case.engine.devices.place((numbers, DATA)),
+            )
             == known
         )
     assert case.run(lambda x: case.engine.ops.is_finite([]), case.data)
@@ -986,7 +1150,9 @@ def holds_is_finite(case):
 
 
 def holds_shuffles_slices(case):
-    order = ops.convert_to_numpy(keras.random.shuffle(np.tile(np.arange(50), (2, 1)), axis=1, seed=1))
+    order = ops.convert_to_numpy(
+        keras.random.shuffle(np.tile(np.arange(50), (2, 1)), axis=1, seed=1)
+    )
     assert case.engine.random.shuffles_slices == np.array_equal(order[0], order[1])
 
 
@@ -999,13 +1165,16 @@ def holds_words(case):
     def own(data, seed):
         first = case.engine.replicas.part(ops.arange(8))[1]
         num = 8 // case.replicas
-        return ops.cast(case.engine.random.words(seed, 0, first, num, 5), "int32")  # of which there are sums
+        # of which there are sums
+        return ops.cast(case.engine.random.words(seed, 0, first, num, 5), "int32")
 
     equal(case.each(own, case.data, seed), words.astype("int32").reshape(case.replicas, -1, 5))
 
 
 def holds_gamma_slope(case):
-    """A number x of parameter a moves so that P(a, x) stays: dx/da = -(dP/da) / (dP/dx), by differences."""
+    """A number x of parameter a moves so that P(a, x) stays: dx/da = -(dP/da) / (dP/dx), by
+    differences.
+    """
     alpha = np.full(3, 2.0)
     x = np.array([0.5, 2.0, 4.0])
     step = 1e-3
@@ -1016,7 +1185,9 @@ def holds_gamma_slope(case):
 
     expected = -(share(2 + step) - share(2 - step)) / (2 * step) / (x * np.exp(-x))
     given = case.engine.devices.place((alpha.astype("float32"), x.astype("float32")))
-    np.testing.assert_allclose(case.run(case.engine.random.gamma_slope, *given), expected, rtol=1e-3)
+    np.testing.assert_allclose(
+        case.run(case.engine.random.gamma_slope, *given), expected, rtol=1e-3
+    )
 
 
 # ---- devices ----
@@ -1032,11 +1203,18 @@ def holds_local_replicas(case):
 
 def holds_memory(case):
     on_cpu = all("cpu" in name for name in keras.distribution.list_devices())
-    assert case.engine.devices.memory() is None if on_cpu or not JAX else case.engine.devices.memory() > 2**30
+    assert (
+        case.engine.devices.memory() is None
+        if on_cpu or not JAX
+        else case.engine.devices.memory() > 2**30
+    )
 
 
 def holds_place(case):
-    data = {"a": (DATA, None), "b": [np.array([True, False]), np.int32(3), np.full(2, 0.5, "float16")]}
+    data = {
+        "a": (DATA, None),
+        "b": [np.array([True, False]), np.int32(3), np.full(2, 0.5, "float16")],
+    }
     placed = case.engine.devices.place(data)
     assert all(ops.is_tensor(leaf) for leaf in keras.tree.flatten(placed) if leaf is not None)
     assert placed["a"][1] is None
@@ -1053,13 +1231,17 @@ def holds_resident(case):
     assert data["none"] is None
     for rows in (ROWS, ROWS[::-1].copy()):
         found = case.each(
-            lambda data, rows: case.engine.replicas.batch(data, rows)["x"], data, case.engine.devices.place(rows)
+            lambda data, rows: case.engine.replicas.batch(data, rows)["x"],
+            data,
+            case.engine.devices.place(rows),
         )
         equal(found, DATA[rows].reshape(case.replicas, -1, 3))
 
 
 def holds_stage(case):
-    program = case.compile(lambda data: data["x"] * 2, (case.engine.devices.stage({"x": DATA}),), spends=False)
+    program = case.compile(
+        lambda data: data["x"] * 2, (case.engine.devices.stage({"x": DATA}),), spends=False
+    )
     for given in (case.engine.devices.stage({"x": DATA}), case.engine.devices.place({"x": DATA})):
         equal(case.engine.devices.fetch(program(given)), DATA * 2)
     if case.replicas > 1:
@@ -1067,7 +1249,9 @@ def holds_stage(case):
         data = case.engine.devices.stage({"x": DATA}, shares)
         places = np.array([3, 1, 0, 2, 0, 1, 2, 3], "int32")
         place = case.engine.devices.place(places)
-        found = case.each(lambda data, rows: case.engine.replicas.batch(data, rows)["x"], data, place)
+        found = case.each(
+            lambda data, rows: case.engine.replicas.batch(data, rows)["x"], data, place
+        )
         equal(found, np.stack([DATA[shares[0][places[:4]]], DATA[shares[1][places[4:]]]]))
 
 
@@ -1082,7 +1266,9 @@ def holds_is_ready(case):
     program = case.compile(lambda x: ops.sum(x @ ops.transpose(x)), (case.data,), spends=False)
     found = program(case.data)
     case.engine.devices.fetch(found)  # on several devices it waits for one of them
-    assert any(case.engine.devices.is_ready({"a": found, "b": [case.data]}) for _ in range(1_000_000))
+    assert any(
+        case.engine.devices.is_ready({"a": found, "b": [case.data]}) for _ in range(1_000_000)
+    )
 
 
 # ---- replicas ----
@@ -1110,18 +1296,26 @@ def holds_is_split(case):
 def holds_can_split(case):
     assert case.engine.replicas.can_split == (case.replicas > 1)
     seen = case.each(
-        lambda data, rows: ops.sum(ops.ones_like(case.engine.replicas.batch(data, rows)[:, 0])), case.data, case.rows
+        lambda data, rows: ops.sum(ops.ones_like(case.engine.replicas.batch(data, rows)[:, 0])),
+        case.data,
+        case.rows,
     )
     equal(seen, np.full(case.replicas, 8 / case.replicas))
 
 
 def holds_coupling_layers(case):
     norm = case.model.layers[-1]
-    assert list(case.engine.replicas.coupling_layers) == ([norm] if case.engine.replicas.is_split else [])
+    assert list(case.engine.replicas.coupling_layers) == (
+        [norm] if case.engine.replicas.is_split else []
+    )
 
     def work(data, carried, rows):
         with keras.StatelessScope():
-            return ops.sum(norm(case.engine.replicas.batch(data, rows)[:, :2], training=True) ** 2), carried, ()
+            return (
+                ops.sum(norm(case.engine.replicas.batch(data, rows)[:, :2], training=True) ** 2),
+                carried,
+                (),
+            )
 
     def program(data, rows):
         return case.total(work, data, rows, split=case.engine.replicas.is_split, syncs=True)[0]
@@ -1146,7 +1340,9 @@ def holds_total(case):
         def program(data, carried, given, split=split):
             return case.total(work, data, given, carried=carried, split=split)
 
-        sums, carried, alike = case.run(program, case.data, [case.engine.devices.place(np.float32(100))], given)
+        sums, carried, alike = case.run(
+            program, case.data, [case.engine.devices.place(np.float32(100))], given
+        )
         equal(sums, {"x": 2 * DATA[ROWS].sum(0)})
         equal(carried, [100 + DATA[ROWS].sum()])
         equal(alike, np.full(8 // case.replicas if split else 8, 2))
@@ -1161,7 +1357,10 @@ def holds_batch(case):
         sharded = case.engine.devices.stage(DATA, shares)
         places = np.array([0, 3, 1, 1, 2, 2, 0, 3], "int32")
         rows = np.concatenate([shares[0][places[:4]], shares[1][places[4:]]])
-        equal(case.run(case.engine.replicas.batch, sharded, case.engine.devices.place(places)), DATA[rows])
+        equal(
+            case.run(case.engine.replicas.batch, sharded, case.engine.devices.place(places)),
+            DATA[rows],
+        )
 
 
 def holds_part(case):
@@ -1197,7 +1396,11 @@ def test_an_engine_has_processes_and_evaluates_with_the_same_variables(replicas)
     equal(engine.devices.fetch(found), (case.held()[0], DATA[ROWS]))
 
 
-CONTRACTS = {name.removeprefix("holds_"): check for name, check in globals().items() if name.startswith("holds_")}
+CONTRACTS = {
+    name.removeprefix("holds_"): check
+    for name, check in globals().items()
+    if name.startswith("holds_")
+}
 
 
 @pytest.mark.parametrize("replicas", [1, 2], ids=["1 replica", "2 replicas"])
@@ -1208,7 +1411,8 @@ def test_contract(verb, replicas):
 
 def test_every_verb_has_one_line_of_contract_and_a_test_of_it():
     assert list(CONTRACTS) == list(VERBS)
-    assert len(VERBS) == sum(len(contracts_of(part)) for part in PARTS)  # no two parts have a verb of one name
+    # no two parts have a verb of one name
+    assert len(VERBS) == sum(len(contracts_of(part)) for part in PARTS)
     verbs = [verb for kind in (*PARTS, Watch) for verb in vars(kind) if not verb.startswith("_")]
     assert len(verbs) <= 55
     for part in PARTS:

@@ -32,13 +32,23 @@ def test_without_a_number_of_steps_an_epoch_is_a_pass(once):
 
 
 def test_a_pass_may_be_several_epochs_the_last_of_them_shorter():
-    assert [went(batches(5), epoch, 2, once=True) for epoch in range(4)] == [(0, 0), (0, 2), (0, 4), (1, 0)]
+    assert [went(batches(5), epoch, 2, once=True) for epoch in range(4)] == [
+        (0, 0),
+        (0, 2),
+        (0, 4),
+        (1, 0),
+    ]
     assert went(batches(5, (0, 3)), 1, 2, once=True) == (0, 3)
     assert went(batches(5, (1, 3)), 1, 2, once=True) == (0, 2)
 
 
 def test_else_epochs_go_on_in_the_next_pass():
-    assert [went(batches(5), epoch, 2, once=False) for epoch in range(4)] == [(0, 0), (0, 2), (0, 4), (1, 1)]
+    assert [went(batches(5), epoch, 2, once=False) for epoch in range(4)] == [
+        (0, 0),
+        (0, 2),
+        (0, 4),
+        (1, 1),
+    ]
     assert went(batches(5, (1, 0)), 2, 2, once=False) == (1, 0)
     assert went(batches(5, (1, 1)), 2, 2, once=False) == (0, 4)
 
@@ -67,7 +77,9 @@ def test_an_iterator_of_validation_data_is_kept():
         ws.Trainer(model(optimizer=keras.optimizers.SGD(0.0))).fit,
         model(optimizer=keras.optimizers.SGD(0.0)).fit,
     ):
-        history = fit(X, Y, validation_data=growing(), validation_steps=3, epochs=2, verbose=0).history
+        history = fit(
+            X, Y, validation_data=growing(), validation_steps=3, epochs=2, verbose=0
+        ).history
         losses.append(history["val_loss"])
     assert losses[0][0] == losses[0][1]
     assert losses[1][0] != losses[1][1]

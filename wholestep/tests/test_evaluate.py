@@ -12,7 +12,9 @@ from wholestep.evaluation import Evaluation, join
 
 @pytest.mark.parametrize("size", share([1, 7, ROWS]))
 def test_a_weighted_mean_does_not_depend_on_the_batches(size):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="mean_with_sample_weight"
+    )
     made = model(loss=loss)
     weight = np.random.default_rng(3).random(ROWS).astype("float32")
     logits = made.predict(X, verbose=0).astype("float64")
@@ -24,7 +26,9 @@ def test_a_weighted_mean_does_not_depend_on_the_batches(size):
 
 def uneven(case):
     """Return a model whose batches weigh unevenly, and its x, y and sample weights."""
-    weight = np.linspace(0, 1, ROWS).astype("float32") if case == "mean_with_sample_weight" else None
+    weight = (
+        np.linspace(0, 1, ROWS).astype("float32") if case == "mean_with_sample_weight" else None
+    )
     if case == "mask":
         layers = [keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.Dense(4)]
         made = keras.Sequential([keras.Input((3,)), *layers])
@@ -32,7 +36,9 @@ def uneven(case):
         return made, np.triu(np.ones((ROWS, 3), int)), np.ones((ROWS, 3, 4)), None
     reduction = "sum_over_batch_size" if weight is None else case
     ignored = 0 if case == "ignore_class" else None
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignored, reduction=reduction)
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, ignore_class=ignored, reduction=reduction
+    )
     return model(loss=loss, metrics=[]), X, Y, weight
 
 
@@ -40,7 +46,9 @@ def uneven(case):
 def test_keras_means_the_means_of_uneven_batches_and_ours_divides_once(case):
     made, x, y, weight = uneven(case)
     ours = ws.Trainer(made).evaluate(x, y, 4, sample_weight=weight, verbose=0)
-    whole, parts = (made.evaluate(x, y, size, sample_weight=weight, verbose=0) for size in (ROWS, 4))
+    whole, parts = (
+        made.evaluate(x, y, size, sample_weight=weight, verbose=0) for size in (ROWS, 4)
+    )
     assert ours == pytest.approx(whole, rel=1e-5)
     assert ours != pytest.approx(parts, rel=1e-4)
 
@@ -78,8 +86,12 @@ def test_prediction_builds_a_model_that_has_not_seen_data():
 
 
 def test_a_row_that_a_table_does_not_have():
-    """Said of evaluation and of tables that are updated as a whole; of rows, see test_embeddings."""
-    model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(9, 2), keras.layers.Flatten()])
+    """Said of evaluation and of tables that are updated as a whole; of rows, see
+    test_embeddings.
+    """
+    model = keras.Sequential(
+        [keras.Input((2,), dtype="int32"), keras.layers.Embedding(9, 2), keras.layers.Flatten()]
+    )
     model.compile("adam", "mse")
     trainer = ws.Trainer(model)
     data = (np.array([[1, 2], [3, 9]], "int32"), np.zeros((2, 4), "float32"))
@@ -89,11 +101,15 @@ def test_a_row_that_a_table_does_not_have():
             trainer.update(data)["loss"]
         return
     for compute in (lambda: trainer.evaluate(*data, verbose=0), lambda: trainer.update(data)):
-        with pytest.raises(Exception, match=r"\[1,1\] = 9 is not in \[0, 9\)|indices.* = 9 is not in \[0, 9\)"):
+        with pytest.raises(
+            Exception, match=r"\[1,1\] = 9 is not in \[0, 9\)|indices.* = 9 is not in \[0, 9\)"
+        ):
             compute()
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="on JAX no program writes variables")
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="on JAX no program writes variables"
+)
 def test_an_evaluation_writes_the_metrics_of_the_model_in_its_program(monkeypatch):
     made = model()
     trainer = ws.Trainer(made)
@@ -135,7 +151,12 @@ def check_state_moves_as_in_keras(make, x, y, size):
 
 def test_state_that_moves_in_prediction_and_evaluation_is_kept():
     def make():
-        layers = [keras.Input((3,)), Counts(), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1, use_bias=False)]
+        layers = [
+            keras.Input((3,)),
+            Counts(),
+            keras.layers.Dropout(0.5, seed=1),
+            keras.layers.Dense(1, use_bias=False),
+        ]
         made = keras.Sequential(layers)
         made.compile("sgd", "mse")
         return made
@@ -161,7 +182,8 @@ def test_draws_in_evaluation_go_on():
 
 
 def test_a_recurrent_layer_carries_its_state_from_batch_to_batch():
-    # keras.Model.predict loses it on JAX, where the layer's states are none of the model's variables.
+    # keras.Model.predict loses it on JAX, where the layer's states are none of the model's
+    # variables.
     def make(size, stateful):
         x = keras.Input(batch_shape=(2, size, 3))
         return keras.Model(x, keras.layers.GRU(2, stateful=stateful)(x))
@@ -209,14 +231,21 @@ class Lasting(keras.metrics.Metric):
 def test_a_metric_may_keep_what_it_has_when_an_epoch_begins():
     made = model()
     made.compile("sgd", made.loss, metrics=[Lasting()])
-    assert ws.Trainer(made).fit(X, Y, epochs=3, batch_size=20, verbose=0).history["lasting"] == [20, 40, 60]
+    assert ws.Trainer(made).fit(X, Y, epochs=3, batch_size=20, verbose=0).history["lasting"] == [
+        20,
+        40,
+        60,
+    ]
 
 
 def test_outputs_may_hold_nothing():
     inputs = keras.Input((6,))
     made = keras.Model(inputs, [keras.layers.Dense(2)(inputs), inputs[:, :0]])
     made.compile("sgd", ["mse", None])
-    assert [part.shape for part in ws.Trainer(made).predict(X, batch_size=8, verbose=0)] == [(20, 2), (20, 0)]
+    assert [part.shape for part in ws.Trainer(made).predict(X, batch_size=8, verbose=0)] == [
+        (20, 2),
+        (20, 0),
+    ]
 
 
 @on("jax")
@@ -246,7 +275,9 @@ def sent(monkeypatch):
     nums = []
     send = Evaluation.send
     monkeypatch.setattr(
-        Evaluation, "send", lambda self, run, feed, block: nums.append(block.num) or send(self, run, feed, block)
+        Evaluation,
+        "send",
+        lambda self, run, feed, block: nums.append(block.num) or send(self, run, feed, block),
     )
     return nums
 
@@ -271,7 +302,10 @@ def test_a_batch_alone_has_a_program_without_room_for_more():
     trainer = ws.Trainer(model())
     for steps in (1, 3):
         trainer.evaluate(iter(8 * [(X, Y)]), steps=steps, verbose=0)
-    assert [program.num_stacked for program in trainer.executor.evaluation.programs.values()] == [1, 16]
+    assert [program.num_stacked for program in trainer.executor.evaluation.programs.values()] == [
+        1,
+        16,
+    ]
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
@@ -289,7 +323,9 @@ def test_numbers_by_name_are_in_the_order_of_keras():
     trainer = ws.Trainer(made)
     for name in ("evaluate", "test_on_batch", "train_on_batch"):
         how = {"verbose": 0} if name == "evaluate" else {}
-        ours, theirs = (list(getattr(each, name)(X, Y, return_dict=True, **how)) for each in (trainer, made))
+        ours, theirs = (
+            list(getattr(each, name)(X, Y, return_dict=True, **how)) for each in (trainer, made)
+        )
         assert ours == theirs
 
 

@@ -1,4 +1,6 @@
-"""A fault at every place: a fit that ends in any hook resumes to the same bits; a NaN in any batch has one meaning."""
+"""A fault at every place: a fit that ends in any hook resumes to the same bits; a NaN in any batch
+has one meaning.
+"""
 
 import re
 import signal
@@ -50,7 +52,9 @@ def test_a_fit_that_ends_in_any_hook_resumes_to_the_same_bits(fault, every, tmp_
     for place in range(5 * list(FAULTS).index(fault) % every, NUM_HOOKS, every):
         folder = ws.Checkpoints(tmp_path / str(place), every_steps=2, every_seconds=None)
         with pytest.raises((SystemExit, KeyboardInterrupt, RuntimeError)):
-            ws.Trainer(small()).fit(X, Y, callbacks=[Interrupts(place, FAULTS[fault])], checkpoints=folder, **HOW)
+            ws.Trainer(small()).fit(
+                X, Y, callbacks=[Interrupts(place, FAULTS[fault])], checkpoints=folder, **HOW
+            )
         has_begun = any((tmp_path / str(place)).glob("step-*"))
         trainer = resumed if has_begun else ws.Trainer(small())
         assert trainer.fit(X, Y, checkpoints=folder, **HOW).history == history, place
@@ -74,7 +78,9 @@ def _fit(trainer, batches, **how):
 
 def _steps(trainer, batches):
     for _ in trainer.steps(
-        ws.Batches(tuple(np.concatenate(part) for part in zip(*batches, strict=True)), SIZE, shuffle=False)
+        ws.Batches(
+            tuple(np.concatenate(part) for part in zip(*batches, strict=True)), SIZE, shuffle=False
+        )
     ):
         pass
 
@@ -87,15 +93,21 @@ def _update(trainer, batches):
 PATHS = {
     "fit": _fit,
     "fit, with a callback": lambda trainer, batches: _fit(trainer, batches, callbacks=[Reads()]),
-    "fit, on a generator": lambda trainer, batches: trainer.fit((batch for batch in batches), verbose=0),
+    "fit, on a generator": lambda trainer, batches: trainer.fit(
+        (batch for batch in batches), verbose=0
+    ),
     "steps": _steps,
     "update": _update,
 }
 MATRIX = list(product(PATHS, (None, 2), ("auto", 2), ("raise", "skip"), range(BATCHES)))
 
 
-@pytest.mark.parametrize(("path", "replicas", "microbatch_size", "policy", "bad"), [*MATRIX[::13], *later(MATRIX)])
-def test_an_update_that_is_not_finite_is_the_same_nothing_everywhere(path, replicas, microbatch_size, policy, bad):
+@pytest.mark.parametrize(
+    ("path", "replicas", "microbatch_size", "policy", "bad"), [*MATRIX[::13], *later(MATRIX)]
+)
+def test_an_update_that_is_not_finite_is_the_same_nothing_everywhere(
+    path, replicas, microbatch_size, policy, bad
+):
     batches = [(X[i : i + SIZE].copy(), Y[i : i + SIZE]) for i in range(0, len(X), SIZE)]
     batches[bad][0][1, 2] = np.nan
     good = batches[:bad] + (batches[bad + 1 :] if policy == "skip" else [])
@@ -103,7 +115,9 @@ def test_an_update_that_is_not_finite_is_the_same_nothing_everywhere(path, repli
     with spread_over(replicas):
         model = small()
     _update(plain, good)
-    trainer = ws.Trainer(model, replicas=replicas, microbatch_size=microbatch_size, on_nonfinite=policy)
+    trainer = ws.Trainer(
+        model, replicas=replicas, microbatch_size=microbatch_size, on_nonfinite=policy
+    )
     if policy == "raise":
         with pytest.raises(ws.NonFiniteError, match=f"Update {bad + 1} ") as caught:
             PATHS[path](trainer, batches)

@@ -59,7 +59,9 @@ def test_accumulation(monkeypatch, tmp_path, capsys):
 def test_finetune(monkeypatch, capsys):
     for name, value in {"WIDTH": 32, "NUM_LAYERS": 1}.items():
         monkeypatch.setattr(f"finetune_model.{name}", value)
-    monkeypatch.setattr("finetune_data.MODULES", "argparse calendar datetime decimal pathlib socket threading")
+    monkeypatch.setattr(
+        "finetune_data.MODULES", "argparse calendar datetime decimal pathlib socket threading"
+    )
     module = load("finetune")
     is_jax = keras.backend.backend() == "jax"
     pairs = module.docstrings()[:200]
@@ -75,7 +77,8 @@ def test_finetune(monkeypatch, capsys):
     assert shown["exported"]["difference"] < 0.02
     assert shown["exported"]["largest"] == 0
     assert "not used: head/kernel, head/bias" in out
-    assert ("attention_0/query/kernel (None, 'model', None)" in out) == is_jax  # frozen, and sharded
+    # frozen, and sharded
+    assert ("attention_0/query/kernel (None, 'model', None)" in out) == is_jax
     assert (re.search(r"rows in \d+ microbatches", out) is not None) == is_jax  # to fit in memory
 
 
@@ -108,7 +111,10 @@ def test_glove(monkeypatch, tmp_path):
     # Keras on TensorFlow squares the gradients of equal embedding rows before it sums them.
     assert ours == pytest.approx(fitted, rel=1e-3 if keras.backend.backend() == "jax" else 0.1)
     assert 1.2 * fitted[-1] < windowed[-1] < 0.6 * written[-1]
-    assert "labels of shape (rows,) broadcast against predictions of shape (rows, 1)" in shown["refusal"]
+    assert (
+        "labels of shape (rows,) broadcast against predictions of shape (rows, 1)"
+        in shown["refusal"]
+    )
     assert "values of shape (512, 512)" in shown["refusal"]
     assert {"raised", "raise", "handler"} & set(shown["neighbours"]["exception"])
     assert len(shown["vectors"].read_text().splitlines()) == shown["num_words"]
@@ -176,4 +182,5 @@ def check_pictures(shown):
     assert shown["between_replicas"] < 1e-4
     assert shown["parts"] == "0 to 3, then 4 to 7"
     assert shown["picture"].exists()
-    assert shown["restored"] == pytest.approx(shown["tested"], rel=1e-6)  # one device adds rows up in another order
+    # one device adds rows up in another order
+    assert shown["restored"] == pytest.approx(shown["tested"], rel=1e-6)

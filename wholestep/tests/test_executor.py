@@ -26,7 +26,9 @@ def test_a_batch_that_weighs_nothing_is_named():
 
 def test_many_bad_rows_are_counted():
     made = model()
-    with pytest.raises(ws.NonFiniteError, match=r"rows 0, 1, 2, 3, 4, 5, 6, 7 and 12 more") as caught:
+    with pytest.raises(
+        ws.NonFiniteError, match=r"rows 0, 1, 2, 3, 4, 5, 6, 7 and 12 more"
+    ) as caught:
         ws.Trainer(made).update((np.full_like(X, np.nan), Y))["loss"]
     assert caught.value.rows == tuple(range(20))
 

@@ -1,4 +1,6 @@
-"""Every sentence of `explain()` is true of the program that ran, for the kinds of models that users bring."""
+"""Every sentence of `explain()` is true of the program that ran, for the kinds of models that users
+bring.
+"""
 
 import re
 from dataclasses import replace
@@ -46,11 +48,15 @@ def model(*layers, kind=keras.Sequential, optimizer="sgd", inputs=(4,)):
 
 
 def contrasted():
-    return ws.Trainer(keras.Sequential([keras.Input((4,)), L.Dense(2)]), Negatives(), optimizer="sgd")
+    return ws.Trainer(
+        keras.Sequential([keras.Input((4,)), L.Dense(2)]), Negatives(), optimizer="sgd"
+    )
 
 
 def looked_up():
-    return model(L.Embedding(50, 2, name="words"), L.Flatten(), optimizer=keras.optimizers.Adagrad(0.1))
+    return model(
+        L.Embedding(50, 2, name="words"), L.Flatten(), optimizer=keras.optimizers.Adagrad(0.1)
+    )
 
 
 KINDS = {  # what is trained, and whether short batches may be filled up
@@ -70,7 +76,9 @@ KINDS = {  # what is trained, and whether short batches may be filled up
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What every program was given: (program, rows that it has places for, real rows of each update)."""
+    """What every program was given: (program, rows that it has places for, real rows of each
+    update).
+    """
     seen = []
     program = Planner.program
     known = Planner.known
@@ -100,10 +108,13 @@ def test_every_sentence_is_true(name, calls):
     said = trainer.explain()
     assert "Shorter batches" not in said_before  # the first data had none
     assert SHORT in calls[-1][2]
-    program, shape, _ = next(call for call in reversed(calls) if call[1][1] == BATCH)  # which is explained
+    # which is explained
+    program, shape, _ = next(call for call in reversed(calls) if call[1][1] == BATCH)
 
     assert ("Shorter batches are filled up with rows of weight 0." in said) == fills
-    assert ("Shorter batches run in their own shape" in said or "No row is padding." in said) != fills
+    assert (
+        "Shorter batches run in their own shape" in said or "No row is padding." in said
+    ) != fills
     assert calls[-1][1][1] == (BATCH if fills else SHORT)
     assert int(re.search(r"One update takes (\d+) rows", said)[1]) == BATCH
     if cut := re.search(r"in (\d+) microbatches \((\d+) x (\d+) rows\)", said):
@@ -115,15 +126,22 @@ def test_every_sentence_is_true(name, calls):
     assert several is None or shape[0] == int(several[1])
     assert bool(several) or "Each update is a separate dispatch" in said
     if ON_TENSORFLOW:
-        assert program.call.traced.function_def.attr["_XlaMustCompile"].b == ("XLA compiles it." in said)
-    assert ("Microbatches of any size give the update of the whole batch" in said) == (fills or name == "add_loss")
+        assert program.call.traced.function_def.attr["_XlaMustCompile"].b == (
+            "XLA compiles it." in said
+        )
+    assert ("Microbatches of any size give the update of the whole batch" in said) == (
+        fills or name == "add_loss"
+    )
     assert ("Of the 50 rows of 'words'" in said) == (name == "table")
     assert "The data stay on the device" in said
-    assert ("programs for updates of several shapes" in said) == (len(trainer.executor.planner.programs) > 1)
+    assert ("programs for updates of several shapes" in said) == (
+        len(trainer.executor.planner.programs) > 1
+    )
 
 
 @pytest.mark.parametrize(
-    ("rows", "size", "told"), [(8, 3, "The last place is padding"), (10, 4, "The last 2 places are padding")]
+    ("rows", "size", "told"),
+    [(8, 3, "The last place is padding"), (10, 4, "The last 2 places are padding")],
 )
 def test_places_of_padding_are_counted(rows, size, told):
     linear = keras.Sequential([keras.Input((4,)), L.Dense(2)])
@@ -146,7 +164,10 @@ def with_lora(layer):
 
 TRAINED = {  # the layers before Dense(2), and the weights that train
     "a layer": (lambda: [frozen(L.Dense(3))], "Trains 8 of 23 weights, in 2 of 4 variables."),
-    "statistics": (lambda: [frozen(L.BatchNormalization())], "Trains 10 of 18 weights, in 2 of 4 variables."),
+    "statistics": (
+        lambda: [frozen(L.BatchNormalization())],
+        "Trains 10 of 18 weights, in 2 of 4 variables.",
+    ),
     "lora": (lambda: [with_lora(L.Dense(3))], "Trains 18 of 30 weights, in 5 of 6 variables."),
     "many": (lambda: [frozen(L.Dense(400))], "Trains 802 of 2,802 weights, in 2 of 4 variables."),
     "statistics that no layer trains": (lambda: [L.BatchNormalization()], None),
@@ -162,7 +183,11 @@ def test_the_weights_that_train_are_counted_where_others_are_frozen(name):
     trainer.fit(X, np.ones((ROWS, 2), "float32"), batch_size=BATCH, epochs=2, verbose=0)
     said = [line for line in trainer.explain().split("\n") if line.startswith("Trains ")]
     assert said == ([told] if told else [])
-    moved = [v for v in trainer.model.weights if np.any(v.numpy() != before[v.path]) and "moving" not in v.path]
+    moved = [
+        v
+        for v in trainer.model.weights
+        if np.any(v.numpy() != before[v.path]) and "moving" not in v.path
+    ]
     if told:
         assert f"in {len(moved)} of" in told
         assert f"Trains {sum(v.numpy().size for v in moved)} of" in told

@@ -1,4 +1,6 @@
-"""What a trace finds is known from then on, of every batch that looks like the traced one; nothing is mixed up."""
+"""What a trace finds is known from then on, of every batch that looks like the traced one; nothing
+is mixed up.
+"""
 
 import keras
 import numpy as np
@@ -18,12 +20,18 @@ class ByName(ws.Objective):
 
     def __call__(self, model, batch, training):
         ((name, x),) = batch.items()
-        return {name: ws.Mean(model(x, training=training)[:, 0] ** 2, coefficient=self.coefficients.get(name, 1.0))}
+        return {
+            name: ws.Mean(
+                model(x, training=training)[:, 0] ** 2, coefficient=self.coefficients.get(name, 1.0)
+            )
+        }
 
 
 def trainer(objective):
     keras.utils.set_random_seed(0)
-    return ws.Trainer(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), objective, optimizer="sgd")
+    return ws.Trainer(
+        keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), objective, optimizer="sgd"
+    )
 
 
 @pytest.mark.parametrize("num", share([40, 1]))
@@ -33,7 +41,8 @@ def test_terms_of_other_names_are_not_added_up(num):
         made = trainer(ByName())
         for attempt in range(2):  # it is no better the second time
             with pytest.raises(
-                ws.SpecificationError, match=r"same terms and metrics.*\['loss', 'b'\] after \['loss', 'a'\]"
+                ws.SpecificationError,
+                match=r"same terms and metrics.*\['loss', 'b'\] after \['loss', 'a'\]",
             ):
                 made.fit(iter(batches), verbose=0)
             assert made.model.optimizer.iterations == (attempt + 1) * num
@@ -90,7 +99,9 @@ def test_evaluations_of_different_kinds_are_told_apart():
 def test_evaluations_of_other_numbers_of_terms_are_told_apart():
     class Several(ByName):
         def __call__(self, model, batch, training):
-            return {name: ws.Mean(model(x, training=training)[:, 0] ** 2) for name, x in batch.items()}
+            return {
+                name: ws.Mean(model(x, training=training)[:, 0] ** 2) for name, x in batch.items()
+            }
 
     made = trainer(Several())
     for names in ("a", "ab", "a", "abc", "ab"):

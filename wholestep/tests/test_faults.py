@@ -1,4 +1,6 @@
-"""A disk that fails at any call, and strangers' entries in the folder: an error that says so, and nothing is lost."""
+"""A disk that fails at any call, and strangers' entries in the folder: an error that says so, and
+nothing is lost.
+"""
 
 import errno
 import fcntl
@@ -26,7 +28,15 @@ from wholestep.processes import SingleProcess
 
 CALLS = """close fstat fsync ftruncate listdir lstat mkdir open pread preadv pwrite read readv rename rmdir scandir stat
 statvfs unlink write"""
-ERRORS = [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ESTALE, errno.EROFS, errno.ENAMETOOLONG]
+ERRORS = [
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EMFILE,
+    errno.EACCES,
+    errno.ESTALE,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+]
 
 
 def arrays(step):
@@ -35,10 +45,17 @@ def arrays(step):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a folder as a run may find it: a good checkpoint, a damaged one, one half replaced, and litter."""
+    """Return a folder as a run may find it: a good checkpoint, a damaged one, one half replaced,
+    and litter.
+    """
     folder = Folder(tmp_path_factory.mktemp("made"))
     for step in (1, 2, 3):
-        folder.write(step, arrays(step), {"step": step}, {"watched": {"name": "loss", "number": 1.0, "mode": "min"}})
+        folder.write(
+            step,
+            arrays(step),
+            {"step": step},
+            {"watched": {"name": "loss", "number": 1.0, "mode": "min"}},
+        )
     (file, *_) = sorted(folder.path(3).glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     shutil.copytree(folder.path(3), folder.folder / "bad-00000003-1")
@@ -76,7 +93,9 @@ def make_anew(path):
 
 
 class Disk:
-    """A file system whose `at`-th call of this name fails; calls elsewhere than below a root do not count."""
+    """A file system whose `at`-th call of this name fails; calls elsewhere than below a root do not
+    count.
+    """
 
     def __init__(self, monkeypatch, root, name="", at=0, number=0):
         self.seen = Counter()
@@ -88,7 +107,11 @@ class Disk:
 
     def _wrapped(self, call, real):
         def wrapped(on, *arguments, **options):
-            if not isinstance(on, int) and options.get("dir_fd") is None and not os.fspath(on).startswith(self._root):
+            if (
+                not isinstance(on, int)
+                and options.get("dir_fd") is None
+                and not os.fspath(on).startswith(self._root)
+            ):
                 return real(on, *arguments, **options)
             self.seen[call] += 1
             name, at, number = self._failing
@@ -136,9 +159,14 @@ def test_a_disk_that_fails_at_any_call_is_an_error_that_names_the_folder_and_los
         with pytest.MonkeyPatch.context() as patched:
             disk = Disk(patched, path, call, at, ERRORS[i % len(ERRORS)])
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*cannot sync folders")  # which some file systems refuse
+                # which some file systems refuse
+                warnings.filterwarnings("ignore", ".*cannot sync folders")
                 error = raised(does, path)
-            assert error is None or (type(error) in ERRORS_OF_OURS and str(path) in str(error)), (call, at, error)
+            assert error is None or (type(error) in ERRORS_OF_OURS and str(path) in str(error)), (
+                call,
+                at,
+                error,
+            )
             assert disk.seen[call] >= at, (call, at)
         outcomes[error is None] += 1
         assert (path / ".old-photos" / "photo").read_bytes() == b"a stranger's"
@@ -169,7 +197,15 @@ NAMES = [
         "step--0000001",
         "STEP-00000005",
     ),
-    *("bad-idea.txt", "bad-00000005", "bad-00000005-0", "bad-00000005-1x", f"bad-{DIGITS}-1", "bad-", "bad"),
+    *(
+        "bad-idea.txt",
+        "bad-00000005",
+        "bad-00000005-0",
+        "bad-00000005-1x",
+        f"bad-{DIGITS}-1",
+        "bad-",
+        "bad",
+    ),
     *(
         ".new-photos",
         ".old-photos",
@@ -219,7 +255,13 @@ KINDS = {
 def facts_of(path):
     """Return the kind of an entry, its target and its contents."""
     kind = stat.S_IFMT(path.lstat().st_mode)
-    content = path.read_text() if stat.S_ISREG(kind) else sorted(os.listdir(path)) if stat.S_ISDIR(kind) else None
+    content = (
+        path.read_text()
+        if stat.S_ISREG(kind)
+        else sorted(os.listdir(path))
+        if stat.S_ISDIR(kind)
+        else None
+    )
     return kind, os.readlink(path) if stat.S_ISLNK(kind) else None, content
 
 

@@ -76,9 +76,14 @@ def test_updates_that_are_sent_one_by_one_share_the_table_of_their_rows():
     def one_by_one(batch):
         return whole(batch)._replace(most=1)
 
-    blocks = list(resident(ws.Batches(np.arange(23), 4, seed=1), one_by_one).blocks(None, lambda: 3))
+    blocks = list(
+        resident(ws.Batches(np.arange(23), 4, seed=1), one_by_one).blocks(None, lambda: 3)
+    )
     assert sorted(seen(blocks)) == list(range(23))
-    assert [(block.first, block.num, block.follow) for block in blocks] == [*((i, 1, 0) for i in range(5)), (0, 1, 0)]
+    assert [(block.first, block.num, block.follow) for block in blocks] == [
+        *((i, 1, 0) for i in range(5)),
+        (0, 1, 0),
+    ]
     assert len({id(block.table) for block in blocks[:-1]}) == 1
 
 
@@ -86,8 +91,14 @@ def test_every_epoch_has_its_own_order_however_many_updates_go_at_once():
     batches = ws.Batches(np.arange(23), 4, seed=1)
     for at_once in (1, 3):
         feed = resident(ws.Batches(np.arange(23), 4, seed=1))
-        rows = [row for block in feed.blocks(18, lambda at_once=at_once: at_once) for row in seen([block])]
-        assert rows == [row for epoch in range(3) for step in range(6) for row in batches.rows(epoch, step)]
+        rows = [
+            row
+            for block in feed.blocks(18, lambda at_once=at_once: at_once)
+            for row in seen([block])
+        ]
+        assert rows == [
+            row for epoch in range(3) for step in range(6) for row in batches.rows(epoch, step)
+        ]
         for step in (4, 2):  # and back before the rows that were named ahead
             feed.batches.seek(1, step)
             assert seen(feed.blocks(1, lambda: 1)) == list(batches.rows(1, step))
@@ -111,7 +122,9 @@ class Items:
 
 
 def test_loaded_blocks():
-    feed = open_feed(Host, ws.Batches(Items(), 3, shuffle=False), 0, whole, lambda batch, program: None, {})
+    feed = open_feed(
+        Host, ws.Batches(Items(), 3, shuffle=False), 0, whole, lambda batch, program: None, {}
+    )
     assert isinstance(feed, Loaded)
     blocks = list(feed.blocks(None, lambda: 1))
     assert [b.data.tolist() for b in blocks] == [[0, 1, 2], [3, 4, 5], [6]]
@@ -181,7 +194,10 @@ def test_one_table_serves_many_dispatches():
     assert [block.first for block in blocks[:10]] == [*range(9), 0]
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3), st.integers(1, 8))
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=1, max_size=3),
+    st.integers(1, 8),
+)
 def test_every_replica_gets_an_equal_share_of_every_microbatch(sections, num):
     cut = Cut(tuple(sections), sum(count * size for count, size in sections))
     shares, rows = share_out(cut, num)
@@ -205,13 +221,21 @@ def test_ready_made_batches_are_filled_to_the_most_rows_of_their_own_shape():
 
 
 def test_a_block_knows_the_rows_of_a_full_one():
-    assert [b.batches[0].full for b in resident(ws.Batches(np.arange(7), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
-    assert [b.batches[0].full for b in loaded(ws.Batches(Items(), 3)).blocks(None, lambda: 1)] == [3, 3, 3]
+    assert [
+        b.batches[0].full for b in resident(ws.Batches(np.arange(7), 3)).blocks(None, lambda: 1)
+    ] == [3, 3, 3]
+    assert [b.batches[0].full for b in loaded(ws.Batches(Items(), 3)).blocks(None, lambda: 1)] == [
+        3,
+        3,
+        3,
+    ]
 
 
 def test_resident_arrays_are_complete_before_a_block_is_sent(monkeypatch):
     waited = []
-    monkeypatch.setattr(Host, "resident", staticmethod(lambda data: (data, lambda: waited.append("complete"))))
+    monkeypatch.setattr(
+        Host, "resident", staticmethod(lambda data: (data, lambda: waited.append("complete")))
+    )
     feed = resident(ws.Batches(np.arange(6), 2))
     assert waited == []
     assert [waited.copy() for _ in feed.blocks(None, lambda: 1)] == [["complete"]] * 3
@@ -219,15 +243,20 @@ def test_resident_arrays_are_complete_before_a_block_is_sent(monkeypatch):
 
 def test_small_arrays_become_resident():
     devices = engines.choose().devices
-    check = lambda batch, program: None
-    assert isinstance(open_feed(devices, ws.Batches(np.zeros(4)), 10**6, whole, check, {}), Resident)
+
+    def check(batch, program):
+        return None
+
+    feed = open_feed(devices, ws.Batches(np.zeros(4)), 10**6, whole, check, {})
+    assert isinstance(feed, Resident)
 
 
 def test_a_block_that_waited_goes_back_before_those_that_still_wait():
     """The loop ends while another has three batches waiting."""
     data = ws.Batches(np.full((2,), i) for i in range(5))
     waiting = [
-        Batch(next(data), None, np.arange(2, dtype=np.int32), 2, None, None, (0, i), (0, i + 1)) for i in range(3)
+        Batch(next(data), None, np.arange(2, dtype=np.int32), 2, None, None, (0, i), (0, i + 1))
+        for i in range(3)
     ]
     data.unused = waiting.copy()
     data.position = (0, 0)
@@ -257,7 +286,9 @@ def test_batches_that_wait_for_the_next_pass_are_no_part_of_this_one(iterates):
         assert [batch[0] for batch in data] == [2]
     else:
         feed = loaded(data)
-        assert [feed.advance(block) or block.start for block in feed.blocks(None, lambda: 1)] == [(0, 2)]
+        assert [feed.advance(block) or block.start for block in feed.blocks(None, lambda: 1)] == [
+            (0, 2)
+        ]
     assert [batch.start for batch in data.unused] == [(1, 0)]
 
 
@@ -354,7 +385,9 @@ def test_metrics_are_emptied_by_their_known_values(monkeypatch):
     trainer.model.optimizer.learning_rate = 0.0
     others = (Y + 1) % 3
     wanted = [trainer.evaluate(X, y, verbose=0, return_dict=True)["accuracy"] for y in (Y, others)]
-    monkeypatch.setattr(keras.metrics.SparseCategoricalAccuracy, "reset_state", lambda _: pytest.fail("on the host"))
+    monkeypatch.setattr(
+        keras.metrics.SparseCategoricalAccuracy, "reset_state", lambda _: pytest.fail("on the host")
+    )
     found = [trainer.fit(X, y, batch_size=4, verbose=0).history["accuracy"][0] for y in (Y, others)]
     assert found == pytest.approx(wanted)
     assert wanted[0] != wanted[1]

@@ -15,7 +15,9 @@ from wholestep.checkpoints import code_facts, data_facts, value_facts
 def make(activation="relu", rate=0.1, units=3):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units, activation), keras.layers.Dropout(rate)])
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(units, activation), keras.layers.Dropout(rate)]
+    )
     model.compile(keras.optimizers.Adam(0.01, clipnorm=1.0), "mse")
     return model
 
@@ -40,7 +42,9 @@ def test_another_model_is_named(change):
 
 def test_another_optimizer_is_named():
     model = make()
-    assert differing(code(model), code(model, keras.optimizers.Adam(0.01, clipnorm=2.0))) == ["the optimizer"]
+    assert differing(code(model), code(model, keras.optimizers.Adam(0.01, clipnorm=2.0))) == [
+        "the optimizer"
+    ]
 
 
 def test_values_and_data_are_named():
@@ -59,7 +63,12 @@ def test_values_and_data_are_named():
 @pytest.mark.slow
 def test_describing_does_not_import_tensorflow():
     look = "import sys; from test_fingerprint import code, make; make; import keras; "
-    look += "m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]); m.compile('adam', 'mse'); code(m); "
+    look += (
+        "m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]); m.compile('adam', "
+        "'mse'); code(m); "
+    )
     look += "print('tensorflow' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", look], env=lean(HERE), capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", look], env=lean(HERE), capture_output=True, text=True
+    )
     assert found.stdout == "False\n", found.stderr

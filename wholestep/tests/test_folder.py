@@ -1,4 +1,6 @@
-"""A checkpoint is there as a whole or not at all, damage is found, and nothing but numbers is read. Needs no engine."""
+"""A checkpoint is there as a whole or not at all, damage is found, and nothing but numbers is read.
+Needs no engine.
+"""
 
 import errno
 import json
@@ -24,13 +26,27 @@ from wholestep.checkpoints.resume import newest
 from wholestep.processes import SingleProcess
 
 RNG = np.random.default_rng(0)
-DTYPES = ("float64", "float32", "float16", "int64", "int32", "int8", "uint32", "uint8", "bool", ml_dtypes.bfloat16)
+DTYPES = (
+    "float64",
+    "float32",
+    "float16",
+    "int64",
+    "int32",
+    "int8",
+    "uint32",
+    "uint8",
+    "bool",
+    ml_dtypes.bfloat16,
+)
 
 
 def some(num=12):
     """Return arrays of every kind and shape that a state may hold."""
     shapes = [(), (3,), (0, 4), (2, 3, 5), (7, 1)]
-    return {f"params/{i}": RNG.integers(0, 2, shapes[i % 5]).astype(DTYPES[i % len(DTYPES)]) for i in range(num)}
+    return {
+        f"params/{i}": RNG.integers(0, 2, shapes[i % 5]).astype(DTYPES[i % len(DTYPES)])
+        for i in range(num)
+    }
 
 
 def equal(one, two):
@@ -67,7 +83,11 @@ def test_what_was_written_comes_back_to_the_bit(folder):
 
 
 def test_arrays_that_do_not_lie_in_order_are_written_in_order(folder):
-    kept = {"a": np.arange(12.0).reshape(3, 4).T, "b": np.arange(9)[::2], "c": np.arange(3, dtype=">i4")}
+    kept = {
+        "a": np.arange(12.0).reshape(3, 4).T,
+        "b": np.arange(9)[::2],
+        "c": np.arange(3, dtype=">i4"),
+    }
     folder.write(1, kept, {})
     arrays = folder.read(1)[1]
     for name, array in kept.items():
@@ -291,9 +311,13 @@ def test_the_full_shapes_of_pieces_are_found_once(folder, monkeypatch):
     folder.write(1, kept, {})
     whole = Manifest.arrays.fget
     calls = []
-    monkeypatch.setattr(Manifest, "arrays", property(lambda manifest: calls.append(1) or whole(manifest)))
+    monkeypatch.setattr(
+        Manifest, "arrays", property(lambda manifest: calls.append(1) or whole(manifest))
+    )
     arrays = folder.read(1)[1]
-    assert {name: array[...].tobytes() for name, array in arrays.items()} == dict.fromkeys(kept, NUMBERS.tobytes())
+    assert {name: array[...].tobytes() for name, array in arrays.items()} == dict.fromkeys(
+        kept, NUMBERS.tobytes()
+    )
     assert len(calls) == 1
 
 
@@ -361,7 +385,9 @@ print(json.dumps(outcomes))
 @pytest.mark.slow
 def test_a_writer_that_is_stopped_before_any_call_leaves_whole_checkpoints(tmp_path):
     command = [sys.executable, "-c", STOPPED, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(ws.__file__).parent.parent)])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(ws.__file__).parent.parent)])
+    }
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
@@ -423,7 +449,9 @@ def syncs_no_folders(number, fsync=os.fsync):
 def test_a_file_system_that_cannot_sync_folders_warns_once(number, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", syncs_no_folders(number))
     folder = Folder(tmp_path / "a" / "b")
-    with pytest.warns(UserWarning, match=f"{folder.folder} cannot sync folders .{os.strerror(number)}") as warned:
+    with pytest.warns(
+        UserWarning, match=f"{folder.folder} cannot sync folders .{os.strerror(number)}"
+    ) as warned:
         folder.lock()
     assert len(warned) == 1
     for step in (1, 2):
@@ -434,9 +462,13 @@ def test_a_file_system_that_cannot_sync_folders_warns_once(number, tmp_path, mon
         Folder(tmp_path / "c").lock().release()
 
 
-def test_a_file_system_that_reports_no_free_bytes_warns_once_and_a_full_one_fails(folder, monkeypatch):
+def test_a_file_system_that_reports_no_free_bytes_warns_once_and_a_full_one_fails(
+    folder, monkeypatch
+):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 0}))
-    with pytest.warns(UserWarning, match=f"{folder.folder} reports 0 free bytes.*without looking for room"):
+    with pytest.warns(
+        UserWarning, match=f"{folder.folder} reports 0 free bytes.*without looking for room"
+    ):
         folder.write(1, some(), {})
     folder.write(2, some(), {})  # a second warning would be an error
     assert folder.verify(2).step == 2
@@ -458,7 +490,8 @@ def test_one_writes_and_a_second_is_told_who(tmp_path):
     with pytest.raises(ws.CheckpointError, match="a loop of this very process is saving"):
         Lock(tmp_path)
     script = (
-        "import sys; from pathlib import Path; from wholestep.checkpoints.files import Lock; Lock(Path(sys.argv[1]))"
+        "import sys; from pathlib import Path; from wholestep.checkpoints.files import Lock; "
+        "Lock(Path(sys.argv[1]))"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parent.parent)}
     command = [sys.executable, "-c", script, str(tmp_path)]
@@ -471,16 +504,24 @@ def test_one_writes_and_a_second_is_told_who(tmp_path):
 
 def test_a_lock_ends_with_its_process(tmp_path):
     source = str(Path(ws.__file__).parent.parent)
-    script = "import os, sys; from pathlib import Path; from wholestep.checkpoints.files import Lock\n"
+    script = (
+        "import os, sys; from pathlib import Path; from wholestep.checkpoints.files import Lock\n"
+    )
     script += "lock = Lock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     environment = os.environ | {"PYTHONPATH": source}
-    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment).returncode == -9
+    assert (
+        subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment).returncode
+        == -9
+    )
     Lock(tmp_path).release()
 
 
 def test_a_lock_is_not_held_by_who_was_forked(tmp_path):
     source = str(Path(ws.__file__).parent.parent)
-    script = "import os, sys, time; from pathlib import Path; from wholestep.checkpoints.files import Lock\n"
+    script = (
+        "import os, sys, time; from pathlib import Path; from wholestep.checkpoints.files "
+        "import Lock\n"
+    )
     script += "lock = Lock(Path(sys.argv[1]))\nif os.fork() == 0: time.sleep(30); os._exit(0)\n"
     script += "time.sleep(0.2); {}"
     environment = os.environ | {"PYTHONPATH": source}
@@ -508,7 +549,9 @@ def test_what_cannot_be_read_now_is_not_set_aside(folder, monkeypatch):
     assert (folder.steps(), folder.bad()) == ([2, 1], [])
 
 
-def test_a_checkpoint_that_takes_the_place_of_another_and_is_damaged_gives_it_back(folder, monkeypatch):
+def test_a_checkpoint_that_takes_the_place_of_another_and_is_damaged_gives_it_back(
+    folder, monkeypatch
+):
     kept = some(3)
     folder.write(5, kept, {})
 
@@ -591,7 +634,9 @@ def test_an_older_one_that_cannot_be_removed_is_told(folder, monkeypatch):
         raise OSError(13, "EACCES")
 
     monkeypatch.setattr(os, "rename", fails)
-    with pytest.raises(ws.CheckpointError, match=r"must be removed: .*step-00000001\. Received: EACCES"):
+    with pytest.raises(
+        ws.CheckpointError, match=r"must be removed: .*step-00000001\. Received: EACCES"
+    ):
         folder.remove(1)
     assert folder.steps() == [1]
 
@@ -645,14 +690,18 @@ def unlocked(path):
     (path / "lock").unlink()
 
 
-@pytest.mark.parametrize("change", [removed, renamed, replaced, unlocked], ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    "change", [removed, renamed, replaced, unlocked], ids=lambda change: change.__name__
+)
 def test_nothing_is_written_to_another_folder_than_the_one_that_was_locked(change, tmp_path):
     path = tmp_path / "runs"
     common = locked(Folder(path))
     save(common, 1)
     change(path)
     before = sorted(os.listdir(path)) if path.exists() else None
-    with pytest.raises(ws.CheckpointError, match=f"{path} must stay the folder that this run locked"):
+    with pytest.raises(
+        ws.CheckpointError, match=f"{path} must stay the folder that this run locked"
+    ):
         save(common, 2)
     assert (sorted(os.listdir(path)) if path.exists() else None) == before
     common.release()

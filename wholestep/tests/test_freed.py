@@ -1,4 +1,6 @@
-"""A trainer that is deleted is freed at once, with its arrays on the device: no cycle waits for the collector."""
+"""A trainer that is deleted is freed at once, with its arrays on the device: no cycle waits for the
+collector.
+"""
 
 import gc
 import weakref
@@ -29,7 +31,14 @@ def test_a_deleted_trainer_is_freed_without_the_collector_of_cycles(name):
     try:
         CALLS[name](trainer)
         executor = trainer.executor
-        parts = [trainer, trainer.run, executor, executor.planner, executor.evaluation, executor.context]
+        parts = [
+            trainer,
+            trainer.run,
+            executor,
+            executor.planner,
+            executor.evaluation,
+            executor.context,
+        ]
         alive = [weakref.ref(part) for part in parts]
         del trainer, executor, parts
         assert [type(part()).__name__ for part in alive if part() is not None] == []

@@ -1,4 +1,6 @@
-"""The parts of examples/glove.py: the table of pairs, however it is spilled; orders; files of vectors."""
+"""The parts of examples/glove.py: the table of pairs, however it is spilled; orders; files of
+vectors.
+"""
 
 import tempfile
 from collections import Counter
@@ -12,7 +14,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-TEXTS = st.lists(st.lists(st.sampled_from(["an", "apple", "Apple,", "be", "cat", "rare"]), max_size=12), max_size=8)
+TEXTS = st.lists(
+    st.lists(st.sampled_from(["an", "apple", "Apple,", "be", "cat", "rare"]), max_size=12),
+    max_size=8,
+)
 KEPT = {"an": 0, "apple": 1, "be": 2, "cat": 3}
 
 
@@ -30,7 +35,9 @@ def dense(text, window):
 
 def table(text, window, num_buffered):
     with tempfile.TemporaryDirectory() as folder:
-        columns = glove_pairs.cooccurrences(text, KEPT, window, Path(folder), num_buffered=num_buffered)
+        columns = glove_pairs.cooccurrences(
+            text, KEPT, window, Path(folder), num_buffered=num_buffered
+        )
         return [np.array(column) for column in columns], len(list(Path(folder).glob("run*")))
 
 
@@ -63,7 +70,10 @@ def test_a_merge_looks_at_no_more_of_a_run_than_it_may():
                 Watched.longest = max(Watched.longest, key.stop - (key.start or 0))
             return super().__getitem__(key)
 
-    runs = [np.array([(3 * key + i, 1) for key in range(50)], glove_pairs.PAIR).view(Watched) for i in range(3)]
+    runs = [
+        np.array([(3 * key + i, 1) for key in range(50)], glove_pairs.PAIR).view(Watched)
+        for i in range(3)
+    ]
     merged = np.concatenate(list(glove_pairs.merge(runs, 4)))
     assert merged["key"].tolist() == list(range(150))
     assert Watched.longest == 4
@@ -88,13 +98,18 @@ def test_a_shuffle_window_permutes_and_shows_no_row_before_its_time(num, window)
 
 @pytest.fixture
 def few_rows():
-    """Return a model whose output is the sum of its biases, and three rows ((focal, context), count)."""
+    """Return a model whose output is the sum of its biases, and three rows ((focal, context),
+    count).
+    """
     model = glove.network(3, 2)
     for name in ("target", "other"):
         model.get_layer(name).set_weights([np.zeros((3, 2))])
     for name in ("target_bias", "other_bias"):
         model.get_layer(name).set_weights([np.array([[1.0], [2.0], [3.0]])])
-    return model, ((np.array([0, 1, 2]), np.array([0, 0, 2])), np.array([0.5, 100, 1e6], np.float32))
+    return model, (
+        (np.array([0, 1, 2]), np.array([0, 0, 2])),
+        np.array([0.5, 100, 1e6], np.float32),
+    )
 
 
 def test_as_written_every_pair_meets_every_count(few_rows):
@@ -103,8 +118,12 @@ def test_as_written_every_pair_meets_every_count(few_rows):
     weight = np.array([0.005**0.75, 1, 1])
     errors = prediction[:, None] - np.log(count)
     assert float(glove.as_written(model, pair, count)) == pytest.approx(np.mean(weight * errors**2))
-    assert float(glove.mended(model, pair, count)) == pytest.approx(np.mean(weight * np.diag(errors) ** 2))
-    assert model.evaluate(pair, count, verbose=0) == pytest.approx(np.mean(weight * np.diag(errors) ** 2))
+    assert float(glove.mended(model, pair, count)) == pytest.approx(
+        np.mean(weight * np.diag(errors) ** 2)
+    )
+    assert model.evaluate(pair, count, verbose=0) == pytest.approx(
+        np.mean(weight * np.diag(errors) ** 2)
+    )
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -112,7 +131,9 @@ def test_the_loss_over_all_pairs_is_that_of_evaluate(few_rows, size):
     model, data = few_rows
     model.get_layer("target").set_weights([np.arange(6).reshape(3, 2)])
     model.get_layer("other").set_weights([np.arange(6)[::-1].reshape(3, 2) / 8])
-    assert glove_vectors.loss_of(model, data, size) == pytest.approx(model.evaluate(*data, verbose=0), rel=1e-5)
+    assert glove_vectors.loss_of(model, data, size) == pytest.approx(
+        model.evaluate(*data, verbose=0), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("header", [False, True])

@@ -1,4 +1,6 @@
-"""A model that was built with a Python value in place of a mask is warned of at its first update."""
+"""A model that was built with a Python value in place of a mask is warned of at its first
+update.
+"""
 
 import inspect
 import re
@@ -17,7 +19,9 @@ X = np.array([[1, 2, 1, 2], [3, 3, 4, 4]])
 
 
 def attending(mask, **how):
-    """Return a compiled model of segments (rows, 4) that attends to itself under `mask(segments)`."""
+    """Return a compiled model of segments (rows, 4) that attends to itself under
+    `mask(segments)`.
+    """
     segments = keras.Input((4,), dtype="int32")
     x = L.Embedding(9, 4)(segments)
     x = L.MultiHeadAttention(2, 2, name="attention")(x, x, attention_mask=mask(segments), **how)
@@ -47,7 +51,10 @@ CALLS = {
 def test_the_first_update_warns_of_a_mask_that_is_a_python_value(call):
     trainer = ws.Trainer(attending(by_identity, use_causal_mask=True))
     trainer.evaluate(X, X, verbose=0)  # no warning, which would be an error
-    told = r"Received: attention_mask=False of 'attention'. Try: keras.ops.equal\(a, b\) in place of a == b"
+    told = (
+        r"Received: attention_mask=False of 'attention'. Try: keras.ops.equal\(a, b\) in place "
+        r"of a == b"
+    )
     with pytest.warns(UserWarning, match=told) as found:
         CALLS[call](trainer)
     assert [each.filename for each in found] == [__file__]
@@ -85,7 +92,10 @@ FOUND = {
         lambda: seen(Masked(name="m"), pair_mask=ops.cast(keras.Input(()) == 0, "int32")),
         "pair_mask=.*int32.* of 'm'",
     ),
-    "a mask of several": (lambda: seen(Masked(name="m"), pair_mask=[None, False]), r"pair_mask=\[None, False\] of 'm'"),
+    "a mask of several": (
+        lambda: seen(Masked(name="m"), pair_mask=[None, False]),
+        r"pair_mask=\[None, False\] of 'm'",
+    ),
     "and": (lambda: both(lambda same, x: same & (x > 0)), "x1=False of 'logical_and'"),
     "where": (lambda: both(lambda same, x: ops.where(same, x, 0.0)), "condition=False of 'where'"),
     "a product": (lambda: both(lambda same, x: x * same), "x2=False of 'multiply'"),
@@ -128,10 +138,14 @@ FLAGS = {
     "attention": lambda x: L.MultiHeadAttention(2, 3)(x, x, use_causal_mask=True, training=True),
     "grouped": lambda x: L.GroupQueryAttention(3, 2, 1)(x, x, use_causal_mask=True),
     "additive": lambda x: L.AdditiveAttention()([x, x], use_causal_mask=True),
-    "mask of ones": lambda x: L.MultiHeadAttention(2, 3)(x, x, attention_mask=np.ones((4, 4), bool)),
+    "mask of ones": lambda x: L.MultiHeadAttention(2, 3)(
+        x, x, attention_mask=np.ones((4, 4), bool)
+    ),
     "recurrent": lambda x: L.Bidirectional(L.LSTM(2))(L.Masking()(x), training=False),
     "statistics": lambda x: L.BatchNormalization()(x, training=False),
-    "a layer of the user": lambda x: Flagged()(x, use_mask=True, mask_padding=True, other_mask=True),
+    "a layer of the user": lambda x: Flagged()(
+        x, use_mask=True, mask_padding=True, other_mask=True
+    ),
     "operations": lambda x: ops.where(x > 0, ops.clip(x * 2.0, 0.0, 1.0), 0.0) + 1,
 }
 
@@ -143,9 +157,15 @@ def test_flags_of_layers_are_no_masks(name):
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("name", [n for n, m in vars(keras.applications).items() if inspect.ismodule(m)])
+@pytest.mark.parametrize(
+    "name", [n for n, m in vars(keras.applications).items() if inspect.ismodule(m)]
+)
 def test_no_application_of_keras_is_warned_of(name):
-    kinds = [f for n, f in vars(getattr(keras.applications, name)).items() if n[0].isupper() and callable(f)]
+    kinds = [
+        f
+        for n, f in vars(getattr(keras.applications, name)).items()
+        if n[0].isupper() and callable(f)
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert [values_for_tensors(kind(weights=None)) for kind in kinds[:1]] in ([], [[]])

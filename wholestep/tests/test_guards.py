@@ -116,10 +116,14 @@ class Meeting(ws.Objective):
         if keras.backend.backend() == "jax":
             import jax
 
-            return jax.pure_callback(self.wait, jax.ShapeDtypeStruct(outputs.shape, outputs.dtype), outputs)
+            return jax.pure_callback(
+                self.wait, jax.ShapeDtypeStruct(outputs.shape, outputs.dtype), outputs
+            )
         import tensorflow as tf
 
-        return tf.ensure_shape(tf.numpy_function(self.wait, [outputs], outputs.dtype), outputs.shape)
+        return tf.ensure_shape(
+            tf.numpy_function(self.wait, [outputs], outputs.dtype), outputs.shape
+        )
 
 
 def test_at_the_end_of_a_loop_no_other_thread_may_train(monkeypatch):
@@ -146,7 +150,9 @@ def test_trainers_in_two_threads_compute_at_the_same_time():
 
     def train(objective):
         made = model()
-        for _ in ws.Trainer(made, objective, optimizer="sgd").steps(ws.Batches((X, Y), ROWS), epochs=3):
+        for _ in ws.Trainer(made, objective, optimizer="sgd").steps(
+            ws.Batches((X, Y), ROWS), epochs=3
+        ):
             made.get_weights()
 
     for objective in objectives:
@@ -161,7 +167,9 @@ def forked(work):
     """Return what `work` says in a forked process, which ends after 20 seconds if it hangs."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning
+        )
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -182,7 +190,11 @@ def forked(work):
 def test_a_forked_process_is_told_not_to_train():
     made = model()
     trainer = ws.Trainer(made)
-    calls = [lambda: trainer.fit(X, Y, **QUIET), lambda: next(trainer.steps((X, Y))), lambda: ws.Trainer(made)]
+    calls = [
+        lambda: trainer.fit(X, Y, **QUIET),
+        lambda: next(trainer.steps((X, Y))),
+        lambda: ws.Trainer(made),
+    ]
 
     def work():
         said = []
@@ -233,7 +245,9 @@ os.kill(os.getpid(), 9)  # how the parent ends is not asked
 @pytest.mark.slow
 def test_a_forked_process_that_leaves_in_the_middle_of_a_call_ends(call, tmp_path):
     command = [sys.executable, "-c", FORKS, call, str(tmp_path / "saved")]
-    with subprocess.Popen(command, env=lean(HERE), stdout=subprocess.PIPE, text=True, start_new_session=True) as script:
+    with subprocess.Popen(
+        command, env=lean(HERE), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as script:
         timer = threading.Timer(100, os.killpg, (script.pid, signal.SIGKILL))
         timer.start()
         words, _ = script.communicate()
@@ -243,7 +257,8 @@ def test_a_forked_process_that_leaves_in_the_middle_of_a_call_ends(call, tmp_pat
 
 def test_the_first_process_with_a_trainer_is_the_one_that_may_train(monkeypatch):
     monkeypatch.setattr(guards, "_first_process", None)
-    monkeypatch.setattr(os, "getpid", lambda: 7)  # forked from one that has imported us, and no more
+    # forked from one that has imported us, and no more
+    monkeypatch.setattr(os, "getpid", lambda: 7)
     guards.check_process()
     guards.check_process()
     monkeypatch.setattr(os, "getpid", lambda: 8)

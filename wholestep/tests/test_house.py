@@ -3,8 +3,10 @@
 import ast
 import doctest
 import importlib
+import io
 import pkgutil
 import re
+import tokenize
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -16,10 +18,20 @@ from shares import on
 import wholestep as ws
 
 SOURCE = Path(ws.__file__).parent
+COUNTED = tokenize.NAME, tokenize.OP, tokenize.NUMBER
+MOST_TOKENS = 4_000  # of a file
 FLOORS = [  # from the ground up; a package counts as one, unless its modules are named
     {"errors"},
     {"checks", "reports.page", "aliases"},
-    {"backend", "safety", "tree", "cut", "processes.protocol", "processes.__init__", "checkpoints.pieces"},
+    {
+        "backend",
+        "safety",
+        "tree",
+        "cut",
+        "processes.protocol",
+        "processes.__init__",
+        "checkpoints.pieces",
+    },
     {"processes"},
     {"state", "slices"},
     {"engines"},
@@ -53,7 +65,8 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
         *("checkpoints.__init__", "reports.__init__"),
     },
 ]
-FLOORS_OF_DATA = [  # the same inside of the package, where one module may use another of its floor only by name
+# the same inside of the package, where one module may use another of its floor only by name
+FLOORS_OF_DATA = [
     {"sparse", "workers", "order", "shapes", "weights"},
     {"leaves"},
     {"stream", "kinds"},
@@ -75,7 +88,9 @@ FLOORS_OF_MODEL = [
     {"coupling"},
     {"__init__"},
 ]
-ENGINE_OF = dict.fromkeys(("group.py", "store.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax")
+ENGINE_OF = dict.fromkeys(
+    ("group.py", "store.py", *(p.name for p in SOURCE.glob("*/jax*.py"))), "jax"
+)
 ENGINE_OF |= dict.fromkeys((p.name for p in SOURCE.glob("*/tensorflow*.py")), "tensorflow")
 PACKAGES = {"wholestep", *(f"wholestep.{p.parent.name}" for p in SOURCE.glob("*/__init__.py"))}
 MODULES = sorted(p for p in SOURCE.rglob("*.py"))
@@ -86,7 +101,9 @@ def names_in(door):
     """Return the modules of the names that a package's `__init__` imports."""
     parts = ast.walk(ast.parse((SOURCE / door / "__init__.py").read_text()))
     found = [
-        node for node in parts if isinstance(node, ast.ImportFrom) and node.module.startswith(f"wholestep.{door}.")
+        node
+        for node in parts
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(f"wholestep.{door}.")
     ]
     return {alias.name: node.module for node in found for alias in node.names}
 
@@ -125,17 +142,23 @@ def imports(path):
             if node.module not in PACKAGES:
                 yield node.module
             homes = DOORS.get(node.module, {})
-            found = [f"{node.module}.{alias.name}" for alias in node.names if node.module in PACKAGES]
+            found = [
+                f"{node.module}.{alias.name}" for alias in node.names if node.module in PACKAGES
+            ]
             yield from (homes.get(name.rsplit(".", 1)[1], name) for name in found)
 
 
 def floor(module, floors=FLOORS):
     found = [i for i, modules in enumerate(floors) if module in modules]
-    assert len(found) == 1, f"{module} must have one floor, not {len(found)}: add it to the floors in this file."
+    assert len(found) == 1, (
+        f"{module} must have one floor, not {len(found)}: add it to the floors in this file."
+    )
     return found[0]
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name in ("data", "model")], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.parent.name in ("data", "model")], ids=lambda p: p.name
+)
 def test_imports_go_down_the_floors_of_a_package(path):
     package = path.parent.name
     floors = {"data": FLOORS_OF_DATA, "model": FLOORS_OF_MODEL}[package]
@@ -150,7 +173,9 @@ def test_imports_go_down_the_floors(path):
     here = floor(module_of(path))
     for name in imports(path):
         if name.startswith("wholestep.") and not name.endswith("__version__"):
-            assert floor(placed(name.removeprefix("wholestep."))) <= here, f"{path.name} imports {name}"
+            assert floor(placed(name.removeprefix("wholestep."))) <= here, (
+                f"{path.name} imports {name}"
+            )
         if name.split(".")[0] in ("jax", "tensorflow", "torch"):
             assert module_of(path) == "engines" or path.name in ("group.py", "store.py")
         if name.startswith("keras.src"):
@@ -174,7 +199,11 @@ def nodes(path):
 
 
 def is_read(node, room):
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == room
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == room
+    )
 
 
 def is_import(node, room):
@@ -192,26 +221,54 @@ def test_a_run_has_one_writer(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and path.name != "run.py":
             for target in targets(node):
-                owner = ast.unparse(target.value).split(".") if isinstance(target, ast.Attribute) else []
+                owner = (
+                    ast.unparse(target.value).split(".")
+                    if isinstance(target, ast.Attribute)
+                    else []
+                )
                 is_of_a_run = {"run", "_run"} & {*owner[:2]}
-                assert not is_of_a_run or path.name == "evaluation.py", f"{path.name}: {ast.unparse(node)}"
+                assert not is_of_a_run or path.name == "evaluation.py", (
+                    f"{path.name}: {ast.unparse(node)}"
+                )
 
 
 ALONE = {  # modules with one importer outside of doors, each an idea of its own
-    *("wholestep.cli", "wholestep.demo", "wholestep.processes.launch", "wholestep.checkpoints.shell"),  # commands
-    *("wholestep.trainer", "wholestep.fit", "wholestep.steps", "wholestep.backend"),  # behind public names
-    *("wholestep.checkpoints.weights", "wholestep.checkpoints.keras_file", "wholestep.checkpoints.hdf5"),
+    # commands
+    *(
+        "wholestep.cli",
+        "wholestep.demo",
+        "wholestep.processes.launch",
+        "wholestep.checkpoints.shell",
+    ),
+    # behind public names
+    *("wholestep.trainer", "wholestep.fit", "wholestep.steps", "wholestep.backend"),
+    *(
+        "wholestep.checkpoints.weights",
+        "wholestep.checkpoints.keras_file",
+        "wholestep.checkpoints.hdf5",
+    ),
     "wholestep.reports.run_report",
     *(f"wholestep.engines.{name}" for name in ("jax", "jax_cpu", "jax_eager", "jax_steps")),
     *("wholestep.engines.jax_variables", "wholestep.engines.tensorflow"),
-    *("wholestep.engines.tensorflow_variables", "wholestep.processes.store", "wholestep.processes.watchdog"),
-    *("wholestep.checkpoints.callbacks", "wholestep.data.workers", "wholestep.data.packing", "wholestep.dispatcher"),
+    *(
+        "wholestep.engines.tensorflow_variables",
+        "wholestep.processes.store",
+        "wholestep.processes.watchdog",
+    ),
+    *(
+        "wholestep.checkpoints.callbacks",
+        "wholestep.data.workers",
+        "wholestep.data.packing",
+        "wholestep.dispatcher",
+    ),
     *("wholestep.model.graph", "wholestep.reports.page", "wholestep.aliases"),
 }
 
 
 def test_a_module_has_several_importers_or_stands_in_its_importer():
-    named = {".".join(("wholestep", *p.relative_to(SOURCE).with_suffix("").parts)): p for p in MODULES}
+    named = {
+        ".".join(("wholestep", *p.relative_to(SOURCE).with_suffix("").parts)): p for p in MODULES
+    }
     importers = {name: set() for name in named if not name.endswith(("__init__", "__main__"))}
     for name, path in named.items():
         for module in importers.keys() & {*imports(path)} if path.name != "__init__.py" else ():
@@ -220,9 +277,9 @@ def test_a_module_has_several_importers_or_stands_in_its_importer():
 
 
 def test_the_type_checker_is_strict_with_modules_that_exist():
-    tables = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["tool"]["mypy"][
-        "overrides"
-    ]
+    tables = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())[
+        "tool"
+    ]["mypy"]["overrides"]
     own = [name for table in tables for name in table["module"] if name.startswith("wholestep")]
     assert own
     assert [name for name in own if importlib.util.find_spec(name.removesuffix(".*")) is None] == []
@@ -230,7 +287,8 @@ def test_the_type_checker_is_strict_with_modules_that_exist():
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_hold_one_idea(path):
-    assert len(path.read_text().splitlines()) <= 500
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    assert sum(token.type in COUNTED for token in tokens) <= MOST_TOKENS
 
 
 def test_public_names_are_frozen():
@@ -261,7 +319,9 @@ def test_public_names_are_frozen():
     ids=lambda p: str(p.relative_to(SOURCE)),
 )
 def test_examples_in_docstrings_run(path):
-    name = ".".join(("wholestep", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+    name = ".".join(("wholestep", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
     if ENGINE_OF.get(path.name, keras.backend.backend()) != keras.backend.backend():
         return
     failed, _ = doctest.testmod(importlib.import_module(name))
@@ -286,7 +346,9 @@ def test_the_walk_names_real_functions_and_is_short():
 
 
 def test_every_word_has_one_meaning():
-    words = re.findall(r"^\| ([a-z, ]+) \| [a-z]", ARCHITECTURE.split("## Words")[1], flags=re.MULTILINE)[1:]
+    words = re.findall(
+        r"^\| ([a-z, ]+) \| [a-z]", ARCHITECTURE.split("## Words")[1], flags=re.MULTILINE
+    )[1:]
     assert len(words) == len(set(words)) <= 25
 
 

@@ -1,4 +1,6 @@
-"""An interrupt leaves the weights after some whole number of updates, and the data at the next one."""
+"""An interrupt leaves the weights after some whole number of updates, and the data at the next
+one.
+"""
 
 import contextlib
 import signal
@@ -139,10 +141,15 @@ def test_an_interrupt_says_where_the_next_run_resumes(tmp_path, capsys):
     first = fit_until(1)
     second = fit_until(3)
     assert f"Interrupted after update 1. {tmp_path / 'run'} has no checkpoint yet" in first
-    assert f"Interrupted after update 3. The newest checkpoint in {tmp_path / 'run'} is that of update 2" in second
+    assert (
+        f"Interrupted after update 3. The newest checkpoint in {tmp_path / 'run'} is that of "
+        "update 2"
+    ) in second
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)])
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)]
+)
 def test_each_signal_of_a_block_is_delivered(numbers):
     def receive():
         with uninterrupted():
@@ -170,12 +177,16 @@ def test_a_second_interrupt_need_not_wait():
 
 
 def interrupted_at_line(n, num, block):
-    """Raise signals before the n-th line of the context that holds signals back; whether it has so many lines."""
+    """Raise signals before the n-th line of the context that holds signals back; whether it has so
+    many lines.
+    """
     lines = 0
 
     def enter(frame, event, _):
         nonlocal lines
-        if frame.f_code.co_filename != interrupts.__file__ or frame.f_code.co_name not in vars(interrupts._Held):
+        if frame.f_code.co_filename != interrupts.__file__ or frame.f_code.co_name not in vars(
+            interrupts._Held
+        ):
             return None
         lines += 1
         if lines == n:
@@ -193,7 +204,9 @@ def interrupted_at_line(n, num, block):
 
 @pytest.mark.parametrize("twice", [True, False])
 @pytest.mark.parametrize("num", [1, 2])
-def test_interrupts_at_any_line_of_what_holds_them_back_are_raised_and_leave_the_handlers(num, twice):
+def test_interrupts_at_any_line_of_what_holds_them_back_are_raised_and_leave_the_handlers(
+    num, twice
+):
     def block():
         with uninterrupted(twice=twice):
             pass
@@ -210,7 +223,9 @@ def test_interrupts_at_any_line_of_what_holds_them_back_are_raised_and_leave_the
     assert n > 15
 
 
-def test_an_interrupt_is_not_lost_after_a_sigterm_that_raised_while_handlers_were_restored(monkeypatch):
+def test_an_interrupt_is_not_lost_after_a_sigterm_that_raised_while_handlers_were_restored(
+    monkeypatch,
+):
     def raises(number, handler):
         seen.append(number)
         set_handler(number, handler)
@@ -237,11 +252,17 @@ def intercept(patch, changed):
     program = Planner.program
     known = Planner.known
     patch.setattr(Planner, "program", lambda *given: changed(program(*given)))
-    patch.setattr(Planner, "known", lambda *given: None if (found := known(*given)) is None else changed(found))
+    patch.setattr(
+        Planner,
+        "known",
+        lambda *given: None if (found := known(*given)) is None else changed(found),
+    )
 
 
 def interrupted_at(call, when, monkeypatch):
-    """Interrupt at the third dispatch, before or after its program; return what `when` says of the program's call."""
+    """Interrupt at the third dispatch, before or after its program; return what `when` says of the
+    program's call.
+    """
     calls = []
 
     def with_interrupts(found):
@@ -269,7 +290,8 @@ MOMENTS = ("planning", "before", "after")
 
 
 @pytest.mark.parametrize(
-    ("kind", "when"), share((kind, MOMENTS[(i + j) % 3]) for i, kind in enumerate(KINDS) for j in range(3))
+    ("kind", "when"),
+    share((kind, MOMENTS[(i + j) % 3]) for i, kind in enumerate(KINDS) for j in range(3)),
 )
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(kind, when, monkeypatch):
     rows = np.random.default_rng(0).integers(-3, 4, (48, 4)).astype("float32")
@@ -277,13 +299,19 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(kind, when, monkeypatc
     def start():
         keras.utils.clear_session()
         keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
         model.compile(keras.optimizers.Adam(0.125), "mse")
         stream = ((part, part[:, :1]) for part in np.split(rows, 6))
         return model, ws.Batches(stream) if kind == "stream" else ws.Batches(Items(rows), 8, seed=3)
 
     def run(trainer, batches):
-        look = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)] if kind == "watched" else []
+        look = (
+            [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)]
+            if kind == "watched"
+            else []
+        )
         if kind == "steps":
             for _ in trainer.steps(batches):
                 pass
@@ -296,7 +324,11 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(kind, when, monkeypatc
     model, batches = start()
     trainer = ws.Trainer(model)
     interrupted_at(lambda: run(trainer, batches), when, monkeypatch)
-    assert int(model.optimizer.iterations.numpy()) == batches.position[1] == (2 if when == "planning" else 3)
+    assert (
+        int(model.optimizer.iterations.numpy())
+        == batches.position[1]
+        == (2 if when == "planning" else 3)
+    )
     assert all(np.isfinite(v.numpy()).all() for v in model.variables)
     run(trainer, batches)
     for value, known in zip([*model.variables, *model.optimizer.variables], expected, strict=True):
@@ -311,7 +343,9 @@ class Again:
         return iter(self.batches)
 
 
-def test_a_fit_that_is_interrupted_in_the_last_update_of_a_stream_goes_on_with_the_next_epoch(monkeypatch):
+def test_a_fit_that_is_interrupted_in_the_last_update_of_a_stream_goes_on_with_the_next_epoch(
+    monkeypatch,
+):
     x = np.ones((4, 4), "float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -327,7 +361,11 @@ def unbuilt():
     """Return a model of which nothing is built, with an optimizer that has slots."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(4)]
+    layers = [
+        keras.layers.Dense(8, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(4),
+    ]
     model = keras.Sequential(layers)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
@@ -358,7 +396,9 @@ def test_what_an_interrupt_finds_half_built_is_built_to_the_end(where, monkeypat
 
 @pytest.mark.parametrize("num", [2, *later([200])])
 def test_a_trainer_trains_on_after_an_interrupt_at_any_time(num):
-    """Ctrl-C at random times of a short fit: while variables are made, programs compiled, data drawn, numbers read."""
+    """Ctrl-C at random times of a short fit: while variables are made, programs compiled, data
+    drawn, numbers read.
+    """
     how = {"batch_size": 5, "epochs": 2, "verbose": 0}
     rng = np.random.default_rng(num)
     look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None)
@@ -386,7 +426,9 @@ def test_a_trainer_trains_on_after_an_interrupt_at_any_time(num):
 
 @pytest.mark.parametrize("call", share(["fit", "evaluate"]))
 def test_an_interrupt_waits_until_a_model_is_traced(call):
-    """Keras and TensorFlow may be left half way by one that comes while they trace: their state is global."""
+    """Keras and TensorFlow may be left half way by one that comes while they trace: their state is
+    global.
+    """
     traces = []
     whole = []
 
@@ -402,10 +444,14 @@ def test_an_interrupt_waits_until_a_model_is_traced(call):
                 whole.append(at)
             return x
 
-        made = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Lambda(body), keras.layers.Dense(1)])
+        made = keras.Sequential(
+            [keras.Input((X.shape[1],)), keras.layers.Lambda(body), keras.layers.Dense(1)]
+        )
         made.compile("sgd", "mse")
         trainer = ws.Trainer(made)
-        return partial({"fit": trainer.fit, "evaluate": trainer.evaluate}[call], X, X[:, :1], verbose=0)
+        return partial(
+            {"fit": trainer.fit, "evaluate": trainer.evaluate}[call], X, X[:, :1], verbose=0
+        )
 
     run(0)()
     num = len(traces)
@@ -419,7 +465,9 @@ def test_an_interrupt_waits_until_a_model_is_traced(call):
 
 
 class Blocks(keras.utils.PyDataset):
-    """Waits for a batch for long; a signal comes when the updates before it, but for one, are reported."""
+    """Waits for a batch for long; a signal comes when the updates before it, but for one, are
+    reported.
+    """
 
     def __init__(self, number, at=3, **how):
         super().__init__(**how)
@@ -457,16 +505,23 @@ BLOCKED = {  # how it is trained: arguments of the data set
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("how", share(BLOCKED))
-def test_a_source_that_blocks_holds_a_signal_back_for_a_moment_only(how, number, tmp_path, monkeypatch):
+def test_a_source_that_blocks_holds_a_signal_back_for_a_moment_only(
+    how, number, tmp_path, monkeypatch
+):
     monkeypatch.setattr(interrupts, "_ONE", 0.1)
     data = Blocks(number, **BLOCKED[how])
-    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: data.told.append(batch))
+    look = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: data.told.append(batch)
+    )
     trainer = ws.Trainer(model())
     saves = ws.Checkpoints(tmp_path, every_steps=100)
 
     def train():
         if how == "steps":
-            data.told.extend(step.batch for step in trainer.steps(ws.Batches(data, shuffle=False), checkpoints=saves))
+            data.told.extend(
+                step.batch
+                for step in trainer.steps(ws.Batches(data, shuffle=False), checkpoints=saves)
+            )
         else:
             x = data if how in ("data set", "workers") else data.one_by_one()
             trainer.fit(x, shuffle=False, verbose=0, callbacks=[look], checkpoints=saves)

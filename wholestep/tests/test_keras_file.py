@@ -1,4 +1,6 @@
-"""Any file, also a damaged or a forged one, is loaded, or is refused before anything changes, with little memory."""
+"""Any file, also a damaged or a forged one, is loaded, or is refused before anything changes, with
+little memory.
+"""
 
 import io
 import random
@@ -23,9 +25,13 @@ SMALL = zlib.compress(LARGE, 9)
 def model(width=256):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((width,))
-    hidden = keras.layers.BatchNormalization(name="norm")(keras.layers.Dense(width, name="wide")(inputs))
+    hidden = keras.layers.BatchNormalization(name="norm")(
+        keras.layers.Dense(width, name="wide")(inputs)
+    )
     backbone = keras.Model(inputs, hidden, name="backbone")
-    made = keras.Model(inputs, keras.layers.Dense(3, name="head")(keras.layers.Dropout(0.5)(backbone(inputs))))
+    made = keras.Model(
+        inputs, keras.layers.Dense(3, name="head")(keras.layers.Dropout(0.5)(backbone(inputs)))
+    )
     made.compile("adam", "mse")
     made.optimizer.build(made.trainable_variables)
     return made
@@ -45,7 +51,9 @@ def flipped_in_headers(content, draw):
     """Change bytes near the signatures of HDF5 and of zip."""
     content = bytearray(content)
     marks = [
-        i for mark in (b"TREE", b"HEAP", b"SNOD", b"GCOL", b"\x89HDF", b"PK", b"name") for i in found(content, mark)
+        i
+        for mark in (b"TREE", b"HEAP", b"SNOD", b"GCOL", b"\x89HDF", b"PK", b"name")
+        for i in found(content, mark)
     ]
     for _ in range(draw.choice((1, 1, 2, 4))):
         at = min(len(content) - 1, draw.choice(marks) + draw.randrange(160))
@@ -61,7 +69,9 @@ def found(content, mark):
 
 
 def loops(content, draw):
-    """Link a free block of names, a tree or a heap of strings to itself, in which HDF5's library never ends."""
+    """Link a free block of names, a tree or a heap of strings to itself, in which HDF5's library
+    never ends.
+    """
     content = bytearray(content)
     mark = draw.choice((b"HEAP", b"TREE", b"GCOL"))
     at = draw.choice(list(found(content, mark)) or [0])
@@ -92,7 +102,10 @@ def swapped(content, draw):
     content = bytearray(content)
     size = draw.choice((8, 64, 512))
     one, two = (draw.randrange(len(content) - size) for _ in range(2))
-    content[one : one + size], content[two : two + size] = content[two : two + size], content[one : one + size]
+    content[one : one + size], content[two : two + size] = (
+        content[two : two + size],
+        content[one : one + size],
+    )
     return bytes(content)
 
 
@@ -128,7 +141,11 @@ def archive_of(members, **how):
 
 def layer_in(file):
     found = []
-    file.visit(lambda name: found.append(name) if name.endswith("vars/0") and "optimizer" not in name else None)
+    file.visit(
+        lambda name: (
+            found.append(name) if name.endswith("vars/0") and "optimizer" not in name else None
+        )
+    )
     return sorted(found)
 
 
@@ -141,7 +158,13 @@ def links(file, draw):
     name = some(file, draw)
     places = name, name.rsplit("/", 1)[0], "layers", "more"
     place = draw.choice(places)
-    link = draw.choice((h5py.SoftLink("/layers"), h5py.SoftLink("/nowhere"), h5py.ExternalLink("other.h5", "/layers")))
+    link = draw.choice(
+        (
+            h5py.SoftLink("/layers"),
+            h5py.SoftLink("/nowhere"),
+            h5py.ExternalLink("other.h5", "/layers"),
+        )
+    )
     if place in file:
         del file[place]
     file[place] = link
@@ -254,7 +277,16 @@ def bomb(file, name, shape):
 @edited
 def names(file, draw):
     vars_ = file[some(file, draw).rsplit("/", 1)[0]]
-    values = "a/" * 20_000, "\x1b[2J", "x" * 60_000, 3, np.zeros(4), "", np.bytes_(b"\xff"), "9" * 5000
+    values = (
+        "a/" * 20_000,
+        "\x1b[2J",
+        "x" * 60_000,
+        3,
+        np.zeros(4),
+        "",
+        np.bytes_(b"\xff"),
+        "9" * 5000,
+    )
     vars_.attrs["name"] = draw.choice(values)
 
 
@@ -280,7 +312,9 @@ def archives(content, draw):
 def declared(content, nbytes):
     """Return an archive that declares another size of the weights."""
     content = bytearray(content)
-    at = [i for i in found(content, b"PK\x01\x02") if content[i + 46 :].startswith(MEMBER.encode())][-1]
+    at = [
+        i for i in found(content, b"PK\x01\x02") if content[i + 46 :].startswith(MEMBER.encode())
+    ][-1]
     content[at + 24 : at + 28] = struct.pack("<I", nbytes)
     return bytes(content)
 
@@ -288,7 +322,20 @@ def declared(content, nbytes):
 BYTES = [flipped, flipped_in_headers, truncated, zeroed, swapped]
 CHANGES = [
     *(*BYTES, flipped, flipped_in_headers, loops, archives, archives),
-    *(links, hard_links, laughs, deep, wide, groups, arrays_for_groups, strange, shapes, dtypes, chunks, names),
+    *(
+        links,
+        hard_links,
+        laughs,
+        deep,
+        wide,
+        groups,
+        arrays_for_groups,
+        strange,
+        shapes,
+        dtypes,
+        chunks,
+        names,
+    ),
 ]
 
 
@@ -314,7 +361,12 @@ def loaded(path, width=6):
 
 def saved(path, width=6):
     made = model(width)
-    made.set_weights([np.random.RandomState(i).random(w.shape).astype("f4") for i, w in enumerate(made.get_weights())])
+    made.set_weights(
+        [
+            np.random.RandomState(i).random(w.shape).astype("f4")
+            for i, w in enumerate(made.get_weights())
+        ]
+    )
     made.save(path) if path.suffix == ".keras" else made.save_weights(path)
     return made.get_weights()
 
@@ -336,7 +388,9 @@ def copied(path, to, how=lambda values: {}, **form):
 
 def compressed(each):
     return (
-        {"compression": "gzip", "shuffle": True, "chunks": tuple(min(2, n) for n in each.shape)} if each.shape else {}
+        {"compression": "gzip", "shuffle": True, "chunks": tuple(min(2, n) for n in each.shape)}
+        if each.shape
+        else {}
     )
 
 
@@ -344,7 +398,9 @@ FORMS = {
     "new": {"libver": "latest"},
     "in order": {"track_order": True},
     "new, in order": {"libver": "latest", "track_order": True},
-    "chunks": {"how": lambda each: {"chunks": True, "maxshape": (None,) * each.ndim} if each.shape else {}},
+    "chunks": {
+        "how": lambda each: {"chunks": True, "maxshape": (None,) * each.ndim} if each.shape else {}
+    },
     "compressed": {"how": compressed},
     "compressed, new": {"how": compressed, "libver": "latest"},
     "of more bits": {"how": lambda each: {"dtype": ">f8"} if each.dtype.kind == "f" else {}},
@@ -383,7 +439,10 @@ def test_a_compressed_archive_is_loaded_with_a_temporary_file(nbytes, tmp_path, 
         np.testing.assert_array_equal(one, two)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     if nbytes == 100:
-        with pytest.raises(ws.CheckpointError, match=r"unpacked to a temporary folder.*Try: unzip.*model\.weights\.h5"):
+        with pytest.raises(
+            ws.CheckpointError,
+            match=r"unpacked to a temporary folder.*Try: unzip.*model\.weights\.h5",
+        ):
             loaded(tmp_path / "b.keras")
 
 
@@ -425,14 +484,20 @@ def never_written(file):
 FORGED = {
     "group": (lambda f: put(f, f"{WIDE}/0", f.create_group("other")), "wide/0 is not an array"),
     "array": (lambda f: put(f, WIDE, np.zeros(3)), "vars is not a group"),
-    "cycle": (lambda f: put(f, "layers/more", f["/layers"]), "'more' is a second name of another object"),
+    "cycle": (
+        lambda f: put(f, "layers/more", f["/layers"]),
+        "'more' is a second name of another object",
+    ),
     "root": (lambda f: put(f, "layers/more", f["/"]), "'more' is a second name of another object"),
     "laughs": (lambda f: laughs.edit(f, None), "is a second name of another object"),
     "soft": (lambda f: put(f, f"{WIDE}/0", h5py.SoftLink("/layers")), "'0' is a link"),
     "nowhere": (lambda f: put(f, "more", h5py.SoftLink("/nowhere")), "'more' is a link"),
     "deep": (nest, "groups in 101 groups"),
     "escape": (lambda f: f[WIDE].attrs.create("name", "\x1b[2J"), r"'\\x1b\[2J' is not a name"),
-    "number": (lambda f: f[WIDE].attrs.create("name", 3), "an attribute 'name' that is not a string"),
+    "number": (
+        lambda f: f[WIDE].attrs.create("name", 3),
+        "an attribute 'name' that is not a string",
+    ),
     "long": (lambda f: f[WIDE].attrs.create("name", "a" * 9999), "a name of 9999 bytes"),
     "late": (never_written, "in 0 bytes in place of 24"),
 }
@@ -441,7 +506,9 @@ FORGED = {
 @pytest.mark.parametrize(("edit", "words"), FORGED.values(), ids=FORGED)
 def test_a_forged_file_is_refused_by_its_path_and_the_reason(edit, words, tmp_path):
     path = forged(edit, tmp_path)
-    with pytest.raises(ws.CheckpointError, match=rf"readable in .*a\.weights\.h5\. Received: .*{words}.*Try: ") as info:
+    with pytest.raises(
+        ws.CheckpointError, match=rf"readable in .*a\.weights\.h5\. Received: .*{words}.*Try: "
+    ) as info:
         loaded(path)
     assert str(path) in str(info.value)
 
@@ -471,7 +538,9 @@ def digest(made):
 
 
 def serve():
-    """Load each file of which a path comes; answer with the outcome, the seconds, and the growth of memory."""
+    """Load each file of which a path comes; answer with the outcome, the seconds, and the growth of
+    memory.
+    """
     import faulthandler
     import time
     from pathlib import Path
@@ -494,7 +563,9 @@ def serve():
             ws.load_weights(made, line.strip(), skip_mismatch=True)
             outcome = "loaded"
         except ws.WholestepError as error:
-            outcome = "refused" if line.strip() in str(error) and "Try: " in str(error) else str(error)
+            outcome = (
+                "refused" if line.strip() in str(error) and "Try: " in str(error) else str(error)
+            )
         except Exception as error:
             outcome = repr(error)
         seconds = time.perf_counter() - begin
@@ -508,13 +579,17 @@ def serve():
 def outcomes(paths, width, warm):
     """Yield the outcome of each load, its seconds, and the memory in multiples of the model's."""
     command = [sys.executable, __file__, str(width), *map(str, warm)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         nbytes = int(child.stdout.readline())
         for path in paths:
             child.stdin.write(f"{path}\n")
             child.stdin.flush()
             answer = child.stdout.readline()
-            seconds, memory, outcome = answer.rstrip().split("|", 2) if answer else ("inf", "inf", "the process ended")
+            seconds, memory, outcome = (
+                answer.rstrip().split("|", 2) if answer else ("inf", "inf", "the process ended")
+            )
             yield outcome, float(seconds), float(memory) / nbytes
 
 
@@ -539,7 +614,9 @@ def test_a_changed_file_is_loaded_or_refused(width, times, tmp_path):
 
     results = list(outcomes(mutants(), width, warm))
     assert len(results) == times
-    assert {seed: outcome for seed, (outcome, _, _) in enumerate(results) if outcome not in GOOD} == {}
+    assert {
+        seed: outcome for seed, (outcome, _, _) in enumerate(results) if outcome not in GOOD
+    } == {}
     assert {seed: seconds for seed, (_, seconds, _) in enumerate(results) if seconds > 2} == {}
     assert {seed: memory for seed, (_, _, memory) in enumerate(results) if memory > 3} == {}
     assert times / 4 < sum(outcome == "'refused'" for outcome, _, _ in results) < times

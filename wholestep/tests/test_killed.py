@@ -56,7 +56,9 @@ def kill(process):
         os.kill(process, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("data", "kills"), [("arrays", 2), *later([("arrays", 250), ("workers", 250)])])
+@pytest.mark.parametrize(
+    ("data", "kills"), [("arrays", 2), *later([("arrays", 250), ("workers", 250)])]
+)
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_time_goes_on(data, kills, tmp_path):
     rng = np.random.default_rng(kills)
@@ -79,7 +81,8 @@ def test_a_run_that_is_killed_at_any_time_goes_on(data, kills, tmp_path):
                 kill(process)
                 is_killed = (code := nursery.said("ended")) == "-9"
                 after = steps_in(folder)
-                assert is_killed or (code == "0" and after[-1:] == [LAST])  # it had ended just before
+                # it had ended just before
+                assert is_killed or (code == "0" and after[-1:] == [LAST])
                 assert not before or after[-1] >= before[-1]
                 done += is_killed
             nursery.begin(**how)
@@ -91,13 +94,18 @@ def test_a_run_that_is_killed_at_any_time_goes_on(data, kills, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("call", "num"), later((call, num) for call in ("rename", "fsync", "write") for num in (1, 2, 3, 4, 9))
+    ("call", "num"),
+    later((call, num) for call in ("rename", "fsync", "write") for num in (1, 2, 3, 4, 9)),
 )
 def test_a_run_that_is_killed_in_the_middle_of_a_save_goes_on(call, num, tmp_path):
     with Nursery() as nursery:
         nursery.begin(model="made", out=str(whole := tmp_path / "whole.npz"))
         assert nursery.said("ended") == "0"
-        how = {"model": "made", "out": str(out := tmp_path / "out.npz"), "checkpoints": str(folder := tmp_path / "run")}
+        how = {
+            "model": "made",
+            "out": str(out := tmp_path / "out.npz"),
+            "checkpoints": str(folder := tmp_path / "run"),
+        }
         nursery.begin(**how, kill_at=[call, num], every=2)
         assert nursery.said("ended") == "-9"
         nursery.begin(**how)
@@ -123,7 +131,11 @@ def test_two_processes_of_which_one_or_both_are_killed_at_any_time_go_on(kills, 
                 processes = [int(line.split()[2]) for line in begun]
                 assert len(processes) == 2
                 time.sleep(rng.uniform(0, 4))
-                killed = [process for process, is_meant in zip(processes, KILLED[done % 3], strict=True) if is_meant]
+                killed = [
+                    process
+                    for process, is_meant in zip(processes, KILLED[done % 3], strict=True)
+                    if is_meant
+                ]
                 for process in killed:
                     kill(process)
                 output, _ = launched.communicate(timeout=100)
@@ -131,7 +143,9 @@ def test_two_processes_of_which_one_or_both_are_killed_at_any_time_go_on(kills, 
             done += len(killed) if launched.returncode else 0
         code, output, _ = launch(2, "saving nothing 0", str(folder))
         assert code == 0, output
-        assert [found(output, process) for process in range(2)] == [found(whole, process) for process in range(2)]
+        assert [found(output, process) for process in range(2)] == [
+            found(whole, process) for process in range(2)
+        ]
         assert not list(folder.glob("bad-*"))
         if done >= kills:
             break

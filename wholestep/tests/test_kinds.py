@@ -41,9 +41,12 @@ CALLS = {
 def test_a_call_asks_once_for_the_kind_of_its_data(monkeypatch, call):
     asked = []
     ask = kinds.is_nest_of_arrays
-    monkeypatch.setattr(kinds, "is_nest_of_arrays", lambda source: asked.append(type(source)) or ask(source))
+    monkeypatch.setattr(
+        kinds, "is_nest_of_arrays", lambda source: asked.append(type(source)) or ask(source)
+    )
     CALLS[call](ws.Trainer(model()))
-    assert len(asked) == {"fit": 3, "update": 0}.get(call, 1)  # of `fit`: the data, and the two parts that are split
+    # of `fit`: the data, and the two parts that are split
+    assert len(asked) == {"fit": 3, "update": 0}.get(call, 1)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +73,10 @@ def test_kinds(source, kind):
 
 def test_labels_make_a_tuple_of_arrays_alone():
     data = classify(X)
-    assert [data.with_labels(*labels).are_arrays for labels in ((Y, None), (None, None), (iter([Y]), None))] == [
-        *(True, True, False)
-    ]
+    assert [
+        data.with_labels(*labels).are_arrays
+        for labels in ((Y, None), (None, None), (iter([Y]), None))
+    ] == [*(True, True, False)]
     with pytest.raises(ws.BatchError, match="labels where it has weights"):
         data.with_labels(None, Y)
 

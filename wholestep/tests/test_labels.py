@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 
 import wholestep as ws
-from wholestep.model.losses import LabelRange, LossCall, check_labels, label_ranges, warn_of_broadcast
+from wholestep.model.losses import (
+    LabelRange,
+    LossCall,
+    check_labels,
+    label_ranges,
+    warn_of_broadcast,
+)
 
 ROWS = 6
 CLASSES = 4
@@ -32,7 +38,9 @@ def test_only_sparse_labels_that_the_loss_was_given_have_a_range():
 def test_the_first_row_that_is_no_class_is_named(label):
     labels = LABELS.astype("float32")
     labels[2] = labels[4] = label
-    with pytest.raises(ws.BatchError, match=r"Class numbers in y\['b'\] must be whole.*0\.\.3.* in row 2"):
+    with pytest.raises(
+        ws.BatchError, match=r"Class numbers in y\['b'\] must be whole.*0\.\.3.* in row 2"
+    ):
         check_labels([LabelRange(1, CLASSES, None)], (OUTPUTS, {"a": OUTPUTS, "b": labels}))
 
 
@@ -51,12 +59,24 @@ def test_classes_pass_and_so_does_the_one_that_is_ignored(dtype):
 
 
 @pytest.mark.parametrize(
-    ("given", "made"), [((6, 2), (6, 1)), ((6, 1), (6, 2)), ((6, 5, 1), (6, 5, 3)), ((6, 5), (6, 5, 3)), ((6,), (6, 3))]
+    ("given", "made"),
+    [
+        ((6, 2), (6, 1)),
+        ((6, 1), (6, 2)),
+        ((6, 5, 1), (6, 5, 3)),
+        ((6, 5), (6, 5, 3)),
+        ((6,), (6, 3)),
+    ],
 )
-@pytest.mark.parametrize("loss", [keras.losses.MeanSquaredError(), keras.losses.Huber(), keras.losses.Poisson()])
+@pytest.mark.parametrize(
+    "loss", [keras.losses.MeanSquaredError(), keras.losses.Huber(), keras.losses.Poisson()]
+)
 def test_labels_that_a_loss_of_keras_broadcasts_are_named_with_both_shapes(loss, given, made):
     shapes = [", ".join(["rows", *map(str, shape[1:])]) for shape in (given, made)]
-    words = rf"The labels of the loss 'out' .* labels of shape \({shapes[0]}\), outputs of shape \({shapes[1]}\)"
+    words = (
+        rf"The labels of the loss 'out' .* labels of shape \({shapes[0]}\), outputs of shape "
+        rf"\({shapes[1]}\)"
+    )
     with pytest.warns(UserWarning, match=words):
         assert warn_of_broadcast(LossCall(loss, 1.0, "out", np.zeros(given), np.zeros(made), None))
 
@@ -90,4 +110,6 @@ def test_a_trainer_names_labels_that_broadcast_once_and_goes_on_as_keras(call):
     data = (np.ones((6, 3), "float32"), np.ones((6, 2), "float32"))
     with pytest.warns(UserWarning, match=r"labels of shape \(rows, 2\)") as caught:
         getattr(trainer, call)(*data, batch_size=4, verbose=0)
-    assert [warning.filename for warning in caught if "labels" in str(warning.message)] == [__file__]
+    assert [warning.filename for warning in caught if "labels" in str(warning.message)] == [
+        __file__
+    ]

@@ -27,15 +27,29 @@ from wholestep.processes import launch as launcher
 from wholestep.processes.watchdog import PATIENCE
 
 BOUND = 60.0  # seconds in which every run ends, whatever happens
-only_jax = pytest.mark.skipif(keras.backend.backend() != "jax", reason="several processes need the JAX engine")
+only_jax = pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="several processes need the JAX engine"
+)
 
 
 def begin(num, *arguments, patience=4, devices=1):
     """Return the process of a run that begins."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"  # the last one counts
+    # the last one counts
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     environment = lean(HERE, WHOLESTEP_PATIENCE=str(patience), XLA_FLAGS=flags)
-    command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", str(num), str(HERE / "processes.py"), *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "wholestep.cli",
+        "launch",
+        "-n",
+        str(num),
+        str(HERE / "processes.py"),
+        *arguments,
+    ]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def launch(num, *arguments, **how):
@@ -58,7 +72,9 @@ def found(output, process):
 
 @pytest.fixture(scope="module")
 def ended_well(tmp_path_factory):
-    """Return a function: the output and the files of a run of so many processes that does one thing after the other."""
+    """Return a function: the output and the files of a run of so many processes that does one thing
+    after the other.
+    """
 
     @cache
     def run(num):
@@ -101,8 +117,14 @@ def test_parameters_that_no_process_holds_whole():
     assert code == 0, output
     for process in range(2):
         own = found(output, process)
-        assert "Sharded, never gathered for the update: sequential/dense/kernel (None, 'columns')" in own["explain"]
-        assert "sharded over devices in a run of several processes. Received: sequential/dense/kernel" in own["saving"]
+        assert (
+            "Sharded, never gathered for the update: sequential/dense/kernel (None, 'columns')"
+            in own["explain"]
+        )
+        assert (
+            "sharded over devices in a run of several processes. Received: sequential/dense/kernel"
+            in own["saving"]
+        )
         assert "checkpoints= in place of ModelCheckpoint and EarlyStopping" in own["saving"]
         assert "OrbaxCheckpoint works only in a run of one process" in own["saving"]
         assert own["values"] == alone["values"]
@@ -114,21 +136,27 @@ FAULTS = {
     "stopped 1": r"Process 1 has given no sign of life for \d+ s",
     "error 1": "Process 1 failed while at work after update 3 .*: OSError: the disk is gone",
     "error 0": "Process 0 failed while at work after update 3 .*: OSError: the disk is gone",
-    "busy 1": r"Process 1 has been at work after update 3 \(reading data, or in a callback\) for [0-9]+ s",
+    "busy 1": r"Process 1 has been at work after update 3 \(reading data, or in a callback\) for "
+    r"[0-9]+ s",
     "exit 1": "Process 1 failed while .* exit code 3",
-    "terminated 1": r"Process 1 is asked to end \(SIGTERM\), and does so after a whole number .* after update 3 ",
+    "terminated 1": r"Process 1 is asked to end \(SIGTERM\), and does so after a whole number .* "
+    r"after "
+    r"update 3 ",
     "nan": "not finite in rows 17",
     "other data": r"process 1: data\[0\] is ",
     "other code": "process 1: the model is ",
     "other values": r"process 1: sequential/dense/kernel \(5x1 float32\) is ",
-    "other calls": "wait for each other: process 0 is comparing configurations, process 1 is comparing",
+    "other calls": "wait for each other: process 0 is comparing configurations, process 1 is "
+    "comparing",
     "uneven": r"process 1 is comparing positions \(stands at batch 0 of epoch 1\)",
 }
 QUICK = ("killed 1", "error 0")
 
 
 @only_jax
-@pytest.mark.parametrize("what", [w if w in QUICK else pytest.param(w, marks=pytest.mark.large) for w in FAULTS])
+@pytest.mark.parametrize(
+    "what", [w if w in QUICK else pytest.param(w, marks=pytest.mark.large) for w in FAULTS]
+)
 @pytest.mark.slow
 def test_a_run_that_cannot_go_on_ends_and_says_why(what):
     code, output, seconds = launch(2, what)
@@ -144,7 +172,8 @@ LOST = {  # how one process is lost, and how it is named
     "error": r"Process {} failed while .*FileNotFoundError",
     "left": r"Process {} has given no sign of life for \d+ s|process {} had ended before",
     "killed": r"process {} was ended by SIGKILL",
-    "sleeps": r"Process {} has been at work after update \d+ \(reading data, or in a callback\) for",
+    "sleeps": r"Process {} has been at work after update \d+ \(reading data, or in a callback\) "
+    r"for",
     "stops": r"wait for each other: .*process {} is comparing|Process {} ended its script",
 }
 
@@ -168,7 +197,10 @@ def test_a_run_that_loses_a_process_ends_within_half_a_minute_and_names_it(kind,
 def test_files_come_from_the_first_process(ended_well):
     output, folder = ended_well(2)
     for kind in ("plain", "distribution"):
-        assert sorted(path.name for path in (folder / kind / "0").iterdir()) == ["log.csv", "m.keras"]
+        assert sorted(path.name for path in (folder / kind / "0").iterdir()) == [
+            "log.csv",
+            "m.keras",
+        ]
         assert list((folder / kind / "1").iterdir()) == []
         saved = keras.saving.load_model(folder / kind / "0" / "m.keras")
         assert int(saved.optimizer.iterations) == 1
@@ -187,8 +219,19 @@ def test_no_thread_is_inside_the_store_when_a_process_ends(ended_well):
 @pytest.mark.slow
 def test_an_interrupt_ends_all(sent):
     environment = lean(HERE)
-    command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 9"]
-    launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "wholestep.cli",
+        "launch",
+        "-n",
+        "2",
+        str(HERE / "processes.py"),
+        "busy 9",
+    ]
+    launched = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     begun = list(itertools.islice((line for line in launched.stdout if " pid " in line), 2))
     assert len(begun) == 2  # all are at work
     launched.send_signal(sent)
@@ -214,9 +257,15 @@ group.join()
 @only_jax
 @pytest.mark.large
 def test_a_process_that_is_terminated_while_it_joins_ends():
-    own = {"COORDINATOR_ADDRESS": f"127.0.0.1:{launcher._free_port()}", "NUM_PROCESSES": "1", "PROCESS_ID": "0"}
+    own = {
+        "COORDINATOR_ADDRESS": f"127.0.0.1:{launcher._free_port()}",
+        "NUM_PROCESSES": "1",
+        "PROCESS_ID": "0",
+    }
     environment = lean(**{f"WHOLESTEP_{name}": value for name, value in own.items()})
-    done = subprocess.run([sys.executable, "-c", JOINING], env=environment, timeout=BOUND, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", JOINING], env=environment, timeout=BOUND, capture_output=True
+    )
     assert done.returncode == -signal.SIGTERM
 
 
@@ -231,9 +280,23 @@ def is_alive(pid):
 @pytest.mark.slow
 def test_processes_end_with_their_launcher_however_it_ends():
     environment = lean(HERE, WHOLESTEP_PATIENCE="600")
-    command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", str(HERE / "processes.py"), "busy 0"]
-    launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    pids = [int(line.split()[2]) for line in itertools.islice(filter(lambda line: " pid " in line, launched.stdout), 2)]
+    command = [
+        sys.executable,
+        "-m",
+        "wholestep.cli",
+        "launch",
+        "-n",
+        "2",
+        str(HERE / "processes.py"),
+        "busy 0",
+    ]
+    launched = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    pids = [
+        int(line.split()[2])
+        for line in itertools.islice(filter(lambda line: " pid " in line, launched.stdout), 2)
+    ]
     assert all(map(is_alive, pids))
     launched.kill()
     launched.communicate()
@@ -248,16 +311,23 @@ def test_a_patience_that_is_no_number(monkeypatch):
     from wholestep.processes import group
 
     monkeypatch.setenv("WHOLESTEP_PATIENCE", "a while")
-    with pytest.raises(ws.SpecificationError, match=r"must be a number of seconds\. Received: a while"):
+    with pytest.raises(
+        ws.SpecificationError, match=r"must be a number of seconds\. Received: a while"
+    ):
         group.join()
 
 
 @on("jax")
 @pytest.mark.slow
 def test_the_command_line_starts_without_keras():
-    look = "import sys, wholestep as ws, wholestep.cli; print('keras' in sys.modules, {*ws.__all__} <= {*dir(ws)})"
+    look = (
+        "import sys, wholestep as ws, wholestep.cli; print('keras' in sys.modules, "
+        "{*ws.__all__} <= {*dir(ws)})"
+    )
     look += "; print(all(hasattr(ws, name) for name in ws.__all__), 'keras' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", look], env=lean(), capture_output=True, text=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", look], env=lean(), capture_output=True, text=True
+    ).stdout
     assert found == "False True\nTrue True\n"
     with pytest.raises(AttributeError, match="no attribute 'Batch'"):
         ws.Batch  # noqa: B018
@@ -275,32 +345,43 @@ def test_launch_says_what_it_needs(capsys, monkeypatch):
 def test_who_is_to_blame():
     from wholestep.processes.watchdog import START, Beat, judge, silence
 
-    def beat(doing="computing update 7", waits="computing update 7", seconds=1.0, step=0.1, silence=0.0):
+    def beat(
+        doing="computing update 7", waits="computing update 7", seconds=1.0, step=0.1, silence=0.0
+    ):
         return Beat(1, doing, waits, seconds, step), silence
 
     late = PATIENCE + 1
     assert judge({0: beat(), 1: beat(seconds=late)}) is None
     assert judge({0: beat(seconds=late), 1: beat(seconds=late)}) is None  # a long step of all
-    assert "Process 1 has given no sign" in judge({0: beat(), 1: beat(silence=silence(PATIENCE) + 1)})
+    assert "Process 1 has given no sign" in judge(
+        {0: beat(), 1: beat(silence=silence(PATIENCE) + 1)}
+    )
     loading = {"doing": "starting", "waits": ""}
     assert judge({0: beat(), 1: beat(**loading, silence=silence(PATIENCE) + 1)}) is None
-    assert "Process 1 has given no sign" in judge({0: beat(), 1: beat(**loading, silence=4 * silence(PATIENCE) + 1)})
+    assert "Process 1 has given no sign" in judge(
+        {0: beat(), 1: beat(**loading, silence=4 * silence(PATIENCE) + 1)}
+    )
     busy = {"doing": "reading data", "waits": ""}
     assert judge({0: beat(seconds=late), 1: beat(**busy, seconds=2.0)}) is None
     assert judge({0: beat(seconds=2.0), 1: beat(**busy, seconds=late)}) is None
-    assert "Process 1 has been reading data" in judge({0: beat(seconds=late), 1: beat(**busy, seconds=late)})
+    assert "Process 1 has been reading data" in judge(
+        {0: beat(seconds=late), 1: beat(**busy, seconds=late)}
+    )
     slow = {"seconds": late, "step": late}
     assert judge({0: beat(**slow), 1: beat(**busy, **slow)}) is None
     new = {"doing": "starting", "waits": ""}
     assert judge({0: beat(seconds=late), 1: beat(**new, seconds=late)}) is None
-    assert "Process 1 has been starting" in judge({0: beat(seconds=START + 1), 1: beat(**new, seconds=START + 1)})
+    assert "Process 1 has been starting" in judge(
+        {0: beat(seconds=START + 1), 1: beat(**new, seconds=START + 1)}
+    )
     apart = judge({0: beat(seconds=late), 1: beat("comparing", "the store, call 3", seconds=late)})
     assert "wait for each other: process 0 is computing update 7, process 1 is comparing" in apart
     calls = (beat("comparing", f"the store, call {i}", seconds=late) for i in (3, 4))
     assert "wait for each other" in judge(dict(enumerate(calls)))
     left = {0: beat(seconds=late), 1: beat("ending", "", seconds=late)}
     assert judge(left) == f"Process 1 ended its script {late:.0f} s ago, while others wait for it."
-    assert judge({0: beat(), 1: beat("ending", "", silence=silence(PATIENCE) + 1)}) is None  # its script is through
+    # its script is through
+    assert judge({0: beat(), 1: beat("ending", "", silence=silence(PATIENCE) + 1)}) is None
 
 
 def test_the_output_of_a_process_is_copied_by_lines_and_closed():
@@ -332,7 +413,9 @@ def test_a_run_of_several_processes_goes_on_with_the_same_bits(layout, tmp_path)
         assert {file.name[:5] for file in manifest.files} == {"00000", "00001"}
         assert any(leaf.begin is not None for leaf in manifest.leaves) == (layout == "sharded")
     assert len(folder.steps()) in (2, 3)  # the best one may be one of the two newest
-    assert sorted(path.name for path in folder.folder.iterdir() if "step-" not in path.name) == ["lock"]
+    assert sorted(path.name for path in folder.folder.iterdir() if "step-" not in path.name) == [
+        "lock"
+    ]
 
 
 @only_jax
@@ -349,7 +432,8 @@ def test_processes_that_were_ended_go_on_together_or_one_goes_on_alone(what, tmp
     assert code == {"killed": 137, "terminated": 143}[what.split()[1]], output
     steps = Folder(folder).steps()
     assert steps[-1] == 4
-    assert (8 < steps[0] < 24) if "terminated" in what else steps[0] in (4, 8)  # the second may have been under way
+    # the second may have been under way
+    assert (8 < steps[0] < 24) if "terminated" in what else steps[0] in (4, 8)
     assert "Traceback" not in output
     shutil.copytree(folder, copy := tmp_path / "copy")
     code, output, _ = launch(2, "go on", str(folder))
@@ -368,7 +452,9 @@ def test_a_launcher_that_is_terminated_lets_its_processes_save(tmp_path):
     environment = lean(HERE, WHOLESTEP_PATIENCE="9")
     script = [str(HERE / "processes.py"), "saving nothing 0", str(tmp_path)]
     command = [sys.executable, "-m", "wholestep.cli", "launch", "-n", "2", *script]
-    launched = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    launched = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     until = time.monotonic() + BOUND
     while not Folder(tmp_path).steps() and time.monotonic() < until:
         time.sleep(0.02)
@@ -376,7 +462,8 @@ def test_a_launcher_that_is_terminated_lets_its_processes_save(tmp_path):
     output, _ = launched.communicate(timeout=BOUND)
     assert launched.returncode == 143, output
     assert "Traceback" not in output
-    assert Folder(tmp_path).steps()[0] % 4  # it was saved when it was ended, and not as every fourth update is
+    # it was saved when it was ended, and not as every fourth update is
+    assert Folder(tmp_path).steps()[0] % 4
     Folder(tmp_path).lock().release()
 
 

@@ -5,7 +5,14 @@ import pytest
 
 import wholestep as ws
 from wholestep.data.kinds import is_nest_of_arrays
-from wholestep.data.leaves import by_leaf, numpy_batch, stack_column, to_numpy, with_arrays, without_none
+from wholestep.data.leaves import (
+    by_leaf,
+    numpy_batch,
+    stack_column,
+    to_numpy,
+    with_arrays,
+    without_none,
+)
 
 
 def test_floats_become_floatx_and_integers_stay():
@@ -61,7 +68,9 @@ def test_lists_of_numbers_are_leaves_and_lists_of_others_are_not():
 
 
 def test_rows_are_taken_apart_by_leaf():
-    (_, numbers), (path, vectors) = by_leaf([(1, [2, 3]), (4, [5, 6])], np.array([7, 8]), (0, [0, 0]))
+    (_, numbers), (path, vectors) = by_leaf(
+        [(1, [2, 3]), (4, [5, 6])], np.array([7, 8]), (0, [0, 0])
+    )
     assert (numbers, path) == ([1, 4], (1,))
     assert [v.tolist() for v in vectors] == [[2, 3], [5, 6]]
     with pytest.raises(ws.BatchError, match=r"row\['b'\] in row 8, row\['a'\] in others"):
@@ -73,7 +82,8 @@ def test_a_leaf_has_one_shape_in_all_rows():
     assert stack_column(("a",), rows, [[1], [2]], "").tolist() == [[1], [2]]
     assert stack_column(("a",), rows, [None, None], "") is None
     with pytest.raises(
-        ws.BatchError, match=r"row\['a'\] must have one shape.*\(2,\) in row 8, \(1,\) in row 7.*Try: pad"
+        ws.BatchError,
+        match=r"row\['a'\] must have one shape.*\(2,\) in row 8, \(1,\) in row 7.*Try: pad",
     ):
         stack_column(("a",), rows, [[1], [2, 3]], "pad them.")
 
@@ -93,7 +103,11 @@ class Table:
         self.dtypes = [column.dtype for column in columns]
 
     def to_numpy(self, dtype=None):
-        columns = self.columns[0] if self.ndim == 1 else np.stack([c.astype(object) for c in self.columns], 1)
+        columns = (
+            self.columns[0]
+            if self.ndim == 1
+            else np.stack([c.astype(object) for c in self.columns], 1)
+        )
         return columns if dtype is None else columns.astype(dtype)
 
 
@@ -106,15 +120,20 @@ def test_a_table_is_an_array_and_a_column_has_an_axis():
     assert numpy_batch(Table(np.arange(3))).shape == (3, 1)
 
 
-@pytest.mark.parametrize("column", [[1, 2.5], [True, 1], [[1, 2], [3, 4]], [np.float32(1), np.int64(2)]])
+@pytest.mark.parametrize(
+    "column", [[1, 2.5], [True, 1], [[1, 2], [3, 4]], [np.float32(1), np.int64(2)]]
+)
 def test_an_object_column_of_numbers_is_refused_with_the_way_out(column):
     with pytest.raises(
-        ws.errors.BatchError, match=r"must hold numbers. Received: dtype object. Try: .*\.astype\(.float32.\)"
+        ws.errors.BatchError,
+        match=r"must hold numbers. Received: dtype object. Try: .*\.astype\(.float32.\)",
     ):
         numpy_batch((np.array(column, object), np.ones(2)))
 
 
-@pytest.mark.parametrize(("column", "attempt"), [([1, None], "leave out what is None"), ([1, "2"], "encode strings")])
+@pytest.mark.parametrize(
+    ("column", "attempt"), [([1, None], "leave out what is None"), ([1, "2"], "encode strings")]
+)
 def test_an_object_column_of_more_than_numbers_has_another_way_out(column, attempt):
     with pytest.raises(ws.errors.BatchError, match=f"must hold numbers. .*Try: {attempt}"):
         numpy_batch((np.array(column, object), np.ones(2)))

@@ -1,4 +1,6 @@
-"""Weights are loaded by their names, all or none of those that are required, and every name is accounted for."""
+"""Weights are loaded by their names, all or none of those that are required, and every name is
+accounted for.
+"""
 
 import os
 import re
@@ -21,7 +23,9 @@ def task(num_classes=2, names=("low", "high"), around="backbone"):
     hidden = keras.layers.Dense(4, name=names[0])(inputs)
     hidden = keras.layers.BatchNormalization(name="norm")(hidden)
     backbone = keras.Model(inputs, keras.layers.Dense(4, name=names[1])(hidden), name=around)
-    model = keras.Model(inputs, keras.layers.Dense(num_classes, name="head")(backbone(inputs)), name="task")
+    model = keras.Model(
+        inputs, keras.layers.Dense(num_classes, name="head")(backbone(inputs)), name="task"
+    )
     for i, variable in enumerate(model.weights):
         variable.assign(integers(*variable.shape, seed=i) ** 2)  # a variance must not be negative
     model.compile(keras.optimizers.SGD(0.5), "mse")
@@ -33,7 +37,9 @@ def saved(model, kind, folder):
     path = folder / kind
     if kind == "checkpoint":
         trainer = ws.Trainer(model)
-        trainer.fit(integers(4, 3), integers(4, model(integers(4, 3)).shape[-1]), batch_size=4, verbose=0)
+        trainer.fit(
+            integers(4, 3), integers(4, model(integers(4, 3)).shape[-1]), batch_size=4, verbose=0
+        )
         trainer.save(path)
     elif kind.endswith(".keras"):
         model.save(path)
@@ -74,7 +80,8 @@ def test_nothing_changes_if_a_required_weight_is_refused(kind, tmp_path):
     model = scrambled(task(5))
     before = bits(model.weights)
     with pytest.raises(
-        ws.SpecificationError, match=r"head/kernel \(\(4, 2\) in the file, \(4, 5\) here\).*Try: rename"
+        ws.SpecificationError,
+        match=r"head/kernel \(\(4, 2\) in the file, \(4, 5\) here\).*Try: rename",
     ):
         ws.load_weights(model, path)
     with pytest.raises(ws.SpecificationError, match="head/bias"):
@@ -101,11 +108,18 @@ def test_names_are_mapped(kind, rename, tmp_path):
     assert [*bits(second.weights).values()] == [*bits(first.weights).values()]
     assert "low/" in result.loaded["first/kernel"]
     with pytest.raises(ws.SpecificationError, match=r"head/kernel \(missing\)"):
-        ws.load_weights(second, path, rename=lambda name: None if "head" in name else name, skip_mismatch="first")
+        ws.load_weights(
+            second,
+            path,
+            rename=lambda name: None if "head" in name else name,
+            skip_mismatch="first",
+        )
 
 
 def towers():
-    """Return a model of two layers that Keras names, in attributes whose order is not the order of the layers."""
+    """Return a model of two layers that Keras names, in attributes whose order is not the order of
+    the layers.
+    """
 
     class Towers(keras.Model):
         def __init__(self):
@@ -138,7 +152,9 @@ def test_names_that_cannot_be_told_apart_are_missing(tmp_path):
     path = saved(task(names=("dense", "dense_1")), "checkpoint", tmp_path)
     inputs = keras.Input((3,))
     alone = keras.Model(inputs, keras.layers.Dense(4, name="dense_7")(inputs))
-    with pytest.raises(ws.SpecificationError, match=r"At least one weight .* none; in the file: .*dense/kernel"):
+    with pytest.raises(
+        ws.SpecificationError, match=r"At least one weight .* none; in the file: .*dense/kernel"
+    ):
         ws.load_weights(alone, path, skip_mismatch=True)
     both = keras.Model(inputs, keras.layers.Dense(2, name="head")(alone(inputs)))
     result = ws.load_weights(both, path, skip_mismatch=True)
@@ -160,7 +176,10 @@ def test_an_index_is_no_name_where_a_layer_has_other_weights(made, tmp_path):
     with pytest.raises(ws.SpecificationError, match=r"norm/beta \(missing\)"):
         ws.load_weights(other, tmp_path / "a.keras")
     assert bits(other.weights) == before
-    assert len(ws.load_weights(of_layer(made(name="norm")), tmp_path / "a.keras").loaded) == len(before) + 1
+    assert (
+        len(ws.load_weights(of_layer(made(name="norm")), tmp_path / "a.keras").loaded)
+        == len(before) + 1
+    )
 
 
 def test_integers_are_no_weights_of_a_floating_layer(tmp_path):
@@ -170,7 +189,9 @@ def test_integers_are_no_weights_of_a_floating_layer(tmp_path):
     with pytest.raises(ws.SpecificationError, match=r"dense/kernel \(missing\)"):
         ws.load_weights(of_layer(keras.layers.Dense(4, name="dense")), tmp_path / "a.keras")
     counted = keras.layers.Layer(name="counted")
-    counted.add_weight(shape=(4,), dtype="int32", name="number", initializer="ones", trainable=False)
+    counted.add_weight(
+        shape=(4,), dtype="int32", name="number", initializer="ones", trainable=False
+    )
     floating = keras.layers.Layer(name="counted")
     floating.add_weight(shape=(4,), name="number")
     for layer in (counted, floating):
@@ -187,7 +208,9 @@ def test_lora_is_loaded_with_its_kernel_or_not_at_all(tmp_path):
     path = saved(first, "checkpoint", tmp_path)
     second = scrambled(task())
     before = bits(second.weights)
-    with pytest.raises(ws.SpecificationError, match=r"high/lora_kernel_a without a weight here.*enable_lora"):
+    with pytest.raises(
+        ws.SpecificationError, match=r"high/lora_kernel_a without a weight here.*enable_lora"
+    ):
         ws.load_weights(second, path)
     assert bits(second.weights) == before
     second.get_layer("backbone").get_layer("high").enable_lora(2)
@@ -299,7 +322,9 @@ def test_what_cannot_be_loaded_is_refused(given, named, words, tmp_path, monkeyp
 def test_rename_returns_a_name(tmp_path):
     with pytest.raises(ws.SpecificationError, match=r"must return a name, or None .* 3 for 'head/"):
         ws.load_weights(
-            task(), saved(task(), "checkpoint", tmp_path), rename=lambda name: 3 if "head" in name else name
+            task(),
+            saved(task(), "checkpoint", tmp_path),
+            rename=lambda name: 3 if "head" in name else name,
         )
 
 

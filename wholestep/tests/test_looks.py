@@ -1,4 +1,6 @@
-"""How many updates are sent ahead of whoever looks: what is saved outweighs what is computed in vain."""
+"""How many updates are sent ahead of whoever looks: what is saved outweighs what is computed in
+vain.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ LONG = 1e-3  # seconds of an update
 
 
 def carry_out(num, is_looked_after, seconds):
-    """Return how many dispatches, how many updates in vain, and how many looks were watched for in vain."""
+    """Return how many dispatches, how many updates in vain, and how many looks were watched for in
+    vain.
+    """
     looks = AccessForecast()
     done = 0
     dispatches = 0
@@ -65,6 +69,8 @@ def test_who_cannot_be_foretold_costs_little(pattern, seconds):
 
 
 def test_a_habit_that_changes_is_learned_anew():
-    dispatches, in_vain = carry_out(40_000, lambda update: update % (10 if update < 20_000 else 100) == 0, SHORT)
+    dispatches, in_vain = carry_out(
+        40_000, lambda update: update % (10 if update < 20_000 else 100) == 0, SHORT
+    )
     assert dispatches < 1.3 * (2000 + 200)
     assert in_vain < 1000

@@ -48,7 +48,9 @@ SOURCES = {"resident": lambda: (X, Y), "by number": Numbered, "in passes": lambd
 
 def over(source):
     """Return batches of 5 rows, in the order of the rows."""
-    return ws.Batches(SOURCES[source](), shuffle=False, **({"batch_size": 5} if source == "resident" else {}))
+    return ws.Batches(
+        SOURCES[source](), shuffle=False, **({"batch_size": 5} if source == "resident" else {})
+    )
 
 
 # ---- the place of a loop ----
@@ -64,7 +66,10 @@ def test_a_loop_within_a_loop_over_the_same_batches_is_refused_by_the_outer(sour
         for _ in trainer.steps(data, epochs=2):
             numbers.extend([step.number for step in trainer.steps(data, epochs=1)])
 
-    with pytest.raises(ws.SpecificationError, match=r"another loop after batch 0 of epoch 0.*Try: end this loop first"):
+    with pytest.raises(
+        ws.SpecificationError,
+        match=r"another loop after batch 0 of epoch 0.*Try: end this loop first",
+    ):
         nested()
     assert numbers == [2, 3, 4]
     assert data.position == (1, 0)
@@ -80,7 +85,9 @@ def test_a_seek_within_a_loop_is_refused_when_the_loop_goes_on(source):
             if step.batch == 2:
                 data.seek(0, 1)
 
-    with pytest.raises(ws.SpecificationError, match="a seek or another loop after batch 2 of epoch 0"):
+    with pytest.raises(
+        ws.SpecificationError, match="a seek or another loop after batch 2 of epoch 0"
+    ):
         seeking()
     assert data.position == (0, 1)
     assert [step.batch for step in trainer.steps(data)] == [1, 2, 3]
@@ -90,7 +97,9 @@ def test_a_seek_within_a_loop_is_refused_when_the_loop_goes_on(source):
 def test_a_seek_in_a_callback_is_refused_when_the_loop_goes_on(source):
     data = over(source)
     jump = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: data.seek(0))
-    with pytest.raises(ws.SpecificationError, match=r"a seek or another loop after batch . of epoch 0"):
+    with pytest.raises(
+        ws.SpecificationError, match=r"a seek or another loop after batch . of epoch 0"
+    ):
         ws.Trainer(model(optimizer="sgd")).fit(data, callbacks=[jump], verbose=0)
 
 
@@ -116,7 +125,9 @@ def test_after_a_seek_and_a_break_the_next_loop_begins_there(source):
 def test_a_step_is_numbered_as_the_optimizer_counts_and_no_step_waits_for_that(monkeypatch):
     recounts = []
     recount = Applied.recount
-    monkeypatch.setattr(Applied, "recount", lambda self, run: recount(self, run) or recounts.append(run.number))
+    monkeypatch.setattr(
+        Applied, "recount", lambda self, run: recount(self, run) or recounts.append(run.number)
+    )
     made = model(optimizer="sgd")
     x = np.array(X)
     x[7] = np.nan
@@ -146,10 +157,13 @@ def test_an_update_is_left_out_by_a_selection_as_by_a_branch(monkeypatch, how):
     monkeypatch.setattr(engine, "select", lambda *parts: selections.append(i) or select(*parts))
     for i, made in enumerate(models):
         monkeypatch.setattr(engine, "_is_on_cpu", lambda i=i: i == 0)
-        ws.Trainer(made, on_nonfinite="skip", **how).fit(x, Y, batch_size=5, epochs=2, shuffle=False, verbose=0)
+        ws.Trainer(made, on_nonfinite="skip", **how).fit(
+            x, Y, batch_size=5, epochs=2, shuffle=False, verbose=0
+        )
     assert set(selections) == {1}
     for one, other in zip(*map(values, models), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)  # XLA fuses a selection with what it selects
+        # XLA fuses a selection with what it selects
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
     assert int(models[1].optimizer.iterations.numpy()) == 6  # of 8 updates, two with the NaN
 
 
@@ -303,7 +317,9 @@ def test_a_restart_within_an_epoch_keeps_its_place():
 def test_a_generator_that_ends_ends_the_run_and_keeps_its_history(num, steps_per_epoch, epochs):
     made = model()
     data = iter(batches_of(5)[:num])
-    with pytest.warns(UserWarning, match=rf"The data ended in epoch {epochs} of 5: training ends there"):
+    with pytest.warns(
+        UserWarning, match=rf"The data ended in epoch {epochs} of 5: training ends there"
+    ):
         history = ws.Trainer(made).fit(data, epochs=5, steps_per_epoch=steps_per_epoch, **QUIET)
     assert len(history.history["loss"]) == epochs
     assert int(made.optimizer.iterations) == num
@@ -312,7 +328,9 @@ def test_a_generator_that_ends_ends_the_run_and_keeps_its_history(num, steps_per
 @on("jax")
 def test_a_batch_size_for_ready_made_batches_is_left_out_with_a_warning():
     made = model()
-    with pytest.warns(UserWarning, match="batch_size=32 has no effect: these batches are ready-made"):
+    with pytest.warns(
+        UserWarning, match="batch_size=32 has no effect: these batches are ready-made"
+    ):
         ws.Trainer(made).fit(Again(5), batch_size=32, **QUIET)
     assert int(made.optimizer.iterations) == 4
 
@@ -341,13 +359,17 @@ def test_an_iterator_validates_on_the_same_batches_after_every_epoch(num):
 def test_a_data_set_validates_from_its_beginning_after_every_epoch():
     data = ws.Batches(Again(5))
     made = model(optimizer=keras.optimizers.SGD(0.0))
-    history = ws.Trainer(made).fit(X, Y, validation_data=data, validation_steps=3, epochs=2, **QUIET)
+    history = ws.Trainer(made).fit(
+        X, Y, validation_data=data, validation_steps=3, epochs=2, **QUIET
+    )
     one, two = history.history["val_loss"]
     assert one == two == pytest.approx(made.evaluate(X[:15], Y[:15], verbose=0)[0], rel=1e-5)
 
 
 @on("jax")
-@pytest.mark.parametrize("data", [ws.Batches((X, Y), 5), ws.Batches(Again(5))], ids=["resident", "stream"])
+@pytest.mark.parametrize(
+    "data", [ws.Batches((X, Y), 5), ws.Batches(Again(5))], ids=["resident", "stream"]
+)
 def test_no_row_is_evaluated_twice(data):
     trainer = ws.Trainer(model())
     with pytest.warns(UserWarning, match="The data ended after 4 of 6 batches"):
@@ -391,7 +413,10 @@ class Hooks(keras.callbacks.Callback):
 def test_callbacks_are_told_once_for_the_batches_of_an_execution(data):
     ours = Hooks()
     theirs = Hooks()
-    made, peer = (model(steps_per_execution=3, metrics=[], optimizer=keras.optimizers.SGD(0.1)) for _ in range(2))
+    made, peer = (
+        model(steps_per_execution=3, metrics=[], optimizer=keras.optimizers.SGD(0.1))
+        for _ in range(2)
+    )
     trainer = ws.Trainer(made)
     for who, hooks, x in ((trainer, ours, data), (peer, theirs, (X, Y, 4))):
         who.fit(*x, shuffle=False, callbacks=[hooks], **QUIET)
@@ -425,7 +450,8 @@ def test_keras_limits_hold():
         assert len(trainer.fit(X, Y, batch_size=4, epochs=9, **QUIET).epoch) == 2
         assert len(trainer.predict(X, batch_size=4, **QUIET)) == 12
         trainer.evaluate(X, Y, batch_size=10, **QUIET)
-    assert int(made.optimizer.iterations) == 5  # as of Keras: the second epoch has what is left of the pass
+    # as of Keras: the second epoch has what is left of the pass
+    assert int(made.optimizer.iterations) == 5
     said = [str(one.message) for one in told if one.category is UserWarning]
     assert ["epochs to 2" in words for words in said] == [True, False, False]
     assert ["to 3 batches" in words for words in said] == [False, True, True]
@@ -441,12 +467,16 @@ def test_the_limit_of_an_epoch_is_at_most_so_many_batches_of_one_pass(size, data
     def epochs(fits, *given):
         counts = []
         made = getattr(fits, "model", fits)
-        count = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: counts.append(int(made.optimizer.iterations)))
+        count = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_: counts.append(int(made.optimizer.iterations))
+        )
         fits.fit(*given, epochs=2, callbacks=[count], **QUIET)
         return counts
 
     expected = epochs(model(), X, Y, size)
-    assert epochs(ws.Trainer(model()), *((X, Y, size) if data is None else (data(size),))) == expected
+    assert (
+        epochs(ws.Trainer(model()), *((X, Y, size) if data is None else (data(size),))) == expected
+    )
     assert expected == ([2, 4] if size == 10 else [3, 5])
 
 
@@ -474,7 +504,9 @@ def test_evaluation_and_prediction_end_where_they_are_told_to():
 
     trainer = ws.Trainer(model())
     expected = trainer.evaluate(X[:4], Y[:4], **QUIET)
-    assert trainer.evaluate(forever(), callbacks=[Stop()], **QUIET) == pytest.approx(expected, rel=1e-5)
+    assert trainer.evaluate(forever(), callbacks=[Stop()], **QUIET) == pytest.approx(
+        expected, rel=1e-5
+    )
     assert len(trainer.predict(forever(), callbacks=[Stop()], **QUIET)) == 12
 
 
@@ -550,7 +582,11 @@ def test_a_model_may_be_compiled_anew_while_it_is_trained():
 
     made = model()
     look = keras.callbacks.LambdaCallback(on_epoch_end=anew)
-    history = ws.Trainer(made).fit(X, Y, validation_data=(X, Y), epochs=3, callbacks=[look], **QUIET).history
+    history = (
+        ws.Trainer(made)
+        .fit(X, Y, validation_data=(X, Y), epochs=3, callbacks=[look], **QUIET)
+        .history
+    )
     assert len(history["val_loss"]) == 3
     assert history["loss"] == sorted(history["loss"], reverse=True)
     trainer = ws.Trainer(made)
@@ -564,7 +600,9 @@ def test_a_model_may_be_compiled_anew_while_it_is_trained():
     assert np.isfinite(seen).all()
 
 
-@pytest.mark.parametrize("fit", [lambda model: model.fit, lambda model: ws.Trainer(model).fit], ids=["keras", "ours"])
+@pytest.mark.parametrize(
+    "fit", [lambda model: model.fit, lambda model: ws.Trainer(model).fit], ids=["keras", "ours"]
+)
 def test_a_run_that_is_stopped_where_an_epoch_begins_ends_after_one_update(fit):
     class Stops(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -572,7 +610,9 @@ def test_a_run_that_is_stopped_where_an_epoch_begins_ends_after_one_update(fit):
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    history = fit(model)(np.ones((40, 3)), np.ones((40, 1)), batch_size=4, epochs=3, verbose=0, callbacks=[Stops()])
+    history = fit(model)(
+        np.ones((40, 3)), np.ones((40, 1)), batch_size=4, epochs=3, verbose=0, callbacks=[Stops()]
+    )
     assert (int(model.optimizer.iterations), history.epoch) == (11, [0, 1])
 
 
@@ -597,11 +637,18 @@ def test_a_slow_data_set_is_loaded_in_the_callers_thread_in_every_epoch():
 
 def convolution():
     """Return a model whose updates are sent one by one on JAX."""
-    return model(keras.layers.Reshape((8, 1)), keras.layers.Conv1D(2, 3), keras.layers.Flatten(), optimizer="sgd")
+    return model(
+        keras.layers.Reshape((8, 1)),
+        keras.layers.Conv1D(2, 3),
+        keras.layers.Flatten(),
+        optimizer="sgd",
+    )
 
 
 def noted_late(monkeypatch):
-    """Return a list that gets, for each dispatch that is read, how many updates were sent after its first."""
+    """Return a list that gets, for each dispatch that is read, how many updates were sent after its
+    first.
+    """
     found = []
     note = Applied.note_failures
 
@@ -688,7 +735,9 @@ def test_a_failed_update_that_is_not_read_when_the_data_raise_comes_again(error)
 
 @pytest.mark.parametrize("how", ["raise", "skip"])
 def test_an_interrupt_while_the_next_batches_are_drawn_loses_no_outcome(how, monkeypatch):
-    """The block that was just sent holds an update that is not finite: the run and the data are before it."""
+    """The block that was just sent holds an update that is not finite: the run and the data are
+    before it.
+    """
     x = np.ones((32, X.shape[1]), "float32")
     x[12:16] = np.nan  # batch 3
     data = ws.Batches(Rows(x), batch_size=4, shuffle=False)

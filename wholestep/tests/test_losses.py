@@ -1,4 +1,6 @@
-"""The compiled losses as an objective: what Keras matched is told apart, and Keras stays as it was."""
+"""The compiled losses as an objective: what Keras matched is told apart, and Keras stays as it
+was.
+"""
 
 import keras
 import numpy as np
@@ -16,7 +18,10 @@ Y = {"a": np.zeros((ROWS, 2), "float32"), "b": np.array([0, 1, 1, 0])}
 def compiled(**losses):
     x = keras.Input((3,))
     model = keras.Model(x, {name: keras.layers.Dense(2, "softmax", name=name)(x) for name in "ab"})
-    model.compile(loss={"a": "mse", "b": "sparse_categorical_crossentropy"} | losses, loss_weights={"a": 3.0, "b": 1.0})
+    model.compile(
+        loss={"a": "mse", "b": "sparse_categorical_crossentropy"} | losses,
+        loss_weights={"a": 3.0, "b": 1.0},
+    )
     build(model, (X, Y))
     return model
 
@@ -24,7 +29,10 @@ def compiled(**losses):
 def test_every_loss_is_a_term_under_keras_name_with_its_coefficient():
     model = compiled()
     terms = CompiledObjective([])(model, (X, Y), training=False).terms
-    assert {name: term.coefficient for name, term in terms.items()} == {"a_loss": 3.0, "b_loss": 1.0}
+    assert {name: term.coefficient for name, term in terms.items()} == {
+        "a_loss": 3.0,
+        "b_loss": 1.0,
+    }
     assert all(tuple(term.values.shape) == (ROWS,) for term in terms.values())
 
 

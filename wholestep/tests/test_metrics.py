@@ -1,4 +1,6 @@
-"""Every metric of Keras, beside `keras.Model.fit`: outputs of any rank, short batches, cuts, replicas, weights."""
+"""Every metric of Keras, beside `keras.Model.fit`: outputs of any rank, short batches, cuts,
+replicas, weights.
+"""
 
 import keras
 import numpy as np
@@ -12,7 +14,8 @@ import wholestep as ws
 
 ROWS = 20
 BATCH = 8
-PLACES = {1: (), 2: (), 3: (8,), 4: (2, 8), 5: (2, 2, 8)}  # axis -2 is as long as a batch: weights must not meet it
+# axis -2 is as long as a batch: weights must not meet it
+PLACES = {1: (), 2: (), 3: (8,), 4: (2, 8), 5: (2, 2, 8)}
 ANY = tuple(PLACES)
 EXCLUDED = {
     "Mean": "takes values, not labels and predictions",
@@ -20,20 +23,47 @@ EXCLUDED = {
     "Metric": "is abstract",
 }
 OF_NUMBERS = (
-    *("MeanSquaredError", "RootMeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError"),
-    *("MeanSquaredLogarithmicError", "LogCoshError", "Poisson", "Hinge", "SquaredHinge", "CategoricalHinge"),
+    *(
+        "MeanSquaredError",
+        "RootMeanSquaredError",
+        "MeanAbsoluteError",
+        "MeanAbsolutePercentageError",
+    ),
+    *(
+        "MeanSquaredLogarithmicError",
+        "LogCoshError",
+        "Poisson",
+        "Hinge",
+        "SquaredHinge",
+        "CategoricalHinge",
+    ),
     *("KLDivergence", "CosineSimilarity", "PearsonCorrelation", "ConcordanceCorrelation"),
 )
-OF_BINS = ("SensitivityAtSpecificity", "SpecificityAtSensitivity", "PrecisionAtRecall", "RecallAtPrecision")
-COUNTS = ("TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives", "Precision", "Recall")
+OF_BINS = (
+    "SensitivityAtSpecificity",
+    "SpecificityAtSensitivity",
+    "PrecisionAtRecall",
+    "RecallAtPrecision",
+)
+COUNTS = (
+    "TruePositives",
+    "TrueNegatives",
+    "FalsePositives",
+    "FalseNegatives",
+    "Precision",
+    "Recall",
+)
 
 
 def differences(y_true, y_pred):
     """Return a value for each row, of outputs of any rank."""
-    return keras.ops.mean(keras.ops.reshape(keras.ops.abs(y_true - y_pred), (keras.ops.shape(y_true)[0], -1)), axis=-1)
+    return keras.ops.mean(
+        keras.ops.reshape(keras.ops.abs(y_true - y_pred), (keras.ops.shape(y_true)[0], -1)), axis=-1
+    )
 
 
-# By what the labels are: the metrics (made by Keras' names or functions) and the ranks of outputs that they take.
+# By what the labels are: the metrics (made by Keras' names or functions) and the ranks of outputs
+# that they take.
 KINDS = {
     "numbers": [
         *((ANY, name, {}) for name in OF_NUMBERS),
@@ -44,7 +74,11 @@ KINDS = {
         ((2, 3, 4, 5), "CosineSimilarity", {"axis": 1}),
         ((2, 3), "CosineSimilarity", {"axis": 0}),
         (ANY, "MeanMetricWrapper", {"fn": differences, "name": "wrapped"}),
-        (ANY, "MeanMetricWrapper", {"fn": lambda y, p: keras.ops.reshape(keras.ops.abs(y - p), (-1,)), "name": "flat"}),
+        (
+            ANY,
+            "MeanMetricWrapper",
+            {"fn": lambda y, p: keras.ops.reshape(keras.ops.abs(y - p), (-1,)), "name": "flat"},
+        ),
     ],
     "yes or no": [
         *((ANY, name, {}) for name in COUNTS),
@@ -70,10 +104,17 @@ KINDS = {
         ((2,), "AUC", {"num_thresholds": 9, "multi_label": True, "label_weights": [1.0, 0.5, 2.0]}),
     ],
     "classes": [
-        *((ANY[1:], name, {}) for name in ("SparseCategoricalAccuracy", "SparseCategoricalCrossentropy")),
+        *(
+            (ANY[1:], name, {})
+            for name in ("SparseCategoricalAccuracy", "SparseCategoricalCrossentropy")
+        ),
         (ANY[1:], "SparseTopKCategoricalAccuracy", {"k": 2}),
         (ANY[1:], "MeanIoU", {"num_classes": 3, "sparse_y_pred": False}),
-        (ANY[1:], "IoU", {"num_classes": 3, "target_class_ids": [1], "sparse_y_pred": False, "ignore_class": 0}),
+        (
+            ANY[1:],
+            "IoU",
+            {"num_classes": 3, "target_class_ids": [1], "sparse_y_pred": False, "ignore_class": 0},
+        ),
     ],
 }
 OUTPUTS = {"numbers": (2, "softplus"), "other axes": (2, "softplus"), "yes or no": (1, "sigmoid")}
@@ -96,18 +137,32 @@ def build(kind, rank, weighted):
     keras.utils.set_random_seed(3)
     width, activation = OUTPUTS.get(kind, (3, "softmax"))
     squeezed = [L.Lambda(lambda out: out[..., 0])] if rank == 1 else []
-    model = keras.Sequential([keras.Input((*PLACES[rank], 3)), L.Dense(width, activation), *squeezed])
+    model = keras.Sequential(
+        [keras.Input((*PLACES[rank], 3)), L.Dense(width, activation), *squeezed]
+    )
     made = [getattr(M, name)(**options) for ranks, name, options in KINDS[kind] if rank in ranks]
     loss = "sparse_categorical_crossentropy" if kind == "classes" else "mse"
-    model.compile(keras.optimizers.SGD(0.1), loss, **{"weighted_metrics" if weighted else "metrics": made})
+    model.compile(
+        keras.optimizers.SGD(0.1), loss, **{"weighted_metrics" if weighted else "metrics": made}
+    )
     return model
 
 
 def assert_like_keras(kind, rank, weighted, microbatch_size, replicas):
     x, y = data(kind, rank)
     shape = (ROWS, *PLACES[rank]) if weighted == "of places" else (ROWS,)
-    weights = None if weighted == "none" else np.random.default_rng(0).integers(1, 3, shape).astype("float32")
-    given = {"sample_weight": weights, "batch_size": BATCH, "shuffle": False, "verbose": 0, "validation_split": 0.25}
+    weights = (
+        None
+        if weighted == "none"
+        else np.random.default_rng(0).integers(1, 3, shape).astype("float32")
+    )
+    given = {
+        "sample_weight": weights,
+        "batch_size": BATCH,
+        "shuffle": False,
+        "verbose": 0,
+        "validation_split": 0.25,
+    }
     keras.utils.clear_session()
     theirs = build(kind, rank, weights is not None)
     expected = theirs.fit(x, y, **given).history
@@ -128,13 +183,22 @@ def assert_like_keras(kind, rank, weighted, microbatch_size, replicas):
 
 
 def test_every_metric_of_keras_is_tried():
-    everything = {n for n, kind in vars(M).items() if isinstance(kind, type) and issubclass(kind, M.Metric)}
+    everything = {
+        n for n, kind in vars(M).items() if isinstance(kind, type) and issubclass(kind, M.Metric)
+    }
     assert {name for cases in KINDS.values() for _, name, _ in cases} | set(EXCLUDED) == everything
 
 
-CASES = [(kind, rank) for kind, cases in KINDS.items() for rank in ANY if any(rank in ranks for ranks, *_ in cases)]
+CASES = [
+    (kind, rank)
+    for kind, cases in KINDS.items()
+    for rank in ANY
+    if any(rank in ranks for ranks, *_ in cases)
+]
 IGNORED = pytest.mark.filterwarnings(
-    "ignore:Explicitly requested dtype int64", "ignore:You are passing weight as `float`", "ignore:microbatch_size"
+    "ignore:Explicitly requested dtype int64",
+    "ignore:You are passing weight as `float`",
+    "ignore:microbatch_size",
 )
 
 
@@ -160,7 +224,9 @@ def test_metrics_of_places(kind, rank, weights, size):
 @pytest.mark.parametrize("weights", ["none", "of rows", "of places"])
 @pytest.mark.parametrize(("kind", "rank"), CASES)
 def test_metrics_of_outputs_of_any_rank(kind, rank, weights, microbatch_size, replicas):
-    if weights != "none" and (kind == "other axes" or rank == 1 or (weights == "of rows" and rank > 2)):
+    if weights != "none" and (
+        kind == "other axes" or rank == 1 or (weights == "of rows" and rank > 2)
+    ):
         pytest.skip("Keras itself cannot weigh these")
     if replicas and kind == "other axes":
         pytest.skip("replicas need metrics that belong to rows")
@@ -182,8 +248,12 @@ class Picky(M.Mean):
     """Takes weights of its values' own shape and no others."""
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        right = keras.ops.cast(keras.ops.argmax(y_pred, axis=-1) == keras.ops.cast(y_true, "int32"), "float32")
-        assert sample_weight is None or sample_weight.shape == right.shape, "these weights do not fit"
+        right = keras.ops.cast(
+            keras.ops.argmax(y_pred, axis=-1) == keras.ops.cast(y_true, "int32"), "float32"
+        )
+        assert sample_weight is None or sample_weight.shape == right.shape, (
+            "these weights do not fit"
+        )
         super().update_state(right, sample_weight)
 
 
@@ -196,7 +266,11 @@ def test_user_defined_metrics_of_places(kind):
     def made():
         model = build("classes", 4, weighted=False)
         options = {"num_classes": 3} if kind is OfTheBest else {}
-        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=[kind(name="m", **options)])
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            "sparse_categorical_crossentropy",
+            metrics=[kind(name="m", **options)],
+        )
         return model
 
     how = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
@@ -214,7 +288,11 @@ def test_weights_of_rows_weigh_all_places_of_a_row():
     rows = np.arange(ROWS, dtype="float32")
     places = np.broadcast_to(rows[:, None, None], (ROWS, *PLACES[4])).copy()
     model = build("yes or no", 4, weighted=True)
-    expected = model.evaluate(x, y, sample_weight=places, batch_size=BATCH, verbose=0, return_dict=True)
-    found = ws.Trainer(model).evaluate(x, y, sample_weight=rows, batch_size=BATCH, verbose=0, return_dict=True)
+    expected = model.evaluate(
+        x, y, sample_weight=places, batch_size=BATCH, verbose=0, return_dict=True
+    )
+    found = ws.Trainer(model).evaluate(
+        x, y, sample_weight=rows, batch_size=BATCH, verbose=0, return_dict=True
+    )
     for name in set(expected) - {"loss"}:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, err_msg=name)

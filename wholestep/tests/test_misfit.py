@@ -46,8 +46,18 @@ def told(model, batch, error=None, objective=None, **how):
     ("make", "x", "received", "attempt"),
     [
         (one_input, ROWS[:, :2], "x of shape (rows, 2)", "give the rows this shape"),
-        (one_input, [ROWS, ROWS], "x[1] of shape (rows, 3)", "as many arrays as the model has inputs"),
-        (one_input, {"other": ROWS}, "x['other'] of shape (rows, 3)", "name the Input as the dict does"),
+        (
+            one_input,
+            [ROWS, ROWS],
+            "x[1] of shape (rows, 3)",
+            "as many arrays as the model has inputs",
+        ),
+        (
+            one_input,
+            {"other": ROWS},
+            "x['other'] of shape (rows, 3)",
+            "name the Input as the dict does",
+        ),
         (two_inputs, ROWS, "x of shape (rows, 3)", "as many arrays as the model has inputs"),
         (two_inputs, {"left": ROWS}, "x['left'] of shape (rows, 3)", "right missing"),
     ],
@@ -65,7 +75,9 @@ def test_labels_that_are_missing_are_the_first_thing_to_say():
         check_parts(one_input(), (ROWS,))
     check_parts(one_input(), (ROWS, LABELS))
     check_parts(one_input(loss=None), ROWS)
-    assert told(one_input(), ROWS[:, :2], inputs_only=True).startswith("The model takes features of shape (rows, 3).")
+    assert told(one_input(), ROWS[:, :2], inputs_only=True).startswith(
+        "The model takes features of shape (rows, 3)."
+    )
 
 
 @pytest.mark.parametrize("weight", [np.ones((5, 3)), np.ones((5, 2))])
@@ -100,7 +112,10 @@ def test_a_key_of_the_inputs_that_the_model_reads_and_does_not_get_is_named(call
     if is_built:
         trainer.update(({"left": ROWS, "right": ROWS}, LABELS))
     x = {"left": ROWS, "rigth": ROWS}
-    run = {"update": lambda: trainer.update((x, LABELS)), "predict": lambda: trainer.predict(x, verbose=0)}
+    run = {
+        "update": lambda: trainer.update((x, LABELS)),
+        "predict": lambda: trainer.predict(x, verbose=0),
+    }
     must = r"'right' is missing. Received: x\['left'\] of shape \(rows, 3\), x\['rigth'\] of shape"
     with pytest.raises(BatchError, match=must):
         run.get(call, lambda: getattr(trainer, call)(x, LABELS, verbose=0))()
@@ -122,7 +137,9 @@ def test_weights_of_some_outputs_alone_are_refused_with_the_way_out(call):
     batch = ROWS, {"a": LABELS, "b": LABELS}, {"a": np.ones(5)}
     trainer = ws.Trainer(made)
     with pytest.raises(BatchError, match=r"weights for a beside labels for a, b. Try: give None"):
-        trainer.update(batch) if call == "update" else getattr(trainer, call)(*batch[:2], sample_weight=batch[2])
+        trainer.update(batch) if call == "update" else getattr(trainer, call)(
+            *batch[:2], sample_weight=batch[2]
+        )
     batch[2]["b"] = None
     assert trainer.fit(*batch[:2], sample_weight=batch[2], verbose=0)
 
@@ -130,13 +147,18 @@ def test_weights_of_some_outputs_alone_are_refused_with_the_way_out(call):
 @pytest.mark.parametrize("is_masked", [True, False])
 def test_weights_of_rows_for_an_output_with_places_are_refused_with_the_way_out(is_masked):
     masking = [L.Masking()] if is_masked else []
-    made = keras.Sequential([keras.Input((4, 3)), *masking, L.LSTM(2, return_sequences=True), L.Dense(1)])
+    made = keras.Sequential(
+        [keras.Input((4, 3)), *masking, L.LSTM(2, return_sequences=True), L.Dense(1)]
+    )
     made.compile("sgd", "mse")
     x = np.ones((6, 4, 3), "float32")
     y = np.ones((6, 4, 1), "float32")
     weights = np.ones(6, "float32")
     trainer = ws.Trainer(made)
-    with pytest.raises(BatchError, match=r"shape \(rows\) beside labels of shape .*Try: pass sample_weight\[:, None\]"):
+    with pytest.raises(
+        BatchError,
+        match=r"shape \(rows\) beside labels of shape .*Try: pass sample_weight\[:, None\]",
+    ):
         trainer.fit(x, y, sample_weight=weights, verbose=0)
     assert trainer.fit(x, y, sample_weight=weights[:, None], verbose=0)
 
@@ -150,16 +172,27 @@ def test_a_batch_that_fits_leaves_the_users_own_error_alone(x, weight):
 
 def test_an_error_of_ours_is_not_explained_again():
     own = ws.SpecificationError("said already")
-    with pytest.raises(ws.SpecificationError) as caught, explained(one_input(), None, (ROWS[:, :2],)):
+    with (
+        pytest.raises(ws.SpecificationError) as caught,
+        explained(one_input(), None, (ROWS[:, :2],)),
+    ):
         raise own
     assert caught.value is own
 
 
 def test_of_an_objectives_batch_only_the_models_own_words_tell():
-    error = ValueError('\x1b[1mInput 0 of layer "dense" is incompatible with the layer: expected 3\x1b[0m\nmore')
+    error = ValueError(
+        '\x1b[1mInput 0 of layer "dense" is incompatible with the layer: expected 3\x1b[0m\nmore'
+    )
     words = told(one_input(), (ROWS[:, :2],), error, Other())
-    assert 'Received: Input 0 of layer "dense" is incompatible with the layer: expected 3. Try:' in words
-    with pytest.raises(ValueError, match="of the user's own"), explained(one_input(), Other(), (ROWS[:, :2],)):
+    assert (
+        'Received: Input 0 of layer "dense" is incompatible with the layer: expected 3. Try:'
+        in words
+    )
+    with (
+        pytest.raises(ValueError, match="of the user's own"),
+        explained(one_input(), Other(), (ROWS[:, :2],)),
+    ):
         raise ValueError("of the user's own")
 
 
@@ -168,7 +201,9 @@ def test_a_loaded_batch_is_named_once():
     block = SimpleNamespace(is_resident=False, start=(1, 4))
     with pytest.raises(BatchError), named(block), named(block):
         raise error
-    assert error.__notes__ == ["This was batch 4 of epoch 1, both counted from 0; no update has used it."]
+    assert error.__notes__ == [
+        "This was batch 4 of epoch 1, both counted from 0; no update has used it."
+    ]
     resident = BatchError("does not fit")
     with pytest.raises(BatchError), named(SimpleNamespace(is_resident=True, start=(0, 0))):
         raise resident

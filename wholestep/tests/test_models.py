@@ -1,4 +1,6 @@
-"""Small models of every kind that users bring: Keras' numbers, however the batch is cut, spread or fed."""
+"""Small models of every kind that users bring: Keras' numbers, however the batch is cut, spread or
+fed.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -21,7 +23,9 @@ REPLICAS = 3
 PIECES = 3  # a batch of 6 rows in 2 microbatches; 3 replicas, of 2 rows or of 1 and 1
 LARGE = pytest.mark.large
 NO_64_BITS = "ignore:[\\s\\S]*requested dtype float64"  # JAX has none unless asked, and says so
-pytestmark = pytest.mark.filterwarnings("ignore:microbatch_size", "ignore:Gradients do not exist", NO_64_BITS)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:microbatch_size", "ignore:Gradients do not exist", NO_64_BITS
+)
 
 
 class Stream:
@@ -36,7 +40,12 @@ class Stream:
 
 
 def variables(model) -> list:
-    states = [s for layer in model.layers if isinstance(layer, keras.layers.RNN) for s in layer.states or ()]
+    states = [
+        s
+        for layer in model.layers
+        if isinstance(layer, keras.layers.RNN)
+        for s in layer.states or ()
+    ]
     return [*model.variables, *model.optimizer.variables, *states]
 
 
@@ -119,12 +128,17 @@ def run(request):
 def pytest_generate_tests(metafunc):
     """A difference that is known must be there: when it goes, so does its entry in the table."""
     check = metafunc.function.__name__.removeprefix("test_").replace("_", " ")
-    params = [pytest.param(name, marks=marks_of(i, kind, check)) for i, (name, kind) in enumerate(KINDS.items())]
+    params = [
+        pytest.param(name, marks=marks_of(i, kind, check))
+        for i, (name, kind) in enumerate(KINDS.items())
+    ]
     metafunc.parametrize("run", params, indirect=True, scope="module")
 
 
 def marks_of(number: int, kind: Kind, check: str) -> list:
-    """What every kind is tried on: arrays or a stream, on one engine; the larger runs have all of all."""
+    """What every kind is tried on: arrays or a stream, on one engine; the larger runs have all of
+    all.
+    """
     place = (number - (0 if ENGINE == "jax" else 2)) % 4
     on_arrays = place == 0
     is_tried = {
@@ -134,15 +148,27 @@ def marks_of(number: int, kind: Kind, check: str) -> list:
         "stream": place == 1,
         "evaluation of a stream": place == 1,
     }
-    is_tried |= {"replicas": number % EVERY == 0, "replicas in microbatches": number % EVERY == EVERY // 2 + 1}
+    is_tried |= {
+        "replicas": number % EVERY == 0,
+        "replicas in microbatches": number % EVERY == EVERY // 2 + 1,
+    }
     is_large = kind.large or not is_tried.get(check, True)
-    known = [why for said, why in kind.differs.items() if said in (f"{ENGINE} {check}", f"* {check}")]
-    return [*([LARGE] if is_large else []), *(pytest.mark.xfail(strict=True, reason=why) for why in known)]
+    known = [
+        why for said, why in kind.differs.items() if said in (f"{ENGINE} {check}", f"* {check}")
+    ]
+    return [
+        *([LARGE] if is_large else []),
+        *(pytest.mark.xfail(strict=True, reason=why) for why in known),
+    ]
 
 
-def check_same(ours: tuple[list, dict], theirs: tuple[list, dict], run: Run, *, to_keras: bool = False) -> None:
+def check_same(
+    ours: tuple[list, dict], theirs: tuple[list, dict], run: Run, *, to_keras: bool = False
+) -> None:
     for variable, one, two in zip(variables(run.model), ours[0], theirs[0], strict=True):
-        np.testing.assert_allclose(one, two, rtol=5 * run.kind.tol, atol=run.kind.tol, err_msg=variable.path)
+        np.testing.assert_allclose(
+            one, two, rtol=5 * run.kind.tol, atol=run.kind.tol, err_msg=variable.path
+        )
     check_logs(ours[1], theirs[1], run.kind, to_keras=to_keras)
 
 
@@ -164,7 +190,9 @@ def test_own_loop(run):
     run.begin_again()
     steps = list(run.trainer.steps(ws.Batches(run.data, BATCH, shuffle=False), epochs=2))
     assert len(steps) == 4
-    for variable, one, two in zip(variables(run.model), values(run.model), run.arrays[0], strict=True):
+    for variable, one, two in zip(
+        variables(run.model), values(run.model), run.arrays[0], strict=True
+    ):
         np.testing.assert_array_equal(one, two, variable.path)
 
 
@@ -173,7 +201,9 @@ def test_evaluation(run):
     for variable, value in zip(variables(run.model), run.theirs[0], strict=True):
         variable.assign(value)
     ours = run.trainer.evaluate(*run.data, batch_size=BATCH, verbose=0, return_dict=True)
-    theirs = run.reference.evaluate(run.kind.x, run.kind.y, batch_size=BATCH, verbose=0, return_dict=True)
+    theirs = run.reference.evaluate(
+        run.kind.x, run.kind.y, batch_size=BATCH, verbose=0, return_dict=True
+    )
     check_logs(ours, theirs, run.kind, to_keras=True)
     ours = run.trainer.predict(run.kind.x, batch_size=BATCH, verbose=0)
     theirs = run.reference.predict(run.kind.x, batch_size=BATCH, verbose=0)
@@ -197,7 +227,9 @@ def test_evaluation_of_a_stream(run):
         found.append((logs, run.trainer.predict(data[0], verbose=0, **how), values(run.model)))
     check_logs(found[1][0], found[0][0], run.kind, to_keras=False)
     tol = {"rtol": 5 * run.kind.tol, "atol": run.kind.tol}
-    keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, **tol), found[1][1:], found[0][1:])
+    keras.tree.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, **tol), found[1][1:], found[0][1:]
+    )
 
 
 def test_replicas(run):
@@ -215,8 +247,15 @@ def test_replicas_in_microbatches(run):
 
 def check_has_replicas(run):
     """Leave out models that TensorFlow's replicas refuse, and hold that they do."""
-    if ENGINE == "tensorflow" and run.name in ("compute loss on top", "compute loss instead", "add loss only"):
-        with pytest.raises(ws.SpecificationError, match=r"Under tf\.distribute every replica sees its own rows alone"):
+    if ENGINE == "tensorflow" and run.name in (
+        "compute loss on top",
+        "compute loss instead",
+        "add loss only",
+    ):
+        with pytest.raises(
+            ws.SpecificationError,
+            match=r"Under tf\.distribute every replica sees its own rows alone",
+        ):
             run.fit(spread(run, "auto"))
         pytest.skip("what one replica finds does not add up")
 
@@ -224,6 +263,8 @@ def check_has_replicas(run):
 def spread(run, size):
     """Return a trainer whose replicas share every batch; on JAX of the model that is there."""
     if ENGINE == "tensorflow":
-        return ws.Trainer(run.kind.compiled(replicas=REPLICAS), replicas=REPLICAS, microbatch_size=size)
+        return ws.Trainer(
+            run.kind.compiled(replicas=REPLICAS), replicas=REPLICAS, microbatch_size=size
+        )
     run.begin_again()
     return ws.Trainer(run.model, replicas=REPLICAS, microbatch_size=size)

@@ -40,11 +40,16 @@ def test_a_run_goes_on_with_other_cuts_and_devices(tmp_path, capfd):
     plain = ws.Trainer(small())
     told = []
     expected = loop(plain)
-    for seed, (replicas, cut, num) in enumerate([(1, "auto", 4), (2, "auto", 4), (4, 1, 2), (1, 3, None)]):
+    for seed, (replicas, cut, num) in enumerate(
+        [(1, "auto", 4), (2, "auto", 4), (4, 1, 2), (1, 3, None)]
+    ):
         with spread_over(replicas if replicas > 1 else None):
             model = small(seed)
-        trainer = ws.Trainer(model, replicas=replicas if JAX and replicas > 1 else None, microbatch_size=cut)
-        told += loop(trainer, tmp_path, num)[: None if num is None else -1]  # the last one was not saved
+        trainer = ws.Trainer(
+            model, replicas=replicas if JAX and replicas > 1 else None, microbatch_size=cut
+        )
+        # the last one was not saved
+        told += loop(trainer, tmp_path, num)[: None if num is None else -1]
         said = capfd.readouterr().err
         assert ("from here not bit for bit" in said) is (seed > 0)
         assert seed == 0 or f"replicas {replicas} (" in said
@@ -70,7 +75,9 @@ def go_on(run, out):
     found = [np.asarray(v).copy() for v in trainer.model.variables]
     history = trainer.fit(X, Y, batch_size=SIZE, epochs=3, verbose=0).history
     came = leaves(trainer.model)
-    named = {f"found/{i}": v for i, v in enumerate(found)} | {f"came/{i}": v for i, v in enumerate(came)}
+    named = {f"found/{i}": v for i, v in enumerate(found)} | {
+        f"came/{i}": v for i, v in enumerate(came)
+    }
     np.savez(out, loss=history["loss"], **named)
 
 
@@ -85,7 +92,9 @@ def test_a_run_goes_on_with_the_other_engine(tmp_path):
     saved = [np.asarray(v).copy() for v in trainer.model.variables]
     source = SCRIPT.format(tests=str(HERE), run=str(run), out=str(out))
     environment = lean(HERE, KERAS_BACKEND=OTHER)
-    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     with np.load(out) as held:
         there = dict(held)
@@ -102,8 +111,16 @@ def test_whole_numbers_that_do_not_fit_are_refused(tmp_path):
     other = ws.Trainer(made(1))
     whole.fit(X, Y, batch_size=SIZE, verbose=0)
     taken = carried(whole.run.snapshot())
-    name = next(name for name, array in taken.arrays.items() if array.dtype.kind in "iu" and name.startswith("buffers"))
-    for number, fits in ((7, True), (1 << 40 if JAX else -(1 << 62), not JAX), (-1 if JAX else 3, not JAX)):
+    name = next(
+        name
+        for name, array in taken.arrays.items()
+        if array.dtype.kind in "iu" and name.startswith("buffers")
+    )
+    for number, fits in (
+        (7, True),
+        (1 << 40 if JAX else -(1 << 62), not JAX),
+        (-1 if JAX else 3, not JAX),
+    ):
         arrays = taken.arrays | {name: np.full(taken.arrays[name].shape, number, "int64")}
         before = leaves(other.model)
         if fits:
@@ -123,10 +140,16 @@ def test_other_floats_are_told(tmp_path, capfd):
     other.fit(X, Y, batch_size=SIZE, epochs=1, verbose=0, checkpoints=tmp_path)
     assert "float policy mixed_bfloat16" in capfd.readouterr().err
     assert Folder(tmp_path).steps() == [BATCHES]
-    close([np.asarray(v) for v in whole.model.variables], [np.asarray(v) for v in other.model.variables], 0)
+    close(
+        [np.asarray(v) for v in whole.model.variables],
+        [np.asarray(v) for v in other.model.variables],
+        0,
+    )
 
 
-@pytest.mark.parametrize("release", sorted(path.name for path in (HERE / "golden").iterdir() if path.is_dir()))
+@pytest.mark.parametrize(
+    "release", sorted(path.name for path in (HERE / "golden").iterdir() if path.is_dir())
+)
 @pytest.mark.slow
 def test_a_checkpoint_of_every_release_goes_on(release):
     golden = Folder(HERE / "golden" / release)

@@ -1,4 +1,6 @@
-"""A run goes on with a model that was built anew in the same process, whose metrics Keras gives other names."""
+"""A run goes on with a model that was built anew in the same process, whose metrics Keras gives
+other names.
+"""
 
 import keras
 import numpy as np
@@ -25,7 +27,9 @@ def auc():
 
 def one_output(kind=keras.Sequential):
     model = kind([keras.Input((5,)), keras.layers.Dense(1, "sigmoid")])
-    model.compile("adam", "binary_crossentropy", metrics=[auc(), "accuracy"], weighted_metrics=[auc()])
+    model.compile(
+        "adam", "binary_crossentropy", metrics=[auc(), "accuracy"], weighted_metrics=[auc()]
+    )
     return model, Y
 
 
@@ -36,7 +40,11 @@ def two_outputs():
     return model, [Y, 1 - Y]
 
 
-MODELS = {"one output": one_output, "two outputs": two_outputs, "its own results": lambda: one_output(Says)}
+MODELS = {
+    "one output": one_output,
+    "two outputs": two_outputs,
+    "its own results": lambda: one_output(Says),
+}
 
 
 def numbers(history):
@@ -74,7 +82,9 @@ def test_a_model_that_is_compiled_anew_goes_on_under_its_own_names():
     history = whole.fit(X, Y, callbacks=[takes], **HOW)
     other.fit(X, Y, **HOW)
     other.run.restore(takes.only())
-    other.model.compile("adam", "binary_crossentropy", metrics=[auc(), "accuracy"], weighted_metrics=[auc()])
+    other.model.compile(
+        "adam", "binary_crossentropy", metrics=[auc(), "accuracy"], weighted_metrics=[auc()]
+    )
     resumed = other.fit(X, Y, callbacks=[Takes(other.run)], **HOW)
     assert numbers(resumed) == numbers(history)
 
@@ -84,7 +94,9 @@ def test_another_order_of_metrics_is_refused():
 
     def made(*names):
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, "sigmoid")])
-        metrics = [keras.metrics.BinaryAccuracy(name, threshold=0.1 * int(name[-1])) for name in names]
+        metrics = [
+            keras.metrics.BinaryAccuracy(name, threshold=0.1 * int(name[-1])) for name in names
+        ]
         model.compile("adam", "binary_crossentropy", metrics=metrics)
         return ws.Trainer(model)
 

@@ -24,8 +24,14 @@ def test_forms():
         (np.float32(3), r"array of shape \(\)"),
         ([MEAN], "list"),
         ({"a": 3}, r"term 'a'"),
-        ({"loss": MEAN}, r"'loss' is the name of the total.* Received: \['loss'\]\. Try: rename it; or"),
-        (({"a": MEAN}, {"loss": MEAN}), r"'loss' is the name of the total.* Received: \['a', 'loss'\]"),
+        (
+            {"loss": MEAN},
+            r"'loss' is the name of the total.* Received: \['loss'\]\. Try: rename it; or",
+        ),
+        (
+            ({"a": MEAN}, {"loss": MEAN}),
+            r"'loss' is the name of the total.* Received: \['a', 'loss'\]",
+        ),
         ((MEAN, {"loss": MEAN}), "'loss' is the name of the total"),
         (({"a": MEAN}, {"a": MEAN}), r"distinct names\. Received: \['a', 'a'\]"),
         ((MEAN, {"auc": (1, 2)}), "Keras metric of that name"),
@@ -51,12 +57,19 @@ def test_terms_of_different_denominators_are_exact_in_any_cut():
     weights = []
     logs = []
     for size in ("auto", 5):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones")])
-        trainer = ws.Trainer(model, Two(), optimizer=keras.optimizers.SGD(0.01), microbatch_size=size)
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones")]
+        )
+        trainer = ws.Trainer(
+            model, Two(), optimizer=keras.optimizers.SGD(0.01), microbatch_size=size
+        )
         logs.append(trainer.update(data))
         weights.append(model.get_weights()[0])
     output = x @ np.ones((3, 2))
-    expected = (output**2 * data["weight"][:, None]).sum() / (2 * data["weight"].sum()), np.abs(output[:, 0]).sum()
+    expected = (
+        (output**2 * data["weight"][:, None]).sum() / (2 * data["weight"].sum()),
+        np.abs(output[:, 0]).sum(),
+    )
     for said in logs:
         assert (said["square"], said["size"]) == pytest.approx(expected, rel=1e-5)
         assert said["loss"] == pytest.approx(expected[0] + 0.5 * expected[1], rel=1e-5)
@@ -75,8 +88,12 @@ def test_a_subclass_of_a_mean_is_a_mean():
             return self.kind((batch[1] - model(batch[0], training=training)) ** 2)
 
     def trained(kind):
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        history = ws.Trainer(model, Own(kind), optimizer=keras.optimizers.SGD(0.25)).fit(x, x, batch_size=8, verbose=0)
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+        )
+        history = ws.Trainer(model, Own(kind), optimizer=keras.optimizers.SGD(0.25)).fit(
+            x, x, batch_size=8, verbose=0
+        )
         return history.history["loss"], [weight.tolist() for weight in model.get_weights()]
 
     x = np.ones((8, 1), "float32")

@@ -20,7 +20,9 @@ W = draw.uniform(0.5, 2, 8).astype("float32")
 def network(metrics=("accuracy",)):
     keras.utils.set_random_seed(2)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax")])
-    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=list(metrics))
+    model.compile(
+        keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy", metrics=list(metrics)
+    )
     return model
 
 
@@ -30,8 +32,15 @@ def loop(model, owner, how, **given):
     for i in range(4):
         rows = slice(0, 8 - i % 2 * 3)  # batches of two sizes
         parts = (X[rows], Y[rows], *([W[rows]] if how == "weights" else []))
-        told += [owner.train_on_batch(*parts, **given), owner.test_on_batch(*parts), owner.predict_on_batch(X[rows])]
-        told += [owner.train_on_batch(*parts, **given, return_dict=True), owner.test_on_batch(*parts, return_dict=True)]
+        told += [
+            owner.train_on_batch(*parts, **given),
+            owner.test_on_batch(*parts),
+            owner.predict_on_batch(X[rows]),
+        ]
+        told += [
+            owner.train_on_batch(*parts, **given, return_dict=True),
+            owner.test_on_batch(*parts, return_dict=True),
+        ]
     return told, model.get_weights()
 
 
@@ -88,7 +97,9 @@ def test_a_batch_of_an_objective_is_what_the_objective_takes():
 
 def test_sparse_rows_are_predicted_as_dense_ones():
     trainer = ws.Trainer(network())
-    np.testing.assert_array_equal(trainer.predict_on_batch(scipy.sparse.csr_matrix(X)), trainer.predict_on_batch(X))
+    np.testing.assert_array_equal(
+        trainer.predict_on_batch(scipy.sparse.csr_matrix(X)), trainer.predict_on_batch(X)
+    )
 
 
 def rows(num):
@@ -142,6 +153,8 @@ def test_no_weights_are_kept_after_a_single_evaluation():
     others = {id(each) for each in gc.get_objects() if isinstance(each, PassRun)}
     trainer = ws.Trainer(network())
     first = trainer.test_on_batch(X, Y)
-    runs = [each for each in gc.get_objects() if isinstance(each, PassRun) and id(each) not in others]
+    runs = [
+        each for each in gc.get_objects() if isinstance(each, PassRun) and id(each) not in others
+    ]
     assert [each for each in runs if each.state is not None] == []
     assert trainer.test_on_batch(X, Y) == first

@@ -1,4 +1,6 @@
-"""An epoch's order is a permutation, another one each epoch, and a pure function of (seed, epoch)."""
+"""An epoch's order is a permutation, another one each epoch, and a pure function of (seed,
+epoch).
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,9 @@ def test_any_part_is_that_part_of_the_epoch(num_rows, epoch, data):
     start = data.draw(st.integers(0, num_rows))
     stop = data.draw(st.integers(start, num_rows))
     order = Order(num_rows, 3)
-    np.testing.assert_array_equal(order.rows(epoch, start, stop), order.rows(epoch, 0, num_rows)[start:stop])
+    np.testing.assert_array_equal(
+        order.rows(epoch, start, stop), order.rows(epoch, 0, num_rows)[start:stop]
+    )
 
 
 def test_epochs_and_seeds_differ():
@@ -37,7 +41,11 @@ def test_several_permutations_at_once_are_each_of_them_alone(sizes, epoch):
 
 
 def test_streams_of_one_seed_differ():
-    orders = {tuple(Order(64, 1, stream=stream).rows(epoch, 0, 64)) for stream in range(8) for epoch in range(8)}
+    orders = {
+        tuple(Order(64, 1, stream=stream).rows(epoch, 0, 64))
+        for stream in range(8)
+        for epoch in range(8)
+    }
     assert len(orders) == 64
 
 
@@ -50,8 +58,12 @@ def test_a_billion_rows_cost_no_memory():
 @pytest.mark.parametrize("num_rows", [1000, 1024, 1025, 60_000])
 def test_rows_travel_as_far_as_in_a_uniform_permutation(num_rows):
     places = np.arange(num_rows)
-    moved = [np.abs(Order(num_rows, 7).rows(epoch, 0, num_rows) - places).mean() / num_rows for epoch in range(20)]
-    # |i - p(i)| / n of a uniform permutation has mean 1/3; its mean over n rows and 20 epochs hardly varies.
+    moved = [
+        np.abs(Order(num_rows, 7).rows(epoch, 0, num_rows) - places).mean() / num_rows
+        for epoch in range(20)
+    ]
+    # |i - p(i)| / n of a uniform permutation has mean 1/3; its mean over n rows and 20 epochs
+    # hardly varies.
     assert np.mean(moved) == pytest.approx(1 / 3, abs=4 * np.sqrt(1 / 18 / num_rows / 20) + 1e-3)
 
 
@@ -76,10 +88,14 @@ def test_rows_of_blocks_are_permuted_among_themselves(num, block):
     orders = [Order(num, seed=5, block=block).rows(epoch, 0, num) for epoch in range(8)]
     for rows in orders:
         for start in range(0, num, block):
-            assert sorted(rows[start : start + block].tolist()) == list(range(start, min(start + block, num)))
+            assert sorted(rows[start : start + block].tolist()) == list(
+                range(start, min(start + block, num))
+            )
     assert len({tuple(rows) for rows in orders}) > 1 or block == 1
     if num > 2 * block:
-        first, second = (np.stack([rows[start : start + block] for rows in orders]) for start in (0, block))
+        first, second = (
+            np.stack([rows[start : start + block] for rows in orders]) for start in (0, block)
+        )
         assert block == 1 or np.any(first + block != second)  # each block has an order of its own
     parts = [Order(num, seed=5, block=block).rows(0, i, i + 1) for i in range(num)]
     np.testing.assert_array_equal(np.concatenate(parts), orders[0])

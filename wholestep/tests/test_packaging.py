@@ -66,17 +66,22 @@ WRONG = "step.number.upper()"  # no such method: found only if a Step's attribut
 def test_a_users_script_has_types(tmp_path, monkeypatch):
     api = pytest.importorskip("mypy.api")
     (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "wrong.py").write_text(SCRIPT + f"\n\ndef bad(step: ws.Step) -> Any:\n    return {WRONG}\n")
+    (tmp_path / "wrong.py").write_text(
+        SCRIPT + f"\n\ndef bad(step: ws.Step) -> Any:\n    return {WRONG}\n"
+    )
     settings = "[mypy]\nfollow_imports = silent\n[mypy-keras.*]\nignore_missing_imports = True\n"
     (tmp_path / "mypy.ini").write_text(settings)
     monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
     monkeypatch.chdir(tmp_path)
-    out, err, _ = api.run(["--strict", "--config-file", "mypy.ini", "--no-color-output", "script.py", "wrong.py"])
+    out, err, _ = api.run(
+        ["--strict", "--config-file", "mypy.ini", "--no-color-output", "script.py", "wrong.py"]
+    )
     assert err == ""
     assert re.findall(r"^.*: error: .*$", out, re.M) == [
         f'wrong.py:{len(SCRIPT.splitlines()) + 4}: error: "int" has no attribute "upper"  [attr-defined]'
     ]
-    assert (ROOT / "src" / "wholestep" / "py.typed").exists()  # or installed, nobody would look at the types
+    # or installed, nobody would look at the types
+    assert (ROOT / "src" / "wholestep" / "py.typed").exists()
 
 
 ALONE = """
@@ -99,7 +104,9 @@ print(trainer.explain())
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX is this engine")
 def test_tensorflow_trains_where_jax_is_not_installed():
     command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, env=lean(KERAS_BACKEND="tensorflow"), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, env=lean(KERAS_BACKEND="tensorflow"), capture_output=True, text=True, timeout=300
+    )
     assert "4 microbatches" in done.stdout, done.stderr
 
 
@@ -107,7 +114,9 @@ def test_tensorflow_trains_where_jax_is_not_installed():
 def test_wholestep_imports_nothing_of_stepcheck():
     for path in (ROOT / "src").rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text())))
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names = [
+            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        ]
         names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
         assert "stepcheck" not in {name.partition(".")[0] for name in names}, path
 
@@ -116,14 +125,20 @@ def test_wholestep_imports_nothing_of_stepcheck():
 def test_a_former_name_says_how_to_install_stepcheck(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "stepcheck", None)  # as if it were not installed
     for call in (ws.audit, ws.audit.torch):
-        with pytest.raises(ws.SpecificationError, match=r"none installed.*pip install '\./stepcheck\[keras\]'"):
+        with pytest.raises(
+            ws.SpecificationError, match=r"none installed.*pip install '\./stepcheck\[keras\]'"
+        ):
             call(None, data=())
     assert cli.main(["audit", "train.py"]) == 2
     assert "pip install './stepcheck[keras]'" in capsys.readouterr().err
 
 
 def test_a_version_is_the_same_everywhere():
-    cited = dict(line.split(": ", 1) for line in (TOP / "CITATION.cff").read_text().splitlines() if ": " in line)
+    cited = dict(
+        line.split(": ", 1)
+        for line in (TOP / "CITATION.cff").read_text().splitlines()
+        if ": " in line
+    )
     assert PROJECT["project"]["version"] == ws.__version__ == cited["version"]
     assert cited["repository-code"] == PROJECT["project"]["urls"]["Source"]
     assert cited["license"] == PROJECT["project"]["license"]

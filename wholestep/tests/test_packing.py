@@ -1,4 +1,6 @@
-"""Several sequences share a row: every one once an epoch, none cut apart, and few places left empty."""
+"""Several sequences share a row: every one once an epoch, none cut apart, and few places left
+empty.
+"""
 
 import keras
 import numpy as np
@@ -17,11 +19,16 @@ PAD = -7
 
 def rows_of(lengths):
     """Ragged rows that can be told apart: place p of row i holds 1000 i + p."""
-    return [{"text": 1000 * i + np.arange(n), "more": np.full((n, 2), float(i))} for i, n in enumerate(lengths)]
+    return [
+        {"text": 1000 * i + np.arange(n), "more": np.full((n, 2), float(i))}
+        for i, n in enumerate(lengths)
+    ]
 
 
 def packed(lengths, tokens=64, **arguments):
-    return ws.Batches(rows_of(lengths), tokens=tokens, length=np.array(lengths), pack=True, **arguments)
+    return ws.Batches(
+        rows_of(lengths), tokens=tokens, length=np.array(lengths), pack=True, **arguments
+    )
 
 
 def unpacked(batch):
@@ -56,7 +63,9 @@ def test_every_row_once_an_epoch_whole_and_within_the_budget(lengths, tokens, se
             assert batch["text"].shape[1] == data.shapes[0][1] == width
             found = unpacked(batch)
             rows = data.rows(epoch, step)
-            assert found == [(1000 * row + np.arange(lengths[row])).tolist() for row in rows if lengths[row]]
+            assert found == [
+                (1000 * row + np.arange(lengths[row])).tolist() for row in rows if lengths[row]
+            ]
             assert np.concatenate(data.select(epoch, step).names).tolist() == rows.tolist()
             assert len(data.select(epoch, step).names) == len(batch["text"])
             seen += found
@@ -100,7 +109,9 @@ def test_the_order_goes_on_from_any_place(lengths, steps):
     for _ in range(steps):
         next(data)
     other.seek(*data.position)
-    assert [next(data)["text"].tolist() for _ in range(3)] == [next(other)["text"].tolist() for _ in range(3)]
+    assert [next(data)["text"].tolist() for _ in range(3)] == [
+        next(other)["text"].tolist() for _ in range(3)
+    ]
 
 
 @on("jax")
@@ -108,7 +119,9 @@ def test_other_rows_meet_each_epoch_and_every_row_meets_many():
     data = packed([5, 6, 7] * 40, 20 * 18, boundaries=[18])
     packs = [{frozenset(ids.tolist()) for ids in data.select(epoch, 0).names} for epoch in range(8)]
     assert len(set().union(*packs)) > 0.95 * sum(map(len, packs))
-    assert [ids.tolist() for ids in data.select(0, 1).names] != [ids.tolist() for ids in data.select(1, 1).names]
+    assert [ids.tolist() for ids in data.select(0, 1).names] != [
+        ids.tolist() for ids in data.select(1, 1).names
+    ]
     still = data.in_order()
     assert still.rows(0, 1).tolist() == still.rows(1, 1).tolist()
 
@@ -124,7 +137,15 @@ def test_rows_of_one_length_meet_any_of_another():
 def test_arrays_are_packed_too_and_sequences_cut_off():
     lengths = np.array([2, 5, 3])
     text = 1000 * np.arange(3)[:, None] + np.arange(6)
-    data = ws.Batches({"text": text}, tokens=8, length=lengths, pack=True, boundaries=[4], truncate=True, shuffle=False)
+    data = ws.Batches(
+        {"text": text},
+        tokens=8,
+        length=lengths,
+        pack=True,
+        boundaries=[4],
+        truncate=True,
+        shuffle=False,
+    )
     found = {}
     for batch in data:
         for text, segments in zip(batch["text"], batch["segment_ids"], strict=True):
@@ -137,18 +158,43 @@ def test_arrays_are_packed_too_and_sequences_cut_off():
 @pytest.mark.parametrize(
     ("rows", "arguments", "error", "message"),
     [
-        ([{"text": np.zeros(3), "label": 1}], {}, ws.SpecificationError, r"row\['label'\] must have an axis"),
+        (
+            [{"text": np.zeros(3), "label": 1}],
+            {},
+            ws.SpecificationError,
+            r"row\['label'\] must have an axis",
+        ),
         ([np.zeros(3)], {}, ws.SpecificationError, "Packed rows must be dicts"),
-        ([{"segment_ids": np.zeros(3)}], {}, ws.SpecificationError, "Packed rows must be dicts.*keys segment_ids"),
+        (
+            [{"segment_ids": np.zeros(3)}],
+            {},
+            ws.SpecificationError,
+            "Packed rows must be dicts.*keys segment_ids",
+        ),
         (
             [{"a": np.zeros(3), "b": np.zeros(3)}],
             {"length": {"a": [3], "b": [3]}},
             ws.SpecificationError,
             "one sequence",
         ),
-        ([{"text": np.zeros(3)}], {"boundaries": [4, 8]}, ws.SpecificationError, "one length. Received: 2 boundaries"),
-        ([{"text": np.zeros(3)}], {"boundaries": [2]}, ws.BatchError, r"largest shape \(length 2\). Received: row 0"),
-        ([{"text": np.zeros(3)}], {"tokens": 2}, ws.BatchError, "row 0, length 3, which takes 3 places"),
+        (
+            [{"text": np.zeros(3)}],
+            {"boundaries": [4, 8]},
+            ws.SpecificationError,
+            "one length. Received: 2 boundaries",
+        ),
+        (
+            [{"text": np.zeros(3)}],
+            {"boundaries": [2]},
+            ws.BatchError,
+            r"largest shape \(length 2\). Received: row 0",
+        ),
+        (
+            [{"text": np.zeros(3)}],
+            {"tokens": 2},
+            ws.BatchError,
+            "row 0, length 3, which takes 3 places",
+        ),
     ],
 )
 def test_what_cannot_be_packed(rows, arguments, error, message):
@@ -172,7 +218,9 @@ class Rows:
 
 
 class Sums(ws.Objective):
-    """The squared distance of every segment's running sum to its label: a model that sees a segment only."""
+    """The squared distance of every segment's running sum to its label: a model that sees a segment
+    only.
+    """
 
     def __call__(self, model, batch, training):
         segments = ops.convert_to_tensor(batch["segment_ids"])
@@ -198,7 +246,9 @@ def labelled(lengths):
 
 
 def test_packed_rows_make_the_update_of_the_rows_alone():
-    """16 tokens in all, so that all is exact: five packed rows of 8 places, and five rows of their own."""
+    """16 tokens in all, so that all is exact: five packed rows of 8 places, and five rows of their
+    own.
+    """
     lengths = [5, 3, 4, 2, 2]
     rows = labelled(lengths)
     together = summer()
@@ -207,9 +257,14 @@ def test_packed_rows_make_the_update_of_the_rows_alone():
     assert together.executor.planner.programs
     padded = {k: np.stack([np.pad(row[k], (0, 5 - len(row[k]))) for row in rows]) for k in rows[0]}
     segments = (np.arange(5) < np.array(lengths)[:, None]).astype(np.int32)
-    logs = alone.update(padded | {"segment_ids": segments, "positions": np.arange(5)[None] * segments})
+    logs = alone.update(
+        padded | {"segment_ids": segments, "positions": np.arange(5)[None] * segments}
+    )
     assert logs["loss"] == step.loss
-    weights = [[ops.convert_to_numpy(v).tobytes() for v in t.model.weights] for t in (together, alone, summer())]
+    weights = [
+        [ops.convert_to_numpy(v).tobytes() for v in t.model.weights]
+        for t in (together, alone, summer())
+    ]
     assert weights[0] == weights[1] != weights[2]
 
 

@@ -1,4 +1,6 @@
-"""A path that is not the folder of a run is refused before anything is written, and the error names what was meant."""
+"""A path that is not the folder of a run is refused before anything is written, and the error names
+what was meant.
+"""
 
 import shutil
 
@@ -35,17 +37,38 @@ def root(whole, tmp_path):
 
 
 STEP = "runs/a/step-00000018"
-OTHERS = {  # what it is, what `fit` says of it, and what `restore` says of it, if it is no checkpoint
+# what it is, what `fit` says of it, and what `restore` says of it, if it is no checkpoint
+OTHERS = {
     STEP: ("a checkpoint", "runs/a, to resume that run; or another folder.", None),
     f"{STEP}/": ("a checkpoint", "runs/a, to resume that run; or another folder.", None),
     "link": ("a checkpoint", "runs/a, to resume that run", f"{STEP}."),
-    "runs/a/step-00000099": ("a checkpoint", "runs/a, to resume that run", "the folder that was passed to fit."),
-    "damaged/bad-00000004-1": ("a damaged checkpoint, which was set aside", "damaged, to resume", "damaged."),
-    "renamed": ("a checkpoint under another name than that of its step", 'a folder: "runs/a".', "name it as it was"),
+    "runs/a/step-00000099": (
+        "a checkpoint",
+        "runs/a, to resume that run",
+        "the folder that was passed to fit.",
+    ),
+    "damaged/bad-00000004-1": (
+        "a damaged checkpoint, which was set aside",
+        "damaged, to resume",
+        "damaged.",
+    ),
+    "renamed": (
+        "a checkpoint under another name than that of its step",
+        'a folder: "runs/a".',
+        "name it as it was",
+    ),
     f"{STEP}/manifest.json": (f"a part of ROOT/{STEP}", "runs/a, to resume that run", f"{STEP}."),
     f"{STEP}/new/run": (f"a part of ROOT/{STEP}", "runs/a, to resume that run", f"{STEP}."),
-    "model.keras": ("a Keras file", 'a folder: "runs/a".', "ws.load_weights(model, path) for its weights."),
-    "new.weights.h5": ("a Keras file", 'a folder: "runs/a".', "ws.load_weights(model, path) for its weights."),
+    "model.keras": (
+        "a Keras file",
+        'a folder: "runs/a".',
+        "ws.load_weights(model, path) for its weights.",
+    ),
+    "new.weights.h5": (
+        "a Keras file",
+        'a folder: "runs/a".',
+        "ws.load_weights(model, path) for its weights.",
+    ),
     "notes.txt": ("a file", 'a folder: "runs/a".', "the folder that was passed to fit."),
 }
 
@@ -59,7 +82,9 @@ def calls(trainer, path):
     data = ws.Batches((X, Y), 4)
     return {
         "fit": lambda: trainer.fit(X, Y, checkpoints=path, **HOW),
-        "fit, with rules": lambda: trainer.fit(X, Y, checkpoints=ws.Checkpoints(path, keep=1), **HOW),
+        "fit, with rules": lambda: trainer.fit(
+            X, Y, checkpoints=ws.Checkpoints(path, keep=1), **HOW
+        ),
         "steps": lambda: next(trainer.steps(data, checkpoints=str(path))),
         "save": lambda: trainer.save(path),
     }
@@ -98,7 +123,10 @@ def test_nothing_is_restored_from_it_and_the_error_names_what_was_meant(name, ro
 
 @on("jax")
 def test_runs_in_subfolders_are_named_where_a_run_begins_or_none_is_found(root, capfd):
-    with pytest.raises(ws.CheckpointError, match=rf"{root}/runs, which has no checkpoint itself. Try: {root}/runs/a\."):
+    with pytest.raises(
+        ws.CheckpointError,
+        match=rf"{root}/runs, which has no checkpoint itself. Try: {root}/runs/a\.",
+    ):
         ws.Trainer(small(1)).restore(root / "runs")
     for expected in (1, 0):
         capfd.readouterr()
@@ -107,7 +135,9 @@ def test_runs_in_subfolders_are_named_where_a_run_begins_or_none_is_found(root, 
         assert capfd.readouterr().err.count(line) == expected
 
 
-@pytest.mark.parametrize("name", ["step-00000018", "step-00000018-2", "step-00000018/new", "bad-00000018-1", "m.keras"])
+@pytest.mark.parametrize(
+    "name", ["step-00000018", "step-00000018-2", "step-00000018/new", "bad-00000018-1", "m.keras"]
+)
 def test_an_address_that_is_no_folder_of_a_run_is_refused_and_nothing_is_written(name):
     store = pytest.importorskip("fsspec").filesystem("memory")
     with pytest.raises(ws.SpecificationError, match="need a folder of their own") as caught:
@@ -119,7 +149,9 @@ def test_an_address_that_is_no_folder_of_a_run_is_refused_and_nothing_is_written
 def test_a_local_folder_of_an_address_is_checked_too(root):
     pytest.importorskip("fsspec")
     with pytest.raises(ws.SpecificationError, match="step-00000018, a checkpoint"):
-        ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints("memory://paths/b", local=root / STEP), **HOW)
+        ws.Trainer(small()).fit(
+            X, Y, checkpoints=ws.Checkpoints("memory://paths/b", local=root / STEP), **HOW
+        )
 
 
 def test_a_folder_of_the_users_is_the_folder_of_a_run_whatever_else_it_holds(tmp_path):

@@ -1,4 +1,6 @@
-"""An array in pieces is the array: whatever part of it is asked for, and however the pieces lie in files."""
+"""An array in pieces is the array: whatever part of it is asked for, and however the pieces lie in
+files.
+"""
 
 import itertools
 import json
@@ -21,7 +23,10 @@ NUMBERS = np.arange(24, dtype="float32").reshape(4, 6)
 
 def cut(numbers, *places, own=lambda i: True):
     """Return an array in pieces, cut along every axis at these places."""
-    bounds = [list(itertools.pairwise([0, *at, size])) for at, size in zip(places, numbers.shape, strict=True)]
+    bounds = [
+        list(itertools.pairwise([0, *at, size]))
+        for at, size in zip(places, numbers.shape, strict=True)
+    ]
     cells = []
     for i, cell in enumerate(itertools.product(*bounds)):
         part = numbers[tuple(slice(*span) for span in cell)]
@@ -34,7 +39,9 @@ def cut(numbers, *places, own=lambda i: True):
 def test_every_part_of_an_array_in_pieces_is_that_of_the_array(data):
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
     numbers = np.arange(np.prod(shape)).reshape(shape)
-    places = [sorted(data.draw(st.sets(st.integers(1, size - 1)))) if size > 1 else [] for size in shape]
+    places = [
+        sorted(data.draw(st.sets(st.integers(1, size - 1)))) if size > 1 else [] for size in shape
+    ]
     index = tuple(data.draw(st.slices(size).filter(lambda s: (s.step or 1) == 1)) for size in shape)
     pieces = cut(numbers, *places)
     np.testing.assert_array_equal(pieces[index], numbers[index])
@@ -65,7 +72,9 @@ def test_copies_keep_what_is_written_here_or_all_that_is_held():
 
 
 class Spread:
-    """An array over several processes, as JAX has them: this process holds the upper half, on two devices."""
+    """An array over several processes, as JAX has them: this process holds the upper half, on two
+    devices.
+    """
 
     is_fully_addressable = is_fully_replicated = False
     shape = NUMBERS.shape
@@ -73,7 +82,11 @@ class Spread:
 
     class Shard:
         def __init__(self, rows, replica_id):
-            self.index, self.data, self.replica_id = (slice(*rows), slice(None)), NUMBERS[slice(*rows)], replica_id
+            self.index, self.data, self.replica_id = (
+                (slice(*rows), slice(None)),
+                NUMBERS[slice(*rows)],
+                replica_id,
+            )
 
     def __init__(self, *shards):
         self.addressable_shards = [self.Shard(*shard) for shard in shards]
@@ -83,7 +96,10 @@ def test_the_pieces_of_an_array_over_processes_are_those_that_this_process_holds
     assert is_whole(NUMBERS)
     assert on_host(NUMBERS) is NUMBERS
     held = on_host(Spread(((0, 2), 1), ((0, 2), 0), ((2, 3), 1)))
-    assert [(piece.begin, piece.is_own) for piece in held.pieces] == [((0, 0), True), ((2, 0), False)]
+    assert [(piece.begin, piece.is_own) for piece in held.pieces] == [
+        ((0, 0), True),
+        ((2, 0), False),
+    ]
     np.testing.assert_array_equal(held[:3], NUMBERS[:3])
 
 
@@ -92,7 +108,9 @@ def test_every_array_is_dealt_to_one_process_and_none_has_much_more_than_another
     deals = [Deal(index, count) for index in range(count)]
     taken = [[deal.takes(nbytes) for deal in deals] for nbytes in sizes]
     assert all(sum(row) == 1 for row in taken)
-    nbytes = [sum(size for size, row in zip(sizes, taken, strict=True) if row[i]) for i in range(count)]
+    nbytes = [
+        sum(size for size, row in zip(sizes, taken, strict=True) if row[i]) for i in range(count)
+    ]
     assert max(nbytes) - min(nbytes) <= max([0, *sizes])
 
 
@@ -106,7 +124,9 @@ def folder(tmp_path):
 
 
 def test_pieces_are_read_back_where_they_belong_and_stay_when_the_checkpoint_goes(folder):
-    folder.write(3, {"w": cut(NUMBERS, [1, 2], [4]), "b": np.ones(3), "v": cut(NUMBERS[0], [5])}, {})
+    folder.write(
+        3, {"w": cut(NUMBERS, [1, 2], [4]), "b": np.ones(3), "v": cut(NUMBERS[0], [5])}, {}
+    )
     folder.verify(3)
     manifest, arrays = folder.read(3)
     assert manifest.arrays == {"b": ((3,), "F64"), "v": ((6,), "F32"), "w": ((4, 6), "F32")}
@@ -123,7 +143,9 @@ def test_pieces_are_read_back_where_they_belong_and_stay_when_the_checkpoint_goe
 
 def test_another_release_reads_what_has_no_pieces(folder):
     def format_of(step):
-        return json.loads((folder.path(step) / manifests.NAME).read_bytes().splitlines()[0])["format"]
+        return json.loads((folder.path(step) / manifests.NAME).read_bytes().splitlines()[0])[
+            "format"
+        ]
 
     folder.write(1, {"w": NUMBERS}, {})
     folder.write(2, {"w": cut(NUMBERS, [2], [])}, {})
@@ -158,16 +180,22 @@ def hostile(leaves):
         "one is whole": [one, two, three, replace(four, begin=None, whole=None)],
         "no shape is said": [replace(leaf, whole=None) for leaf in leaves],
         "no place is said": [replace(leaf, begin=None) for leaf in leaves],
-        "the first rows are missing": [replace(leaf, begin=(leaf.begin[0] + 1, leaf.begin[1])) for leaf in leaves],
+        "the first rows are missing": [
+            replace(leaf, begin=(leaf.begin[0] + 1, leaf.begin[1])) for leaf in leaves
+        ],
     }
 
 
-@pytest.mark.parametrize("what", list(hostile([manifests.Leaf("w", (2, 3), "F32", "f", 8, "", (4, 6), (0, 0))] * 4)))
+@pytest.mark.parametrize(
+    "what", list(hostile([manifests.Leaf("w", (2, 3), "F32", "f", 8, "", (4, 6), (0, 0))] * 4))
+)
 def test_pieces_that_do_not_fill_their_array_once_are_refused(folder, what):
     folder.write(1, {"w": cut(NUMBERS, [2], [3])}, {})
     manifest = folder.manifest(1)
     leaves = hostile(manifest.leaves)[what]
     (folder.path(1) / manifests.NAME).unlink()
     manifests.write(folder.path(1), replace(manifest, leaves=leaves))
-    with pytest.raises(ws.CheckpointError, match=r"must (be of one array|fill|follow|end|have a unique name)"):
+    with pytest.raises(
+        ws.CheckpointError, match=r"must (be of one array|fill|follow|end|have a unique name)"
+    ):
         folder.read(1)

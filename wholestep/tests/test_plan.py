@@ -1,4 +1,6 @@
-"""How an update is carried out: never what it computes, and nothing compiled or waited for twice."""
+"""How an update is carried out: never what it computes, and nothing compiled or waited for
+twice.
+"""
 
 import contextlib
 
@@ -34,7 +36,8 @@ def test_one_compilation_serves_every_epoch_and_ones_own_loop(monkeypatch):
 def test_a_short_batch_is_padded_into_the_same_program(monkeypatch):
     compilations = count_calls(monkeypatch, type(engines.choose().programs), "compile")
     counted(model(), batch_size=6, epochs=3)
-    assert len(compilations) == 2  # the probe, which looks whether rows may be padded, and the program
+    # the probe, which looks whether rows may be padded, and the program
+    assert len(compilations) == 2
 
 
 @pytest.mark.slow
@@ -93,7 +96,10 @@ def test_a_device_without_enough_memory_is_an_error_that_says_what_to_try():
 @pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
 def test_a_row_that_does_not_fit_alone_is_said_so():
     trainer = ws.Trainer(model(), memory_limit=1)
-    with pytest.warns(UserWarning, match="Even one row at a time needs .* and may use 1: the update runs nevertheless"):
+    with pytest.warns(
+        UserWarning,
+        match="Even one row at a time needs .* and may use 1: the update runs nevertheless",
+    ):
         trainer.fit(X, Y, batch_size=4, verbose=0)
     explained = trainer.explain()
     assert "in 4 microbatches (4 x 1 rows)" in explained
@@ -106,7 +112,10 @@ def test_a_row_that_does_not_fit_alone_is_said_so():
     ("data", "where"),
     [
         (lambda: (X, Y), "The data stay on the device"),
-        (lambda: list(zip(X, Y, strict=True)), "Batches are loaded as they are needed (rows come one by one)."),
+        (
+            lambda: list(zip(X, Y, strict=True)),
+            "Batches are loaded as they are needed (rows come one by one).",
+        ),
         (lambda: iter([(X, Y)]), "Batches are loaded as they are needed (they come ready-made)."),
     ],
 )
@@ -117,7 +126,11 @@ def test_where_the_data_are_is_explained(data, where):
 
 
 def of_lengths(numbers):
-    return [(np.ones((2, n, 3), "float32"), np.ones((2, 1), "float32")) for n in numbers for _ in range(3)]
+    return [
+        (np.ones((2, n, 3), "float32"), np.ones((2, 1), "float32"))
+        for n in numbers
+        for _ in range(3)
+    ]
 
 
 def of_any_length():
@@ -131,7 +144,9 @@ def num_stacked(trainer):
     return [program.num_stacked for program in trainer.executor.planner.programs.values()]
 
 
-@pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
+@pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it"
+)
 @pytest.mark.slow
 def test_the_first_kinds_of_loaded_batches_alone_are_looped():
     trainer = ws.Trainer(of_any_length())
@@ -139,7 +154,9 @@ def test_the_first_kinds_of_loaded_batches_alone_are_looped():
     assert num_stacked(trainer) == [16, 16, 16, 16, 1]
 
 
-@pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
+@pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it"
+)
 @pytest.mark.slow
 def test_a_run_that_goes_on_loops_the_same_kinds_of_batches():
     first = ws.Trainer(of_any_length())
@@ -150,7 +167,9 @@ def test_a_run_that_goes_on_loops_the_same_kinds_of_batches():
     assert num_stacked(second) == [1, 16]
 
 
-@pytest.mark.skipif(ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it")
+@pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="on JAX every update is a loop, and XLA compiles it"
+)
 def test_batches_in_hand_or_of_many_shapes_are_compiled_alone():
     trainer = ws.Trainer(of_any_length())
     trainer.update(of_lengths([5])[0])
@@ -188,7 +207,10 @@ def test_data_that_stay_and_rows_of_the_same_shape_have_programs_of_their_own(na
     rng = np.random.default_rng(0)
     stay = rng.normal(size=(ROWS, 6)).astype("float32")
     come = rng.normal(size=(8, ROWS, 6)).astype("float32")
-    data = {"stay": ws.Batches(stay, 4, shuffle=False), "come": ws.Batches(Rows(come), 4, shuffle=False)}
+    data = {
+        "stay": ws.Batches(stay, 4, shuffle=False),
+        "come": ws.Batches(Rows(come), 4, shuffle=False),
+    }
 
     class PerRow(keras.Model):
         def __init__(self):
@@ -203,10 +225,15 @@ def test_data_that_stay_and_rows_of_the_same_shape_have_programs_of_their_own(na
         model = PerRow()
         found = []
         model(stay)
-        trainers = [ws.Trainer(model, Squares(), optimizer=keras.optimizers.SGD(0.01)) for _ in names]
+        trainers = [
+            ws.Trainer(model, Squares(), optimizer=keras.optimizers.SGD(0.01)) for _ in names
+        ]
         for name, trainer in zip(names, trainers[:1] * 2 if is_one else trainers, strict=True):
             found += trainer.fit(data[name], verbose=0).history["loss"]
-            found += [trainer.evaluate(data[name], verbose=0), trainer.predict(data[name], verbose=0).sum()]
+            found += [
+                trainer.evaluate(data[name], verbose=0),
+                trainer.predict(data[name], verbose=0).sum(),
+            ]
         return found
 
     assert found(is_one=True) == found(is_one=False)
@@ -215,7 +242,11 @@ def test_data_that_stay_and_rows_of_the_same_shape_have_programs_of_their_own(na
 def test_arrays_that_are_too_large_do_not_stay(monkeypatch):
     monkeypatch.setattr("wholestep.plan._host_bytes", lambda: 64)
     trainer = ws.Trainer(model())
-    with pytest.warns(UserWarning, match="not cut to fit|one row") if ENGINE == "jax" else contextlib.nullcontext():
+    with (
+        pytest.warns(UserWarning, match="not cut to fit|one row")
+        if ENGINE == "jax"
+        else contextlib.nullcontext()
+    ):
         trainer.fit(X, Y, batch_size=2, verbose=0)
     assert "arrays of 0 MiB may not stay" in trainer.explain()
 
@@ -229,7 +260,9 @@ def test_a_memory_limit_without_effect_is_said_so():
 @pytest.mark.skipif(ENGINE != "jax", reason="only XLA tells what a program needs")
 def test_a_memory_limit_never_cuts_a_coupled_model():
     trainer = ws.Trainer(model(keras.layers.BatchNormalization()), memory_limit=1)
-    with pytest.warns(UserWarning, match="not cut to fit in 1 bytes: the rows of a batch see each other"):
+    with pytest.warns(
+        UserWarning, match="not cut to fit in 1 bytes: the rows of a batch see each other"
+    ):
         trainer.fit(X, Y, batch_size=ROWS, verbose=0)
     (program,) = trainer.executor.planner.programs.values()
     assert program.cut.num_microbatches == 1
@@ -244,7 +277,11 @@ def test_the_peak_falls_with_the_microbatch():
 
     def memory(size):
         made = keras.Sequential(
-            [keras.Input((64,)), *(keras.layers.Dense(256, "relu") for _ in range(4)), keras.layers.Dense(1)]
+            [
+                keras.Input((64,)),
+                *(keras.layers.Dense(256, "relu") for _ in range(4)),
+                keras.layers.Dense(1),
+            ]
         )
         made.compile("sgd", "mse")
         trainer = ws.Trainer(made, microbatch_size=size)
@@ -256,7 +293,11 @@ def test_the_peak_falls_with_the_microbatch():
 
 @on("jax")
 @settings(max_examples=3)
-@given(st.integers(1, 20), st.integers(1, 20), st.lists(st.floats(0.1, 2.0), min_size=ROWS, max_size=ROWS))
+@given(
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.lists(st.floats(0.1, 2.0), min_size=ROWS, max_size=ROWS),
+)
 @pytest.mark.slow
 def test_random_cuts_and_weights_change_nothing(batch_size, microbatch_size, weight):
     weight = np.asarray(weight, "float32")
@@ -275,7 +316,9 @@ def test_the_first_call_finds_the_program_that_was_compiled():
 
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, _, **said: compiled.append(said.get("fun_name")) if "backend_compile" in event else None
+        lambda event, _, **said: (
+            compiled.append(said.get("fun_name")) if "backend_compile" in event else None
+        )
     )
     trainer = counted(model(), epochs=2)
     assert compiled.count("jit(program)") == 1

@@ -13,7 +13,9 @@ HOW = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
 
 def counted(x, y=None, sample_weight=None):
     """Count letters: what a tokenizer would do."""
-    rows = np.array([[str(text).count(letter) for letter in "abc"] for text in np.asarray(x)], "float32")
+    rows = np.array(
+        [[str(text).count(letter) for letter in "abc"] for text in np.asarray(x)], "float32"
+    )
     return keras.utils.pack_x_y_sample_weight(rows, y, sample_weight)
 
 
@@ -51,8 +53,12 @@ def test_a_models_preprocessor_prepares_every_batch():
     found = trainer.fit(list(WORDS), Y, validation_data=validation, **HOW).history
     assert {k: pytest.approx(v, rel=1e-5) for k, v in history.items()} == found
     np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-5)
-    assert trainer.evaluate(WORDS, Y, verbose=0) == pytest.approx(theirs.evaluate(WORDS, Y, verbose=0), rel=1e-5)
-    np.testing.assert_allclose(trainer.predict(WORDS, 4, verbose=0), theirs.predict(WORDS, verbose=0), rtol=1e-5)
+    assert trainer.evaluate(WORDS, Y, verbose=0) == pytest.approx(
+        theirs.evaluate(WORDS, Y, verbose=0), rel=1e-5
+    )
+    np.testing.assert_allclose(
+        trainer.predict(WORDS, 4, verbose=0), theirs.predict(WORDS, verbose=0), rtol=1e-5
+    )
 
 
 def _codes(words):
@@ -85,7 +91,9 @@ def test_an_own_method_without_a_preprocessor_is_refused(method):
     kind = type("Own", (keras.Model,), {method: lambda self, *a, **k: None})
     trainer = ws.Trainer(task(kind))
     inputs = (np.ones((6, 3)), Y)
-    with pytest.raises(ws.SpecificationError, match=rf"must not override `{method}`.*model\.preprocessor"):
+    with pytest.raises(
+        ws.SpecificationError, match=rf"must not override `{method}`.*model\.preprocessor"
+    ):
         getattr(trainer, method)(*(inputs[:1] if method == "predict" else inputs), verbose=0)
 
 

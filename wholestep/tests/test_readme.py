@@ -1,4 +1,6 @@
-"""The first pages: their programs run in the environment that their own words make, and their commands exist."""
+"""The first pages: their programs run in the environment that their own words make, and their
+commands exist.
+"""
 
 import os
 import re
@@ -24,7 +26,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 def installation(page, engine):
     """Return the page's commands for an environment with this engine, in the order of the page."""
     commands = re.findall(r"^    ((?:python3|pip) .*?)(?:  +#.*)?$", PAGES[page], re.M)
-    return [command for command in commands if "KERAS_BACKEND" not in command or f"KERAS_BACKEND={engine}" in command]
+    return [
+        command
+        for command in commands
+        if "KERAS_BACKEND" not in command or f"KERAS_BACKEND={engine}" in command
+    ]
 
 
 @pytest.mark.own
@@ -45,14 +51,20 @@ def test_the_program_of_the_readme(monkeypatch, tmp_path, capsys):
 @pytest.mark.slow
 def test_the_first_page_changes_one_line_of_fit(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    (block,) = (each for each in re.findall(r"```python\n(.*?)```", FIRST, re.S) if "wholestep" in each)
+    (block,) = (
+        each for each in re.findall(r"```python\n(.*?)```", FIRST, re.S) if "wholestep" in each
+    )
     names = {"x": np.ones((600, 4), "float32"), "y": np.ones((600, 1), "float32")}
     names["model"] = model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("adam", "mse")
     exec(block, names)
     printed = capsys.readouterr().out
     assert list((tmp_path / "runs" / "a").iterdir())
-    shown = (text for page in (FIRST, README) for text in re.findall(r"```text\n(One update.*?)```", page, re.S))
+    shown = (
+        text
+        for page in (FIRST, README)
+        for text in re.findall(r"```text\n(One update.*?)```", page, re.S)
+    )
     lines = [line for text in shown for line in text.splitlines()]
     assert len(lines) > 5
     assert [line for line in lines if line not in printed] == []
@@ -65,7 +77,9 @@ def test_a_page_installs_before_it_imports_and_imports_no_more(page, engine):
     assert PAGES[page].index(install) < PAGES[page].index("```python")
     extra = re.search(r"'\./wholestep\[(\w+)\]'", install)[1]
     installed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]
-    known = {re.match(r"[\w-]+", each)[0].removesuffix("-cpu") for each in installed} | {"wholestep"}
+    known = {re.match(r"[\w-]+", each)[0].removesuffix("-cpu") for each in installed} | {
+        "wholestep"
+    }
     assert imported(program(PAGES[page], engine)) <= known | sys.stdlib_module_names
 
 
@@ -81,11 +95,21 @@ def test_a_page_runs_in_the_environment_that_it_makes(page, tmp_path):
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "program.py").write_text(program(PAGES[page], engine))
     others = [f"import {other}" for other in set(ENGINES) - {engine}]
-    script = ["set -e", *installation(page, engine), *(f"! python -c '{each}' 2>/dev/null" for each in others)]
+    script = [
+        "set -e",
+        *installation(page, engine),
+        *(f"! python -c '{each}' 2>/dev/null" for each in others),
+    ]
     script += ["cd ..", "python program.py"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERAS_BACKEND", "VIRTUAL_ENV")}
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("PYTHONPATH", "KERAS_BACKEND", "VIRTUAL_ENV")
+    }
     command = ["bash", "-c", "\n".join(script)]
-    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=1800)
+    done = subprocess.run(
+        command, cwd=clone, env=environment, capture_output=True, text=True, timeout=1800
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -95,6 +119,8 @@ def test_the_first_page_is_short():
 
 
 @on("jax")
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"(?:`|^    )make (\w+)", README + FIRST, re.M))))
+@pytest.mark.parametrize(
+    "command", sorted(set(re.findall(r"(?:`|^    )make (\w+)", README + FIRST, re.M)))
+)
 def test_the_commands_exist(command):
     assert re.search(rf"^{command}:", (TOP / "Makefile").read_text(), re.M)

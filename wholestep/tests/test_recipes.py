@@ -29,7 +29,9 @@ def test_a_variational_autoencoder_draws_anew_and_learns():
     names = cook("Variational autoencoder")
     history = names["history"].history
     assert history["loss"][-1] < history["loss"][0]
-    assert np.add(history["reconstruction"], history["divergence"]) == pytest.approx(history["loss"], rel=1e-4)
+    assert np.add(history["reconstruction"], history["divergence"]) == pytest.approx(
+        history["loss"], rel=1e-4
+    )
     seeds = [v for v in names["vae"].non_trainable_variables if "seed" in v.name]
     assert np.any(seeds[0].numpy() != keras.random.SeedGenerator(1).state.numpy())
 
@@ -40,7 +42,8 @@ def test_a_coefficient_counts_as_it_is_now():
     assert first == 0 < min(later)
     x, y, trainer = (names[k] for k in ("x", "y", "trainer"))
     one, five = (
-        (names["beta"].assign(value), trainer.evaluate(x, y, verbose=0, return_dict=True))[1] for value in (1, 5)
+        (names["beta"].assign(value), trainer.evaluate(x, y, verbose=0, return_dict=True))[1]
+        for value in (1, 5)
     )
     assert five["size"] == pytest.approx(5 * one["size"], rel=1e-5)
     assert five["loss"] == pytest.approx(five["error"] + five["size"], rel=1e-5)
@@ -82,7 +85,9 @@ def test_a_teacher_is_followed_where_it_is_now():
     teacher = names["teacher"]
 
     def agreement():
-        return names["trainer"].evaluate(names["x"], names["y"], verbose=0, return_dict=True)["agreement"]
+        return names["trainer"].evaluate(names["x"], names["y"], verbose=0, return_dict=True)[
+            "agreement"
+        ]
 
     apart = student.predict(names["x"], verbose=0) - teacher.predict(names["x"], verbose=0)
     assert np.any(apart)
@@ -95,7 +100,9 @@ def test_rows_that_meet_in_a_contrastive_loss_stay_together():
     names = cook("Contrastive loss with negatives from the batch")
     assert "16 rows" in names["trainer"].explain()
     assert "microbatches" not in names["trainer"].explain().split("\n")[0]
-    assert names["history"].history["loss"][-1] < names["history"].history["loss"][0] < 2 * np.log(16)
+    assert (
+        names["history"].history["loss"][-1] < names["history"].history["loss"][0] < 2 * np.log(16)
+    )
 
 
 @pytest.mark.slow
@@ -107,7 +114,9 @@ def test_a_policy_learns_from_episodes_of_any_length():
 
 def test_what_is_frozen_stays_and_moves_when_it_is_not():
     names = cook("Transfer learning")
-    for before, frozen, after in zip(names["before"], names["frozen"], names["base"].get_weights(), strict=True):
+    for before, frozen, after in zip(
+        names["before"], names["frozen"], names["base"].get_weights(), strict=True
+    ):
         np.testing.assert_array_equal(before, frozen)
         assert np.any(after != frozen)
 
@@ -122,7 +131,9 @@ def test_lora_trains_beside_the_kernels():
 def test_augmentation_on_the_device_is_off_in_evaluation_and_that_of_a_row_is_the_same_again():
     names = cook("Custom augmentation")
     model, x, y = (names[k] for k in ("model", "x", "y"))
-    assert np.any(names["jitter"].seeds.state.numpy() != keras.random.SeedGenerator(1).state.numpy())
+    assert np.any(
+        names["jitter"].seeds.state.numpy() != keras.random.SeedGenerator(1).state.numpy()
+    )
     plain = names["ws"].Trainer(model).evaluate(x, y, verbose=0)
     assert plain == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-5)
     one, other = (names["shifted"].in_order().load(0, 0)[0] for _ in range(2))
@@ -135,5 +146,7 @@ def test_a_run_that_was_stopped_goes_on():
     whole = names["begin"]()
     steps = list(whole.steps((names["x"], names["y"]), epochs=2))
     assert len(steps) == 4
-    for ours, theirs in zip(names["second"].model.get_weights(), whole.model.get_weights(), strict=True):
+    for ours, theirs in zip(
+        names["second"].model.get_weights(), whole.model.get_weights(), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)

@@ -1,4 +1,6 @@
-"""A compiled loss before its reduction is the values and the weights that Keras itself reduces to one number."""
+"""A compiled loss before its reduction is the values and the weights that Keras itself reduces to
+one number.
+"""
 
 import keras
 import numpy as np
@@ -10,13 +12,16 @@ from wholestep.model.losses import LossCall, unreduced
 from wholestep.model.objective import Whole
 
 Y = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], "float32")
-P = Y + np.array([[1.0], [2.0], [4.0], [8.0]], "float32")  # squared errors of the rows: 1, 4, 16, 64
+# squared errors of the rows: 1, 4, 16, 64
+P = Y + np.array([[1.0], [2.0], [4.0], [8.0]], "float32")
 WEIGHT = np.array([1.0, 0.0, 3.0, 4.0], "float32")
 COLUMN = WEIGHT[:, None]
 
 
 def call(loss, weight=None, coefficient=1.0):
-    return LossCall(loss, coefficient, "mse", ops.convert_to_tensor(Y), ops.convert_to_tensor(P), weight)
+    return LossCall(
+        loss, coefficient, "mse", ops.convert_to_tensor(Y), ops.convert_to_tensor(P), weight
+    )
 
 
 def number(term):
@@ -25,7 +30,9 @@ def number(term):
 
 
 @pytest.mark.parametrize("weight", [None, WEIGHT, COLUMN], ids=["none", "rows", "column"])
-@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
+@pytest.mark.parametrize(
+    "reduction", ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"]
+)
 def test_a_term_is_the_number_that_keras_reduces_to(reduction, weight):
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     term = unreduced(call(loss, weight, coefficient=3.0))
@@ -37,9 +44,13 @@ def test_a_term_is_the_number_that_keras_reduces_to(reduction, weight):
 def test_what_a_mean_is_divided_by():
     over_rows = unreduced(call(keras.losses.MeanSquaredError(), WEIGHT))
     assert [float(part) for part in over_rows.sums()] == [305.0, 4.0]
-    over_weights = unreduced(call(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), WEIGHT))
+    over_weights = unreduced(
+        call(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), WEIGHT)
+    )
     assert [float(part) for part in over_weights.sums()] == [305.0, 8.0]
-    halved = unreduced(call(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), WEIGHT / 2))
+    halved = unreduced(
+        call(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), WEIGHT / 2)
+    )
     assert [float(part) for part in halved.sums()] == [152.5, 4.0]
 
 

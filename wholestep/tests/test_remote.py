@@ -1,5 +1,5 @@
-"""A run in a store is there as a whole or not at all, and goes on with the same bits. The store is fsspec's memory, and
-with s3fs and moto (`make remote`) a local server of S3's protocol.
+"""A run in a store is there as a whole or not at all, and goes on with the same bits. The store is
+fsspec's memory, and with s3fs and moto (`make remote`) a local server of S3's protocol.
 """
 
 import json
@@ -38,7 +38,11 @@ def server():
     host, port = served.get_host_and_port()
     names = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**names, "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}.items():
+        for name, value in {
+            **names,
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "any",
+        }.items():
             patch.setenv(name, value)
         fsspec.filesystem("s3").mkdir("bucket")
         yield
@@ -47,7 +51,9 @@ def server():
 
 @pytest.fixture(params=["memory", "s3"])
 def url(request, monkeypatch, tmp_path):
-    """The address of an empty folder in a store; temporary folders of this test are in `tmp_path / "tmp"`."""
+    """The address of an empty folder in a store; temporary folders of this test are in `tmp_path /
+    "tmp"`.
+    """
     if request.param == "s3":
         request.getfixturevalue("server")
     monkeypatch.setattr("wholestep.checkpoints.store._PAUSES", (0.0, 0.0))
@@ -99,7 +105,9 @@ def filled(path, *steps, rest=lambda step: {}):
 
 
 def pushed(url, tmp_path, *steps, **how):
-    """Return a store with checkpoints of these steps, and the local folder that they were copied from."""
+    """Return a store with checkpoints of these steps, and the local folder that they were copied
+    from.
+    """
     folder = filled(tmp_path / "local", *steps, **how)
     kept = store.Store(url)
     for step in steps:
@@ -136,7 +144,9 @@ def test_by_hand_and_the_best(url, tmp_path, monkeypatch):
     ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[Tells(0.5, 0.9, 0.2)], **HOW)
     asked = ws.Checkpoints(url, keep=1, keep_best=("good", 1, "max"))
     puts = count_calls(monkeypatch, store.Store, "put")
-    ws.Trainer(small(1)).fit(X, Y, checkpoints=asked, callbacks=[Tells(*[0.1] * 5)], **HOW | {"epochs": 5})
+    ws.Trainer(small(1)).fit(
+        X, Y, checkpoints=asked, callbacks=[Tells(*[0.1] * 5)], **HOW | {"epochs": 5}
+    )
     assert len(puts) == 1  # at the end: no epoch was the best
     assert store.Store(url).steps() == [5 * BATCHES, 2 * BATCHES]
     trainer = ws.Trainer(small(1))
@@ -157,14 +167,17 @@ def test_by_hand_and_the_best(url, tmp_path, monkeypatch):
     with pytest.raises(ws.CheckpointError, match=f"none in {url}/nothing"):
         trainer.restore(f"{url}/nothing")
     with pytest.raises(
-        ws.CheckpointError, match=f"no step-00000099 in {url}/by-hand, which has the steps {2 * BATCHES}"
+        ws.CheckpointError,
+        match=f"no step-00000099 in {url}/by-hand, which has the steps {2 * BATCHES}",
     ):
         trainer.restore(f"{url}/by-hand/step-00000099")
     assert os.listdir(tmp_path / "tmp") == []
 
 
 @pytest.mark.parametrize("why", ["missing", "full"])
-def test_a_remote_checkpoint_needs_a_temporary_folder_and_says_so(why, memory, tmp_path, monkeypatch):
+def test_a_remote_checkpoint_needs_a_temporary_folder_and_says_so(
+    why, memory, tmp_path, monkeypatch
+):
     trainer = ws.Trainer(small())
     trainer.fit(X, Y, batch_size=8, verbose=0)
     trainer.save(f"{memory}/by-hand")
@@ -174,14 +187,18 @@ def test_a_remote_checkpoint_needs_a_temporary_folder_and_says_so(why, memory, t
     else:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     for call in (trainer.restore, lambda path: ws.load_weights(trainer.model, path)):
-        with pytest.raises(ws.CheckpointError, match=r"in a temporary folder.*Try: set TMPDIR.*checkpoint copy memory"):
+        with pytest.raises(
+            ws.CheckpointError,
+            match=r"in a temporary folder.*Try: set TMPDIR.*checkpoint copy memory",
+        ):
             call(f"{memory}/by-hand")
 
 
 def test_a_new_run_needs_an_empty_store(url):
     ws.Trainer(small()).fit(X, Y, checkpoints=url, **HOW)
     with pytest.raises(
-        ws.CheckpointError, match=f"resume=False begins anew in an empty folder.*1 checkpoints in {url}"
+        ws.CheckpointError,
+        match=f"resume=False begins anew in an empty folder.*1 checkpoints in {url}",
     ):
         ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(url, resume=False), **HOW)
 
@@ -203,7 +220,9 @@ class Starts(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 0:
-            with pytest.raises(ws.WholestepError, match=r"resume=False begins anew|holds another run"):
+            with pytest.raises(
+                ws.WholestepError, match=r"resume=False begins anew|holds another run"
+            ):
                 self.begin()
 
 
@@ -241,21 +260,41 @@ def test_a_start_that_is_refused_writes_nothing_to_the_store(url, tmp_path):
 def test_the_local_folder_of_another_run_is_refused(url, tmp_path):
     how = HOW | {"epochs": 1}
     ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path / "plain", **HOW)
-    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/a", local=tmp_path / "a"), **how)
-    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/b", local=tmp_path / "b"), **how)
+    ws.Trainer(small()).fit(
+        X, Y, checkpoints=ws.Checkpoints(f"{url}/a", local=tmp_path / "a"), **how
+    )
+    ws.Trainer(small()).fit(
+        X, Y, checkpoints=ws.Checkpoints(f"{url}/b", local=tmp_path / "b"), **how
+    )
     held = {name: store.Store(f"{url}/{name}").manifest(BATCHES) for name in "ab"}
-    assert {name: manifest.rest["store"] for name, manifest in held.items()} == {name: f"{url}/{name}" for name in "ab"}
-    for local, match in [("a", f"its step {BATCHES}, of a run in {url}/a"), ("plain", "of a run in that folder alone")]:
-        with pytest.raises(ws.CheckpointError, match=f"must be of the run in {url}/b. Received: .*{match}"):
-            ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/b", local=tmp_path / local, keep=1), **HOW)
+    assert {name: manifest.rest["store"] for name, manifest in held.items()} == {
+        name: f"{url}/{name}" for name in "ab"
+    }
+    for local, match in [
+        ("a", f"its step {BATCHES}, of a run in {url}/a"),
+        ("plain", "of a run in that folder alone"),
+    ]:
+        with pytest.raises(
+            ws.CheckpointError, match=f"must be of the run in {url}/b. Received: .*{match}"
+        ):
+            ws.Trainer(small()).fit(
+                X, Y, checkpoints=ws.Checkpoints(f"{url}/b", local=tmp_path / local, keep=1), **HOW
+            )
         kept = store.Store(f"{url}/b")
         assert (kept.steps(), kept.verify(BATCHES)) == ([BATCHES], held["b"])
-    with pytest.raises(ws.CheckpointError, match=f"of a run in {url}/a"):  # also if the store is empty
-        ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/c", local=tmp_path / "a"), **HOW)
+    # also if the store is empty
+    with pytest.raises(ws.CheckpointError, match=f"of a run in {url}/a"):
+        ws.Trainer(small()).fit(
+            X, Y, checkpoints=ws.Checkpoints(f"{url}/c", local=tmp_path / "a"), **HOW
+        )
     assert store.Store(f"{url}/c").steps() == []
-    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/d", local=tmp_path / "plain"), **HOW)
+    ws.Trainer(small()).fit(
+        X, Y, checkpoints=ws.Checkpoints(f"{url}/d", local=tmp_path / "plain"), **HOW
+    )
     assert cli.main(["checkpoint", "copy", str(tmp_path / "a"), f"{url}/e"]) == 0
-    ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(f"{url}/e", local=tmp_path / "a"), **HOW)
+    ws.Trainer(small()).fit(
+        X, Y, checkpoints=ws.Checkpoints(f"{url}/e", local=tmp_path / "a"), **HOW
+    )
     kept = store.Store(f"{url}/e")
     assert [kept.manifest(step).rest["store"] for step in kept.steps()] == [f"{url}/e", f"{url}/a"]
 
@@ -270,7 +309,9 @@ def test_no_run_begins_while_another_publishes(url, tmp_path):
     store.pull(other := filled(tmp_path / "other"), kept)
     local.write(2, arrays(2), {})
     store.push(local, 2, store.Store(url))
-    with pytest.raises(ws.CheckpointError, match=r"No other run may write to .*\[2\], which was \[1\] before"):
+    with pytest.raises(
+        ws.CheckpointError, match=r"No other run may write to .*\[2\], which was \[1\] before"
+    ):
         store.publish(other, kept, "second")
 
 
@@ -283,13 +324,19 @@ def test_an_upload_that_fails_loses_nothing(memory, tmp_path, monkeypatch):
         return opened(self, path, mode, **how)
 
     monkeypatch.setattr(Memory, "_open", refuse)
-    with pytest.raises(ws.CheckpointError, match=r"could not be copied to memory:.*the network is gone.*complete in"):
-        ws.Trainer(small()).fit(X, Y, checkpoints=ws.Checkpoints(memory, every_steps=BATCHES), **HOW)
+    with pytest.raises(
+        ws.CheckpointError,
+        match=r"could not be copied to memory:.*the network is gone.*complete in",
+    ):
+        ws.Trainer(small()).fit(
+            X, Y, checkpoints=ws.Checkpoints(memory, every_steps=BATCHES), **HOW
+        )
     assert store.Store(memory).steps() == [2 * BATCHES, BATCHES]
     (left,) = (tmp_path / "tmp").iterdir()
     assert Folder(left).verify(LAST).step == LAST
     monkeypatch.setattr(Memory, "_open", opened)
-    ws.Trainer(small(1)).fit(X, Y, checkpoints=ws.Checkpoints(memory, local=left), **HOW)  # it had ended
+    # it had ended
+    ws.Trainer(small(1)).fit(X, Y, checkpoints=ws.Checkpoints(memory, local=left), **HOW)
     assert store.Store(memory).verify(LAST).step == LAST
     assert left.exists()
 
@@ -314,7 +361,9 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(memory, monk
         raise PermissionError(13, "Access Denied")
 
     monkeypatch.setattr(Memory, "ls", refuse)
-    with pytest.raises(ws.CheckpointError, match=r"must be accessible\. Received: PermissionError.*Access Denied"):
+    with pytest.raises(
+        ws.CheckpointError, match=r"must be accessible\. Received: PermissionError.*Access Denied"
+    ):
         ws.Trainer(small()).fit(X, Y, checkpoints=memory, **HOW)
     assert cli.main(["checkpoint", "ls", memory]) == 1
     assert "Access Denied" in capsys.readouterr().err
@@ -342,8 +391,12 @@ class Killed(BaseException):
     pass
 
 
-def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(memory, tmp_path, monkeypatch):
-    """Two checkpoints are copied, the second one twice, and the first is removed; each change may be the last."""
+def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(
+    memory, tmp_path, monkeypatch
+):
+    """Two checkpoints are copied, the second one twice, and the first is removed; each change may
+    be the last.
+    """
     opened = Memory._open
     removed = Memory._rm
     left = [0]
@@ -394,7 +447,9 @@ def test_a_writer_that_is_killed_at_any_change_leaves_a_good_checkpoint(memory, 
     assert num > 10
 
 
-def test_an_older_version_does_not_come_back_while_a_checkpoint_is_removed(memory, tmp_path, monkeypatch):
+def test_an_older_version_does_not_come_back_while_a_checkpoint_is_removed(
+    memory, tmp_path, monkeypatch
+):
     pushed(memory, tmp_path, 1)
     files, root = fsspec.url_to_fs(memory)
     removed = Memory._rm
@@ -446,7 +501,9 @@ def test_half_a_checkpoint_is_never_used(url, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["00000-of-00001-00.safetensors", "manifest.json"])
-@pytest.mark.parametrize("change", [flip, lambda content: content[:-1], lambda content: content + b"\n"])
+@pytest.mark.parametrize(
+    "change", [flip, lambda content: content[:-1], lambda content: content + b"\n"]
+)
 def test_a_damaged_checkpoint_is_not_used_and_is_written_again(name, change, url, tmp_path, capsys):
     local, kept = pushed(url, tmp_path, 1, 2)
     overwrite(url, f"step-00000002/{name}", change)
@@ -464,12 +521,16 @@ def test_a_damaged_checkpoint_is_not_used_and_is_written_again(name, change, url
     assert not [name for name in files_of(url) if name.startswith("step-00000002/")]
     for step in (1, 2):
         overwrite(url, f"step-0000000{step}{'-2' * (step - 1)}/manifest.json", flip)
-    with pytest.raises(ws.CheckpointError, match=r"must be good\. Received: steps \[2, 1\], all damaged"):
+    with pytest.raises(
+        ws.CheckpointError, match=r"must be good\. Received: steps \[2, 1\], all damaged"
+    ):
         equalize(filled(tmp_path / "third"), store.Store(url))
 
 
 @pytest.mark.parametrize("verb", ["verify", "copy", "fetch"])
-def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(verb, memory, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(
+    verb, memory, tmp_path, monkeypatch, capsys
+):
     folder, writer = pushed(memory, tmp_path, 1)
     before = folder.manifest(1)
 
@@ -492,7 +553,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(verb, memor
     assert "damaged" not in capsys.readouterr().err
 
 
-def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(memory, tmp_path, monkeypatch, capsys):
+def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(
+    memory, tmp_path, monkeypatch, capsys
+):
     folder, writer = pushed(memory, tmp_path, 1, 2)
 
     def go_on():
@@ -510,7 +573,9 @@ def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(memory, 
 
 def test_the_manifest_of_another_step_is_damage(url, tmp_path):
     local, _ = pushed(url, tmp_path, 1, 2)
-    overwrite(url, "step-00000002/manifest.json", lambda _: (local.path(1) / "manifest.json").read_bytes())
+    overwrite(
+        url, "step-00000002/manifest.json", lambda _: (local.path(1) / "manifest.json").read_bytes()
+    )
     for verb in (store.Store(url).manifest, store.Store(url).verify):
         with pytest.raises(DamagedError, match=r"must name its step\. It names 1"):
             verb(2)
@@ -548,7 +613,9 @@ def test_a_run_that_began_later_stops_an_earlier_one(url, tmp_path):
     first.claim("first")
     store.push(folder, 1, first)
     second.claim("second")
-    with pytest.raises(ws.CheckpointError, match=r"could not be copied.*One run at a time.*began later: second"):
+    with pytest.raises(
+        ws.CheckpointError, match=r"could not be copied.*One run at a time.*began later: second"
+    ):
         store.push(folder, 2, first)
     store.push(folder, 2, second)
     assert second.verify(2).step == 2
@@ -584,13 +651,15 @@ def test_several_processes_publish_one_checkpoint(memory, tmp_path, monkeypatch)
 
     assert played(3, work) == [None] * 3
     assert store.Store(memory).verify(5).step == 5
-    assert len(store.Store(memory).manifest(5).files) == 2  # of two processes, as there are two arrays
+    # of two processes, as there are two arrays
+    assert len(store.Store(memory).manifest(5).files) == 2
     for found in played(2, lambda seat: CommonFolder.of(memory, seat)):
         assert isinstance(found, ws.SpecificationError)
         assert "need a local folder that all hosts see" in str(found)
     monkeypatch.setattr("wholestep.checkpoints.resume.connect", TwoProcesses)
     with pytest.raises(
-        ws.SpecificationError, match=r"restore from a folder that all hosts see.*checkpoint copy memory:"
+        ws.SpecificationError,
+        match=r"restore from a folder that all hosts see.*checkpoint copy memory:",
     ):
         ws.Trainer(small()).restore(memory)
 
@@ -628,17 +697,23 @@ def test_a_checkpoint_stays_if_any_rule_keeps_it(url, tmp_path):
         ({"keep_seconds": 2.5}, {10, 11, 12}),
         ({"keep_best": ("loss", 2)}, {4, 3, 12}),
         ({"keep_best": ("other", 2)}, {12}),
-        ({"keep": 2, "keep_period": 6, "keep_seconds": 3, "keep_best": ("loss", 1)}, {4, 6, 9, 10, 11, 12}),
+        (
+            {"keep": 2, "keep_period": 6, "keep_seconds": 3, "keep_best": ("loss", 1)},
+            {4, 6, 9, 10, 11, 12},
+        ),
     ]
     for how, stays in cases:
         for one in (folder, kept):
             asked = ws.Checkpoints(tmp_path, **{"keep": 1, **how})
             assert {*range(1, 13)} - {*to_remove(one, asked, 12)} == stays, how
-    assert to_remove(kept, ws.Checkpoints(tmp_path, keep=2), 5) == [1, 2, 3]  # newer ones may be damaged
+    # newer ones may be damaged
+    assert to_remove(kept, ws.Checkpoints(tmp_path, keep=2), 5) == [1, 2, 3]
 
 
 def test_a_run_keeps_its_periods(url, tmp_path):
-    asked = ws.Checkpoints(url, local=tmp_path / "runs", every_steps=1, every_seconds=None, keep=1, keep_period=4)
+    asked = ws.Checkpoints(
+        url, local=tmp_path / "runs", every_steps=1, every_seconds=None, keep=1, keep_period=4
+    )
     ws.Trainer(small()).fit(X, Y, checkpoints=asked, **HOW)
     wanted = sorted({*range(4, LAST + 1, 4), LAST}, reverse=True)
     assert store.Store(url).steps() == Folder(tmp_path / "runs").steps() == wanted
@@ -660,7 +735,8 @@ def test_a_temporary_folder_keeps_the_newest_checkpoint(url, tmp_path):
     asked = ws.Checkpoints(url, every_steps=1, every_seconds=None, keep=1, keep_period=1)
     ws.Trainer(small()).fit(X, Y, checkpoints=asked, callbacks=[counts], **HOW)
     assert len(store.Store(url).steps()) == LAST
-    assert counts.seen - {0, 1} <= {2}  # the newest, and the one before until the newest is verified
+    # the newest, and the one before until the newest is verified
+    assert counts.seen - {0, 1} <= {2}
 
 
 def test_requests_do_not_grow_with_the_number_of_checkpoints(memory, tmp_path, monkeypatch):
@@ -697,12 +773,18 @@ def test_checkpoints_are_copied_between_any_two_places(url, tmp_path, capsys):
     for source, target in pairwise(places):
         for word in ("copied", "exists already"):
             code, out, _ = run(capsys, "copy", source, target)
-            assert (code, out.splitlines()) == (0, [f"step-0000000{step}  {word}" for step in (1, 2)])
+            assert (code, out.splitlines()) == (
+                0,
+                [f"step-0000000{step}  {word}" for step in (1, 2)],
+            )
     files = files_of(f"{url}/c")
     assert len(files) == 4
     for name, path in files.items():
         assert fsspec.url_to_fs(url)[0].cat_file(path) == (local.folder / name).read_bytes()
-    assert run(capsys, "copy", f"{url}/step-00000001", tmp_path / "one")[:2] == (0, "step-00000001  copied\n")
+    assert run(capsys, "copy", f"{url}/step-00000001", tmp_path / "one")[:2] == (
+        0,
+        "step-00000001  copied\n",
+    )
     filled(tmp_path / "other", 2, rest=lambda step: {"news": 1})
     code, _, err = run(capsys, "copy", tmp_path / "other", url)
     assert (code, "must be missing, or equal to" in err) == (1, True)
@@ -759,8 +841,16 @@ def test_a_choice_that_would_remove_too_much_is_refused(url, tmp_path, capsys):
     local, kept = pushed(url, tmp_path, 1, 2, 3, rest=lambda step: watched)
     for folder in (local, kept):
         for path, best, match in [
-            (folder.path(3), "val_loss:1", "PATH must be a folder of checkpoints. Received: the checkpoint"),
-            (folder.folder, "val_lose:1", "--keep-best needs a checkpoint with val_lose. Nothing has been removed."),
+            (
+                folder.path(3),
+                "val_loss:1",
+                "PATH must be a folder of checkpoints. Received: the checkpoint",
+            ),
+            (
+                folder.folder,
+                "val_lose:1",
+                "--keep-best needs a checkpoint with val_lose. Nothing has been removed.",
+            ),
         ]:
             code, out, err = run(capsys, "prune", path, "--keep", 1, "--keep-best", best)
             assert (code, out, match in err, folder.steps()) == (1, "", True, [3, 2, 1])
@@ -786,7 +876,10 @@ def test_a_folder_in_use_is_not_pruned(tmp_path, capsys):
 
 def test_what_cannot_be_a_store_is_refused(tmp_path, monkeypatch):
     for how, match in [
-        ({"folder": tmp_path, "local": tmp_path}, "local is the local folder of checkpoints with a remote address"),
+        (
+            {"folder": tmp_path, "local": tmp_path},
+            "local is the local folder of checkpoints with a remote address",
+        ),
         ({"folder": "memory://a", "local": "memory://b"}, "file system"),
         ({"folder": Path("s3://a")}, "file system"),
         ({"folder": tmp_path, "keep_period": 0}, "keep_period must be a whole number"),
@@ -794,11 +887,17 @@ def test_what_cannot_be_a_store_is_refused(tmp_path, monkeypatch):
     ]:
         with pytest.raises(ws.SpecificationError, match=match):
             ws.Checkpoints(**how)
-    with pytest.raises(ws.SpecificationError, match=r"needs fsspec.*Protocol not known.*wholestep\[remote\]"):
+    with pytest.raises(
+        ws.SpecificationError, match=r"needs fsspec.*Protocol not known.*wholestep\[remote\]"
+    ):
         ws.Trainer(small()).fit(X, Y, checkpoints="elsewhere://a/b", **HOW)
     for path in ("memory://", "memory:///"):
-        with pytest.raises(ws.SpecificationError, match=f"An address must name a folder. Received: {path}. Try"):
+        with pytest.raises(
+            ws.SpecificationError, match=f"An address must name a folder. Received: {path}. Try"
+        ):
             ws.Trainer(small()).fit(X, Y, checkpoints=path, **HOW)
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(ws.SpecificationError, match=r"needs fsspec.*pip install './wholestep\[remote\]'"):
+    with pytest.raises(
+        ws.SpecificationError, match=r"needs fsspec.*pip install './wholestep\[remote\]'"
+    ):
         ws.Trainer(small()).fit(X, Y, checkpoints="memory://a/b", **HOW)

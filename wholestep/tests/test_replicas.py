@@ -1,4 +1,6 @@
-"""However many replicas share the rows, zero bits differ; rows that see each other see those of all replicas."""
+"""However many replicas share the rows, zero bits differ; rows that see each other see those of all
+replicas.
+"""
 
 import contextlib
 import functools
@@ -26,9 +28,15 @@ JAX = keras.backend.backend() == "jax"
 PAIRS = list(itertools.product(WEIGHTINGS, REGULARISERS))
 CASES = [(*pair, list(OPTIMIZERS)[i % len(OPTIMIZERS)]) for i, pair in enumerate(PAIRS)]
 PLANS = [(2, "auto"), (3, 6), (8, 6), (2, 6), (3, "auto"), (8, "auto")]
-SMALL = [plan for plan in PLANS if JAX or plan[0] < 8]  # TensorFlow traces every replica; a short batch is on 8
-# Each weighting with one regulariser on TensorFlow, with another one on JAX; `-m large` has all of all.
-SOME = [i for i in range(len(CASES)) if (i // len(REGULARISERS) + i) % len(REGULARISERS) == (0 if JAX else 1)]
+# TensorFlow traces every replica; a short batch is on 8
+SMALL = [plan for plan in PLANS if JAX or plan[0] < 8]
+# Each weighting with one regulariser on TensorFlow, with another one on JAX; `-m large` has all of
+# all.
+SOME = [
+    i
+    for i in range(len(CASES))
+    if (i // len(REGULARISERS) + i) % len(REGULARISERS) == (0 if JAX else 1)
+]
 ALL = list(itertools.product(itertools.product(WEIGHTINGS, REGULARISERS, OPTIMIZERS), PLANS))
 only_jax = pytest.mark.skipif(not JAX, reason="JAX alone has arrays that are spread over devices")
 only_tensorflow = pytest.mark.skipif(JAX, reason="on JAX every replica sees the rows of all")
@@ -43,7 +51,9 @@ def check(case, replicas, size, **options):
 
 
 @pytest.mark.own
-@pytest.mark.parametrize(("case", "plan"), [(CASES[i], SMALL[n % len(SMALL)]) for n, i in enumerate(SOME)], ids=str)
+@pytest.mark.parametrize(
+    ("case", "plan"), [(CASES[i], SMALL[n % len(SMALL)]) for n, i in enumerate(SOME)], ids=str
+)
 def test_no_bit_differs_between_replicas(case, plan):
     check(case, *plan)
 
@@ -81,7 +91,9 @@ def test_each_optimizer_of_several_clips_the_gradient_of_all_replicas():
         with spread_over(replicas):
             kernels = keras.optimizers.SGD(0.1, clipnorm=0.1)
             biases = keras.optimizers.Adam(0.01)
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+            model = keras.Sequential(
+                [keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)]
+            )
             choose = lambda variable: kernels if variable.path.endswith("kernel") else biases  # noqa: E731
             model.compile(keras.optimizers.MultiOptimizer(choose), "mse")
         ws.Trainer(model).fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0)
@@ -128,7 +140,9 @@ def make(replicas, *, couples=False, metrics=("accuracy",), dropout=0.0, distrib
     keras.utils.set_random_seed(3)
     with spread_over(replicas):
         layers = [keras.layers.Dense(8, "relu", kernel_regularizer="l2")]
-        layers += [keras.layers.BatchNormalization()] * couples + [keras.layers.Dropout(dropout)] * bool(dropout)
+        layers += [keras.layers.BatchNormalization()] * couples + [
+            keras.layers.Dropout(dropout)
+        ] * bool(dropout)
         model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(1, "sigmoid")])
         model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=list(metrics))
     return model
@@ -136,7 +150,9 @@ def make(replicas, *, couples=False, metrics=("accuracy",), dropout=0.0, distrib
 
 def numbers():
     rng = np.random.default_rng(0)
-    return rng.normal(size=(ROWS, 5)).astype("float32"), rng.integers(0, 2, (ROWS, 1)).astype("float32")
+    return rng.normal(size=(ROWS, 5)).astype("float32"), rng.integers(0, 2, (ROWS, 1)).astype(
+        "float32"
+    )
 
 
 def run(replicas, *, size="auto", loaded=False, **options):
@@ -150,7 +166,12 @@ def run(replicas, *, size="auto", loaded=False, **options):
         else trainer.fit(x, y, batch_size=16, epochs=2, verbose=0)
     )
     evaluated = trainer.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
-    return history.history | evaluated | snapshot(model) | {"outputs": trainer.predict(x, 16, verbose=0)}
+    return (
+        history.history
+        | evaluated
+        | snapshot(model)
+        | {"outputs": trainer.predict(x, 16, verbose=0)}
+    )
 
 
 def assert_close(one, two, tolerance):
@@ -176,14 +197,18 @@ def test_a_run_is_the_same_on_several_replicas(replicas, couples, loaded):
 
 
 @pytest.mark.large
-@pytest.mark.parametrize(("replicas", "couples", "loaded"), list(itertools.product((2, 3), *[[False, True]] * 2)))
+@pytest.mark.parametrize(
+    ("replicas", "couples", "loaded"), list(itertools.product((2, 3), *[[False, True]] * 2))
+)
 def test_a_run_is_the_same_on_several_replicas_in_all_cases(replicas, couples, loaded):
     test_a_run_is_the_same_on_several_replicas(replicas, couples, loaded)
 
 
 @pytest.mark.parametrize(("replicas", "couples"), halves([(3, False), (2, True)]))
 @pytest.mark.slow
-def test_a_run_on_arrays_that_do_not_stay_is_the_same_on_several_replicas(replicas, couples, monkeypatch):
+def test_a_run_on_arrays_that_do_not_stay_is_the_same_on_several_replicas(
+    replicas, couples, monkeypatch
+):
     stayed = alone(couples)
     monkeypatch.setattr(Planner, "room_for_data", 0)
     assert_close(stayed, run(replicas, couples=couples), 2e-6 if JAX or not couples else 2e-5)
@@ -204,7 +229,9 @@ def adapted(layer):
 
 
 @pytest.mark.parametrize(
-    "names", [list(UNTRAINED), *(pytest.param([name], marks=pytest.mark.large) for name in UNTRAINED)], ids=str
+    "names",
+    [list(UNTRAINED), *(pytest.param([name], marks=pytest.mark.large) for name in UNTRAINED)],
+    ids=str,
 )
 @pytest.mark.slow
 def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(names):
@@ -217,7 +244,9 @@ def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(name
             layers = [layer for name in names for layer in UNTRAINED[name]()]
             model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(1)])
             model.compile("sgd", "mse")
-        ws.Trainer(model, microbatch_size=size, replicas=replicas).fit(x, y, batch_size=12, verbose=0)
+        ws.Trainer(model, microbatch_size=size, replicas=replicas).fit(
+            x, y, batch_size=12, verbose=0
+        )
         return snapshot(model)
 
     assert_close(weights(None, "auto"), weights(FEW, 6), 2e-6)
@@ -228,8 +257,18 @@ def test_microbatches_on_replicas_of_a_model_with_state_that_is_not_trained(name
     ("rows", "size", "couples", "said"),
     [
         (2 * FEW + 1, "auto", False, f"{3 * FEW} places = 1 host x {FEW} replicas x 3 rows."),
-        (2 * FEW + 1, "auto", True, f"{2 * FEW + 1} places on 1 host x {FEW} replicas, at most 3 rows on each."),
-        (4 * FEW, 2 * FEW, True, f"{4 * FEW} places = 1 host x {FEW} replicas x 2 microbatches x 2 rows."),
+        (
+            2 * FEW + 1,
+            "auto",
+            True,
+            f"{2 * FEW + 1} places on 1 host x {FEW} replicas, at most 3 rows on each.",
+        ),
+        (
+            4 * FEW,
+            2 * FEW,
+            True,
+            f"{4 * FEW} places = 1 host x {FEW} replicas x 2 microbatches x 2 rows.",
+        ),
         (
             2 * FEW + 1,
             FEW + 1,
@@ -278,7 +317,9 @@ def test_draws_do_not_depend_on_replicas():
 
 
 class Draws(ws.Objective):
-    """All rows are alike; `same` is 1 where the second half of them, on another replica, is drawn like the first."""
+    """All rows are alike; `same` is 1 where the second half of them, on another replica, is drawn
+    like the first.
+    """
 
     def __call__(self, model, batch, training):
         x = keras.ops.ones((batch["x"].shape[0], 64))
@@ -289,14 +330,19 @@ class Draws(ws.Objective):
 
 
 def test_replicas_draw_apart():
-    """Were their draws the same, so would be the rows that they keep: then the mean is a multiple of 2 / 128."""
+    """Were their draws the same, so would be the rows that they keep: then the mean is a multiple
+    of 2 / 128.
+    """
     keras.utils.clear_session()
     with spread_over(2):
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dropout(0.5, seed=1)])
+        model = keras.Sequential(
+            [keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dropout(0.5, seed=1)]
+        )
         trainer = ws.Trainer(model, Draws(), optimizer=keras.optimizers.SGD(0.0), replicas=2)
     data = ws.Batches(iter([{"x": np.ones((2, 5), "float32")}] * 12))
     kept = [step.logs["kept"] for step in trainer.steps(data)]
-    counts = np.diff([0, *(k * (i + 1) for i, k in enumerate(kept))]) * 64  # of 128 numbers, each 0 or 2
+    # of 128 numbers, each 0 or 2
+    counts = np.diff([0, *(k * (i + 1) for i, k in enumerate(kept))]) * 64
     assert np.any(np.round(counts) % 2 == 1)
 
 
@@ -310,11 +356,15 @@ METRICS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64", "ignore:You are passing weight")
+@pytest.mark.filterwarnings(
+    "ignore:Explicitly requested dtype int64", "ignore:You are passing weight"
+)
 @on("jax")
 @pytest.mark.slow
 def test_metrics_are_those_of_one_device():
-    alone, shared = (run(replicas, metrics=[make() for make in METRICS.values()]) for replicas in (None, FEW))
+    alone, shared = (
+        run(replicas, metrics=[make() for make in METRICS.values()]) for replicas in (None, FEW)
+    )
     for name in METRICS:
         np.testing.assert_allclose(shared[name], alone[name], rtol=1e-6, err_msg=name)
 
@@ -322,7 +372,8 @@ def test_metrics_are_those_of_one_device():
 @pytest.mark.slow
 def test_a_row_that_is_not_finite_is_named():
     model, (x, y) = make(FEW), numbers()
-    y[[17, 40]] = np.nan  # not x: relu of NaN is 0 on TensorFlow, and then the gradient alone is not finite
+    # not x: relu of NaN is 0 on TensorFlow, and then the gradient alone is not finite
+    y[[17, 40]] = np.nan
     before = snapshot(model)
     with pytest.raises(ws.NonFiniteError) as caught:
         ws.Trainer(model, replicas=FEW).fit(x, y, batch_size=50, verbose=0)
@@ -359,7 +410,9 @@ def test_a_last_batch_of_one_row_is_planned_by_the_batches_before_it():
 @on("jax")
 @pytest.mark.slow
 def test_batches_of_another_size_every_step():
-    """A pipeline that buckets by length: other shapes and weights each step, and rows that do not divide."""
+    """A pipeline that buckets by length: other shapes and weights each step, and rows that do not
+    divide.
+    """
     rng = np.random.default_rng(0)
     sizes = [(5, 4), (7, 8), (3, 8), (1, 4), (8, 16)]
     batches = [rng.integers(1, 9, size) * (rng.random(size) < 0.7) for size in sizes]
@@ -369,9 +422,15 @@ def test_batches_of_another_size_every_step():
         keras.utils.set_random_seed(3)
         with spread_over(replicas):
             model = keras.Sequential(
-                [keras.Input((None,), dtype="int32"), keras.layers.Embedding(9, 4), keras.layers.Dense(9)]
+                [
+                    keras.Input((None,), dtype="int32"),
+                    keras.layers.Embedding(9, 4),
+                    keras.layers.Dense(9),
+                ]
             )
-            trainer = ws.Trainer(model, Next(), optimizer=keras.optimizers.Adam(0.1), replicas=replicas)
+            trainer = ws.Trainer(
+                model, Next(), optimizer=keras.optimizers.Adam(0.1), replicas=replicas
+            )
         losses = [step.loss for step in trainer.steps({"ids": b.astype("int32")} for b in batches)]
         return {"losses": losses} | snapshot(model)
 
@@ -383,7 +442,9 @@ class Next(ws.Objective):
 
     def __call__(self, model, batch, training):
         ids = batch["ids"]
-        loss = keras.losses.sparse_categorical_crossentropy(ids, model(ids, training=training), from_logits=True)
+        loss = keras.losses.sparse_categorical_crossentropy(
+            ids, model(ids, training=training), from_logits=True
+        )
         return ws.Mean(loss, keras.ops.cast(ids > 0, "float32"))
 
 
@@ -397,7 +458,9 @@ def _alone():
 
 
 def model_parallel():
-    mesh = keras.distribution.DeviceMesh((2, 4), ("batch", "model"), keras.distribution.list_devices())
+    mesh = keras.distribution.DeviceMesh(
+        (2, 4), ("batch", "model"), keras.distribution.list_devices()
+    )
     layouts = keras.distribution.LayoutMap(mesh)
     layouts[".*dense/kernel"] = (None, "model")
     layouts[".*dense/bias"] = ("model",)
@@ -414,8 +477,13 @@ def test_sharded_parameters_are_updated_like_whole_ones(size):
     assert_close({k: alone()[k] for k in values}, values, 2e-6)
     sharded = [v.path for v in model.optimizer.variables if "model" in str(v.value.sharding.spec)]
     assert len(sharded) == 4  # Adam's two moments of the kernel and of the bias
-    assert "Sharded, never gathered for the update: sequential/dense/kernel (None, 'model')" in trainer.explain()
-    assert not re.search(r"f32\[(5,8|8,5)\]\S* all-gather\(", program(trainer)), "the kernel is gathered"
+    assert (
+        "Sharded, never gathered for the update: sequential/dense/kernel (None, 'model')"
+        in trainer.explain()
+    )
+    assert not re.search(r"f32\[(5,8|8,5)\]\S* all-gather\(", program(trainer)), (
+        "the kernel is gathered"
+    )
 
 
 @only_jax
@@ -429,7 +497,9 @@ def test_frozen_weights_stay_sharded_under_lora():
     assert not kernel.trainable
     assert tuple(kernel.value.sharding.spec) == (None, "model")
     assert "sequential/dense/kernel (None, 'model')" in trainer.explain()
-    assert not re.search(r"f32\[(5,8|8,5)\]\S* all-gather\(", program(trainer)), "the kernel is gathered"
+    assert not re.search(r"f32\[(5,8|8,5)\]\S* all-gather\(", program(trainer)), (
+        "the kernel is gathered"
+    )
 
 
 @only_jax
@@ -452,7 +522,9 @@ def reduced(text):
     for line in text.splitlines():
         inside = match[1] if (match := re.match(r"(?:ENTRY )?%?(\S+) \(", line)) else inside
         if " all-reduce(" in line or " all-reduce-start(" in line:
-            found.append((inside, len(re.findall(r"(?:f32|s32|pred)\[", line.split(" all-reduce")[0]))))
+            found.append(
+                (inside, len(re.findall(r"(?:f32|s32|pred)\[", line.split(" all-reduce")[0])))
+            )
     return found
 
 
@@ -463,14 +535,18 @@ def innermost(text):
 
 
 def computation(text, name):
-    return re.search(rf"^(?:ENTRY )?%?{re.escape(name)} \(.*?^\}}", text, re.MULTILINE | re.DOTALL)[0]
+    return re.search(rf"^(?:ENTRY )?%?{re.escape(name)} \(.*?^\}}", text, re.MULTILINE | re.DOTALL)[
+        0
+    ]
 
 
 @only_jax
 @pytest.mark.parametrize("size", ["auto", 4])
 @pytest.mark.parametrize("loaded", [False, True], ids=["resident", "loaded"])
 def test_one_all_reduce_an_update(loaded, size):
-    """Gradients and the few scalars go over the wire together, once, however many microbatches there are."""
+    """Gradients and the few scalars go over the wire together, once, however many microbatches
+    there are.
+    """
     model, (x, y) = make(2), (column[:48] for column in numbers())
     trainer = ws.Trainer(model, microbatch_size=size, replicas=2)
     data = Items(x, y) if loaded else (x, y)
@@ -480,7 +556,8 @@ def test_one_all_reduce_an_update(loaded, size):
     num = len(model.trainable_variables)
     (gradient,) = [(inside, several) for inside, several in reduced(text) if several >= num]
     assert gradient[1] <= num + 6
-    assert sum(several for _, several in reduced(text)) <= num + 6 + 2 * (size == 4)  # the weights, before the gradient
+    # the weights, before the gradient
+    assert sum(several for _, several in reduced(text)) <= num + 6 + 2 * (size == 4)
     assert not re.search(r" (all-gather|all-to-all|collective-permute|reduce-scatter)\(", text)
     if size == 4:
         assert gradient[0] not in innermost(text), "reduced for each microbatch"
@@ -507,13 +584,17 @@ def test_one_replica_is_one_device():
 
 @pytest.mark.parametrize("replicas", [0, -1, True, 2.0, "some"])
 def test_a_number_of_replicas_that_means_nothing(replicas):
-    with pytest.raises(ws.SpecificationError, match='replicas must be "all" or a whole number of at least 1'):
+    with pytest.raises(
+        ws.SpecificationError, match='replicas must be "all" or a whole number of at least 1'
+    ):
         ws.Trainer(make(None), replicas=replicas)
 
 
 def test_more_replicas_than_there_can_be():
     (x, y), trainer = numbers(), ws.Trainer(make(None), replicas=99)
-    with pytest.raises(ws.SpecificationError, match="Every replica needs a device" if JAX else "was built under"):
+    with pytest.raises(
+        ws.SpecificationError, match="Every replica needs a device" if JAX else "was built under"
+    ):
         trainer.fit(x, y, verbose=0)
 
 
@@ -585,10 +666,15 @@ def test_workers_of_tensorflow_are_told_what_to_use():
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         workers = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(2)]
+    configs = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(2)
+    ]
     command = [sys.executable, "-c", WORKER]
     started = [
-        subprocess.Popen(command, env=lean(TF_CONFIG=json.dumps(c)), stderr=subprocess.PIPE, text=True) for c in configs
+        subprocess.Popen(
+            command, env=lean(TF_CONFIG=json.dumps(c)), stderr=subprocess.PIPE, text=True
+        )
+        for c in configs
     ]
     for worker in started:
         errors = worker.communicate(timeout=120)[1]

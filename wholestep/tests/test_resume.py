@@ -13,7 +13,9 @@ def test_the_page_runs_and_leaves_what_it_says():
     names: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     assert len(blocks) == 6
-    for block in blocks if find_spec("fsspec") else [block for block in blocks if "://" not in block]:
+    for block in (
+        blocks if find_spec("fsspec") else [block for block in blocks if "://" not in block]
+    ):
         exec(compile(block, "resume.md", "exec"), names)
     folder = names["folder"]
     assert Folder(folder).steps() == [18, 15, 6]

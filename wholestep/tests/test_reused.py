@@ -43,7 +43,9 @@ def doubled(batch):
 
 
 class Doubled:
-    """The same transform, which writes into arrays that it has made once, and returns them (in a nest made once)."""
+    """The same transform, which writes into arrays that it has made once, and returns them (in a
+    nest made once).
+    """
 
     def __init__(self):
         self.arrays = np.empty((SIZE, 6), "float32"), np.empty(SIZE, "int64")
@@ -60,7 +62,9 @@ def train(data, how, monkeypatch):
     made = model()
     num = []
     stack = block.stack
-    monkeypatch.setattr(block, "stack", lambda batches, room: num.append(len(batches)) or stack(batches, room))
+    monkeypatch.setattr(
+        block, "stack", lambda batches, room: num.append(len(batches)) or stack(batches, room)
+    )
     trainer = ws.Trainer(made)
     if how == "fit":
         trainer.fit(data, epochs=2, verbose=0)
@@ -74,7 +78,9 @@ def train(data, how, monkeypatch):
 @pytest.mark.slow
 def test_a_transform_that_reuses_its_arrays_trains_as_one_that_does_not(source, how, monkeypatch):
     def batches(transform):
-        return ws.Batches(source(), SIZE if source is Rows else None, shuffle=False, transform=transform)
+        return ws.Batches(
+            source(), SIZE if source is Rows else None, shuffle=False, transform=transform
+        )
 
     fresh, most = train(batches(doubled), how, monkeypatch)
     assert most > 4 or how == "steps"
@@ -100,17 +106,23 @@ class Sums:
 
 
 def test_batches_that_are_padded_prepared_or_no_arrays_are_kept_too():
-    rows = [{"x": np.arange(length, dtype="float32") + 10 * length} for length in (2, 2, 2, 2, 3, 3)]
+    rows = [
+        {"x": np.arange(length, dtype="float32") + 10 * length} for length in (2, 2, 2, 2, 3, 3)
+    ]
     lengths = [len(row["x"]) for row in rows]
     ready = [{"x": np.full((2, 2), number, "float32")} for number in range(3)]
 
     def cases(transform):
-        yield ws.Batches(rows, tokens=6, length=lengths, boundaries=[3], shuffle=False, transform=transform)
+        yield ws.Batches(
+            rows, tokens=6, length=lengths, boundaries=[3], shuffle=False, transform=transform
+        )
         yield ws.Batches(iter(ready)).prepared(transform)
         yield ws.Batches(iter(ready), transform=transform)
 
     for convert in (np.asarray, memoryview):
-        for reused, fresh in zip(cases(Sums(convert)), cases(lambda batch: {"x": batch["x"] + 1}), strict=True):
+        for reused, fresh in zip(
+            cases(Sums(convert)), cases(lambda batch: {"x": batch["x"] + 1}), strict=True
+        ):
             assert kept(reused) == kept(fresh)
 
 

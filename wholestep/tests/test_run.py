@@ -53,13 +53,19 @@ def test_what_is_assigned_after_a_restore_stands(hook, taken):
             other.run.restore(snapshot)
             rate = other.model.optimizer.learning_rate
             seen = []
-            callbacks = [on("on_train_batch_begin", lambda seen=seen, other=other: seen.append(rate_of(other)))]
+            callbacks = [
+                on(
+                    "on_train_batch_begin",
+                    lambda seen=seen, other=other: seen.append(rate_of(other)),
+                )
+            ]
             if hook == "between":
                 rate.assign(0.25)
             else:
                 callbacks.append(on(hook, lambda rate=rate: rate.assign(0.25)))
             other.fit(X, Y, callbacks=callbacks, **HOW | {"epochs": 2})
-            stands = is_new or hook != "on_epoch_begin"  # which acted already when the half of the epoch was trained
+            # which acted already when the half of the epoch was trained
+            stands = is_new or hook != "on_epoch_begin"
             assert seen[0] == np.float32(0.25 if stands else 0.1), (make, is_new)
 
 
@@ -94,14 +100,17 @@ def test_a_schedule_of_epochs_acts_once_on_an_epoch_that_was_left(taken):
 
 
 def fails(call, n, inside=""):
-    """Raise at the n-th call of a function of the library (called by the function `inside`); whether it was reached."""
+    """Raise at the n-th call of a function of the library (called by the function `inside`);
+    whether it was reached.
+    """
     num = 0
 
     def enter(frame, event, _):
         nonlocal num
         file = frame.f_code.co_filename
         name = frame.f_code.co_name
-        if "wholestep" not in file or "tests" in file or name.startswith("<"):  # a generator may be closed at any time
+        # a generator may be closed at any time
+        if "wholestep" not in file or "tests" in file or name.startswith("<"):
             return
         if file.endswith("safety.py"):  # it restores the signals' handlers
             return
@@ -165,7 +174,9 @@ def test_a_call_that_fails_as_it_begins_or_ends_leaves_the_run_between_calls(tak
             break
         assert not trainer.run.is_under_way
         if trainer.run.restored is not None:
-            fields.append([name for name, value in vars(trainer.run).items() if value != before[name]])
+            fields.append(
+                [name for name, value in vars(trainer.run).items() if value != before[name]]
+            )
             trainer.fit(X, Y, **how)
             check_same_bits(leaves(trainer.model), restored)
         trainer.fit(X, Y, **how)
@@ -179,5 +190,7 @@ def test_a_restored_run_is_planned_by_its_own_findings():
     snapshot = trainer.run.snapshot()
     snapshot.facts["findings"]["coupling"]["couples"] = True
     trainer.run.restore(snapshot)
-    with pytest.warns(UserWarning, match="microbatch_size=2 .* not give the weights of whole batches"):
+    with pytest.warns(
+        UserWarning, match="microbatch_size=2 .* not give the weights of whole batches"
+    ):
         trainer.fit(X, Y, **HOW)

@@ -1,4 +1,6 @@
-"""The report of a run: the numbers of every update, across restarts, on one page without scripts."""
+"""The report of a run: the numbers of every update, across restarts, on one page without
+scripts.
+"""
 
 from types import SimpleNamespace
 
@@ -29,7 +31,9 @@ def column(report, at):
 def test_the_losses_are_those_of_the_updates_alone(tmp_path):
     report = ws.RunReport(tmp_path / "run.html")
     ws.Trainer(model()).fit(X, Y, callbacks=[report], **HOW)
-    alone = [step.loss for step in ws.Trainer(model()).steps(ws.Batches((X, Y), batch_size=5), epochs=3)]
+    alone = [
+        step.loss for step in ws.Trainer(model()).steps(ws.Batches((X, Y), batch_size=5), epochs=3)
+    ]
     assert column(report, LOSS) == alone
     assert column(report, NUMBER) == [*range(1, 13)]
     assert column(report, ROWS) == [5] * 12
@@ -54,10 +58,17 @@ def test_a_resumed_run_has_all_updates_and_a_mark(tmp_path, capsys):
     saves = ws.Checkpoints(tmp_path / "run", every_steps=2, every_seconds=None)
     with pytest.raises(KeyboardInterrupt):
         ws.Trainer(model()).fit(
-            X, Y, callbacks=[ws.RunReport(), Interrupt()], validation_data=(X, Y), checkpoints=saves, **HOW
+            X,
+            Y,
+            callbacks=[ws.RunReport(), Interrupt()],
+            validation_data=(X, Y),
+            checkpoints=saves,
+            **HOW,
         )
     capsys.readouterr()
-    ws.Trainer(model()).fit(X, Y, callbacks=[last], validation_data=(X, Y), checkpoints=saves, **HOW)
+    ws.Trainer(model()).fit(
+        X, Y, callbacks=[last], validation_data=(X, Y), checkpoints=saves, **HOW
+    )
     for at in (NUMBER, LOSS, ROWS):
         assert column(last, at) == column(whole, at)
     assert last.get_state()["restarts"] == [6]
@@ -94,10 +105,14 @@ def test_it_reads_no_state():
 
 
 def sent(first, num):
-    """Return a report of `num` updates of 3 rows from `first` on; the loss of an update is its number."""
+    """Return a report of `num` updates of 3 rows from `first` on; the loss of an update is its
+    number.
+    """
     program = SimpleNamespace(cut="3 rows at once", memory=None)
     block = SimpleNamespace(table=SimpleNamespace(counts=np.full(num, 3)), first=0, program=program)
-    return SimpleNamespace(first=first, block=block, values=np.stack([first + np.arange(num), np.ones(num)], axis=1))
+    return SimpleNamespace(
+        first=first, block=block, values=np.stack([first + np.arange(num), np.ones(num)], axis=1)
+    )
 
 
 @on("jax")

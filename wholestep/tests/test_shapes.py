@@ -18,7 +18,10 @@ def places(lengths, shapes):
 @given(st.lists(st.sampled_from([1, 3, 4, 9, 10, 17, 25, 33]), min_size=1, max_size=60))
 def test_no_choice_of_shapes_pads_less(lengths):
     kinds = sorted(set(lengths))
-    least = [min(places(lengths, [*few, kinds[-1]]) for few in combinations(kinds[:-1], k)) for k in range(len(kinds))]
+    least = [
+        min(places(lengths, [*few, kinds[-1]]) for few in combinations(kinds[:-1], k))
+        for k in range(len(kinds))
+    ]
     shapes = best(np.array([lengths], np.int32), tokens=10**6).ravel().tolist()
     enough = next(k for k, places in enumerate(least) if places <= 1.05 * least[-1])
     assert len(shapes) == enough + 1
@@ -47,6 +50,8 @@ def test_a_row_goes_where_it_takes_the_fewest_places():
     assert assign(lengths, shapes).tolist() == [0, 1, 1, 2, NONE, 0]
 
 
-@pytest.mark.parametrize("boundaries", [range(8, 32, 8), (8, 16, 24), np.array([8, 16, 24]), {24, 8, 16}])
+@pytest.mark.parametrize(
+    "boundaries", [range(8, 32, 8), (8, 16, 24), np.array([8, 16, 24]), {24, 8, 16}]
+)
 def test_any_sequence_of_boundaries(boundaries):
     assert given_shapes(boundaries, ((),)).ravel().tolist() == [8, 16, 24]

@@ -19,7 +19,9 @@ def folder(tmp_path):
     kept = Folder(tmp_path / "run")
     watched = {"watched": {"name": "val_loss", "number": 0.25, "mode": "min"}}
     for step in (5, 10):
-        kept.write(step, {"params/0": np.ones((2, 3), "float32")}, {"place": {"epoch": step}}, watched)
+        kept.write(
+            step, {"params/0": np.ones((2, 3), "float32")}, {"place": {"epoch": step}}, watched
+        )
     return kept
 
 
@@ -87,7 +89,10 @@ def test_that_none_was_written_yet_is_told(tmp_path, capsys):
     for command in ("ls", "verify", "show"):
         code, _, err = run(capsys, command, tmp_path)
         assert code == 1
-        assert f"Received: {tmp_path}, in which none was written yet. Try: again after the first" in err
+        assert (
+            f"Received: {tmp_path}, in which none was written yet. Try: again after the first"
+            in err
+        )
 
 
 STRANGE = "\x1b[2J\r\nstep-00000099  good\u202e\x00\ud800"
@@ -104,7 +109,9 @@ def test_strings_of_a_manifest_are_shown_as_one_line_of_plain_text(command, fold
         code, out, err = run(capsys, command, folder.path(step))
         assert (code, err, "step-00000099" in out) == (0, "", True)
         assert AS_TEXT in out or command == "show"  # which shows values as JSON
-        assert all(line.isprintable() and not line.startswith("step-00000099") for line in out.splitlines())
+        assert all(
+            line.isprintable() and not line.startswith("step-00000099") for line in out.splitlines()
+        )
         code, out, err = run(capsys, command, folder.path(step), "--json")
         assert (code, err, out.isascii(), json.loads(out)) == (0, "", True, json.loads(out))
     folder.set_aside(30, STRANGE)
@@ -115,14 +122,18 @@ def test_strings_of_a_manifest_are_shown_as_one_line_of_plain_text(command, fold
 def test_a_terminal_that_lacks_a_letter_is_no_error(folder):
     folder.write(20, {"a": np.ones(3)}, {}, {"time": "é"})
     asked = [sys.executable, "-m", "wholestep", "checkpoint", "ls", str(folder.path(20))]
-    done = subprocess.run(asked, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    done = subprocess.run(
+        asked, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
     assert (done.returncode, done.stderr, rb"\xe9" in done.stdout) == (0, b"", True)
 
 
 def test_errors_that_quote_a_checkpoint_are_one_line_of_plain_text(folder, capsys):
     path = folder.path(10) / "manifest.json"
     said = json.loads(path.read_bytes().splitlines()[0])
-    line = json.dumps(said | {"leaves": [said["leaves"][0] | {"name": STRANGE, "dtype": "O"}]}).encode()
+    line = json.dumps(
+        said | {"leaves": [said["leaves"][0] | {"name": STRANGE, "dtype": "O"}]}
+    ).encode()
     path.write_bytes(line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n")
     code, out, _ = run(capsys, "ls", folder.path(10))
     assert (code, len(out.splitlines()), AS_TEXT in out) == (1, 1, True)
@@ -141,7 +152,9 @@ def test_what_is_no_folder_is_told(capsys):
     for command in ("ls", "verify", "show"):
         code, out, err = run(capsys, command, "elsewhere://bucket/run")
         assert (code, out) == (1, "")
-        assert "elsewhere://bucket/run needs fsspec, and its package for this kind of address." in err
+        assert (
+            "elsewhere://bucket/run needs fsspec, and its package for this kind of address." in err
+        )
 
 
 def test_a_folder_that_cannot_be_read_is_told(folder, capsys, monkeypatch):
@@ -166,8 +179,15 @@ def test_whoever_reads_may_stop_reading(folder):
 
 
 def test_keras_is_not_imported(folder):
-    source = "import sys\nfrom wholestep import cli\ncode = cli.main(['checkpoint', 'verify', sys.argv[1]])\n"
-    source += "assert not {'keras', 'jax', 'tensorflow'} & set(sys.modules), 'imported'\nsys.exit(code)"
-    done = subprocess.run([sys.executable, "-c", source, str(folder.folder)], capture_output=True, text=True)
+    source = (
+        "import sys\nfrom wholestep import cli\ncode = cli.main(['checkpoint', 'verify', "
+        "sys.argv[1]])\n"
+    )
+    source += (
+        "assert not {'keras', 'jax', 'tensorflow'} & set(sys.modules), 'imported'\nsys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source, str(folder.folder)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "step-00000010" in done.stdout

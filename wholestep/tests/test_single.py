@@ -34,4 +34,6 @@ def test_it_has_every_member_that_a_run_asks_of_its_processes():
         member = getattr(Processes, name)
         own = getattr(SingleProcess, name)
         if callable(member):
-            assert list(inspect.signature(own).parameters) == list(inspect.signature(member).parameters), name
+            assert list(inspect.signature(own).parameters) == list(
+                inspect.signature(member).parameters
+            ), name

@@ -1,4 +1,6 @@
-"""Gradients by lookups: an update of embeddings is that of `keras.Model.fit` on each engine, however it is cut."""
+"""Gradients by lookups: an update of embeddings is that of `keras.Model.fit` on each engine,
+however it is cut.
+"""
 
 import itertools
 
@@ -16,7 +18,8 @@ LENGTH = 4
 WORDS = 12
 WIDTH = 4
 RNG = np.random.default_rng(3)
-X = RNG.choice(WORDS, (ROWS, LENGTH), p=np.arange(WORDS, 0, -1) / 78).astype("int32")  # words come again
+# words come again
+X = RNG.choice(WORDS, (ROWS, LENGTH), p=np.arange(WORDS, 0, -1) / 78).astype("int32")
 Y = RNG.normal(size=(ROWS, 1)).astype("float32")
 FIT = {"batch_size": 16, "epochs": 3, "shuffle": False, "verbose": 0}
 CUTS = {"whole": (None, "auto"), "microbatches": (None, 5), "replicas": (2, "auto"), "both": (2, 6)}
@@ -113,12 +116,16 @@ LOOKUPS = {
     "words and positions in one table": lambda words: Both()(words),
     "a weight": lambda words: Taken()(words),
     "a tied table": lambda words: Tied()(words),
-    "a regularised table": lambda words: keras.layers.Embedding(WORDS, WIDTH, embeddings_regularizer="l2")(words),
+    "a regularised table": lambda words: keras.layers.Embedding(
+        WORDS, WIDTH, embeddings_regularizer="l2"
+    )(words),
     "a mask": lambda words: keras.layers.Embedding(WORDS, WIDTH, mask_zero=True)(words),
 }
 
 
-OTHERS = [pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(LOOKUPS, [*CUTS][:3])]
+OTHERS = [
+    pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(LOOKUPS, [*CUTS][:3])
+]
 
 
 def build(lookup, optimizer, replicas=None):
@@ -145,7 +152,9 @@ def keras_losses(lookup, optimizer):
 @on("tensorflow")
 @pytest.mark.parametrize(("lookup", "cut"), [*((lookup, "both") for lookup in LOOKUPS), *OTHERS])
 def test_an_update_of_tables_is_that_of_keras(lookup, cut):
-    np.testing.assert_allclose(losses(lookup, "adam", *CUTS[cut]), keras_losses(lookup, "adam"), rtol=1e-5)
+    np.testing.assert_allclose(
+        losses(lookup, "adam", *CUTS[cut]), keras_losses(lookup, "adam"), rtol=1e-5
+    )
 
 
 @on("tensorflow")
@@ -154,7 +163,9 @@ def test_an_update_of_tables_is_that_of_keras(lookup, cut):
 def test_each_optimizer_takes_the_steps_of_keras(optimizer):
     expected = keras_losses("an embedding", optimizer)
     for cut in CUTS.values():
-        np.testing.assert_allclose(losses("an embedding", optimizer, *cut), expected, rtol=1e-5, err_msg=str(cut))
+        np.testing.assert_allclose(
+            losses("an embedding", optimizer, *cut), expected, rtol=1e-5, err_msg=str(cut)
+        )
 
 
 @pytest.mark.large
@@ -164,7 +175,9 @@ def test_vectors_of_words_train_as_in_keras():
     num_pairs = 26_388
     share_of_word = 1 / np.arange(1, num_words + 1)
     draw = np.random.default_rng(0)
-    pairs = draw.choice(num_words, (2, num_pairs), p=share_of_word / share_of_word.sum()).astype("int32")
+    pairs = draw.choice(num_words, (2, num_pairs), p=share_of_word / share_of_word.sum()).astype(
+        "int32"
+    )
     counts = draw.normal(size=(num_pairs, 1)).astype("float32")
 
     def model(replicas=None):
@@ -175,7 +188,9 @@ def test_vectors_of_words_train_as_in_keras():
             vectors = keras.layers.Embedding(num_words, 100)
             biases = keras.layers.Embedding(num_words, 1)
             product = keras.layers.Dot(1)([vectors(words), vectors(contexts)])
-            made = keras.Model([words, contexts], keras.layers.Add()([product, biases(words), biases(contexts)]))
+            made = keras.Model(
+                [words, contexts], keras.layers.Add()([product, biases(words), biases(contexts)])
+            )
             made.compile(keras.optimizers.Adam(0.01), "mse")
         return made
 
@@ -183,20 +198,28 @@ def test_vectors_of_words_train_as_in_keras():
     expected = model().fit([*pairs], counts, **how).history["loss"]
     for replicas, size in ((None, "auto"), (None, 100), (2, "auto"), (2, 100)):
         trainer = ws.Trainer(model(replicas), replicas=replicas, microbatch_size=size)
-        np.testing.assert_allclose(trainer.fit([*pairs], counts, **how).history["loss"], expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            trainer.fit([*pairs], counts, **how).history["loss"], expected, rtol=1e-5
+        )
 
 
 @on("tensorflow")
 def test_dense_gradients_are_those_of_jax_and_others_than_those_of_keras_on_tensorflow():
-    """If Keras' part fails, Keras sums the gradients of equal rows first; then the option and its lines in docs go.
+    """If Keras' part fails, Keras sums the gradients of equal rows first; then the option and its
+    lines in docs go.
 
-    Keras 3.15.1 does not; https://github.com/keras-team/keras/issues/19992 is about its sparse gradients.
+    Keras 3.15.1 does not; https://github.com/keras-team/keras/issues/19992 is about its sparse
+    gradients.
     """
     x = np.array([[3], [3], [3], [5]], "int32")
     y = -np.ones((4, 1), "float32")
 
     def squares(train):
-        layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(20, 1, "zeros"), keras.layers.Flatten()]
+        layers = [
+            keras.Input((1,), dtype="int32"),
+            keras.layers.Embedding(20, 1, "zeros"),
+            keras.layers.Flatten(),
+        ]
         model = keras.Sequential(layers)
         model.compile(keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0), "mse")
         train(model)
@@ -204,8 +227,12 @@ def test_dense_gradients_are_those_of_jax_and_others_than_those_of_keras_on_tens
 
     of_lookups = [3 * (2 / 4) ** 2, (2 / 4) ** 2]
     of_rows = [(3 * 2 / 4) ** 2, (2 / 4) ** 2]
-    assert squares(lambda model: model.fit(x, y, verbose=0)) == (of_lookups if TENSORFLOW else of_rows)
-    assert squares(lambda model: ws.Trainer(model).update((x, y))) == (of_lookups if TENSORFLOW else of_rows)
+    assert squares(lambda model: model.fit(x, y, verbose=0)) == (
+        of_lookups if TENSORFLOW else of_rows
+    )
+    assert squares(lambda model: ws.Trainer(model).update((x, y))) == (
+        of_lookups if TENSORFLOW else of_rows
+    )
     assert squares(lambda model: ws.Trainer(model, dense_gradients=True).update((x, y))) == of_rows
 
 
@@ -216,7 +243,11 @@ def test_no_bit_differs_between_cuts(cut, dense_gradients):
         model = build("one table twice", "adam", replicas)
         for i, variable in enumerate(model.weights):
             variable.assign(integers(*variable.shape, seed=100 + i))
-        options = {"replicas": replicas, "microbatch_size": microbatch_size, "dense_gradients": dense_gradients}
+        options = {
+            "replicas": replicas,
+            "microbatch_size": microbatch_size,
+            "dense_gradients": dense_gradients,
+        }
         trainer = ws.Trainer(model, **options)
         logs = trainer.update((X[:16], integers(16, 1, seed=7)))
         return snapshot(model) | dict(logs)
@@ -230,7 +261,8 @@ def test_lookups_that_belong_to_no_row_refuse_a_cut(monkeypatch):
     monkeypatch.setitem(LOOKUPS, "one more", lambda words: OneMore()(words))
     assert losses("one more", "adam") == pytest.approx(keras_losses("one more", "adam"), rel=1e-5)
     with pytest.raises(
-        ws.SpecificationError, match=r"each row must look up equally many .*17 for 4 rows and 65 for 16"
+        ws.SpecificationError,
+        match=r"each row must look up equally many .*17 for 4 rows and 65 for 16",
     ) as error:
         losses("one more", "adam", microbatch_size=5)
     assert "dense_gradients=True" in str(error.value)
@@ -238,7 +270,9 @@ def test_lookups_that_belong_to_no_row_refuse_a_cut(monkeypatch):
 
 
 class OfTheBatch(keras.layers.Layer):
-    """Multiplies by the vector of the first word of a batch, as of a sample that is drawn for it."""
+    """Multiplies by the vector of the first word of a batch, as of a sample that is drawn for
+    it.
+    """
 
     def build(self, shape):
         self.table = keras.layers.Embedding(WORDS, WIDTH)
@@ -296,7 +330,9 @@ class Squares(ws.Objective):
 
 @on("tensorflow")
 def test_a_replica_without_rows_adds_no_lookup(monkeypatch):
-    """A last batch of one row that is not padded, as its rows see each other: the second replica has none."""
+    """A last batch of one row that is not padded, as its rows see each other: the second replica
+    has none.
+    """
     normalised = lambda words: keras.layers.BatchNormalization()(LOOKUPS["positions"](words))  # noqa: E731
     monkeypatch.setitem(LOOKUPS, "normalised positions", normalised)
 
@@ -318,8 +354,13 @@ def test_explain_says_in_which_form_the_optimizer_gets_gradients():
         trainer.update((X, Y))
         return trainer.explain().splitlines()[-1].replace(model.layers[1].name, "embedding")
 
-    by_lookups = "Adam squares or clips the gradient of each lookup in embedding/embeddings before those of equal rows"
-    by_rows = "The gradients of equal rows of embedding are summed before Adam squares or clips them"
+    by_lookups = (
+        "Adam squares or clips the gradient of each lookup in embedding/embeddings before "
+        "those of equal rows"
+    )
+    by_rows = (
+        "The gradients of equal rows of embedding are summed before Adam squares or clips them"
+    )
     assert explained("adam").startswith(by_lookups) is TENSORFLOW
     assert explained("adam", dense_gradients=True).startswith(by_rows) is TENSORFLOW
     assert "equal rows" not in explained("sgd")
@@ -327,5 +368,7 @@ def test_explain_says_in_which_form_the_optimizer_gets_gradients():
 
 
 def test_an_option_that_is_no_bool_is_refused():
-    with pytest.raises(ws.SpecificationError, match=r"dense_gradients must be True or False.*'keras'"):
+    with pytest.raises(
+        ws.SpecificationError, match=r"dense_gradients must be True or False.*'keras'"
+    ):
         ws.Trainer(build("an embedding", "adam"), dense_gradients="keras")

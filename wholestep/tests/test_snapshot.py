@@ -30,22 +30,34 @@ BATCHES = -(-ROWS // SIZE)
 
 def carried(snapshot):
     """Return the snapshot as a file would give it back."""
-    return Snapshot({k: np.array(v) for k, v in snapshot.arrays.items()}, json.loads(json.dumps(snapshot.facts)))
+    return Snapshot(
+        {k: np.array(v) for k, v in snapshot.arrays.items()}, json.loads(json.dumps(snapshot.facts))
+    )
 
 
 def small(seed=0):
     """Return a model with no more state than a momentum and the sums of an epoch."""
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, activation="sigmoid")])
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "binary_crossentropy", metrics=["accuracy"])
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), "binary_crossentropy", metrics=["accuracy"]
+    )
     return model
 
 
 def made(seed=0):
-    """Return a model with every kind of state: seeds, moving statistics, slots, averages of weights, counts."""
+    """Return a model with every kind of state: seeds, moving statistics, slots, averages of
+    weights, counts.
+    """
     keras.utils.set_random_seed(seed)
-    layers = [keras.layers.Dense(6, activation="tanh"), keras.layers.Dropout(0.3), keras.layers.BatchNormalization()]
-    model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(1, activation="sigmoid")])
+    layers = [
+        keras.layers.Dense(6, activation="tanh"),
+        keras.layers.Dropout(0.3),
+        keras.layers.BatchNormalization(),
+    ]
+    model = keras.Sequential(
+        [keras.Input((5,)), *layers, keras.layers.Dense(1, activation="sigmoid")]
+    )
     optimizer = keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.7),
         use_ema=True,
@@ -53,13 +65,16 @@ def made(seed=0):
         ema_overwrite_frequency=4,
     )
     model.compile(
-        optimizer, "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(num_thresholds=5, name="auc")]
+        optimizer,
+        "binary_crossentropy",
+        metrics=["accuracy", keras.metrics.AUC(num_thresholds=5, name="auc")],
     )
     return model
 
 
 class Takes(keras.callbacks.Callback):
-    """Takes snapshots after so many batches of the call and at the end of epochs; notes what every batch is told.
+    """Takes snapshots after so many batches of the call and at the end of epochs; notes what every
+    batch is told.
 
     What is taken is a pair: of how many batches had been told, and the snapshot.
     """
@@ -88,7 +103,11 @@ class Takes(keras.callbacks.Callback):
 
 
 def leaves(model):
-    values = [*model.variables, *model.optimizer.variables, *(v for m in model.metrics for v in m.variables)]
+    values = [
+        *model.variables,
+        *model.optimizer.variables,
+        *(v for m in model.metrics for v in m.variables),
+    ]
     return [np.asarray(v) for v in values]
 
 
@@ -99,9 +118,11 @@ def check_same_bits(one, two):
 
 
 def check_goes_on(data, *batches, make=None, epochs=(), first=0, **how):
-    """Fit with snapshots in between; go on from each of them in a trainer of another model; compare all.
+    """Fit with snapshots in between; go on from each of them in a trainer of another model; compare
+    all.
 
-    That trainer is a fresh one for snapshot number `first`; then it has trained to the end, and goes back.
+    That trainer is a fresh one for snapshot number `first`; then it has trained to the end, and
+    goes back.
     """
     how = {"epochs": 3, "verbose": 0, **how}
     make = make or made
@@ -167,9 +188,16 @@ class Restarts:
 
 def by_length(**how):
     lengths = np.random.default_rng(1).integers(1, 9, size=ROWS)
-    source = [{"x": np.full(n, i / ROWS, "float32"), "y": np.full(n, i % 2, "float32")} for i, n in enumerate(lengths)]
+    source = [
+        {"x": np.full(n, i / ROWS, "float32"), "y": np.full(n, i % 2, "float32")}
+        for i, n in enumerate(lengths)
+    ]
     boundaries = [8] if how["pack"] else [4, 8]
-    return (ws.Batches(source, tokens=16, length=lambda row: len(row["x"]), boundaries=boundaries, **how),)
+    return (
+        ws.Batches(
+            source, tokens=16, length=lambda row: len(row["x"]), boundaries=boundaries, **how
+        ),
+    )
 
 
 class PerPlace(ws.Objective):
@@ -202,19 +230,29 @@ def test_fit_goes_on_after_any_batch(name):
 def test_fit_goes_on_after_an_epoch(name):
     data, how = SOURCES[name]
     first = int(name == "arrays")
-    check_goes_on(data, make=small, epochs=(0, 2), first=first, validation_data=(X[:9], Y[:9]), **how)
+    check_goes_on(
+        data, make=small, epochs=(0, 2), first=first, validation_data=(X[:9], Y[:9]), **how
+    )
 
 
 @pytest.mark.parametrize("pack", share([False, True]))
 def test_buckets_and_packs_go_on(pack):
     class Per(PerPlace):
         def __call__(self, model, batch, training):
-            batch = batch if not pack else {**batch, "weight": batch["segments"] > 0} if "segments" in batch else batch
+            batch = (
+                batch
+                if not pack
+                else {**batch, "weight": batch["segments"] > 0}
+                if "segments" in batch
+                else batch
+            )
             return super().__call__(model, batch, training)
 
     def trained(at):
         keras.utils.set_random_seed(0 if at is None else 1)
-        model = keras.Sequential([keras.Input((None, 1)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input((None, 1)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)]
+        )
         return ws.Trainer(model, Per(), optimizer="adam", seed=4)
 
     whole = trained(None)
@@ -224,12 +262,17 @@ def test_buckets_and_packs_go_on(pack):
     for told, snapshot in takes.taken[:: -1 if pack else 1]:
         other.run.restore(snapshot)
         again = Takes(other.run)
-        assert other.fit(*by_length(pack=pack), epochs=2, callbacks=[again], verbose=0).history == history
+        assert (
+            other.fit(*by_length(pack=pack), epochs=2, callbacks=[again], verbose=0).history
+            == history
+        )
         check_same_bits(leaves(whole.model), leaves(other.model))
         assert again.told == takes.told[told:]
 
 
-@pytest.mark.parametrize("name", share(["arrays", "batches", "generator", "PyDataset", "begins again"]))
+@pytest.mark.parametrize(
+    "name", share(["arrays", "batches", "generator", "PyDataset", "begins again"])
+)
 @pytest.mark.slow
 def test_ones_own_loop_goes_on_after_every_step(name):
     def data():
@@ -316,8 +359,13 @@ def test_updates_in_hand_go_on():
 
 
 def watchers():
-    stops = keras.callbacks.EarlyStopping("val_loss", patience=2, min_delta=0.5, restore_best_weights=True)
-    return [stops, keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=0.5)]
+    stops = keras.callbacks.EarlyStopping(
+        "val_loss", patience=2, min_delta=0.5, restore_best_weights=True
+    )
+    return [
+        stops,
+        keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=0.5),
+    ]
 
 
 @on("jax")
@@ -344,7 +392,10 @@ def test_skipped_updates_and_a_loss_scale_go_on():
     def make(seed=0):
         keras.utils.set_random_seed(seed)
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=3), "mse")
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), dynamic_growth_steps=3),
+            "mse",
+        )
         return model
 
     for wraps in (False, True):
@@ -405,14 +456,19 @@ def test_what_an_objective_assigns_besides_goes_on():
 
     def trainer(seed):
         keras.utils.set_random_seed(seed)
-        return ws.Trainer(keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), Centres(), optimizer="sgd")
+        return ws.Trainer(
+            keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), Centres(), optimizer="sgd"
+        )
 
     whole = trainer(0)
     other = trainer(1)
     takes = Takes(whole.run, 3)
     history = whole.fit(X, batch_size=SIZE, epochs=2, callbacks=[takes], verbose=0).history
     other.run.restore(takes.only())
-    assert other.fit(X, batch_size=SIZE, epochs=2, callbacks=[Takes(other.run)], verbose=0).history == history
+    assert (
+        other.fit(X, batch_size=SIZE, epochs=2, callbacks=[Takes(other.run)], verbose=0).history
+        == history
+    )
     check_same_bits(leaves(whole.model), leaves(other.model))
 
 
@@ -453,7 +509,10 @@ def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
     np.savez(names["arrays.npz"], **takes.only().arrays)
     Path(names["facts.json"]).write_text(json.dumps(takes.only().facts))
     script = SCRIPT.format(
-        tests=str(Path(__file__).parent), arrays=names["arrays.npz"], facts=names["facts.json"], out=names["out.npz"]
+        tests=str(Path(__file__).parent),
+        arrays=names["arrays.npz"],
+        facts=names["facts.json"],
+        out=names["out.npz"],
     )
     subprocess.run([sys.executable, "-c", script], check=True, env=lean(), timeout=300)
     found = np.load(names["out.npz"])
@@ -616,7 +675,9 @@ def test_what_cannot_go_on_is_refused_before_anything_changes():
     narrow.compile("adam", "binary_crossentropy")
     other = ws.Trainer(narrow)
     before = leaves(narrow)
-    with pytest.raises(ws.SpecificationError, match="The restored run is another one: its model's weights"):
+    with pytest.raises(
+        ws.SpecificationError, match="The restored run is another one: its model's weights"
+    ):
         other.run.restore(takes.only())
     assert other.run.restored is None
     check_same_bits(before, leaves(narrow)[: len(before)])
@@ -657,7 +718,9 @@ def test_a_trainer_without_an_optimizer_has_no_run_to_take_out():
 
 def test_what_is_kept_is_numbers_words_and_arrays():
     arrays = {}
-    kept = taken_apart({"a": [1, 2.5, None, np.float32(3)], "b": {"c": np.arange(3), "d": "word"}}, "it", arrays)
+    kept = taken_apart(
+        {"a": [1, 2.5, None, np.float32(3)], "b": {"c": np.arange(3), "d": "word"}}, "it", arrays
+    )
     assert json.loads(json.dumps(kept)) == kept
     back = put_together(kept, arrays)
     assert back["a"] == [1, 2.5, None, np.float32(3)]
@@ -679,8 +742,21 @@ class Word(enum.StrEnum):
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"a": object()}, {1: 2}, {"array": "name"}, {"bytes": "name"}, {"float": "nan"}, {Word.YES: 1}),
-        *(Colour.RED, Word.YES, bytearray(b"word"), memoryview(b"word"), np.ma.masked_array([1, 2], [True, False])),
+        *(
+            {"a": object()},
+            {1: 2},
+            {"array": "name"},
+            {"bytes": "name"},
+            {"float": "nan"},
+            {Word.YES: 1},
+        ),
+        *(
+            Colour.RED,
+            Word.YES,
+            bytearray(b"word"),
+            memoryview(b"word"),
+            np.ma.masked_array([1, 2], [True, False]),
+        ),
     ],
     ids=lambda wrong: type(wrong).__name__,
 )
@@ -709,8 +785,15 @@ def test_a_state_that_holds_itself_is_refused_with_its_path():
     own["own"] = own
     listed = []
     listed.append(listed)
-    for wrong, path in [(own, "it/own/own/own"), ([own], "it/0/own/own"), (listed, "it/0/0"), (Endless(), "it/0/0")]:
-        with pytest.raises(ws.SpecificationError, match=f"at most 100 levels of dicts and lists.*more at {path}"):
+    for wrong, path in [
+        (own, "it/own/own/own"),
+        ([own], "it/0/own/own"),
+        (listed, "it/0/0"),
+        (Endless(), "it/0/0"),
+    ]:
+        with pytest.raises(
+            ws.SpecificationError, match=f"at most 100 levels of dicts and lists.*more at {path}"
+        ):
             taken_apart(wrong, "it", {})
     with pytest.raises(ws.SpecificationError, match="at most 100 levels"):
         taken_apart(nested(600), "it", {})
@@ -722,22 +805,56 @@ def test_facts_that_no_run_has_written_are_damage_and_names_of_a_later_release_a
     next(trainer.steps(ws.Batches((X, Y), SIZE)))
     taken = trainer.run.snapshot()
     facts = taken.facts
-    later = facts | {"news": 1, "place": facts["place"] | {"news": 1}, "findings": facts["findings"] | {"news": 1}}
+    later = facts | {
+        "news": 1,
+        "place": facts["place"] | {"news": 1},
+        "findings": facts["findings"] | {"news": 1},
+    }
     assert RunFacts.of(replace(taken, facts=later)) == RunFacts.of(taken)
     wrong = [{"number": word} for word in ("1", None, True, 1.5, [1])]
-    wrong += [{"place": 3}, {"place": facts["place"] | {"done": "1"}}, {"data": {"position": [1]}}, {"paths": {}}]
-    wrong += [{"layout": [["loss"]]}, {"findings": {"sizes": [1]}}, {"also": {"seen": {"array": "nowhere"}}}]
+    wrong += [
+        {"place": 3},
+        {"place": facts["place"] | {"done": "1"}},
+        {"data": {"position": [1]}},
+        {"paths": {}},
+    ]
+    wrong += [
+        {"layout": [["loss"]]},
+        {"findings": {"sizes": [1]}},
+        {"also": {"seen": {"array": "nowhere"}}},
+    ]
     wrong += [{"paths": facts["paths"] | {"params": []}}, {"also": {"seen": nested(2000)}}]
-    saved = {"stops": False, "told": [["CSVLogger", {"log": {"file": "a", "size": 1, "end": ""}}]], "settings": [{}]}
-    assert RunFacts.of(replace(taken, facts=facts | {"also": {"callbacks": saved}})).also["callbacks"] == saved
-    others = [{"stops": 1}, {"told": None}, {"told": [["A"]]}, {"told": [["A", 3]]}, {"settings": [{}, {}]}]
-    others += [{"told": [["A", {"log": 3}]]}, {"told": [["A", {"log": {"file": "a"}}]]}, {"settings": [3]}]
-    wrong += [{"also": {"callbacks": saved | other}} for other in others] + [{"also": {"callbacks": None}}]
+    saved = {
+        "stops": False,
+        "told": [["CSVLogger", {"log": {"file": "a", "size": 1, "end": ""}}]],
+        "settings": [{}],
+    }
+    assert (
+        RunFacts.of(replace(taken, facts=facts | {"also": {"callbacks": saved}})).also["callbacks"]
+        == saved
+    )
+    others = [
+        {"stops": 1},
+        {"told": None},
+        {"told": [["A"]]},
+        {"told": [["A", 3]]},
+        {"settings": [{}, {}]},
+    ]
+    others += [
+        {"told": [["A", {"log": 3}]]},
+        {"told": [["A", {"log": {"file": "a"}}]]},
+        {"settings": [3]},
+    ]
+    wrong += [{"also": {"callbacks": saved | other}} for other in others] + [
+        {"also": {"callbacks": None}}
+    ]
     for change in wrong:
         with pytest.raises(DamagedError, match="The manifest lacks facts of a run"):
             RunFacts.of(replace(taken, facts=facts | change))
     with pytest.raises(DamagedError):
-        RunFacts.of(replace(taken, facts={key: value for key, value in facts.items() if key != "epochs"}))
+        RunFacts.of(
+            replace(taken, facts={key: value for key, value in facts.items() if key != "epochs"})
+        )
 
 
 class Counted:

@@ -40,7 +40,9 @@ def test_a_list_of_numbers_is_an_array_in_every_row():
 
 
 def test_what_is_none_in_every_row_is_none():
-    batch = opened(Rows([({"x": np.ones(2), "mask": None}, 4.0), ({"x": np.zeros(2), "mask": None}, 5.0)]))
+    batch = opened(
+        Rows([({"x": np.ones(2), "mask": None}, 4.0), ({"x": np.zeros(2), "mask": None}, 5.0)])
+    )
     assert isinstance(batch, IndexedRows)
     x, y = batch.load(np.arange(2))
     assert x["mask"] is None
@@ -60,7 +62,9 @@ def test_columns_of_uneven_lists_name_the_row():
 
     columns = opened(Columns([[1], [2], [3, 4]]))
     assert columns.load(np.array([1, 0]))["x"].tolist() == [[2], [1]]
-    with pytest.raises(ws.BatchError, match=r"row\['x'\] must have one shape .* \(2,\) in row 2, \(1,\) in row 1"):
+    with pytest.raises(
+        ws.BatchError, match=r"row\['x'\] must have one shape .* \(2,\) in row 2, \(1,\) in row 1"
+    ):
         columns.load(np.array([1, 2]))
 
 
@@ -165,5 +169,7 @@ def test_data_that_a_strategy_has_shared_out_are_refused(how):
         shared = strategy.experimental_distribute_dataset(data)
     else:
         shared = strategy.distribute_datasets_from_function(lambda context: data)
-    with pytest.raises(ws.BatchError, match=r"must be whole.*a Distributed\w+, which a strategy has shared out"):
+    with pytest.raises(
+        ws.BatchError, match=r"must be whole.*a Distributed\w+, which a strategy has shared out"
+    ):
         opened(shared)

@@ -12,7 +12,9 @@ from wholestep.data.sparse import SparseRows, dense
 ROWS = 20
 COLUMNS = 6
 draw = np.random.default_rng(0)
-DENSE = (draw.normal(size=(ROWS, COLUMNS)) * (draw.uniform(size=(ROWS, COLUMNS)) < 0.3)).astype("float32")
+DENSE = (draw.normal(size=(ROWS, COLUMNS)) * (draw.uniform(size=(ROWS, COLUMNS)) < 0.3)).astype(
+    "float32"
+)
 Y = draw.normal(size=(ROWS, 2)).astype("float32")
 
 
@@ -53,7 +55,9 @@ def run(x, y=None, **given):
     size = {} if "batch_size" not in given else {"batch_size": 7}
     look = x if callable(getattr(x, "__len__", None)) or y is not None else None
     told = (
-        [] if look is None or y is None else [trainer.evaluate(x, y, verbose=0, **size), trainer.predict(x, verbose=0)]
+        []
+        if look is None or y is None
+        else [trainer.evaluate(x, y, verbose=0, **size), trainer.predict(x, verbose=0)]
     )
     return [*history.values(), *told, *model.get_weights()]
 

@@ -38,7 +38,9 @@ def stacking(batches, check=lambda batch, program: None):
     programs = {}
 
     def plan(batch):
-        return programs.setdefault((batch.signature, batch.num_rows), Plan(Cut(((1, batch.num_rows),), batch.num_rows)))
+        return programs.setdefault(
+            (batch.signature, batch.num_rows), Plan(Cut(((1, batch.num_rows),), batch.num_rows))
+        )
 
     return Loaded(Host, batches, plan, check)
 
@@ -80,7 +82,11 @@ def use(feed, num_blocks=None, num_of_last=None):
 def test_batches_that_are_alike_are_stacked():
     blocks = list(stacking(ws.Batches(stream(10 * [(2,)]))).blocks(None, many))
     assert [numbers(block) for block in blocks] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert [(block.start, block.end) for block in blocks] == [((0, 0), (0, 4)), ((0, 4), (0, 8)), ((0, 8), (0, 10))]
+    assert [(block.start, block.end) for block in blocks] == [
+        ((0, 0), (0, 4)),
+        ((0, 4), (0, 8)),
+        ((0, 8), (0, 10)),
+    ]
     assert {len(block.data) for block in blocks} == {8}  # for which the program is compiled
     assert len({id(block.table) for block in blocks}) == 1
 
@@ -99,7 +105,9 @@ def test_other_shapes_and_sizes_and_epochs_go_apart():
     by_shape = 2 * [(2, 3), (2, 3), (2, 4)]
     by_size = [(2,), (2,), (1,), (1,)]
     for shapes, expected in ((by_shape, [[0, 1], [2], [3, 4], [5]]), (by_size, [[0, 1], [2, 3]])):
-        assert [numbers(b) for b in stacking(ws.Batches(stream(shapes))).blocks(None, many)] == expected
+        assert [
+            numbers(b) for b in stacking(ws.Batches(stream(shapes))).blocks(None, many)
+        ] == expected
     for source in (type("Again", (), {"__iter__": lambda self: stream(3 * [(2,)])})(), Three()):
         batches = ws.Batches(source, shuffle=False)
         assert [numbers(b) for b in stacking(batches).blocks(5, many)] == [[0, 1, 2], [0, 1]]
@@ -123,7 +131,9 @@ def refuse(batch, program):
         raise OSError("the disk is gone")
 
 
-@pytest.mark.parametrize("feed", [stacking(ws.Batches(broken(6))), stacking(ws.Batches(broken(9)), refuse)])
+@pytest.mark.parametrize(
+    "feed", [stacking(ws.Batches(broken(6))), stacking(ws.Batches(broken(9)), refuse)]
+)
 def test_what_came_before_an_error_is_carried_out(feed):
     used = []
     with pytest.raises(OSError, match="the disk is gone"):
@@ -139,7 +149,8 @@ def use_all(feed, used):
 
 def test_stacked_batches_that_were_not_used_come_again():
     feed = stacking(ws.Batches(stream(12 * [(2,)])))
-    assert use(feed, 2, 1) == [0, 1, 2, 3, 4]  # the last three of the second block were not carried out
+    # the last three of the second block were not carried out
+    assert use(feed, 2, 1) == [0, 1, 2, 3, 4]
     assert [batch.start for batch in feed.batches.unused] == [(0, 5), (0, 6), (0, 7)]
     assert use(feed, 0) == []  # and these were drawn, but not used
     assert use(feed) == [5, 6, 7, 8, 9, 10, 11]
@@ -179,7 +190,9 @@ BATCHES = [(np.roll(X, i, axis=0)[:8], np.roll(Y, i)[:8]) for i in range(NUM)]
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Return how many updates go in each dispatch, as soon as there is no telling how long they take."""
+    """Return how many updates go in each dispatch, as soon as there is no telling how long they
+    take.
+    """
     nums = []
     send = Dispatcher.send
 

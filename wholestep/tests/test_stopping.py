@@ -25,9 +25,14 @@ from wholestep.checkpoints.writer import Room, Writer
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
-    before = {*threading.enumerate()}  # another file's tests may have loaders that are not collected yet
+    # another file's tests may have loaders that are not collected yet
+    before = {*threading.enumerate()}
     yield
-    assert not [each for each in threading.enumerate() if each.name.startswith("wholestep-") and each not in before]
+    assert not [
+        each
+        for each in threading.enumerate()
+        if each.name.startswith("wholestep-") and each not in before
+    ]
 
 
 @pytest.fixture
@@ -112,11 +117,15 @@ class Terminates(keras.utils.PyDataset):
         self.epoch += 1
 
 
-def test_a_run_that_is_terminated_between_an_epochs_beginning_and_its_first_batch_begins_it_once(tmp_path, handler):
+def test_a_run_that_is_terminated_between_an_epochs_beginning_and_its_first_batch_begins_it_once(
+    tmp_path, handler
+):
     def train(data, checkpoints=None, seed=0):
         halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
         trainer = ws.Trainer(small(seed))
-        trainer.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[halves], checkpoints=checkpoints)
+        trainer.fit(
+            data, epochs=3, verbose=0, shuffle=False, callbacks=[halves], checkpoints=checkpoints
+        )
         return trainer.model
 
     whole = train(Terminates())
@@ -130,9 +139,13 @@ def test_a_run_that_was_terminated_at_its_end_has_ended_after_the_next(tmp_path,
     seen = []
     how = HOW | {"validation_data": (X[:9], Y[:9]), "epochs": 1}
     with pytest.raises(SystemExit):
-        ws.Trainer(small()).fit(X, Y, callbacks=[Raises("on_test_begin", BATCHES)], checkpoints=tmp_path, **how)
+        ws.Trainer(small()).fit(
+            X, Y, callbacks=[Raises("on_test_begin", BATCHES)], checkpoints=tmp_path, **how
+        )
     for _ in range(3):
-        counting = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_, **__: seen.append("ended"))
+        counting = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda *_, **__: seen.append("ended")
+        )
         counting.on_test_begin = lambda logs=None: seen.append("validated")
         ws.Trainer(small(1)).fit(X, Y, callbacks=[counting], checkpoints=tmp_path, **how)
     assert seen == ["validated", "ended"]
@@ -148,7 +161,9 @@ def test_an_epoch_that_was_terminated_in_its_validation_is_judged_after_it(tmp_p
     how = HOW | {"validation_data": (X[:9], Y[:9]), "epochs": 1}
     asked = ws.Checkpoints(tmp_path, keep_best=("val_loss", 1))
     with pytest.raises(SystemExit):
-        ws.Trainer(small()).fit(X, Y, callbacks=[Raises("on_test_begin", BATCHES)], checkpoints=asked, **how)
+        ws.Trainer(small()).fit(
+            X, Y, callbacks=[Raises("on_test_begin", BATCHES)], checkpoints=asked, **how
+        )
     with pytest.raises(ws.CheckpointError, match="The best checkpoint must have been saved"):
         _ = asked.best
     ws.Trainer(small(1)).fit(X, Y, checkpoints=asked, **how)
@@ -186,7 +201,9 @@ def test_what_is_terminated_in_the_middle_of_a_save_is_written(tmp_path, handler
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
-def test_a_second_signal_is_not_waited_for_unless_it_is_the_first_told_twice(seconds, tmp_path, handler, monkeypatch):
+def test_a_second_signal_is_not_waited_for_unless_it_is_the_first_told_twice(
+    seconds, tmp_path, handler, monkeypatch
+):
     monkeypatch.setattr(interrupts, "_ONE", seconds)
     callbacks = [Raises("on_train_batch_begin", 2), Raises("on_train_batch_begin", 2)]
     with pytest.raises(SystemExit):
@@ -210,7 +227,11 @@ def test_an_interrupt_saves_nothing_but_leaves_what_was_saved(tmp_path, handler)
     asked = ws.Checkpoints(tmp_path, every_steps=4, keep=9)
     with pytest.raises(KeyboardInterrupt):
         ws.Trainer(small()).fit(
-            X, Y, callbacks=[Raises("on_train_batch_end", 6, signal.SIGINT)], checkpoints=asked, **HOW
+            X,
+            Y,
+            callbacks=[Raises("on_train_batch_end", 6, signal.SIGINT)],
+            checkpoints=asked,
+            **HOW,
         )
     assert steps_in(tmp_path) == [4]
 
@@ -233,7 +254,9 @@ def failing(monkeypatch, call="fsync", after=0, number=errno.ENOSPC):
     return seen
 
 
-FAULTS = [(call, number) for call in ("write", "fsync", "rename") for number in (errno.ENOSPC, errno.EIO)]
+FAULTS = [
+    (call, number) for call in ("write", "fsync", "rename") for number in (errno.ENOSPC, errno.EIO)
+]
 
 
 @pytest.mark.parametrize(("call", "number"), share(FAULTS))
@@ -260,7 +283,9 @@ def test_an_error_of_the_writer_is_raised_at_the_next_boundary(call, number, tmp
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
     whole = ws.Trainer(small())
     rest = [step.loss for step in whole.steps(ws.Batches((X, Y), SIZE))]
-    assert [step.loss for step in trainer.steps(ws.Batches((X, Y), SIZE), checkpoints=first)] == rest[2:]
+    assert [
+        step.loss for step in trainer.steps(ws.Batches((X, Y), SIZE), checkpoints=first)
+    ] == rest[2:]
 
 
 def wait_for_the_writer():
@@ -285,7 +310,11 @@ def test_neither_of_two_errors_is_lost(tmp_path, monkeypatch):
         steps.close()
     with pytest.raises(ZeroDivisionError) as caught:
         ws.Trainer(small()).fit(
-            X, Y, callbacks=[Raises("on_train_batch_end", 3, ZeroDivisionError())], checkpoints=asked, **HOW
+            X,
+            Y,
+            callbacks=[Raises("on_train_batch_end", 3, ZeroDivisionError())],
+            checkpoints=asked,
+            **HOW,
         )
     assert "CheckpointError: The checkpoint of step 2" in caught.value.__notes__[0]
 
@@ -293,11 +322,15 @@ def test_neither_of_two_errors_is_lost(tmp_path, monkeypatch):
 def test_a_terminated_run_that_cannot_save_says_why(tmp_path, monkeypatch, handler):
     failing(monkeypatch)
     with pytest.raises(ws.CheckpointError, match="step 3 "):
-        ws.Trainer(small()).fit(X, Y, callbacks=[Raises("on_train_batch_end", 3)], checkpoints=tmp_path, **HOW)
+        ws.Trainer(small()).fit(
+            X, Y, callbacks=[Raises("on_train_batch_end", 3)], checkpoints=tmp_path, **HOW
+        )
     assert not handler
 
 
-def test_what_is_saved_is_the_state_of_its_step_whatever_changes_while_it_is_written(tmp_path, monkeypatch):
+def test_what_is_saved_is_the_state_of_its_step_whatever_changes_while_it_is_written(
+    tmp_path, monkeypatch
+):
     goes_on = threading.Event()
     real = Folder.fill
     kept = {}
@@ -371,7 +404,9 @@ sys.exit(5)
 @pytest.mark.slow
 def test_a_script_that_ends_without_waiting_loses_no_checkpoint(tmp_path):
     source = LEAVES.format(tests=str(HERE), to=str(tmp_path))
-    assert subprocess.run([sys.executable, "-c", source], env=lean(HERE), timeout=120).returncode == 5
+    assert (
+        subprocess.run([sys.executable, "-c", source], env=lean(HERE), timeout=120).returncode == 5
+    )
     assert steps_in(tmp_path) == [2]
     Folder(tmp_path).verify(2)
     assert Path(tmp_path, "lock").exists()
@@ -410,7 +445,9 @@ def test_an_update_that_fails_before_a_save_leaves_the_data_at_its_batch(tmp_pat
     bad[6] = np.nan
     data = ws.Batches((bad, Y), SIZE, shuffle=False)
     with pytest.raises(ws.NonFiniteError, match="Update 2"):
-        ws.Trainer(small()).fit(data, verbose=0, checkpoints=ws.Checkpoints(tmp_path, every_steps=2))
+        ws.Trainer(small()).fit(
+            data, verbose=0, checkpoints=ws.Checkpoints(tmp_path, every_steps=2)
+        )
     assert data.position == (0, 1)
     assert steps_in(tmp_path) == []
 
@@ -426,7 +463,9 @@ def test_updates_that_are_left_out_are_counted_after_a_restart(name, tmp_path):
         model = small(seed)
         if scale is not None:
             inner = keras.optimizers.SGD(0.1)
-            model.compile(keras.optimizers.LossScaleOptimizer(inner, scale, dynamic_growth_steps=3), "mse")
+            model.compile(
+                keras.optimizers.LossScaleOptimizer(inner, scale, dynamic_growth_steps=3), "mse"
+            )
         return ws.Trainer(model, on_nonfinite="skip" if is_bad else "raise")
 
     whole = trainer()

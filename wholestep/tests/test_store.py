@@ -7,7 +7,9 @@ import time
 import keras
 import pytest
 
-pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="the store is that of jax.distributed")
+pytestmark = pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="the store is that of jax.distributed"
+)
 
 
 class Client:
@@ -56,7 +58,9 @@ def store(client):
 
 @pytest.fixture
 def heartbeats(store, monkeypatch):
-    """Heartbeats of two processes that beat at once, and the words and exit codes that would end their processes."""
+    """Heartbeats of two processes that beat at once, and the words and exit codes that would end
+    their processes.
+    """
     from wholestep.processes import group
 
     ended = []
@@ -117,7 +121,8 @@ def test_a_heartbeat_says_what_its_process_is_doing(heartbeats, store):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "code"), [("Process 1 failed.", 1), ("Process 1 was asked to end (SIGTERM) while starting.", 143)]
+    ("verdict", "code"),
+    [("Process 1 failed.", 1), ("Process 1 was asked to end (SIGTERM) while starting.", 143)],
 )
 def test_a_verdict_ends_every_process_once(verdict, code, heartbeats):
     made, ended = heartbeats
@@ -127,7 +132,9 @@ def test_a_verdict_ends_every_process_once(verdict, code, heartbeats):
     until(lambda: len(ended) == 2)
     for each in made:
         each.join()
-    assert sorted(ended) == [(f"{verdict} Process {i} ends too; it was starting.", code) for i in range(2)]
+    assert sorted(ended) == [
+        (f"{verdict} Process {i} ends too; it was starting.", code) for i in range(2)
+    ]
 
 
 def test_a_process_that_has_ended_its_heartbeat_is_ended_by_nobody(heartbeats):

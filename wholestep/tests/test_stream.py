@@ -1,4 +1,6 @@
-"""A stream gives every batch once, also those that were looked at; it begins again with an epoch alone."""
+"""A stream gives every batch once, also those that were looked at; it begins again with an epoch
+alone.
+"""
 
 import signal
 import sys
@@ -34,7 +36,12 @@ def of(batches):
 
 def test_what_was_looked_at_is_drawn_next():
     stream = of(Counted())
-    assert [stream.peek(0), stream.peek(0), stream.draw(0), stream.draw(1)] == [[1, 2], [1, 2], [1, 2], [3]]
+    assert [stream.peek(0), stream.peek(0), stream.draw(0), stream.draw(1)] == [
+        [1, 2],
+        [1, 2],
+        [1, 2],
+        [3],
+    ]
     with pytest.raises(StopIteration):
         stream.draw(2)
     assert stream.has_ended
@@ -77,7 +84,9 @@ def test_a_first_batch_of_another_pass_uses_nothing_up():
 
 
 class Failing:
-    """Numbers as batches; the request for batch `at` fails once. Its iterator can go on, unlike a generator."""
+    """Numbers as batches; the request for batch `at` fails once. Its iterator can go on, unlike a
+    generator.
+    """
 
     def __init__(self, at=2, num=4, length=None):
         self.at = at
@@ -165,7 +174,9 @@ def test_a_generator_that_has_raised_is_not_taken_for_one_that_has_ended():
     stream = of(Repeated(Failing().one_by_one))
     assert drawn_until_error(stream, OSError)[0] == [[0], [1]]
     for ask in (stream.draw, stream.peek):
-        with pytest.raises(BatchError, match=r"opened anew.*right after the error.*data.seek\(epoch\)"):
+        with pytest.raises(
+            BatchError, match=r"opened anew.*right after the error.*data.seek\(epoch\)"
+        ):
             ask(2)
     stream.restart()
     assert stream.draw(0) == [0]
@@ -194,7 +205,11 @@ def test_an_interrupt_right_after_a_batch_has_come_does_not_lose_it():
         return {"x": np.array([i])}
 
     def interrupt(frame, event, called):
-        if event == "c_return" and frame.f_code.co_filename == stream_module.__file__ and asked[-1:] == [2]:
+        if (
+            event == "c_return"
+            and frame.f_code.co_filename == stream_module.__file__
+            and asked[-1:] == [2]
+        ):
             sys.setprofile(None)
             raise KeyboardInterrupt
 
@@ -244,7 +259,9 @@ def test_a_wrong_length_is_warned_of_once_and_counts_the_batches_before_a_state(
 
 
 class Parts(Failing):
-    """Batches of the rows of a small data set; the request for one may fail, be interrupted, or its transform fail."""
+    """Batches of the rows of a small data set; the request for one may fail, be interrupted, or its
+    transform fail.
+    """
 
     def __init__(self, what=""):
         super().__init__(at=3 if what in ("source", "generator") else None, num=5)
@@ -289,7 +306,9 @@ def test_training_goes_on_where_its_data_failed(how, what, monkeypatch):
 
     def train(trainer, data):
         seen = []
-        look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(trainer.run.number))
+        look = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(trainer.run.number)
+        )
         if how == "fit":
             trainer.fit(data, verbose=0, callbacks=[look])
         else:

@@ -34,7 +34,9 @@ def test_a_layout_packs_and_unpacks():
 class Wide(ws.Objective):
     def __call__(self, model, batch, training):
         x, y = batch
-        losses = ops.cast(ops.square(model(x, training=training) - ops.cast(y, "float32")), "float64")
+        losses = ops.cast(
+            ops.square(model(x, training=training) - ops.cast(y, "float32")), "float64"
+        )
         return {"mean": ws.Mean(losses), "sum": ws.Sum(losses)}
 
 

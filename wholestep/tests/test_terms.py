@@ -26,17 +26,28 @@ def sums(term, row_weights=None):
     return tuple(float(s) for s in term.sums(None if row_weights is None else tensor(row_weights)))
 
 
-@given(hnp.arrays("float32", (7, 3), elements=small), st.lists(st.integers(0, 7), max_size=4), st.data())
+@given(
+    hnp.arrays("float32", (7, 3), elements=small),
+    st.lists(st.integers(0, 7), max_size=4),
+    st.data(),
+)
 @pytest.mark.slow
 def test_any_cut_sums_to_the_whole(values, cuts, data):
     weights = data.draw(hnp.arrays("float32", (7,), elements=st.integers(0, 4).map(float)))
     whole = sums(Mean(tensor(values), tensor(weights)))
     edges = [0, *sorted(cuts), 7]
-    parts = [sums(Mean(tensor(values[a:b]), tensor(weights[a:b]))) for a, b in itertools.pairwise(edges) if b > a]
+    parts = [
+        sums(Mean(tensor(values[a:b]), tensor(weights[a:b])))
+        for a, b in itertools.pairwise(edges)
+        if b > a
+    ]
     assert whole == (sum(p[0] for p in parts), sum(p[1] for p in parts))
 
 
-@given(hnp.arrays("float32", (5, 2), elements=small), hnp.arrays("float32", (5,), elements=st.sampled_from([0.0, 1.0])))
+@given(
+    hnp.arrays("float32", (5, 2), elements=small),
+    hnp.arrays("float32", (5,), elements=st.sampled_from([0.0, 1.0])),
+)
 def test_a_row_of_weight_zero_is_absent(values, present):
     assert sums(Mean(tensor(values)), present) == (values[present > 0].sum(), 2 * present.sum())
 
@@ -59,7 +70,10 @@ def test_running_totals_do_not_stop_growing():
         total = accumulate(total, tensor(1))
     assert plain == 2**24  # what a single float32 makes of it
     assert float(total[0]) + float(total[1]) == 2**24 + 100
-    high, low = (keras.ops.stack([part, other]) for part, other in zip(total, (tensor(2), tensor(0)), strict=True))
+    high, low = (
+        keras.ops.stack([part, other])
+        for part, other in zip(total, (tensor(2), tensor(0)), strict=True)
+    )
     assert float(ratio(high, low)) == 2**23 + 50
 
 
@@ -72,8 +86,14 @@ def test_nothing_weighed_yet_is_zero():
     [
         (Mean(tensor(1.0)), "must have the 4 rows"),
         (Mean(tensor(np.zeros((3, 2)))), "must have the 4 rows"),
-        (Mean(tensor(np.zeros((4, 2))), tensor(np.zeros((2,)))), "weights of the loss must have the shape"),
-        (Mean(tensor(np.zeros((4,))), tensor(np.zeros((4, 2)))), "weights of the loss must have the shape"),
+        (
+            Mean(tensor(np.zeros((4, 2))), tensor(np.zeros((2,)))),
+            "weights of the loss must have the shape",
+        ),
+        (
+            Mean(tensor(np.zeros((4,))), tensor(np.zeros((4, 2)))),
+            "weights of the loss must have the shape",
+        ),
     ],
 )
 def test_wrong_shapes_are_named(term, message):
@@ -103,7 +123,9 @@ def test_rows_that_nobody_counted_are_never_mixed():
     two = np.array([[1.0, 10.0], [1.0, 10.0]], "float32")
     np.testing.assert_array_equal(of_unknown_shape(checked, two, shape=(None, None)), two)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        of_unknown_shape(checked, np.array([[1.0, 10.0]] * 3 + [[2.0, 20.0]], "float32"), shape=(None, None))
+        of_unknown_shape(
+            checked, np.array([[1.0, 10.0]] * 3 + [[2.0, 20.0]], "float32"), shape=(None, None)
+        )
 
 
 @on_tensorflow
@@ -123,7 +145,8 @@ def test_a_loss_per_token_of_any_length_is_weighed(weighs):
 @pytest.mark.parametrize("kind", [Mean, Sum])
 @pytest.mark.parametrize("weighs", [False, True])
 def test_sums_of_half_precision_count_as_far_as_single_precision(kind, weighs):
-    ones = keras.ops.ones((300, 300), "float16")  # float16 ends at 65504, and bfloat16 does not know 257
+    # float16 ends at 65504, and bfloat16 does not know 257
+    ones = keras.ops.ones((300, 300), "float16")
     assert sums(kind(ones, ones if weighs else None)) == (90000.0, 90000.0 if kind is Mean else 1.0)
     few = keras.ops.ones((257,), "bfloat16")
     assert sums(kind(few, few if weighs else None)) == (257.0, 257.0 if kind is Mean else 1.0)

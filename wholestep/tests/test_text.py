@@ -1,4 +1,6 @@
-"""Text and ragged rows: on TensorFlow they reach the model as they are, on JAX they are refused with the way out."""
+"""Text and ragged rows: on TensorFlow they reach the model as they are, on JAX they are refused
+with the way out.
+"""
 
 import itertools
 
@@ -16,7 +18,9 @@ WORDS = np.array(["a b", "b c", "c a d", "a a", "d", "b", "a d", "c", "a"])
 Y = np.arange(len(WORDS), dtype="float32")[:, None] / len(WORDS)
 LENGTHS = [1, 3, 2, 1, 4, 2, 2, 3, 1]
 
-on_tensorflow = pytest.mark.skipif(ENGINE != "tensorflow", reason="Keras computes with text on TensorFlow alone.")
+on_tensorflow = pytest.mark.skipif(
+    ENGINE != "tensorflow", reason="Keras computes with text on TensorFlow alone."
+)
 
 
 def rows():
@@ -30,7 +34,9 @@ def of_text(**compiled):
     text = keras.Input((), dtype="string", name="text")
     number = keras.Input((1,), name="number")
     found = layers.GlobalAveragePooling1D()(layers.Embedding(6, 4)(vocabulary(text)))
-    model = keras.Model({"text": text, "number": number}, layers.Dense(1)(layers.Concatenate()([found, number])))
+    model = keras.Model(
+        {"text": text, "number": number}, layers.Dense(1)(layers.Concatenate()([found, number]))
+    )
     model.compile("sgd", "mse", metrics=["mae"], **compiled)
     return model
 
@@ -58,16 +64,24 @@ def inputs(kind):
 
     if kind == "ragged":
         return tf.RaggedTensor.from_row_lengths(np.arange(sum(LENGTHS)) % 7, LENGTHS)
-    return {"text": tf.constant(WORDS), "number": np.array([len(w.split()) for w in WORDS], "float32")[:, None]}
+    return {
+        "text": tf.constant(WORDS),
+        "number": np.array([len(w.split()) for w in WORDS], "float32")[:, None],
+    }
 
 
 def told(model, data, **how):
     """Return what a training, an evaluation and a prediction tell, by Keras or a trainer."""
     (x, y), size = data, how.pop("batch_size", 4)
     given = (x, y) if y is not None else (x,)
-    history = model.fit(*given, batch_size=None if y is None else size, shuffle=False, verbose=0, epochs=2, **how)
+    history = model.fit(
+        *given, batch_size=None if y is None else size, shuffle=False, verbose=0, epochs=2, **how
+    )
     x, y = how["validation_data"]
-    numbers = [*itertools.chain(*history.history.values()), *model.evaluate(x, y, batch_size=size, verbose=0)]
+    numbers = [
+        *itertools.chain(*history.history.values()),
+        *model.evaluate(x, y, batch_size=size, verbose=0),
+    ]
     return [*numbers, *np.ravel(model.predict(x, batch_size=size, verbose=0))]
 
 
@@ -107,15 +121,20 @@ def test_replicas_share_text_and_ragged_rows(make, kind, stream):
             model = make()
         trainer = ws.Trainer(model, microbatch_size=3)
         data = (inputs(kind), Y)
-        stream_of = tf.data.Dataset.from_tensor_slices(data).batch(4) if stream else ws.Batches(data, 4)
-        told = [step.logs for step in trainer.steps(stream_of, epochs=2)]  # the last batch of an epoch is one row
+        stream_of = (
+            tf.data.Dataset.from_tensor_slices(data).batch(4) if stream else ws.Batches(data, 4)
+        )
+        # the last batch of an epoch is one row
+        told = [step.logs for step in trainer.steps(stream_of, epochs=2)]
         return [number for each in told for number in each.values()]
 
     np.testing.assert_allclose(logs(2), logs(None), rtol=2e-5, atol=1e-6)
 
 
 @on_tensorflow
-@pytest.mark.parametrize("text", [list(WORDS), *later([WORDS, WORDS.astype(object), np.char.encode(WORDS)])])
+@pytest.mark.parametrize(
+    "text", [list(WORDS), *later([WORDS, WORDS.astype(object), np.char.encode(WORDS)])]
+)
 @pytest.mark.slow
 def test_text_of_every_kind_is_the_same_text(text):
     x = inputs("text")
@@ -124,7 +143,9 @@ def test_text_of_every_kind_is_the_same_text(text):
     trainer.fit({**x, "text": text}, Y, batch_size=9, epochs=2, verbose=0)
     for _ in range(2):
         other.train_on_batch(x, Y)
-    assert trainer.evaluate(x, Y, verbose=0) == pytest.approx(other.evaluate(x, Y, verbose=0), rel=1e-5)
+    assert trainer.evaluate(x, Y, verbose=0) == pytest.approx(
+        other.evaluate(x, Y, verbose=0), rel=1e-5
+    )
 
 
 @on_tensorflow
@@ -145,7 +166,9 @@ def test_xla_is_left_out_with_a_word():
     import tensorflow as tf
 
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([layers.Lambda(lambda text: tf.cast(tf.strings.length(text), "float32")), layers.Dense(1)])
+    model = keras.Sequential(
+        [layers.Lambda(lambda text: tf.cast(tf.strings.length(text), "float32")), layers.Dense(1)]
+    )
     model.compile("sgd", "mse")
     trainer = ws.Trainer(model, jit_compile=True)
     with pytest.warns(UserWarning, match="jit_compile=True has no effect: it takes text"):
@@ -168,7 +191,9 @@ def test_text_for_a_model_of_numbers_is_refused(verb, kind):
     x = WORDS[:, None].astype(kind)
     given = {"fit": lambda: trainer.fit(x, Y, verbose=0), "update": lambda: trainer.update((x, Y))}
     given["predict"] = lambda: trainer.predict(x, verbose=0)
-    with pytest.raises(ws.BatchError, match=r"numbers of type float32. Received: text in x. Try: encode strings"):
+    with pytest.raises(
+        ws.BatchError, match=r"numbers of type float32. Received: text in x. Try: encode strings"
+    ):
         given[verb]()
 
 
@@ -183,7 +208,9 @@ def test_what_jax_cannot_hold_is_refused_with_the_way_out(data):
 
 @pytest.mark.parametrize("data", [(WORDS[:4], Y[:4]), iter([(list(WORDS[:4]), Y[:4])])])
 def test_text_may_be_made_numbers_by_a_transform(data):
-    batches = ws.Batches(data, transform=lambda batch: (ops.convert_to_tensor([len(t) for t in batch[0]]), batch[1]))
+    batches = ws.Batches(
+        data, transform=lambda batch: (ops.convert_to_tensor([len(t) for t in batch[0]]), batch[1])
+    )
     assert sorted(next(batches)[0].tolist()) == [3, 3, 3, 5]
 
 

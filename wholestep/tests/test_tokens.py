@@ -1,4 +1,6 @@
-"""Losses of tokens: the weights of a batch differ from step to step, and parts of it may weigh nothing at all."""
+"""Losses of tokens: the weights of a batch differ from step to step, and parts of it may weigh
+nothing at all.
+"""
 
 import keras
 import numpy as np
@@ -39,18 +41,24 @@ def weights_of(kind):
 
 def updated(weight, microbatch_size="auto", **arguments):
     keras.utils.clear_session()
-    model = keras.Sequential([keras.Input((LENGTH,), dtype="int32"), keras.layers.Embedding(WORDS, 2)])
+    model = keras.Sequential(
+        [keras.Input((LENGTH,), dtype="int32"), keras.layers.Embedding(WORDS, 2)]
+    )
     model.add(keras.layers.Dense(1))
     for i, variable in enumerate(model.weights):
         variable.assign(integers(*variable.shape, seed=50 + i))
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build(model.trainable_variables)
-    trainer = ws.Trainer(model, Tokens(), optimizer=optimizer, microbatch_size=microbatch_size, **arguments)
+    trainer = ws.Trainer(
+        model, Tokens(), optimizer=optimizer, microbatch_size=microbatch_size, **arguments
+    )
     logs = trainer.update({"tokens": TOKENS, "weight": weight})
     return snapshot(model) | dict(logs), trainer
 
 
-@pytest.mark.parametrize(("kind", "sizes"), share(zip(WEIGHTS, [(1, 6), (3, 5), (3, 1)], strict=True)))
+@pytest.mark.parametrize(
+    ("kind", "sizes"), share(zip(WEIGHTS, [(1, 6), (3, 5), (3, 1)], strict=True))
+)
 @pytest.mark.slow
 def test_no_bit_differs_between_cuts(kind, sizes):
     whole, _ = updated(weights_of(kind))
@@ -80,7 +88,9 @@ def test_a_mean_of_means_is_caught(monkeypatch):
 @pytest.mark.parametrize("size", ["auto", 5])
 def test_a_batch_that_weighs_nothing_is_refused_before_the_update(size):
     nothing = np.zeros((ROWS, LENGTH), "float32")
-    with pytest.raises(ws.NonFiniteError, match=r"Update 1 .* not applied.*the weights of the loss sum to zero"):
+    with pytest.raises(
+        ws.NonFiniteError, match=r"Update 1 .* not applied.*the weights of the loss sum to zero"
+    ):
         updated(nothing, size)
 
 
@@ -97,7 +107,9 @@ def test_masked_padding_weighs_nothing_in_a_compiled_loss():
     rows = [(np.arange(1, 1 + n) % WORDS, np.arange(n) % 2) for n in (3, 9, 5, 2)]
     losses = {}
     for masks in (True, False):
-        model = keras.Sequential([keras.layers.Embedding(WORDS + 1, 2, mask_zero=masks), keras.layers.Dense(2)])
+        model = keras.Sequential(
+            [keras.layers.Embedding(WORDS + 1, 2, mask_zero=masks), keras.layers.Dense(2)]
+        )
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         model.build((None, None))
         for width in (9, 20):

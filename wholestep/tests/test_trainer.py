@@ -1,4 +1,6 @@
-"""The face: fit, a loop of one's own, update, evaluate, predict; and bad input, which changes nothing."""
+"""The face: fit, a loop of one's own, update, evaluate, predict; and bad input, which changes
+nothing.
+"""
 
 import copy
 import pickle
@@ -37,7 +39,10 @@ def test_watching_every_update_changes_no_bit():
     plain = model()
     watched = model()
     fit(plain)
-    fit(watched, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)])
+    fit(
+        watched,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)],
+    )
     assert same(plain, watched)
 
 
@@ -99,19 +104,26 @@ def test_a_model_may_be_changed_between_steps():
 class Squared(ws.Objective):
     def __call__(self, model, batch, training):
         error = model(batch["x"], training=training) - batch["y"]
-        return ws.Mean(error**2, batch["weight"]), {"bias": ws.Mean(error), "seen": (batch["y"], batch["y"])}
+        return ws.Mean(error**2, batch["weight"]), {
+            "bias": ws.Mean(error),
+            "seen": (batch["y"], batch["y"]),
+        }
 
 
 def test_an_objective_of_ones_own():
     made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     seen = keras.metrics.MeanMetricWrapper(lambda y, p: keras.ops.ones_like(y), name="seen")
-    trainer = ws.Trainer(made, Squared(), optimizer=keras.optimizers.SGD(0.1), metrics=[seen], microbatch_size=3)
+    trainer = ws.Trainer(
+        made, Squared(), optimizer=keras.optimizers.SGD(0.1), metrics=[seen], microbatch_size=3
+    )
     weight = np.arange(ROWS, dtype="float32")
     data = {"x": X, "y": Y[:, None].astype("float32"), "weight": weight}
     before = made.predict(X, verbose=0)
     logs = trainer.evaluate(data, verbose=0, return_dict=True)
     error = before - data["y"]
-    assert logs["loss"] == pytest.approx(float((error**2 * weight[:, None]).sum() / weight.sum()), rel=1e-5)
+    assert logs["loss"] == pytest.approx(
+        float((error**2 * weight[:, None]).sum() / weight.sum()), rel=1e-5
+    )
     assert logs["bias"] == pytest.approx(float(error.mean()), rel=1e-4)
     assert logs["seen"] == 1
     history = trainer.fit(ws.Batches(data, 7), epochs=30, verbose=0).history
@@ -128,7 +140,9 @@ def test_validation_and_its_history():
     history = fit(made, validation_split=0.25, epochs=4, validation_freq=2).history
     assert set(history) == {"accuracy", "loss", "val_accuracy", "val_loss"}
     assert (len(history["loss"]), len(history["val_loss"])) == (4, 2)
-    assert history["val_loss"][-1] == pytest.approx(made.evaluate(X[15:], Y[15:], verbose=0)[0], rel=1e-5)
+    assert history["val_loss"][-1] == pytest.approx(
+        made.evaluate(X[15:], Y[15:], verbose=0)[0], rel=1e-5
+    )
 
 
 @on("jax")
@@ -145,8 +159,12 @@ def test_evaluation_does_not_touch_the_training_metrics():
 def test_predict_and_evaluate_are_kerases(size):
     made = model(keras.layers.BatchNormalization())
     trainer = ws.Trainer(made)
-    np.testing.assert_allclose(trainer.predict(X, batch_size=size, verbose=0), made.predict(X, verbose=0), atol=1e-6)
-    np.testing.assert_allclose(trainer.evaluate(X, Y, size, verbose=0), made.evaluate(X, Y, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        trainer.predict(X, batch_size=size, verbose=0), made.predict(X, verbose=0), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        trainer.evaluate(X, Y, size, verbose=0), made.evaluate(X, Y, verbose=0), rtol=1e-5
+    )
 
 
 @on("jax")
@@ -190,7 +208,9 @@ def test_a_given_optimizer_for_other_variables_asks_for_a_new_trainer():
 
 
 def test_a_frozen_model_that_trains_is_a_warning_and_thawing_it_trains_it():
-    """The generative adversarial networks of Keras 2: what was trainable at `compile` does not count in Keras 3."""
+    """The generative adversarial networks of Keras 2: what was trainable at `compile` does not
+    count in Keras 3.
+    """
     layers = keras.layers
     critic = keras.Sequential([keras.Input((3,)), layers.Dense(1, "sigmoid")], name="critic")
     critic.compile("sgd", "binary_crossentropy")
@@ -202,7 +222,9 @@ def test_a_frozen_model_that_trains_is_a_warning_and_thawing_it_trains_it():
     y = np.zeros((4, 1), "float32")
     before = critic.get_weights()
     trainer = ws.Trainer(critic)
-    with pytest.warns(UserWarning, match=r"none of the 2 variables of 'critic' is trainable now.*'critic'"):
+    with pytest.warns(
+        UserWarning, match=r"none of the 2 variables of 'critic' is trainable now.*'critic'"
+    ):
         trainer.train_on_batch(x, y)
     trainer.update((x, y))  # any further warning is an error
     trainer.fit(x, y, verbose=0)
@@ -269,7 +291,12 @@ def check_unchanged(made, error, message, run):
         (iter([(X, Y)]), Y, {"batch_size": None}, "a data set must contain them"),
         (X, Y.tolist(), {}, r"y must hold arrays.*np\.asarray\(y\)"),
         (X, Y, {"steps_per_epoch": 0}, "steps_per_epoch must be a whole number"),
-        (X, Y, {"validation_data": (X, Y), "validation_steps": 1.5}, "validation_steps must be a whole number"),
+        (
+            X,
+            Y,
+            {"validation_data": (X, Y), "validation_steps": 1.5},
+            "validation_steps must be a whole number",
+        ),
     ],
 )
 def test_bad_data(x, y, how, message):
@@ -300,7 +327,9 @@ def test_labels_that_broadcast_are_refused():
 
 def test_a_missing_key_is_named():
     made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-    trainer = ws.Trainer(made, Squared(), optimizer="sgd", metrics=[keras.metrics.Mean(name="seen")])
+    trainer = ws.Trainer(
+        made, Squared(), optimizer="sgd", metrics=[keras.metrics.Mean(name="seen")]
+    )
     with pytest.raises(KeyError, match="weight"):
         trainer.update({"x": X, "y": Y.astype("float32")})
 
@@ -347,7 +376,9 @@ def test_a_non_finite_update_stops_a_loop_of_ones_own():
 
 
 def test_a_gradient_that_is_not_finite_stops_it_too():
-    made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    made = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    )
     made.compile("sgd", lambda y, p: keras.ops.sqrt(keras.ops.abs(p[:, 0])))
     with pytest.raises(ws.NonFiniteError, match="gradient is not finite"):
         ws.Trainer(made).fit(np.ones((4, 1)), np.zeros((4, 1)), verbose=0)
@@ -375,15 +406,27 @@ def test_bad_arguments(arguments, message):
 def test_a_model_that_is_not_compiled_predicts_and_is_told_what_else_needs_a_loss():
     bare = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
     trainer = ws.Trainer(bare)
-    np.testing.assert_allclose(trainer.predict(X, 6, verbose=0), bare.predict(X, verbose=0), rtol=1e-5)
-    calls = (trainer.fit, trainer.evaluate, trainer.train_on_batch, lambda x, y: next(trainer.steps((x, y))))
+    np.testing.assert_allclose(
+        trainer.predict(X, 6, verbose=0), bare.predict(X, verbose=0), rtol=1e-5
+    )
+    calls = (
+        trainer.fit,
+        trainer.evaluate,
+        trainer.train_on_batch,
+        lambda x, y: next(trainer.steps((x, y))),
+    )
     for call in calls:
-        with pytest.raises(ws.SpecificationError, match="To train and to evaluate, a trainer needs a compiled model"):
+        with pytest.raises(
+            ws.SpecificationError,
+            match="To train and to evaluate, a trainer needs a compiled model",
+        ):
             call(X, Y)
     bare.compile("sgd", "mse")
     labels = np.zeros((ROWS, 2), "float32")
     trainer.fit(X, labels, epochs=1, verbose=0)
-    np.testing.assert_allclose(trainer.predict(X, 6, verbose=0), bare.predict(X, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(
+        trainer.predict(X, 6, verbose=0), bare.predict(X, verbose=0), rtol=1e-5
+    )
 
 
 def test_batches_say_everything_themselves():
@@ -395,7 +438,9 @@ def test_batches_say_everything_themselves():
 
 def test_a_size_of_validation_batches_that_are_ready_made_has_no_effect():
     ready = keras.utils.PyDataset()
-    ready.__class__ = type("Ready", (keras.utils.PyDataset,), {"num_batches": 2, "__getitem__": lambda self, i: (X, Y)})
+    ready.__class__ = type(
+        "Ready", (keras.utils.PyDataset,), {"num_batches": 2, "__getitem__": lambda self, i: (X, Y)}
+    )
     for data in (ready, ws.Batches((X, Y), 5)):
         with pytest.warns(UserWarning, match="validation_batch_size=4 has no effect"):
             ws.Trainer(model()).fit(X, Y, validation_data=data, validation_batch_size=4, verbose=0)
@@ -440,7 +485,9 @@ def test_prediction_is_in_the_order_of_the_rows_whatever_the_batches():
     batches = ws.Batches((X, Y), 6, seed=3)
     batches.seek(0, 2)
     trainer = ws.Trainer(made)
-    np.testing.assert_allclose(trainer.predict(batches, verbose=0), made.predict(X, verbose=0), atol=1e-6)
+    np.testing.assert_allclose(
+        trainer.predict(batches, verbose=0), made.predict(X, verbose=0), atol=1e-6
+    )
     trainer.evaluate(batches, verbose=0)
     assert batches.position == (0, 2)
 
@@ -467,7 +514,8 @@ SOURCES = ("resident", "stream", "last of a stream")
 
 
 @pytest.mark.parametrize(
-    ("how", "kind"), share((how, SOURCES[(i + j) % 3]) for i, how in enumerate(("fit", "steps")) for j in range(3))
+    ("how", "kind"),
+    share((how, SOURCES[(i + j) % 3]) for i, how in enumerate(("fit", "steps")) for j in range(3)),
 )
 def test_a_failed_update_is_the_next_one(how, kind):
     x = poisoned(9)[:12] if kind == "last of a stream" else poisoned(9)
@@ -528,7 +576,8 @@ def test_a_loss_and_a_metric_may_be_a_number_of_python():
     for one, two in zip(made.get_weights(), after, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6)
     assert ours["a_loss"] == pytest.approx(ours["loss"])
-    if keras.backend.backend() == "tensorflow":  # where Keras' graph does not know how many rows the last batch has
+    # where Keras' graph does not know how many rows the last batch has
+    if keras.backend.backend() == "tensorflow":
         assert theirs.pop("a_loss") != pytest.approx(theirs["loss"], rel=1e-3)
         del ours["a_loss"]
     assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in theirs.items()}
@@ -562,9 +611,13 @@ def test_what_is_printed_says_in_one_line_what_it_is():
     data = ws.Batches((np.ones((8, 3)), np.ones((8, 1))), batch_size=4)
     assert repr(data) == "<Batches: 2 batches an epoch; next: batch 0 of epoch 0>"
     assert repr(trainer) == "<Trainer of small: 0 updates, 0 epochs of data begun>"
-    assert [repr(step) for step in trainer.steps(data)] == [f"<Step {i + 1}: batch {i} of epoch 0>" for i in (0, 1)]
+    assert [repr(step) for step in trainer.steps(data)] == [
+        f"<Step {i + 1}: batch {i} of epoch 0>" for i in (0, 1)
+    ]
     assert repr(trainer) == "<Trainer of small: 2 updates, 1 epochs of data begun>"
-    assert repr(ws.Batches(iter([np.ones((8, 3))]))).startswith("<Batches: an unknown number of batches an epoch")
+    assert repr(ws.Batches(iter([np.ones((8, 3))]))).startswith(
+        "<Batches: an unknown number of batches an epoch"
+    )
     term = ws.Mean(keras.ops.ones((8, 2)), keras.ops.ones((8,)))
     assert repr(term).endswith("float32 of shape (8,), coefficient=1.0)")
     assert "\n" not in repr(term)
@@ -589,7 +642,12 @@ def test_weights_without_an_update_are_not_replaced_by_their_moving_average(how)
         elif how == "fit no epochs":
             fit(made, trainer=trainer, epochs=0)
         else:
-            fit(made, np.full_like(X, np.nan), trainer=trainer, callbacks=[Stops()] if how == "stop" else [])
+            fit(
+                made,
+                np.full_like(X, np.nan),
+                trainer=trainer,
+                callbacks=[Stops()] if how == "stop" else [],
+            )
 
     call()
     check_equal(before, made.get_weights())

@@ -33,14 +33,18 @@ def test_loss_is_the_cross_entropy_less_the_entropy():
     log_probabilities = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     target = np.array([[smoothed(11, token) for token in row] for row in wanted])
     expected = -(target * log_probabilities).sum(axis=-1) + (target * np.log(target)).sum(axis=-1)
-    np.testing.assert_allclose(translate_dates_model.smoothed_cross_entropy(wanted, logits), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        translate_dates_model.smoothed_cross_entropy(wanted, logits), expected, rtol=1e-5
+    )
 
 
 def test_lowest_loss_is_zero():
     best = np.log(smoothed(11, 4)).astype("float32")
     near = best + np.random.default_rng(0).normal(size=(100, 11)).astype("float32")
     wanted = np.full((101,), 4, np.int32)
-    losses = np.asarray(translate_dates_model.smoothed_cross_entropy(wanted, np.vstack([best, near])))
+    losses = np.asarray(
+        translate_dates_model.smoothed_cross_entropy(wanted, np.vstack([best, near]))
+    )
     assert abs(losses[0]) < 1e-6
     assert losses[1:].min() > 1e-3
 
@@ -77,9 +81,13 @@ def test_held_out_dates_are_never_trained_on():
 
 def test_every_text_means_one_date():
     rng = random.Random(1)
-    days = [day for some in translate_dates_data.split_days(rng) for day in some if day.year == 2023]
+    days = [
+        day for some in translate_dates_data.split_days(rng) for day in some if day.year == 2023
+    ]
     meanings = {}
-    for text, iso in translate_dates_data.write_dates(30_000, days, translate_dates_data.LANGUAGES, rng):
+    for text, iso in translate_dates_data.write_dates(
+        30_000, days, translate_dates_data.LANGUAGES, rng
+    ):
         assert meanings.setdefault(text, iso) == iso
 
 
@@ -91,7 +99,8 @@ def test_every_text_fits_in_the_longest_shape():
     for pair in pairs:
         row = characters.row(*pair)
         assert all(
-            length <= translate_dates_data.LONGEST[name] for name, length in translate_dates_data.lengths(row).items()
+            length <= translate_dates_data.LONGEST[name]
+            for name, length in translate_dates_data.lengths(row).items()
         )
         assert characters.decode(row["target"][1:]) == pair[1]
 

@@ -16,7 +16,9 @@ def test_names():
 def test_num_rows():
     assert tree.num_rows({"a": np.zeros((3, 2)), "b": np.zeros(3)}) == 3
     assert tree.num_bytes({"a": np.zeros((3, 2), "float32")}) == 24
-    np.testing.assert_array_equal(tree.map_leaves(lambda a, b: a + b, [np.ones(2)], [np.ones(2)])[0], [2, 2])
+    np.testing.assert_array_equal(
+        tree.map_leaves(lambda a, b: a + b, [np.ones(2)], [np.ones(2)])[0], [2, 2]
+    )
 
 
 @pytest.mark.parametrize(

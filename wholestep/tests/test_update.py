@@ -5,7 +5,16 @@ import itertools
 import keras
 import numpy as np
 import pytest
-from exact import OPTIMIZERS, REGULARISERS, WEIGHTINGS, differing, integers, num_rows_of, one_update, snapshot
+from exact import (
+    OPTIMIZERS,
+    REGULARISERS,
+    WEIGHTINGS,
+    differing,
+    integers,
+    num_rows_of,
+    one_update,
+    snapshot,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shares import later, on, share
@@ -15,9 +24,14 @@ from wholestep.sums import EpochSums
 from wholestep.update import ObjectiveUpdate
 
 PARTS = (2, 3, 5, 1000)  # 1000: every row alone
-# Every weighting with every regulariser, in such an order that JAX' half has all of both, and all optimizers.
+# Every weighting with every regulariser, in such an order that JAX' half has all of both, and all
+# optimizers.
 CASES = [
-    (weighting, REGULARISERS[(i + j) % len(REGULARISERS)], list(OPTIMIZERS)[(i + 2 * j) % len(OPTIMIZERS)])
+    (
+        weighting,
+        REGULARISERS[(i + j) % len(REGULARISERS)],
+        list(OPTIMIZERS)[(i + 2 * j) % len(OPTIMIZERS)],
+    )
     for i, weighting in enumerate(WEIGHTINGS)
     for j in range(len(REGULARISERS))
 ]
@@ -35,7 +49,9 @@ def check_every_cut(case, parts=PARTS):
         assert differing(whole, cut) == [], f"microbatches of {size}"
 
 
-@pytest.mark.parametrize(("case", "num"), share((c, PARTS[i // 2 % len(PARTS)]) for i, c in enumerate(CASES)), ids=str)
+@pytest.mark.parametrize(
+    ("case", "num"), share((c, PARTS[i // 2 % len(PARTS)]) for i, c in enumerate(CASES)), ids=str
+)
 def test_no_bit_differs_between_cuts(case, num):
     check_every_cut(case, [num])
 
@@ -46,7 +62,9 @@ def test_no_bit_differs_between_cuts_of_all_cases(case):
     check_every_cut(case)
 
 
-@pytest.mark.parametrize(("weighting", "size"), share(zip(WEIGHTINGS, (6, 6, 1, 1, 6, 1), strict=True), other=True))
+@pytest.mark.parametrize(
+    ("weighting", "size"), share(zip(WEIGHTINGS, (6, 6, 1, 1, 6, 1), strict=True), other=True)
+)
 @pytest.mark.slow
 def test_no_bit_differs_between_cuts_of_a_short_batch(weighting, size):
     case = (weighting, "l2", "adam")
@@ -63,10 +81,14 @@ def test_a_short_batch_that_is_padded_is_the_batch_alone():
 
 
 class Nest(ws.Objective):
-    """A line through all numbers of a row, wherever they are nested, with a weight for every value."""
+    """A line through all numbers of a row, wherever they are nested, with a weight for every
+    value.
+    """
 
     def __call__(self, model, batch, training):
-        leaves = [keras.ops.reshape(leaf, (leaf.shape[0], -1)) for leaf in keras.tree.flatten(batch["x"])]
+        leaves = [
+            keras.ops.reshape(leaf, (leaf.shape[0], -1)) for leaf in keras.tree.flatten(batch["x"])
+        ]
         error = model(keras.ops.concatenate(leaves, axis=1), training=training) - 1.0
         return ws.Mean(error**2, batch["weight"])
 
@@ -75,7 +97,8 @@ SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 NESTS = st.recursive(
     SHAPES.map(lambda shape: {"leaf": shape}),
     lambda inner: (
-        st.lists(inner, min_size=1, max_size=2).map(tuple) | st.dictionaries(st.text("ab"), inner, min_size=1)
+        st.lists(inner, min_size=1, max_size=2).map(tuple)
+        | st.dictionaries(st.text("ab"), inner, min_size=1)
     ),
     max_leaves=4,
 )
@@ -85,7 +108,11 @@ def filled(nest, num_rows):
     """Return the nest with integer arrays of its shapes."""
     if isinstance(nest, tuple):
         return tuple(filled(part, num_rows) for part in nest)
-    if "leaf" in nest and isinstance(nest["leaf"], tuple) and all(isinstance(n, int) for n in nest["leaf"]):
+    if (
+        "leaf" in nest
+        and isinstance(nest["leaf"], tuple)
+        and all(isinstance(n, int) for n in nest["leaf"])
+    ):
         return integers(num_rows, *nest["leaf"])
     return {k: filled(part, num_rows) for k, part in nest.items()}
 
@@ -100,8 +127,12 @@ def test_no_bit_differs_between_cuts_of_nested_batches(nest, size, draw):
 
     def updated(microbatch_size):
         keras.utils.clear_session()
-        made = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1, kernel_initializer="ones")])
-        trainer = ws.Trainer(made, Nest(), optimizer=keras.optimizers.SGD(0.5), microbatch_size=microbatch_size)
+        made = keras.Sequential(
+            [keras.Input((width,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        trainer = ws.Trainer(
+            made, Nest(), optimizer=keras.optimizers.SGD(0.5), microbatch_size=microbatch_size
+        )
         return dict(trainer.update(batch)) | snapshot(made)
 
     assert differing(updated("auto"), updated(size)) == []
@@ -132,14 +163,18 @@ def test_regularisation_counted_per_microbatch_is_caught(monkeypatch):
     honest = ObjectiveUpdate._regularise
 
     def twice(step, params, grads, scale, captured):
-        return honest(step, params, honest(step, params, grads, scale, captured)[0], scale, captured)
+        return honest(
+            step, params, honest(step, params, grads, scale, captured)[0], scale, captured
+        )
 
     monkeypatch.setattr(ObjectiveUpdate, "_regularise", twice)
     assert differing(whole, one_update(case, 8)[0])
 
 
 def frozen(size, num=64):
-    """Return a trainer with microbatches, and its model with a frozen kernel in which a number is -0.0."""
+    """Return a trainer with microbatches, and its model with a frozen kernel in which a number is
+    -0.0.
+    """
     keras.utils.set_random_seed(0)
     base = keras.layers.Dense(num, use_bias=False, name="base")
     model = keras.Sequential([keras.Input((num,)), base, keras.layers.Dense(1)])
@@ -158,7 +193,9 @@ def test_no_bit_of_frozen_weights_changes_under_microbatches():
     assert frozen(size=2)[1]
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow does not tell a program's memory")
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax", reason="TensorFlow does not tell a program's memory"
+)
 def test_microbatches_make_no_copy_of_frozen_weights():
     trainer, _ = frozen(size=2, num=512)
     (program,) = trainer.executor.planner.programs.values()

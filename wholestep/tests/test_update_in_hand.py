@@ -1,4 +1,6 @@
-"""One update on a batch in hand: few programs for any number of rows, no thread, and only what is read is fetched."""
+"""One update on a batch in hand: few programs for any number of rows, no thread, and only what is
+read is fetched.
+"""
 
 import threading
 from functools import partial
@@ -44,7 +46,9 @@ def test_a_batch_is_made_before_the_last_update_is_waited_for(monkeypatch):
     waits = count_calls(monkeypatch, type(trainer.executor.engine.devices), "fetch")
     seen = []
     settle = Applied.settle
-    monkeypatch.setattr(Applied, "settle", lambda *given: seen.append((len(made), len(waits))) or settle(*given))
+    monkeypatch.setattr(
+        Applied, "settle", lambda *given: seen.append((len(made), len(waits))) or settle(*given)
+    )
     trainer.update((X, Y))
     assert seen == [(1, 0)]
     assert len(waits) == 1
@@ -61,7 +65,9 @@ def test_nothing_is_fetched_that_nobody_reads(monkeypatch):
     trainer = ws.Trainer(model())
     trainer.update((X, Y))["loss"]
     waits = count_calls(monkeypatch, type(trainer.executor.engine.devices), "fetch")
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started")
+    )
     logs = trainer.update((X, Y))
     assert len(waits) == 0
     assert logs["loss"] == dict(logs)["loss"]
@@ -78,7 +84,11 @@ def test_an_update_that_was_not_applied_is_told_where_it_is_read_or_by_the_next_
     for _ in range(2):  # and again
         with pytest.raises(ws.NonFiniteError, match="Update 1 "):
             logs["loss"]
-    for ask in (lambda: trainer.update((X, Y)), lambda: trainer.evaluate(X, Y, verbose=0), lambda: trainer.num_skipped):
+    for ask in (
+        lambda: trainer.update((X, Y)),
+        lambda: trainer.evaluate(X, Y, verbose=0),
+        lambda: trainer.num_skipped,
+    ):
         trainer.update((bad, Y))
         with pytest.raises(ws.NonFiniteError, match="Update 1 "):
             ask()

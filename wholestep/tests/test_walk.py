@@ -1,4 +1,6 @@
-"""docs/architecture.md lists every function that a batch crosses: a batch is walked, and compared with the list."""
+"""docs/architecture.md lists every function that a batch crosses: a batch is walked, and compared
+with the list.
+"""
 
 import re
 import sys
@@ -19,18 +21,33 @@ PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
 SIZE = 8
 # On the way to a program, which is made once for each shape: no batch is computed there.
 PROGRAM = "program.several", "update.ObjectiveUpdate.whole_update"
-SHAPES = {"update.ObjectiveUpdate._lookup_sizes", "engines.protocol.Programs.shapes"}  # asks for a gradient's shapes
-PLANNING = ("plan.", "context.", "model.coupling.", "executor.Executor._program", "data.feed.Loaded._planned")
+# asks for a gradient's shapes
+SHAPES = {"update.ObjectiveUpdate._lookup_sizes", "engines.protocol.Programs.shapes"}
+PLANNING = (
+    "plan.",
+    "context.",
+    "model.coupling.",
+    "executor.Executor._program",
+    "data.feed.Loaded._planned",
+)
 
 
 def listed(*without):
     """Return the functions of the page's tables, without some parts of the way."""
-    table = PAGE.split("## Every function that a batch crosses")[1].split("\n## Responsibilities")[0]
-    return [name for part, name in re.findall(r"^\| (\w+) \| `([\w.]+)` \|", table, flags=re.M) if part not in without]
+    table = PAGE.split("## Every function that a batch crosses")[1].split("\n## Responsibilities")[
+        0
+    ]
+    return [
+        name
+        for part, name in re.findall(r"^\| (\w+) \| `([\w.]+)` \|", table, flags=re.M)
+        if part not in without
+    ]
 
 
 def running(parts):
-    """Return the running functions of the library, outermost first: those of an engine by their protocol."""
+    """Return the running functions of the library, outermost first: those of an engine by their
+    protocol.
+    """
     found = []
     for frame, _ in traceback.walk_stack(sys._getframe(2)):
         module = frame.f_globals.get("__name__", "")
@@ -38,13 +55,17 @@ def running(parts):
         if module.startswith("wholestep."):
             owner, _, verb = name.partition(".")
             module = module.removeprefix("wholestep.")
-            found.append(f"engines.protocol.{parts[owner]}.{verb}" if owner in parts else f"{module}.{name}")
+            found.append(
+                f"engines.protocol.{parts[owner]}.{verb}" if owner in parts else f"{module}.{name}"
+            )
     return found[::-1]
 
 
 @pytest.fixture(params=["a data set", "arrays"])
 def walk(request, monkeypatch):
-    """Return (stacks where a batch of a `fit` in microbatches is read, placed, sent and computed, its functions)."""
+    """Return (stacks where a batch of a `fit` in microbatches is read, placed, sent and computed,
+    its functions).
+    """
     stacks = []
     parts = {}
 
@@ -72,14 +93,25 @@ def walk(request, monkeypatch):
         return noted
 
     program = Planner.program
-    monkeypatch.setattr(Planner, "program", lambda *given: (lambda p: replace(p, call=noting(p.call)))(program(*given)))
-    monkeypatch.setattr(keras.optimizers.SGD, "update_step", noting(keras.optimizers.SGD.update_step))
+    monkeypatch.setattr(
+        Planner,
+        "program",
+        lambda *given: (lambda p: replace(p, call=noting(p.call)))(program(*given)),
+    )
+    monkeypatch.setattr(
+        keras.optimizers.SGD, "update_step", noting(keras.optimizers.SGD.update_step)
+    )
     model = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(1)])
     trainer = ws.Trainer(model, Squares(), optimizer="sgd", microbatch_size=SIZE // 2)
     trainer.update((X[:SIZE], Y[:SIZE]))
     names = [field.name for field in fields(trainer.executor.engine)][: len(PARTS)]
     engine = trainer.executor.engine
-    parts.update({type(getattr(engine, name)).__name__: kind.__name__ for name, kind in zip(names, PARTS, strict=True)})
+    parts.update(
+        {
+            type(getattr(engine, name)).__name__: kind.__name__
+            for name, kind in zip(names, PARTS, strict=True)
+        }
+    )
     devices = type(engine.devices)
     monkeypatch.setattr(devices, "stage", noting(devices.stage))
     # It would trace the update by itself, and the loop over updates would reuse that trace.

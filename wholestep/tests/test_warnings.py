@@ -61,7 +61,11 @@ trainer.evaluate(x, x[:, :1], verbose=0)
 @pytest.mark.slow
 def test_tensorflow_logs_no_errors_of_its_own():
     ended = subprocess.run(
-        [sys.executable, "-c", LOGS], env=lean(TF_CPP_MIN_LOG_LEVEL="1"), capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", LOGS],
+        env=lean(TF_CPP_MIN_LOG_LEVEL="1"),
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert ended.returncode == 0
     assert [line for line in ended.stderr.splitlines() if line.startswith(("E0000", "W0000"))] == []

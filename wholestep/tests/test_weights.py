@@ -12,7 +12,11 @@ X = np.zeros(2)
 
 @pytest.mark.parametrize(
     ("weight", "message"),
-    [([1.0, -1.0], "-1.0 in row 1"), ([np.nan, 1.0], "nan in row 0"), ([0.0, 0.0], "weigh at least one row")],
+    [
+        ([1.0, -1.0], "-1.0 in row 1"),
+        ([np.nan, 1.0], "nan in row 0"),
+        ([0.0, 0.0], "weigh at least one row"),
+    ],
 )
 def test_bad_weights(weight, message):
     with pytest.raises(ws.BatchError, match=message):
@@ -25,7 +29,12 @@ def test_weights_of_zero_are_allowed_where_others_weigh():
 
 
 def test_what_is_no_batch_with_weights_is_left_alone():
-    for batch in (X, (X, -X), {"sample_weight": np.array([-1.0])}, [X, X, np.array([-1.0, np.nan])]):
+    for batch in (
+        X,
+        (X, -X),
+        {"sample_weight": np.array([-1.0])},
+        [X, X, np.array([-1.0, np.nan])],
+    ):
         check_weights(batch, all_zero=True)
 
 
@@ -33,9 +42,13 @@ def test_only_a_leaf_that_divides_must_not_be_negative():
     signed = np.array([[1.0, -1.0], [1.0, 1.0]])
     plain = np.ones(2)
     check_weights((X, X, (signed, plain)), all_zero=True, divisors={1})
-    with pytest.raises(ws.BatchError, match=r"sample_weight\[0\] must be finite and not negative.*in row 0"):
+    with pytest.raises(
+        ws.BatchError, match=r"sample_weight\[0\] must be finite and not negative.*in row 0"
+    ):
         check_weights((X, X, (signed, plain)), all_zero=True, divisors={0})
-    with pytest.raises(ws.BatchError, match=r"sample_weight\[0\] must be finite\. .*inf.* in row 1"):
+    with pytest.raises(
+        ws.BatchError, match=r"sample_weight\[0\] must be finite\. .*inf.* in row 1"
+    ):
         check_weights((X, X, (np.array([-1.0, np.inf]), plain)), all_zero=True, divisors={1})
 
 
@@ -57,5 +70,8 @@ def test_a_batch_without_weights_ends_no_check_of_later_weights(between):
         trainer.update((x, y))
     else:
         trainer.evaluate(x, y, verbose=0)
-    with pytest.raises(ws.BatchError, match="sample_weight must be finite and not negative: the loss is divided by it"):
+    with pytest.raises(
+        ws.BatchError,
+        match="sample_weight must be finite and not negative: the loss is divided by it",
+    ):
         trainer.update((x, y, -weight))

@@ -27,7 +27,9 @@ X = np.arange(24, dtype="float32").reshape(8, 3)
 
 
 class Numbers(keras.utils.PyDataset):
-    """Eight batches; each holds its number and how often the epoch's beginning and end were told."""
+    """Eight batches; each holds its number and how often the epoch's beginning and end were
+    told.
+    """
 
     def __init__(self, fails_at=None, **how):
         super().__init__(**how)
@@ -108,7 +110,9 @@ def test_a_model_trains_alike(how):
             return X[2 * number : 2 * number + 2], X[2 * number : 2 * number + 2, :1]
 
     def weights(**how):
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
         model.compile(keras.optimizers.Adam(0.1), "mse")
         ws.Trainer(model).fit(Rows(**how), epochs=2, verbose=0)
         return model.get_weights()[0]
@@ -146,7 +150,11 @@ def test_a_loop_that_is_left_ends_its_workers():
     for step in ws.Trainer(model).steps(batches):
         if step.number == 2:
             break
-    assert not [thread for thread in {*threading.enumerate()} - before if thread.name.startswith("wholestep-load")]
+    assert not [
+        thread
+        for thread in {*threading.enumerate()} - before
+        if thread.name.startswith("wholestep-load")
+    ]
     assert next(batches)[0].shape == (8, 3)
 
 
@@ -157,7 +165,11 @@ class Forked(Numbers):
         super().__init__(**{"workers": 3, "use_multiprocessing": True, **how})
 
     def __getitem__(self, number):
-        own = {"draw": np.random.random(1), "other": np.array([random.random()]), "process": np.array([os.getpid()])}
+        own = {
+            "draw": np.random.random(1),
+            "other": np.array([random.random()]),
+            "process": np.array([os.getpid()]),
+        }
         return super().__getitem__(number) | own
 
 
@@ -183,7 +195,9 @@ def test_processes_load_the_same_batches_in_order_and_know_what_an_epoch_has_cha
 def test_no_two_batches_have_the_same_draws_and_a_seed_brings_them_back():
     def draws(num):
         keras.utils.set_random_seed(4)
-        return [(float(b["draw"][0]), float(b["other"][0])) for b in in_forks(Forked(workers=num))[1:]]
+        return [
+            (float(b["draw"][0]), float(b["other"][0])) for b in in_forks(Forked(workers=num))[1:]
+        ]
 
     first = draws(3)
     assert len({draw for both in first for draw in both}) == 2 * len(first)
@@ -284,7 +298,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_processes_end_with_the_one_that_they_load_for():
-    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, env=lean(), timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANS], capture_output=True, text=True, env=lean(), timeout=60
+    )
     until = time.monotonic() + 20
     while Path(f"/proc/{int(done.stdout)}").exists():
         assert time.monotonic() < until

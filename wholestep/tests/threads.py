@@ -32,7 +32,9 @@ class Store:
 
     def get(self, key):
         with self.shared.news:
-            assert self.shared.news.wait_for(lambda: key in self.shared.values, WAIT), f"nobody tells {key}"
+            assert self.shared.news.wait_for(lambda: key in self.shared.values, WAIT), (
+                f"nobody tells {key}"
+            )
             return self.shared.values[key]
 
     def delete(self, key):

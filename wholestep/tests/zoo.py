@@ -1,4 +1,6 @@
-"""Small models of the kinds that users bring, each with data of its own. No two of them are trained by one path."""
+"""Small models of the kinds that users bring, each with data of its own. No two of them are trained
+by one path.
+"""
 
 import contextlib
 import warnings
@@ -34,7 +36,8 @@ OTHERS = real(1)
 EACH = real(4, 2)
 LABELS = whole(3)
 TOKENS = whole(7, 4, low=1)
-TOKENS[np.arange(4)[None] >= RNG.integers(1, 5, ROWS)[:, None]] = 0  # uneven: the rest of a row is padding
+# uneven: the rest of a row is padding
+TOKENS[np.arange(4)[None] >= RNG.integers(1, 5, ROWS)[:, None]] = 0
 TAGS = whole(3, 4)
 
 
@@ -46,10 +49,12 @@ class Kind(NamedTuple):
         y: the labels; None for a model that adds its own losses.
         compile: the arguments of `compile`, over those of `compiled`.
         draws: it draws random numbers in training: other ones than Keras would.
-        couples: rows of a batch see each other in training: what a cut means differs from the whole batch.
+        couples: rows of a batch see each other in training: what a cut means differs from the whole
+            batch.
         large: it is tried among the larger runs alone: one much like it is tried always.
         differs: by engine and check ("jax arrays", "* cut"): where it is known to differ, and why.
-        unlike: numbers of an epoch and an evaluation that Keras weighs otherwise (docs/differences.md).
+        unlike: numbers of an epoch and an evaluation that Keras weighs otherwise
+            (docs/differences.md).
         more: numbers that Keras does not tell.
         tol: what rounding may do.
     """
@@ -80,13 +85,27 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {}
 
 
-def kind(x, y, *, draws=False, couples=False, large=False, differs=None, unlike=(), more=(), tol=2e-6, **compile_with):
+def kind(
+    x,
+    y,
+    *,
+    draws=False,
+    couples=False,
+    large=False,
+    differs=None,
+    unlike=(),
+    more=(),
+    tol=2e-6,
+    **compile_with,
+):
     """Register the model that a function returns, under its name in words."""
 
     def register(make):
         name = make.__name__.replace("_", " ").strip()
         made = {k: v if callable(v) else (lambda v=v: v) for k, v in compile_with.items()}
-        KINDS[name] = Kind(make, x, y, made, draws, couples, large, differs or {}, unlike, more, tol)
+        KINDS[name] = Kind(
+            make, x, y, made, draws, couples, large, differs or {}, unlike, more, tol
+        )
         return make
 
     return register
@@ -130,7 +149,10 @@ def bidirectional():
 
 KEPT = "on JAX, Keras' fit and evaluate drop the state of a stateful layer"
 STATEFUL = {f"jax {check}": KEPT for check in ("arrays", "evaluation", "stream")}
-APART = "a stateful layer holds the state of a whole batch, of which a replica of a strategy sees its own rows alone"
+APART = (
+    "a stateful layer holds the state of a whole batch, of which a replica of a strategy sees "
+    "its own rows alone"
+)
 FIXED = {f"tensorflow {check}": APART for check in ("replicas", "replicas in microbatches")}
 
 
@@ -167,9 +189,16 @@ def conv_1d():
     return chain(LONG, L.Conv1D(3, 2, activation="relu"), L.GlobalMaxPooling1D(), L.Dense(2))
 
 
-@kind(IMAGES, LABELS, loss=classes, metrics=lambda: ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
+@kind(
+    IMAGES,
+    LABELS,
+    loss=classes,
+    metrics=lambda: ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)],
+)
 def conv_2d():
-    return chain(IMAGES, L.Conv2D(3, 2, activation="relu"), L.MaxPooling2D(2), L.Flatten(), L.Dense(3))
+    return chain(
+        IMAGES, L.Conv2D(3, 2, activation="relu"), L.MaxPooling2D(2), L.Flatten(), L.Dense(3)
+    )
 
 
 @kind(VOLUMES, TARGETS, large=True)
@@ -200,7 +229,9 @@ def mobile_block():
 @kind(SERIES, EACH)
 def attention():
     inputs = keras.Input(SERIES.shape[1:])
-    out = L.LayerNormalization()(inputs + L.MultiHeadAttention(2, 2)(inputs, inputs, use_causal_mask=True))
+    out = L.LayerNormalization()(
+        inputs + L.MultiHeadAttention(2, 2)(inputs, inputs, use_causal_mask=True)
+    )
     return keras.Model(inputs, L.EinsumDense("abc,cd->abd", output_shape=(None, 2))(out))
 
 
@@ -237,10 +268,16 @@ def gaussian_noise():
     return chain(VECTORS, L.GaussianNoise(0.3), L.Dense(2))
 
 
-MOVED = "what a layer assigns to its kernel does not add up over the replicas of tf.distribute: refused"
+MOVED = (
+    "what a layer assigns to its kernel does not add up over the replicas of tf.distribute: refused"
+)
 
 
-@kind(VECTORS, TARGETS, differs={f"tensorflow replicas{cut}": MOVED for cut in ("", " in microbatches")})
+@kind(
+    VECTORS,
+    TARGETS,
+    differs={f"tensorflow replicas{cut}": MOVED for cut in ("", " in microbatches")},
+)
 def spectral_normalization():
     return chain(VECTORS, L.SpectralNormalization(L.Dense(3)), L.Dense(2))
 
@@ -254,13 +291,21 @@ def adapted_normalization():
 
 @kind(IMAGES, TARGETS, draws=True)
 def augmentation():
-    return chain(IMAGES, L.RandomFlip(), L.RandomBrightness(0.2, value_range=(0, 1)), L.Flatten(), L.Dense(2))
+    return chain(
+        IMAGES, L.RandomFlip(), L.RandomBrightness(0.2, value_range=(0, 1)), L.Flatten(), L.Dense(2)
+    )
 
 
 # ---- several inputs and outputs ----
 
 
-@kind([VECTORS, SERIES], [TARGETS, OTHERS], loss=lambda: ["mse", "mae"], loss_weights=lambda: [1.0, 0.5], large=True)
+@kind(
+    [VECTORS, SERIES],
+    [TARGETS, OTHERS],
+    loss=lambda: ["mse", "mae"],
+    loss_weights=lambda: [1.0, 0.5],
+    large=True,
+)
 def lists():
     a = keras.Input((4,))
     b = keras.Input((4, 2))
@@ -278,10 +323,17 @@ def dicts():
     a = keras.Input((4,), name="a")
     b = keras.Input((4, 2), name="b")
     joint = L.Concatenate()([L.Dense(2)(a), L.Flatten()(b)])
-    return keras.Model({"a": a, "b": b}, {"q": L.Dense(3, name="q")(joint), "p": L.Dense(2, name="p")(joint)})
+    return keras.Model(
+        {"a": a, "b": b}, {"q": L.Dense(3, name="q")(joint), "p": L.Dense(2, name="p")(joint)}
+    )
 
 
-@kind({"a": (VECTORS, [SERIES])}, {"p": [TARGETS, OTHERS]}, loss=lambda: {"p": ["mse", "mae"]}, large=True)
+@kind(
+    {"a": (VECTORS, [SERIES])},
+    {"p": [TARGETS, OTHERS]},
+    loss=lambda: {"p": ["mse", "mae"]},
+    large=True,
+)
 def nested():
     a = keras.Input((4,))
     b = keras.Input((4, 2))
@@ -297,7 +349,13 @@ def shared_layers():
     return keras.Model(inputs, ops.sum(ops.square(one - two), axis=-1, keepdims=True))
 
 
-@kind(VECTORS, [TARGETS, TARGETS + 1], loss=lambda: ["mse", "mse"], unlike=("out_loss",), more=("out_loss_1",))
+@kind(
+    VECTORS,
+    [TARGETS, TARGETS + 1],
+    loss=lambda: ["mse", "mse"],
+    unlike=("out_loss",),
+    more=("out_loss_1",),
+)
 def one_output_twice():
     inputs = keras.Input((4,))
     out = L.Dense(2, name="out")(inputs)
@@ -357,7 +415,13 @@ def unbuilt_sequential():
     return keras.Sequential([L.Dense(3), L.Dense(2)])
 
 
-@kind(VECTORS, [TARGETS, OTHERS], loss=lambda: ["mse", "mse"], unlike=("mse_loss",), more=("mse_loss_1",))
+@kind(
+    VECTORS,
+    [TARGETS, OTHERS],
+    loss=lambda: ["mse", "mse"],
+    unlike=("mse_loss",),
+    more=("mse_loss_1",),
+)
 def two_outputs_without_names():
     return TwoOutputs()
 
@@ -431,11 +495,15 @@ def add_loss_only():
 
 @kind(VECTORS, TARGETS, large=True)
 def activity_regularisers():
-    return chain(VECTORS, L.Dense(3, activity_regularizer="l2"), L.Dense(2, kernel_regularizer="l1"))
+    return chain(
+        VECTORS, L.Dense(3, activity_regularizer="l2"), L.Dense(2, kernel_regularizer="l1")
+    )
 
 
 class Quantizer(L.Layer):
-    """The nearest of a few codes: the gradient goes straight through, and the codes move by losses of their own."""
+    """The nearest of a few codes: the gradient goes straight through, and the codes move by losses
+    of their own.
+    """
 
     def __init__(self):
         super().__init__()
@@ -547,7 +615,9 @@ class Doubling:
 
 
 class Task(keras.Model):
-    """As a task of keras-hub: its preprocessor runs before its own `fit`, `evaluate` and `predict`."""
+    """As a task of keras-hub: its preprocessor runs before its own `fit`, `evaluate` and
+    `predict`.
+    """
 
     preprocessor = Doubling()
 

@@ -4,7 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from wholestep import backend
-from wholestep.errors import BatchError, CheckpointError, NonFiniteError, PeerError, SpecificationError, WholestepError
+from wholestep.errors import (
+    BatchError,
+    CheckpointError,
+    NonFiniteError,
+    PeerError,
+    SpecificationError,
+    WholestepError,
+)
 
 if TYPE_CHECKING:
     from wholestep.aliases import audit
@@ -51,7 +58,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: `wholestep launch` starts other processes and needs no Keras itself."""
+    """Import a public name on first use: `wholestep launch` starts other processes and needs no
+    Keras itself.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name != "audit":  # which may be of a loop without Keras

@@ -1,8 +1,9 @@
 """Updates sent ahead: several in one dispatch, handed out singly, until a variable is accessed.
 
-Where updates are short, sending one alone costs three times the update. So several go in one dispatch. An access to a
-variable in between finds the state after the last update that was handed out: the updates up to it are computed again,
-from a copy of the state before the first. (Speculative execution; without it, updates have the same bits.)
+Where updates are short, sending one alone costs three times the update. So several go in one
+dispatch. An access to a variable in between finds the state after the last update that was handed
+out: the updates up to it are computed again, from a copy of the state before the first.
+(Speculative execution; without it, updates have the same bits.)
 """
 
 import math
@@ -25,7 +26,8 @@ from wholestep.state import State, Variables
 _MOST_BYTES = 64 << 20  # of state copied for a dispatch
 _MOST_SECONDS = 1e-3  # of an update: a longer one gains nothing noticeable
 
-Write = Callable[[Run, Variables, State, Callable[[], None]], None]  # a state to variables and run; then call the last
+# a state to variables and run; then call the last
+Write = Callable[[Run, Variables, State, Callable[[], None]], None]
 
 
 @dataclass
@@ -67,10 +69,11 @@ class _Held:
 
 
 class Ahead:
-    """Decides how many updates go ahead, holds them, and ends them at the first access to a variable.
+    """Decides how many updates go ahead, holds them, and ends them at the first access to a
+    variable.
 
-    Nothing is sent ahead on an engine that does not see accesses to variables, nor by several processes: they would
-    have to agree on the time of an update, and on accesses.
+    Nothing is sent ahead on an engine that does not see accesses to variables, nor by several
+    processes: they would have to agree on the time of an update, and on accesses.
 
     Args:
         write: writes a state.
@@ -84,20 +87,29 @@ class Ahead:
         self._shortest = math.inf  # seconds of an update, with little time around it
         self._handed_out = 0  # updates since the latest dispatch, including it
         self._held: _Held | None = None
-        # Held while variables get values that were held back, which may be computed once more for it.
+        # Held while variables get values that were held back, which may be computed once more for
+        # it.
         self._lock = threading.RLock()
 
     def is_holding(self, run: Run) -> bool:
-        """Whether the variables are not written yet, as none was accessed since the run's last update."""
+        """Whether the variables are not written yet, as none was accessed since the run's last
+        update.
+        """
         held = self._held  # read once: another thread may read a variable, which ends it
         return held is not None and held.run is run
 
     def num(self) -> int:
         """Return the number of updates to send in one dispatch now, if available; at least 1."""
-        return max(1, min(self._forecast.wanted, self._pace.size)) if self._pace.seconds <= _MOST_SECONDS else 1
+        return (
+            max(1, min(self._forecast.wanted, self._pace.size))
+            if self._pace.seconds <= _MOST_SECONDS
+            else 1
+        )
 
     def num_to_send(self, block: Block, state: State) -> int:
-        """Return the number of updates to send for a block, at least the block's; 0 to send it and watch nothing."""
+        """Return the number of updates to send for a block, at least the block's; 0 to send it and
+        watch nothing.
+        """
         if self._watch is None:
             return 0
         is_worth = self._pace.seconds <= _MOST_SECONDS and self._forecast.wanted > 0
@@ -108,7 +120,9 @@ class Ahead:
         return max(1, min(self.num(), block.num + block.follow) // block.num) * block.num
 
     def hand_out(self, run: Run, block: Block) -> tuple[PackedLogs, int] | None:
-        """Return the numbers of updates that were sent ahead, with the index of a block's first; None if it was not."""
+        """Return the numbers of updates that were sent ahead, with the index of a block's first;
+        None if it was not.
+        """
         if self._held is None:
             return None
         with self._lock:
@@ -117,23 +131,34 @@ class Ahead:
                 return None
             at = held.done
             held.done = held.done + block.num
-            if held.seen not in (None, held.done):  # a signal handler may read a variable before they are counted
+            # a signal handler may read a variable before they are counted
+            if held.seen not in (None, held.done):
                 return None
             self._handed_out += block.num
             return held.numbers, at
 
     def withhold(
-        self, run: Run, block: Block, num: int, numbers: PackedLogs, state: State, redo: Callable[[int], State]
+        self,
+        run: Run,
+        block: Block,
+        num: int,
+        numbers: PackedLogs,
+        state: State,
+        redo: Callable[[int], State],
     ) -> None:
         """Write a state to the variables only when one is accessed."""
         assert run.variables is not None
         assert self._watch is not None
         watch = self._watch(run.variables.all, block.program.captured, self._on_access, self._lock)
-        self._held = _Held(run, block, num, numbers, state, run.variables, redo, watch.end, block.num)
+        self._held = _Held(
+            run, block, num, numbers, state, run.variables, redo, watch.end, block.num
+        )
         watch.begin()
 
     def note_dispatch(self, num: int) -> None:
-        """Record that `num` updates are sent now, and the time of the latest, with the caller's work between them."""
+        """Record that `num` updates are sent now, and the time of the latest, with the caller's
+        work between them.
+        """
         if self._watch is None:
             return
         if self._handed_out:
@@ -154,9 +179,11 @@ class Ahead:
         self._handed_out = 0
 
     def catch_up(self) -> bool:
-        """Write the state after the last update handed out to variables and run; return whether it was pending.
+        """Write the state after the last update handed out to variables and run; return whether it
+        was pending.
 
-        If the updates cannot be computed again, nothing has changed, and the next access tries once more.
+        If the updates cannot be computed again, nothing has changed, and the next access tries once
+        more.
         """
         if self._held is None:
             return False
@@ -184,8 +211,9 @@ _SAVED = 150e-6  # extra seconds of an update that is sent alone (docs/notes/log
 class AccessForecast:
     """Forecasts the number of updates before the next access to a variable.
 
-    It is the shortest recent distance between accesses; without accesses, it doubles. Where accesses cannot be
-    forecast and cost more than was saved, updates are sent singly for a while, each time for longer.
+    It is the shortest recent distance between accesses; without accesses, it doubles. Where
+    accesses cannot be forecast and cost more than was saved, updates are sent singly for a while,
+    each time for longer.
 
     >>> forecast = AccessForecast()
     >>> sizes = []
@@ -203,7 +231,8 @@ class AccessForecast:
 
     def __init__(self) -> None:
         self._since = 0  # updates since the last access
-        self._has_seen = False  # whether all accesses since the last one were seen, so that their distance is known
+        # whether all accesses since the last one were seen, so that their distance is known
+        self._has_seen = False
         self._gaps: deque[int] = deque(maxlen=4)  # updates between accesses
         self._latest = 1
         self._balance = 0.0
@@ -227,7 +256,8 @@ class AccessForecast:
         self._note_gain(-_WATCH)
 
     def note_end(self, num: int, in_vain: int, seconds: float) -> None:
-        """Record a finished dispatch of `num` useful updates; `in_vain` updates were computed again or discarded.
+        """Record a finished dispatch of `num` useful updates; `in_vain` updates were computed again
+        or discarded.
 
         Args:
             seconds: the time of an update.
@@ -255,7 +285,8 @@ _SECONDS_PER_DISPATCH = 0.1
 
 
 class DispatchSize:
-    """The number of updates to send in one dispatch: about 0.1 s of them. It cannot change a bit of the updates.
+    """The number of updates to send in one dispatch: about 0.1 s of them. It cannot change a bit of
+    the updates.
 
     All processes use the number of process 0, which is broadcast after 1, 2, 4, 8, ... dispatches.
     """
@@ -278,5 +309,7 @@ class DispatchSize:
         self._since = now
         self._notes += 1
         if self._processes.count == 1 or self._notes & (self._notes - 1) == 0:
-            size = int(min(max(1, _SECONDS_PER_DISPATCH / self.seconds), 8 * self.size, MOST_UPDATES))
+            size = int(
+                min(max(1, _SECONDS_PER_DISPATCH / self.seconds), 8 * self.size, MOST_UPDATES)
+            )
             self.size = self._processes.broadcast(size, "sharing how many updates go in a dispatch")

@@ -29,5 +29,7 @@ def command(arguments: list[str]) -> int:
 def _stepcheck(module: str) -> ModuleType:
     if find_spec("stepcheck") is None:
         must = "The check of training loops is the package stepcheck."
-        raise SpecificationError(message(must, "none installed", "pip install './stepcheck[keras]'."))
+        raise SpecificationError(
+            message(must, "none installed", "pip install './stepcheck[keras]'.")
+        )
     return import_module(f"stepcheck{module}")

@@ -10,7 +10,15 @@ from keras.optimizers import Optimizer
 from wholestep import tree
 from wholestep.checkpoints import Checkpoints
 from wholestep.checks import count, is_count, is_number
-from wholestep.data import Batches, Data, as_rows, holds_numbers, refuse_lists, text_as_arrays, without_none
+from wholestep.data import (
+    Batches,
+    Data,
+    as_rows,
+    holds_numbers,
+    refuse_lists,
+    text_as_arrays,
+    without_none,
+)
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.model import Objective, values_for_tensors
 from wholestep.program import Options
@@ -24,17 +32,24 @@ def check_model(model: object, objective: object) -> None:
     if not isinstance(model, keras.Model):
         must = "model must be a keras.Model."
         received = type(model).__name__
-        raise SpecificationError(message(must, received, "wrap the layers in keras.Sequential or keras.Model."))
+        raise SpecificationError(
+            message(must, received, "wrap the layers in keras.Sequential or keras.Model.")
+        )
     if objective is not None and not isinstance(objective, Objective):
         must = "objective must be a wholestep.Objective."
-        raise SpecificationError(message(must, type(objective).__name__, "subclass it and write __call__."))
+        raise SpecificationError(
+            message(must, type(objective).__name__, "subclass it and write __call__.")
+        )
 
 
 def check_compiled(model: keras.Model, objective: Objective | None) -> None:
     """Refuse to train or evaluate a model without a loss; prediction needs none."""
     if objective is None and not model.compiled:
         must = "To train and to evaluate, a trainer needs a compiled model or an objective."
-        attempt = "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), optimizer=...)."
+        attempt = (
+            "call model.compile(optimizer, loss), or pass Trainer(model, MyObjective(), "
+            "optimizer=...)."
+        )
         raise SpecificationError(message(must, "a model that is not compiled", attempt))
 
 
@@ -67,7 +82,11 @@ def options(
         attempt = "leave it out for the gradients of keras.Model.fit."
         raise SpecificationError(message(must, shown(dense_gradients), attempt))
     size = _count_or("auto", "microbatch_size", microbatch_size, "leave it out for the fastest.")
-    num = None if replicas is None else _count_or("all", "replicas", replicas, "leave it out for one device.")
+    num = (
+        None
+        if replicas is None
+        else _count_or("all", "replicas", replicas, "leave it out for one device.")
+    )
     limit = None if memory_limit is None else int(min(memory_limit, sys.maxsize))
     return Options(size, limit, on_nonfinite, num, jit_compile, dense_gradients)
 
@@ -83,14 +102,22 @@ def check_optimizer(optimizer: Optimizer | None) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     steps = getattr(inner, "gradient_accumulation_steps", None)
     if steps:
-        must = "The optimizer must not accumulate gradients itself: that is a mean of means, and counts schedules and "
+        must = (
+            "The optimizer must not accumulate gradients itself: that is a mean of means, and "
+            "counts schedules and "
+        )
         must += "moving averages once per microbatch."
-        attempt = f"leave it out, make batch_size {steps} times as large, and pass Trainer(model, microbatch_size=...)."
+        attempt = (
+            f"leave it out, make batch_size {steps} times as large, and pass Trainer(model, "
+            "microbatch_size=...)."
+        )
         raise SpecificationError(message(must, f"gradient_accumulation_steps={steps}", attempt))
 
 
 def check_trainable(model: keras.Model, optimizer: Optimizer | None, *, is_given: bool) -> None:
-    """Refuse an optimizer that was built for other variables; `is_given`: whether to the trainer, not to `compile`."""
+    """Refuse an optimizer that was built for other variables; `is_given`: whether to the trainer,
+    not to `compile`.
+    """
     if optimizer is None:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -98,8 +125,13 @@ def check_trainable(model: keras.Model, optimizer: Optimizer | None, *, is_given
     changed = [v.path for v in model.trainable_variables if id(v) not in known]
     if changed or len(known) != len(model.trainable_variables):
         must = "The optimizer must know just the model's trainable variables."
-        received = f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: {changed[:3]}"
-        again = "make a new Trainer, with a new optimizer," if is_given else "compile the model again"
+        received = (
+            f"{len(model.trainable_variables)} trainable variables, {len(known)} known; new: "
+            f"{changed[:3]}"
+        )
+        again = (
+            "make a new Trainer, with a new optimizer," if is_given else "compile the model again"
+        )
         raise SpecificationError(message(must, received, f"{again} after changing `trainable`."))
 
 
@@ -107,11 +139,17 @@ def warn_if_frozen(model: keras.Model) -> None:
     """Warn of a model without a trainable variable, which no update changes."""
     if model.trainable_variables:
         return
-    frozen = [layer.name for layer in [model, *model._flatten_layers(include_self=False)] if not layer.trainable]
+    frozen = [
+        layer.name
+        for layer in [model, *model._flatten_layers(include_self=False)]
+        if not layer.trainable
+    ]
     where = f"trainable=False on {frozen[0]!r}" if frozen else "the model has no weights"
     warn(
-        f"Nothing trains: none of the {len(model.variables)} variables of {model.name!r} is trainable now ({where}). "
-        "What counts is `trainable` when the model trains, not when it was compiled: set it to True before this model "
+        f"Nothing trains: none of the {len(model.variables)} variables of {model.name!r} is "
+        f"trainable now ({where}). "
+        "What counts is `trainable` when the model trains, not when it was compiled: set it to "
+        "True before this model "
         "trains, and to False again before a model that shares its layers does."
     )
 
@@ -121,7 +159,10 @@ def warn_of_values(model: keras.Model) -> None:
     found = values_for_tensors(model)
     if not found:
         return
-    must = "A mask in a functional model must be a tensor: a Python value is the same for all positions."
+    must = (
+        "A mask in a functional model must be a tensor: a Python value is the same for all "
+        "positions."
+    )
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     received = ", ".join(found[:_MOST_NAMED]) + more
     attempt = "keras.ops.equal(a, b) in place of a == b, which compares identity on a keras.Input."
@@ -130,31 +171,49 @@ def warn_of_values(model: keras.Model) -> None:
 
 def with_loss_scale(optimizer: Optimizer, model: keras.Model) -> Optimizer:
     """Wrap the optimizer in a dynamic loss scale where `compile` would."""
-    if model.dtype_policy.name != "mixed_float16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if model.dtype_policy.name != "mixed_float16" or isinstance(
+        optimizer, keras.optimizers.LossScaleOptimizer
+    ):
         return optimizer
     return keras.optimizers.LossScaleOptimizer(optimizer)
 
 
 def split(x: Data, y: Tree, sample_weight: Tree, fraction: float) -> tuple[tuple, tuple]:
-    """Split off the last rows of arrays for validation, before any shuffling; return both parts as (x, y, weight)."""
+    """Split off the last rows of arrays for validation, before any shuffling; return both parts as
+    (x, y, weight).
+    """
     parts = tuple(map(text_as_arrays, (x.content, y, sample_weight)))
-    if not is_number(fraction) or not 0 < fraction < 1 or not x.with_labels(y, sample_weight).are_arrays:
+    if (
+        not is_number(fraction)
+        or not 0 < fraction < 1
+        or not x.with_labels(y, sample_weight).are_arrays
+    ):
         must = "validation_split must lie between 0 and 1, and needs arrays."
         received = f"validation_split={shown(fraction)} of {type(x.content).__name__}"
-        raise SpecificationError(message(must, received, "pass arrays, np.asarray(x) of a list, or validation_data."))
+        raise SpecificationError(
+            message(must, received, "pass arrays, np.asarray(x) of a list, or validation_data.")
+        )
     arrays = tree.map_leaves(as_rows, parts)
     num_rows = int(tree.leaves(arrays[0])[0].shape[0])
     at = int(num_rows * (1 - fraction))
     if at in (0, num_rows):
         must = "Both parts of the split must have rows."
-        raise SpecificationError(message(must, f"{num_rows} rows", "pass validation_data, or more rows."))
-    first, last = (tree.map_leaves(itemgetter(rows), arrays) for rows in (slice(0, at), slice(at, None)))
+        raise SpecificationError(
+            message(must, f"{num_rows} rows", "pass validation_data, or more rows.")
+        )
+    first, last = (
+        tree.map_leaves(itemgetter(rows), arrays) for rows in (slice(0, at), slice(at, None))
+    )
     return first, without_none(last)
 
 
 def is_due(epoch: int, frequency: int | list[int] | tuple[int, ...] | set[int]) -> bool:
     """Whether validation is due after this epoch."""
-    return epoch + 1 in frequency if isinstance(frequency, list | tuple | set) else (epoch + 1) % frequency == 0
+    return (
+        epoch + 1 in frequency
+        if isinstance(frequency, list | tuple | set)
+        else (epoch + 1) % frequency == 0
+    )
 
 
 def count_or_none(name: str, value: object) -> int | None:
@@ -172,7 +231,8 @@ def limit_epochs(epochs: int) -> int:
 
 
 def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
-    """Return the number of batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None for all.
+    """Return the number of batches of an epoch, at most `keras.config.max_steps_per_epoch()`; None
+    for all.
 
     Where only that limit gives a number, the data may hold fewer.
     """
@@ -186,10 +246,17 @@ def limit_steps(steps: int | None, num_batches: int | None) -> int | None:
 
 def check_frequency(validation_freq: object) -> None:
     """Refuse a frequency that is no count and no list of counts."""
-    several = validation_freq if isinstance(validation_freq, list | tuple | set) else [validation_freq]
+    several = (
+        validation_freq if isinstance(validation_freq, list | tuple | set) else [validation_freq]
+    )
     if not all(is_count(number) for number in several):
-        must = "validation_freq must be a whole number of at least 1, or a list of the epochs, the first being 1."
-        raise SpecificationError(message(must, shown(validation_freq), "validation_freq=1, after every epoch."))
+        must = (
+            "validation_freq must be a whole number of at least 1, or a list of the epochs, "
+            "the first being 1."
+        )
+        raise SpecificationError(
+            message(must, shown(validation_freq), "validation_freq=1, after every epoch.")
+        )
 
 
 def check_data(x: Data, y: Tree, sample_weight: Tree) -> None:
@@ -202,15 +269,28 @@ def check_data(x: Data, y: Tree, sample_weight: Tree) -> None:
     for name, part in parts.items():
         inner = part.values() if isinstance(part, dict) else part
         if isinstance(part, list | tuple | dict) and all(each is None for each in inner):
-            received = f"a {type(part).__name__} of None" if part else f"an empty {type(part).__name__}"
-            attempt = "pass arrays of (rows, ...)." if name == "x" else f"leave {name} out if there is none."
+            received = (
+                f"a {type(part).__name__} of None" if part else f"an empty {type(part).__name__}"
+            )
+            attempt = (
+                "pass arrays of (rows, ...)."
+                if name == "x"
+                else f"leave {name} out if there is none."
+            )
             raise BatchError(message(f"{name} must hold arrays.", received, attempt))
-        if name != "x" or y is not None or sample_weight is not None or holds_numbers(part, depth=1):
+        if (
+            name != "x"
+            or y is not None
+            or sample_weight is not None
+            or holds_numbers(part, depth=1)
+        ):
             refuse_lists(part, name)
     if not x.are_arrays and (y is not None or sample_weight is not None):
         must = "Labels and weights can be passed with arrays only; a data set must contain them."
         received = f"{type(x.content).__name__} and {'y' if y is not None else 'sample_weight'}"
-        raise BatchError(message(must, received, "let the data set yield (x, y) or (x, y, sample_weight)."))
+        raise BatchError(
+            message(must, received, "let the data set yield (x, y) or (x, y, sample_weight).")
+        )
 
 
 def check_row_order(batches: Batches) -> None:
@@ -230,14 +310,18 @@ def refuse(**arguments: object) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         must = "Batches define these arguments themselves."
-        raise SpecificationError(message(must, f"{', '.join(given)} as well", "pass them to the Batches."))
+        raise SpecificationError(
+            message(must, f"{', '.join(given)} as well", "pass them to the Batches.")
+        )
 
 
 def check_trains(model: keras.Model) -> None:
     """Refuse to train a model that has no optimizer."""
     if getattr(model, "optimizer", None) is None:
         must = "Training needs an optimizer."
-        raise SpecificationError(message(must, "none", "pass Trainer(..., optimizer=...), or compile the model."))
+        raise SpecificationError(
+            message(must, "none", "pass Trainer(..., optimizer=...), or compile the model.")
+        )
 
 
 def check_weighting(class_weight: object, sample_weight: Tree) -> None:
@@ -251,10 +335,14 @@ def check_saves_steps(asked: Checkpoints | None) -> None:
     """Refuse settings that checkpoints of `steps` do not support."""
     if asked is not None and asked.keep_best is not None:
         must = "keep_best needs the logs of an epoch, which only fit has."
-        raise SpecificationError(message(must, "keep_best for steps", "trainer.save(path) after a good step."))
+        raise SpecificationError(
+            message(must, "keep_best for steps", "trainer.save(path) after a good step.")
+        )
 
 
 def check_restores(only: object) -> None:
     """Refuse a part of a checkpoint that cannot be restored alone."""
     if only is not None and not (isinstance(only, str) and only == "weights"):
-        raise SpecificationError(message("only must be 'weights'.", shown(only), "leave it out to restore all."))
+        raise SpecificationError(
+            message("only must be 'weights'.", shown(only), "leave it out to restore all.")
+        )

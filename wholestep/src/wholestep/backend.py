@@ -1,4 +1,5 @@
-"""The Keras backend, found before Keras is imported, so that the error of a missing backend is ours.
+"""The Keras backend, found before Keras is imported, so that the error of a missing backend is
+ours.
 
 `wholestep doctor` shows versions, engine, devices and memory.
 """
@@ -28,7 +29,10 @@ def check() -> None:
     if name not in sys.modules and find_spec(name) is None:
         must = f"The Keras backend is {name}, so {name} must be installed."
         other = "tensorflow" if name == "jax" else "jax"
-        attempt = f"pip install './wholestep[{name}]', or set the environment variable KERAS_BACKEND={other}."
+        attempt = (
+            f"pip install './wholestep[{name}]', or set the environment variable "
+            f"KERAS_BACKEND={other}."
+        )
         raise SpecificationError(message(must, "no such package", attempt))
 
 
@@ -40,7 +44,9 @@ def unknown(name: str) -> SpecificationError:
 
 
 def configured() -> str:
-    """Return the backend that Keras will use: from the environment, else from `keras.json`, else TensorFlow."""
+    """Return the backend that Keras will use: from the environment, else from `keras.json`, else
+    TensorFlow.
+    """
     folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras").expanduser()
     try:
         said = json.loads((folder / "keras.json").read_text()).get("backend", "")
@@ -50,7 +56,8 @@ def configured() -> str:
 
 
 def circumstances() -> tuple[list[str], list[str]]:
-    """Return the facts on which results and speed depend, a line for each, and reasons why training would be slow.
+    """Return the facts on which results and speed depend, a line for each, and reasons why training
+    would be slow.
 
     Raises:
         SpecificationError: see `check`.
@@ -66,7 +73,9 @@ def circumstances() -> tuple[list[str], list[str]]:
     flags = os.environ.get("XLA_FLAGS", "none")
     facts = {
         "packages": ", ".join(
-            f"{package} {found}" for package in ("wholestep", *_PACKAGES) if (found := _version(package))
+            f"{package} {found}"
+            for package in ("wholestep", *_PACKAGES)
+            if (found := _version(package))
         ),
         "system": f"Python {platform.python_version()}, {platform.platform()}",
         "engine": f"{name} (from {given})",
@@ -78,16 +87,33 @@ def circumstances() -> tuple[list[str], list[str]]:
     slow = []
     if name == "jax":
         folder = sys.modules["jax"].config.jax_compilation_cache_dir
-        facts["compiled programs"] = "kept for one process" if folder is None else f"kept in {folder}"
+        facts["compiled programs"] = (
+            "kept for one process" if folder is None else f"kept in {folder}"
+        )
         if folder is None:
-            short = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 for programs that compile within a second"
-            slow.append(f"Every run compiles anew. Set JAX_COMPILATION_CACHE_DIR to a folder, and {short}.")
-    if Path("/proc/driver/nvidia").exists() and not any("cpu" not in device.lower() for device in devices):
-        slow.append(f"The GPU is not used: {name} sees only {devices[0]}. Install its build for CUDA.")
+            short = (
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 for programs that compile within "
+                "a second"
+            )
+            slow.append(
+                f"Every run compiles anew. Set JAX_COMPILATION_CACHE_DIR to a folder, and {short}."
+            )
+    if Path("/proc/driver/nvidia").exists() and not any(
+        "cpu" not in device.lower() for device in devices
+    ):
+        slow.append(
+            f"The GPU is not used: {name} sees only {devices[0]}. Install its build for CUDA."
+        )
     if keras.config.floatx() == "float64":
         slow.append("float64 is several times as slow as float32.")
-    if name == "jax" and any("gpu" in device for device in devices) and "gpu_deterministic_ops=true" not in flags:
-        facts["repeatable"] = "not to the bit: on a GPU, set XLA_FLAGS=--xla_gpu_deterministic_ops=true"
+    if (
+        name == "jax"
+        and any("gpu" in device for device in devices)
+        and "gpu_deterministic_ops=true" not in flags
+    ):
+        facts["repeatable"] = (
+            "not to the bit: on a GPU, set XLA_FLAGS=--xla_gpu_deterministic_ops=true"
+        )
     if "device_count" in flags and len(devices) > cores:
         slow.append(f"{len(devices)} virtual devices share {cores} cores.")
     return [f"{fact}: {value}" for fact, value in facts.items()], slow

@@ -1,4 +1,6 @@
-"""Keras callbacks, unchanged. Those that need the state run between updates, the others one dispatch late."""
+"""Keras callbacks, unchanged. Those that need the state run between updates, the others one
+dispatch late.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +29,9 @@ from wholestep.reports.report import Report
 from wholestep.reports.run_report import RunReport
 from wholestep.run import Run
 
-Callbacks: TypeAlias = keras.callbacks.Callback | keras.callbacks.CallbackList | list[keras.callbacks.Callback] | None
+Callbacks: TypeAlias = (
+    keras.callbacks.Callback | keras.callbacks.CallbackList | list[keras.callbacks.Callback] | None
+)
 
 _WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard, RunReport)
 _SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
@@ -43,14 +47,18 @@ class Hooks:
     Hooks that no callback has are not called: Keras' list would start a thread for them.
 
     Args:
-        hooks: the names of the hooks of a batch's begin and end, and of further hooks that these call.
+        hooks: the names of the hooks of a batch's begin and end, and of further hooks that these
+            call.
     """
 
     def __init__(self, known: keras.callbacks.CallbackList, each: int, hooks: tuple[str, ...]):
-        own = [known] if type(known) is not keras.callbacks.CallbackList else []  # a user-defined list
+        # a user-defined list
+        own = [known] if type(known) is not keras.callbacks.CallbackList else []
         is_heard = own or any(_overrides(c, hook) for c in known.callbacks for hook in hooks)
         self.each = each
-        self._begin, self._end = (getattr(known, hook) if is_heard else _tell_nobody for hook in hooks[:2])
+        self._begin, self._end = (
+            getattr(known, hook) if is_heard else _tell_nobody for hook in hooks[:2]
+        )
         self._open: tuple | None = None
 
     def begin(self, step: int) -> None:
@@ -75,14 +83,16 @@ class Hooks:
 class CallbackRunner:
     """Calls a list of Keras callbacks during a run.
 
-    With several processes, Keras' callbacks print and write files only in process 0; all others run in each.
+    With several processes, Keras' callbacks print and write files only in process 0; all others run
+    in each.
 
     Args:
         callbacks: as passed to `fit`: one, several, or a `keras.callbacks.CallbackList`.
         engine: the engine, which has the processes.
 
     Raises:
-        SpecificationError: a callback saves weights that are sharded over devices of several processes.
+        SpecificationError: a callback saves weights that are sharded over devices of several
+            processes.
     """
 
     def __init__(
@@ -102,7 +112,8 @@ class CallbackRunner:
             verbose = 0 if processes.index else verbose
         known = callbacks
         if not isinstance(known, keras.callbacks.CallbackList):
-            each = _each(callbacks)  # of one alone, or nested, Keras would look at no hook, and call it in a thread
+            # of one alone, or nested, Keras would look at no hook, and call it in a thread
+            each = _each(callbacks)
             known = keras.callbacks.CallbackList(
                 each,
                 add_history=history,
@@ -117,7 +128,9 @@ class CallbackRunner:
         self.model = model
         self.callbacks = known
         self._readers = [c for c in known.callbacks if isinstance(c, ProgbarLogger | RunReport)]
-        self.shown = next((c for c in known.callbacks if isinstance(c, keras.callbacks.ProgbarLogger)), None)
+        self.shown = next(
+            (c for c in known.callbacks if isinstance(c, keras.callbacks.ProgbarLogger)), None
+        )
         self.bar = self.shown if isinstance(self.shown, ProgbarLogger) else None
         self.made = made(known.callbacks)
         # The callbacks that have received the end of the current epoch, in this order.
@@ -141,9 +154,11 @@ class CallbackRunner:
         )
 
     def note(self, report: Report, num: int, step: int, logs: Callable[[], dict]) -> None:
-        """Pass the report of `num` updates to the callbacks that need more than logs, before their hooks.
+        """Pass the report of `num` updates to the callbacks that need more than logs, before their
+        hooks.
 
-        The progress bar shows the logs of the last one, update `step` of the epoch, unless others have such hooks.
+        The progress bar shows the logs of the last one, update `step` of the epoch, unless others
+        have such hooks.
         """
         for reader in self._readers:
             reader.note(report, num)
@@ -165,14 +180,18 @@ class CallbackRunner:
         self._train.close()
 
     def begin_epoch(self, run: Run) -> None:
-        """Call the epoch-begin hook, unless the run resumes after an epoch-end hook of each callback."""
+        """Call the epoch-begin hook, unless the run resumes after an epoch-end hook of each
+        callback.
+        """
         if run.place.told == 0:
             self._received = []
         if run.place.logs is None or self._waiting:
             self.callbacks.on_epoch_begin(run.place.epoch)
 
     def end_epoch(self, run: Run) -> None:
-        """Call the epoch-end hook of each callback that has not had it; each sees the logs that those before it set."""
+        """Call the epoch-end hook of each callback that has not had it; each sees the logs that
+        those before it set.
+        """
         known = self.callbacks
         place = run.place
         waiting = self._waiting
@@ -263,7 +282,9 @@ class CallbackRunner:
         return [type(c).__name__ for c in self.callbacks.callbacks if starts_anew(c)]
 
     def _looks_at(self, *hooks: str) -> bool:
-        """Whether a callback has one of these hooks, except the progress bar, which may be called late."""
+        """Whether a callback has one of these hooks, except the progress bar, which may be called
+        late.
+        """
         others = [c for c in self.callbacks.callbacks if type(c) not in _BARS]
         return any(_overrides(c, hook) for c in others for hook in hooks)
 
@@ -281,7 +302,9 @@ def refuse_backup(callbacks: Callbacks) -> None:
     """
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in _each(callbacks)):
         must = "Either checkpoints or BackupAndRestore must resume a run."
-        raise SpecificationError(message(must, "both", "leave BackupAndRestore out: a checkpoint holds more."))
+        raise SpecificationError(
+            message(must, "both", "leave BackupAndRestore out: a checkpoint holds more.")
+        )
 
 
 def _each(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
@@ -292,7 +315,9 @@ def _each(callbacks: Callbacks) -> list[keras.callbacks.Callback]:
 
 
 def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
-    """Return this process's callbacks. They are changed permanently, as the process belongs to one run."""
+    """Return this process's callbacks. They are changed permanently, as the process belongs to one
+    run.
+    """
     kept = [c for c in _each(callbacks) if processes.index == 0 or type(c) not in _WRITERS]
     for callback in kept:
         own = vars(callback)
@@ -308,21 +333,36 @@ def _of_several(callbacks: Callbacks, processes: Processes) -> Callbacks:
     return callbacks
 
 
-def _replace_bar(known: keras.callbacks.CallbackList, given: list[keras.callbacks.Callback]) -> None:
-    """Replace Keras' progress bar, which comes last, by the bar with rows per second, unless the user has a bar."""
-    if type(known.callbacks[-1]) is keras.callbacks.ProgbarLogger and known.callbacks[-1] not in given:
+def _replace_bar(
+    known: keras.callbacks.CallbackList, given: list[keras.callbacks.Callback]
+) -> None:
+    """Replace Keras' progress bar, which comes last, by the bar with rows per second, unless the
+    user has a bar.
+    """
+    if (
+        type(known.callbacks[-1]) is keras.callbacks.ProgbarLogger
+        and known.callbacks[-1] not in given
+    ):
         known.callbacks[-1] = ProgbarLogger()
         known.callbacks[-1].set_params(known.params)
 
 
 def _check_savers(callbacks: keras.callbacks.CallbackList, sharded: list[str]) -> None:
     if any(isinstance(c, keras.callbacks.OrbaxCheckpoint) for c in callbacks.callbacks):
-        must = "OrbaxCheckpoint works only in a run of one process: it synchronises processes itself."
+        must = (
+            "OrbaxCheckpoint works only in a run of one process: it synchronises processes itself."
+        )
         raise SpecificationError(message(must, "several processes", "checkpoints= in its place."))
-    savers = [type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS) or _keeps_weights(c)]
+    savers = [
+        type(c).__name__ for c in callbacks.callbacks if isinstance(c, _SAVERS) or _keeps_weights(c)
+    ]
     if savers and sharded:
-        must = "Keras cannot save weights that are sharded over devices in a run of several processes."
-        attempt = f"checkpoints= in place of {' and '.join(savers)}, or keras.distribution.DataParallel."
+        must = (
+            "Keras cannot save weights that are sharded over devices in a run of several processes."
+        )
+        attempt = (
+            f"checkpoints= in place of {' and '.join(savers)}, or keras.distribution.DataParallel."
+        )
         raise SpecificationError(message(must, ", ".join(sharded[:3]), attempt))
 
 
@@ -330,13 +370,16 @@ def _keeps_weights(callback: keras.callbacks.Callback) -> bool:
     return isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights
 
 
-def _save(callback: keras.callbacks.Callback, processes: Processes, *arguments: object, **options: object) -> None:
+def _save(
+    callback: keras.callbacks.Callback, processes: Processes, *arguments: object, **options: object
+) -> None:
     """Save, in process 0 alone. The others wait meanwhile."""
     if processes.index > 0:
         return
     processes.set_status("saving")
     distribution = keras.distribution.distribution()
-    keras.distribution.set_distribution(None)  # under which Keras creates variables in all processes together
+    # under which Keras creates variables in all processes together
+    keras.distribution.set_distribution(None)
     try:
         type(callback)._save_model(callback, *arguments, **options)
     finally:
@@ -353,7 +396,9 @@ def _tell_nobody(batch: int, logs: dict | None = None) -> None:
 
 
 def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback's hooks of a batch are those of a class of Keras that never read the model."""
+    """Whether a callback's hooks of a batch are those of a class of Keras that never read the
+    model.
+    """
     own = keras.callbacks
     known = (*_SAVERS, *_BARS, own.TensorBoard, own.History, own.TerminateOnNaN)
     kind = next((each for each in type(callback).__mro__ if each in known), None)
@@ -362,4 +407,6 @@ def _needs_numbers_only(callback: keras.callbacks.Callback) -> bool:
         return False
     if isinstance(callback, _SAVERS):
         return callback.save_freq == "epoch"
-    return kind is not own.TensorBoard or (callback.update_freq == "epoch" and not callback._should_trace)
+    return kind is not own.TensorBoard or (
+        callback.update_freq == "epoch" and not callback._should_trace
+    )

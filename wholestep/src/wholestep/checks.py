@@ -1,4 +1,6 @@
-"""Checks of the numbers that users pass: whole numbers of any library are counts, and truth values are no numbers."""
+"""Checks of the numbers that users pass: whole numbers of any library are counts, and truth values
+are no numbers.
+"""
 
 import numbers
 from collections.abc import Callable
@@ -19,7 +21,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def is_count(value: object, least: int = 1) -> TypeGuard[int]:
     """Whether this is a whole number of at least `least`."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+    return (
+        isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+    )
 
 
 def count(name: str, value: object, attempt: str, *, least: int = 1, otherwise: str = "") -> int:
@@ -45,11 +49,17 @@ def takes(must: str, attempt: str) -> Callable[[Callable[P, R]], Callable[P, R]]
             try:
                 return method(*args, **kwargs)
             except TypeError as error:
-                if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised by the method
+                # raised by the method
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise
                 unknown = [name for name in kwargs if name not in signature(method).parameters]
                 first = f"{method.__name__} has no argument {unknown[0]!r}." if unknown else must
-                given = ", ".join([*(type(each).__name__ for each in args[1:]), *(f"{name}=..." for name in kwargs)])
+                given = ", ".join(
+                    [
+                        *(type(each).__name__ for each in args[1:]),
+                        *(f"{name}=..." for name in kwargs),
+                    ]
+                )
                 called = method.__qualname__.removesuffix(".__init__")
                 raise TypeError(message(first, f"{called}({given})", attempt)) from error
 

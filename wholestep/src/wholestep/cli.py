@@ -32,7 +32,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="wholestep", description="Train Keras 3 models one whole step at a time.")
+    parser = argparse.ArgumentParser(
+        prog="wholestep", description="Train Keras 3 models one whole step at a time."
+    )
     parser.add_argument("--version", action="version", version=f"wholestep {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
@@ -40,18 +42,30 @@ def _parser() -> argparse.ArgumentParser:
     shell.add_commands(commands)
     _add_audit(commands)
     text = (
-        "Show versions, engine, devices and memory, and reasons why training would be slow: for a report of an error."
+        "Show versions, engine, devices and memory, and reasons why training would be slow: "
+        "for a report of an error."
     )
-    doctor = commands.add_parser("doctor", help="show versions, engine, devices and memory", description=text)
+    doctor = commands.add_parser(
+        "doctor", help="show versions, engine, devices and memory", description=text
+    )
     doctor.set_defaults(command=_doctor)
     return parser
 
 
 def _add_demo(commands: argparse._SubParsersAction) -> None:
-    text = "Train a classifier of handwritten digits in seven ways and compare them. KERAS_BACKEND selects the engine."
-    parser = commands.add_parser("demo", help="train one model in seven ways and compare them", description=text)
-    parser.add_argument("--epochs", type=_count, default=30, help="epochs of every run (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture (default: %(default)s)")
+    text = (
+        "Train a classifier of handwritten digits in seven ways and compare them. "
+        "KERAS_BACKEND selects the engine."
+    )
+    parser = commands.add_parser(
+        "demo", help="train one model in seven ways and compare them", description=text
+    )
+    parser.add_argument(
+        "--epochs", type=_count, default=30, help="epochs of every run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), help="folder of the picture (default: %(default)s)"
+    )
     parser.set_defaults(command=_demo)
 
 
@@ -59,7 +73,10 @@ def _demo(arguments: argparse.Namespace) -> int:
     missing = [package for module, package in _DEMO_NEEDS.items() if find_spec(module) is None]
     if missing:
         must = "wholestep demo needs scikit-learn and matplotlib."
-        print(message(must, f"{' and '.join(missing)} missing", "pip install './wholestep[demo]'"), file=sys.stderr)
+        print(
+            message(must, f"{' and '.join(missing)} missing", "pip install './wholestep[demo]'"),
+            file=sys.stderr,
+        )
         return 1
     try:
         backend.check()
@@ -83,8 +100,13 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _add_audit(commands: argparse._SubParsersAction) -> None:
-    text = "The former name of `stepcheck run`, a command of the package stepcheck: check a script's training loop."
-    parser = commands.add_parser("audit", help="see `stepcheck run`", description=text, add_help=False)
+    text = (
+        "The former name of `stepcheck run`, a command of the package stepcheck: check a "
+        "script's training loop."
+    )
+    parser = commands.add_parser(
+        "audit", help="see `stepcheck run`", description=text, add_help=False
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     parser.set_defaults(command=_audit)
 
@@ -99,20 +121,31 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 def _add_launch(commands: argparse._SubParsersAction) -> None:
     text = (
-        "Run a training script in several processes that make every update together, on the JAX engine. With -n, start "
-        "them on this machine. Without, join the run that this process was started for by Slurm, Open MPI, Kubernetes "
+        "Run a training script in several processes that make every update together, on the JAX "
+        "engine. With -n, start "
+        "them on this machine. Without, join the run that this process was started for by Slurm, "
+        "Open MPI, Kubernetes "
         "or a TPU pod, as jax.distributed finds out."
     )
-    parser = commands.add_parser("launch", help="run a script in several processes", description=text)
-    parser.add_argument("-n", "--num-processes", type=_count, help="how many processes to start on this machine")
+    parser = commands.add_parser(
+        "launch", help="run a script in several processes", description=text
+    )
+    parser.add_argument(
+        "-n", "--num-processes", type=_count, help="how many processes to start on this machine"
+    )
     parser.add_argument("script", help="the Python script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments").required = False
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="its arguments"
+    ).required = False
     parser.set_defaults(command=_launch)
 
 
 def _launch(arguments: argparse.Namespace) -> int:
     if not Path(arguments.script).is_file():
-        print(message("The script must be a file.", arguments.script, "the path of a Python file."), file=sys.stderr)
+        print(
+            message("The script must be a file.", arguments.script, "the path of a Python file."),
+            file=sys.stderr,
+        )
         return 2
     os.environ.setdefault("KERAS_BACKEND", "jax")
     if arguments.num_processes is not None:
@@ -121,8 +154,14 @@ def _launch(arguments: argparse.Namespace) -> int:
 
     backend = keras.backend.backend()
     if backend != "jax":
-        attempt = "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in one process."
-        print(message("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt), file=sys.stderr)
+        attempt = (
+            "set KERAS_BACKEND=jax, or build the model under tf.distribute.MirroredStrategy in "
+            "one process."
+        )
+        print(
+            message("Several processes need the JAX engine.", f"KERAS_BACKEND={backend}", attempt),
+            file=sys.stderr,
+        )
         return 2
     from wholestep.processes import group
 

@@ -1,4 +1,6 @@
-"""The context of a call: the model as its programs know it, with its engine and its variables, which are made here."""
+"""The context of a call: the model as its programs know it, with its engine and its variables,
+which are made here.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -33,18 +35,21 @@ from wholestep.safety import uninterrupted
 from wholestep.state import Variables
 from wholestep.tree import Tensor, Tree
 
-_HELD = attrgetter("_layers", "_trainable_variables", "_non_trainable_variables", "_metrics")  # of a layer
+# of a layer
+_HELD = attrgetter("_layers", "_trainable_variables", "_non_trainable_variables", "_metrics")
 _COMPILED = "optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker", "run_eagerly"
 
 
 class Context:
     """The model as the programs of an executor know it, with its engine and its variables.
 
-    A call asks `is_untouched` once. The layers are found when the context is made and after a change, not in each call.
+    A call asks `is_untouched` once. The layers are found when the context is made and after a
+    change, not in each call.
 
     Args:
         objective: the unreduced loss.
-        metrics: the Keras metrics that the objective updates; all of the model's for a custom `train_step`.
+        metrics: the Keras metrics that the objective updates; all of the model's for a custom
+            `train_step`.
         given: the ones passed to the trainer.
         steps: the model's custom steps.
 
@@ -70,9 +75,17 @@ class Context:
         self.optimizer: keras.optimizers.Optimizer = getattr(model, "optimizer", None)
         self.engine = engines.choose(self.optimizer, model, options.replicas, options.jit_compile)
         self.metrics = metrics if steps.trains else [*metrics, *loss_trackers(model).values()]
-        slots = steps.slots if steps.trains else [] if self.optimizer is None else self.optimizer.variables
+        slots = (
+            steps.slots
+            if steps.trains
+            else []
+            if self.optimizer is None
+            else self.optimizer.variables
+        )
         held = [v for metric in self.metrics for v in metric.variables]
-        self.variables = Variables(model.trainable_variables, slots, model.non_trainable_variables, held)
+        self.variables = Variables(
+            model.trainable_variables, slots, model.non_trainable_variables, held
+        )
         self._given = given
         self._made_of = self._parts()
         self.note()
@@ -90,11 +103,15 @@ class Context:
         return compiled.order_of(self.model)
 
     def results(self, logs: Mapping[str, Any], *, return_dict: bool) -> Any:
-        """Return logs as `keras.Model.evaluate` does: by name, a single number, or a list in its order."""
+        """Return logs as `keras.Model.evaluate` does: by name, a single number, or a list in its
+        order.
+        """
         if return_dict:
             return dict(sorted(logs.items()))
         names = self._order
-        values = [logs[name] for name in names if name in logs] + [logs[k] for k in sorted(logs) if k not in names]
+        values = [logs[name] for name in names if name in logs] + [
+            logs[k] for k in sorted(logs) if k not in names
+        ]
         return values[0] if len(values) == 1 else values
 
     def is_untouched(self) -> bool:
@@ -107,54 +124,79 @@ class Context:
         return are_same(self._made_of, self._parts())
 
     def learn_slots(self) -> None:
-        """Add the optimizer's variables to the state, also if other code has built the optimizer."""
+        """Add the optimizer's variables to the state, also if other code has built the
+        optimizer.
+        """
         if self.optimizer is not None and not self.steps.trains:
             self.variables.slots[:] = self.optimizer.variables
 
     def _attributes(self) -> list:
-        """Return the attributes by which a change is noticed. No Python function is called for a layer."""
+        """Return the attributes by which a change is noticed. No Python function is called for a
+        layer.
+        """
         held = chain.from_iterable(chain.from_iterable(map(_HELD, self._layers)))
         flags = map(attrgetter("_trainable"), self._flagged)
         of_model = [getattr(self.model, name, None) for name in _COMPILED]
-        return [*of_model, self._schedule(), keras.distribution.distribution(), *held, *flags, *chain(*self._of_steps)]
+        return [
+            *of_model,
+            self._schedule(),
+            keras.distribution.distribution(),
+            *held,
+            *flags,
+            *chain(*self._of_steps),
+        ]
 
     def _parts(self) -> list[Any]:
-        """Return the objects for which programs are compiled; if any changes, other programs are needed."""
+        """Return the objects for which programs are compiled; if any changes, other programs are
+        needed.
+        """
         also = self.steps.slots if self.steps.trains else []
         distribution = keras.distribution.distribution()
         return [*compiled.made_of(self.model, self._given), self._schedule(), distribution, *also]
 
     def _schedule(self) -> Any:
-        """Return the variable or the schedule of the learning rate: another one is assigned by its name."""
+        """Return the variable or the schedule of the learning rate: another one is assigned by its
+        name.
+        """
         optimizer = getattr(self.model, "optimizer", None)
         return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
 
 
 Function = Callable[[keras.Model, Tree, bool], object]
 _OF_A_PART = "predict with the sub-model itself, as in model.decoder.predict(x)."
-_OBJECTIVE = "write the loss as a wholestep.Objective, and pass Trainer(model, MyObjective(), optimizer=...)."
+_OBJECTIVE = (
+    "write the loss as a wholestep.Objective, and pass Trainer(model, MyObjective(), "
+    "optimizer=...)."
+)
 
 
 class Builder:
-    """Creates the missing variables of a model, its losses and its metrics; interrupts are deferred meanwhile.
+    """Creates the missing variables of a model, its losses and its metrics; interrupts are deferred
+    meanwhile.
 
     Args:
         given: the objective that will call the model, or parts of it; None for a compiled model.
         steps: the model's custom steps; None if there are none.
     """
 
-    def __init__(self, model: keras.Model, given: Objective | None, steps: CustomSteps | None = None):
+    def __init__(
+        self, model: keras.Model, given: Objective | None, steps: CustomSteps | None = None
+    ):
         self.model = model
         self.given = given
         self.steps = steps
         self._unused: list = []
 
-    def build(self, example: Callable[[], Tree], *, trains: bool, predicts: bool, are_whole: bool) -> None:
-        """Create all variables that training, evaluation or (`predicts`) prediction on such batches needs.
+    def build(
+        self, example: Callable[[], Tree], *, trains: bool, predicts: bool, are_whole: bool
+    ) -> None:
+        """Create all variables that training, evaluation or (`predicts`) prediction on such batches
+        needs.
 
         Args:
             example: returns a batch; it is not called if no variable is missing.
-            are_whole: whether the batches to predict also hold labels or other arguments of an objective.
+            are_whole: whether the batches to predict also hold labels or other arguments of an
+                objective.
 
         Raises:
             SpecificationError: the model must be called and has no `call`.
@@ -178,19 +220,28 @@ class Builder:
                             build_compiled(self.model, batch)
             elif unbuilt := self._unbuilt():
                 batch = unpack(example())[0] if predicts and are_whole else example()
-                with uninterrupted(), explained(self.model, self.given, batch, inputs_only=predicts):
-                    _build(_call if predicts or self.given is None else self.given, self.model, batch)
+                with (
+                    uninterrupted(),
+                    explained(self.model, self.given, batch, inputs_only=predicts),
+                ):
+                    _build(
+                        _call if predicts or self.given is None else self.given, self.model, batch
+                    )
                 self._unused = [layer for layer in unbuilt if not layer.built]
 
     def _custom(self, *, trains: bool, predicts: bool) -> str:
         """Return the name of the custom step that will run; "" if there is none."""
         steps = self.steps
-        if steps is None or not (steps.trains if trains else steps.predicts if predicts else steps.tests):
+        if steps is None or not (
+            steps.trains if trains else steps.predicts if predicts else steps.tests
+        ):
             return ""
         return "train_step" if trains else "predict_step" if predicts else "test_step"
 
     def _build_custom(self, name: str, example: Callable[[], Tree]) -> bool:
-        """Create the variables that a custom step needs, as Keras does; return whether they are complete."""
+        """Create the variables that a custom step needs, as Keras does; return whether they are
+        complete.
+        """
         steps = self.steps
         assert steps is not None
         steps.forget()
@@ -207,7 +258,9 @@ class Builder:
         if not has_call and not all(layer.built for layer in inner):
             must = "On JAX a model without a `call` must have parts that are built."
             received = f"not built: {', '.join(layer.name for layer in inner if not layer.built)}"
-            raise SpecificationError(message(must, received, "call each on a batch, or part.build(shape)."))
+            raise SpecificationError(
+                message(must, received, "call each on a batch, or part.build(shape).")
+            )
         if has_call and _is_built(self.model):
             return True
         x, y, _ = unpack(example())
@@ -217,7 +270,9 @@ class Builder:
         return not has_call or y is None  # a custom step may need no labels
 
     def _make_variables(self, steps: CustomSteps, name: str, example: Tree) -> None:
-        """Create the variables that a step needs on TensorFlow. An eager step is traced only as a last resort."""
+        """Create the variables that a step needs on TensorFlow. An eager step is traced only as a
+        last resort.
+        """
         x, y, _ = unpack(example)
         if self.model.run_eagerly and _has_call(self.model):
             if y is None:
@@ -228,16 +283,19 @@ class Builder:
             engines.make_variables(steps.function(name), example)
 
     def _unbuilt(self) -> list:
-        """Return the unbuilt layers; an empty list if they are the same layers that the last build left unused."""
+        """Return the unbuilt layers; an empty list if they are the same layers that the last build
+        left unused.
+        """
         unbuilt = [layer for layer in layers(self.model) if not layer.built]
         return [] if are_same(unbuilt, self._unused) else unbuilt
 
 
 def _build(function: Function, model: keras.Model, batch: Tree) -> None:
-    """Create the variables that a function needs, from the shapes of one batch. No variable is changed.
+    """Create the variables that a function needs, from the shapes of one batch. No variable is
+    changed.
 
-    Nothing is computed, unless the model runs eagerly: then its layers may read the batch's values. Ragged rows are
-    traced, as their shapes do not suffice.
+    Nothing is computed, unless the model runs eagerly: then its layers may read the batch's values.
+    Ragged rows are traced, as their shapes do not suffice.
     """
 
     def call(batch: Tree, training: bool) -> Tensor:
@@ -247,7 +305,8 @@ def _build(function: Function, model: keras.Model, batch: Tree) -> None:
     for training in (True, False):  # a model may have parts that only one mode calls
         in_mode = partial(call, training=training)
         if any(map(tree.is_ragged, tree.leaves(batch))):
-            with keras.StatelessScope():  # or a strategy could not copy variables that a graph initialises
+            # or a strategy could not copy variables that a graph initialises
+            with keras.StatelessScope():
                 engines.make_variables(in_mode, batch)
         elif model.run_eagerly:
             with keras.StatelessScope():
@@ -288,7 +347,8 @@ def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
     x, y, weight = (tree.map_leaves(ops.convert_to_tensor, part) for part in (x, y, weight))
     with keras.StatelessScope():  # nothing is moved
         outputs = _call(model, x, training=False)
-    with keras.StatelessScope([(v, v.value) for v in model.variables]):  # where Keras looks for regularised variables
+    # where Keras looks for regularised variables
+    with keras.StatelessScope([(v, v.value) for v in model.variables]):
         if not getattr(model._compile_metrics, "built", True):
             model.compute_metrics(x, y, outputs, sample_weight=weight)
         if not getattr(model._compile_loss, "built", True):
@@ -296,7 +356,9 @@ def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
 
 
 def _is_built(model: keras.Model) -> bool:
-    """Whether a compiled model, its losses and its metrics have all their variables, so that no batch is loaded."""
+    """Whether a compiled model, its losses and its metrics have all their variables, so that no
+    batch is loaded.
+    """
     parts = (*layers(model), model._compile_loss, model._compile_metrics)
     return all(getattr(part, "built", True) for part in parts)
 
@@ -305,7 +367,9 @@ def _symbolic(leaf: Tensor) -> keras.KerasTensor:
     """Return the symbolic tensor of an array, for computing shapes alone."""
     if leaf.dtype == object:
         return keras.KerasTensor(leaf.shape, "string")
-    return keras.KerasTensor(leaf.shape, engines.held_dtype(keras.backend.standardize_dtype(leaf.dtype)))
+    return keras.KerasTensor(
+        leaf.shape, engines.held_dtype(keras.backend.standardize_dtype(leaf.dtype))
+    )
 
 
 def _compute_compiled(model: keras.Model, batch: Tree, training: bool) -> None:
@@ -327,7 +391,8 @@ Prepare = Callable[[Tree], Tree]
 
 
 def preparation(model: keras.Model, method: str) -> Prepare | None:
-    """Return the preprocessing that the model's `method` applies to every batch; None if the method is Keras'.
+    """Return the preprocessing that the model's `method` applies to every batch; None if the method
+    is Keras'.
 
     Raises:
         SpecificationError: the method is overridden, and the model has no preprocessor.
@@ -347,7 +412,8 @@ def preparation(model: keras.Model, method: str) -> Prepare | None:
         if preprocess is not None:
             takes_all = "y" in inspect.signature(getattr(preprocess, "call", preprocess)).parameters
             before = getattr(model, "_in_pipeline_execution", False)
-            model._in_pipeline_execution = True  # or keras-hub warns at every call that the data are not preprocessed
+            # or keras-hub warns at every call that the data are not preprocessed
+            model._in_pipeline_execution = True
             try:
                 found = preprocess(*found) if takes_all else (preprocess(found[0]), *found[1:])
             finally:

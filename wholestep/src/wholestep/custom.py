@@ -42,13 +42,22 @@ class CustomSteps:
 
     Attributes:
         trains, tests, predicts: whether an update, an evaluation, a prediction is a custom step.
-        iterations: the number of applied updates; a step may use any optimizer, or several, or none.
+        iterations: the number of applied updates; a step may use any optimizer, or several, or
+            none.
     """
 
-    def __init__(self, model: keras.Model, as_function: Callable[[Callable], Callable], *, has_objective: bool):
+    def __init__(
+        self,
+        model: keras.Model,
+        as_function: Callable[[Callable], Callable],
+        *,
+        has_objective: bool,
+    ):
         self.model = model
         self._as_function = as_function
-        self.trains = not has_objective and any(is_overridden(model, name) for name in (_TRAIN, "compute_metrics"))
+        self.trains = not has_objective and any(
+            is_overridden(model, name) for name in (_TRAIN, "compute_metrics")
+        )
         self.tests = self.trains or (not has_objective and is_overridden(model, _TEST))
         self.predicts = is_overridden(model, _PREDICT)
         if self.trains:
@@ -107,13 +116,19 @@ class CustomSteps:
     def slots(self) -> list[keras.Variable]:
         """All variables that an update changes, except weights, seeds and metrics.
 
-        First the variables of the model's optimizer, then of other optimizers that are attributes of the model, or in
-        a list or dict that is one, and of metrics missing from `model.metrics`, last the number of updates.
+        First the variables of the model's optimizer, then of other optimizers that are attributes
+        of the model, or in a list or dict that is one, and of metrics missing from `model.metrics`,
+        last the number of updates.
         """
         model = self.model
         own = self.own_slots
         known = {id(v) for v in (*own, *model.variables, *model.metrics_variables)}
-        beside = [v for owner in (*self._optimizers(), *self._metrics()) for v in owner.variables if id(v) not in known]
+        beside = [
+            v
+            for owner in (*self._optimizers(), *self._metrics())
+            for v in owner.variables
+            if id(v) not in known
+        ]
         return [*own, *{id(v): v for v in beside}.values(), self.iterations]
 
     @property
@@ -121,10 +136,15 @@ class CustomSteps:
         """Whether all known parts that a step may use have their variables."""
         parts = (*layers(self.model), *self._optimizers(), *self._metrics())
         loss = getattr(self.model, "_compile_loss", None)
-        return all(getattr(part, "built", True) for part in (*parts, getattr(self.model, "optimizer", None), loss))
+        return all(
+            getattr(part, "built", True)
+            for part in (*parts, getattr(self.model, "optimizer", None), loss)
+        )
 
     def watched(self) -> list[Collection]:
-        """Return live collections, one of which gets another item where a part of a step, or its variables, change."""
+        """Return live collections, one of which gets another item where a part of a step, or its
+        variables, change.
+        """
         held = [vars(layer).values() for layer in layers(self.model)]
         nested = [_items(part) for part in chain(*held) if isinstance(part, dict | list | tuple)]
         owners = [*self._optimizers(), *self._metrics(), getattr(self.model, "optimizer", None)]
@@ -140,7 +160,9 @@ class CustomSteps:
     def _attributes(self) -> Iterator[Any]:
         for layer in layers(self.model):
             for attribute in list(vars(layer).values()):
-                yield from _items(attribute) if isinstance(attribute, dict | list | tuple) else [attribute]
+                yield from (
+                    _items(attribute) if isinstance(attribute, dict | list | tuple) else [attribute]
+                )
 
 
 def _items(part: dict | list | tuple) -> Collection:
@@ -148,10 +170,14 @@ def _items(part: dict | list | tuple) -> Collection:
 
 
 def with_reads(forward: Forward, read: list[keras.Variable]) -> Forward:
-    """Return the variables of a step, and other variables that it has read; `forward` itself if it knows them all."""
+    """Return the variables of a step, and other variables that it has read; `forward` itself if it
+    knows them all.
+    """
     known = forward.facts.captured
     new = [v for v in {id(v): v for v in read}.values() if not any(v is k for k in known)]
-    return replace(forward, facts=replace(forward.facts, captured=(*known, *new))) if new else forward
+    return (
+        replace(forward, facts=replace(forward.facts, captured=(*known, *new))) if new else forward
+    )
 
 
 def logs_of(found: Any, name: str) -> dict[str, Tensor]:
@@ -166,7 +192,11 @@ def logs_of(found: Any, name: str) -> dict[str, Tensor]:
         raise SpecificationError(message(must, type(found).__name__, attempt))
     logs: dict[str, Tensor] = {}
     for key, value in (found or {}).items():
-        logs |= logs_of(value, name) if isinstance(value, dict) else {key: keras.ops.convert_to_tensor(value)}
+        logs |= (
+            logs_of(value, name)
+            if isinstance(value, dict)
+            else {key: keras.ops.convert_to_tensor(value)}
+        )
     return logs
 
 
@@ -177,11 +207,17 @@ def check_choices(model: keras.Model, **choices: object) -> None:
         SpecificationError: such a setting is given.
     """
     own = [name for name in ("train_step", "compute_metrics") if is_overridden(model, name)]
-    given = [f"{name}={value!r}" for name, value in choices.items() if value not in (None, "auto", 1, [])]
+    given = [
+        f"{name}={value!r}" for name, value in choices.items() if value not in (None, "auto", 1, [])
+    ]
     if own and given:
-        must = f"An update by the model's own `{own[0]}` is run whole, on one device, and feeds its own metrics."
+        must = (
+            f"An update by the model's own `{own[0]}` is run whole, on one device, and feeds "
+            "its own metrics."
+        )
         attempt = (
-            "leave them out; or write the loss as a wholestep.Objective, as docs/recipes.md shows, and pass "
+            "leave them out; or write the loss as a wholestep.Objective, as docs/recipes.md shows, "
+            "and pass "
             "Trainer(model, MyObjective(), optimizer=...), which may be cut and spread."
         )
         raise SpecificationError(message(must, ", ".join(given), attempt))
@@ -195,12 +231,16 @@ def check_replicas(num_replicas: int) -> None:
     """
     if num_replicas > 1:
         must = "An update by the model's own `train_step` is run whole, on one device."
-        attempt = "leave the distribution out, or write the loss as a wholestep.Objective, which may be spread."
+        attempt = (
+            "leave the distribution out, or write the loss as a wholestep.Objective, which may "
+            "be spread."
+        )
         raise SpecificationError(message(must, f"{num_replicas} replicas", attempt))
 
 
 class CustomEvaluation:
-    """The function of one batch: (moved state, rest of the state, data, rows) -> (moved state, results).
+    """The function of one batch: (moved state, rest of the state, data, rows) -> (moved state,
+    results).
 
     Args:
         forward: the model's variables, and other variables that the step reads; it is not called.
@@ -250,7 +290,9 @@ class CustomEvaluation:
         forward = with_reads(self.forward, self._read)
         facts = replace(forward.facts, moved=tuple(range(len(at_rest.buffers))))
         how = {"predicts": self._predicts, "is_whole": self._is_whole}
-        found = CustomEvaluation(self._engine, replace(forward, facts=facts), self._steps, **how, layout=layout)
+        found = CustomEvaluation(
+            self._engine, replace(forward, facts=facts), self._steps, **how, layout=layout
+        )
         found._take = self._take if forward is self.forward else found._take
         return found
 
@@ -259,21 +301,32 @@ class CustomEvaluation:
         state = self._engine.variables.between_programs(merged(moved, rest))
         found, buffers, metrics = self._evaluated(state, self._engine.replicas.batch(data, rows))
         moved = moved._replace(buffers=buffers if moved.buffers else [])
-        return (moved, found) if self._predicts else (moved._replace(metrics=metrics), self.layout.pack(found))
+        return (
+            (moved, found)
+            if self._predicts
+            else (moved._replace(metrics=metrics), self.layout.pack(found))
+        )
 
     def _taking(self) -> Callable:
-        """Return the step as a function (values of groups of variables, batch) -> (results, values)."""
+        """Return the step as a function (values of groups of variables, batch) -> (results,
+        values).
+        """
         v = self.forward.variables
         steps = self._steps
         predicts = self._predicts
-        held = [[] if predicts else [v.metrics[i] for i in self._places], list(self.forward.facts.captured)]
+        held = [
+            [] if predicts else [v.metrics[i] for i in self._places],
+            list(self.forward.facts.captured),
+        ]
         name = "predict_step" if predicts else "test_step"
         step = steps.function(name)
         groups = [v.params, v.buffers, *held]
 
         def take(values: list[list], batch: Tree) -> tuple[Tree, list[list]]:
             num = 2 if predicts else 3
-            found, values = self._engine.steps.call(step, groups, values, num, batch, self._read.append)
+            found, values = self._engine.steps.call(
+                step, groups, values, num, batch, self._read.append
+            )
             return found if predicts else logs_of(found, name), values
 
         return take
@@ -308,8 +361,12 @@ class CustomUpdate(Update):
         self._read: list[keras.Variable] = []
         self._take = engine.programs.traced(self._taking(forward))
 
-    def learned(self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor) -> "CustomUpdate":
-        """Return this update with the results of a trace: the step's logs, and the other variables it reads."""
+    def learned(
+        self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor
+    ) -> "CustomUpdate":
+        """Return this update with the results of a trace: the step's logs, and the other variables
+        it reads.
+        """
         layout = self.layout
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
@@ -331,7 +388,9 @@ class CustomUpdate(Update):
         return found
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
-        """Return the function (state, captured, data, rows, count) -> (state, report): one whole update."""
+        """Return the function (state, captured, data, rows, count) -> (state, report): one whole
+        update.
+        """
         engine = self.engine
 
         def whole_update(
@@ -341,46 +400,78 @@ class CustomUpdate(Update):
 
             def attempt(state: State) -> tuple[State, Tensor, dict[str, Tensor]]:
                 new, logs = self._stepped(state._replace(captured=captured), batch)
-                losses = [ops.cast(value, keras.config.floatx()) for name, value in logs.items() if is_loss(name)]
+                losses = [
+                    ops.cast(value, keras.config.floatx())
+                    for name, value in logs.items()
+                    if is_loss(name)
+                ]
                 good = engine.ops.is_finite([*losses, *engine.variables.params(new)])
                 return new._replace(captured=()), good & (state.stopped == 0), logs
 
             state, ok, logs = engine.steps.attempt(attempt, state, self.forward.variables)
-            loss = next((v for k, v in logs.items() if is_loss(k) and v.shape == ()), ops.full((), math.nan))
+            loss = next(
+                (v for k, v in logs.items() if is_loss(k) and v.shape == ()), ops.full((), math.nan)
+            )
             return self._reported(state, logs, loss, ok)
 
         return whole_update
 
     def _taking(self, forward: Forward) -> Callable:
-        """Return the function (values of groups of variables, batch) -> (logs, values): the step itself."""
+        """Return the function (values of groups of variables, batch) -> (logs, values): the step
+        itself.
+        """
         v = forward.variables
         num = self._num_own_slots
-        groups = [v.params, v.buffers, v.slots[:num], v.metrics, v.slots[num:], list(forward.facts.captured)]
+        groups = [
+            v.params,
+            v.buffers,
+            v.slots[:num],
+            v.metrics,
+            v.slots[num:],
+            list(forward.facts.captured),
+        ]
         step = self._steps.function("train_step")
 
         def take(values: list[list], batch: Tree) -> tuple[dict[str, Tensor], list[list]]:
-            found, values = self.engine.steps.call(step, groups, values, 4, batch, self._read.append)
+            found, values = self.engine.steps.call(
+                step, groups, values, 4, batch, self._read.append
+            )
             return logs_of(found, "train_step"), values
 
         return take
 
     def _stepped(self, state: State, batch: Tree) -> tuple[State, dict[str, Tensor]]:
         num = self._num_own_slots
-        groups = [state.params, state.buffers, state.slots[:num], state.metrics, state.slots[num:], [*state.captured]]
-        logs, (params, buffers, own, metrics, beside, _) = self._take([list(group) for group in groups], batch)
-        return state._replace(params=params, buffers=buffers, slots=[*own, *beside], metrics=metrics), logs
+        groups = [
+            state.params,
+            state.buffers,
+            state.slots[:num],
+            state.metrics,
+            state.slots[num:],
+            [*state.captured],
+        ]
+        logs, (params, buffers, own, metrics, beside, _) = self._take(
+            [list(group) for group in groups], batch
+        )
+        return state._replace(
+            params=params, buffers=buffers, slots=[*own, *beside], metrics=metrics
+        ), logs
 
 
 def undone(report: Report, i: int) -> NonFiniteError:
     """Return the error that explains why update i of a dispatch was undone."""
     number = report.first + i
     bad = {k: v for k, v in report.numbers(i).items() if is_loss(k) and not np.all(np.isfinite(v))}
-    received = ", ".join(f"{name}={value}" for name, value in bad.items()) or "weights that are not finite"
+    received = (
+        ", ".join(f"{name}={value}" for name, value in bad.items()) or "weights that are not finite"
+    )
     told = message(
-        f"Update {number} must have a finite loss and finite new weights. It was undone; the weights are those after "
+        f"Update {number} must have a finite loss and finite new weights. It was undone; the "
+        "weights are those after "
         f"update {number - 1}.",
         f"{received}, from the model's train_step, which does not report single rows",
-        'look at the batch, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip"); a '
+        "look at the batch, lower the learning rate, clip gradients, or pass "
+        'Trainer(on_nonfinite="skip"); a '
         "number that may be NaN needs a name that does not end with 'loss'.",
     )
     return NonFiniteError(told, number)

@@ -9,10 +9,13 @@ class Cut:
 
     Args:
         sections: (number of microbatches, rows in each), in order.
-        rows: the number of rows in the user's batch; further rows of the sections are padding, at the end.
+        rows: the number of rows in the user's batch; further rows of the sections are padding, at
+            the end.
         padded: whether places beyond the real rows must have weight 0.
-        extra: how losses of `add_loss` and activity regularisers add up over microbatches: "sum" or "mean".
-        split: whether each replica folds its rows of every microbatch, with one sum at the end; else arrays are global.
+        extra: how losses of `add_loss` and activity regularisers add up over microbatches: "sum" or
+            "mean".
+        split: whether each replica folds its rows of every microbatch, with one sum at the end;
+            else arrays are global.
     """
 
     sections: tuple[tuple[int, int], ...]
@@ -44,5 +47,9 @@ class Cut:
         ('60 rows at once', '60 rows in 10 microbatches (10 x 6 rows)')
         """
         parts = " and ".join(f"{num} x {size} rows" for num, size in self.sections)
-        how = f"in {self.num_microbatches} microbatches ({parts})" if self.num_microbatches > 1 else "at once"
+        how = (
+            f"in {self.num_microbatches} microbatches ({parts})"
+            if self.num_microbatches > 1
+            else "at once"
+        )
         return f"{self.rows} rows {how}"

@@ -1,7 +1,8 @@
 """The demonstration: one model trained in seven ways, and the differences between the parameters.
 
-The data are scikit-learn's handwritten digits: 1797 scans of 8 x 8 pixels, shipped with the library. Every row has a
-sample weight; these are drawn at random (no annotator gave them), so that no two microbatches weigh the same.
+The data are scikit-learn's handwritten digits: 1797 scans of 8 x 8 pixels, shipped with the
+library. Every row has a sample weight; these are drawn at random (no annotator gave them), so that
+no two microbatches weigh the same.
 """
 
 import os
@@ -32,11 +33,12 @@ _BATCH = 60
 _SEED = 7
 _FLOOR = 1e-8  # of the picture: a logarithmic axis cannot show 0
 _NOTES = """\
-loss k      of epoch k, as each run reports it: wholestep weighs every row of the epoch by its sample weight,
-            Keras averages the losses of its batches.
-difference  of the parameters from the first row's, after the last epoch: the largest over all variables of
-            max|a - b| / max|b|.
-s/epoch     median over the epochs after the first (which compiles), from begin to end of the epoch."""
+loss k      of epoch k, as each run reports it: wholestep weighs every row of the epoch by its
+            sample weight, Keras averages the losses of its batches.
+difference  of the parameters from the first row's, after the last epoch: the largest over all
+            variables of max|a - b| / max|b|.
+s/epoch     median over the epochs after the first (which compiles), from begin to end of the
+            epoch."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Row:
         name: the way of training.
         losses: the loss of each epoch, as the run reports it.
         accuracy: the fraction of test rows that are classified correctly, after the last epoch.
-        differences: the largest relative difference of the parameters from the first row's, after each epoch.
+        differences: the largest relative difference of the parameters from the first row's, after
+            each epoch.
         seconds: the median time of an epoch, without the first unless it is the only one.
     """
 
@@ -83,7 +86,11 @@ class Diary(keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the records."""
-        self.losses, self.weights, self.seconds = state["losses"], state["weights"], state["seconds"]
+        self.losses, self.weights, self.seconds = (
+            state["losses"],
+            state["weights"],
+            state["seconds"],
+        )
 
     def row(self, name: str, test: tuple, reference: list[list[np.ndarray]]) -> Row:
         """Return the results of the run, compared with the weights of another."""
@@ -94,7 +101,8 @@ class Diary(keras.callbacks.Callback):
 
 
 def run(epochs: int, out: Path | str) -> list[Row]:
-    """Train in seven ways, print the table, and write the picture `digits-<backend>.png` into the folder `out`.
+    """Train in seven ways, print the table, and write the picture `digits-<backend>.png` into the
+    folder `out`.
 
     Returns:
         One Row per run; the first run, with uncut batches, is the reference of the others.
@@ -104,9 +112,13 @@ def run(epochs: int, out: Path | str) -> list[Row]:
     train_rows, test_rows = digits()
     start = network().get_weights()
     print(
-        f"{len(train_rows[0])} digits to train on, {len(test_rows[0])} to test on. Engine: {keras.backend.backend()}."
+        f"{len(train_rows[0])} digits to train on, {len(test_rows[0])} to test on. Engine: "
+        f"{keras.backend.backend()}."
     )
-    print(f"Each run: {epochs} epochs from the same weights, in batches of {_BATCH} with a shorter last one.")
+    print(
+        f"Each run: {epochs} epochs from the same weights, in batches of {_BATCH} with a shorter "
+        "last one."
+    )
     rows: list[Row] = []
     reference: list[list[np.ndarray]] = []
     for name, train in _RUNS.items():
@@ -118,12 +130,17 @@ def run(epochs: int, out: Path | str) -> list[Row]:
         rows.append(diary.row(name, test_rows, reference))
         print(f"  {name}: loss {rows[-1].losses[-1]:.5f}, {sum(diary.seconds):.1f} s", flush=True)
     print(f"\n{table(rows)}\n\n{_NOTES}\n\nPicture: {picture(rows, Path(out))}")
-    print("You have seen: however a batch is cut, stopped or looped over, the update is the same but for rounding.")
+    print(
+        "You have seen: however a batch is cut, stopped or looped over, the update is the same but "
+        "for rounding."
+    )
     return rows
 
 
 def digits() -> tuple[tuple, tuple]:
-    """Return ((x, y, sample_weight), (x, y)) to train and to test on: a fifth of each class, always the same rows."""
+    """Return ((x, y, sample_weight), (x, y)) to train and to test on: a fifth of each class, always
+    the same rows.
+    """
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
     x, test_x, y, test_y = train_test_split(x, y, test_size=0.2, random_state=_SEED, stratify=y)
@@ -132,12 +149,19 @@ def digits() -> tuple[tuple, tuple]:
 
 
 def network(accumulation: int | None = None) -> keras.Model:
-    """Return a compiled classifier: a weighted mean as loss, L2 regularisation; `accumulation` as in Keras."""
+    """Return a compiled classifier: a weighted mean as loss, L2 regularisation; `accumulation` as
+    in Keras.
+    """
     l2 = keras.regularizers.L2(1e-4)
-    # Smooth: a relu that rounding pushes over its kink pulls two runs apart, however exact each of them is.
+    # Smooth: a relu that rounding pushes over its kink pulls two runs apart, however exact each of
+    # them is.
     hidden = keras.layers.Dense(128, activation="tanh", kernel_regularizer=l2)
-    model = keras.Sequential([keras.Input((64,)), hidden, keras.layers.Dense(10, kernel_regularizer=l2)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    model = keras.Sequential(
+        [keras.Input((64,)), hidden, keras.layers.Dense(10, kernel_regularizer=l2)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="mean_with_sample_weight"
+    )
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=accumulation)
     model.compile(optimizer, loss)
     return model
@@ -145,7 +169,9 @@ def network(accumulation: int | None = None) -> keras.Model:
 
 def difference(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
     """Return the largest relative difference: over all variables, max|a - b| / max|b|."""
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(ours, theirs, strict=True))
+    return max(
+        float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 # ---- the seven ways ----
@@ -183,9 +209,13 @@ class _Kills(keras.callbacks.Callback):
 
 
 def _killed(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
-    """Train in another process that is killed in the middle of an epoch; resume here from its checkpoint."""
+    """Train in another process that is killed in the middle of an epoch; resume here from its
+    checkpoint.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        process = get_context("spawn").Process(target=_until_killed, args=(model.get_weights(), rows, epochs, folder))
+        process = get_context("spawn").Process(
+            target=_until_killed, args=(model.get_weights(), rows, epochs, folder)
+        )
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL, f"the process ended with {process.exitcode}"
@@ -202,12 +232,19 @@ def _until_killed(start: list[np.ndarray], rows: tuple, epochs: int, folder: str
 def _saved(model: keras.Model, rows: tuple, epochs: int, callbacks: list, folder: str) -> None:
     x, y, weight = rows
     checkpoints = Checkpoints(folder, every_steps=5)
-    how = {"sample_weight": weight, "callbacks": callbacks, "verbose": 0, "checkpoints": checkpoints}
+    how = {
+        "sample_weight": weight,
+        "callbacks": callbacks,
+        "verbose": 0,
+        "checkpoints": checkpoints,
+    }
     Trainer(model, seed=_SEED).fit(x, y, _BATCH, epochs, **how)
 
 
 def _keras(batch_size: int, accumulation: int | None = None) -> Callable:
-    """`keras.Model.fit` on the same rows in the same order: the rows of each epoch are put in order beforehand."""
+    """`keras.Model.fit` on the same rows in the same order: the rows of each epoch are put in order
+    beforehand.
+    """
 
     def train(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
         model.compile(network(accumulation).optimizer, model.loss)
@@ -215,7 +252,9 @@ def _keras(batch_size: int, accumulation: int | None = None) -> Callable:
         for epoch in range(epochs):
             order = np.concatenate([batches.rows(epoch, step) for step in range(len(batches))])
             x, y, weight = (leaf[order] for leaf in rows)
-            model.fit(x, y, batch_size, sample_weight=weight, shuffle=False, callbacks=[diary], verbose=0)
+            model.fit(
+                x, y, batch_size, sample_weight=weight, shuffle=False, callbacks=[diary], verbose=0
+            )
 
     return train
 
@@ -242,26 +281,47 @@ def table(rows: list[Row]) -> str:
     lines = [f"{'':41}" + "".join(f"{title:>11}" for title in titles)]
     for row in rows:
         losses = "".join(f"{row.losses[i]:11.5f}" for i in shown)
-        lines.append(f"{row.name:41}{losses}{row.accuracy:11.2%}{row.differences[-1]:11.1e}{row.seconds:11.3f}")
+        lines.append(
+            f"{row.name:41}{losses}{row.accuracy:11.2%}{row.differences[-1]:11.1e}{row.seconds:11.3f}"
+        )
     return "\n".join(lines)
 
 
 def picture(rows: list[Row], out: Path) -> Path:
-    """Plot the differences of losses and parameters from the first run's; return the path of the picture."""
+    """Plot the differences of losses and parameters from the first run's; return the path of the
+    picture.
+    """
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.4), layout="constrained", sharey=True)
     whole = np.asarray(rows[0].losses)
     epochs = np.arange(1, len(whole) + 1)
     for i, row in enumerate(rows[1:], start=1):
-        style = {"label": row.name, "linewidth": 7 - i, "color": f"C{i}", "marker": "." if len(epochs) < 3 else None}
+        style = {
+            "label": row.name,
+            "linewidth": 7 - i,
+            "color": f"C{i}",
+            "marker": "." if len(epochs) < 3 else None,
+        }
         left.plot(epochs, np.maximum(np.abs(row.losses - whole) / whole, _FLOOR), **style)
         right.plot(epochs, np.maximum(row.differences, _FLOOR), **style)
-    left.set(xlabel="epoch", ylabel="relative difference (0 is drawn at 1e-8)", yscale="log", ylim=(_FLOOR / 2, 10))
+    left.set(
+        xlabel="epoch",
+        ylabel="relative difference (0 is drawn at 1e-8)",
+        yscale="log",
+        ylim=(_FLOOR / 2, 10),
+    )
     left.set_title("How far the reported losses are from the first run's")
     right.set(xlabel="epoch", title="How far the parameters are: max|a - b| / max|b|")
     inset = left.inset_axes((0.55, 0.76, 0.42, 0.22))
     inset.plot(epochs, whole, color="C0")
     inset.set(yscale="log", xticks=[], title=None)
-    inset.annotate("loss of the first run", (0.97, 0.9), xycoords="axes fraction", ha="right", va="top", fontsize=8)
+    inset.annotate(
+        "loss of the first run",
+        (0.97, 0.9),
+        xycoords="axes fraction",
+        ha="right",
+        va="top",
+        fontsize=8,
+    )
     inset.tick_params(which="both", labelsize=7)
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -1,4 +1,6 @@
-"""Sends blocks of updates to the device, and commits: the state is written to the variables of Keras and to the run."""
+"""Sends blocks of updates to the device, and commits: the state is written to the variables of
+Keras and to the run.
+"""
 
 import sys
 import threading
@@ -21,7 +23,8 @@ from wholestep.tree import Tensor, Tree
 
 _copies = partial(keras.tree.map_structure, keras.ops.copy)  # of a state
 
-InputsFor = Callable[[Run, Program], tuple[State, Tree]]  # the state that a program spends next, and captured values
+# the state that a program spends next, and captured values
+InputsFor = Callable[[Run, Program], tuple[State, Tree]]
 
 
 def _placed_span(devices: Devices, first: int, num: int, begins: int) -> Tensor:
@@ -29,29 +32,38 @@ def _placed_span(devices: Devices, first: int, num: int, begins: int) -> Tensor:
 
 
 class Dispatcher:
-    """Sends blocks to the device, and commits. The visible state is never ahead of the requested updates.
+    """Sends blocks to the device, and commits. The visible state is never ahead of the requested
+    updates.
 
     Args:
         applied: is notified of reports, and when the optimizer's variables have been written.
-        inputs_for: a weak reference to the function that returns a program's inputs: its owner has the dispatcher.
+        inputs_for: a weak reference to the function that returns a program's inputs: its owner has
+            the dispatcher.
     """
 
-    def __init__(self, engine: Engine, applied: Applied, inputs_for: Callable[[], InputsFor | None]):
+    def __init__(
+        self, engine: Engine, applied: Applied, inputs_for: Callable[[], InputsFor | None]
+    ):
         self._devices = engine.devices
         self._processes = engine.processes
         self._applied = applied
         self._inputs_for = inputs_for
-        self._write = partial(_write, engine, applied)  # not a method: `Ahead` would keep this alive
+        # not a method: `Ahead` would keep this alive
+        self._write = partial(_write, engine, applied)
         self.ahead = Ahead(engine, self._write)
         # Kept on the device: a loop of single updates needs the same spans in every epoch.
         self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine.devices))
         self._copied = engine.programs.traced(_copies)
 
-    def send(self, run: Run, feed: Feed | SingleBatches, block: Block, *, in_call: bool = True) -> Report:
-        """Send one block of updates to the device unless they were sent ahead, without waiting. Spends the run's state.
+    def send(
+        self, run: Run, feed: Feed | SingleBatches, block: Block, *, in_call: bool = True
+    ) -> Report:
+        """Send one block of updates to the device unless they were sent ahead, without waiting.
+        Spends the run's state.
 
-        From then on, reading a Keras variable returns its new value, and the run and the batches are at the end of the
-        block. If an error is raised, nothing has changed; only if the program itself fails, the spent state is lost.
+        From then on, reading a Keras variable returns its new value, and the run and the batches
+        are at the end of the block. If an error is raised, nothing has changed; only if the program
+        itself fails, the spent state is lost.
         """
         program = block.program
         ahead = self.ahead
@@ -67,7 +79,9 @@ class Dispatcher:
                 num = ahead.num_to_send(block, state)
                 kept = self._copied(state) if num > block.num else state
                 arguments = captured, block.data, *block.table.placed
-                state, reports = program.call(state, *arguments, self._span(block.first, num or block.num, begins))
+                state, reports = program.call(
+                    state, *arguments, self._span(block.first, num or block.num, begins)
+                )
                 sent = PackedLogs(self._devices, reports), 0
                 if num:
                     redo = partial(_redone, program, kept, arguments, block.first, begins)
@@ -98,7 +112,9 @@ def _write(
     applied.note_written()
 
 
-def _redone(program: Program, state: State, arguments: tuple, first: int, begins: int, num: int) -> State:
+def _redone(
+    program: Program, state: State, arguments: tuple, first: int, begins: int, num: int
+) -> State:
     """Return the state after `num` updates of a dispatch, computed again."""
     assert program.again is not None
     again = program.again
@@ -106,7 +122,9 @@ def _redone(program: Program, state: State, arguments: tuple, first: int, begins
 
 
 def _apart(function: Callable[[], Any]) -> Any:
-    """Return the function's result, computed in a new thread: the reader of a variable may be inside a trace."""
+    """Return the function's result, computed in a new thread: the reader of a variable may be
+    inside a trace.
+    """
     if sys.is_finalizing():  # no other thread runs any more
         return function()
     found: list = []

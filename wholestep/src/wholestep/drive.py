@@ -1,4 +1,6 @@
-"""The only loop, of updates or of an evaluation; `fit`, `steps`, `evaluate` and `predict` are its policies."""
+"""The only loop, of updates or of an evaluation; `fit`, `steps`, `evaluate` and `predict` are its
+policies.
+"""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -32,24 +34,33 @@ class Lane(Protocol[At, Sends]):
     """Sends blocks to the device: a dispatcher's updates, or an evaluation's batches."""
 
     def send(self, run: At, feed: Feed, block: Block) -> Sends:
-        """Send a block and advance the run; return the block's report, or an evaluation's results."""
+        """Send a block and advance the run; return the block's report, or an evaluation's
+        results.
+        """
 
 
 class Policy(Generic[Sent]):
-    """The number of updates in a dispatch, and the actions before each dispatch and on its results."""
+    """The number of updates in a dispatch, and the actions before each dispatch and on its
+    results.
+    """
 
-    ahead: Callable[[], int] | None = None  # how many updates to send at once, if the state may be read after each
+    # how many updates to send at once, if the state may be read after each
+    ahead: Callable[[], int] | None = None
 
     def size(self) -> int:
         """Return the most updates in the next dispatch."""
         return MOST_UPDATES
 
     def before(self, read: Callable[[], bool]) -> bool:
-        """Act before a dispatch; return whether the loop ends. `read` reads all dispatches, and returns the same."""
+        """Act before a dispatch; return whether the loop ends. `read` reads all dispatches, and
+        returns the same.
+        """
         return False
 
     def is_due(self, unread: "deque[Sent]") -> bool:
-        """Whether to read the oldest of these dispatches before the next is sent, which may wait for the device."""
+        """Whether to read the oldest of these dispatches before the next is sent, which may wait
+        for the device.
+        """
         return True
 
     def read(self, sent: Sent) -> bool:
@@ -68,7 +79,13 @@ class Policy(Generic[Sent]):
 
 
 def drive(
-    lane: Lane[At, Sent], run: At, feed: Feed, policy: Policy[Sent], num: int | None, *, once: bool = True
+    lane: Lane[At, Sent],
+    run: At,
+    feed: Feed,
+    policy: Policy[Sent],
+    num: int | None,
+    *,
+    once: bool = True,
 ) -> Generator[Sent, None, None]:
     """Send the updates of a feed, and yield the result of each block as soon as it is sent.
 
@@ -100,7 +117,9 @@ def drive(
             if policy.stops():
                 break
         read()
-    except TerminatedWaiting:  # the run is saved where it is, which the callbacks must have received
+    except (
+        TerminatedWaiting
+    ):  # the run is saved where it is, which the callbacks must have received
         read()
         raise
     except (Exception, KeyboardInterrupt):  # of the data, a callback or the user
@@ -111,7 +130,9 @@ def drive(
 
 
 class _Training(Policy[Report]):
-    """A loop of updates. An update that was not applied ends it, and neither were those after it applied."""
+    """A loop of updates. An update that was not applied ends it, and neither were those after it
+    applied.
+    """
 
     def __init__(self, executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved):
         self._executor = executor
@@ -125,7 +146,8 @@ class _Training(Policy[Report]):
         """Read the report of a dispatch.
 
         Raises:
-            NonFiniteError: an update was not applied. The run and the data are at the position before it.
+            NonFiniteError: an update was not applied. The run and the data are at the position
+                before it.
         """
         failure = self._note(sent)
         self._tell(sent, failure)
@@ -141,17 +163,22 @@ class _Training(Policy[Report]):
     def close(self, unread: deque[Report]) -> None:
         """Write the variables, and count skipped updates."""
         self._executor.dispatcher.ahead.finish()
-        if any(report.is_noted for report in unread):  # by an update in the loop's body, which raised an error
+        # by an update in the loop's body, which raised an error
+        if any(report.is_noted for report in unread):
             self.on_error(unread)
         self._applied.end_loop(self._run, unread)
 
     def on_error(self, unread: deque[Report]) -> None:
-        """Note the first failed update among the unread ones, so that the run and the data are before it."""
+        """Note the first failed update among the unread ones, so that the run and the data are
+        before it.
+        """
         while unread and not self.has_failed:
             self._note(unread.popleft())
 
     def _note(self, report: Report) -> int | None:
-        """Return the first update that was not applied; the run and the data are then at the position before it."""
+        """Return the first update that was not applied; the run and the data are then at the
+        position before it.
+        """
         failure = self._applied.note_failures(self._run, report)
         self.has_failed = failure is not None
         if failure is not None:
@@ -160,25 +187,38 @@ class _Training(Policy[Report]):
 
 
 class _Fitting(_Training):
-    """An epoch of `fit`: callbacks are called up to 0.1 s of updates late, unless they read the state.
+    """An epoch of `fit`: callbacks are called up to 0.1 s of updates late, unless they read the
+    state.
 
     The run is saved before a dispatch, after the callbacks have received all earlier updates.
     """
 
-    def __init__(self, executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved, watch: CallbackRunner):
+    def __init__(
+        self,
+        executor: Executor,
+        run: Run,
+        feed: Feed,
+        saver: Saver | Unsaved,
+        watch: CallbackRunner,
+    ):
         super().__init__(executor, run, feed, saver)
         self._watch = watch
         self._pace = executor.dispatch_size
-        self._num_told = run.place.done  # of the epoch's updates; others may be made in between, by callbacks
+        # of the epoch's updates; others may be made in between, by callbacks
+        self._num_told = run.place.done
         self.ahead = executor.dispatcher.ahead.num if watch.needs_state else None
         self.logs: Callable[[], dict[str, Any]] = dict
         self._pace.start()
 
     def size(self) -> int:
-        """Return the most updates in the next dispatch; 1 if a callback has asked to stop since the epoch's begin."""
+        """Return the most updates in the next dispatch; 1 if a callback has asked to stop since the
+        epoch's begin.
+        """
         if self.stops():
             return 1
-        most = self._watch.left(self._run.place.done) if self._watch.needs_state else self._pace.size
+        most = (
+            self._watch.left(self._run.place.done) if self._watch.needs_state else self._pace.size
+        )
         return min(most, self._saver.left())
 
     def before(self, read: Callable[[], bool]) -> bool:
@@ -193,7 +233,9 @@ class _Fitting(_Training):
         return False
 
     def is_due(self, unread: deque[Report]) -> bool:
-        """Whether 0.1 s of updates follow the oldest dispatch: with fewer, a late host leaves the device idle."""
+        """Whether 0.1 s of updates follow the oldest dispatch: with fewer, a late host leaves the
+        device idle.
+        """
         if self._watch.needs_state or len(unread) > _MOST_SENT:
             return True
         oldest = unread[0]
@@ -208,7 +250,9 @@ class _Fitting(_Training):
         self._watch.note(report, last + 1, first + last, lambda: visible(self.logs()))
         for i in range(last + 1 if self._watch.has_hooks else 0):
             numbers = _numbers(report, i, failure)
-            logs = self._executor.show_update(numbers) if self._watch.needs_state else visible(numbers)
+            logs = (
+                self._executor.show_update(numbers) if self._watch.needs_state else visible(numbers)
+            )
             self._watch.tell(first + i, logs)
         if failure is not None:
             self._watch.end()
@@ -221,7 +265,9 @@ class _Fitting(_Training):
 
 
 def _numbers(report: Report, i: int, failure: int | None) -> dict[str, Any]:
-    """Return the numbers of update i. The loss of a failed update is its own, as the sums do not include it."""
+    """Return the numbers of update i. The loss of a failed update is its own, as the sums do not
+    include it.
+    """
     numbers = report.numbers(i)
     if i == failure:
         numbers |= {k: report.loss(i) for k in ("loss", OWN + "loss") if k in numbers}
@@ -251,9 +297,14 @@ def fit_epoch(
     is_left = is_same_pass if num is None else place.done < num and (is_same_pass or not once)
     if place.done == 0 or (is_left and not watch.stops):
         left = None if num is None else num - place.done
-        policy = _fit(executor, run, feed, left, _Fitting(executor, run, feed, saver, watch), once=once)
-        if step > 0 and not (place.done or policy.has_failed):  # resumed after a stream's last batch: the next epoch
-            policy = _fit(executor, run, feed, left, _Fitting(executor, run, feed, saver, watch), once=once)
+        policy = _fit(
+            executor, run, feed, left, _Fitting(executor, run, feed, saver, watch), once=once
+        )
+        # resumed after a stream's last batch: the next epoch
+        if step > 0 and not (place.done or policy.has_failed):
+            policy = _fit(
+                executor, run, feed, left, _Fitting(executor, run, feed, saver, watch), once=once
+            )
         numbers = policy.logs()
         if not policy.has_failed:
             watch.end()
@@ -262,14 +313,18 @@ def fit_epoch(
     return executor.show(numbers or place.latest)
 
 
-def _fit(executor: Executor, run: Run, feed: Feed, num: int | None, policy: _Fitting, *, once: bool) -> _Fitting:
+def _fit(
+    executor: Executor, run: Run, feed: Feed, num: int | None, policy: _Fitting, *, once: bool
+) -> _Fitting:
     for _ in drive(executor.dispatcher, run, feed, policy, num, once=once):
         pass
     return policy
 
 
 class _Stepping(_Training):
-    """An epoch of a custom loop: each update is yielded once it is sent, and read when it is ready."""
+    """An epoch of a custom loop: each update is yielded once it is sent, and read when it is
+    ready.
+    """
 
     def size(self) -> int:
         """Return 1."""
@@ -294,7 +349,9 @@ class _Stepping(_Training):
 def step_epoch(
     executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved, guard: Guard
 ) -> Generator[Report, None, None]:
-    """Run the updates of an epoch one after the other; yield the report of each. `guard` is released in between."""
+    """Run the updates of an epoch one after the other; yield the report of each. `guard` is
+    released in between.
+    """
     policy = _Stepping(executor, run, feed, saver)
     policy.ahead = executor.dispatcher.ahead.num
     with closing(drive(executor.dispatcher, run, feed, policy, None)) as sending:
@@ -334,15 +391,23 @@ class _WithoutUpdates(Policy[tuple[Any, Block]]):
             pass
         self._hooks.close()
         if not run.number:
-            raise BatchError(message("There must be at least one batch.", "none", "pass data that are not exhausted."))
+            raise BatchError(
+                message(
+                    "There must be at least one batch.", "none", "pass data that are not exhausted."
+                )
+            )
         if not self.stops() and steps is not None and run.number < steps:
             warn(f"The data ended after {run.number} of {steps} batches.")
 
 
 class _Evaluating(_WithoutUpdates):
-    """A pass of `evaluate`, or of validation; `poll` is called after each dispatch, and its exceptions end the pass."""
+    """A pass of `evaluate`, or of validation; `poll` is called after each dispatch, and its
+    exceptions end the pass.
+    """
 
-    def __init__(self, executor: Executor, through: Pass, watch: CallbackRunner, poll: Callable[[], None]):
+    def __init__(
+        self, executor: Executor, through: Pass, watch: CallbackRunner, poll: Callable[[], None]
+    ):
         super().__init__(executor, through, watch)
         self._poll = poll
         self.logs: Callable[[], dict[str, Any]] = dict
@@ -351,7 +416,9 @@ class _Evaluating(_WithoutUpdates):
         """Call the hook of a batch's end, with the logs up to it if a callback reads them."""
         self._poll()
         self.logs = partial(self._executor.show_evaluation, *sent)
-        self._hooks.end(self._through.run.number - 1, self.logs() if self._watch.has_test_hooks else None)
+        self._hooks.end(
+            self._through.run.number - 1, self.logs() if self._watch.has_test_hooks else None
+        )
         return False
 
     def stops(self) -> bool:
@@ -360,7 +427,11 @@ class _Evaluating(_WithoutUpdates):
 
 
 def run_evaluation(
-    executor: Executor, through: Pass, steps: int | None, watch: CallbackRunner, poll: Callable[[], None] = lambda: None
+    executor: Executor,
+    through: Pass,
+    steps: int | None,
+    watch: CallbackRunner,
+    poll: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return the logs over `steps` batches (None: all); `poll` is called after each dispatch."""
     executor.model.stop_evaluating = False
@@ -381,11 +452,19 @@ class _Predicting(_WithoutUpdates):
         self.outputs: list[Any] = []
 
     def read(self, sent: tuple[Any, Block]) -> bool:
-        """Keep the outputs; call the hook of a batch's end, with the outputs of its group if a callback reads them."""
+        """Keep the outputs; call the hook of a batch's end, with the outputs of its group if a
+        callback reads them.
+        """
         (found, block), watch, last = sent, self._watch, self._through.run.number - 1
         self.outputs.append(keras.tree.map_structure(lambda leaf: rows_of(leaf, block.num), found))
-        several = self.outputs[len(self.outputs) - 1 - last % watch.each :] if watch.has_predict_hooks else []
-        self._hooks.end(last, {"outputs": keras.tree.map_structure(joined, *several)} if several else None)
+        several = (
+            self.outputs[len(self.outputs) - 1 - last % watch.each :]
+            if watch.has_predict_hooks
+            else []
+        )
+        self._hooks.end(
+            last, {"outputs": keras.tree.map_structure(joined, *several)} if several else None
+        )
         return False
 
     def stops(self) -> bool:
@@ -393,7 +472,9 @@ class _Predicting(_WithoutUpdates):
         return self._executor.model.stop_predicting
 
 
-def run_prediction(executor: Executor, through: Pass, steps: int | None, watch: CallbackRunner) -> Any:
+def run_prediction(
+    executor: Executor, through: Pass, steps: int | None, watch: CallbackRunner
+) -> Any:
     """Return the outputs for the rows of `steps` batches (None: all)."""
     executor.model.stop_predicting = False
     watch.callbacks.on_predict_begin()

@@ -1,4 +1,6 @@
-"""The errors a user can meet: one root, and a message of three parts; warnings, and lines about long waits."""
+"""The errors a user can meet: one root, and a message of three parts; warnings, and lines about
+long waits.
+"""
 
 import itertools
 import sys
@@ -13,7 +15,10 @@ from types import FrameType
 from typing import Any
 
 _OWN = str(Path(__file__).parent)
-_LIBRARIES = "<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LIBRARIES = (
+    "<frozen",
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 _NOTIFIES: ContextVar[bool] = ContextVar("whether a long wait is announced already", default=False)
 _LONGEST = 200
 _MOST = 6  # the most characters, and parts of a nest, that a message shows of a value
@@ -26,8 +31,8 @@ class WholestepError(Exception):
 class SpecificationError(WholestepError, ValueError):
     """The model, the objective or an argument is not valid.
 
-    Raised before the first update, or, where only a later batch or epoch shows it, between two updates: the earlier
-    ones are kept.
+    Raised before the first update, or, where only a later batch or epoch shows it, between two
+    updates: the earlier ones are kept.
     """
 
 
@@ -36,17 +41,20 @@ class BatchError(WholestepError, ValueError):
 
     def at(self, epoch: int, step: int) -> "BatchError":
         """Add the position of the batch as a note, once, and return the error."""
-        note = f"This was batch {step} of epoch {epoch}, both counted from 0; no update has used it."
+        note = (
+            f"This was batch {step} of epoch {epoch}, both counted from 0; no update has used it."
+        )
         if note not in getattr(self, "__notes__", []):
             self.add_note(note)
         return self
 
 
 class NonFiniteError(WholestepError, ArithmeticError):
-    """A loss, gradient or moving statistic was not finite. The update was not applied: the weights are the last good.
+    """A loss, gradient or moving statistic was not finite. The update was not applied: the weights
+    are the last good.
 
-    `update` is the number of the update that was not applied, `rows` the numbers of the non-finite rows (empty where
-    no row is to blame).
+    `update` is the number of the update that was not applied, `rows` the numbers of the non-finite
+    rows (empty where no row is to blame).
     """
 
     def __init__(self, message: str, update: int, rows: tuple[int, ...] = ()):
@@ -56,7 +64,9 @@ class NonFiniteError(WholestepError, ArithmeticError):
 
 
 class PeerError(WholestepError, RuntimeError):
-    """The processes of a run do not match, or a process is lost. Raised in every process that can raise."""
+    """The processes of a run do not match, or a process is lost. Raised in every process that can
+    raise.
+    """
 
 
 class CheckpointError(WholestepError, RuntimeError):
@@ -64,7 +74,8 @@ class CheckpointError(WholestepError, RuntimeError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint's content differs from the one written. After any other error, a checkpoint may be good.
+    """A checkpoint's content differs from the one written. After any other error, a checkpoint may
+    be good.
 
     Its message may quote the checkpoint, and is printable.
     """
@@ -83,7 +94,10 @@ def message(must: str, received: object, attempt: str) -> str:
     >>> message("batch_size must be at least 1.", 0, "leave it out for 32.")
     'batch_size must be at least 1. Received: 0. Try: leave it out for 32.'
     """
-    return f"{must} Received: {received if isinstance(received, str) else shown(received)}. Try: {attempt}"
+    return (
+        f"{must} Received: {received if isinstance(received, str) else shown(received)}. Try: "
+        f"{attempt}"
+    )
 
 
 def warn(told: str) -> None:
@@ -108,7 +122,8 @@ def tell(line: str) -> None:
 def notify_if_long(
     line: str, seconds: float, tell: Callable[[str], None] = tell, timer: Callable = threading.Timer
 ) -> Iterator[None]:
-    """Print a line once if the body takes longer, unless a context around this one has its own line.
+    """Print a line once if the body takes longer, unless a context around this one has its own
+    line.
 
     Args:
         timer: makes the thread that calls a function after a delay.
@@ -129,7 +144,8 @@ def notify_if_long(
 
 
 def printable(text: str) -> str:
-    r"""Return a text, which may quote a file, as one line without control characters and surrogates.
+    r"""Return a text, which may quote a file, as one line without control characters and
+    surrogates.
 
     >>> print(printable("a\nb\x1b[2J\udc80\u202e é"))
     a\nb\x1b[2J\udc80\u202e é
@@ -140,7 +156,8 @@ def printable(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as text for a message: an array by its type and shape, a long nest by its first parts.
+    """Return a value as text for a message: an array by its type and shape, a long nest by its
+    first parts.
 
     >>> import numpy as np
     >>> shown({"x": np.ones((40, 3)), "y": ["a"] * 9})
@@ -151,8 +168,13 @@ def shown(value: Any) -> str:
         return f"{getattr(kind, 'name', kind)} of shape {tuple(shape)}"
     if type(value) not in (dict, list, tuple):
         return repr(value) if len(repr(value)) <= _LONGEST else f"{repr(value)[:_LONGEST]}..."
-    parts = map(shown, value) if type(value) is not dict else (f"{k!r}: {shown(part)}" for k, part in value.items())
+    parts = (
+        map(shown, value)
+        if type(value) is not dict
+        else (f"{k!r}: {shown(part)}" for k, part in value.items())
+    )
     first = list(itertools.islice(parts, _MOST + 1))
     inner = ", ".join([*first[:_MOST], "..."] if len(first) > _MOST else first)
     around = "{}" if isinstance(value, dict) else "[]" if isinstance(value, list) else "()"
-    return f"{around[0]}{inner}{',' if isinstance(value, tuple) and len(first) == 1 else ''}{around[1]}"
+    comma = "," if isinstance(value, tuple) and len(first) == 1 else ""
+    return f"{around[0]}{inner}{comma}{around[1]}"

@@ -13,7 +13,16 @@ from keras import ops
 from wholestep import tree
 from wholestep.custom import CustomEvaluation, CustomSteps
 from wholestep.cut import Cut
-from wholestep.data import Batch, Batches, Block, Feed, SingleBatches, most_in_a_dispatch, stack, stage
+from wholestep.data import (
+    Batch,
+    Batches,
+    Block,
+    Feed,
+    SingleBatches,
+    most_in_a_dispatch,
+    stack,
+    stage,
+)
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
 from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
@@ -32,13 +41,18 @@ def _values(engine: Engine, state: State) -> Values:
 def parted(forward: Forward, state: State) -> tuple[State, State]:
     """Return the part of the state that a batch changes, and the rest."""
     moves = forward.facts.moves_buffers
-    moved = State([], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, [])
-    rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers)
+    moved = State(
+        [], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, []
+    )
+    rest = state._replace(
+        metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers
+    )
     return moved, rest
 
 
 class Scoring:
-    """The evaluation of one batch: (moved state, rest of the state, data, rows) -> (moved state, numbers).
+    """The evaluation of one batch: (moved state, rest of the state, data, rows) -> (moved state,
+    numbers).
 
     Args:
         forward: the objective, with its known properties.
@@ -80,7 +94,9 @@ class Scoring:
         once = outcome.extra
         if forward.has_penalty:
             once = once + forward.penalty(values.params, values.captured)
-        sums = self._epoch_sums.add(moved.sums, outcome.sums, once, ops.full((), rows.shape[0], "int32"))
+        sums = self._epoch_sums.add(
+            moved.sums, outcome.sums, once, ops.full((), rows.shape[0], "int32")
+        )
         logs = self._epoch_sums.logs(sums, outcome.metrics, values.captured)
         metrics = forward.tracking(outcome.metrics, logs)
         buffers = outcome.buffers if moved.buffers else []
@@ -88,7 +104,8 @@ class Scoring:
 
 
 class Predicting:
-    """The prediction of one batch: (moved state, rest of the state, data, rows) -> (moved state, outputs).
+    """The prediction of one batch: (moved state, rest of the state, data, rows) -> (moved state,
+    outputs).
 
     Args:
         forward: the model, with its known properties.
@@ -108,7 +125,9 @@ class Predicting:
 
         def trace(forward: Forward) -> None:
             moved = State([], [], [], [], (), [], [])
-            self._engine.programs.shapes(Predicting(self._engine, forward, self._is_whole), moved, state, data, rows)
+            self._engine.programs.shapes(
+                Predicting(self._engine, forward, self._is_whole), moved, state, data, rows
+            )
 
         return Predicting(self._engine, self.forward.learned(trace), self._is_whole)
 
@@ -160,31 +179,46 @@ class Evaluation:
         self.engine = engine
         self.compilations = Compilations()
         self._functions = {
-            (predicts, is_whole): _function_of(engine, forward, steps, predicts=predicts, is_whole=is_whole)
+            (predicts, is_whole): _function_of(
+                engine, forward, steps, predicts=predicts, is_whole=is_whole
+            )
             for predicts, is_whole in ((False, False), (True, False), (True, True))
         }
         self._learned = ProgramCache()
         self.programs = ProgramCache()
         self.row_tables = ProgramCache()  # of loaded batches, the same for every pass
-        self._span = lru_cache(maxsize=1024)(lambda first, num: engine.devices.place(span(first, num)))
-        self._empty: dict[bool, tuple] = {}  # of passes that predict or not: metrics, and the same on the device
+        self._span = lru_cache(maxsize=1024)(
+            lambda first, num: engine.devices.place(span(first, num))
+        )
+        # of passes that predict or not: metrics, and the same on the device
+        self._empty: dict[bool, tuple] = {}
 
     def state(self, metrics: list[np.ndarray], options: EvalOptions) -> State:
-        """Return the initial state of a pass: the current values of the variables, these metrics, and no sums."""
+        """Return the initial state of a pass: the current values of the variables, these metrics,
+        and no sums.
+        """
         known, (placed, stopped) = self._empty.get(options.predicts, (None, ([], None)))
         if known is not metrics:
             placed, stopped = self.engine.devices.place((metrics, np.int32(0)))
             self._empty[options.predicts] = metrics, (placed, stopped)
-        params, slots, buffers = self.engine.variables.read(self._function(options).forward.variables)
+        params, slots, buffers = self.engine.variables.read(
+            self._function(options).forward.variables
+        )
         return State(params, slots, buffers, placed, (), stopped, [])
 
     def _function(self, options: EvalOptions) -> BatchFunction:
         return self._functions[options.predicts, options.is_whole]
 
     def plan(
-        self, run: "PassRun", batches: Batches | None, options: EvalOptions, steps: int | None, check: CheckKind
+        self,
+        run: "PassRun",
+        batches: Batches | None,
+        options: EvalOptions,
+        steps: int | None,
+        check: CheckKind,
     ) -> Callable:
-        """Return the function that finds the program of a batch, for a pass over `steps` batches (None: all).
+        """Return the function that finds the program of a batch, for a pass over `steps` batches
+        (None: all).
 
         Args:
             batches: None for single batches.
@@ -197,7 +231,9 @@ class Evaluation:
         return partial(self._program, run, options, most, len(batches.shapes), check)
 
     def send(self, run: "PassRun", feed: Feed | SingleBatches, block: Block) -> tuple[Any, Block]:
-        """Send a block of batches to the device; return the results, still on the device, and the block."""
+        """Send a block of batches to the device; return the results, still on the device, and the
+        block.
+        """
         engine = self.engine
         program = block.program
         assert run.state is not None
@@ -207,12 +243,16 @@ class Evaluation:
             check_same(run.layout, program.layout)
         else:
             state = state._replace(sums=program.function.no_sums)
-        moved, rest = parted(forward, state._replace(captured=engine.variables.captured(program.captured, state)))
+        moved, rest = parted(
+            forward, state._replace(captured=engine.variables.captured(program.captured, state))
+        )
         which = self._span(block.first, block.num)
         with engine.processes.dispatching("evaluating"), uninterrupted():
             moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
             engine.variables.write(_moved_variables(forward, moved), moved)
-            after = rest._replace(metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=())
+            after = rest._replace(
+                metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=()
+            )
             after = after._replace(buffers=moved.buffers) if forward.facts.moves_buffers else after
             run.state = after
             run.number = run.number + block.num
@@ -221,17 +261,29 @@ class Evaluation:
         return found, block
 
     def logs(self, found: Tensor, block: Block) -> dict[str, Any]:
-        """Return the numbers of an evaluation up to the last batch of a block. Waits for the device."""
+        """Return the numbers of an evaluation up to the last batch of a block. Waits for the
+        device.
+        """
         return block.program.layout.unpack(self.engine.devices.fetch(found)[block.num - 1])
 
     def _program(
-        self, run: "PassRun", options: EvalOptions, most: int, num_shapes: int, check: CheckKind, batch: Batch
+        self,
+        run: "PassRun",
+        options: EvalOptions,
+        most: int,
+        num_shapes: int,
+        check: CheckKind,
+        batch: Batch,
     ) -> Program:
         self.compilations.num_batches += 1
         most = most if batch.num_rows == batch.full else 1  # a short batch comes once
         key = self._key(options, most, batch)
         if key not in self.programs:
-            compiling = nullcontext() if self.engine.programs.is_eager else self.compilations.watched(batch, num_shapes)
+            compiling = (
+                nullcontext()
+                if self.engine.programs.is_eager
+                else self.compilations.watched(batch, num_shapes)
+            )
             with named(batch), compiling, uninterrupted(twice=False):
                 check(batch)
                 self.engine.processes.set_status("compiling")
@@ -243,7 +295,14 @@ class Evaluation:
 
     def _key(self, options: EvalOptions, most: int, batch: Batch) -> tuple:
         num_buffers = len(self._function(options).forward.variables.buffers)
-        return options.predicts, options.is_whole, most > 1, *batch.program_key, batch.num_rows, num_buffers
+        return (
+            options.predicts,
+            options.is_whole,
+            most > 1,
+            *batch.program_key,
+            batch.num_rows,
+            num_buffers,
+        )
 
     def _compile(self, run: "PassRun", options: EvalOptions, most: int, batch: Batch) -> Program:
         engine = self.engine
@@ -254,15 +313,23 @@ class Evaluation:
         state, function = self._learned_function(run.state, options, batch.program_key, data, rows)
         captured = engine.variables.captured(function.forward.inputs, state)
         parts = parted(function.forward, state._replace(captured=captured, sums=function.no_sums))
-        found = None if engine.programs.is_eager else engine.programs.shapes(function, *parts, data, rows)[1]
+        found = (
+            None
+            if engine.programs.is_eager
+            else engine.programs.shapes(function, *parts, data, rows)[1]
+        )
 
-        def each(moved: State, rest: State, data: Tree, rows: Tensor, _: Tensor) -> tuple[State, Tree]:
+        def each(
+            moved: State, rest: State, data: Tree, rows: Tensor, _: Tensor
+        ) -> tuple[State, Tree]:
             return function(moved, rest, data, rows)
 
         most = most_in_a_dispatch(engine.devices, batch, most)
         length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
         loops = (
-            found is not None and _can_loop(found) and not engine.programs.loops_slowly(function, *parts, data, rows)
+            found is not None
+            and _can_loop(found)
+            and not engine.programs.loops_slowly(function, *parts, data, rows)
         )
         most = length if loops else 1
         loops = loops and (length > 1 or engine.programs.always_xla)
@@ -270,18 +337,24 @@ class Evaluation:
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
         program = several(engine, each, found if loops else None, most)
-        program = engine.variables.load_and_store(program, _moved_variables(function.forward, parts[0]))
+        program = engine.variables.load_and_store(
+            program, _moved_variables(function.forward, parts[0])
+        )
         always_xla = engine.programs.always_xla
         arguments = (*parts, data)
         # Not spent: the state before the first batch serves every pass.
-        made = compiled(engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False)
+        made = compiled(
+            engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False
+        )
         run.state = state
         return Program(*made, cut, length, most, num_stacked, [], function)
 
     def _learned_function(
         self, state: State, options: EvalOptions, program_key: tuple, data: Tree, rows: Tensor
     ) -> tuple[State, BatchFunction]:
-        """Return the traced function of such a pass for batches like this one, and the state with new variables."""
+        """Return the traced function of such a pass for batches like this one, and the state with
+        new variables.
+        """
         engine = self.engine
         function = self._function(options)
         before = function.forward
@@ -329,7 +402,8 @@ class Pass:
     """A data set for repeated passes in evaluation mode, each from its first batch.
 
     Args:
-        run: the progress of the pass: `number` counts batches, and `state` is separate from the training's.
+        run: the progress of the pass: `number` counts batches, and `state` is separate from the
+            training's.
         options: the options of the pass.
     """
 
@@ -356,7 +430,9 @@ def _can_loop(found: Tree) -> bool:
 
 def join(outputs: list[Tree]) -> Tree:
     """Return the outputs of several batches as one, with numpy leaves."""
-    return keras.tree.map_structure(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *outputs)
+    return keras.tree.map_structure(
+        lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *outputs
+    )
 
 
 def rows_of(found: Tensor, num: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""The executor: compiles the programs of one model, objective and optimizer, and keeps the run up to date."""
+"""The executor: compiles the programs of one model, objective and optimizer, and keeps the run up
+to date.
+"""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,7 +27,17 @@ from wholestep.checkpoints import (
 )
 from wholestep.context import Context
 from wholestep.custom import CustomUpdate, undone
-from wholestep.data import Batch, Batches, Block, Check, Feed, Known, SingleBatches, check_weights, open_feed
+from wholestep.data import (
+    Batch,
+    Batches,
+    Block,
+    Check,
+    Feed,
+    Known,
+    SingleBatches,
+    check_weights,
+    open_feed,
+)
 from wholestep.dispatcher import Dispatcher
 from wholestep.embeddings.rows import is_linear
 from wholestep.errors import NonFiniteError
@@ -78,9 +90,18 @@ class Executor:
         options = context.options
         variables = context.variables
         seen = replace(variables, slots=[])  # an evaluation needs none
-        evaluating = Forward(model, objective, metrics, seen, training=False, freezes_reads=engine.traces.freezes_reads)
+        evaluating = Forward(
+            model,
+            objective,
+            metrics,
+            seen,
+            training=False,
+            freezes_reads=engine.traces.freezes_reads,
+        )
         keeps = engine.optimizer.keeps_assigned
-        forward = replace(evaluating, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine)
+        forward = replace(
+            evaluating, variables=variables, training=True, keeps_assigned=keeps, draws_by=engine
+        )
         stops = options.on_nonfinite == "raise"
         update: Update = (
             CustomUpdate(engine, forward, steps, stops=stops)
@@ -93,18 +114,27 @@ class Executor:
                 dense_gradients=options.dense_gradients or is_linear(context.optimizer),
             )
         )
-        self.planner = Planner(engine, update, options.microbatch_size, options.memory_limit, findings)
+        self.planner = Planner(
+            engine, update, options.microbatch_size, options.memory_limit, findings
+        )
         self.evaluation = Evaluation(engine.evaluation or engine, evaluating, steps)
         self.compilations = Compilations()
-        self.compilations.is_quiet = self.evaluation.compilations.is_quiet = engine.processes.index > 0
+        self.compilations.is_quiet = self.evaluation.compilations.is_quiet = (
+            engine.processes.index > 0
+        )
         self.dispatch_size = DispatchSize(engine.processes)
         self.where_data_are = ""
-        self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(map(resets_on_the_host, metrics))
+        self._resets_on_the_host = is_overridden(model, "reset_metrics") or any(
+            map(resets_on_the_host, metrics)
+        )
         self._checks_batches = isinstance(objective, CompiledObjective) and not steps.trains
-        self._unclaimed: list[tuple[str, Numbers]] = []  # values of a snapshot for variables that are not known yet
+        # values of a snapshot for variables that are not known yet
+        self._unclaimed: list[tuple[str, Numbers]] = []
         self._row_tables = ProgramCache()
         self._single = SingleBatches(engine.devices, self._row_tables)
-        self._single_evaluated = SingleBatches(self.evaluation.engine.devices, self.evaluation.row_tables)
+        self._single_evaluated = SingleBatches(
+            self.evaluation.engine.devices, self.evaluation.row_tables
+        )
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
         self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
@@ -117,26 +147,34 @@ class Executor:
 
     @contextmanager
     def notices(self, verbose: int | str) -> Iterator[None]:
-        """Context in which notices to the user are on or off; they are always off in processes other than 0."""
+        """Context in which notices to the user are on or off; they are always off in processes
+        other than 0.
+        """
         is_quiet = not verbose or self.engine.processes.index > 0
         with self.compilations.quiet(is_quiet), self.evaluation.compilations.quiet(is_quiet):
             yield
 
     @contextmanager
     def shown_by(self, bar: keras.callbacks.ProgbarLogger | None) -> Iterator[None]:
-        """Context in which compilations and other waits are shown in a progress bar, or below it."""
+        """Context in which compilations and other waits are shown in a progress bar, or below
+        it.
+        """
         with self.compilations.shown_by(bar), self.evaluation.compilations.shown_by(bar):
             yield
 
     # ---- before an update ----
 
     def refresh(self, run: Run) -> State:
-        """Return the run's state with the current values of the Keras variables, which other code may have changed."""
+        """Return the run's state with the current values of the Keras variables, which other code
+        may have changed.
+        """
         self.dispatcher.ahead.catch_up()
         if run.state is None or run.variables is not self.variables:
             blank = (), np.int32(0), self.planner.update.row_planner.scratch()
             sums, stopped, scratch = self.engine.devices.place(blank)
-            state = State([], [], [], self._access.values(self.variables.metrics), sums, stopped, scratch)
+            state = State(
+                [], [], [], self._access.values(self.variables.metrics), sums, stopped, scratch
+            )
             run.set_state(self._access.between_programs(self._whole(state)), self.variables)
         elif not self._access.are_current(self.variables, run.state):
             run.set_state(self._whole(run.state))
@@ -150,11 +188,20 @@ class Executor:
     def begin_epoch(self, run: Run) -> None:
         """Begin an epoch: reset Keras' metrics now, and the sums in the next update."""
         state = self.refresh(run)
-        if self.steps.trains or self.steps.tests or self._resets_on_the_host or not self.planner.empty:
+        if (
+            self.steps.trains
+            or self.steps.tests
+            or self._resets_on_the_host
+            or not self.planner.empty
+        ):
             self._empty_metrics()
         else:
-            self._access.assign(self.variables.metrics, self.engine.devices.place(self.planner.empty))
-        run.set_state(state._replace(metrics=self._access.values(self.variables.metrics)), begins=EPOCH)
+            self._access.assign(
+                self.variables.metrics, self.engine.devices.place(self.planner.empty)
+            )
+        run.set_state(
+            state._replace(metrics=self._access.values(self.variables.metrics)), begins=EPOCH
+        )
 
     def _empty_metrics(self) -> list[np.ndarray]:
         """Reset Keras' metrics, and return their values."""
@@ -170,7 +217,8 @@ class Executor:
         """Restore the run from a snapshot, and the Keras variables that are not in `run.assigned`.
 
         Raises:
-            SpecificationError: the snapshot is another model's or optimizer's; nothing has been changed.
+            SpecificationError: the snapshot is another model's or optimizer's; nothing has been
+                changed.
         """
         groups = groups_of(self.variables)
         kept = leaves_of(snapshot, groups)
@@ -186,14 +234,24 @@ class Executor:
         run.drop()
         self.begin_epoch(run)
         for name, variables in groups.items():
-            put(*((kept["running"], variables, {}) if name == "metrics" else (kept[name], variables, run.assigned)))
+            put(
+                *(
+                    (kept["running"], variables, {})
+                    if name == "metrics"
+                    else (kept[name], variables, run.assigned)
+                )
+            )
         running = self._access.values(self.variables.metrics)
         put(kept["metrics"], groups["metrics"], {})
         num = len(groups["buffers"])
         paths = snapshot.facts["paths"]["buffers"]
         self._unclaimed = list(zip(paths[num:], kept["buffers"][num:], strict=True))
-        state = self.refresh(run)._replace(metrics=running, sums=self.engine.devices.place(tuple(kept["sums"])))
-        run.set_state(self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"])
+        state = self.refresh(run)._replace(
+            metrics=running, sums=self.engine.devices.place(tuple(kept["sums"]))
+        )
+        run.set_state(
+            self._access.between_programs(self._whole(state)), begins=snapshot.facts["begins"]
+        )
         run.counted(snapshot.facts["number"], snapshot.facts["num_skipped"])
         self.planner.adopt(run.findings)
         self.engine.programs.why_no_xla = self.engine.programs.why_no_xla or run.findings.why_no_xla
@@ -214,7 +272,9 @@ class Executor:
         self._check_processes(partial(data_facts, batches))
         plan = partial(self._program, run, self.planner.wanted(batches))
         known = Known(self._row_tables, run.data.largest)
-        feed = open_feed(self.engine.devices, batches, self.planner.room_for_data, plan, self.check, known)
+        feed = open_feed(
+            self.engine.devices, batches, self.planner.room_for_data, plan, self.check, known
+        )
         self.where_data_are = feed.where
         return feed
 
@@ -227,7 +287,9 @@ class Executor:
         self._check_processes(partial(batch_facts, host))
         self.where_data_are = self._single.where
         plan = partial(self._program, run, self.planner.wanted(None))  # not kept: a cycle
-        return self._single, self._single.block(host, plan, self.check, self.planner.findings.rows_to_fill)
+        return self._single, self._single.block(
+            host, plan, self.check, self.planner.findings.rows_to_fill
+        )
 
     def open_pass(self, batches: Batches, options: EvalOptions, steps: int | None) -> Pass:
         """Return a pass over `steps` of these batches (None: all) in evaluation mode."""
@@ -238,10 +300,18 @@ class Executor:
         plan = self.evaluation.plan(run, batches, options, steps, checks_kind)
         room = self.planner.room_for_data
         known = Known(self.evaluation.row_tables, {})
-        return Pass(run, open_feed(self.evaluation.engine.devices, batches, room, plan, check, known), options)
+        return Pass(
+            run,
+            open_feed(self.evaluation.engine.devices, batches, room, plan, check, known),
+            options,
+        )
 
     def _checks_of(self, options: EvalOptions) -> tuple[CheckKind, Check]:
-        return (_pass, _pass) if options.predicts or self.steps.tests else (self.check_kind, self.check)
+        return (
+            (_pass, _pass)
+            if options.predicts or self.steps.tests
+            else (self.check_kind, self.check)
+        )
 
     def evaluate_single(self, host: Tree) -> dict[str, Any]:
         """Return the numbers of a single batch in evaluation mode."""
@@ -261,19 +331,25 @@ class Executor:
     def begin_evaluation(self, run: PassRun, options: EvalOptions) -> None:
         """Begin a pass with the current values; reset Keras' metrics if they may be read."""
         metrics = _NO_METRICS if options.predicts else self.planner.empty
-        if not options.predicts and (options.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics):
+        if not options.predicts and (
+            options.one_by_one or self.steps.tests or self._resets_on_the_host or not metrics
+        ):
             metrics = self._empty_metrics()
         run.begin(self.evaluation.state(metrics, options))
 
     def show_evaluation(self, found: Tensor, block: Block) -> dict[str, Any]:
-        """Return the numbers of an evaluation as Keras does, once Keras' metrics have their values."""
+        """Return the numbers of an evaluation as Keras does, once Keras' metrics have their
+        values.
+        """
         numbers = self.evaluation.logs(found, block)
         return self._shown(numbers, is_custom=self.steps.tests)
 
     def _check_processes(self, data: Callable[[], dict[str, str]]) -> None:
         if self.engine.processes.count > 1:
             v = self.variables
-            code = code_facts(self.model, self.objective, self.context.optimizer, self.context.options)
+            code = code_facts(
+                self.model, self.objective, self.context.optimizer, self.context.options
+            )
             values = value_facts(self._access.changed_outside([*v.params, *v.slots, *v.buffers]))
             self.engine.processes.check_equal(code | values | data())
 
@@ -282,27 +358,40 @@ class Executor:
         self.compilations.num_batches += 1
         program = self.planner.known(batch, wanted)
         if program is None:
-            with named(batch), uninterrupted(twice=False):  # an interrupt would leave the model half traced
+            # an interrupt would leave the model half traced
+            with named(batch), uninterrupted(twice=False):
                 self.check_kind(batch)
                 self.compilations.show("tracing the model")
                 update = self.planner.learn(self._whole(self.refresh(run)), batch)
                 state = self._whole(self._known(run, update))
                 filled = self.planner.filled(Sample(update, state, batch), wanted)
-                is_new = self.planner.is_new(filled.batch, wanted) and not self.engine.programs.is_eager
-                with self.compilations.watched(filled.batch, wanted.num_shapes) if is_new else nullcontext():
+                is_new = (
+                    self.planner.is_new(filled.batch, wanted) and not self.engine.programs.is_eager
+                )
+                with (
+                    self.compilations.watched(filled.batch, wanted.num_shapes)
+                    if is_new
+                    else nullcontext()
+                ):
                     program = self.planner.program(batch, filled, wanted)
                 run.set_state(self._access.between_programs(state))
         return program
 
     def _known(self, run: Run, update: Update) -> State:
-        """Return the run's state for the update's variables; new ones receive their values of a snapshot."""
+        """Return the run's state for the update's variables; new ones receive their values of a
+        snapshot.
+        """
         state = run.state
         known = 0 if run.variables is None else len(run.variables.buffers)
         assert state is not None
         self.context.variables = update.forward.variables
         self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
         run.set_state(state, self.variables)
-        return state if state.sums else state._replace(sums=self.engine.devices.place(update.epoch_sums.empty()))
+        return (
+            state
+            if state.sums
+            else state._replace(sums=self.engine.devices.place(update.epoch_sums.empty()))
+        )
 
     def check_kind(self, batch: Batch) -> None:
         """Check the parts of a batch of a new kind, before a trace."""
@@ -316,7 +405,9 @@ class Executor:
             facts = program.forward.facts
             numbers = batch.names
             with named(batch):
-                check_weights(batch.host, all_zero=batch.is_resident, divisors=facts.divisors, numbers=numbers)
+                check_weights(
+                    batch.host, all_zero=batch.is_resident, divisors=facts.divisors, numbers=numbers
+                )
                 check_labels(facts.label_ranges, batch.host, numbers)
 
     # ---- an update ----
@@ -331,7 +422,9 @@ class Executor:
         return state, self._access.captured(program.captured, state)
 
     def was_moved(self, run: Run) -> bool:
-        """Whether other code has updated the optimizer since the run's last update, if this can be seen."""
+        """Whether other code has updated the optimizer since the run's last update, if this can be
+        seen.
+        """
         return not self.dispatcher.ahead.is_holding(run) and self.applied.was_moved
 
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
@@ -345,10 +438,16 @@ class Executor:
 
     def _shown(self, numbers: dict[str, Any], *, is_custom: bool) -> dict[str, Any]:
         """Return the numbers; the metrics' results instead if a custom step returns just them."""
-        return read_results(self.model.get_metrics_result(), numbers) if is_custom else fresh(self.model, numbers)
+        return (
+            read_results(self.model.get_metrics_result(), numbers)
+            if is_custom
+            else fresh(self.model, numbers)
+        )
 
     def show_update(self, numbers: dict[str, Any]) -> dict[str, Any]:
-        """Return the numbers up to an update for a callback, once Keras' metrics have their values."""
+        """Return the numbers up to an update for a callback, once Keras' metrics have their
+        values.
+        """
         return numbers if self.steps.trains else self.show(numbers)
 
     def meet(self, feed: Feed) -> None:

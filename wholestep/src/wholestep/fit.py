@@ -33,7 +33,10 @@ class Validation(NamedTuple):
         """Return the same with Python integers; refuse invalid values."""
         arguments.check_frequency(self.freq)
         steps = arguments.count_or_none("validation_steps", self.steps)
-        return self._replace(steps=steps, batch_size=arguments.count_or_none("validation_batch_size", self.batch_size))
+        return self._replace(
+            steps=steps,
+            batch_size=arguments.count_or_none("validation_batch_size", self.batch_size),
+        )
 
 
 class Epochs(NamedTuple):
@@ -77,8 +80,14 @@ def fit(
         steps = arguments.limit_steps(epochs.steps, batches.num_batches)
         num = steps or batches.num_batches
         verbose = watching.verbose
-        watch = setup.watch(executor, watching.callbacks, num, verbose=verbose, epochs=last, history=True)
-        how = {"steps_per_epoch": epochs.steps, "class_weight": given.class_weight, "shuffle": given.shuffle}
+        watch = setup.watch(
+            executor, watching.callbacks, num, verbose=verbose, epochs=last, history=True
+        )
+        how = {
+            "steps_per_epoch": epochs.steps,
+            "class_weight": given.class_weight,
+            "shuffle": given.shuffle,
+        }
         how |= {} if validate is None else validate.settings
         saver.open(executor, Span(last, epochs.begin), watch, **how)
         also = {"callbacks": watch, **saver.also}
@@ -88,7 +97,8 @@ def fit(
             once = epochs.steps is None
             logs = _run_epochs(setup, batches, limited, validate, watch, saver, resumed, once=once)
             watch.callbacks.on_train_end(logs)
-    executor.engine.processes.barrier("has ended training")  # all processes can now read the files of process 0
+    # all processes can now read the files of process 0
+    executor.engine.processes.barrier("has ended training")
     return setup.model.history
 
 
@@ -103,7 +113,9 @@ def _run_epochs(
     *,
     once: bool,
 ) -> dict:
-    """Run the epochs, from the run's position on; return the last epoch's logs. `once` as in `fit_epoch`."""
+    """Run the epochs, from the run's position on; return the last epoch's logs. `once` as in
+    `fit_epoch`.
+    """
     run = setup.run
     model = setup.model
     executor = setup.executor
@@ -120,7 +132,8 @@ def _run_epochs(
         go_to_epoch(batches, begin, steps, once=once)
     feed = executor.feed(run, batches)
     is_at_start = not run.place.is_open
-    if resumed is not None and (is_at_start or begin >= last):  # the epoch has not started, or no epoch is left
+    # the epoch has not started, or no epoch is left
+    if resumed is not None and (is_at_start or begin >= last):
         run.put_back_also(resumed)
         run.has_resumed()
         resumed = None
@@ -134,7 +147,8 @@ def _run_epochs(
                 saver.poll()
                 logs = logs | validate(watch, saver.poll)
             run.end_epoch(logs)
-        logs = dict(run.place.logs or {})  # `on_train_end` gets no entries that callbacks add at an epoch's end
+        # `on_train_end` gets no entries that callbacks add at an epoch's end
+        logs = dict(run.place.logs or {})
         watch.end_epoch(run)
         run.has_resumed()
         resumed = None
@@ -171,26 +185,36 @@ def _begin_epoch(
 
 
 class Validating:
-    """The validation of one `fit`: opens its data once, and evaluates them after each epoch that is due."""
+    """The validation of one `fit`: opens its data once, and evaluates them after each epoch that is
+    due.
+    """
 
     def __init__(self, setup: Setup, asked: Validation, batch_size: int | None):
         self._setup = setup
         self._freq = asked.freq
-        self._batches = kept(setup.validation_batches(classify(asked.data), asked.batch_size, batch_size))
+        self._batches = kept(
+            setup.validation_batches(classify(asked.data), asked.batch_size, batch_size)
+        )
         self._steps = arguments.limit_steps(asked.steps, self._batches.num_batches)
         self._open: tuple[Executor, Pass] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """The data, steps and frequency of validation, as settings of a run."""
-        return {"validation_data": self._batches, "validation_steps": self._steps, "validation_freq": self._freq}
+        return {
+            "validation_data": self._batches,
+            "validation_steps": self._steps,
+            "validation_freq": self._freq,
+        }
 
     def is_due(self, epoch: int) -> bool:
         """Whether a validation follows an epoch."""
         return arguments.is_due(epoch, self._freq)
 
     def __call__(self, watch: CallbackRunner, poll: Callable[[], None]) -> dict:
-        """Return the logs of a validation, their names prefixed with `val_`; see `run_evaluation` for `poll`."""
+        """Return the logs of a validation, their names prefixed with `val_`; see `run_evaluation`
+        for `poll`.
+        """
         executor = self._setup.executor_for(self._batches.example)
         if self._open is None or self._open[0] is not executor:
             wanted = EvalOptions(one_by_one=watch.has_test_hooks)
@@ -200,7 +224,8 @@ class Validating:
 
 
 def _check_any(num_updates: int, epoch: int, *, has_stopped: bool) -> None:
-    """Refuse an epoch without a batch, unless a callback has stopped the run at the first one, which was not finite.
+    """Refuse an epoch without a batch, unless a callback has stopped the run at the first one,
+    which was not finite.
 
     Updates are counted, as logs may be empty: a custom step may return no numbers.
     """
@@ -220,7 +245,8 @@ def _ends_early(batches: Batches, epoch: int, epochs: int, *, once: bool) -> boo
     if not is_short and (epoch + 1 == epochs or not batches.is_spent()):
         return False
     warn(
-        f"The data ended in epoch {epoch + 1} of {epochs}: training ends there. Pass something that can be iterated "
+        f"The data ended in epoch {epoch + 1} of {epochs}: training ends there. Pass something "
+        "that can be iterated "
         "over again, or ask for fewer updates."
     )
     return True

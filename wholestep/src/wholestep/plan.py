@@ -1,4 +1,6 @@
-"""The plan of an update: microbatches, padding, updates per dispatch. It changes only rounding, unless it warns."""
+"""The plan of an update: microbatches, padding, updates per dispatch. It changes only rounding,
+unless it warns.
+"""
 
 import math
 import os
@@ -33,7 +35,9 @@ _MOST_KINDS_LOOPED = 4
 
 
 class Sample(NamedTuple):
-    """A batch by which an update is planned, the update traced for such batches, and the state before it."""
+    """A batch by which an update is planned, the update traced for such batches, and the state
+    before it.
+    """
 
     update: Update
     state: State
@@ -51,8 +55,8 @@ class Planner:
 
     Args:
         microbatch_size: rows in a microbatch, or "auto": the largest that fits in `memory_limit`.
-        memory_limit: bytes that a program may use in addition to its arguments; None for three quarters
-            of the device's free memory, or half of the host's.
+        memory_limit: bytes that a program may use in addition to its arguments; None for three
+            quarters of the device's free memory, or half of the host's.
         findings: the measurements of the run, which the planner completes.
         update: the update before a trace; it knows the variables of the state.
         empty: the metrics' values before the first row, known once an epoch has begun.
@@ -67,10 +71,13 @@ class Planner:
     empty: list[np.ndarray] = field(default_factory=list)
     programs: ProgramCache = field(default_factory=ProgramCache)
     _updates: ProgramCache = field(default_factory=ProgramCache)
-    _filled: ProgramCache = field(default_factory=ProgramCache)  # the same by the shape of a batch before it is padded
+    # the same by the shape of a batch before it is padded
+    _filled: ProgramCache = field(default_factory=ProgramCache)
 
     def adopt(self, findings: Findings) -> None:
-        """Plan by the findings of a restored run; drop the programs planned by different findings."""
+        """Plan by the findings of a restored run; drop the programs planned by different
+        findings.
+        """
         if not findings.plans_as(self.findings):
             self.programs.clear()
             self._filled.clear()
@@ -95,7 +102,9 @@ class Planner:
         return self._filled.get((self._key(batch, wanted), batch.full))
 
     def filled(self, sample: Sample, wanted: Wanted) -> Sample:
-        """Return the sample, padded to the rows of a full batch if it is short and padding is exact."""
+        """Return the sample, padded to the rows of a full batch if it is short and padding is
+        exact.
+        """
         batch = sample.batch
         is_short = batch.num_rows < batch.full
         may_fill = (is_short or wanted.num_shapes > 0) and self.padding_is_exact(sample)
@@ -106,11 +115,15 @@ class Planner:
         return self._key(filled, wanted) not in self.programs
 
     def program(self, batch: Batch, filled: Sample, wanted: Wanted) -> Program:
-        """Return the program for updates like this one, and remember it; `filled` is the sample after padding."""
+        """Return the program for updates like this one, and remember it; `filled` is the sample
+        after padding.
+        """
         key = self._key(filled.batch, wanted)
         if key not in self.programs:
             self.engine.processes.set_status("compiling")
-            self.programs[key] = self._plan(filled, wanted.short, self._length(filled.batch, wanted))
+            self.programs[key] = self._plan(
+                filled, wanted.short, self._length(filled.batch, wanted)
+            )
         self._filled[self._key(batch, wanted), batch.full] = self.programs[key]
         return self.programs[key]
 
@@ -125,25 +138,36 @@ class Planner:
         return max(1, min(most, MOST_UPDATES, _MOST_ROW_NUMBERS // batch.num_rows))
 
     def _may_loop(self, batch: Batch) -> bool:
-        """Whether to compile a program of several updates for loaded batches like this one, which takes long.
+        """Whether to compile a program of several updates for loaded batches like this one, which
+        takes long.
 
-        Where programs of one update exist too, only the first few kinds of batches get one: there may be hundreds.
+        Where programs of one update exist too, only the first few kinds of batches get one: there
+        may be hundreds.
         """
         kinds = self.findings.looped
         kind = f"{batch.signature} {batch.num_rows}"
-        if not self.engine.programs.loops_once and kind not in kinds and len(kinds) < _MOST_KINDS_LOOPED:
+        if (
+            not self.engine.programs.loops_once
+            and kind not in kinds
+            and len(kinds) < _MOST_KINDS_LOOPED
+        ):
             kinds.append(kind)
         return self.engine.programs.loops_once or kind in kinds
 
     def learn(self, state: State, batch: Batch) -> Update:
-        """Trace the objective on batches like this one, before any other method sees such a batch."""
+        """Trace the objective on batches like this one, before any other method sees such a
+        batch.
+        """
         if batch.program_key not in self._updates:
             cut = Cut(((1, batch.num_rows),), batch.num_rows, split=self.engine.replicas.is_split)
             data, rows = stage(self.engine.devices, batch, cut)
             rows, count = self.engine.devices.place((rows, np.array(batch.num_rows, np.int32)))
-            state = state._replace(captured=self.engine.variables.captured(self.update.forward.inputs, state))
+            state = state._replace(
+                captured=self.engine.variables.captured(self.update.forward.inputs, state)
+            )
             update = self.update.learned(cut, state, data, rows, count)
-            if update.forward.variables is not self.update.forward.variables:  # unknown to the other updates
+            # unknown to the other updates
+            if update.forward.variables is not self.update.forward.variables:
                 for known in (self._updates, self.programs, self._filled):
                     known.clear()
                 self.update = update
@@ -151,9 +175,15 @@ class Planner:
         return self._updates[batch.program_key]
 
     def padding_is_exact(self, sample: Sample) -> bool:
-        """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once; False if eager."""
+        """Whether rows of weight 0 change nothing. Probes the objective and the metrics, once;
+        False if eager.
+        """
         found = self.findings
-        if found.pads is False or self.engine.programs.is_eager or not self.probe(sample).padding_is_exact:
+        if (
+            found.pads is False
+            or self.engine.programs.is_eager
+            or not self.probe(sample).padding_is_exact
+        ):
             return False
         if found.pads is None:
             found.pads = self._share(metrics_ignore_padding(self.engine, *sample.traced))
@@ -171,12 +201,15 @@ class Planner:
         if self.findings.coupling is not None:
             return self.findings.coupling
         found = self._probe(sample)
-        self.findings.coupling = found if sample.batch.num_rows > 1 else None  # one row shows nothing of others
+        # one row shows nothing of others
+        self.findings.coupling = found if sample.batch.num_rows > 1 else None
         return found
 
     @property
     def limit(self) -> int:
-        """The bytes that a program may use in addition to its arguments, the same in all processes."""
+        """The bytes that a program may use in addition to its arguments, the same in all
+        processes.
+        """
         if self.memory_limit is not None:
             return self.memory_limit
         self.findings.limit = self.findings.limit or self._share(self._measured())
@@ -198,7 +231,8 @@ class Planner:
         return None if coupling is None else pads
 
     def _measured(self) -> int:
-        """The bytes that are free on the device, less the quarter that an allocator may not give in one piece.
+        """The bytes that are free on the device, less the quarter that an allocator may not give in
+        one piece.
 
         Measured on an H100: a program that needs 89 % of the free memory failed.
         """
@@ -227,7 +261,10 @@ class Planner:
             return self._compile(cut, length, sample)
         program = self._compile(whole, length, sample)
         if program.memory is None and self.memory_limit is not None:
-            warn(f"memory_limit has no effect: {keras.backend.backend()} does not report a program's memory.")
+            warn(
+                f"memory_limit has no effect: {keras.backend.backend()} does not report a "
+                "program's memory."
+            )
         size = num_rows
         while program.memory is not None and program.memory > self.limit and size > 1:
             if not self.probe(sample).cut_is_exact:
@@ -238,7 +275,8 @@ class Planner:
             program = self._compile(self._cut(whole, size, sample), length, sample)
         if program.memory is not None and program.memory > self.limit:
             warn(
-                f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: the update runs "
+                f"Even one row at a time needs {program.memory} bytes, and may use {self.limit}: "
+                "the update runs "
                 "nevertheless. Raise memory_limit, or make the model smaller."
             )
         return program
@@ -248,24 +286,36 @@ class Planner:
             return whole
         coupling = self.probe(sample)
         if not coupling.cut_is_possible:
-            warn(f"microbatch_size={size} has no effect: {coupling.why()}. Every update runs as a whole.")
+            warn(
+                f"microbatch_size={size} has no effect: {coupling.why()}. Every update runs as a "
+                "whole."
+            )
             return whole
         num = -(-whole.rows // size)
         if self.padding_is_exact(sample):
             size = self._even(-(-whole.rows // num))
             split = self._may_split(whole, [size], sample)
-            return Cut(((num, size),), whole.rows, padded=whole.padded or num * size != whole.rows, split=split)
+            return Cut(
+                ((num, size),),
+                whole.rows,
+                padded=whole.padded or num * size != whole.rows,
+                split=split,
+            )
         if not coupling.cut_is_exact:
             effect = coupling.warning(sample.update.forward.movers)
             warn(f"microbatch_size={size} {effect} Leave microbatch_size out for whole batches.")
         small, larger = divmod(whole.rows, num)
         sections = tuple(s for s in ((larger, small + 1), (num - larger, small)) if s[0])
         extra = whole.extra if whole.split else "mean" if coupling.extra == "mean" else "sum"
-        split = coupling.cut_is_exact and self._may_split(whole, [size for _, size in sections], sample)
+        split = coupling.cut_is_exact and self._may_split(
+            whole, [size for _, size in sections], sample
+        )
         return Cut(sections, whole.rows, extra=extra, split=whole.split or split)
 
     def _may_split(self, whole: Cut, sizes: list[int], sample: Sample) -> bool:
-        """Whether each replica may fold its rows of microbatches of such sizes, where any cut is exact."""
+        """Whether each replica may fold its rows of microbatches of such sizes, where any cut is
+        exact.
+        """
         num = self.engine.devices.num_replicas
         if whole.split or not self.engine.replicas.can_split or any(size % num for size in sizes):
             return whole.split
@@ -286,8 +336,13 @@ class Planner:
         if not why and not self.metrics_are_additive(sample):
             why = "a metric's state is not a sum over rows"
         if why:
-            must = "Under tf.distribute every replica sees its own rows alone, and the results must add up."
-            raise SpecificationError(message(must, why, "the JAX engine, where replicas share one array of all rows."))
+            must = (
+                "Under tf.distribute every replica sees its own rows alone, and the results "
+                "must add up."
+            )
+            raise SpecificationError(
+                message(must, why, "the JAX engine, where replicas share one array of all rows.")
+            )
         return "mean" if coupling.extra == "mean" else "sum"
 
     def _even(self, size: int) -> int:
@@ -302,7 +357,8 @@ class Planner:
         values = engine.variables.captured(maker.forward.inputs, state)
         state = state._replace(captured=values, sums=engine.devices.place(maker.epoch_sums.empty()))
         row_plan, wholes = maker.row_planner.plan(cut, state, data, places)
-        cut = replace(cut, split=False) if row_plan.tables else cut  # tables need the lookups of all replicas
+        # tables need the lookups of all replicas
+        cut = replace(cut, split=False) if row_plan.tables else cut
         update = maker.whole_update(cut, row_plan)
         state = state._replace(captured=())
         slowly = engine.programs.loops_slowly(update, state, values, data, places, count)
@@ -314,7 +370,9 @@ class Planner:
         program = maker.program(update, most, self.empty, loops=loops)
         rest = engine.variables.between_programs(state)
         compiles = loops and (maker.suits_xla or engine.programs.always_xla)
-        made = compiled(engine, program, (rest, values, data), (length, cut.places), repeats=compiles)
+        made = compiled(
+            engine, program, (rest, values, data), (length, cut.places), repeats=compiles
+        )
         made = made._replace(memory=self._share(made.memory))
         notes = describe(row_plan, wholes, cut.num_microbatches)
         return Program(*made, cut, length, most, num_stacked, notes, maker)
@@ -324,7 +382,9 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-_UNSEEN = "behind Keras' back, as tf.random, jax.random and numpy do, or in a tf.function of its own"
+_UNSEEN = (
+    "behind Keras' back, as tf.random, jax.random and numpy do, or in a tf.function of its own"
+)
 
 
 def explain(planner: Planner, sharded: list[str], data: str) -> str:
@@ -341,12 +401,19 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
     several = len(newest_first)
     cut = program.cut
     lines = [
-        *([f"{several} programs for updates of several shapes; that of the most rows:"] if several > 1 else []),
+        *(
+            [f"{several} programs for updates of several shapes; that of the most rows:"]
+            if several > 1
+            else []
+        ),
         f"One update takes {cut}.",
         *_spread(cut, engine),
         _padding(cut, planner.pads_short),
         *([data] if data else []),
-        f"Up to {program.most} updates go to the device in one dispatch ({keras.backend.backend()})."
+        (
+            f"Up to {program.most} updates go to the device in one dispatch "
+            f"({keras.backend.backend()})."
+        )
         if program.most > 1
         else f"Each update is a separate dispatch ({keras.backend.backend()}).",
     ]
@@ -357,7 +424,10 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
     if program.memory is not None:
         needs = program.memory / 2**20
         limit = planner.limit / 2**20
-        lines.append(f"Besides data and weights, the program needs {needs:.1f} MiB, of {limit:.0f} it may use.")
+        lines.append(
+            f"Besides data and weights, the program needs {needs:.1f} MiB, of {limit:.0f} it may "
+            "use."
+        )
     lines += program.table_notes
     drawn = _drawn(coupling, program.forward)
     if coupling is not None and not (coupling.cut_is_exact and drawn):
@@ -365,7 +435,8 @@ def explain(planner: Planner, sharded: list[str], data: str) -> str:
         lines.append(coupling.explanation(program.forward.movers, is_cut=is_cut))
     if coupling is not None and coupling.custom:
         lines.append(
-            "The model's step is run unchanged: without microbatches, replicas or padding, whose exactness cannot be "
+            "The model's step is run unchanged: without microbatches, replicas or padding, whose "
+            "exactness cannot be "
             "guaranteed for it. Its losses and the weights are checked afterwards."
         )
     form_of_gradients = program.function.form_of_gradients()
@@ -397,8 +468,12 @@ def _drawn(coupling: Coupling | None, forward: Forward) -> list[str]:
     if coupling is None or not coupling.draws:
         return []
     reasons = {
-        "an axis that is a multiple of the rows does not hold them outermost": any(f.axis is not None for f in facts),
-        "rows take parts of a draw whose shape does not grow with them": any(f.axis is None for f in facts),
+        "an axis that is a multiple of the rows does not hold them outermost": any(
+            f.axis is not None for f in facts
+        ),
+        "rows take parts of a draw whose shape does not grow with them": any(
+            f.axis is None for f in facts
+        ),
         f"something draws {_UNSEEN}": True,
     }
     why = ", or ".join(reason for reason, may_be in reasons.items() if may_be)
@@ -411,7 +486,10 @@ def _spread(cut: Cut, engine: Engine) -> list[str]:
     hosts = engine.processes.count
     if replicas == 1:
         return []
-    counts = [("" if num == 1 else f"{num} microbatches x ", -(-size // replicas)) for num, size in cut.sections]
+    counts = [
+        ("" if num == 1 else f"{num} microbatches x ", -(-size // replicas))
+        for num, size in cut.sections
+    ]
     shares = " + ".join(f"{several}{size} rows" for several, size in counts)
     shares = f"({shares})" if len(counts) > 1 else shares
     many = f"{hosts} {'host' if hosts == 1 else 'hosts'} x {replicas / hosts:g} replicas"
@@ -419,7 +497,10 @@ def _spread(cut: Cut, engine: Engine) -> list[str]:
     layout = f"= {many} x {shares}" if is_even else f"on {many}, at most {shares} on each"
     lines = [f"{cut.places} places {layout}."]
     if cut.split:
-        return [*lines, "Each replica sums over its own rows; the sums of all go over the wire once an update."]
+        return [
+            *lines,
+            "Each replica sums over its own rows; the sums of all go over the wire once an update.",
+        ]
     return [*lines, "Arrays are global: every replica sees the statistics of all rows."]
 
 
@@ -432,6 +513,7 @@ def _padding(cut: Cut, pads_short: bool | None) -> str:
     shorter = {
         True: "Shorter batches are filled up with rows of weight 0.",
         False: "Shorter batches run in their own shape, as padding would count.",
-        None: "Whether shorter batches can be filled up with rows of weight 0 is tried when one comes.",
+        None: "Whether shorter batches can be filled up with rows of weight 0 is tried when one "
+        "comes.",
     }
     return " ".join([*lines, shorter[pads_short]])

@@ -1,7 +1,8 @@
-"""A compiled program for batches of one shape: several updates, or batches of an evaluation, one after the other.
+"""A compiled program for batches of one shape: several updates, or batches of an evaluation, one
+after the other.
 
-Their number is an argument of the program. So one program serves a full epoch, its tail and a custom loop: how updates
-are grouped into dispatches cannot change a bit of them.
+Their number is an argument of the program. So one program serves a full epoch, its tail and a
+custom loop: how updates are grouped into dispatches cannot change a bit of them.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,8 @@ class Program:
         length: the number of updates in a table.
         most: the most updates in one dispatch.
         table_notes: how embedding tables are updated, in sentences.
-        function: the update, or the evaluation or prediction of a batch, with the properties found by its trace.
+        function: the update, or the evaluation or prediction of a batch, with the properties found
+            by its trace.
     """
 
     call: Callable
@@ -94,8 +96,8 @@ class Wanted(NamedTuple):
     Args:
         short: whether shorter updates may come, to be padded with rows of weight 0.
         most: the most updates in one dispatch.
-        num_shapes: the number of shapes, 0 if unknown. If known, a short batch may be a single row, which shows
-            nothing about coupling, so a full batch is probed.
+        num_shapes: the number of shapes, 0 if unknown. If known, a short batch may be a single row,
+            which shows nothing about coupling, so a full batch is probed.
     """
 
     short: bool
@@ -109,11 +111,13 @@ NONE = np.zeros((3,), np.int32)
 Each = Callable[..., tuple[State, Tree]]
 Begin = Callable[[State, Tensor], State]
 
-GOES_ON, EPOCH, ALONE = range(3)  # an update's begin: with the epoch's sums, empty sums, or empty sums and metrics
+# an update's begin: with the epoch's sums, empty sums, or empty sums and metrics
+GOES_ON, EPOCH, ALONE = range(3)
 
 
 def span(first: int, num: int, begins: int = GOES_ON) -> np.ndarray:
-    """Return the range of a table's updates that a program runs, and how the first begins, int32 (3,).
+    """Return the range of a table's updates that a program runs, and how the first begins, int32
+    (3,).
 
     >>> span(2, 5, EPOCH).tolist()
     [2, 5, 1]
@@ -122,45 +126,66 @@ def span(first: int, num: int, begins: int = GOES_ON) -> np.ndarray:
 
 
 def several(
-    engine: Engine, each: Each, found: Tree | None, length: int, *, begin: Begin | None = None, unreached: float = 0
+    engine: Engine,
+    each: Each,
+    found: Tree | None,
+    length: int,
+    *,
+    begin: Begin | None = None,
+    unreached: float = 0,
 ) -> Callable:
-    """Return the program (state, given, data, rows, counts, span) -> (state, results of each update).
+    """Return the program (state, given, data, rows, counts, span) -> (state, results of each
+    update).
 
     Args:
         each: one update, (state, given, data, rows, count) -> (state, results).
-        found: shapes and dtypes of an update's results; None for a program of one update, without a loop.
+        found: shapes and dtypes of an update's results; None for a program of one update, without a
+            loop.
         length: the number of updates in a table, and the most that are run.
         begin: (state, begins) -> the state from which an update starts; None: unchanged.
         unreached: the value of the results of updates that were not reached.
     """
 
-    def program(state: State, given: Tree, data: Tree, rows: Tensor, counts: Tensor, which: Tensor) -> tuple:
+    def program(
+        state: State, given: Tree, data: Tree, rows: Tensor, counts: Tensor, which: Tensor
+    ) -> tuple:
         def one(i: Tensor, state: State) -> tuple[State, Tree]:
             own = engine.ops.gather((rows, counts), which[0] + i)
-            # Not before the loop: there each choice would be a kernel, here the compiler fuses it into another.
+            # Not before the loop: there each choice would be a kernel, here the compiler fuses it
+            # into another.
             state = state if begin is None else begin(state, ops.where(i == 0, which[2], GOES_ON))
             return each(state, given, data, *own)
 
-        state = state._replace(stopped=ops.where(which[2] > GOES_ON, ops.zeros_like(state.stopped), state.stopped))
+        state = state._replace(
+            stopped=ops.where(which[2] > GOES_ON, ops.zeros_like(state.stopped), state.stopped)
+        )
         if found is None:
             state, alone = one(ops.zeros((), "int32"), state)
             return state, keras.tree.map_structure(lambda leaf: leaf[None], alone)
-        empty = keras.tree.map_structure(lambda leaf: ops.full((length, *leaf.shape), unreached, leaf.dtype), found)
+        empty = keras.tree.map_structure(
+            lambda leaf: ops.full((length, *leaf.shape), unreached, leaf.dtype), found
+        )
         return engine.ops.repeat(one, which[1], state, empty)
 
     return program
 
 
-def compiled(engine: Engine, program: Callable, arguments: tuple, table: tuple[int, int], **how: bool) -> Compiled:
-    """Return a program of `several`, compiled for (state, given, data) and a table of this shape, (updates, rows)."""
+def compiled(
+    engine: Engine, program: Callable, arguments: tuple, table: tuple[int, int], **how: bool
+) -> Compiled:
+    """Return a program of `several`, compiled for (state, given, data) and a table of this shape,
+    (updates, rows).
+    """
     rows = engine.devices.place((np.zeros(table, np.int32), np.zeros(table[:1], np.int32), NONE))
     return engine.programs.compile(program, (*arguments, *rows), **how)
 
 
 def begun(state: State, begins: Tensor, *, sums: tuple, metrics: list[np.ndarray]) -> State:
-    """Return the state with these sums if an epoch begins, and also with these metrics for an update that is `ALONE`.
+    """Return the state with these sums if an epoch begins, and also with these metrics for an
+    update that is `ALONE`.
 
-    At an epoch's begin, the caller has reset Keras' metrics, which may keep a part; this function cannot know it.
+    At an epoch's begin, the caller has reset Keras' metrics, which may keep a part; this function
+    cannot know it.
     """
 
     def or_empty(value: Tensor, empty: np.ndarray, where: Tensor | bool) -> Tensor:
@@ -168,6 +193,9 @@ def begun(state: State, begins: Tensor, *, sums: tuple, metrics: list[np.ndarray
 
     pairs = zip(state.metrics, metrics, strict=True)
     return state._replace(
-        sums=tuple(or_empty(value, empty, begins > GOES_ON) for value, empty in zip(state.sums, sums, strict=True)),
+        sums=tuple(
+            or_empty(value, empty, begins > GOES_ON)
+            for value, empty in zip(state.sums, sums, strict=True)
+        ),
         metrics=[or_empty(value, empty, begins == ALONE) for value, empty in pairs],
     )

@@ -37,25 +37,34 @@ Copied = Callable[[str, Tensor], Numbers]
 
 @dataclass
 class Run:
-    """The state and position of a training. It can be saved between any two blocks of updates, and restored elsewhere.
+    """The state and position of a training. It can be saved between any two blocks of updates, and
+    restored elsewhere.
 
     Args:
-        state: the values that the next update spends; None before the first, and until a restored snapshot is assigned.
-        number: the number of the last update: the optimizer's `iterations` plus the number of skipped updates.
+        state: the values that the next update spends; None before the first, and until a restored
+            snapshot is assigned.
+        number: the number of the last update: the optimizer's `iterations` plus the number of
+            skipped updates.
         num_skipped: the number of updates that were skipped because they were not finite.
         begins: how the next update begins, see `wholestep.program.span`.
-        variables: the variables whose values the state holds; another executor does not use this state.
-        epochs: the number of epochs of the data that have begun; the next call uses the order of the next epoch.
+        variables: the variables whose values the state holds; another executor does not use this
+            state.
+        epochs: the number of epochs of the data that have begun; the next call uses the order of
+            the next epoch.
         place: the position of the current call.
         data: the position in the data, recorded at each snapshot and at the end of a call.
         layout: the layout of the epoch's reports; None until an update has been sent.
         findings: the measurements by which updates are planned.
         also: other state that is saved with the run, by name.
-        settle: a weak reference to the function that returns the number of skipped updates, or raises a NonFiniteError.
-        arrive: a weak reference to the function that assigns a restored snapshot, as far as the model is built.
-        own: a weak reference to the function that returns the engine's own variables of the model, by path.
+        settle: a weak reference to the function that returns the number of skipped updates, or
+            raises a NonFiniteError.
+        arrive: a weak reference to the function that assigns a restored snapshot, as far as the
+            model is built.
+        own: a weak reference to the function that returns the engine's own variables of the model,
+            by path.
         restored: the snapshot from which the next call resumes.
-        assigned: by id, the variables that have received their values from it, and may have been changed since.
+        assigned: by id, the variables that have received their values from it, and may have been
+            changed since.
 
     >>> import keras, numpy as np, wholestep as ws
     >>> x, y = np.arange(24, dtype="float32").reshape(8, 3), np.ones((8, 1), "float32")
@@ -99,10 +108,12 @@ class Run:
     def under_way(
         self, call: str, batches: Batches, *, are_given: bool, also: dict[str, Keeps] | None = None
     ) -> Iterator[Snapshot | None]:
-        """Record the position of a call, and yield the result of `resume`; then restore the position of an outer call.
+        """Record the position of a call, and yield the result of `resume`; then restore the
+        position of an outer call.
 
         Args:
-            also: other state that is saved with the run during the call and, if the call fails, until the next one.
+            also: other state that is saved with the run during the call and, if the call fails,
+                until the next one.
         """
         outer = (self._batches, self.place, self.data, self.also)
         before = self._as_it_is()
@@ -127,7 +138,9 @@ class Run:
                     self._batches, self.place, self.data, self.also = outer
 
     def _as_it_is(self) -> dict[str, Any]:
-        """Return all attributes, with copies of `place` and `data`, which a call changes in place."""
+        """Return all attributes, with copies of `place` and `data`, which a call changes in
+        place.
+        """
         return vars(self) | {"place": replace(self.place), "data": replace(self.data)}
 
     @property
@@ -149,25 +162,35 @@ class Run:
 
     # ---- further changes of a run: no other module assigns to its attributes ----
 
-    def connect(self, settle: Callable[[], Any], arrive: Callable[[], Any], own: Callable[[], Any]) -> None:
+    def connect(
+        self, settle: Callable[[], Any], arrive: Callable[[], Any], own: Callable[[], Any]
+    ) -> None:
         """Set the weak references `settle`, `arrive` and `own`."""
         self.settle = settle
         self.arrive = arrive
         self.own = own
 
     def own_variables(self) -> dict[str, Any]:
-        """Return the engine's own variables of the model, by path: no part of the state, but of a snapshot."""
+        """Return the engine's own variables of the model, by path: no part of the state, but of a
+        snapshot.
+        """
         own = self.own()
         return {} if own is None else own()
 
-    def set_state(self, state: State, variables: Variables | None = None, *, begins: int | None = None) -> None:
-        """Set the values that the next update spends and, if given, their variables and how that update begins."""
+    def set_state(
+        self, state: State, variables: Variables | None = None, *, begins: int | None = None
+    ) -> None:
+        """Set the values that the next update spends and, if given, their variables and how that
+        update begins.
+        """
         self.state = state
         self.variables = self.variables if variables is None else variables
         self.begins = self.begins if begins is None else begins
 
     def sent(self, num: int, layout: ReportLayout, *, in_call: bool) -> None:
-        """Count updates that were sent; single updates (`in_call=False`) belong to no epoch of a call."""
+        """Count updates that were sent; single updates (`in_call=False`) belong to no epoch of a
+        call.
+        """
         self.number = self.number + num
         self.begins = GOES_ON
         self.layout = layout
@@ -184,7 +207,9 @@ class Run:
         self.num_skipped = num_skipped
 
     def noted(self, last: str, state: Any, latest: dict[str, Any] | None = None) -> None:
-        """Record the digest of the last batch, the stream's state after it and, if given, the last update's logs."""
+        """Record the digest of the last batch, the stream's state after it and, if given, the last
+        update's logs.
+        """
         self.data.last, self.data.state = last, state
         self.place.latest = self.place.latest if latest is None else latest
 
@@ -231,19 +256,21 @@ class Run:
     def snapshot(self, copied: Copied = own_copy) -> Snapshot:
         """Return a snapshot of the training. Waits for the device.
 
-        Arrays are the parameters ("params/0", ...), the optimizer's variables ("slots/..."), moving statistics, seeds
-        and other variables of the model ("buffers/..."), the metrics, the sums of the epoch, and the `tf.Variable`s in
-        attributes of the model and its objective. The rest is JSON. A
-        snapshot may be taken between calls, between two steps, after a failure, and in any hook of a callback. In the
-        hooks of a batch, later callbacks of the list have not received the batch yet: a callback that takes snapshots
-        there must be the last.
+        Arrays are the parameters ("params/0", ...), the optimizer's variables ("slots/..."), moving
+        statistics, seeds and other variables of the model ("buffers/..."), the metrics, the sums of
+        the epoch, and the `tf.Variable`s in attributes of the model and its objective. The rest is
+        JSON. A snapshot may be taken between calls, between two steps, after a failure, and in any
+        hook of a callback. In the hooks of a batch, later callbacks of the list have not received
+        the batch yet: a callback that takes snapshots there must be the last.
 
         Args:
             copied: a function (name, value) that returns the copy to keep.
 
         Raises:
-            SpecificationError: nothing has been trained yet, or the model has been compiled or changed since.
-            NonFiniteError: an earlier update was not applied, and the error has not been raised yet.
+            SpecificationError: nothing has been trained yet, or the model has been compiled or
+                changed since.
+            NonFiniteError: an earlier update was not applied, and the error has not been raised
+                yet.
         """
         if self.state is None and self.restored is not None:
             return self.restored  # nothing has been trained since
@@ -269,7 +296,10 @@ class Run:
             "findings": self.findings.as_json(),
             "also": {name: held.get_state() for name, held in self.also.items()},
             "paths": {k: [v.path for v in held] for k, held in groups.items()},
-            "own": {path: keras.ops.convert_to_numpy(held) for path, held in self.own_variables().items()},
+            "own": {
+                path: keras.ops.convert_to_numpy(held)
+                for path, held in self.own_variables().items()
+            },
         }
         return Snapshot(arrays, taken_apart(facts, FACTS, arrays))
 
@@ -278,33 +308,46 @@ class Run:
         assert self.variables is not None
         groups = groups_of(self.variables)
         # The groups first: reading a variable brings the state up to date.
-        arrays = {f"{k}/{i}": copied(f"{k}/{i}", _tensor(v)) for k, held in groups.items() for i, v in enumerate(held)}
+        arrays = {
+            f"{k}/{i}": copied(f"{k}/{i}", _tensor(v))
+            for k, held in groups.items()
+            for i, v in enumerate(held)
+        }
         assert self.state is not None
         # Not from Keras' metrics: an evaluation in between may have overwritten them.
         for name, held in (("sums", self.state.sums), ("running", self.state.metrics)):
-            arrays |= {f"{name}/{i}": copied(f"{name}/{i}", _tensor(each)) for i, each in enumerate(held)}
+            arrays |= {
+                f"{name}/{i}": copied(f"{name}/{i}", _tensor(each)) for i, each in enumerate(held)
+            }
         return arrays
 
     def restore(self, snapshot: Snapshot, *, goes_on: bool = True) -> None:
         """Resume from a snapshot of this or of another process.
 
-        The model receives the values at once or, if it is not built yet, when the next call builds it. An interrupted
-        `fit` or `steps` resumes when it is called again with the same data and the same number of epochs; the state of
-        its callbacks is restored. Iterators and other streams are advanced to the saved position.
+        The model receives the values at once or, if it is not built yet, when the next call builds
+        it. An interrupted `fit` or `steps` resumes when it is called again with the same data and
+        the same number of epochs; the state of its callbacks is restored. Iterators and other
+        streams are advanced to the saved position.
 
         Args:
-            goes_on: whether the next call resumes the interrupted call; otherwise it starts a new one.
+            goes_on: whether the next call resumes the interrupted call; otherwise it starts a new
+                one.
 
         Raises:
-            SpecificationError: it is not a snapshot, it is another model's, or a call is in progress. The next call
-                raises it if its method or its data differ from the interrupted call's.
+            SpecificationError: it is not a snapshot, it is another model's, or a call is in
+                progress. The next call raises it if its method or its data differ from the
+                interrupted call's.
         """
         if self.is_under_way:
             must = "A snapshot must be restored between calls."
-            raise SpecificationError(message(must, f"restore during {self.place.call}", "end that call first."))
+            raise SpecificationError(
+                message(must, f"restore during {self.place.call}", "end that call first.")
+            )
         if not isinstance(snapshot, Snapshot) or snapshot.facts.get("format") != 1:
             must = "restore takes what snapshot() returned."
-            raise SpecificationError(message(must, type(snapshot).__name__, "run.restore(run.snapshot())."))
+            raise SpecificationError(
+                message(must, type(snapshot).__name__, "run.restore(run.snapshot()).")
+            )
         facts = RunFacts.of(snapshot)
         before = self._as_it_is()
         self.state = None
@@ -324,7 +367,8 @@ class Run:
             try:
                 arrive()
             except BaseException:
-                if not self.assigned:  # the model is unchanged; otherwise the next call assigns the rest
+                # the model is unchanged; otherwise the next call assigns the rest
+                if not self.assigned:
                     vars(self).update(before)
                 raise
 
@@ -337,13 +381,16 @@ class Run:
             self.restored = snapshot
 
     def resume(self, call: str, batches: Batches, *, are_given: bool) -> Snapshot | None:
-        """Return the snapshot from which this call resumes, if any, and move the batches to their position.
+        """Return the snapshot from which this call resumes, if any, and move the batches to their
+        position.
 
         Args:
-            are_given: whether the user passed `Batches`, which keep their position; others start at the next epoch.
+            are_given: whether the user passed `Batches`, which keep their position; others start at
+                the next epoch.
 
         Raises:
-            SpecificationError, BatchError: the snapshot was taken in the other method, or with other data.
+            SpecificationError, BatchError: the snapshot was taken in the other method, or with
+                other data.
         """
         snapshot = self.restored
         self.also = {}

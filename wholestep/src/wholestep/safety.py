@@ -1,4 +1,6 @@
-"""Guards: no trainer is used twice at once, and no interrupt (Ctrl-C, SIGTERM) leaves half an update."""
+"""Guards: no trainer is used twice at once, and no interrupt (Ctrl-C, SIGTERM) leaves half an
+update.
+"""
 
 import contextlib
 import importlib
@@ -66,10 +68,12 @@ _HELD = int(signal.SIGINT), int(signal.SIGTERM)
 
 
 class _Held:
-    """The context of `uninterrupted`; not a generator, as each update enters it twice, and a generator is slower.
+    """The context of `uninterrupted`; not a generator, as each update enters it twice, and a
+    generator is slower.
 
-    A signal may come between any two instructions here. Before a handler is called, both are restored. If one raises
-    before the other is restored, the other restores itself at its next signal.
+    A signal may come between any two instructions here. Before a handler is called, both are
+    restored. If one raises before the other is restored, the other restores itself at its next
+    signal.
     """
 
     def __init__(self, twice: bool, *, waits: bool = False):
@@ -95,7 +99,8 @@ class _Held:
         self._restore()
         if self._calls:
             came = dict(reversed(self._calls))
-            for number in sorted(came, reverse=True):  # SIGTERM first, which may set a flag only: SIGINT raises
+            # SIGTERM first, which may set a flag only: SIGINT raises
+            for number in sorted(came, reverse=True):
                 self._handlers[number](number, came[number])
 
     def _restore(self) -> None:
@@ -134,7 +139,8 @@ class _Held:
 
 
 def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
-    """Hold a signal back to the end of a block; Python could raise its exception after any call inside.
+    """Hold a signal back to the end of a block; Python could raise its exception after any call
+    inside.
 
     Args:
         twice: whether a second signal is held back too; use False if the block may wait for ever.
@@ -153,8 +159,8 @@ def uninterrupted(*, twice: bool = True) -> AbstractContextManager[None]:
 def waiting() -> AbstractContextManager[None]:
     """Hold a signal back for at most a second in a block that waits for a user's data source.
 
-    After a second in the block, or at a second signal, the signal's handler is called in the block. Where that is a
-    `Termination`, the block raises TerminatedWaiting.
+    After a second in the block, or at a second signal, the signal's handler is called in the block.
+    Where that is a `Termination`, the block raises TerminatedWaiting.
     """
     return _Held(twice=False, waits=True)
 
@@ -165,8 +171,8 @@ _ONE = 1.0  # seconds
 class Termination:
     """Records a first SIGTERM during a block. A second SIGTERM has its previous effect.
 
-    Signals within a second of the first are ignored: a cluster and a launcher may both signal each process. Signals
-    arrive in the main thread; in a block of another thread, nothing is recorded.
+    Signals within a second of the first are ignored: a cluster and a launcher may both signal each
+    process. Signals arrive in the main thread; in a block of another thread, nothing is recorded.
 
     >>> before = signal.signal(signal.SIGTERM, lambda *_: print("terminated"))
     >>> with Termination() as termination:
@@ -211,26 +217,38 @@ class Termination:
             self.has_come = True
             self._since = now
         elif not self._lasts or now - self._since >= _ONE:
-            # A second signal; or the block is over, and was left where the handler could not be restored.
+            # A second signal; or the block is over, and was left where the handler could not be
+            # restored.
             signal.signal(signal.SIGTERM, self._before)
             signal.raise_signal(signal.SIGTERM)
 
 
 _taking = threading.Lock()
 _first_process: int | None = None
-_guards: WeakValueDictionary[int, "Guard"] = WeakValueDictionary()  # by the id of a model, which a trainer keeps alive
+# by the id of a model, which a trainer keeps alive
+_guards: WeakValueDictionary[int, "Guard"] = WeakValueDictionary()
 
 
 def check_process() -> None:
-    """Refuse a process that was forked after the engine was used; the first call records the engine's process."""
+    """Refuse a process that was forked after the engine was used; the first call records the
+    engine's process.
+    """
     global _first_process
     if _first_process is None:
         _first_process = os.getpid()
     if os.getpid() != _first_process:
-        must = "A forked process cannot train, evaluate or predict if the engine was in use before the fork: "
+        must = (
+            "A forked process cannot train, evaluate or predict if the engine was in use "
+            "before the fork: "
+        )
         must += "the engine's threads are not copied, and it would wait for them for ever."
-        received = f"process {os.getpid()}, forked after process {_first_process} had made a trainer"
-        attempt = 'start it with multiprocessing.get_context("spawn"), or make models and trainers in it alone.'
+        received = (
+            f"process {os.getpid()}, forked after process {_first_process} had made a trainer"
+        )
+        attempt = (
+            'start it with multiprocessing.get_context("spawn"), or make models and trainers '
+            "in it alone."
+        )
         raise SpecificationError(message(must, received, attempt))
 
 
@@ -258,7 +276,10 @@ class Guard:
         me = threading.current_thread()
         with _taking:
             if self._owner not in (None, me):
-                must = "One thread at a time may be in the trainers of a model: an update spends the arrays of the "
+                must = (
+                    "One thread at a time may be in the trainers of a model: an update spends "
+                    "the arrays of the "
+                )
                 must += "one before it."
                 received = f"thread {me.name!r}, while thread {self._owner.name!r} is in it"
                 attempt = "let one wait for the other, or use a separate model and trainer in each."

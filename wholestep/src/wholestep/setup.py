@@ -1,4 +1,6 @@
-"""The setup of each call from the arguments of a trainer: batches, an executor, callbacks, a saver."""
+"""The setup of each call from the arguments of a trainer: batches, an executor, callbacks, a
+saver.
+"""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -10,14 +12,32 @@ import keras
 
 from wholestep import arguments, checkpoints
 from wholestep.callbacks import CallbackRunner
-from wholestep.checkpoints import Assigned, Checkpoints, Found, Saver, Snapshot, Unsaved, claimed, leaves_of, put
+from wholestep.checkpoints import (
+    Assigned,
+    Checkpoints,
+    Found,
+    Saver,
+    Snapshot,
+    Unsaved,
+    claimed,
+    leaves_of,
+    put,
+)
 from wholestep.context import Builder, Context, Prepare, preparation
 from wholestep.custom import CustomSteps, check_choices, check_replicas
 from wholestep.data import Batches, Data, class_weighted, classify, in_turn, open_batches, own_batch
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
 from wholestep.errors import SpecificationError, message, tell, warn
 from wholestep.executor import Executor
-from wholestep.model import CompiledObjective, Coupling, Findings, Objective, compiled, leave_rows_out, open_columns
+from wholestep.model import (
+    CompiledObjective,
+    Coupling,
+    Findings,
+    Objective,
+    compiled,
+    leave_rows_out,
+    open_columns,
+)
 from wholestep.program import Options
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
@@ -48,7 +68,8 @@ class Setup:
         run: the run that the calls advance.
 
     Attributes:
-        executor: the compiled programs of the current model; None before the first call that needs them.
+        executor: the compiled programs of the current model; None before the first call that needs
+            them.
     """
 
     def __init__(
@@ -78,23 +99,33 @@ class Setup:
         self._builder = Builder(model, objective, self.steps)
         # The checkpoint that was restored by hand, and the learning rates of the script before.
         self._restored: tuple[Found, dict[str, float]] | None = None
-        self._ready: set[tuple] = set()  # the calls for which the executor's model has all variables
+        # the calls for which the executor's model has all variables
+        self._ready: set[tuple] = set()
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
-        run.connect(*map(weakref.WeakMethod, (self._count_exactly, self._arrive, self._own_variables)))
+        run.connect(
+            *map(weakref.WeakMethod, (self._count_exactly, self._arrive, self._own_variables))
+        )
         arguments.check_optimizer(None if self.steps.trains else getattr(model, "optimizer", None))
 
     # ---- batches ----
 
     def batches(self, method: str, given: FitData) -> Batches:
-        """Return the batches of a call of `method`, with the preprocessing of the model's method."""
+        """Return the batches of a call of `method`, with the preprocessing of the model's
+        method.
+        """
         arguments.check_compiled(self.model, self.objective)
         x, y, sample_weight, batch_size, shuffle, class_weight = given
         if x.keeps_position:
             if method == "fit" and shuffle is not True:
-                warn(f"shuffle={shuffle!r} has no effect: Batches say in which order their rows come.")
-            arguments.refuse(batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight)
+                warn(
+                    f"shuffle={shuffle!r} has no effect: Batches say in which order their rows "
+                    "come."
+                )
+            arguments.refuse(
+                batch_size=batch_size, y=y, sample_weight=sample_weight, class_weight=class_weight
+            )
             return open_batches(x, prepare=self._preparation(method))
         prepare = self._preparation(method)
         take = None
@@ -102,9 +133,14 @@ class Setup:
             x, take = open_columns(x, self.model, is_prepared=prepare is not None)
         arguments.check_data(x, y, sample_weight)
         arguments.check_weighting(class_weight, sample_weight)
-        alone = y is None and sample_weight is None and (self.objective is not None or not x.are_arrays)
+        alone = (
+            y is None and sample_weight is None and (self.objective is not None or not x.are_arrays)
+        )
         is_custom = self.steps.trains if method == "fit" else self.steps.tests
-        alone |= is_custom and y is sample_weight is None and not isinstance(x.content, list | tuple)  # as in Keras
+        # as in Keras
+        alone |= (
+            is_custom and y is sample_weight is None and not isinstance(x.content, list | tuple)
+        )
         data = x if alone else x.with_labels(y, sample_weight)
         batches = open_batches(
             data,
@@ -136,16 +172,23 @@ class Setup:
         return host
 
     def validation_batches(self, data: Data, asked: int | None, batch_size: int | None) -> Batches:
-        """Return the batches of validation data, in sequence, of size `asked` or else `batch_size`."""
+        """Return the batches of validation data, in sequence, of size `asked` or else
+        `batch_size`.
+        """
         size = asked or batch_size
         prepare = self._preparation("evaluate")
         batches = open_batches(self._by_columns(data, size), size, prepare=prepare, shuffle=False)
         if asked is not None and data.are_ready:
-            warn(f"validation_batch_size={asked} has no effect: the validation data come in batches already.")
+            warn(
+                f"validation_batch_size={asked} has no effect: the validation data come in batches "
+                "already."
+            )
         return batches
 
     def inputs(self, x: Data, batch_size: int | None) -> tuple[Batches, bool]:
-        """Return the batches to predict, and whether each is a tuple (x, ...) with x as the input."""
+        """Return the batches to predict, and whether each is a tuple (x, ...) with x as the
+        input.
+        """
         x = self._by_columns(x, batch_size, inputs_only=True)
         prepare = preparation(self.model, "predict")
         is_whole = x.keeps_position or prepare is not None
@@ -155,52 +198,84 @@ class Setup:
         return batches, is_whole or batches.is_ready
 
     def _by_columns(
-        self, data: Data, batch_size: int | None, *, shuffle: bool = False, seed: int = 0, **how: bool
+        self,
+        data: Data,
+        batch_size: int | None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        **how: bool,
     ) -> Data:
-        """Return the batches of a Hugging Face dataset by the names of its columns; other data unchanged."""
+        """Return the batches of a Hugging Face dataset by the names of its columns; other data
+        unchanged.
+        """
         if self._is_own or not data.has_columns:
             return data
-        rows, take = open_columns(data, self.model, is_prepared=self._preparation("fit") is not None, **how)
+        rows, take = open_columns(
+            data, self.model, is_prepared=self._preparation("fit") is not None, **how
+        )
         return classify(Batches(rows, batch_size, shuffle=shuffle, seed=seed, transform=take))
 
     def _preparation(self, method: str) -> Prepare | None:
-        """Return the preprocessing of the model's `method`; None if there is none, or an objective replaces it."""
+        """Return the preprocessing of the model's `method`; None if there is none, or an objective
+        replaces it.
+        """
         return None if self.objective is not None else preparation(self.model, method)
 
     # ---- an executor ----
 
     def executor_to_update(self, example: Callable[[], Tree]) -> Executor:
-        """Return the executor of the current model; the caller checks that the last single update was applied."""
+        """Return the executor of the current model; the caller checks that the last single update
+        was applied.
+        """
         executor = self._current_executor(example, trains=True)
         executor.applied.check_loop(self.run)
         if not self.steps.trains:
             arguments.check_trains(self.model)
         return executor
 
-    def executor_for(self, example: Callable[[], Tree], *, predicts: bool = False, are_whole: bool = False) -> Executor:
+    def executor_for(
+        self, example: Callable[[], Tree], *, predicts: bool = False, are_whole: bool = False
+    ) -> Executor:
         """Return the executor of the current model, to evaluate or predict.
 
         Args:
-            example: returns a batch, from which missing variables are created; it is not called for a built model.
-            predicts: whether only outputs are requested, of batches that (`are_whole`) also hold other parts.
+            example: returns a batch, from which missing variables are created; it is not called for
+                a built model.
+            predicts: whether only outputs are requested, of batches that (`are_whole`) also hold
+                other parts.
         """
         self.settle()
         return self._current_executor(example, predicts=predicts, are_whole=are_whole)
 
     def _current_executor(
-        self, example: Callable[[], Tree], *, trains: bool = False, predicts: bool = False, are_whole: bool = False
+        self,
+        example: Callable[[], Tree],
+        *,
+        trains: bool = False,
+        predicts: bool = False,
+        are_whole: bool = False,
     ) -> Executor:
         self._adopt_optimizer()
         executor = self.executor
         call = (trains, predicts, are_whole)
         restored = self.run.restored
-        if executor is None or restored or call not in self._ready or not executor.context.is_untouched():
+        if (
+            executor is None
+            or restored
+            or call not in self._ready
+            or not executor.context.is_untouched()
+        ):
             self.settle()
             executor = self._executor_anew(example, *call)
         return executor
 
-    def _executor_anew(self, example: Callable[[], Tree], trains: bool, predicts: bool, are_whole: bool) -> Executor:
-        """Return the executor after a look at all parts of the model; the known one, unless a part has changed."""
+    def _executor_anew(
+        self, example: Callable[[], Tree], trains: bool, predicts: bool, are_whole: bool
+    ) -> Executor:
+        """Return the executor after a look at all parts of the model; the known one, unless a part
+        has changed.
+        """
         restored = self.run.restored
         if trains and self.steps.trains:
             check_replicas(num_replicas(self.model))
@@ -235,30 +310,44 @@ class Setup:
             arguments.warn_if_frozen(self.model)
 
     def _build_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """Create the variables of the model's optimizer, unless a custom step may create them; return the optimizer."""
+        """Create the variables of the model's optimizer, unless a custom step may create them;
+        return the optimizer.
+        """
         optimizer = getattr(self.model, "optimizer", None)
         is_lazy = self.steps.trains and makes_variables()
         if optimizer is not None and not (optimizer.built or is_lazy):
             with uninterrupted(), scope(self.model):
                 optimizer.build(self.model.trainable_variables)
         made = self.executor
-        if made is not None and not self._is_ready(trains=True) and made.context.optimizer is optimizer:
+        if (
+            made is not None
+            and not self._is_ready(trains=True)
+            and made.context.optimizer is optimizer
+        ):
             made.context.learn_slots()
         return optimizer
 
     def _put_back(self, snapshot: Snapshot) -> None:
-        """Assign a snapshot to the existing variables that are not assigned yet; see `Run.assigned`."""
-        executor = self.executor if self._is_ready(trains=False) else None  # a prediction builds no metrics
+        """Assign a snapshot to the existing variables that are not assigned yet; see
+        `Run.assigned`.
+        """
+        # a prediction builds no metrics
+        executor = self.executor if self._is_ready(trains=False) else None
         is_built = self._is_built()
         optimizer = self._build_optimizer() if is_built else getattr(self.model, "optimizer", None)
-        if executor is not None and (self.steps.trains or (optimizer is not None and optimizer.built)):
+        if executor is not None and (
+            self.steps.trains or (optimizer is not None and optimizer.built)
+        ):
             executor.put_back(self.run, snapshot)
         else:
             if is_built:
                 _put_all(snapshot, self._groups(), self.run.assigned)
                 if executor is not None:  # an executor that only evaluates and predicts
                     self.run.has_resumed()
-            slots = [(path, snapshot.arrays[f"slots/{i}"]) for i, path in enumerate(snapshot.facts["paths"]["slots"])]
+            slots = [
+                (path, snapshot.arrays[f"slots/{i}"])
+                for i, path in enumerate(snapshot.facts["paths"]["slots"])
+            ]
             variables = [] if optimizer is None else optimizer.variables
             claimed(slots, variables, self.run.assigned)  # such as the learning rate
         checkpoints.put_own(snapshot, self._own_variables(), self.run.assigned)
@@ -267,22 +356,33 @@ class Setup:
         return checkpoints.own_variables(self.model, self.objective)
 
     def _is_built(self) -> bool:
-        """Whether the model has its variables. `build(shape)` marks a model as built whose layers may have none yet."""
-        has_all = self.executor is not None or all(layer.built for layer in compiled.layers(self.model))
+        """Whether the model has its variables. `build(shape)` marks a model as built whose layers
+        may have none yet.
+        """
+        has_all = self.executor is not None or all(
+            layer.built for layer in compiled.layers(self.model)
+        )
         return self.model.built and has_all
 
     def _groups(self) -> dict[str, list[keras.Variable]]:
         """Return the existing variables by group."""
         optimizer = getattr(self.model, "optimizer", None)
-        slots = optimizer.variables if optimizer is not None and optimizer.built and not self.steps.trains else []
-        held = Variables(self.model.trainable_variables, slots, self.model.non_trainable_variables, [])
+        slots = (
+            optimizer.variables
+            if optimizer is not None and optimizer.built and not self.steps.trains
+            else []
+        )
+        held = Variables(
+            self.model.trainable_variables, slots, self.model.non_trainable_variables, []
+        )
         return {name: variables for name, variables in groups_of(held).items() if variables}
 
     def restore(self, found: Found) -> None:
         """Restore the run, and print the differences to this script when the model is built."""
         rates = checkpoints.rates_of(self.model)
         self.run.restore(found.snapshot)
-        self.run.noted("", self.run.data.state)  # not compared: the user may have corrected the data
+        # not compared: the user may have corrected the data
+        self.run.noted("", self.run.data.state)
         self._restored = found, rates
         self._tell_changes()
 
@@ -309,11 +409,14 @@ class Setup:
         """Refuse the weights of another model.
 
         Raises:
-            SpecificationError: another model's weights, or a model that is not built; nothing has been changed.
+            SpecificationError: another model's weights, or a model that is not built; nothing has
+                been changed.
         """
         if not self.model.built:
             must = "A model must be built before its weights are restored."
-            raise SpecificationError(message(must, "an unbuilt model", "call it on a batch, or model.build(shape)."))
+            raise SpecificationError(
+                message(must, "an unbuilt model", "call it on a batch, or model.build(shape).")
+            )
         leaves_of(snapshot, self._weights())
 
     def put_weights(self, snapshot: Snapshot) -> None:
@@ -321,7 +424,9 @@ class Setup:
         _put_all(snapshot, self._weights(), {})
 
     def _weights(self) -> dict[str, list[keras.Variable]]:
-        return {name: held for name, held in self._groups().items() if name in ("params", "buffers")}
+        return {
+            name: held for name, held in self._groups().items() if name in ("params", "buffers")
+        }
 
     def _arrive(self) -> None:
         assert self.run.restored is not None
@@ -340,12 +445,16 @@ class Setup:
         if not self.run.is_under_way and not self.executor.context.is_current():
             must = "A snapshot needs the model as it was trained."
             received = "a model that was compiled, or changed, since the last update"
-            raise SpecificationError(message(must, received, "take the snapshot before, or after the next update."))
+            raise SpecificationError(
+                message(must, received, "take the snapshot before, or after the next update.")
+            )
         self.executor.planner.note_no_xla()
         return self.executor.applied.count_exactly(self.run)
 
     def _adopt_optimizer(self) -> None:
-        """Assign this trainer's optimizer to the model: callbacks read it there, and trainers may share a model."""
+        """Assign this trainer's optimizer to the model: callbacks read it there, and trainers may
+        share a model.
+        """
         now = getattr(self.model, "optimizer", None)
         adopted, own = _OPTIMIZERS.get(self.model, (None, None))
         own = own if now is adopted else now  # compiled or assigned since
@@ -361,7 +470,9 @@ class Setup:
             return self._executor(self.objective, self._metrics)
         objective = CompiledObjective(self._metrics)
         if self.steps.trains:
-            name = "train_step" if compiled.is_overridden(model, "train_step") else "compute_metrics"
+            name = (
+                "train_step" if compiled.is_overridden(model, "train_step") else "compute_metrics"
+            )
             self.run.adopt(replace(self.run.findings, coupling=Coupling(custom=name), pads=False))
             return self._executor(objective, list(model.metrics))
         metrics = [*compiled.metrics_of(model), *self._metrics]
@@ -408,7 +519,8 @@ class Setup:
         )
 
     def finish(self, epochs: int) -> None:
-        """Replace the weights by the optimizer's moving average, if it has one, as at the end of `keras.Model.fit`.
+        """Replace the weights by the optimizer's moving average, if it has one, as at the end of
+        `keras.Model.fit`.
 
         Before the first update that average is 0; and a call of 0 epochs does nothing, as in Keras.
         """
@@ -420,6 +532,8 @@ class Setup:
             optimizer.finalize_variable_values(self.model.trainable_weights)
 
 
-def _put_all(snapshot: Snapshot, groups: dict[str, list[keras.Variable]], assigned: Assigned) -> None:
+def _put_all(
+    snapshot: Snapshot, groups: dict[str, list[keras.Variable]], assigned: Assigned
+) -> None:
     for name, arrays in leaves_of(snapshot, groups).items():
         put(arrays, groups.get(name, []), assigned)

@@ -1,7 +1,9 @@
-"""Gradients by lookups: the gradient of each row that a lookup reads, before those of equal rows are summed.
+"""Gradients by lookups: the gradient of each row that a lookup reads, before those of equal rows
+are summed.
 
-On TensorFlow, `keras.Model.fit` hands them to the optimizer as `tf.IndexedSlices`, and Keras 3.15 squares or clips them
-one by one. The lookups of a batch are those of its microbatches, however it is cut.
+On TensorFlow, `keras.Model.fit` hands them to the optimizer as `tf.IndexedSlices`, and Keras 3.15
+squares or clips them one by one. The lookups of a batch are those of its microbatches, however it
+is cut.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,9 @@ class Slices(NamedTuple):
 
     def joined(self) -> Self:
         """Return all lookups as one."""
-        return self._replace(values=(ops.concatenate(self.values),), indices=(ops.concatenate(self.indices),))
+        return self._replace(
+            values=(ops.concatenate(self.values),), indices=(ops.concatenate(self.indices),)
+        )
 
     def dense(self, num_rows: int) -> Tensor:
         """Return the gradient of all rows of the table, (num_rows, ...)."""
@@ -54,7 +58,8 @@ class LookupSize(NamedTuple):
 
     Args:
         total: for the full batch; None if it depends on values, as for ragged rows.
-        per_row: for each row of the batch; 0 if their number is the same for any batch, as for a table of positions.
+        per_row: for each row of the batch; 0 if their number is the same for any batch, as for a
+            table of positions.
     """
 
     total: int | None
@@ -62,11 +67,12 @@ class LookupSize(NamedTuple):
 
     @classmethod
     def of(cls, path: str, few: tuple[int, int | None], full: tuple[int, int | None]) -> Self:
-        """Return the size by the numbers (rows of the batch, rows read) of a part of a batch, and of all of it.
+        """Return the size by the numbers (rows of the batch, rows read) of a part of a batch, and
+        of all of it.
 
         Raises:
-            SpecificationError: the number of rows read is known, and neither constant nor proportional to the rows of
-                the batch.
+            SpecificationError: the number of rows read is known, and neither constant nor
+                proportional to the rows of the batch.
 
         >>> LookupSize.of("words", (2, 6), (8, 24))
         LookupSize(total=24, per_row=3)
@@ -80,21 +86,29 @@ class LookupSize(NamedTuple):
             return cls(reads)
         if few_reads * rows == reads * few_rows:
             return cls(reads, reads // rows)
-        must = f"To cut a batch, each row must look up equally many rows of {path!r}, or all rows the same."
+        must = (
+            f"To cut a batch, each row must look up equally many rows of {path!r}, or all rows "
+            "the same."
+        )
         found = f"{few_reads} for {few_rows} rows and {reads} for {rows} rows"
         attempt = (
-            "dense_gradients=True, which sums the gradients of equal rows of a table before the optimizer gets them, "
+            "dense_gradients=True, which sums the gradients of equal rows of a table before the "
+            "optimizer gets them, "
             "as on JAX; or full batches on one device."
         )
         raise SpecificationError(message(must, found, attempt))
 
     def room(self, num_parts: int, none: Tensor) -> int | Tensor:
-        """Return the number of rows that all parts of a batch read; `none`, a tensor, if it is not known."""
+        """Return the number of rows that all parts of a batch read; `none`, a tensor, if it is not
+        known.
+        """
         if self.total is None:
             return none
         return self.total if self.per_row else self.total * num_parts
 
-    def add(self, total: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], part: Part) -> tuple[Tensor, Tensor]:
+    def add(
+        self, total: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], part: Part
+    ) -> tuple[Tensor, Tensor]:
         """Add the (values, indices) of a part of the batch."""
         values = ops.cast(new[0], total[0].dtype)
         indices = ops.cast(new[1], "int32")
@@ -102,10 +116,13 @@ class LookupSize(NamedTuple):
             return ops.concatenate([total[0], values]), ops.concatenate([total[1], indices])
         start = part.first * self.per_row if self.per_row else part.number * self.total
         starts = [start] + [ops.zeros_like(start)] * (len(values.shape) - 1)
-        return ops.slice_update(total[0], starts, values), ops.slice_update(total[1], [start], indices)
+        return ops.slice_update(total[0], starts, values), ops.slice_update(
+            total[1], [start], indices
+        )
 
     def merge(self, values: Tensor, indices: Tensor) -> Tensor:
-        """Return the values of all parts; where all parts have read the same rows, their sum and zeros.
+        """Return the values of all parts; where all parts have read the same rows, their sum and
+        zeros.
 
         The full batch reads such rows once, and others, as random ones, once in each part.
         """
@@ -117,7 +134,13 @@ class LookupSize(NamedTuple):
         return ops.reshape(ops.where(ops.all(read == read[:1]), summed, parts), values.shape)
 
 
-def zeros(sizes: Sequence[LookupSize], num_parts: int, row_shape: tuple[int, ...], dtype: str, none: Tensor) -> Slices:
+def zeros(
+    sizes: Sequence[LookupSize],
+    num_parts: int,
+    row_shape: tuple[int, ...],
+    dtype: str,
+    none: Tensor,
+) -> Slices:
     """Return the gradient of no lookup, with room for those of all parts of a batch.
 
     Args:
@@ -139,4 +162,6 @@ def add(sizes: Sequence[LookupSize], total: Slices, new: Slices, part: Part) -> 
 def merge(sizes: Sequence[LookupSize], total: Slices) -> Slices:
     """Return the gradient of a batch whose parts are all added."""
     triples = zip(sizes, *total, strict=True)
-    return total._replace(values=tuple(size.merge(values, indices) for size, values, indices in triples))
+    return total._replace(
+        values=tuple(size.merge(values, indices) for size, values, indices in triples)
+    )

@@ -11,10 +11,11 @@ from wholestep.tree import Tensor
 class State(NamedTuple):
     """The input and output of an update, as the engine's arrays.
 
-    `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are the running sums of
-    the epoch, see `EpochSums`; empty as long as the terms are not known. `stopped` is 1 from the first update that was
-    not applied because it was not finite. `scratch` is room for `embeddings.rows.RowPlan.deduplicate`; its content does
-    not matter. `captured` are the values of `Forward.inputs`: read anew at every dispatch, never changed, not spent.
+    `params` and `slots` are empty where the engine updates Keras' variables in place. `sums` are
+    the running sums of the epoch, see `EpochSums`; empty as long as the terms are not known.
+    `stopped` is 1 from the first update that was not applied because it was not finite. `scratch`
+    is room for `embeddings.rows.RowPlan.deduplicate`; its content does not matter. `captured` are
+    the values of `Forward.inputs`: read anew at every dispatch, never changed, not spent.
     """
 
     params: Any
@@ -29,11 +30,15 @@ class State(NamedTuple):
 
 def merged(moved: State, rest: State) -> State:
     """Return the two parts as one state."""
-    return rest._replace(buffers=moved.buffers or rest.buffers, metrics=moved.metrics, sums=moved.sums)
+    return rest._replace(
+        buffers=moved.buffers or rest.buffers, metrics=moved.metrics, sums=moved.sums
+    )
 
 
 class Values(NamedTuple):
-    """The values with which a model is called. `captured`: None to read those variables as they are now."""
+    """The values with which a model is called. `captured`: None to read those variables as they are
+    now.
+    """
 
     params: list
     buffers: list
@@ -68,7 +73,8 @@ class EmbeddingTable:
     Args:
         layer: the layer of the table.
         param: its index among the parameters.
-        slots: the indices of the optimizer's variables that have an entry for each of its rows, found by a plan.
+        slots: the indices of the optimizer's variables that have an entry for each of its rows,
+            found by a plan.
     """
 
     layer: keras.layers.Embedding
@@ -90,7 +96,8 @@ class TableRows(NamedTuple):
 
     Args:
         rows: their indices in the table, int32 (lookups,), with repetitions.
-        row_slots: the index among them at which each row's gradients are summed, int32 (lookups,); equal rows share it.
+        row_slots: the index among them at which each row's gradients are summed, int32 (lookups,);
+            equal rows share it.
     """
 
     table: EmbeddingTable

@@ -27,10 +27,11 @@ class Step:
     """One update of `Trainer.steps`.
 
     Args:
-        number: the update's number, from 1: the optimizer's `iterations` plus the number of skipped updates. It is
-            counted without waiting for the device: updates by Keras or another trainer between two steps are included
-            from the next step on JAX, from the next epoch on TensorFlow; updates that a dynamic loss scale leaves out
-            are subtracted at the next epoch.
+        number: the update's number, from 1: the optimizer's `iterations` plus the number of skipped
+            updates. It is counted without waiting for the device: updates by Keras or another
+            trainer between two steps are included from the next step on JAX, from the next epoch on
+            TensorFlow; updates that a dynamic loss scale leaves out are subtracted at the next
+            epoch.
         epoch: the epoch of the data, from 0.
         batch: the index of the batch in its epoch, from 0.
 
@@ -49,22 +50,26 @@ class Step:
         self._report = report
 
     def __repr__(self) -> str:
-        return f"<Step {self.number}: batch {self.batch} of epoch {self.epoch}>"  # no loss, which waits for the device
+        # no loss, which waits for the device
+        return f"<Step {self.number}: batch {self.batch} of epoch {self.epoch}>"
 
     @cached_property
     def logs(self) -> dict[str, Any]:
-        """The loss and the metrics over the epoch so far, as a callback of `fit` receives them. Waits for the device.
+        """The loss and the metrics over the epoch so far, as a callback of `fit` receives them.
+        Waits for the device.
 
-        Until the next step, the model's `get_metrics_result()` returns the same. An `update` or a `fit` between two
-        steps resets them.
+        Until the next step, the model's `get_metrics_result()` returns the same. An `update` or a
+        `fit` between two steps resets them.
         """
         return self._report.logs(0)
 
     @property
     def loss(self) -> float:
-        """The loss of this update alone. Waits for the device: on JAX, if updates are short, once for several.
+        """The loss of this update alone. Waits for the device: on JAX, if updates are short, once
+        for several.
 
-        With a custom `train_step`, the first of its numbers whose name ends with `loss`; NaN if there is none.
+        With a custom `train_step`, the first of its numbers whose name ends with `loss`; NaN if
+        there is none.
         """
         return self._report.loss(0)
 
@@ -80,11 +85,12 @@ def run_steps(
 ) -> Iterator[Step]:
     """Run one update after the other, for a custom loop.
 
-    The variables' values are read anew for every update, so `guard` is released in between, and any thread may use the
-    trainer then.
+    The variables' values are read anew for every update, so `guard` is released in between, and any
+    thread may use the trainer then.
 
     Args:
-        saver: saves the run before the next update, if a save is due, with the changes made by the loop's body.
+        saver: saves the run before the next update, if a save is due, with the changes made by the
+            loop's body.
         resumed: the snapshot from which the loop resumes, if any.
     """
     saver.check([])
@@ -99,7 +105,8 @@ def run_steps(
                 executor.begin_epoch(run)
             executor.applied.recount(run)
             run.has_resumed()
-        if resumed is not None and batches.position[0] != run.place.began:  # no update of the saved epoch is left
+        # no update of the saved epoch is left
+        if resumed is not None and batches.position[0] != run.place.began:
             resumed = None
             continue
         resumed = None
@@ -117,7 +124,9 @@ _process = os.getpid()
 
 
 def closed_at_exit(steps: Generator[Step, None, None]) -> Iterator[Step]:
-    """Return a loop that is closed at the script's end, if it is left unfinished: later, its modules would be empty."""
+    """Return a loop that is closed at the script's end, if it is left unfinished: later, its
+    modules would be empty.
+    """
     _unfinished.add(steps)
     return steps
 
@@ -129,9 +138,11 @@ def _close() -> None:
 
 
 class Logs(Mapping):
-    """The loss and the metrics of one update, by name. Reading them waits for the device; nothing else does.
+    """The loss and the metrics of one update, by name. Reading them waits for the device; nothing
+    else does.
 
-    `dict(logs)` is a plain dict. Until the next update, the model's `get_metrics_result()` returns the same.
+    `dict(logs)` is a plain dict. Until the next update, the model's `get_metrics_result()` returns
+    the same.
     """
 
     def __init__(self, executor: Executor, run: Run, report: Report):
@@ -218,14 +229,17 @@ class OnBatch(ABC):
             return_dict: whether to return the numbers by name.
 
         Returns:
-            The numbers of this batch alone: the loss, a list in the order of `model.metrics_names`, or a dict.
+            The numbers of this batch alone: the loss, a list in the order of `model.metrics_names`,
+                or a dict.
 
         Raises:
             SpecificationError, BatchError: the arguments or the batch are not valid.
-            NonFiniteError: the loss, gradient or a moving statistic was not finite, and the update not applied.
+            NonFiniteError: the loss, gradient or a moving statistic was not finite, and the update
+                not applied.
 
         >>> import keras, numpy as np, wholestep as ws
-        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        >>> layer = keras.layers.Dense(1, kernel_initializer="zeros")
+        >>> model = keras.Sequential([keras.Input((3,)), layer])
         >>> model.compile("sgd", "mse", metrics=["mae"])
         >>> trainer, x, y = ws.Trainer(model), np.ones((8, 3)), np.full((8, 1), 2.0)
         >>> trainer.train_on_batch(x, y)
@@ -238,7 +252,9 @@ class OnBatch(ABC):
             batch = class_weighted(class_weight)(numpy_batch(batch))
         return self._results(dict(self.update(batch)), return_dict)
 
-    def test_on_batch(self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False) -> Any:
+    def test_on_batch(
+        self, x: Tree, y: Tree = None, sample_weight: Tree = None, return_dict: bool = False
+    ) -> Any:
         """Return the loss and the metrics of one batch, as `keras.Model.test_on_batch` does."""
         arguments.check_data(classify(x), y, sample_weight)
         return self._results(self._evaluate_single(_batch(x, y, sample_weight)), return_dict)
@@ -248,16 +264,22 @@ class OnBatch(ABC):
         return self.executor.context.results(logs, return_dict=return_dict)
 
     def predict_on_batch(self, x: Tree) -> Any:
-        """Return the model's outputs for one batch as numpy arrays; a single process calls the model's own method.
+        """Return the model's outputs for one batch as numpy arrays; a single process calls the
+        model's own method.
 
-        After a restore the trainer computes them: the model may not be built yet, and have no weights to assign to.
+        After a restore the trainer computes them: the model may not be built yet, and have no
+        weights to assign to.
         """
         if connect().count > 1 or self.run.restored is not None:
             return self.predict(iter([(x,)]), verbose=0, steps=1)
-        return self.model.predict_on_batch(tree.map_leaves(lambda leaf: dense(leaf) if is_sparse(leaf) else leaf, x))
+        return self.model.predict_on_batch(
+            tree.map_leaves(lambda leaf: dense(leaf) if is_sparse(leaf) else leaf, x)
+        )
 
 
 def _batch(*parts: Tree) -> Tree:
-    """Return (x, y, sample_weight) without missing parts at the end; a single dict unchanged, for an objective."""
+    """Return (x, y, sample_weight) without missing parts at the end; a single dict unchanged, for
+    an objective.
+    """
     num = max((i + 1 for i, part in enumerate(parts) if part is not None), default=1)
     return parts[0] if num == 1 and isinstance(parts[0], dict) else parts[:num]

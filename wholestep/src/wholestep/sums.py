@@ -1,4 +1,5 @@
-"""The sums of the microbatches of an update, and of an epoch: the reported loss is the minimised one.
+"""The sums of the microbatches of an update, and of an epoch: the reported loss is the minimised
+one.
 
 No mean of means is taken.
 """
@@ -22,8 +23,10 @@ Added = TypeVar("Added")
 Carried = TypeVar("Carried")
 Alike = TypeVar("Alike")
 
-LookupSizes = Mapping[int, Sequence[LookupSize]]  # by the index of each parameter whose gradient is `Slices`
-Piece = tuple[Tensor, Tensor, Tensor]  # the rows of a microbatch, the place of its first row, its number
+# by the index of each parameter whose gradient is `Slices`
+LookupSizes = Mapping[int, Sequence[LookupSize]]
+# the rows of a microbatch, the place of its first row, its number
+Piece = tuple[Tensor, Tensor, Tensor]
 
 
 class Sums(NamedTuple):
@@ -35,7 +38,9 @@ class Sums(NamedTuple):
 
 
 class After(NamedTuple):
-    """The changes of variables, alike on every replica: of the moved buffers, and the assigned parameters."""
+    """The changes of variables, alike on every replica: of the moved buffers, and the assigned
+    parameters.
+    """
 
     buffers: list[Tensor]
     assigned: list[Tensor]
@@ -65,7 +70,9 @@ def pieces_of(cut: Cut, rows: Tensor) -> Iterator[tuple[Piece, int]]:
         done = done + num
 
 
-def nothing(facts: TraceFacts, values: Values, lookups: LookupSizes, num_parts: int, num_rows: Tensor) -> Totals:
+def nothing(
+    facts: TraceFacts, values: Values, lookups: LookupSizes, num_parts: int, num_rows: Tensor
+) -> Totals:
     """Return the totals of no microbatch, for an update of `num_rows` rows.
 
     Args:
@@ -81,14 +88,23 @@ def nothing(facts: TraceFacts, values: Values, lookups: LookupSizes, num_parts: 
             grads.append(ops.zeros(param.shape, dtype))
     zero = ops.zeros((), keras.config.floatx())
     after = After(
-        [ops.zeros_like(buffers[i]) for i in facts.moved], [ops.zeros_like(params[i]) for i in facts.assigned]
+        [ops.zeros_like(buffers[i]) for i in facts.moved],
+        [ops.zeros_like(params[i]) for i in facts.assigned],
     )
     return Folded(Sums(grads, dict.fromkeys(facts.terms, (zero, zero)), zero), metrics, after)
 
 
 def no_weights(facts: TraceFacts) -> Weights:
     """Return the weights of no microbatch."""
-    return Folded((), {k: ops.zeros((), keras.config.floatx()) for k, fact in facts.terms.items() if fact.is_mean}, ())
+    return Folded(
+        (),
+        {
+            k: ops.zeros((), keras.config.floatx())
+            for k, fact in facts.terms.items()
+            if fact.is_mean
+        },
+        (),
+    )
 
 
 def add_gradients(
@@ -98,7 +114,9 @@ def add_gradients(
     added: list[Gradient] = []
     for i, (old, grad) in enumerate(zip(total, new, strict=True)):
         if isinstance(old, Slices):
-            assert isinstance(grad, Slices), "the shapes that were asked for are those of the gradient"
+            assert isinstance(grad, Slices), (
+                "the shapes that were asked for are those of the gradient"
+            )
             added.append(old if part is None else slices.add(lookups[i], old, grad, part))
         else:
             added.append(old + ops.cast(grad, old.dtype))
@@ -127,25 +145,36 @@ def add(
 
     Args:
         grads: the sums of gradients after it.
-        floats: the places of the moved buffers, each with whether it is floating. Others, such as frozen weights, have
-            no total: it would be another copy of them.
+        floats: the places of the moved buffers, each with whether it is floating. Others, such as
+            frozen weights, have no total: it would be another copy of them.
     """
     sums = total.sums
     after = total.alike
-    terms = {k: (plus(sums.terms[k][0], v), plus(sums.terms[k][1], w)) for k, (v, w) in outcome.sums.items()}
+    terms = {
+        k: (plus(sums.terms[k][0], v), plus(sums.terms[k][1], w))
+        for k, (v, w) in outcome.sums.items()
+    }
     moves = _buffer_moves(floats, after.buffers, outcome.buffers, buffers, share)
     pairs = zip(after.assigned, outcome.assigned, strict=True)
     assigned = [old + ops.cast(share, old.dtype) * new for old, new in pairs]
-    return Folded(Sums(grads, terms, sums.extra + outcome.extra), outcome.metrics, After(moves, assigned))
+    return Folded(
+        Sums(grads, terms, sums.extra + outcome.extra), outcome.metrics, After(moves, assigned)
+    )
 
 
 def plus(total: Tensor, value: Tensor) -> Tensor:
-    """Return a total with a value added, in the total's dtype: an objective may compute in a wider one."""
+    """Return a total with a value added, in the total's dtype: an objective may compute in a wider
+    one.
+    """
     return total + ops.cast(value, total.dtype)
 
 
-def weights_of_rows(engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor) -> Tensor | None:
-    """Return the weights of the rows that `engine.replicas.batch` returns; None if all weights are 1."""
+def weights_of_rows(
+    engine: Engine, cut: Cut, size: int, first: Tensor, count: Tensor
+) -> Tensor | None:
+    """Return the weights of the rows that `engine.replicas.batch` returns; None if all weights are
+    1.
+    """
     if not cut.padded:
         return None
     is_real = first + ops.arange(size, dtype="int32") < count
@@ -159,14 +188,21 @@ def extra_share(cut: Cut, size: int) -> float:
 
 
 def _buffer_moves(
-    floats: dict[int, bool], moves: list[Tensor], after: list[Tensor], before: list[Tensor], share: Tensor
+    floats: dict[int, bool],
+    moves: list[Tensor],
+    after: list[Tensor],
+    before: list[Tensor],
+    share: Tensor,
 ) -> list[Tensor]:
-    """Return buffer changes: moving statistics by the row-weighted mean over microbatches, others by the last.
+    """Return buffer changes: moving statistics by the row-weighted mean over microbatches, others
+    by the last.
 
     Every microbatch starts from the same buffers.
     """
     return [
-        move + ops.cast(share, move.dtype) * (after[i] - before[i]) if is_float else _apart(after[i], before[i])
+        move + ops.cast(share, move.dtype) * (after[i] - before[i])
+        if is_float
+        else _apart(after[i], before[i])
         for move, (i, is_float) in zip(moves, floats.items(), strict=True)
     ]
 
@@ -186,7 +222,9 @@ def _is_bool(value: Tensor) -> bool:
 
 
 def _accumulator(dtype: object) -> str:
-    """Return the dtype in which gradients are summed: float32, or float64 for float64 parameters."""
+    """Return the dtype in which gradients are summed: float32, or float64 for float64
+    parameters.
+    """
     return "float64" if "float64" in str(dtype) else "float32"
 
 
@@ -212,8 +250,9 @@ OWN = "="  # the prefix of results of a custom `get_metrics_result`
 class EpochSums:
     """Turns the sums of one forward function into a loss, the sums of an epoch and a report.
 
-    The sums of an epoch are two arrays, high and low parts of shape (2, terms + 1): values and weights of every term,
-    and last of the losses without weights (regularisation and `add_loss`), which are weighted by rows.
+    The sums of an epoch are two arrays, high and low parts of shape (2, terms + 1): values and
+    weights of every term, and last of the losses without weights (regularisation and `add_loss`),
+    which are weighted by rows.
     """
 
     def __init__(self, forward: Forward):
@@ -221,31 +260,47 @@ class EpochSums:
         self.terms = forward.facts.terms
 
     def empty(self) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
-        """Return the running sums of an epoch that has not begun; () if the terms are not known yet."""
+        """Return the running sums of an epoch that has not begun; () if the terms are not known
+        yet.
+        """
         zeros = np.zeros((2, len(self.terms) + 1), keras.config.floatx())
         return () if self.forward.facts is NOTHING_KNOWN else (zeros, zeros)
 
     def fitting(self, engine: Engine, sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return these sums; empty ones on the device if their terms differ."""
         empty = self.empty()
-        return sums if [s.shape for s in sums] == [e.shape for e in empty] else engine.devices.place(empty)
+        return (
+            sums
+            if [s.shape for s in sums] == [e.shape for e in empty]
+            else engine.devices.place(empty)
+        )
 
-    def loss(self, sums: dict[str, Any], once: Tensor, weights: dict[str, Any] | None = None) -> Tensor:
-        """Return sum_k c_k * value_k / weight_k + once; the weights are the sums' own unless given."""
+    def loss(
+        self, sums: dict[str, Any], once: Tensor, weights: dict[str, Any] | None = None
+    ) -> Tensor:
+        """Return sum_k c_k * value_k / weight_k + once; the weights are the sums' own unless
+        given.
+        """
         loss = once
         for k, (value, weight) in sums.items():
             fact = self.terms[k]
             if fact.counts:
-                mean = value / (weight if weights is None else weights[k]) if fact.is_mean else value
+                mean = (
+                    value / (weight if weights is None else weights[k]) if fact.is_mean else value
+                )
                 loss = loss + fact.coefficient * mean
         return loss
 
     def add(
         self, epoch: tuple[Tensor, Tensor], sums: dict[str, Any], once: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add an update's sums to the epoch's: means by their weights, the rest by the number of rows."""
+        """Add an update's sums to the epoch's: means by their weights, the rest by the number of
+        rows.
+        """
         rows = ops.cast(count, keras.config.floatx())
-        pairs = [sums[k] if fact.is_mean else (rows * sums[k][0], rows) for k, fact in self.terms.items()]
+        pairs = [
+            sums[k] if fact.is_mean else (rows * sums[k][0], rows) for k, fact in self.terms.items()
+        ]
         pairs.append((rows * once, rows))
         values = ops.stack([ops.stack(part) for part in zip(*pairs, strict=True)])
         return accumulate(epoch, ops.cast(values, epoch[0].dtype))
@@ -253,17 +308,27 @@ class EpochSums:
     def logs(
         self, epoch: tuple[Tensor, Tensor], metrics: list[Tensor], captured: Sequence[Tensor] = ()
     ) -> dict[str, Tensor]:
-        """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and custom results."""
+        """Return the numbers of an epoch so far: the loss, the Keras metrics, each named term, and
+        custom results.
+        """
         means = ratio(*epoch)
-        counted = [fact.coefficient * means[i] for i, fact in enumerate(self.terms.values()) if fact.counts]
+        counted = [
+            fact.coefficient * means[i] for i, fact in enumerate(self.terms.values()) if fact.counts
+        ]
         named = {k: means[i] for i, k in enumerate(self.terms) if k}
-        numbers = {"loss": sum(counted, means[len(self.terms)])} | self.forward.results(metrics, captured) | named
+        numbers = (
+            {"loss": sum(counted, means[len(self.terms)])}
+            | self.forward.results(metrics, captured)
+            | named
+        )
         own = self.forward.own_results(metrics, numbers, captured)
         return numbers | {OWN + name: value for name, value in own.items()}
 
 
 def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Tensor]:
-    """Add `value` to a running total of two floats, exactly (Knuth's two-sum): a count never stops growing at 2^24."""
+    """Add `value` to a running total of two floats, exactly (Knuth's two-sum): a count never stops
+    growing at 2^24.
+    """
     high, low = total
     new = high + value
     back = new - high
@@ -271,14 +336,21 @@ def accumulate(total: tuple[Tensor, Tensor], value: Tensor) -> tuple[Tensor, Ten
 
 
 def ratio(high: Tensor, low: Tensor) -> Tensor:
-    """Return values / weights of running totals of shape (2, ...); 0 where nothing has been weighed yet."""
+    """Return values / weights of running totals of shape (2, ...); 0 where nothing has been weighed
+    yet.
+    """
     values = high[0] + low[0]
     weights = high[1] + low[1]
-    return ops.where(weights == 0, ops.zeros_like(weights), values / ops.where(weights == 0, 1.0, weights))
+    return ops.where(
+        weights == 0, ops.zeros_like(weights), values / ops.where(weights == 0, 1.0, weights)
+    )
 
 
-def first_logs(forward: Forward, values: Values, batch: Tree, row_weights: Tensor | None) -> dict[str, Tensor]:
-    """Call all user functions once, in a trace: the objective, the regularisers, the metrics' results.
+def first_logs(
+    forward: Forward, values: Values, batch: Tree, row_weights: Tensor | None
+) -> dict[str, Tensor]:
+    """Call all user functions once, in a trace: the objective, the regularisers, the metrics'
+    results.
 
     Returns:
         The numbers of an epoch, without meaningful values.
@@ -288,11 +360,15 @@ def first_logs(forward: Forward, values: Values, batch: Tree, row_weights: Tenso
     if known.has_penalty:
         known.penalty(values.params, values.captured)
     sums = EpochSums(known)
-    return sums.logs(tuple(map(ops.convert_to_tensor, sums.empty())), outcome.metrics, values.captured)
+    return sums.logs(
+        tuple(map(ops.convert_to_tensor, sums.empty())), outcome.metrics, values.captured
+    )
 
 
 def names_of(engine: Engine, forward: Forward) -> list[str]:
-    """Return the names of an epoch's losses and metrics, except names that only the objective gives."""
+    """Return the names of an epoch's losses and metrics, except names that only the objective
+    gives.
+    """
     names = list(loss_trackers(forward.model))
 
     def note(metrics: list[Tensor]) -> dict[str, Tensor]:
@@ -311,14 +387,19 @@ def visible(numbers: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
 
 
 def fresh(model: keras.Model, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return an epoch's numbers as `keras.Model.fit` does, once Keras' metrics have their values."""
+    """Return an epoch's numbers as `keras.Model.fit` does, once Keras' metrics have their
+    values.
+    """
     logs = visible(numbers)
-    # Called again, as in Keras: it may read values outside of the program, such as the learning rate.
+    # Called again, as in Keras: it may read values outside of the program, such as the learning
+    # rate.
     return logs if logs is numbers else read_results(own_results(model), logs)
 
 
 def read_results(results: dict[str, Any], logs: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's metric results as numbers if they have the names of the logs; else the logs."""
+    """Return a model's metric results as numbers if they have the names of the logs; else the
+    logs.
+    """
     if results.keys() != logs.keys():
         return logs
     read = {name: np.asarray(value).copy() for name, value in results.items()}

@@ -31,33 +31,38 @@ class Trainer(OnBatch):
     Args:
         model: a Keras model, compiled unless an `objective` is passed or the trainer only predicts.
         objective: the unreduced loss; None for the compiled loss.
-        optimizer: a Keras optimizer, its name or its configuration; None for the compiled optimizer.
+        optimizer: a Keras optimizer, its name or its configuration; None for the compiled
+            optimizer.
         metrics: further Keras metrics; with an `objective`, the metrics that it updates by name.
         seed: the integer seed of the order of the rows.
-        microbatch_size: the number of rows computed at once: fewer rows, less memory, the same update, except for the
-            statistics of BatchNormalization. "auto": as many as fit in `memory_limit`; on TensorFlow it never cuts.
-        memory_limit: the bytes that an update may use in addition to its data and weights (JAX); None for three
-            quarters of the device's free memory, or half of the host's. Arrays of up to half of that default stay on
-            the device under any limit.
-        on_nonfinite: "raise" stops before an update whose loss, gradient or moving statistics are not finite; "skip"
-            skips the update.
-        replicas: the number of devices that share the rows of a batch, or "all"; None for `keras.distribution`, if
-            set, else one device, or all devices of several processes. The update is the same. For TensorFlow, build the
-            model in the scope of a `tf.distribute` strategy instead.
-        jit_compile: on TensorFlow, whether XLA compiles the updates. "auto" follows `model.compile`, or else tries XLA
-            where several updates go in one dispatch; `explain()` names the result. (Without a GPU, `model.compile`
-            turns "auto" into False, so a False there has no effect: pass it here.)
-        dense_gradients: on TensorFlow, whether the gradients of equal rows of an embedding are summed before the
-            optimizer gets them, as on JAX. False hands it the gradient of each lookup, as `keras.Model.fit` does there:
-            an optimizer that squares or clips gradients makes other steps. On JAX, all gradients are dense.
+        microbatch_size: the number of rows computed at once: fewer rows, less memory, the same
+            update, except for the statistics of BatchNormalization. "auto": as many as fit in
+            `memory_limit`; on TensorFlow it never cuts.
+        memory_limit: the bytes that an update may use in addition to its data and weights (JAX);
+            None for three quarters of the device's free memory, or half of the host's. Arrays of up
+            to half of that default stay on the device under any limit.
+        on_nonfinite: "raise" stops before an update whose loss, gradient or moving statistics are
+            not finite; "skip" skips the update.
+        replicas: the number of devices that share the rows of a batch, or "all"; None for
+            `keras.distribution`, if set, else one device, or all devices of several processes. The
+            update is the same. For TensorFlow, build the model in the scope of a `tf.distribute`
+            strategy instead.
+        jit_compile: on TensorFlow, whether XLA compiles the updates. "auto" follows
+            `model.compile`, or else tries XLA where several updates go in one dispatch; `explain()`
+            names the result. (Without a GPU, `model.compile` turns "auto" into False, so a False
+            there has no effect: pass it here.)
+        dense_gradients: on TensorFlow, whether the gradients of equal rows of an embedding are
+            summed before the optimizer gets them, as on JAX. False hands it the gradient of each
+            lookup, as `keras.Model.fit` does there: an optimizer that squares or clips gradients
+            makes other steps. On JAX, all gradients are dense.
 
     Raises:
         SpecificationError: an argument has no valid value.
 
     Attributes:
         model: the model.
-        run: the state and position of the training: `run.snapshot()` returns them, `run.restore(snapshot)` restores
-            them.
+        run: the state and position of the training: `run.snapshot()` returns them,
+            `run.restore(snapshot)` restores them.
 
     >>> import keras, numpy as np, wholestep as ws
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -85,27 +90,37 @@ class Trainer(OnBatch):
     ):
         check_process()
         arguments.check_model(model, objective)
-        options = arguments.options(microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile, dense_gradients)
+        options = arguments.options(
+            microbatch_size, memory_limit, on_nonfinite, replicas, jit_compile, dense_gradients
+        )
         self.model = model
         self.run = Run()
         self._setup = Setup(model, objective, optimizer, metrics, seed, options, self.run)
         self._guard = Guard.of(model)
 
     def __reduce_ex__(self, protocol: object) -> Never:
-        """Refuse `copy.deepcopy` and `pickle`: a trainer holds compiled programs and arrays of a device."""
+        """Refuse `copy.deepcopy` and `pickle`: a trainer holds compiled programs and arrays of a
+        device.
+        """
         must = "A trainer cannot be copied or pickled."
         attempt = (
-            "a new Trainer of keras.models.clone_model(model); save(path) and restore(path) transfer the training."
+            "a new Trainer of keras.models.clone_model(model); save(path) and restore(path) "
+            "transfer the training."
         )
         raise SpecificationError(message(must, "copy or pickle", attempt))
 
     def __repr__(self) -> str:
         run = self.run
-        return f"<Trainer of {self.model.name}: {run.number} updates, {run.epochs} epochs of data begun>"
+        return (
+            f"<Trainer of {self.model.name}: {run.number} updates, {run.epochs} epochs of data "
+            "begun>"
+        )
 
     @property
     def executor(self) -> Executor | None:
-        """The compiled programs of the current model; None before the first call that needs them."""
+        """The compiled programs of the current model; None before the first call that needs
+        them.
+        """
         return self._setup.executor
 
     # ---- training ----
@@ -130,60 +145,81 @@ class Trainer(OnBatch):
         validation_freq: Any = 1,
         checkpoints: Checkpoints | Path | str | None = None,
     ) -> keras.callbacks.History:
-        """Train for `epochs` epochs, with the arguments, callbacks and History of `keras.Model.fit`.
+        """Train for `epochs` epochs, with the arguments, callbacks and History of
+        `keras.Model.fit`.
 
-        The order of the rows continues from call to call; `initial_epoch` starts with the order of that epoch, also for
-        `Batches` at another position. An iterator that ends before the last epoch ends the run with a warning; as
-        validation data, its batches are cached on the host and reused after every epoch.
+        The order of the rows continues from call to call; `initial_epoch` starts with the order of
+        that epoch, also for `Batches` at another position. An iterator that ends before the last
+        epoch ends the run with a warning; as validation data, its batches are cached on the host
+        and reused after every epoch.
 
         Args:
-            checkpoints: a folder, or `Checkpoints`, to which the run is saved, and from which it resumes.
+            checkpoints: a folder, or `Checkpoints`, to which the run is saved, and from which it
+                resumes.
 
         Returns:
-            The History: each epoch's loss and metrics. The loss of an epoch is the sum of all weighted values over the
-            sum of all weights, not a mean of batch means.
+            The History: each epoch's loss and metrics. The loss of an epoch is the sum of all
+            weighted values over the sum of all weights, not a mean of batch means.
 
         Raises:
             SpecificationError, BatchError: the arguments or the data are not valid.
-            NonFiniteError: a loss, gradient or moving statistic was not finite; that update was not applied.
+            NonFiniteError: a loss, gradient or moving statistic was not finite; that update was not
+                applied.
             CheckpointError: a checkpoint could not be written, or none could be read.
         """
         given = FitData(classify(x), y, sample_weight, batch_size, shuffle, class_weight)
         asked = Epochs(epochs, initial_epoch, steps_per_epoch).checked()
         validation = Validation(
-            validation_data, validation_split, validation_batch_size, validation_steps, validation_freq
+            validation_data,
+            validation_split,
+            validation_batch_size,
+            validation_steps,
+            validation_freq,
         ).checked()
         watching = Watching(callbacks, verbose, Checkpoints.of(checkpoints))
         with self._guard:
             return fit(self._setup, given, asked, validation, watching)
 
-    @takes("steps takes the data as one argument.", "steps(Batches((x, y), batch_size=32), epochs=1).")
+    @takes(
+        "steps takes the data as one argument.", "steps(Batches((x, y), batch_size=32), epochs=1)."
+    )
     def steps(
         self, data: Tree, epochs: int = 1, *, checkpoints: Checkpoints | Path | str | None = None
     ) -> Iterator[Step]:
-        """Run one update after the other, for a custom loop, with the same compiled update as `fit`.
+        """Run one update after the other, for a custom loop, with the same compiled update as
+        `fit`.
 
-        The model and the optimizer hold the new values whenever a step is yielded, and may be changed then. Reading a
-        step's numbers waits for the device. Without reading, at most three updates are in flight; the loop waits when
-        an epoch begins and before a checkpoint. Until the next step, `model.get_metrics_result()` returns the same as
-        its `logs`. At the end of the last epoch the weights are replaced by the optimizer's moving
-        average, if it has one, as in `fit`; a loop that is left early keeps the weights.
+        The model and the optimizer hold the new values whenever a step is yielded, and may be
+        changed then. Reading a step's numbers waits for the device. Without reading, at most three
+        updates are in flight; the loop waits when an epoch begins and before a checkpoint. Until
+        the next step, `model.get_metrics_result()` returns the same as its `logs`. At the end of
+        the last epoch the weights are replaced by the optimizer's moving average, if it has one, as
+        in `fit`; a loop that is left early keeps the weights.
 
         Args:
-            data: `Batches`, or a source for them (then in batches of 32, in the order of the trainer's next epoch).
+            data: `Batches`, or a source for them (then in batches of 32, in the order of the
+                trainer's next epoch).
             epochs: the number of epochs, from the current position of the data.
-            checkpoints: as in `fit`. The run is saved before the next update, with the changes made by the loop's body;
-                a loop that is left early saves nothing more. `keep_best` needs `fit`, and is refused.
+            checkpoints: as in `fit`. The run is saved before the next update, with the changes made
+                by the loop's body; a loop that is left early saves nothing more. `keep_best` needs
+                `fit`, and is refused.
 
         Yields:
             A `Step` for every update.
 
         Raises:
-            SpecificationError, BatchError: at the call or the first step: the arguments or the data are not valid.
-            NonFiniteError: an update was not applied, nor was any after it. Raised when the device has finished the
-                update: up to two more steps may be yielded before, but none if the update's numbers were read.
+            SpecificationError, BatchError: at the call or the first step: the arguments or the data
+                are not valid.
+            NonFiniteError: an update was not applied, nor was any after it. Raised when the device
+                has finished the update: up to two more steps may be yielded before, but none if the
+                update's numbers were read.
         """
-        epochs = count("epochs", epochs, "epochs=1; labels are part of the data: steps(Batches((x, y))).", least=0)
+        epochs = count(
+            "epochs",
+            epochs,
+            "epochs=1; labels are part of the data: steps(Batches((x, y))).",
+            least=0,
+        )
         asked = Checkpoints.of(checkpoints)
         given = classify(data)
         arguments.check_saves_steps(asked)
@@ -198,32 +234,39 @@ class Trainer(OnBatch):
                 self._setup.settle()
                 executor = self._setup.executor_to_update(batches.example)
                 saver.open(executor, Span(epochs))
-            with self.run.under_way("steps", batches, are_given=are_given, also=dict(saver.also)) as resumed:
-                yield from run_steps(executor, self.run, batches, epochs, self._guard, saver, resumed)
+            with self.run.under_way(
+                "steps", batches, are_given=are_given, also=dict(saver.also)
+            ) as resumed:
+                yield from run_steps(
+                    executor, self.run, batches, epochs, self._guard, saver, resumed
+                )
         with self._guard:
             self._setup.finish(epochs)
 
     @takes(
-        "update takes one batch, a tuple (x, y) or (x, y, sample_weight); with an objective, any nested arrays.",
+        "update takes one batch, a tuple (x, y) or (x, y, sample_weight); with an objective, any "
+        "nested arrays.",
         "update((x, y)), with both parentheses.",
     )
     def update(self, batch: Tree) -> Mapping[str, Any]:
         """Run one update on a single batch, and return its loss and metrics.
 
-        Batches may have any number of rows: where padding is exact, a batch is padded with rows of weight 0, so that
-        a few compiled programs serve all sizes.
+        Batches may have any number of rows: where padding is exact, a batch is padded with rows of
+        weight 0, so that a few compiled programs serve all sizes.
 
         Args:
-            batch: nested arrays (rows, ...) for the objective; (x, y) or (x, y, sample_weight) for a compiled model.
+            batch: nested arrays (rows, ...) for the objective; (x, y) or (x, y, sample_weight) for
+                a compiled model.
 
         Returns:
-            The numbers by name; `dict(logs)` is a plain dict. Reading them waits for the device, and so does the
-            trainer's next call. Until the next update, `model.get_metrics_result()` returns the same.
+            The numbers by name; `dict(logs)` is a plain dict. Reading them waits for the device,
+            and so does the trainer's next call. Until the next update, `model.get_metrics_result()`
+            returns the same.
 
         Raises:
-            NonFiniteError: the loss, gradient or a moving statistic was not finite, and the update not applied. Raised
-                when its numbers are read, or by the trainer's next call; printed to stderr at the script's end if
-                neither happens.
+            NonFiniteError: the loss, gradient or a moving statistic was not finite, and the update
+                not applied. Raised when its numbers are read, or by the trainer's next call;
+                printed to stderr at the script's end if neither happens.
         """
         with self._guard:
             host = self._setup.single_batch(batch, "fit")
@@ -242,19 +285,26 @@ class Trainer(OnBatch):
         callbacks: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """Return the loss and the metrics over all rows, with the arguments of `keras.Model.evaluate`.
+        """Return the loss and the metrics over all rows, with the arguments of
+        `keras.Model.evaluate`.
 
-        The loss is the sum of all weighted values over the sum of all weights. Keras averages batch means, weighted by
-        their rows, which differs under masks, `ignore_class` and `reduction="mean_with_sample_weight"`, unless all rows
-        are in one batch.
+        The loss is the sum of all weighted values over the sum of all weights. Keras averages batch
+        means, weighted by their rows, which differs under masks, `ignore_class` and
+        `reduction="mean_with_sample_weight"`, unless all rows are in one batch.
         """
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
-            batches = self._setup.batches("evaluate", FitData(classify(x), y, sample_weight, batch_size))
+            batches = self._setup.batches(
+                "evaluate", FitData(classify(x), y, sample_weight, batch_size)
+            )
             executor = self._setup.executor_for(batches.example)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, verbose=verbose)
-            through = executor.open_pass(batches, EvalOptions(one_by_one=watch.has_test_hooks), steps)
+            watch = self._setup.watch(
+                executor, callbacks, steps or batches.num_batches, verbose=verbose
+            )
+            through = executor.open_pass(
+                batches, EvalOptions(one_by_one=watch.has_test_hooks), steps
+            )
             with executor.notices(verbose), executor.shown_by(watch.shown):
                 logs = run_evaluation(executor, through, steps, watch)
             return executor.context.results(logs, return_dict=return_dict)
@@ -274,21 +324,28 @@ class Trainer(OnBatch):
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
-        """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict` does."""
+        """Return the model's outputs for all rows as numpy arrays, as `keras.Model.predict`
+        does.
+        """
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
             batches, are_whole = self._setup.inputs(classify(x), batch_size)
             executor = self._setup.executor_for(batches.example, predicts=True, are_whole=are_whole)
             steps = arguments.limit_steps(steps, batches.num_batches)
-            watch = self._setup.watch(executor, callbacks, steps or batches.num_batches, verbose=verbose)
-            through = executor.open_pass(batches, EvalOptions(True, are_whole, watch.has_predict_hooks), steps)
+            watch = self._setup.watch(
+                executor, callbacks, steps or batches.num_batches, verbose=verbose
+            )
+            through = executor.open_pass(
+                batches, EvalOptions(True, are_whole, watch.has_predict_hooks), steps
+            )
             with executor.notices(verbose), executor.shown_by(watch.shown):
                 return run_prediction(executor, through, steps, watch)
 
     # ---- checkpoints ----
 
     def save(self, path: str | os.PathLike) -> Path | str:
-        """Write and verify a checkpoint of the run in the folder `path`, and return the folder of the checkpoint.
+        """Write and verify a checkpoint of the run in the folder `path`, and return the folder of
+        the checkpoint.
 
         May be called between calls, between two steps, and by callbacks.
 
@@ -300,14 +357,16 @@ class Trainer(OnBatch):
             return save_once(path, self.run, self.executor)
 
     def restore(self, path: str | os.PathLike, *, only: str | None = None) -> None:
-        """Restore the run from a checkpoint: the model has its values, and the next `fit` or `steps` resumes there.
+        """Restore the run from a checkpoint: the model has its values, and the next `fit` or
+        `steps` resumes there.
 
-        A line on the error output lists the settings and devices that differ from those of the saved
-        run, if any; for a model that is not built yet, at the next call.
+        A line on the error output lists the settings and devices that differ from those of the
+        saved run, if any; for a model that is not built yet, at the next call.
 
         Args:
             path: the folder of a checkpoint, or a folder of several: then the newest good one.
-            only: "weights" restores the model's weights, moving statistics and seeds, and nothing else.
+            only: "weights" restores the model's weights, moving statistics and seeds, and nothing
+                else.
 
         Raises:
             CheckpointError: there is no checkpoint, or none is good.
@@ -329,11 +388,18 @@ class Trainer(OnBatch):
             if executor is None or not executor.planner.programs:
                 return "No update has run yet: the plan is made from the first batch."
             held = executor.variables
-            sharded = executor.engine.variables.sharded([*held.params, *held.buffers])  # frozen weights are buffers
+            # frozen weights are buffers
+            sharded = executor.engine.variables.sharded([*held.params, *held.buffers])
             return explain(executor.planner, sharded, executor.where_data_are)
 
     @property
     def num_skipped(self) -> int:
-        """The number of updates that were skipped because they were not finite. Waits for the device."""
+        """The number of updates that were skipped because they were not finite. Waits for the
+        device.
+        """
         with self._guard:
-            return self.run.num_skipped if self.executor is None else self.executor.applied.count_skipped(self.run)
+            return (
+                self.run.num_skipped
+                if self.executor is None
+                else self.executor.applied.count_skipped(self.run)
+            )

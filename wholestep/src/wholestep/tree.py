@@ -1,8 +1,10 @@
-"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and is kept.
+"""Nested data: dicts, lists and tuples of arrays. A leaf is named by its path; None is no leaf, and
+is kept.
 
 A `Tree` is such data. A `Tensor` is one leaf: an array of numpy or the engine, or a tracer.
 
-On the host, text is an array of strings, dtype object, and ragged rows are an array of arrays, one for each row.
+On the host, text is an array of strings, dtype object, and ragged rows are an array of arrays, one
+for each row.
 """
 
 import itertools
@@ -17,7 +19,9 @@ from wholestep.errors import BatchError, message
 
 
 class Tensor(Protocol):
-    """One array of numbers: of numpy, of the engine, or a tracer. Results of operations are not checked."""
+    """One array of numbers: of numpy, of the engine, or a tracer. Results of operations are not
+    checked.
+    """
 
     @property
     def shape(self) -> Any:
@@ -58,7 +62,8 @@ Tree: TypeAlias = object
 
 
 def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
-    """Apply `function` to every leaf (to the corresponding leaves of several trees), keeping the structure.
+    """Apply `function` to every leaf (to the corresponding leaves of several trees), keeping the
+    structure.
 
     >>> map_leaves(abs, {"x": -1, "optional": None})
     {'x': 1, 'optional': None}
@@ -68,10 +73,19 @@ def map_leaves(function: Callable, tree: Tree, *others: Tree) -> Any:
     if tree is None:
         return None
     if type(tree) is tuple and not others:  # as most batches are
-        return tuple([function(part) if isinstance(part, np.ndarray) else map_leaves(function, part) for part in tree])
-    if type(tree) is tuple and all(type(other) is tuple and len(other) == len(tree) for other in others):
+        return tuple(
+            [
+                function(part) if isinstance(part, np.ndarray) else map_leaves(function, part)
+                for part in tree
+            ]
+        )
+    if type(tree) is tuple and all(
+        type(other) is tuple and len(other) == len(tree) for other in others
+    ):
         return tuple([map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)])
-    return _keras().map_structure(lambda *at: None if at[0] is None else function(*at), tree, *others)
+    return _keras().map_structure(
+        lambda *at: None if at[0] is None else function(*at), tree, *others
+    )
 
 
 def leaves(tree: Tree) -> list:
@@ -81,7 +95,11 @@ def leaves(tree: Tree) -> list:
     if tree is None:
         return []
     if type(tree) is tuple or type(tree) is list:
-        return [leaf for part in tree for leaf in ((part,) if isinstance(part, np.ndarray) else leaves(part))]
+        return [
+            leaf
+            for part in tree
+            for leaf in ((part,) if isinstance(part, np.ndarray) else leaves(part))
+        ]
     return [leaf for leaf in _keras().flatten(tree) if leaf is not None]
 
 
@@ -102,14 +120,20 @@ def name(path: tuple, root: str = "batch") -> str:
 
 
 def part_of(path: tuple, batch: Tree) -> str:
-    """Return the part of (x, y, sample_weight) that a leaf lies in; "" if the batch is no such tuple."""
+    """Return the part of (x, y, sample_weight) that a leaf lies in; "" if the batch is no such
+    tuple.
+    """
     is_known = isinstance(batch, tuple) and len(batch) in (2, 3)
     return ("x", "y", "sample_weight")[path[0]] if is_known else ""
 
 
 def named_leaves(tree: Tree, root: str = "batch") -> list[tuple[str, Tensor]]:
     """Return (name, leaf) for every leaf."""
-    return [(name(path, root), leaf) for path, leaf in _keras().flatten_with_path(tree) if leaf is not None]
+    return [
+        (name(path, root), leaf)
+        for path, leaf in _keras().flatten_with_path(tree)
+        if leaf is not None
+    ]
 
 
 def num_rows(tree: Tree, root: str = "batch") -> int:
@@ -138,7 +162,13 @@ def num_rows(tree: Tree, root: str = "batch") -> int:
             )
         lengths[f"{part} ({label})" if part else label] = int(shape[0])
     if not lengths:
-        raise BatchError(message(f"{root} must hold at least one array.", tree, "pass arrays with a leading row axis."))
+        raise BatchError(
+            message(
+                f"{root} must hold at least one array.",
+                tree,
+                "pass arrays with a leading row axis.",
+            )
+        )
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{label}: {length} rows" for label, length in lengths.items())
         must = "All arrays must have the same number of rows."
@@ -156,7 +186,9 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array of arbitrary values, aligned to 64 bytes: an engine on the host uses it without a copy."""
+    """Return an array of arbitrary values, aligned to 64 bytes: an engine on the host uses it
+    without a copy.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(num_bytes + 64, np.uint8)
     return np.ndarray(shape, dtype, raw, -address(raw) % 64)
@@ -169,11 +201,15 @@ def aligned_copy(leaf: np.ndarray) -> np.ndarray:
     return copy
 
 
-HUGE = 4 << 20  # bytes from which numpy asks for huge pages: rows are gathered faster, but it may take 0.1 s per 50 MiB
+# bytes from which numpy asks for huge pages: rows are gathered faster, but it may take 0.1 s per 50
+# MiB
+HUGE = 4 << 20
 
 
 class Copies:
-    """Aligned copies of host arrays. A thread copies large arrays; `wait` returns when it has ended."""
+    """Aligned copies of host arrays. A thread copies large arrays; `wait` returns when it has
+    ended.
+    """
 
     def __init__(self) -> None:
         self.pending: dict[int, Future] = {}  # by the address of the copy
@@ -220,4 +256,6 @@ def ragged(values: np.ndarray, splits: Sequence[int] | np.ndarray) -> np.ndarray
 
 def _kind(leaf: object) -> str:
     shape = getattr(leaf, "shape", None)
-    return type(leaf).__name__ if shape is None else f"{type(leaf).__name__} of shape {tuple(shape)}"
+    return (
+        type(leaf).__name__ if shape is None else f"{type(leaf).__name__} of shape {tuple(shape)}"
+    )

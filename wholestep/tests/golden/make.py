@@ -1,4 +1,6 @@
-"""Write the golden checkpoint of a release: `KERAS_BACKEND=jax python tests/golden/make.py 0.1.0`, once, and kept."""
+"""Write the golden checkpoint of a release: `KERAS_BACKEND=jax python tests/golden/make.py 0.1.0`,
+once, and kept.
+"""
 
 import sys
 from pathlib import Path
@@ -23,6 +25,8 @@ class Leave(keras.callbacks.Callback):
 if __name__ == "__main__":
     folder = ws.Checkpoints(HERE / sys.argv[1], every_steps=4, every_seconds=None, keep=1)
     try:
-        ws.Trainer(small()).fit(X, Y, batch_size=SIZE, epochs=3, callbacks=[Leave()], checkpoints=folder, verbose=0)
+        ws.Trainer(small()).fit(
+            X, Y, batch_size=SIZE, epochs=3, callbacks=[Leave()], checkpoints=folder, verbose=0
+        )
     except KeyboardInterrupt:
         (HERE / sys.argv[1] / "lock").unlink()

@@ -1,4 +1,6 @@
-"""For processes that tests start: Keras does without these where they are missing, and starts in half the time."""
+"""For processes that tests start: Keras does without these where they are missing, and starts in
+half the time.
+"""
 
 import sys
 

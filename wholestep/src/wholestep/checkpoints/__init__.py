@@ -1,6 +1,7 @@
 """Checkpoints: a run in files. Other packages import from here.
 
-A name is imported on first use, as `wholestep checkpoint` needs no Keras, and a run knows its values but not its saver.
+A name is imported on first use, as `wholestep checkpoint` needs no Keras, and a run knows its
+values but not its saver.
 """
 
 from importlib import import_module
@@ -48,8 +49,24 @@ if TYPE_CHECKING:
     from wholestep.checkpoints.weights import load_weights
 
 _NAMES = {
-    "callbacks": ("differing", "go_on_with_file", "made", "paired", "put_back", "saved_in", "starts_anew", "state_of"),
-    "configuration": ("batch_facts", "code_facts", "data_facts", "own_variables", "rates_of", "value_facts"),
+    "callbacks": (
+        "differing",
+        "go_on_with_file",
+        "made",
+        "paired",
+        "put_back",
+        "saved_in",
+        "starts_anew",
+        "state_of",
+    ),
+    "configuration": (
+        "batch_facts",
+        "code_facts",
+        "data_facts",
+        "own_variables",
+        "rates_of",
+        "value_facts",
+    ),
     "data": ("check_goes_on", "go_to", "note"),
     "pieces": ("Numbers", "own_copy"),
     "place": ("DataPlace", "Keeps", "Place"),
@@ -57,7 +74,17 @@ _NAMES = {
     "saver": ("Saver", "Unsaved", "save_once"),
     "settings": ("Checkpoints",),
     "snapshot": (
-        *("FACTS", "GROUPS", "Assigned", "RunFacts", "Snapshot", "claimed", "leaves_of", "put", "put_own"),
+        *(
+            "FACTS",
+            "GROUPS",
+            "Assigned",
+            "RunFacts",
+            "Snapshot",
+            "claimed",
+            "leaves_of",
+            "put",
+            "put_own",
+        ),
         *("put_together", "renamed", "taken_apart"),
     ),
     "weights": ("load_weights",),

@@ -1,8 +1,8 @@
 """Arrays in safetensors files, written and read with checks of their bounds.
 
-A file is eight bytes with the length of a JSON header, the header, and the arrays one after the other
-(https://huggingface.co/docs/safetensors). Digests are xxh3_128: they find damage, not forgers. A file with other
-content than was written is a DamagedError.
+A file is eight bytes with the length of a JSON header, the header, and the arrays one after the
+other (https://huggingface.co/docs/safetensors). Digests are xxh3_128: they find damage, not
+forgers. A file with other content than was written is a DamagedError.
 """
 
 import json
@@ -19,7 +19,15 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from wholestep.checkpoints.files import close, created, on_disk, open_regular, opened, read_into, write_all
+from wholestep.checkpoints.files import (
+    close,
+    created,
+    on_disk,
+    open_regular,
+    opened,
+    read_into,
+    write_all,
+)
 from wholestep.checkpoints.pieces import Numbers, Piece
 from wholestep.errors import CheckpointError, DamagedError
 
@@ -57,7 +65,8 @@ class Leaf:
     offset: int  # the offset of its first byte in the file
     digest: str
     whole: tuple[int, ...] | None = None  # for a piece, the shape of the full array
-    begin: tuple[int, ...] | None = None  # for a piece, its start in the full array along every axis
+    # for a piece, its start in the full array along every axis
+    begin: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +76,9 @@ class Leaf:
 
 def check_dtype(name: str, dtype: np.dtype) -> str:
     """Return the name of a dtype in a file; a CheckpointError if files cannot hold it."""
-    found = _NAMES.get(np.dtype(dtype).newbyteorder("<") if dtype.kind in "iuf" else np.dtype(dtype))
+    found = _NAMES.get(
+        np.dtype(dtype).newbyteorder("<") if dtype.kind in "iuf" else np.dtype(dtype)
+    )
     if found is None:
         must = f"{name} must be of numbers that a file can hold ({', '.join(DTYPES)})."
         raise CheckpointError(f"{must} Received: {dtype}.")
@@ -87,7 +98,11 @@ def contents_of(name: str, numbers: Numbers) -> list[Content]:
     """Return the parts of an array that this process writes."""
     if isinstance(numbers, np.ndarray):
         return [Content(name, numbers)]
-    return [Content(name, piece.read(), numbers.shape, piece.begin) for piece in numbers.pieces if piece.is_own]
+    return [
+        Content(name, piece.read(), numbers.shape, piece.begin)
+        for piece in numbers.pieces
+        if piece.is_own
+    ]
 
 
 def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
@@ -100,7 +115,11 @@ def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
     files: list[list[Content]] = []
     room = 0
     for content in sorted(contents, key=lambda content: content.begin is not None):
-        if not files or content.array.nbytes > room or (content.begin is None) != (files[-1][0].begin is None):
+        if (
+            not files
+            or content.array.nbytes > room
+            or (content.begin is None) != (files[-1][0].begin is None)
+        ):
             files.append([])
             room = _MOST_BYTES
         files[-1].append(content)
@@ -115,7 +134,11 @@ def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf
     for name, array, _, at in contents:
         begins = ends
         ends = ends + array.nbytes
-        entry = {"dtype": check_dtype(name, array.dtype), "shape": list(array.shape), "data_offsets": [begins, ends]}
+        entry = {
+            "dtype": check_dtype(name, array.dtype),
+            "shape": list(array.shape),
+            "data_offsets": [begins, ends],
+        }
         entries[name if at is None else f"{name}{list(at)}"] = entry
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
@@ -186,7 +209,9 @@ def chunks(folder: Path, facts: FileFacts) -> Iterator[bytes]:
 
 
 def checked(content: Iterable[bytes], facts: FileFacts) -> Iterator[bytes]:
-    """Yield the content of a file; a DamagedError at its end if its digest differs from the recorded digest."""
+    """Yield the content of a file; a DamagedError at its end if its digest differs from the
+    recorded digest.
+    """
     digest = xxhash.xxh3_128()
     for chunk in content:
         digest.update(chunk)
@@ -195,18 +220,27 @@ def checked(content: Iterable[bytes], facts: FileFacts) -> Iterator[bytes]:
 
 
 def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
-    """Refuse leaves that do not fill files of these sizes: a file is its header and its arrays, without a gap."""
+    """Refuse leaves that do not fill files of these sizes: a file is its header and its arrays,
+    without a gap.
+    """
     by_file: dict[str, list[Leaf]] = {file.name: [] for file in facts}
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         by_name.setdefault(leaf.name, []).append(leaf)
-    if len(by_file) != len(facts) or any(len(same) > 1 and same[0].begin is None for same in by_name.values()):
+    if len(by_file) != len(facts) or any(
+        len(same) > 1 and same[0].begin is None for same in by_name.values()
+    ):
         raise DamagedError("Every file and every array must have a unique name.")
     for leaf in leaves:
         if leaf.file not in by_file:
-            raise DamagedError(f"{leaf.name} must be in a file that is listed. It is in {leaf.file!r}.")
+            raise DamagedError(
+                f"{leaf.name} must be in a file that is listed. It is in {leaf.file!r}."
+            )
         if leaf.dtype not in DTYPES or len(leaf.shape) > _MOST_RANK:
-            raise DamagedError(f"{leaf.name} must be of known numbers. It is {leaf.dtype} of {len(leaf.shape)} axes.")
+            raise DamagedError(
+                f"{leaf.name} must be of known numbers. It is {leaf.dtype} of {len(leaf.shape)} "
+                "axes."
+            )
         by_file[leaf.file].append(leaf)
     for same in by_name.values():
         _check_tiles(same)
@@ -214,10 +248,14 @@ def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
         ends = None
         for leaf in sorted(by_file[file.name], key=lambda leaf: (leaf.offset, leaf.nbytes)):
             if leaf.offset < 8 or ends not in (None, leaf.offset):
-                raise DamagedError(f"The arrays of {file.name} must follow one another. {leaf.name} does not.")
+                raise DamagedError(
+                    f"The arrays of {file.name} must follow one another. {leaf.name} does not."
+                )
             ends = leaf.offset + leaf.nbytes
         if ends != file.nbytes:
-            raise DamagedError(f"The arrays of {file.name} must end with it, at {file.nbytes}. They end at {ends}.")
+            raise DamagedError(
+                f"The arrays of {file.name} must end with it, at {file.nbytes}. They end at {ends}."
+            )
 
 
 def _check_tiles(leaves: list[Leaf]) -> None:
@@ -227,15 +265,26 @@ def _check_tiles(leaves: list[Leaf]) -> None:
         return
     cells = [leaf.begin for leaf in leaves]
     is_one = all((leaf.whole, leaf.dtype) == (first.whole, first.dtype) for leaf in leaves)
-    if not is_one or first.whole is None or any(begin is None or len(begin) != len(first.whole) for begin in cells):
+    if (
+        not is_one
+        or first.whole is None
+        or any(begin is None or len(begin) != len(first.whole) for begin in cells)
+    ):
         raise DamagedError(f"The pieces of {first.name} must be of one array. They are not.")
     # Along every axis, each piece must end where the next begins.
     axes = [sorted(set(places)) for places in zip(*cells, strict=True)]
-    ends = [dict(zip(places, [*places[1:], size], strict=True)) for places, size in zip(axes, first.whole, strict=True)]
-    is_grid = len(set(cells)) == len(cells) == math.prod(map(len, axes)) and all(places[0] == 0 for places in axes)
+    ends = [
+        dict(zip(places, [*places[1:], size], strict=True))
+        for places, size in zip(axes, first.whole, strict=True)
+    ]
+    is_grid = len(set(cells)) == len(cells) == math.prod(map(len, axes)) and all(
+        places[0] == 0 for places in axes
+    )
     for leaf in leaves:
         bounds = zip(ends, leaf.begin or (), leaf.shape, strict=False)
-        is_grid &= len(leaf.shape) == len(ends) and all(end[at] == at + size for end, at, size in bounds)
+        is_grid &= len(leaf.shape) == len(ends) and all(
+            end[at] == at + size for end, at, size in bounds
+        )
     if not is_grid:
         raise DamagedError(f"The pieces of {first.name} must fill {first.whole} once. They do not.")
 

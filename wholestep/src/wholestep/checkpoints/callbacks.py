@@ -18,7 +18,13 @@ _MONITOR = ("best",)
 _SAVER = ("_batches_seen_since_last_saving", "_last_batch_seen")
 _KEPT: dict[type, tuple[str, ...]] = {  # besides their settings
     keras.callbacks.History: ("epoch", "history"),
-    keras.callbacks.EarlyStopping: (*_MONITOR, "wait", "stopped_epoch", "best_weights", "best_epoch"),
+    keras.callbacks.EarlyStopping: (
+        *_MONITOR,
+        "wait",
+        "stopped_epoch",
+        "best_weights",
+        "best_epoch",
+    ),
     keras.callbacks.ReduceLROnPlateau: (*_MONITOR, "wait", "cooldown_counter"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.ModelCheckpoint: (*_MONITOR, *_SAVER, "_current_epoch"),
@@ -31,35 +37,47 @@ _STATELESS = (
     *(keras.callbacks.RemoteMonitor, keras.callbacks.TerminateOnNaN),
 )
 _WATCHED = ("monitor", "mode")  # for another metric, `best` is meaningless
-_MOVED = {name for names in _KEPT.values() for name in names} | {  # change during a run, or may be changed to resume
+# change during a run, or may be changed to resume
+_MOVED = {name for names in _KEPT.values() for name in names} | {
     *("params", "verbose", "monitor_op", "append", "append_header", "writer", "keys", "csv_file"),
 }
 _UNSEEN = (keras.callbacks.History, keras.callbacks.ProgbarLogger)  # added by Keras
 _NAMES_UNSEEN = [kind.__name__ for kind in _UNSEEN]
 _END = 64  # the number of the last bytes of a CSVLogger's file that must be the same
 
-Known = Sequence[tuple[str, Settings]]  # the class names of callbacks, and their settings before the run
+# the class names of callbacks, and their settings before the run
+Known = Sequence[tuple[str, Settings]]
 
 
 def made(callbacks: list[keras.callbacks.Callback]) -> list[tuple[str, Settings]]:
     """Return the class names of callbacks, and their settings before a run."""
-    return [(type(c).__name__, {} if isinstance(c, _UNSEEN) else settings_of(c, but=_MOVED)) for c in callbacks]
+    return [
+        (type(c).__name__, {} if isinstance(c, _UNSEEN) else settings_of(c, but=_MOVED))
+        for c in callbacks
+    ]
 
 
 def saved_in(state: dict[str, Any], here: Known) -> Known:
-    """Return the callbacks of a state, with their settings, which an earlier release did not save."""
+    """Return the callbacks of a state, with their settings, which an earlier release did not
+    save.
+    """
     names = [name for name, _ in state["told"]]
     like = dict(here)
-    return list(zip(names, state.get("settings") or [like.get(name, {}) for name in names], strict=True))
+    return list(
+        zip(names, state.get("settings") or [like.get(name, {}) for name in names], strict=True)
+    )
 
 
 def paired(saved: Known, here: Known) -> list[int | None]:
-    """Return for each callback here the index of the saved callback whose state it takes; None if there is none.
+    """Return for each callback here the index of the saved callback whose state it takes; None if
+    there is none.
 
-    Callbacks of one class are paired by equal settings first, then in order by the metric that they watch.
+    Callbacks of one class are paired by equal settings first, then in order by the metric that they
+    watch.
 
     >>> loss, accuracy = ({"monitor": name, "patience": 1} for name in ("loss", "accuracy"))
-    >>> paired([("Stop", loss), ("Stop", accuracy)], [("Stop", accuracy), ("Stop", loss | {"patience": 2})])
+    >>> patient = loss | {"patience": 2}
+    >>> paired([("Stop", loss), ("Stop", accuracy)], [("Stop", accuracy), ("Stop", patient)])
     [1, 0]
     >>> paired([("Stop", loss)], [("Stop", accuracy)])
     [None]
@@ -89,10 +107,14 @@ def differing(saved: Known, here: Known) -> list[str]:
             words += [f"{kind}/{change}" for change in changes(saved[at][1], settings)]
         elif like is not None:
             left.remove(like)
-            words.append(f"{kind}({_watched(settings)}) starts anew (saved: {_watched(saved[like][1])})")
+            words.append(
+                f"{kind}({_watched(settings)}) starts anew (saved: {_watched(saved[like][1])})"
+            )
         elif kind not in _NAMES_UNSEEN:
             words.append(f"{kind} (saved: none)")
-    return words + [f"no {saved[i][0]} (saved: {saved[i][0]})" for i in left if saved[i][0] not in _NAMES_UNSEEN]
+    return words + [
+        f"no {saved[i][0]} (saved: {saved[i][0]})" for i in left if saved[i][0] not in _NAMES_UNSEEN
+    ]
 
 
 def _of(settings: Settings, names: tuple[str, ...] | None) -> Settings:
@@ -100,11 +122,15 @@ def _of(settings: Settings, names: tuple[str, ...] | None) -> Settings:
 
 
 def _watched(settings: Settings) -> str:
-    return ", ".join(f"{name}={settings[name]!r}" for name in _WATCHED if settings.get(name, "auto") != "auto")
+    return ", ".join(
+        f"{name}={settings[name]!r}" for name in _WATCHED if settings.get(name, "auto") != "auto"
+    )
 
 
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Return the state of a callback: the attributes of Keras' classes, and `get_state()` if it is defined."""
+    """Return the state of a callback: the attributes of Keras' classes, and `get_state()` if it is
+    defined.
+    """
     known = {name: getattr(callback, name) for name in _known(callback) if hasattr(callback, name)}
     if isinstance(callback, keras.callbacks.CSVLogger):
         with suppress(OSError), open(callback.filename, "rb") as file:
@@ -114,14 +140,17 @@ def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Restore a callback from what `state_of` returned; a file may hold other names, which are ignored."""
+    """Restore a callback from what `state_of` returned; a file may hold other names, which are
+    ignored.
+    """
     if "own" in state and hasattr(callback, "set_state"):
         callback.set_state(state["own"])
     for name in _known(callback):
         if name in state:
             setattr(callback, name, state[name])
     if state.get("best") is not None and getattr(callback, "monitor_op", True) is None:
-        callback._set_monitor_op()  # as Keras does at an epoch's end; an earlier batch may be compared with `best`
+        # as Keras does at an epoch's end; an earlier batch may be compared with `best`
+        callback._set_monitor_op()
     if isinstance(callback, keras.callbacks.OrbaxCheckpoint):
         vars(callback)["_save_checkpoint"] = partial(_save_once, callback)
     log = state.get(LOG, {})
@@ -130,14 +159,19 @@ def put_back(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
 
 
 def go_on_with_file(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Let a CSVLogger append to its file, without the lines that it wrote after this state, as they come again."""
+    """Let a CSVLogger append to its file, without the lines that it wrote after this state, as they
+    come again.
+    """
     if not isinstance(callback, keras.callbacks.CSVLogger):
         return
     callback.append = True
     log = state.get(LOG, {})
     if log.get("file") == callback.filename:
         with suppress(OSError), open(callback.filename, "rb+") as file:
-            if log["size"] < file.seek(0, os.SEEK_END) and {**log, **_written(file, log["size"])} == log:
+            if (
+                log["size"] < file.seek(0, os.SEEK_END)
+                and {**log, **_written(file, log["size"])} == log
+            ):
                 file.truncate(log["size"])
 
 
@@ -158,7 +192,11 @@ def _known(callback: keras.callbacks.Callback) -> list[str]:
     return sorted({name for kind in _KEPT if isinstance(callback, kind) for name in _KEPT[kind]})
 
 
-def _save_once(callback: keras.callbacks.OrbaxCheckpoint, step: int, logs: dict[str, Any] | None = None) -> None:
-    """Save a step unless Orbax has it: Orbax refuses a step twice, and the stopped run may have saved this step."""
+def _save_once(
+    callback: keras.callbacks.OrbaxCheckpoint, step: int, logs: dict[str, Any] | None = None
+) -> None:
+    """Save a step unless Orbax has it: Orbax refuses a step twice, and the stopped run may have
+    saved this step.
+    """
     if all(each.step != step for each in callback.checkpointer.checkpoints):
         type(callback)._save_checkpoint(callback, step, logs)

@@ -1,4 +1,5 @@
-"""A folder of checkpoints shared by the processes of a run: process 0 locks and commits, each writes a part.
+"""A folder of checkpoints shared by the processes of a run: process 0 locks and commits, each
+writes a part.
 
 A single process does not communicate.
 """
@@ -46,12 +47,14 @@ class Signs(NamedTuple):
 class Together:
     """Calls that all processes of a run make in the same order, and that fail in all if one fails.
 
-    If a call fails, its process raises its error, and the others a WholestepError. `what` describes it; see `Exchange`.
+    If a call fails, its process raises its error, and the others a WholestepError. `what` describes
+    it; see `Exchange`.
     """
 
     def __init__(self, exchange: Exchange):
         self.exchange = exchange
-        self.share = exchange.index, exchange.count  # the index of this process, and the number of processes
+        # the index of this process, and the number of processes
+        self.share = exchange.index, exchange.count
         self._pauses: dict[str, _Pause] = {}
 
     def all(self, call: Callable[[], T], what: str) -> T:
@@ -76,7 +79,8 @@ class Together:
     def ask(self, boundary: str, signs: Signs, *, now: bool = False) -> Signs:
         """Return the signs that are set in any process; `late` is process 0's.
 
-        Several processes exchange their signs about once a second, or `now`; in between, no sign is returned.
+        Several processes exchange their signs about once a second, or `now`; in between, no sign is
+        returned.
         """
         if self.share[1] == 1:
             return signs
@@ -130,7 +134,8 @@ def _raised(said: list[str], process: int) -> WholestepError:
 
 
 class Deal:
-    """Assign each array that all processes hold to the process with the fewest bytes to write so far.
+    """Assign each array that all processes hold to the process with the fewest bytes to write so
+    far.
 
     >>> first, second = Deal(0, 2), Deal(1, 2)
     >>> [(first.takes(nbytes), second.takes(nbytes)) for nbytes in (10, 4, 4, 8)]
@@ -142,16 +147,27 @@ class Deal:
         self._dealt = [0] * count
 
     def takes(self, nbytes: int) -> bool:
-        """Assign the next array, in the same order in all processes; return whether this process writes it."""
+        """Assign the next array, in the same order in all processes; return whether this process
+        writes it.
+        """
         least = self._dealt.index(min(self._dealt))
         self._dealt[least] += nbytes
         return least == self._index
 
 
 class CommonFolder:
-    """A folder of checkpoints, the same in all processes, and a store with copies of them, if there is one."""
+    """A folder of checkpoints, the same in all processes, and a store with copies of them, if there
+    is one.
+    """
 
-    def __init__(self, folder: Folder, processes: Processes, store: Store | None = None, *, is_temporary: bool = False):
+    def __init__(
+        self,
+        folder: Folder,
+        processes: Processes,
+        store: Store | None = None,
+        *,
+        is_temporary: bool = False,
+    ):
         self.folder = folder
         self.store = store
         self.is_temporary = is_temporary
@@ -164,13 +180,20 @@ class CommonFolder:
         self._num = 0  # of the lock, and the number of checkpoints begun since
 
     @classmethod
-    def of(cls, path: Location, processes: Processes, local: Location | None = None) -> "CommonFolder":
-        """Return the folder of a path; for the address of a store, a local folder with copies in the store."""
+    def of(
+        cls, path: Location, processes: Processes, local: Location | None = None
+    ) -> "CommonFolder":
+        """Return the folder of a path; for the address of a store, a local folder with copies in
+        the store.
+        """
         path = as_location(path)
         if not is_remote(path):
             return cls(Folder(path), processes)
         if local is None and processes.count > 1:
-            must = "Several processes need a local folder that all hosts see, from which checkpoints are copied."
+            must = (
+                "Several processes need a local folder that all hosts see, from which "
+                "checkpoints are copied."
+            )
             raise SpecificationError(message(must, path, f'Checkpoints("{path}", local="runs/a").'))
         must = f"Checkpoints in {path} are written to a temporary folder first."
         attempt = f'Checkpoints("{path}", local="runs/a"); or set TMPDIR to a folder with room.'
@@ -199,7 +222,9 @@ class CommonFolder:
         for each in self.folders:
             check_run_folder(each.folder)
         if self.is_temporary:
-            with on_disk(f"{self.folder.folder} must be made, for temporary copies of checkpoints."):
+            with on_disk(
+                f"{self.folder.folder} must be made, for temporary copies of checkpoints."
+            ):
                 self.folder.folder.mkdir(mode=0o700)
         self._lock = self.folder.lock()
         self.folder.clear()
@@ -210,7 +235,9 @@ class CommonFolder:
         if self._lock is not None:
             self._lock.check()
         elif (seen := self.folder.owner()) != self._owner:
-            must = f"All processes of a run must see one folder of checkpoints: {self.folder.folder}."
+            must = (
+                f"All processes of a run must see one folder of checkpoints: {self.folder.folder}."
+            )
             attempt = "a folder on a file system that all hosts share."
             received = f"a folder locked by {seen or 'no process'}, not by {self._owner}"
             raise CheckpointError(message(must, received, attempt))
@@ -224,18 +251,26 @@ class CommonFolder:
         self._aside.exchange.close()
 
     def pull(self) -> None:
-        """Copy the newest good checkpoint of the store, if there is one, to the folder; the store is not changed."""
+        """Copy the newest good checkpoint of the store, if there is one, to the folder; the store
+        is not changed.
+        """
         if (store := self.store) is not None:
-            self.together.first(partial(pull, self.folder, store), f"copying checkpoints from {store.folder}")
+            self.together.first(
+                partial(pull, self.folder, store), f"copying checkpoints from {store.folder}"
+            )
 
     def publish(self) -> None:
-        """Become the run that writes to the store, if there is one, and copy the folder's newest checkpoint to it."""
+        """Become the run that writes to the store, if there is one, and copy the folder's newest
+        checkpoint to it.
+        """
         if (store := self.store) is not None:
             call = partial(publish, self.folder, store, self._owner)
             self.together.first(call, f"copying checkpoints to {store.folder}")
 
     def _push(self, step: int) -> None:
-        """Copy a checkpoint to the store, if there is one. After an error, a temporary folder stays."""
+        """Copy a checkpoint to the store, if there is one. After an error, a temporary folder
+        stays.
+        """
         if self.store is not None:
             was_temporary = self.is_temporary
             self.is_temporary = False
@@ -243,32 +278,46 @@ class CommonFolder:
             self.is_temporary = was_temporary
 
     def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
-        """Return the function that copies arrays into a room, in writing order; hollow if others write them."""
+        """Return the function that copies arrays into a room, in writing order; hollow if others
+        write them.
+        """
         deal = Deal(*self.together.share)
 
         def copied(name: str, value: Any) -> Numbers:
-            is_others = self._processes.count > 1 and is_whole(value) and not deal.takes(value.nbytes)
+            is_others = (
+                self._processes.count > 1 and is_whole(value) and not deal.takes(value.nbytes)
+            )
             return hollow(value.shape, value.dtype) if is_others else room.copy(name, value)
 
         return copied
 
     def _own(self, arrays: Arrays) -> dict[str, Numbers]:
-        """Return the arrays that this process writes: pieces, its share of full arrays, on process 0 the metadata."""
+        """Return the arrays that this process writes: pieces, its share of full arrays, on process
+        0 the metadata.
+        """
         deal = Deal(*self.together.share)
 
         def is_own(name: str, numbers: Numbers) -> bool:
             is_first = self._processes.index == 0
-            return isinstance(numbers, Pieces) or (is_first if name.startswith(FACTS) else deal.takes(numbers.nbytes))
+            return isinstance(numbers, Pieces) or (
+                is_first if name.startswith(FACTS) else deal.takes(numbers.nbytes)
+            )
 
         return {name: numbers for name, numbers in arrays.items() if is_own(name, numbers)}
 
     def write(
-        self, manifest: Manifest, arrays: Arrays, then: Callable[[], None] = lambda: None, *, replaces: bool = False
+        self,
+        manifest: Manifest,
+        arrays: Arrays,
+        then: Callable[[], None] = lambda: None,
+        *,
+        replaces: bool = False,
     ) -> None:
-        """Write this process's part of a checkpoint; process 0 commits it when all processes have written.
+        """Write this process's part of a checkpoint; process 0 commits it when all processes have
+        written.
 
-        May be called in a thread. All processes call it, in the same order, while the lock is held, and all raise an
-        error if the checkpoint could not be written.
+        May be called in a thread. All processes call it, in the same order, while the lock is held,
+        and all raise an error if the checkpoint could not be written.
 
         Args:
             manifest: without files.
@@ -279,7 +328,11 @@ class CommonFolder:
         what = f"saving the checkpoint of step {manifest.step}"
         self._num += 1
         token = f"{self._token}-{self._num}"
-        known = {k: (v.shape, check_dtype(k, v.dtype)) for k, v in arrays.items() if not k.startswith(FACTS)}
+        known = {
+            k: (v.shape, check_dtype(k, v.dtype))
+            for k, v in arrays.items()
+            if not k.startswith(FACTS)
+        }
 
         def fill() -> tuple[list[FileFacts], list[Leaf]]:
             self._check_held()
@@ -290,8 +343,12 @@ class CommonFolder:
             files, leaves = (list(chain(*each)) for each in zip(*map(parts, told), strict=True))
             store = {} if self.store is None else {STORE: str(self.store.folder)}
             whole = replace(manifest, files=files, leaves=leaves, rest=manifest.rest | store)
-            if known != {name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)}:
-                raise CheckpointError(f"All arrays must be in the checkpoint of step {manifest.step}. They are not.")
+            if known != {
+                name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)
+            }:
+                raise CheckpointError(
+                    f"All arrays must be in the checkpoint of step {manifest.step}. They are not."
+                )
             folder.commit(token, whole, replaces=replaces)
             self._push(manifest.step)
             then()

@@ -11,7 +11,9 @@ def note(data: DataPlace, batches: Batches) -> None:
     data.num_batches = batches.num_batches
 
 
-def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches, source: str = "") -> None:
+def check_goes_on(
+    place: Place, data: DataPlace, call: str, batches: Batches, source: str = ""
+) -> None:
     """Refuse a call, or data, that cannot resume the run in the middle of its interrupted call.
 
     Args:
@@ -19,8 +21,12 @@ def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches, so
     """
     if place.call != call:
         must = other_run(source, f"it was trained by {place.call}")
-        weights = 'trainer.restore(path, only="weights")' if source else "restore(..., goes_on=False)"
-        attempt = way_out(source, f"{place.call} with the same arguments; for its weights, {weights}.")
+        weights = (
+            'trainer.restore(path, only="weights")' if source else "restore(..., goes_on=False)"
+        )
+        attempt = way_out(
+            source, f"{place.call} with the same arguments; for its weights, {weights}."
+        )
         raise SpecificationError(message(must, call, attempt))
     here = layout_of(batches)
     differing = unlike(data.layout, here)
@@ -31,7 +37,10 @@ def check_goes_on(place: Place, data: DataPlace, call: str, batches: Batches, so
         attempt = way_out(source, "its data, batch size and seed.")
         raise SpecificationError(message(must, "; ".join(differing), attempt))
     if batches.is_ready and batches.position not in (data.position, (0, 0)):
-        must = "To resume on an iterable, pass it at its first batch; it is advanced to the saved position."
+        must = (
+            "To resume on an iterable, pass it at its first batch; it is advanced to the saved "
+            "position."
+        )
         received = f"batches at position {batches.position} (saved: {data.position})"
         raise SpecificationError(message(must, received, "open the data anew."))
 
@@ -80,5 +89,8 @@ def go_to(data: DataPlace, batches: Batches) -> None:
     if data.last and last is not None and digest_of(last) != data.last:
         must = "A stream must yield the same batches to a resumed run."
         received = f"another batch before batch {data.position[1]} of epoch {data.position[0]}"
-        attempt = "seed its random draws; or resume on other batches with trainer.restore(path). Nothing was updated."
+        attempt = (
+            "seed its random draws; or resume on other batches with trainer.restore(path). "
+            "Nothing was updated."
+        )
         raise BatchError(message(must, received, attempt))

@@ -1,6 +1,8 @@
-"""Files that are created, synced and read with checks, and the lock of a folder to which one process writes.
+"""Files that are created, synced and read with checks, and the lock of a folder to which one
+process writes.
 
-A file that is missing, not regular or of another size is a DamagedError; what cannot be opened now, an OSError.
+A file that is missing, not regular or of another size is a DamagedError; what cannot be opened now,
+an OSError.
 """
 
 import contextlib
@@ -24,7 +26,9 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @contextlib.contextmanager
 def on_disk(must: str, attempt: str = "look at that path and its disk.") -> Iterator[None]:
-    """Turn an error of the operating system into a CheckpointError; `must` names the path, and the step if any."""
+    """Turn an error of the operating system into a CheckpointError; `must` names the path, and the
+    step if any.
+    """
     try:
         yield
     except OSError as error:
@@ -44,25 +48,37 @@ class Lock:
         import fcntl  # missing on Windows, where only checkpoints need it
 
         self._path = folder / "lock"
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        self._file = os.open(
+            self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+        )
         try:
             before = os.pread(self._file, 1000, 0).decode(errors="replace").strip()
             if before and not before.startswith('{"pid": '):
                 must = f"{self._path} must be the lock of a folder of checkpoints."
-                raise CheckpointError(message(must, f"a file with other content, {before[:40]!r}", "another folder."))
+                raise CheckpointError(
+                    message(must, f"a file with other content, {before[:40]!r}", "another folder.")
+                )
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 must = f"One run at a time may write to {folder}."
                 received = f"a folder in use by {before or 'another process'}"
                 attempt = "wait for that run, or choose another folder."
-                if any(os.path.sameopenfile(lock._file, self._file) for lock in _held if lock._file >= 0):
+                if any(
+                    os.path.sameopenfile(lock._file, self._file)
+                    for lock in _held
+                    if lock._file >= 0
+                ):
                     received = "a folder to which a fit or a loop of this very process is saving"
                     attempt = 'save elsewhere, as in trainer.save("runs/by-hand").'
                 raise CheckpointError(message(must, received, attempt)) from error
             self.check()
             os.ftruncate(self._file, 0)
-            me = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            me = {
+                "pid": os.getpid(),
+                "host": os.uname().nodename,
+                "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            }
             self.owner = json.dumps(me | {"token": uuid.uuid4().hex[:12]})
             os.pwrite(self._file, self.owner.encode(), 0)
         except BaseException:
@@ -71,16 +87,22 @@ class Lock:
         _held.add(self)
 
     def check(self) -> None:
-        """Refuse to write if the folder, or the lock in it, was removed, renamed or replaced: another run may write."""
+        """Refuse to write if the folder, or the lock in it, was removed, renamed or replaced:
+        another run may write.
+        """
         must = f"{self._path.parent} must stay the folder that this run locked."
         attempt = "move it back, or start again; nothing was written to another folder."
         with on_disk(must, attempt):
-            is_same = os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._file))
+            is_same = os.path.samestat(
+                os.stat(self._path, follow_symlinks=False), os.fstat(self._file)
+            )
         if not is_same:
             raise CheckpointError(message(must, "another folder, or another lock in it", attempt))
 
     def release(self) -> None:
-        """Release the lock. Repeated calls do nothing; in a forked process, the parent keeps the lock."""
+        """Release the lock. Repeated calls do nothing; in a forked process, the parent keeps the
+        lock.
+        """
         file = self._file
         self._file = -1
         if file >= 0:
@@ -101,7 +123,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[int]:
-    """Context with the descriptor of a new file, which is synced at the end; its folder must not be a link."""
+    """Context with the descriptor of a new file, which is synced at the end; its folder must not be
+    a link.
+    """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -123,7 +147,9 @@ def make_folder(path: Path) -> None:
 
 
 def close(file: int) -> None:
-    """Close a descriptor to which nothing was written; errors are ignored, as it is closed anyway."""
+    """Close a descriptor to which nothing was written; errors are ignored, as it is closed
+    anyway.
+    """
     with contextlib.suppress(OSError):
         os.close(file)
 
@@ -164,7 +190,9 @@ def _warn_once(checkpoints: Path, lacks: str, effect: str) -> None:
 
 
 def open_regular(path: Path, nbytes: int | None = None, most: int | None = None) -> int:
-    """Open a regular file of exactly `nbytes`, or of at most `most` bytes, for reading; return its descriptor."""
+    """Open a regular file of exactly `nbytes`, or of at most `most` bytes, for reading; return its
+    descriptor.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -178,7 +206,9 @@ def open_regular(path: Path, nbytes: int | None = None, most: int | None = None)
         if nbytes is not None and found.st_size != nbytes:
             raise DamagedError(f"{path.name} must have {nbytes} bytes. It has {found.st_size}.")
         if most is not None and found.st_size > most:
-            raise DamagedError(f"{path.name} may have at most {most} bytes. It has {found.st_size}.")
+            raise DamagedError(
+                f"{path.name} may have at most {most} bytes. It has {found.st_size}."
+            )
     except BaseException:
         os.close(file)
         raise
@@ -196,7 +226,9 @@ def opened(path: Path, nbytes: int | None = None, most: int | None = None) -> It
 
 
 def read_into(file: int, content: Any, offset: int | None = None) -> None:
-    """Fill a writable bytes-like object from a file, from this offset, or from its current position."""
+    """Fill a writable bytes-like object from a file, from this offset, or from its current
+    position.
+    """
     view = memoryview(content).cast("B")
     while view:
         part = [view[:_CHUNK]]
@@ -231,4 +263,6 @@ def check_room(folder: Path, nbytes: int) -> None:
         _warn_once(folder, "reports 0 free bytes", effect)
     elif nbytes > free:
         must = f"A checkpoint of {nbytes} bytes needs as much room in {folder}."
-        raise CheckpointError(message(must, f"{free} bytes free", "remove something, or keep fewer checkpoints."))
+        raise CheckpointError(
+            message(must, f"{free} bytes free", "remove something, or keep fewer checkpoints.")
+        )

@@ -1,13 +1,15 @@
 """A folder of checkpoints: each is complete or does not exist; damaged checkpoints are set aside.
 
-    lock   step-00000500/{manifest.json, 00000-of-00001-00.safetensors, ...}   bad-00000450-1/{..., why.json}
+    lock   step-00000500/{manifest.json, 00000-of-00001-00.safetensors, ...}   bad-00000450-1/{...,
+    why.json}
 
-A checkpoint is written under a temporary name, synced, and committed by a rename. Then its files are read back and
-verified, and only then are older checkpoints removed. Entries that the library has not made are not counted, renamed
-or removed.
+A checkpoint is written under a temporary name, synced, and committed by a rename. Then its files
+are read back and verified, and only then are older checkpoints removed. Entries that the library
+has not made are not counted, renamed or removed.
 
-If the file system fails, a CheckpointError names the folder; other checkpoints are unchanged. A checkpoint with other
-content than was written is a DamagedError; after any other error, it may be good.
+If the file system fails, a CheckpointError names the folder; other checkpoints are unchanged. A
+checkpoint with other content than was written is a DamagedError; after any other error, it may be
+good.
 """
 
 import errno
@@ -55,7 +57,8 @@ T = TypeVar("T")
 class Folder:
     """A folder of checkpoints, named by their numbers of updates.
 
-    A process that shares a checkpoint with others passes its `share`: its index, and the number of processes.
+    A process that shares a checkpoint with others passes its `share`: its index, and the number of
+    processes.
 
     Attributes:
         folder: its absolute path.
@@ -139,13 +142,23 @@ class Folder:
             return ""
 
     def write(
-        self, step: int, arrays: Arrays, facts: Facts, rest: Facts | None = None, *, replaces: bool = False
+        self,
+        step: int,
+        arrays: Arrays,
+        facts: Facts,
+        rest: Facts | None = None,
+        *,
+        replaces: bool = False,
     ) -> Path:
         """Write the checkpoint of a step in a single process; see `fill` and `commit`."""
         token = uuid.uuid4().hex[:12]
         try:
             files, leaves = self.fill(token, step, arrays)
-            return self.commit(token, Manifest(step, files, leaves, dict(facts), dict(rest or {})), replaces=replaces)
+            return self.commit(
+                token,
+                Manifest(step, files, leaves, dict(facts), dict(rest or {})),
+                replaces=replaces,
+            )
         except BaseException:
             self.discard(token)
             raise
@@ -177,20 +190,27 @@ class Folder:
         new = self._new(token)
         files = list[FileFacts]()
         leaves = list[Leaf]()
-        contents = [content for name, array in arrays.items() for content in carrier.contents_of(name, array)]
+        contents = [
+            content
+            for name, array in arrays.items()
+            for content in carrier.contents_of(name, array)
+        ]
         nbytes = sum(content.array.nbytes for content in contents)
         with self._writing(step, nbytes):
             disk.check_room(self.folder, nbytes + _ROOM)
             new.mkdir(exist_ok=share[1] > 1)
             for i, several in enumerate(carrier.shared_out(contents)):
-                file, held = carrier.write(new / f"{share[0]:05d}-of-{share[1]:05d}-{i:02d}.safetensors", several)
+                file, held = carrier.write(
+                    new / f"{share[0]:05d}-of-{share[1]:05d}-{i:02d}.safetensors", several
+                )
                 files.append(file)
                 leaves.extend(held)
             sync_folder(new, self.folder)
         return files, leaves
 
     def commit(self, token: str, manifest: Manifest, *, replaces: bool) -> Path:
-        """Commit a checkpoint whose arrays have been written; read it back to verify it, and return its folder.
+        """Commit a checkpoint whose arrays have been written; read it back to verify it, and return
+        its folder.
 
         Args:
             replaces: whether it may replace a checkpoint of this step.
@@ -218,7 +238,9 @@ class Folder:
         try:
             self.verify(step)  # if it fails, the next `clear` restores the replaced checkpoint
         except DamagedError as error:
-            raise CheckpointError(f"{path} must read back as it was written. {error} Try: another disk.") from error
+            raise CheckpointError(
+                f"{path} must read back as it was written. {error} Try: another disk."
+            ) from error
         if is_there:
             _remove(replaced)
         return path
@@ -234,7 +256,9 @@ class Folder:
         return self.folder / f".replaced-{step:08d}"
 
     def _writing(self, step: int, nbytes: int) -> AbstractContextManager[None]:
-        must = f"The checkpoint of step {step} ({nbytes} bytes) could not be written to {self.folder}."
+        must = (
+            f"The checkpoint of step {step} ({nbytes} bytes) could not be written to {self.folder}."
+        )
         return on_disk(must, "look at that folder and its disk; earlier checkpoints are unchanged.")
 
     def clear(self) -> None:
@@ -244,7 +268,9 @@ class Folder:
             _remove(path)
 
     def _put_back(self) -> None:
-        """Restore a checkpoint that was being replaced, unless its replacement exists and is good."""
+        """Restore a checkpoint that was being replaced, unless its replacement exists and is
+        good.
+        """
         for path in self._entries(_REPLACED):
             step = _step_of(path)
             if os.path.lexists(self.path(step)):
@@ -254,7 +280,9 @@ class Folder:
                     continue
                 except DamagedError as error:
                     self.set_aside(step, str(error))
-            with on_disk(f"The checkpoint of step {step} must be renamed back to {self.path(step)}."):
+            with on_disk(
+                f"The checkpoint of step {step} must be renamed back to {self.path(step)}."
+            ):
                 path.rename(self.path(step))
 
     def remove(self, step: int) -> None:
@@ -305,9 +333,13 @@ class Folder:
         return chunks
 
     def read(
-        self, step: int, check: Callable[[Manifest], None] = lambda manifest: None, share: tuple[int, int] = (0, 1)
+        self,
+        step: int,
+        check: Callable[[Manifest], None] = lambda manifest: None,
+        share: tuple[int, int] = (0, 1),
     ) -> tuple[Manifest, dict[str, Numbers]]:
-        """Return the manifest of a checkpoint, and its arrays, all verified; pieces are verified by one process each.
+        """Return the manifest of a checkpoint, and its arrays, all verified; pieces are verified by
+        one process each.
 
         Args:
             check: raises an error for unsuitable arrays, before memory is allocated for them.
@@ -336,7 +368,8 @@ class Folder:
                 if i % share[1] == share[0]:
                     carrier.verify(path, file)
                 for j, (leaf, piece) in enumerate(carrier.open_pieces(path, file, leaves)):
-                    is_own = (i + j) % share[1] == share[0]  # so that a later checkpoint has each piece once
+                    # so that a later checkpoint has each piece once
+                    is_own = (i + j) % share[1] == share[0]
                     pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
         whole = manifest.arrays
         for name, found in pieces.items():
@@ -350,7 +383,9 @@ class Folder:
     def set_aside(self, step: int, why: str) -> Path:
         """Rename a damaged checkpoint to a bad-* folder, and write the reason there."""
         num = 1
-        with on_disk(f"The damaged checkpoint of step {step} must be set aside: {self.path(step)}."):
+        with on_disk(
+            f"The damaged checkpoint of step {step} must be set aside: {self.path(step)}."
+        ):
             while os.path.lexists(bad := self.folder / f"bad-{step:08d}-{num}"):
                 num += 1
             os.rename(self.path(step), bad)
@@ -422,7 +457,9 @@ def locate(path: str | os.PathLike[str]) -> tuple[Folder, int | None]:
     parent = Folder(folder.folder.parent)
     name = folder.folder.name
     steps = parent.steps() if name.startswith("step-") else []
-    return next(((parent, step) for step in steps if parent.path(step).name == name), (folder, None))
+    return next(
+        ((parent, step) for step in steps if parent.path(step).name == name), (folder, None)
+    )
 
 
 def _step_of(path: Path) -> int:
@@ -430,7 +467,9 @@ def _step_of(path: Path) -> int:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this is a folder with a file of the library, an empty folder, or an unreadable folder."""
+    """Whether this is a folder with a file of the library, an empty folder, or an unreadable
+    folder.
+    """
     if path.is_symlink():
         return False
     try:

@@ -1,6 +1,8 @@
-"""The manifest of a checkpoint: its content in one line of JSON, and the digest of that line in the next.
+"""The manifest of a checkpoint: its content in one line of JSON, and the digest of that line in the
+next.
 
-A checkpoint whose manifest is missing or damaged is damaged. Unknown entries of a manifest are kept, and shown.
+A checkpoint whose manifest is missing or damaged is damaged. Unknown entries of a manifest are
+kept, and shown.
 """
 
 import json
@@ -39,7 +41,8 @@ _RESUMED: dict[str, Any] = {  # entries besides the known ones that a resumed ru
 class Manifest:
     """The content of a checkpoint."""
 
-    step: int  # the number in its name: the number of updates, or more if a loss scale has counted back
+    # the number in its name: the number of updates, or more if a loss scale has counted back
+    step: int
     files: list[FileFacts]  # the files of arrays
     leaves: list[Leaf]  # the arrays in the files
     facts: dict[str, Any]  # the state of the training besides the arrays, as JSON
@@ -48,7 +51,10 @@ class Manifest:
     @property
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """The full shape and the dtype of every array, by name."""
-        return {leaf.name: (leaf.shape if leaf.whole is None else leaf.whole, leaf.dtype) for leaf in self.leaves}
+        return {
+            leaf.name: (leaf.shape if leaf.whole is None else leaf.whole, leaf.dtype)
+            for leaf in self.leaves
+        }
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +88,9 @@ def parse(content: bytes, folder: object) -> Manifest:
     try:
         if _counted(said["format"]) not in FORMATS:
             must = f"{folder}: {NAME} must be of format {' or '.join(map(str, FORMATS))}."
-            raise CheckpointError(message(must, f"format {said['format']}", "the release that wrote it."))
+            raise CheckpointError(
+                message(must, f"format {said['format']}", "the release that wrote it.")
+            )
         files, leaves = parts(said)
         known = ("format", "step", "files", "leaves", "facts")
         rest = infinite({key: value for key, value in said.items() if key not in known})
@@ -91,7 +99,9 @@ def parse(content: bytes, folder: object) -> Manifest:
         step = _counted(said["step"])
         facts = parsed(dict[str, Any], infinite(said["facts"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedError(f"{NAME} lacks an entry of a manifest, or has a wrong one ({error!r}).") from error
+        raise DamagedError(
+            f"{NAME} lacks an entry of a manifest, or has a wrong one ({error!r})."
+        ) from error
     check_leaves(files, leaves)
     return Manifest(step, files, leaves, facts, rest)
 
@@ -103,10 +113,15 @@ def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
 
 
 def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
-    """Return the files of a manifest, and the arrays in them; a KeyError, TypeError or ValueError for a wrong entry."""
+    """Return the files of a manifest, and the arrays in them; a KeyError, TypeError or ValueError
+    for a wrong entry.
+    """
     files = parsed(list[FileFacts], said["files"])
     leaves = parsed(list[Leaf], said["leaves"])
-    for part, name in [*((file, file.name) for file in files), *((leaf, leaf.file) for leaf in leaves)]:
+    for part, name in [
+        *((file, file.name) for file in files),
+        *((leaf, leaf.file) for leaf in leaves),
+    ]:
         for pattern, word in ((_FILE, name), (_DIGEST, part.digest)):
             if not pattern.fullmatch(word) or ".." in word:
                 raise ValueError(f"a name such as {pattern.pattern} expected, not {word[:40]!r}")
@@ -124,7 +139,9 @@ def _verified(content: bytes) -> dict[str, Any]:
     found = xxhash.xxh3_128_hexdigest(line)
     if digest != found.encode() + b"\n":
         told = digest[:40].decode(errors="replace").strip()
-        raise DamagedError(f"{NAME} must have the digest {told or 'that its second line says'}. It has {found}.")
+        raise DamagedError(
+            f"{NAME} must have the digest {told or 'that its second line says'}. It has {found}."
+        )
     try:
         said = json.loads(line, object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -179,7 +196,8 @@ Reader = Callable[[Any], Any]  # returns JSON as a value of a type
 
 
 def parsed(kind: Any, said: Any) -> Any:
-    """Return JSON as a value of a type. Names that a dataclass lacks, as from a later release, are dropped.
+    """Return JSON as a value of a type. Names that a dataclass lacks, as from a later release, are
+    dropped.
 
     >>> parsed(FileFacts, {"name": "a", "nbytes": 3, "digest": "0", "news": 1})
     FileFacts(name='a', nbytes=3, digest='0')

@@ -59,9 +59,11 @@ def other_path(path: Location) -> OtherPath | None:
     found = _in_checkpoint(Path(os.path.realpath(here))) or _in_checkpoint(here)
     if found is not None:
         return found
-    if here.suffix in _KERAS and not os.path.isdir(here):  # also a name of a file that does not exist yet
+    # also a name of a file that does not exist yet
+    if here.suffix in _KERAS and not os.path.isdir(here):
         return OtherPath(Kind.KERAS)
-    return OtherPath(Kind.FILE) if os.path.isfile(here) else None  # not is_file, which raises an error of the disk
+    # not is_file, which raises an error of the disk
+    return OtherPath(Kind.FILE) if os.path.isfile(here) else None
 
 
 def check_run_folder(path: Location) -> None:
@@ -76,7 +78,9 @@ def check_run_folder(path: Location) -> None:
 
 
 def reading(path: Location) -> tuple[str, str] | None:
-    """Return (received, attempt) for a path without a checkpoint; None if nothing is known of it."""
+    """Return (received, attempt) for a path without a checkpoint; None if nothing is known of
+    it.
+    """
     path = as_location(path)
     other = other_path(path)
     inside = runs_inside(path)

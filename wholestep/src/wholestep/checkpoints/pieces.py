@@ -49,12 +49,16 @@ class Pieces:
                 found[to] = piece.read()[_moved(common, piece.begin)]
                 missing -= found[to].size
         if missing:
-            raise CheckpointError(f"An array must have all its pieces. {missing} numbers of {found.size} are missing.")
+            raise CheckpointError(
+                f"An array must have all its pieces. {missing} numbers of {found.size} are missing."
+            )
         return found
 
 
 def _moved(bounds: list[tuple[int, int]], origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(first - at, last - at) for (first, last), at in zip(bounds, origin, strict=True))
+    return tuple(
+        slice(first - at, last - at) for (first, last), at in zip(bounds, origin, strict=True)
+    )
 
 
 Numbers: TypeAlias = np.ndarray | Pieces
@@ -71,20 +75,29 @@ def hollow(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def on_host(value: Any) -> Numbers:
-    """Return a tensor as numpy, without a copy on a CPU; for a tensor sharded over processes, its pieces."""
+    """Return a tensor as numpy, without a copy on a CPU; for a tensor sharded over processes, its
+    pieces.
+    """
     if is_whole(value):
         return np.asarray(value)
     pieces: dict[tuple[Any, ...], Piece] = {}
     for shard in value.addressable_shards:
-        begin = tuple(part.indices(size)[0] for part, size in zip(shard.index, value.shape, strict=True))
+        begin = tuple(
+            part.indices(size)[0] for part, size in zip(shard.index, value.shape, strict=True)
+        )
         known = pieces.get(begin)
         if known is None or shard.replica_id == 0:
-            pieces[begin] = Piece(begin, shard.data.shape, partial(np.asarray, shard.data), shard.replica_id == 0)
+            pieces[begin] = Piece(
+                begin, shard.data.shape, partial(np.asarray, shard.data), shard.replica_id == 0
+            )
     return Pieces(tuple(value.shape), np.dtype(value.dtype), list(pieces.values()))
 
 
-def copied(numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, are_own: bool) -> Numbers:
-    """Return a copy of an array, or of its pieces; if `are_own`, only of the pieces that this process writes.
+def copied(
+    numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, are_own: bool
+) -> Numbers:
+    """Return a copy of an array, or of its pieces; if `are_own`, only of the pieces that this
+    process writes.
 
     Args:
         copy: returns a copy of an array, given a suffix that identifies the piece.
@@ -93,7 +106,10 @@ def copied(numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, a
         return copy("", numbers)
     pieces = [piece for piece in numbers.pieces if piece.is_own or not are_own]
     arrays = [copy(str([*piece.begin]), piece.read()) for piece in pieces]
-    kept = [replace(piece, read=partial(np.asarray, array)) for piece, array in zip(pieces, arrays, strict=True)]
+    kept = [
+        replace(piece, read=partial(np.asarray, array))
+        for piece, array in zip(pieces, arrays, strict=True)
+    ]
     return replace(numbers, pieces=kept)
 
 

@@ -39,9 +39,11 @@ class Place:
     done: int = 0  # the number of updates of the epoch so far
     began: int = 0  # the epoch of the data at its start
     is_open: bool = False  # whether callbacks have received its start
-    logs: dict[str, Any] | None = None  # the logs for callbacks at its end, after all its updates and its validation
+    # the logs for callbacks at its end, after all its updates and its validation
+    logs: dict[str, Any] | None = None
     told: int = 0  # the number of callbacks that have received these logs
-    latest: dict[str, Any] = field(default_factory=dict)  # of the last update, if a snapshot was taken after it
+    # of the last update, if a snapshot was taken after it
+    latest: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -49,8 +51,10 @@ class DataPlace:
     """The position of a run in its data."""
 
     position: tuple[int, int] = (0, 0)  # the epoch and the number of the next batch in it
-    largest: dict[str, int] = field(default_factory=dict)  # by row shapes, the most rows of a ready-made batch so far
+    # by row shapes, the most rows of a ready-made batch so far
+    largest: dict[str, int] = field(default_factory=dict)
     num_batches: int | None = None  # the number of batches in an epoch, if known
-    layout: dict[str, str] = field(default_factory=dict)  # of the rows and batches; see `wholestep.data.layout_of`
+    # of the rows and batches; see `wholestep.data.layout_of`
+    layout: dict[str, str] = field(default_factory=dict)
     last: str = ""  # a digest of the last ready-made batch used; empty if it is not to be compared
     state: Any = None  # the stream's state after that batch, if the stream has one

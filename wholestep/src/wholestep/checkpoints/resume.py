@@ -1,4 +1,6 @@
-"""Where a run resumes: from the newest good checkpoint of a folder, from a restored one, or at the beginning."""
+"""Where a run resumes: from the newest good checkpoint of a folder, from a restored one, or at the
+beginning.
+"""
 
 import os
 import tempfile
@@ -37,7 +39,15 @@ from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
 from wholestep.checkpoints.store import AnyFolder, Store, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect, num_replicas
-from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message, shown, tell
+from wholestep.errors import (
+    CheckpointError,
+    DamagedError,
+    GoneError,
+    SpecificationError,
+    message,
+    shown,
+    tell,
+)
 from wholestep.model import Objective
 from wholestep.program import Options
 from wholestep.run import Run
@@ -65,17 +75,19 @@ def newest(
     step: int | None = None,
     source: str = "",
 ) -> Found | None:
-    """Return the newest checkpoint that is good in all processes; None if the folder has no checkpoint.
+    """Return the newest checkpoint that is good in all processes; None if the folder has no
+    checkpoint.
 
     Args:
-        check: raises a SpecificationError for a snapshot of another model or other data; gets hollow arrays. If it
-            raises a DamagedError, the checkpoint counts as damaged.
+        check: raises a SpecificationError for a snapshot of another model or other data; gets
+            hollow arrays. If it raises a DamagedError, the checkpoint counts as damaged.
         sets_aside: whether to rename damaged checkpoints, for which the caller must hold the lock.
         step: the step of the only checkpoint to read.
         source: the folder or the store to name in errors; "" for the last of `common`.
 
     Raises:
-        CheckpointError: all checkpoints are damaged; or one, which may be good, cannot be read here.
+        CheckpointError: all checkpoints are damaged; or one, which may be good, cannot be read
+            here.
     """
     folder = common.folder
     together = common.together
@@ -86,7 +98,9 @@ def newest(
 
     def fits(manifest: Manifest) -> None:
         shapes = manifest.arrays.items()
-        arrays: dict[str, Numbers] = {name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in shapes}
+        arrays: dict[str, Numbers] = {
+            name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in shapes
+        }
         check(Snapshot(arrays, manifest.facts, source), manifest)
 
     def attempt(one: int) -> tuple[Found | None, str]:
@@ -138,7 +152,9 @@ def _check_any(folder: Folder) -> None:
 
 
 def read_one(
-    path: str | os.PathLike[str], check: Callable[[Snapshot], None], model: keras.Model | None = None
+    path: str | os.PathLike[str],
+    check: Callable[[Snapshot], None],
+    model: keras.Model | None = None,
 ) -> Found:
     """Return the checkpoint at a path, or the newest good one in it (see `newest`).
 
@@ -148,7 +164,9 @@ def read_one(
         model: whose optimizer must be of the saved kind; None for any.
     """
     if not isinstance(path, str | os.PathLike) or path == "":
-        attempt = "its folder: checkpoints.folder." if isinstance(path, Checkpoints) else '"runs/a".'
+        attempt = (
+            "its folder: checkpoints.folder." if isinstance(path, Checkpoints) else '"runs/a".'
+        )
         must = "path must be the path of a checkpoint, or of a folder with one."
         raise SpecificationError(message(must, shown(path), attempt))
     source, step = find(path)
@@ -188,7 +206,9 @@ def read_one(
 
 @contextmanager
 def _copied(store: Store, steps: Callable[[], list[int]]) -> Iterator[Folder | None]:
-    """Context with a temporary copy of the first good checkpoint of these steps; None if none is good."""
+    """Context with a temporary copy of the first good checkpoint of these steps; None if none is
+    good.
+    """
     must = f"A checkpoint in {store.folder} is read from a copy in a temporary folder."
     copy = f"wholestep checkpoint copy {store.folder} FOLDER"
     way = f"set TMPDIR to a folder with room; or {copy}, and pass FOLDER."
@@ -231,16 +251,21 @@ class Start:
     check: CheckSnapshot  # raises a SpecificationError for a snapshot of another model
     found: Found | None = None  # the checkpoint from which it resumes, if any
     content: dict[str, str] = field(default_factory=dict)  # digests of the call's data
-    rates: dict[str, float] = field(default_factory=dict)  # that the scripts of the run set, by optimizer
+    # that the scripts of the run set, by optimizer
+    rates: dict[str, float] = field(default_factory=dict)
     _words_of_rates: list[str] = field(default_factory=list)
     _given_up: int = 0  # updates of this process that are in no checkpoint
 
     def find(self) -> int:
-        """Restore the run to its starting point, and return the step of that checkpoint, 0 for a beginning."""
+        """Restore the run to its starting point, and return the step of that checkpoint, 0 for a
+        beginning.
+        """
         self.content, self.rates = content_of(self.batches), rates_of(self.model)
         if self.asked.learning_rate is not None and "optimizer" not in self.rates:
             must = "learning_rate needs an optimizer with a constant learning rate."
-            raise SpecificationError(message(must, "a schedule, or no optimizer", "change the schedule itself."))
+            raise SpecificationError(
+                message(must, "a schedule, or no optimizer", "change the schedule itself.")
+            )
         step = self._find()
         if (rate := self.asked.learning_rate) is not None and rate != self._given.get("optimizer"):
             variable = rate_variable(self.model.optimizer)
@@ -255,7 +280,8 @@ class Start:
         together = self.common.together
         if self.asked.resume:
             self.common.pull()
-        if not self.asked.resume or run.restored is not None:  # restored by hand: it resumes from there
+        # restored by hand: it resumes from there
+        if not self.asked.resume or run.restored is not None:
             together.all(self._check_folder, _WHAT)
             return run.number if self.asked.resume else 0
         self.found = found = newest(self.common, self._check_found, sets_aside=True)
@@ -271,18 +297,24 @@ class Start:
         return found.manifest.step
 
     def _check_folder(self) -> None:
-        """Refuse a folder with checkpoints, for a run that does not resume from the newest of them."""
+        """Refuse a folder with checkpoints, for a run that does not resume from the newest of
+        them.
+        """
         for folder in self.common.folders if not self.asked.resume else []:
             if (steps := folder.steps()) or folder.bad():
                 must = "resume=False begins anew in an empty folder."
                 attempt = "another folder; or leave resume out, to resume."
-                raise CheckpointError(message(must, f"{len(steps)} checkpoints in {folder.folder}", attempt))
+                raise CheckpointError(
+                    message(must, f"{len(steps)} checkpoints in {folder.folder}", attempt)
+                )
         steps = self.common.folder.steps()
         number = self.run.number
         if self.asked.resume and steps and steps[0] != number:
             must = "A manually restored run must save to a folder without other checkpoints."
             received = f"update {number}, and step {steps[0]} in {self.asked.folder}"
-            raise SpecificationError(message(must, received, "another folder; or do not restore by hand."))
+            raise SpecificationError(
+                message(must, received, "another folder; or do not restore by hand.")
+            )
 
     def _check_found(self, snapshot: Snapshot, manifest: Manifest) -> None:
         """Refuse other data, another optimizer and another model, before anything changes."""
@@ -300,7 +332,9 @@ class Start:
         return {} if self.found is None else self.found.manifest.rest.get("rates") or {}
 
     def told_of_others(self) -> str:
-        """Return the line of a new run that names other runs in subfolders; "" if there are none."""
+        """Return the line of a new run that names other runs in subfolders; "" if there are
+        none.
+        """
         folder = self.asked.folder
         is_new = self.found is None and self.run.restored is None and self.asked.resume
         inside = runs_inside(folder) if is_new else []
@@ -308,7 +342,9 @@ class Start:
         return f"wholestep: begins anew in {folder}; other runs are in {others}" if inside else ""
 
     def told(self, script: "Script", watch: CallbackRunner | None, span: "Span") -> str:
-        """Return the line with the checkpoint from which the run resumes, and the differences to the saved run."""
+        """Return the line with the checkpoint from which the run resumes, and the differences to
+        the saved run.
+        """
         found = self.found
         place = self.run.place
         assert found is not None
@@ -356,7 +392,9 @@ class Span:
 
 
 def _end_of_epoch(run: Run, snapshot: Snapshot) -> tuple[bool, bool]:
-    """Return whether a run's epoch is over, for all callbacks, and whether one of them stopped it."""
+    """Return whether a run's epoch is over, for all callbacks, and whether one of them stopped
+    it.
+    """
     place = run.place
     if place.call != "fit":
         return run.data.position[0] != place.began, False
@@ -423,7 +461,8 @@ def changed_since(
     own: Iterable[str],
     rates: dict[str, float],
 ) -> str:
-    """Return the line with the differences to a run that was restored by hand; "" if there are none.
+    """Return the line with the differences to a run that was restored by hand; "" if there are
+    none.
 
     Args:
         own: the paths of the engine's own variables.
@@ -435,7 +474,9 @@ def changed_since(
     return "; ".join([f"wholestep: restored {found.path}", *told]) if told else ""
 
 
-def settings_of_script(model: keras.Model, objective: Objective, options: Options, **call: Any) -> Settings:
+def settings_of_script(
+    model: keras.Model, objective: Objective, options: Options, **call: Any
+) -> Settings:
     """Return the settings of a run; `call` holds the arguments of its call."""
     held = {"optimizer": getattr(model, "optimizer", None), "on_nonfinite": options.on_nonfinite}
     return settings_of_run(model, objective, **held, **call)
@@ -447,8 +488,12 @@ def _check_optimizer(snapshot: Snapshot, manifest: Manifest, model: keras.Model)
     before = optimizer_kind(manifest.rest.get("settings") or {})
     if before is not None and before != kind:
         must = other_run(snapshot.source, "its optimizer is not this one")
-        wrapper = keras.optimizers.LossScaleOptimizer.__name__  # `compile` makes it under this policy
-        policy = {kind: " without the policy mixed_float16", before: " (the policy mixed_float16)"}.get(wrapper, "")
+        # `compile` makes it under this policy
+        wrapper = keras.optimizers.LossScaleOptimizer.__name__
+        policy = {
+            kind: " without the policy mixed_float16",
+            before: " (the policy mixed_float16)",
+        }.get(wrapper, "")
         attempt = way_out(snapshot.source, f"{before}{policy}; to keep its weights alone, ")
         attempt += f'trainer.restore("{snapshot.source}", only="weights").'
         raise SpecificationError(message(must, f"{kind} (saved: {before})", attempt))
@@ -458,5 +503,9 @@ def _unused(name: str, rate: float, now: float) -> str:
     """Return the line that says that the script's learning rate is not used."""
     is_main = name == "optimizer"
     told = f"learning rate{'' if is_main else f' of {name}'} {now}, as saved"
-    way = f"pass Checkpoints(folder, learning_rate={rate})" if is_main else "assign it in on_train_begin"
+    way = (
+        f"pass Checkpoints(folder, learning_rate={rate})"
+        if is_main
+        else "assign it in on_train_begin"
+    )
     return f"{told} (here: {rate}, which is not used; to use it, {way})"

@@ -36,8 +36,9 @@ from wholestep.safety import Ended, TerminatedWaiting, Termination, uninterrupte
 class Saver:
     """Saves a run at the boundaries of one call of `fit` or `steps`.
 
-    The caller's thread waits for the device and copies the state; another thread writes. Inside of its block the folder
-    is locked, and SIGTERM is held back until the next boundary. Several processes save at the same boundaries.
+    The caller's thread waits for the device and copies the state; another thread writes. Inside of
+    its block the folder is locked, and SIGTERM is held back until the next boundary. Several
+    processes save at the same boundaries.
 
     Args:
         call: "fit" or "steps", with its `batches`.
@@ -45,8 +46,8 @@ class Saver:
 
     Raises:
         SpecificationError: the run cannot resume with these arguments; nothing has been changed.
-        CheckpointError: the folder is in use, has checkpoints despite resume=False, or only damaged ones; or the last
-            checkpoint could not be written.
+        CheckpointError: the folder is in use, has checkpoints despite resume=False, or only damaged
+            ones; or the last checkpoint could not be written.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class Saver:
         self._common = CommonFolder.of(asked.folder, processes, asked.local)
         self._start = Start(asked, run, self._common, call, batches, model, check)
         self._room, self._writer, self._termination = Room(), Writer(), Termination()
-        self._best, self._num_best = (asked.keep_best or ("", 0))[:2]  # the metric by which checkpoints are compared
+        # the metric by which checkpoints are compared
+        self._best, self._num_best = (asked.keep_best or ("", 0))[:2]
         self._values: dict[int, Value] = {}
         self._environment: dict[str, Any] = {}
         self._settings: Settings = {}
         self._mode = "min"
-        self._has_seen = self._has_warned = False  # whether logs had the metric, or a warning said that they had not
+        # whether logs had the metric, or a warning said that they had not
+        self._has_seen = self._has_warned = False
         self._may_validate = False
         self._ends = False  # whether SIGTERM has come, to this process or another
         self._saved = 0  # the number of updates at the newest checkpoint
@@ -95,7 +98,9 @@ class Saver:
                 self._saved = self._run.number if self._name else 0
                 if self._name and self._num_best:
                     best = partial(settings.values_of, self._common.folders[-1], self._best)
-                    known = self._common.together.first(lambda: [*best().items()], "looking for the best checkpoints")
+                    known = self._common.together.first(
+                        lambda: [*best().items()], "looking for the best checkpoints"
+                    )
                     self._values = {step: Value(*value) for step, value in known}
                 self._termination.__enter__()
             except BaseException:
@@ -125,20 +130,31 @@ class Saver:
             if self._ends:
                 raise Ended
         if self._termination.has_come and isinstance(error, GeneratorExit):
-            signal.raise_signal(signal.SIGTERM)  # the code that left the loop would not see an error
+            # the code that left the loop would not see an error
+            signal.raise_signal(signal.SIGTERM)
 
     def _interrupted(self) -> str:
         """Return where the next run resumes after an interrupt, as text."""
         folder = self._common.folders[-1].folder
         here = f"Interrupted after update {self._run.number}"
         if not self._name:
-            return f"{here}. {folder} has no checkpoint yet: `every_steps` and `every_seconds` set when one is saved."
-        return f"{here}. The newest checkpoint in {folder} is that of update {self._saved}: the next run resumes there."
+            return (
+                f"{here}. {folder} has no checkpoint yet: `every_steps` and `every_seconds` "
+                "set when one is saved."
+            )
+        return (
+            f"{here}. The newest checkpoint in {folder} is that of update {self._saved}: the "
+            "next run resumes there."
+        )
 
     # ---- going on ----
 
-    def open(self, executor: Executor, span: Span, watch: CallbackRunner | None = None, **arguments: Any) -> None:
-        """Print where the run resumes, if it does, and the differences to the saved run's callbacks and arguments."""
+    def open(
+        self, executor: Executor, span: Span, watch: CallbackRunner | None = None, **arguments: Any
+    ) -> None:
+        """Print where the run resumes, if it does, and the differences to the saved run's callbacks
+        and arguments.
+        """
         self._stood = self._here
         self._environment, self._settings = _script_of(executor, **arguments)
         self._may_validate = "validation_data" in arguments
@@ -153,15 +169,23 @@ class Saver:
             tell(line)
 
     def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
-        """Refuse, before the first update, state of these objects or callbacks that the first save could not write.
+        """Refuse, before the first update, state of these objects or callbacks that the first save
+        could not write.
 
-        Then nothing refuses the start, and the run becomes the one that writes to the store, if there is one.
+        Then nothing refuses the start, and the run becomes the one that writes to the store, if
+        there is one.
         """
 
         def check() -> None:
-            states = [(f"{name}.get_state()", held.get_state()) for name, held in [*callbacks, *self.also.items()]]
+            states = [
+                (f"{name}.get_state()", held.get_state())
+                for name, held in [*callbacks, *self.also.items()]
+            ]
             arrays: dict[str, Numbers] = {}
-            for name, state in [*states, ("the stream's get_state()", self._batches.known_stream_state())]:
+            for name, state in [
+                *states,
+                ("the stream's get_state()", self._batches.known_stream_state()),
+            ]:
                 taken_apart(state, name, arrays)
             for name, array in arrays.items():
                 check_dtype(name, array.dtype)
@@ -181,7 +205,9 @@ class Saver:
         """Ask all processes whether to save the run, or raise an error, at this boundary."""
         every = self._asked.every_steps
         is_wanted = self._ask("between updates")
-        return is_wanted or (every is not None and self._run.number % every == 0 and self._has_moved)
+        return is_wanted or (
+            every is not None and self._run.number % every == 0 and self._has_moved
+        )
 
     def _ask(self, boundary: str, *, now: bool = False) -> bool:
         """Ask all processes for reasons to save, and record whether the processes must end."""
@@ -202,7 +228,9 @@ class Saver:
         return place.epoch, place.done, place.logs is None
 
     def save(self, value: Value | None = None) -> None:
-        """Save the run at this boundary, after callbacks have received all updates; exit if SIGTERM has come."""
+        """Save the run at this boundary, after callbacks have received all updates; exit if SIGTERM
+        has come.
+        """
         self._wait(tells=self._processes.index == 0)
         is_judged = value is not None and self._name not in self._values
         is_elsewhere = is_judged or self._stood != self._here
@@ -210,7 +238,8 @@ class Saver:
             has_moved = self._has_moved
             snapshot = self._run.snapshot(self._common.copies(self._room))
             number = self._run.number  # which the snapshot may have corrected
-            # A dynamic loss scale may count back; the newest checkpoint must still have the highest name.
+            # A dynamic loss scale may count back; the newest checkpoint must still have the highest
+            # name.
             name = max(number, self._name + 1) if has_moved else self._name
             rest = {"time": _now(), "run": self._environment, "content": self._start.content}
             rest |= {"settings": self._settings, "rates": self._start.rates}
@@ -220,7 +249,9 @@ class Saver:
                 rest |= settings.as_told(self._best, self._values[name])
             manifest = Manifest(name, [], [], snapshot.facts, rest)
             then = partial(self._retain, name)
-            write = partial(self._common.write, manifest, snapshot.arrays, then, replaces=not has_moved)
+            write = partial(
+                self._common.write, manifest, snapshot.arrays, then, replaces=not has_moved
+            )
             self._writer.start(write)
             self._saved = number
             self._name = name
@@ -237,7 +268,9 @@ class Saver:
             self.save()
 
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
-        """Save the run at the end of an epoch, if a save is due or the epoch is among the best; see `save`."""
+        """Save the run at the end of an epoch, if a save is due or the epoch is among the best; see
+        `save`.
+        """
         value = self._value(logs)
         prefix = "val_" if self._best.startswith("val_") else ""
         if not (prefix and self._may_validate) or any(name.startswith(prefix) for name in logs):
@@ -256,9 +289,16 @@ class Saver:
         if self._num_best and not self._has_seen and not self._has_warned:
             self._has_warned = True
             must = (
-                f"keep_best needs {self._best} in the logs of an epoch. Without it, no checkpoint is kept as the best."
+                f"keep_best needs {self._best} in the logs of an epoch. Without it, no "
+                "checkpoint is kept as the best."
             )
-            warn(message(must, f"logs with {', '.join(logs)}" if logs else "other logs", "a name in the logs."))
+            warn(
+                message(
+                    must,
+                    f"logs with {', '.join(logs)}" if logs else "other logs",
+                    "a name in the logs.",
+                )
+            )
 
     def _value(self, logs: Mapping[str, Any]) -> Value | None:
         """Return the metric of `keep_best` in process 0; None if there is none."""
@@ -271,7 +311,11 @@ class Saver:
 
     def _is_best(self, value: Value | None) -> bool:
         """Whether an epoch is among the best, and is not saved yet."""
-        if value is None or math.isnan(value.number) or (not self._has_moved and self._name in self._values):
+        if (
+            value is None
+            or math.isnan(value.number)
+            or (not self._has_moved and self._name in self._values)
+        ):
             return False
         here = self._name + 1
         return here in settings.best_first(self._values | {here: value})[: self._num_best]
@@ -281,7 +325,9 @@ class Saver:
             self._writer.wait(tells=tells)
 
     def _retain(self, newest: int) -> None:
-        """Remove older checkpoints, here and in the store; a temporary folder keeps the newest only."""
+        """Remove older checkpoints, here and in the store; a temporary folder keeps the newest
+        only.
+        """
         for folder in self._common.folders:
             is_temporary = folder is self._common.folder and self._common.is_temporary
             asked = Checkpoints(folder.folder, keep=1) if is_temporary else self._asked
@@ -304,7 +350,9 @@ class Unsaved:
         """Return the largest integer: no boundary is required."""
         return sys.maxsize
 
-    def open(self, executor: Executor, span: Span, watch: CallbackRunner | None = None, **arguments: Any) -> None:
+    def open(
+        self, executor: Executor, span: Span, watch: CallbackRunner | None = None, **arguments: Any
+    ) -> None:
         """Print that a restored run has nothing left to train, if so."""
         line = span.told_if_complete(self._run)
         if line and executor.engine.processes.index == 0:
@@ -333,12 +381,16 @@ class Unsaved:
 
 
 def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None) -> Path | str:
-    """Write and verify a checkpoint of a run by hand, and return its folder, or its address in a store."""
+    """Write and verify a checkpoint of a run by hand, and return its folder, or its address in a
+    store.
+    """
     processes = connect()
     common = CommonFolder.of(path, processes)
     kept = common.folders[-1]
     with slowly(processes):
-        snapshot = common.together.all(lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}")
+        snapshot = common.together.all(
+            lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}"
+        )
         if run.number in common.together.first(kept.steps, f"reading the steps of {kept.folder}"):
             must = f"A checkpoint saved by hand must be the first of its step in {kept.folder}."
             attempt = "another folder." if common.store is None else "another address."
@@ -372,7 +424,11 @@ def _direction(executor: Executor, keep_best: tuple[str, int] | tuple[str, int, 
         return mode
     of_model = (part for m in executor.model.metrics for part in (m, *getattr(m, "metrics", ())))
     known = [*executor.context.metrics, *of_model]
-    ways = [metric._direction for metric in known if metric.name == bare and hasattr(metric, "_direction")]
+    ways = [
+        metric._direction
+        for metric in known
+        if metric.name == bare and hasattr(metric, "_direction")
+    ]
     if bare != "loss" and not ways:
         must = "keep_best must say whether less or more is better, where Keras does not know."
         raise SpecificationError(message(must, name, f'("{name}", 1, "max"), or "min".'))

@@ -25,31 +25,37 @@ _WATCHED = "watched"  # an entry of a manifest
 class Checkpoints:
     """Where and how often `fit` and `steps` save checkpoints, and which checkpoints are kept.
 
-    A checkpoint holds the whole run. A call of `fit` or `steps` with the same arguments, also in another process,
-    resumes from the newest checkpoint, with the same bits. A checkpoint is also written at the end, and after SIGTERM,
-    which then ends the process with exit code 143. Ctrl-C saves nothing, and prints where the next run resumes. A
-    thread writes the checkpoints while training continues. They do not include the global random states of Python and
-    numpy.
+    A checkpoint holds the whole run. A call of `fit` or `steps` with the same arguments, also in
+    another process, resumes from the newest checkpoint, with the same bits. A checkpoint is also
+    written at the end, and after SIGTERM, which then ends the process with exit code 143. Ctrl-C
+    saves nothing, and prints where the next run resumes. A thread writes the checkpoints while
+    training continues. They do not include the global random states of Python and numpy.
 
     Args:
-        folder: a local or network folder, made if it is missing. One run at a time writes to it. A relative path is
-            resolved in the current working directory at once. Or a remote address, such as "s3://bucket/runs/a": each
-            checkpoint is written to `local`, and then copied there and verified. Its text shows no
-            password.
-        local: the local folder of a run with a remote address; None for a temporary folder, removed at the end.
+        folder: a local or network folder, made if it is missing. One run at a time writes to it. A
+            relative path is resolved in the current working directory at once. Or a remote address,
+            such as "s3://bucket/runs/a": each checkpoint is written to `local`, and then copied
+            there and verified. Its text shows no password.
+        local: the local folder of a run with a remote address; None for a temporary folder, removed
+            at the end.
         every_steps: save when the number of updates is a multiple of this.
-        every_seconds: save when this many seconds have passed since the last checkpoint; None for never.
+        every_seconds: save when this many seconds have passed since the last checkpoint; None for
+            never.
         keep: the number of newest checkpoints to keep. A checkpoint is removed if no rule keeps it.
-        keep_period: also keep the first checkpoint at or after each multiple of this number of updates.
-        keep_seconds: also keep checkpoints that are at most this many seconds older than the newest.
-        keep_best: (name, number) or (name, number, mode): `fit` also keeps this number of epochs with the best value of
-            this metric: ("val_loss", 2). The mode is "min", "max", or "auto" for Keras' direction of the metric.
-            `steps` refuses it.
-        resume: whether to resume from the newest checkpoint; if not, the folder must have no checkpoint.
-        learning_rate: the learning rate from here on. A resumed run has the saved learning rate, unless this differs
-            from the rate given before. Not for an optimizer with a schedule.
-        also: further state to save, by name: objects with `get_state()`, which returns nested numbers, strings and
-            arrays, and `set_state(state)`. With several processes, the state of process 0 is saved for all.
+        keep_period: also keep the first checkpoint at or after each multiple of this number of
+            updates.
+        keep_seconds: also keep checkpoints that are at most this many seconds older than the
+            newest.
+        keep_best: (name, number) or (name, number, mode): `fit` also keeps this number of epochs
+            with the best value of this metric: ("val_loss", 2). The mode is "min", "max", or "auto"
+            for Keras' direction of the metric. `steps` refuses it.
+        resume: whether to resume from the newest checkpoint; if not, the folder must have no
+            checkpoint.
+        learning_rate: the learning rate from here on. A resumed run has the saved learning rate,
+            unless this differs from the rate given before. Not for an optimizer with a schedule.
+        also: further state to save, by name: objects with `get_state()`, which returns nested
+            numbers, strings and arrays, and `set_state(state)`. With several processes, the state
+            of process 0 is saved for all.
 
     Raises:
         SpecificationError: an invalid choice.
@@ -82,14 +88,18 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
-            raise SpecificationError(message("folder must be a path.", shown(self.folder), '"runs/a".'))
+            raise SpecificationError(
+                message("folder must be a path.", shown(self.folder), '"runs/a".')
+            )
         is_store = is_remote(self.folder)
         folder = as_location(self.folder) if is_store else Folder(self.folder).folder
         object.__setattr__(self, "folder", folder)
         if self.local is not None:
             if not is_store:
                 must = "local is the local folder of checkpoints with a remote address."
-                raise SpecificationError(message(must, f"the folder {self.folder}", "leave it out."))
+                raise SpecificationError(
+                    message(must, f"the folder {self.folder}", "leave it out.")
+                )
             object.__setattr__(self, "local", Folder(self.local).folder)
         if self.every_steps is not None:
             count("every_steps", self.every_steps, "every_steps=100, or leave it out.")
@@ -99,11 +109,15 @@ class Checkpoints:
         for name in ("every_seconds", "keep_seconds"):
             seconds = getattr(self, name)
             if seconds is not None and not (is_number(seconds) and seconds > 0):
-                raise SpecificationError(message(f"{name} must be above 0.", shown(seconds), "600, or None."))
+                raise SpecificationError(
+                    message(f"{name} must be above 0.", shown(seconds), "600, or None.")
+                )
         if self.keep_best is not None:
             _check_best(self.keep_best)
         if not isinstance(self.resume, bool):
-            raise SpecificationError(message("resume must be True or False.", shown(self.resume), "leave it out."))
+            raise SpecificationError(
+                message("resume must be True or False.", shown(self.resume), "leave it out.")
+            )
         rate = self.learning_rate
         if rate is not None and not (is_number(rate) and 0 <= rate < float("inf")):
             must = "learning_rate must be at least 0."
@@ -129,7 +143,10 @@ class Checkpoints:
             raise SpecificationError(message(must, "no keep_best", 'keep_best=("val_loss", 1).'))
         folder, _ = find(self.folder)
         if not (ordered := best_first(values_of(folder, self.keep_best[0]))):
-            must = f"The best checkpoint must have been saved at an epoch's end with {self.keep_best[0]}."
+            must = (
+                "The best checkpoint must have been saved at an epoch's end with "
+                f"{self.keep_best[0]}."
+            )
             raise CheckpointError(message(must, f"none in {self.folder}", "train with keep_best."))
         return folder.path(ordered[0])
 
@@ -138,23 +155,31 @@ def _check_best(asked: object) -> None:
     parts = asked if isinstance(asked, tuple | list) else ()
     is_good = len(parts) in (2, 3) and isinstance(parts[0], str) and is_count(parts[1])
     if not is_good or (len(parts) == 3 and parts[2] not in _MODES):
-        must = "keep_best must be a name, a number of at least 1, and perhaps a mode (auto, min or max)."
+        must = (
+            "keep_best must be a name, a number of at least 1, and perhaps a mode (auto, min "
+            "or max)."
+        )
         raise SpecificationError(message(must, shown(asked), '("val_loss", 2).'))
 
 
 def _check_also(also: object) -> None:
     if not isinstance(also, Mapping) or not all(isinstance(name, str) for name in also):
-        raise SpecificationError(message("also must be a dict of objects by name.", shown(also), '{"name": object}.'))
+        raise SpecificationError(
+            message("also must be a dict of objects by name.", shown(also), '{"name": object}.')
+        )
     for name, held in also.items():
         if name == "callbacks":
             must = "The name callbacks is reserved: callbacks are saved with a run."
             raise SpecificationError(message(must, "also={'callbacks': ...}", "another name."))
         if not all(callable(getattr(held, verb, None)) for verb in ("get_state", "set_state")):
             must = f"{name} must have get_state() and set_state(state)."
-            raise SpecificationError(message(must, type(held).__name__, "give its class these two methods."))
+            raise SpecificationError(
+                message(must, type(held).__name__, "give its class these two methods.")
+            )
 
 
-# ---- the checkpoints to keep: the newest, the best, one of each period, and those of the last time ----
+# ---- the checkpoints to keep: the newest, the best, one of each period, and those of the last time
+# ----
 
 RULES = "keep", "keep_period", "keep_seconds", "keep_best"
 TIME = "%Y-%m-%dT%H:%M:%S%z"  # the format of an entry of a manifest
@@ -170,12 +195,15 @@ class Value(NamedTuple):
 def best_first(values: Mapping[int, Value]) -> list[int]:
     """Return the steps, the best first, and the earlier of equal steps first; NaNs are left out.
 
-    >>> best_first({4: Value(0.5, "min"), 8: Value(0.3, "min"), 12: Value(0.3, "min"), 16: Value(float("nan"), "min")})
+    >>> numbers = {4: 0.5, 8: 0.3, 12: 0.3, 16: float("nan")}
+    >>> best_first({step: Value(number, "min") for step, number in numbers.items()})
     [8, 12, 4]
     >>> best_first({4: Value(0.5, "max"), 8: Value(0.3, "max")})
     [4, 8]
     """
-    known = [(number if mode == "min" else -number, step) for step, (number, mode) in values.items()]
+    known = [
+        (number if mode == "min" else -number, step) for step, (number, mode) in values.items()
+    ]
     return [step for number, step in sorted(known) if not math.isnan(number)]
 
 
@@ -184,13 +212,21 @@ def to_remove(folder: AnyFolder, asked: Checkpoints, newest: int) -> list[int]:
     known = sorted(step for step in folder.steps() if step <= newest)
     stay = {*known[-asked.keep :], newest}
     if asked.keep_best is not None:
-        values = {step: value for step, value in values_of(folder, asked.keep_best[0]).items() if step <= newest}
+        values = {
+            step: value
+            for step, value in values_of(folder, asked.keep_best[0]).items()
+            if step <= newest
+        }
         stay |= {*best_first(values)[: asked.keep_best[1]]}
     if asked.keep_period is not None:
         stay |= first_of_periods(known, asked.keep_period)
     if asked.keep_seconds is not None:
         times = {step: _seconds(manifest) for step, manifest in _manifests(folder).items()}
-        stay |= {step for step, seconds in times.items() if times.get(newest, 0.0) - seconds <= asked.keep_seconds}
+        stay |= {
+            step
+            for step, seconds in times.items()
+            if times.get(newest, 0.0) - seconds <= asked.keep_seconds
+        }
     return [step for step in known if step not in stay]
 
 
@@ -200,7 +236,9 @@ def first_of_periods(steps: Iterable[int], period: int) -> set[int]:
     >>> sorted(first_of_periods([5, 10, 15, 20, 32, 35, 48], 10))
     [10, 20, 32, 48]
     """
-    return {*{step // period: step for step in sorted(steps, reverse=True) if step >= period}.values()}
+    return {
+        *{step // period: step for step in sorted(steps, reverse=True) if step >= period}.values()
+    }
 
 
 def _seconds(manifest: Manifest) -> float:

@@ -1,4 +1,6 @@
-"""`wholestep checkpoint`: list, verify, show, copy and remove checkpoints, here or in a store. Needs no Keras."""
+"""`wholestep checkpoint`: list, verify, show, copy and remove checkpoints, here or in a store.
+Needs no Keras.
+"""
 
 import argparse
 import contextlib
@@ -32,12 +34,20 @@ Told = tuple[Any, bool, list[str]]  # a description as JSON, whether all is good
 def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add `checkpoint ls|verify|show|copy|prune PATH`."""
     names = "ls, verify, show, copy or prune"
-    text = f"Look at checkpoints, copy or remove them: {names}. The exit code is 1 if anything is bad."
+    text = (
+        f"Look at checkpoints, copy or remove them: {names}. The exit code is 1 if anything is bad."
+    )
     parser = commands.add_parser("checkpoint", help=f"{names} checkpoints", description=text)
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (text, call) in {
-        "ls": ("list the checkpoints of a folder, also damaged ones", partial(_each, verifies=False)),
-        "verify": ("read every byte of the checkpoints, and compare the digests", partial(_each, verifies=True)),
+        "ls": (
+            "list the checkpoints of a folder, also damaged ones",
+            partial(_each, verifies=False),
+        ),
+        "verify": (
+            "read every byte of the checkpoints, and compare the digests",
+            partial(_each, verifies=True),
+        ),
         "show": ("show the content of the newest, or of the named, checkpoint", _show),
         "copy": ("copy the checkpoints that TARGET lacks, and verify every byte", _copy),
         "prune": ("remove the checkpoints that no rule keeps, if the newest is good", _prune),
@@ -56,9 +66,17 @@ def add_commands(commands: "argparse._SubParsersAction[Any]") -> None:
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
     """Add the rules of `Checkpoints`."""
-    parser.add_argument("--keep", type=int, required=True, help="keep this number of newest checkpoints")
-    parser.add_argument("--keep-period", type=int, help="keep the first checkpoint at or after each multiple of this")
-    parser.add_argument("--keep-seconds", type=float, help="keep those at most this much older than the newest")
+    parser.add_argument(
+        "--keep", type=int, required=True, help="keep this number of newest checkpoints"
+    )
+    parser.add_argument(
+        "--keep-period",
+        type=int,
+        help="keep the first checkpoint at or after each multiple of this",
+    )
+    parser.add_argument(
+        "--keep-seconds", type=float, help="keep those at most this much older than the newest"
+    )
     text = "keep the best by this metric, as in val_loss:2"
     parser.add_argument("--keep-best", type=_best, metavar="NAME:NUMBER", help=text)
     parser.add_argument("--dry-run", action="store_true", help="list, and remove nothing")
@@ -111,7 +129,11 @@ def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifie
             told.append(one | {"bad": str(error)})
             continue
         value = value_in(manifest)
-        facts = {"time": manifest.rest.get("time"), "bytes": manifest.nbytes, "arrays": len(manifest.arrays)}
+        facts = {
+            "time": manifest.rest.get("time"),
+            "bytes": manifest.nbytes,
+            "arrays": len(manifest.arrays),
+        }
         facts |= {"good": True} if verifies else {}
         told.append(one | facts | ({} if value is None else {"watched": manifest.rest["watched"]}))
     told += [{"name": path.name, "bad": _why(path)} for path in folder.bad()]
@@ -119,7 +141,9 @@ def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifie
 
 
 def _copy(arguments: argparse.Namespace, source: AnyFolder, steps: list[int]) -> Told:
-    """Copy checkpoints, the oldest first; a damaged one is described as bad, and the others are copied."""
+    """Copy checkpoints, the oldest first; a damaged one is described as bad, and the others are
+    copied.
+    """
     target = _whole(arguments.target, "TARGET")
 
     def attempt(step: int) -> str:
@@ -128,7 +152,9 @@ def _copy(arguments: argparse.Namespace, source: AnyFolder, steps: list[int]) ->
             return "copied"
         if rendered(source.manifest(step)) != rendered(target.manifest(step)):
             must = f"{target.path(step)} must be missing, or equal to {source.path(step)}."
-            raise CheckpointError(message(must, "another checkpoint of this step", "another folder."))
+            raise CheckpointError(
+                message(must, "another checkpoint of this step", "another folder.")
+            )
         return "exists already"
 
     with contextlib.ExitStack() as stack:
@@ -148,11 +174,15 @@ def _whole(path: str, name: str) -> AnyFolder:
 
 
 def _prune(arguments: argparse.Namespace, folder: AnyFolder, steps: list[int]) -> Told:
-    """Remove the checkpoints that no rule keeps; damaged ones above the newest good one stay, and are bad."""
+    """Remove the checkpoints that no rule keeps; damaged ones above the newest good one stay, and
+    are bad.
+    """
     _whole(arguments.path, "PATH")
     asked = Checkpoints(folder.folder, **{rule: getattr(arguments, rule) for rule in RULES})
     if asked.keep_best and not values_of(folder, asked.keep_best[0]):
-        must = f"--keep-best needs a checkpoint with {asked.keep_best[0]}. Nothing has been removed."
+        must = (
+            f"--keep-best needs a checkpoint with {asked.keep_best[0]}. Nothing has been removed."
+        )
         way = f"the metric in the lines of `wholestep checkpoint ls {arguments.path}`."
         raise SpecificationError(message(must, f"none in {arguments.path}", way))
     told: list[dict[str, Any]] = []
@@ -166,7 +196,13 @@ def _prune(arguments: argparse.Namespace, folder: AnyFolder, steps: list[int]) -
         if isinstance(folder, Folder) and not arguments.dry_run:
             stack.callback(folder.lock().release)
         for step in folder.steps():
-            told.append(_attempted(folder, step, lambda step: "is the newest good one" if folder.verify(step) else ""))
+            told.append(
+                _attempted(
+                    folder,
+                    step,
+                    lambda step: "is the newest good one" if folder.verify(step) else "",
+                )
+            )
             if "bad" not in told[-1]:
                 told += [_attempted(folder, old, remove) for old in to_remove(folder, asked, step)]
                 break
@@ -174,7 +210,9 @@ def _prune(arguments: argparse.Namespace, folder: AnyFolder, steps: list[int]) -
 
 
 def _attempted(folder: AnyFolder, step: int, call: Callable[[int], str]) -> dict[str, Any]:
-    """Return a description of a checkpoint with the result of a call; it is bad if the call finds damage."""
+    """Return a description of a checkpoint with the result of a call; it is bad if the call finds
+    damage.
+    """
     one = {"name": os.path.basename(folder.path(step)), "step": step}
     try:
         return one | {"result": call(step)}
@@ -190,7 +228,9 @@ def _line(one: dict[str, Any]) -> str:
     watched = one.get("watched")
     words = "" if watched is None else f"  {watched['name']} {watched['number']:.6g}"
     good = "  good" if "good" in one else ""
-    return f"{one['name']}{good}  {one['time']}  {one['bytes']} bytes in {one['arrays']} arrays{words}"
+    return (
+        f"{one['name']}{good}  {one['time']}  {one['bytes']} bytes in {one['arrays']} arrays{words}"
+    )
 
 
 def _why(path: Path) -> str:
@@ -202,14 +242,32 @@ def _why(path: Path) -> str:
 
 def _show(_: argparse.Namespace, folder: AnyFolder, steps: list[int]) -> Told:
     if not steps:
-        raise CheckpointError(f"There must be a checkpoint to show. Received: only damaged ones in {folder.folder}.")
+        raise CheckpointError(
+            f"There must be a checkpoint to show. Received: only damaged ones in {folder.folder}."
+        )
     manifest = folder.manifest(steps[0])
-    arrays = {name: {"shape": list(shape), "dtype": dtype} for name, (shape, dtype) in manifest.arrays.items()}
+    arrays = {
+        name: {"shape": list(shape), "dtype": dtype}
+        for name, (shape, dtype) in manifest.arrays.items()
+    }
     files = {file.name: file.nbytes for file in manifest.files}
-    told = {"step": manifest.step, **manifest.rest, "facts": manifest.facts, "files": files, "arrays": arrays}
-    lines = [f"{folder.path(manifest.step)}", *_indented({**manifest.rest, **manifest.facts}), "files"]
+    told = {
+        "step": manifest.step,
+        **manifest.rest,
+        "facts": manifest.facts,
+        "files": files,
+        "arrays": arrays,
+    }
+    lines = [
+        f"{folder.path(manifest.step)}",
+        *_indented({**manifest.rest, **manifest.facts}),
+        "files",
+    ]
     lines += [f"  {name}  {nbytes} bytes" for name, nbytes in files.items()]
-    lines += ["arrays", *(f"  {name}  {one['dtype']} {one['shape']}" for name, one in arrays.items())]
+    lines += [
+        "arrays",
+        *(f"  {name}  {one['dtype']} {one['shape']}" for name, one in arrays.items()),
+    ]
     return told, True, lines
 
 

@@ -26,16 +26,19 @@ _WHOSE = {  # in errors
     **{"params": "its model's weights are", "slots": "its optimizer's variables are"},
     **{"buffers": "its model's variables that do not train are", "metrics": "its metrics are"},
 }
-_PLAIN = (type(None), bool, int, float, str, np.float64, np.str_)  # JSON keeps these, but not their subclasses
+# JSON keeps these, but not their subclasses
+_PLAIN = (type(None), bool, int, float, str, np.float64, np.str_)
 _MOST_LEVELS = 100  # of dicts and lists in a state; a manifest has further ones around it
-_RESERVED = ({_ARRAY}, {_BYTES}, {"float"})  # the last is a number that is not finite, in a manifest
+# the last is a number that is not finite, in a manifest
+_RESERVED = ({_ARRAY}, {_BYTES}, {"float"})
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The state of a training, as values that any file format can hold."""
 
-    arrays: dict[str, Numbers]  # by name, such as "params/0"; `Pieces` for an array that is sharded over processes
+    # by name, such as "params/0"; `Pieces` for an array that is sharded over processes
+    arrays: dict[str, Numbers]
     facts: dict[str, Any]  # JSON, in which floats may be NaN or infinite
     source: str = ""  # the folder or the store of its checkpoint; "" if there is none
 
@@ -75,20 +78,25 @@ class RunFacts:
     epochs: int
     place: Place
     data: DataPlace
-    layout: tuple[tuple[str, tuple[int, ...]], ...] | None  # the name and the shape of each number of a report
+    # the name and the shape of each number of a report
+    layout: tuple[tuple[str, tuple[int, ...]], ...] | None
     findings: Findings
     also: dict[str, Any]
     paths: dict[str, list[str]]  # the paths of the variables, by group
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "RunFacts":
-        """Return the facts of a snapshot, with their arrays; a DamagedError if they belong to no run."""
+        """Return the facts of a snapshot, with their arrays; a DamagedError if they belong to no
+        run.
+        """
         try:
             facts: RunFacts = parsed(cls, put_together(snapshot.facts, snapshot.arrays))
             for group in GROUPS:
                 held = {name for name in snapshot.arrays if name.startswith(f"{group}/")}
                 if held != {f"{group}/{i}" for i in range(len(facts.paths[group]))}:
-                    raise ValueError(f"{len(held)} arrays of {group}, and {len(facts.paths[group])} paths")
+                    raise ValueError(
+                        f"{len(held)} arrays of {group}, and {len(facts.paths[group])} paths"
+                    )
             if "callbacks" in facts.also:
                 parsed(_Callbacks, facts.also["callbacks"]).check()
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -115,20 +123,28 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers], level: int = 
         raise SpecificationError(message(must, f"more at {name[:_MOST_LEVELS]}...", attempt))
     if isinstance(value, Mapping):
         _check_keys(value, name)
-        return {key: taken_apart(each, f"{name}/{key}", arrays, level + 1) for key, each in value.items()}
+        return {
+            key: taken_apart(each, f"{name}/{key}", arrays, level + 1)
+            for key, each in value.items()
+        }
     if isinstance(value, Sequence) and not isinstance(value, str | bytearray | memoryview):
         return [taken_apart(each, f"{name}/{i}", arrays, level + 1) for i, each in enumerate(value)]
     is_other = isinstance(value, int | float | str | bytearray | memoryview | np.ma.MaskedArray)
     array = np.array(None if is_other else value)
     if array.dtype == object:
         must = "A state must be numbers, strings and arrays, in dicts and lists."
-        attempt = "leave it out, or keep its parts: an enumeration's value, bytes(buffer), an array's data and mask."
+        attempt = (
+            "leave it out, or keep its parts: an enumeration's value, bytes(buffer), an "
+            "array's data and mask."
+        )
         raise SpecificationError(message(must, f"{type(value).__name__} as {name}", attempt))
     return {_ARRAY: _put_in(arrays, name, array)}
 
 
 def _put_in(arrays: dict[str, Numbers], name: str, array: np.ndarray) -> str:
-    """Add an array by a unique name, and return the name: {"a/b": ..., "a": {"b": ...}} has the same path twice."""
+    """Add an array by a unique name, and return the name: {"a/b": ..., "a": {"b": ...}} has the
+    same path twice.
+    """
     while name in arrays:
         name += "+"
     arrays[name] = array
@@ -147,7 +163,9 @@ def put_together(value: Any, arrays: Mapping[str, Numbers]) -> Any:
     return [put_together(each, arrays) for each in value] if isinstance(value, list) else value
 
 
-def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) -> dict[str, list[Numbers]]:
+def leaves_of(
+    snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]
+) -> dict[str, list[Numbers]]:
     """Return the arrays of a snapshot by group: of these Keras variables, and of the epoch's sums.
 
     Raises:
@@ -161,9 +179,13 @@ def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) ->
         known = [(plain(v.path), tuple(v.shape)) for v in variables]
         paths = snapshot.facts["paths"][name]
         given = [(plain(path), array.shape) for path, array in zip(paths, kept[name], strict=True)]
-        given = given[: len(known)] if name == "buffers" else given  # variables that an objective assigns come later
+        # variables that an objective assigns come later
+        given = given[: len(known)] if name == "buffers" else given
         if known != given:
-            saved = [f"{path} of shape {array.shape}" for path, array in zip(paths, kept[name], strict=True)]
+            saved = [
+                f"{path} of shape {array.shape}"
+                for path, array in zip(paths, kept[name], strict=True)
+            ]
             held_here = [f"{v.path} of shape {tuple(v.shape)}" for v in variables]
             pairs = enumerate(zip(saved, held_here, strict=False))
             differing = [f"{two} (saved: {one})" for i, (one, two) in pairs if given[i] != known[i]]
@@ -179,17 +201,27 @@ def leaves_of(snapshot: Snapshot, groups: Mapping[str, list[keras.Variable]]) ->
 
 
 def _check_fits(variable: keras.Variable, array: Numbers) -> None:
-    """Refuse integers that a variable cannot hold: engines keep seeds and counters in integers of other sizes."""
+    """Refuse integers that a variable cannot hold: engines keep seeds and counters in integers of
+    other sizes.
+    """
     dtype = dtype_of(variable)
     if isinstance(array, Pieces):  # floats: seeds and counters are not sharded
         return
-    if dtype != array.dtype and dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array):
+    if (
+        dtype != array.dtype
+        and dtype.kind in "iu"
+        and not np.array_equal(array.astype(dtype), array)
+    ):
         must = f"{variable.path} must be able to hold the saved numbers."
-        raise SpecificationError(message(must, f"{array.dtype} numbers beyond {dtype}", "resume with the same engine."))
+        raise SpecificationError(
+            message(must, f"{array.dtype} numbers beyond {dtype}", "resume with the same engine.")
+        )
 
 
 def dtype_of(variable: keras.Variable) -> np.dtype:
-    """Return the numpy dtype of a variable; for a dtype that numpy lacks, the dtype of ml_dtypes."""
+    """Return the numpy dtype of a variable; for a dtype that numpy lacks, the dtype of
+    ml_dtypes.
+    """
     name = keras.backend.standardize_dtype(variable.dtype)
     return np.dtype(getattr(ml_dtypes, name, name))
 
@@ -210,9 +242,11 @@ def _check_keys(value: Mapping[str, Any], name: str) -> None:
         raise SpecificationError(message(must, f"{strange or list(value)} in {name}", "str(key)."))
 
 
-# ---- the metrics of a snapshot, renamed to their names in this process: Keras numbers repeated names ----
+# ---- the metrics of a snapshot, renamed to their names in this process: Keras numbers repeated
+# names ----
 
-_BEFORE = re.compile(r"^(=?(?:val_)?)(.*)$", re.DOTALL)  # prefixes: of values that the model computes, of validation
+# prefixes: of values that the model computes, of validation
+_BEFORE = re.compile(r"^(=?(?:val_)?)(.*)$", re.DOTALL)
 
 
 def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
@@ -227,7 +261,11 @@ def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
         return snapshot
 
     def called(numbers: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        return None if numbers is None else {_name(name, names): value for name, value in numbers.items()}
+        return (
+            None
+            if numbers is None
+            else {_name(name, names): value for name, value in numbers.items()}
+        )
 
     place = facts["place"]
     also = facts["also"]
@@ -247,7 +285,8 @@ def renamed(snapshot: Snapshot, here: Iterable[str]) -> Snapshot:
 
 
 def paired(before: Iterable[str], here: Iterable[str]) -> dict[str, str]:
-    """Return the changed names, from before to here; names that differ only in numbers are paired in order.
+    """Return the changed names, from before to here; names that differ only in numbers are paired
+    in order.
 
     >>> paired(["loss", "auc", "auc_1", "kl_1"], ["loss", "auc_1", "auc_2"])
     {'auc': 'auc_1', 'auc_1': 'auc_2'}
@@ -289,7 +328,9 @@ def put(kept: list[Numbers], variables: list[keras.Variable], assigned: Assigned
             assigned[id(variable)] = variable
 
 
-def put_own(snapshot: Snapshot, variables: Mapping[str, Any], assigned: MutableMapping[int, Any]) -> None:
+def put_own(
+    snapshot: Snapshot, variables: Mapping[str, Any], assigned: MutableMapping[int, Any]
+) -> None:
     """Assign the values of the engine's own variables, by path, that are not `assigned` yet."""
     kept = put_together(snapshot.facts.get("own") or {}, snapshot.arrays)
     for path, variable in variables.items():
@@ -305,10 +346,14 @@ def put_own(snapshot: Snapshot, variables: Mapping[str, Any], assigned: MutableM
 def claimed(
     left: list[tuple[str, Numbers]], variables: list[keras.Variable], assigned: Assigned
 ) -> list[tuple[str, Numbers]]:
-    """Assign to each variable the first array of its path and shape, see `put`; return the remaining arrays."""
+    """Assign to each variable the first array of its path and shape, see `put`; return the
+    remaining arrays.
+    """
     for variable in variables:
         like = plain(variable.path), tuple(variable.shape)
-        i = next((i for i, (path, array) in enumerate(left) if (plain(path), array.shape) == like), None)
+        i = next(
+            (i for i, (path, array) in enumerate(left) if (plain(path), array.shape) == like), None
+        )
         if i is not None:
             put([left[i][1]], [variable], assigned)
             left = left[:i] + left[i + 1 :]

@@ -2,11 +2,13 @@
 
     lock   step-00000500/{00000-of-00001-00.safetensors, ..., manifest.json}   step-00000500-2/{...}
 
-A store cannot rename, so nothing is overwritten: the files of a checkpoint are written under a new name, read back and
-verified, and the manifest is written last. Without a manifest there is no checkpoint. A second checkpoint of a step has
-a version in its name; the highest complete version counts, and the others are removed after it is complete.
+A store cannot rename, so nothing is overwritten: the files of a checkpoint are written under a new
+name, read back and verified, and the manifest is written last. Without a manifest there is no
+checkpoint. A second checkpoint of a step has a version in its name; the highest complete version
+counts, and the others are removed after it is complete.
 
-No lock holds across machines: the object `lock` names the last run that began, and any other run publishes nothing.
+No lock holds across machines: the object `lock` names the last run that began, and any other run
+publishes nothing.
 """
 
 import re
@@ -36,13 +38,17 @@ T = TypeVar("T")
 _STEP = re.compile(rf"step-({NUMBER})(?:-([1-9][0-9]*))?")
 STORE = "store"  # an entry of a manifest: the name of the store of the run that wrote it
 _CHUNK = 1 << 24
-_ATTEMPT = "look at that address, its credentials and the network; the other checkpoints there are unchanged."
+_ATTEMPT = (
+    "look at that address, its credentials and the network; the other checkpoints there are "
+    "unchanged."
+)
 _PAUSES = 1.0, 4.0  # seconds before the second and the third try
 _PATIENCE = 60.0  # seconds without an answer, after which an operation is not tried again
 
 
 class Store:
-    """A remote folder of checkpoints, with the verbs of `Folder`: steps, manifest, chunks, put and remove.
+    """A remote folder of checkpoints, with the verbs of `Folder`: steps, manifest, chunks, put and
+    remove.
 
     Attributes:
         folder: its address.
@@ -59,7 +65,8 @@ class Store:
             must = "An address must name a folder."
             raise SpecificationError(message(must, Address(url), "s3://bucket/runs/a."))
         self._owner = ""
-        self._found: dict[int, dict[int, bool]] = {}  # the latest `_versions`, until this process changes them
+        # the latest `_versions`, until this process changes them
+        self._found: dict[int, dict[int, bool]] = {}
         self.newest: list[int] = []
         self._manifests: dict[str, Manifest] = {}  # by address: a published manifest never changes
         self._files: Any = None  # the file system of fsspec; None until it is connected
@@ -79,7 +86,10 @@ class Store:
             self._files, root = url_to_fs(self.folder.raw, **how)
         except (ImportError, ValueError) as error:
             must = f"{self.folder} needs fsspec, and its package for this kind of address."
-            attempt = "pip install './wholestep[remote]', with s3fs for s3://, gcsfs for gs:// or adlfs for az://."
+            attempt = (
+                "pip install './wholestep[remote]', with s3fs for s3://, gcsfs for gs:// or "
+                "adlfs for az://."
+            )
             received = self.folder.without_secrets(str(error))
             cause = self.folder.cause(error)
             raise SpecificationError(message(must, received, attempt)) from cause
@@ -90,7 +100,10 @@ class Store:
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, newest first."""
-        return sorted((step for step, versions in self._versions().items() if any(versions.values())), reverse=True)
+        return sorted(
+            (step for step, versions in self._versions().items() if any(versions.values())),
+            reverse=True,
+        )
 
     def path(self, step: int) -> Address:
         """Return the address of the checkpoint of a step; it may not exist."""
@@ -115,7 +128,9 @@ class Store:
         return settled(self, step, use)
 
     def seen(self, step: int) -> tuple[object, bytes]:
-        """Return the identity of the checkpoint of a step: its address, and its manifest's content."""
+        """Return the identity of the checkpoint of a step: its address, and its manifest's
+        content.
+        """
         path = self.path(step)
         most = {"start": 0, "end": manifests.MOST_BYTES}
         return path, self._ask(path / manifests.NAME, "cat_file", **most)
@@ -132,7 +147,9 @@ class Store:
         path = path / file.name
         if (size := self._ask(path, "info")["size"]) != file.nbytes:
             raise DamagedError(f"{file.name} must have {file.nbytes} bytes. It has {size}.")
-        bounds = ({"start": begin, "end": min(begin + _CHUNK, size)} for begin in range(0, size, _CHUNK))
+        bounds = (
+            {"start": begin, "end": min(begin + _CHUNK, size)} for begin in range(0, size, _CHUNK)
+        )
         yield from checked((self._ask(path, "cat_file", **each) for each in bounds), file)
 
     def verify(self, step: int) -> Manifest:
@@ -143,7 +160,9 @@ class Store:
         return self._root + path.removeprefix(self.folder)
 
     def _ask(self, path: Address, verb: str, **how: Any) -> Any:
-        """Return the result of a call of the file system; a DamagedError if the object is missing."""
+        """Return the result of a call of the file system; a DamagedError if the object is
+        missing.
+        """
 
         def call() -> Any:
             self._files.invalidate_cache()
@@ -165,7 +184,9 @@ class Store:
         return self._again(f"{path} must be accessible.", ask)
 
     def _versions(self) -> dict[int, dict[int, bool]]:
-        """Return the versions of each step, and whether each is complete; a complete one is not listed again."""
+        """Return the versions of each step, and whether each is complete; a complete one is not
+        listed again.
+        """
         found: dict[int, dict[int, bool]] = {}
         for match in filter(None, map(_STEP.fullmatch, self._listed(self.folder))):
             step = int(match[1])
@@ -179,13 +200,17 @@ class Store:
     def _listed(self, path: Address) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
         with suppress(DamagedError):
-            return [key.rstrip("/").rpartition("/")[2] for key in self._ask(path, "ls", detail=False)]
+            return [
+                key.rstrip("/").rpartition("/")[2] for key in self._ask(path, "ls", detail=False)
+            ]
         return []
 
     # ---- writing ----
 
     def claim(self, owner: str) -> None:
-        """Become the run that writes here: any other stops. Remove the remains of interrupted uploads."""
+        """Become the run that writes here: any other stops. Remove the remains of interrupted
+        uploads.
+        """
 
         def write() -> None:
             self._make_folder(self._root)
@@ -194,13 +219,16 @@ class Store:
         self._again(f"{self.folder} must be writable.", write)
         self._owner = owner
         for step, versions in tuple(self._versions().items()):
-            self._remove(step, [version for version, is_complete in versions.items() if not is_complete])
+            self._remove(
+                step, [version for version, is_complete in versions.items() if not is_complete]
+            )
 
     def put(self, manifest: Manifest, chunks: Chunks) -> None:
         """Write a copy of a checkpoint, read it back and verify it, and publish its manifest last.
 
         Raises:
-            CheckpointError: it could not be written, also in two further attempts; or another run writes here.
+            CheckpointError: it could not be written, also in two further attempts; or another run
+                writes here.
         """
         step = manifest.step
         why = f"The checkpoint of step {manifest.step} could not be copied to {self.folder}."
@@ -234,7 +262,9 @@ class Store:
         self._remove(step, list(others))
 
     def _make_folder(self, key: str) -> None:
-        """Make a folder, except in object stores: they have none, and are asynchronous in fsspec."""
+        """Make a folder, except in object stores: they have none, and are asynchronous in
+        fsspec.
+        """
         if not self._files.async_impl:
             self._files.makedirs(key, exist_ok=True)
 
@@ -242,11 +272,15 @@ class Store:
         found = self._ask(self.folder / "lock", "cat_file") if self._owner else b""
         if (found := found.decode(errors="replace")) != self._owner:
             received = f"another run that writes there, which began later: {found}"
-            raise CheckpointError(message(f"{why} One run at a time may write there.", received, "another address."))
+            raise CheckpointError(
+                message(f"{why} One run at a time may write there.", received, "another address.")
+            )
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of a step: each manifest before its files, older versions first."""
-        self._remove(step, list((self._found if step in self._found else self._versions()).get(step, {})))
+        self._remove(
+            step, list((self._found if step in self._found else self._versions()).get(step, {}))
+        )
 
     def _remove(self, step: int, versions: list[int]) -> None:
         for version in sorted(versions):
@@ -301,7 +335,9 @@ AnyFolder = Folder | Store
 
 
 def find(path: Location) -> tuple[AnyFolder, int | None]:
-    """Return the folder or store of a path, and the step, if the path is a checkpoint; see `locate`."""
+    """Return the folder or store of a path, and the step, if the path is a checkpoint; see
+    `locate`.
+    """
     if not is_remote(path):
         return locate(path)
     address = Address(path).stripped()
@@ -324,7 +360,9 @@ def push(folder: Folder, step: int, store: Store) -> None:
         copy(folder, step, store)
     except CheckpointError as error:
         way = f"Checkpoints({store.folder!r}, local={str(folder.folder)!r}) resumes from it."
-        raise CheckpointError(f"{error} The checkpoint is complete in {folder.path(step)}; {way}") from error
+        raise CheckpointError(
+            f"{error} The checkpoint is complete in {folder.path(step)}; {way}"
+        ) from error
 
 
 def fetch(store: Store, steps: Callable[[], list[int]], folder: Folder) -> int | None:
@@ -351,10 +389,12 @@ def fetch(store: Store, steps: Callable[[], list[int]], folder: Folder) -> int |
 
 
 def pull(folder: Folder, store: Store) -> None:
-    """Copy the newest good checkpoint of a store, if it is newer. The caller must hold the lock of the folder.
+    """Copy the newest good checkpoint of a store, if it is newer. The caller must hold the lock of
+    the folder.
 
     Raises:
-        CheckpointError: the checkpoints of the folder are of another run; or all in the store are damaged.
+        CheckpointError: the checkpoints of the folder are of another run; or all in the store are
+            damaged.
     """
     here = _newest_good(folder)
     there = store.steps()
@@ -373,18 +413,25 @@ def pull(folder: Folder, store: Store) -> None:
 
 
 def _check_own(manifest: Manifest, folder: Folder, store: Store, *, is_empty: bool) -> None:
-    """Refuse the local checkpoint of a run that writes elsewhere; an empty store takes one of a run without a store."""
+    """Refuse the local checkpoint of a run that writes elsewhere; an empty store takes one of a run
+    without a store.
+    """
     writer = Address(manifest.rest[STORE]) if manifest.rest.get(STORE) else None
     if writer == store.folder or (is_empty and writer is None) or _is_held(store, manifest):
         return
     must = f"The local folder {folder.folder} must be of the run in {store.folder}."
     received = f"its step {manifest.step}, of a run in {writer or 'that folder alone'}"
-    way = f"another local folder; or copy that run to a new address: wholestep checkpoint copy {folder.folder} ADDRESS."
+    way = (
+        "another local folder; or copy that run to a new address: wholestep checkpoint copy "
+        f"{folder.folder} ADDRESS."
+    )
     raise CheckpointError(message(must, received, way))
 
 
 def publish(folder: Folder, store: Store, owner: str) -> None:
-    """Claim a store after `pull`, and copy the newest checkpoint of the folder to it if it is missing there."""
+    """Claim a store after `pull`, and copy the newest checkpoint of the folder to it if it is
+    missing there.
+    """
     store.claim(owner)
     if (there := store.steps()[:1]) != store.newest:
         must = f"No other run may write to {store.folder} while this one begins."

@@ -13,14 +13,20 @@ _SHORT = 1.0  # seconds of waiting without a message
 
 
 class Room:
-    """Host memory for a copy of a state. It is reused, as writing to fresh memory takes five times as long."""
+    """Host memory for a copy of a state. It is reused, as writing to fresh memory takes five times
+    as long.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, np.ndarray] = {}
 
     def copy(self, name: str, value: Any) -> Numbers:
-        """Return a copy of a tensor, or of its pieces that this process writes, in the memory of the last copy."""
-        return copied(on_host(value), lambda part, array: self._copy(name + part, array), are_own=True)
+        """Return a copy of a tensor, or of its pieces that this process writes, in the memory of
+        the last copy.
+        """
+        return copied(
+            on_host(value), lambda part, array: self._copy(name + part, array), are_own=True
+        )
 
     def _copy(self, name: str, array: np.ndarray) -> np.ndarray:
         held = self._held.get(name)
@@ -40,7 +46,9 @@ class Writer:
     ['all']
     """
 
-    def __init__(self, tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)):
+    def __init__(
+        self, tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    ):
         self._tell = tell
         self._has_told = False
         self._thread: threading.Thread | None = None
@@ -59,13 +67,17 @@ class Writer:
         self._thread = thread
 
     def wait(self, *, tells: bool = False) -> None:
-        """Wait until the last write has ended, and raise its error; with `tells`, print once that training waits."""
+        """Wait until the last write has ended, and raise its error; with `tells`, print once that
+        training waits.
+        """
         if self._thread is not None:
             self._thread.join(_SHORT if tells else None)
             if tells and not self._has_told and self._thread.is_alive():
                 self._has_told = True
                 line = "wholestep: training waits until the previous checkpoint is written; "
-                self._tell(f"{line}saving less often, or to a faster disk, avoids this (shown once)")
+                self._tell(
+                    f"{line}saving less often, or to a faster disk, avoids this (shown once)"
+                )
             self._thread.join()
             self._thread = None
         error = self._error

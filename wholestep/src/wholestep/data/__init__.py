@@ -1,7 +1,18 @@
-"""Data: a source, a sampler and a position in it, on their way to the device. Other packages import from here."""
+"""Data: a source, a sampler and a position in it, on their way to the device. Other packages import
+from here.
+"""
 
 from wholestep.data.batches import Batches
-from wholestep.data.block import Batch, Block, Check, Known, SingleBatches, most_in_a_dispatch, stack, stage
+from wholestep.data.block import (
+    Batch,
+    Block,
+    Check,
+    Known,
+    SingleBatches,
+    most_in_a_dispatch,
+    stack,
+    stage,
+)
 from wholestep.data.facts import content_of, digest_of, layout_of
 from wholestep.data.feed import Feed, open_feed
 from wholestep.data.kinds import Data, classify

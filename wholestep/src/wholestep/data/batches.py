@@ -25,43 +25,53 @@ from wholestep.tree import Tree
 class Batches(KeepsPosition):
     """The batches of a source, epoch after epoch.
 
-    The rows of update t of epoch e are a pure function of (seed, e, t): each epoch is a new permutation of all rows,
-    independent of microbatches and machine. Ready-made batches (`keras.utils.PyDataset`, generators,
-    `tf.data.Dataset`, `DataLoader`) are used unchanged; a PyDataset's batches are shuffled among themselves.
+    The rows of update t of epoch e are a pure function of (seed, e, t): each epoch is a new
+    permutation of all rows, independent of microbatches and machine. Ready-made batches
+    (`keras.utils.PyDataset`, generators, `tf.data.Dataset`, `DataLoader`) are used unchanged; a
+    PyDataset's batches are shuffled among themselves.
 
-    With `tokens`, rows of similar length make a batch, padded to one of a few fixed shapes, with as many rows as the
-    budget allows; each shape compiles one program. The rows of a shape and the batches of all shapes are permuted each
-    epoch. Every row is used once; a row that is too long is an error, and a shape's last batch may have fewer rows.
-    Leaves whose rows differ in dtype are loaded in their common dtype.
+    With `tokens`, rows of similar length make a batch, padded to one of a few fixed shapes, with as
+    many rows as the budget allows; each shape compiles one program. The rows of a shape and the
+    batches of all shapes are permuted each epoch. Every row is used once; a row that is too long is
+    an error, and a shape's last batch may have fewer rows. Leaves whose rows differ in dtype are
+    loaded in their common dtype.
 
     Args:
-        source: nested arrays with a leading row axis (sparse ones too), a sequence of rows (`__len__` and
-            `__getitem__`), a `keras.utils.PyDataset`, or an iterable of batches. A row is an array, a number, or a
-            dict, tuple or list of them; a list of numbers is an array. A list of arrays is one array for each leaf of
-            the rows; under `tokens` a list of vectors is a list of rows.
-        batch_size: rows in an update, 32 if not given; not for ready-made batches. The last may be short: none is lost.
-        seed, shuffle: the integer seed of the order, and whether rows are permuted; "batch": within their batch.
-        tokens: instead of `batch_size`, the size of a batch, padding included, over all its sequences: rows times the
-            sum of their padded lengths. For ragged rows, or arrays that are padded along axis 1.
-        length: the length of every row: int (rows,), for every leaf of a row that has an axis; or a nest of such
-            arrays with the length of each part of a row, `{"source": ..., "target": ...}`; or a function of a row that
-            returns its length or such a nest: `lambda row: len(row["text"])`.
-        boundaries: the shapes: integers, or nests of integers where `length` is a nest. None chooses the fewest
-            shapes, at most 12, whose padded size is within 5 % of the best 12 shapes.
-        pad: the padding value of ragged rows, and of arrays that are narrower than their shape: a number, or a nest
-            that names leaves, `{"labels": -100}`.
-        truncate: whether sequences are cut off at the largest of the boundaries rather than refused.
-        pack: whether several rows (dicts of sequences of one length) share a row as long as the longest, or as the one
-            boundary. Adds the int32 leaves `segment_ids` (from 1; 0 in the padding) and `positions` (from 0).
-        transform: a function of every loaded batch; with `tokens`, of the padded or packed batch, `segment_ids` and
-            `positions` included. Its results are copied: it may fill the same arrays again. Arrays without `tokens`
-            are transformed once, as a whole.
+        source: nested arrays with a leading row axis (sparse ones too), a sequence of rows
+            (`__len__` and `__getitem__`), a `keras.utils.PyDataset`, or an iterable of batches. A
+            row is an array, a number, or a dict, tuple or list of them; a list of numbers is an
+            array. A list of arrays is one array for each leaf of the rows; under `tokens` a list of
+            vectors is a list of rows.
+        batch_size: rows in an update, 32 if not given; not for ready-made batches. The last may be
+            short: none is lost.
+        seed, shuffle: the integer seed of the order, and whether rows are permuted; "batch": within
+            their batch.
+        tokens: instead of `batch_size`, the size of a batch, padding included, over all its
+            sequences: rows times the sum of their padded lengths. For ragged rows, or arrays that
+            are padded along axis 1.
+        length: the length of every row: int (rows,), for every leaf of a row that has an axis; or a
+            nest of such arrays with the length of each part of a row, `{"source": ..., "target":
+            ...}`; or a function of a row that returns its length or such a nest: `lambda row:
+            len(row["text"])`.
+        boundaries: the shapes: integers, or nests of integers where `length` is a nest. None
+            chooses the fewest shapes, at most 12, whose padded size is within 5 % of the best 12
+            shapes.
+        pad: the padding value of ragged rows, and of arrays that are narrower than their shape: a
+            number, or a nest that names leaves, `{"labels": -100}`.
+        truncate: whether sequences are cut off at the largest of the boundaries rather than
+            refused.
+        pack: whether several rows (dicts of sequences of one length) share a row as long as the
+            longest, or as the one boundary. Adds the int32 leaves `segment_ids` (from 1; 0 in the
+            padding) and `positions` (from 0).
+        transform: a function of every loaded batch; with `tokens`, of the padded or packed batch,
+            `segment_ids` and `positions` included. Its results are copied: it may fill the same
+            arrays again. Arrays without `tokens` are transformed once, as a whole.
 
     Raises:
-        SpecificationError: a batch size below 1, or any for ready-made batches; a seed that is not an integer; a
-            length, boundary or padding that does not belong to these rows.
-        BatchError: the source holds no rows, or leaves of different length; a row that no shape holds, that exceeds
-            the budget, or for which the `length` function fails.
+        SpecificationError: a batch size below 1, or any for ready-made batches; a seed that is not
+            an integer; a length, boundary or padding that does not belong to these rows.
+        BatchError: the source holds no rows, or leaves of different length; a row that no shape
+            holds, that exceeds the budget, or for which the `length` function fails.
 
     >>> import numpy as np
     >>> data = Batches({"x": np.arange(10)}, batch_size=4, seed=7)
@@ -79,7 +89,8 @@ class Batches(KeepsPosition):
     """
 
     @takes(
-        "Batches takes the data as one argument, labels and weights included, and settings by name.",
+        "Batches takes the data as one argument, labels and weights included, and settings by "
+        "name.",
         "Batches((x, y), batch_size=32), or Batches({'x': x, 'y': y}) for an objective.",
     )
     def __init__(
@@ -98,10 +109,16 @@ class Batches(KeepsPosition):
         transform: Callable[[Any], Any] | None = None,
     ):
         if not isinstance(seed, Integral) or isinstance(seed, bool):
-            raise SpecificationError(message("seed must be a whole number.", shown(seed), "seed=0."))
+            raise SpecificationError(
+                message("seed must be a whole number.", shown(seed), "seed=0.")
+            )
         self.source: Source = open_source(classify(source), transform, by_length=tokens is not None)
-        self._stream: BatchStream | None = self.source if isinstance(self.source, BatchStream) else None
-        self._numbered: IndexedBatches | None = self.source if isinstance(self.source, IndexedBatches) else None
+        self._stream: BatchStream | None = (
+            self.source if isinstance(self.source, BatchStream) else None
+        )
+        self._numbered: IndexedBatches | None = (
+            self.source if isinstance(self.source, IndexedBatches) else None
+        )
         self._at = [0, 0, 0]
         self.unused: list = []  # ready-made batches that a feed loaded and its loop did not use
         self._prepare: Transform | None = None
@@ -109,16 +126,28 @@ class Batches(KeepsPosition):
         refuse_sizes(self.is_ready, batch_size, tokens, options)
         self.sampler: Sampler
         if self._stream is None:
-            self.sampler = open_sampler(self.source, batch_size, tokens, options, int(seed), shuffle)
+            self.sampler = open_sampler(
+                self.source, batch_size, tokens, options, int(seed), shuffle
+            )
 
     def __repr__(self) -> str:
-        num = "an unknown number of batches" if self.num_batches is None else f"{self.num_batches} batches"
-        return f"<Batches: {num} an epoch; next: batch {self.position[1]} of epoch {self.position[0]}>"
+        num = (
+            "an unknown number of batches"
+            if self.num_batches is None
+            else f"{self.num_batches} batches"
+        )
+        return (
+            f"<Batches: {num} an epoch; next: batch {self.position[1]} of epoch {self.position[0]}>"
+        )
 
     @property
     def arrays(self) -> Any:
         """The source's arrays, if their rows are the rows of batches; None for any other source."""
-        return self.source.arrays if isinstance(self.source, Arrays) and self._prepare is None else None
+        return (
+            self.source.arrays
+            if isinstance(self.source, Arrays) and self._prepare is None
+            else None
+        )
 
     @property
     def is_ready(self) -> bool:
@@ -147,7 +176,9 @@ class Batches(KeepsPosition):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The rows of a full batch and the padded length of each sequence, for every shape under a token budget."""
+        """The rows of a full batch and the padded length of each sequence, for every shape under a
+        token budget.
+        """
         return [] if self._stream is not None else self.sampler.batch_shapes
 
     @property
@@ -164,8 +195,9 @@ class Batches(KeepsPosition):
     def seek(self, epoch: int, step: int = 0) -> None:
         """Go to a position: the next batch is batch `step` of `epoch`. A stream runs forward to it.
 
-        The position after the last batch is the beginning of the next epoch. An iterator keeps its next batch. A loop
-        of `fit` or `steps` over the batches must have ended: it raises an error when it goes on.
+        The position after the last batch is the beginning of the next epoch. An iterator keeps its
+        next batch. A loop of `fit` or `steps` over the batches must have ended: it raises an error
+        when it goes on.
 
         Raises:
             BatchError: there is no such position; a stream is then at the beginning of its epoch.
@@ -198,10 +230,11 @@ class Batches(KeepsPosition):
             self.position = (self.position[0], 0)
 
     def run_forward(self, epoch: int, step: int) -> Any:
-        """Run from the beginning to a position, with all side effects of the data. Return a stream's last batch.
+        """Run from the beginning to a position, with all side effects of the data. Return a
+        stream's last batch.
 
-        The epoch hooks of a data set are called for every epoch, as they may shuffle; a stream runs every pass. Batches
-        that are prepared are not returned.
+        The epoch hooks of a data set are called for every epoch, as they may shuffle; a stream runs
+        every pass. Batches that are prepared are not returned.
 
         Raises:
             BatchError: there is no such position.
@@ -243,7 +276,9 @@ class Batches(KeepsPosition):
             self.seek(0)
 
     def in_order(self) -> "Batches":
-        """Return the same batches in one order for all epochs, from the first; for an iterator, itself."""
+        """Return the same batches in one order for all epochs, from the first; for an iterator,
+        itself.
+        """
         if self.is_iterator:
             return self
         ordered = copy.copy(self)
@@ -296,10 +331,14 @@ class Batches(KeepsPosition):
                 return
 
     def __next__(self) -> Any:
-        """Return the next batch and move on; the end of a stream ends the epoch and raises StopIteration."""
+        """Return the next batch and move on; the end of a stream ends the epoch and raises
+        StopIteration.
+        """
         try:
             unused = self.take_unused(self.position)
-            batch, self.position = self.take(self.position) if unused is None else (unused.host, unused.end)
+            batch, self.position = (
+                self.take(self.position) if unused is None else (unused.host, unused.end)
+            )
         except StopIteration:
             self.position = (self.position[0] + 1, 0)
             raise
@@ -308,9 +347,14 @@ class Batches(KeepsPosition):
         return batch
 
     def take(
-        self, position: Position, selection: Selection | None = None, places: np.ndarray | None = None
+        self,
+        position: Position,
+        selection: Selection | None = None,
+        places: np.ndarray | None = None,
     ) -> tuple[Any, Position]:
-        """Return the batch at a position, or its rows at `places`, and the position after it; a stream's next batch."""
+        """Return the batch at a position, or its rows at `places`, and the position after it; a
+        stream's next batch.
+        """
         if self._stream is not None:
             return self._draw(self._stream, position[1]), (position[0], position[1] + 1)
         if self._numbered is not None and position[1] == 0:
@@ -324,7 +368,9 @@ class Batches(KeepsPosition):
         return batch, after
 
     def _draw(self, stream: BatchStream, step: int) -> Any:
-        """Return a stream's next batch, prepared; a batch whose preparation fails is drawn again."""
+        """Return a stream's next batch, prepared; a batch whose preparation fails is drawn
+        again.
+        """
         if self._prepare is None or (peeked := stream.peek(step)) is None:
             return stream.draw(step)
         batch = self._prepare(peeked)
@@ -344,7 +390,9 @@ class Batches(KeepsPosition):
         return self.unused.pop(0)
 
     def after(self, epoch: int, step: int) -> Position:
-        """Return the next position; after the last batch of an epoch, the start of the next epoch."""
+        """Return the next position; after the last batch of an epoch, the start of the next
+        epoch.
+        """
         num = self.num_batches
         return (epoch, step + 1) if num is None or step + 1 < num else (epoch + 1, 0)
 

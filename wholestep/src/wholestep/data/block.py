@@ -24,7 +24,8 @@ class Batch(NamedTuple):
         data: the same arrays on the device, if they are resident.
         rows: row numbers in `host`, int32 (rows,).
         full: the rows of a full batch of this shape; for ready-made batches, the most so far.
-        ids: row numbers in the user's source, (rows,); None for ready-made batches. A packed row has several.
+        ids: row numbers in the user's source, (rows,); None for ready-made batches. A packed row
+            has several.
         own: which rows of a loaded batch `host` holds, ascending; None if all.
         start: the position in the source.
         end: the position after it.
@@ -55,12 +56,16 @@ class Batch(NamedTuple):
 
     @property
     def signature(self) -> tuple:
-        """The nesting, dtypes and shapes on which programs depend, for loaded arrays without the rows."""
+        """The nesting, dtypes and shapes on which programs depend, for loaded arrays without the
+        rows.
+        """
         return _signature(self.host, 0 if self.is_resident else 1)
 
     @property
     def program_key(self) -> tuple:
-        """The properties of the data by which programs are kept; a loaded row may have the shape of resident data."""
+        """The properties of the data by which programs are kept; a loaded row may have the shape of
+        resident data.
+        """
         return self.signature, self.is_resident
 
     @property
@@ -71,13 +76,16 @@ class Batch(NamedTuple):
         return self.ids if self.own is None else self.ids[self.own]
 
     def some(self, places: np.ndarray | slice) -> Tree:
-        """Return the rows at these places of the update, on the host. The update must be loaded in full."""
+        """Return the rows at these places of the update, on the host. The update must be loaded in
+        full.
+        """
         assert self.own is None
         rows = self.rows[places]
         return tree.map_leaves(lambda leaf: np.asarray(leaf)[rows], self.host)
 
     def padded(self, num_rows: int) -> "Batch":
-        """Return the update filled up to `num_rows` by repeating its rows; the caller gives the repeats weight 0.
+        """Return the update filled up to `num_rows` by repeating its rows; the caller gives the
+        repeats weight 0.
 
         >>> import numpy as np
         >>> batch = Batch(np.array([7, 8]), None, np.arange(2), 2, None, None, (0, 0), (0, 1))
@@ -89,7 +97,11 @@ class Batch(NamedTuple):
         rows = np.resize(self.rows, num_rows)
         if self.is_resident:
             return self._replace(rows=rows)
-        host = tree.map_leaves(lambda leaf: np.take(leaf, rows, axis=0), self.host) if self.own is None else self.host
+        host = (
+            tree.map_leaves(lambda leaf: np.take(leaf, rows, axis=0), self.host)
+            if self.own is None
+            else self.host
+        )
         return self._replace(host=host, rows=np.arange(num_rows, dtype=np.int32))
 
 
@@ -171,7 +183,9 @@ class Block(NamedTuple):
     may_be_read: bool = False
 
     def names(self, update: int) -> np.ndarray:
-        """Return the numbers of an update's rows in the user's source, (rows,); for ready-made batches, indices."""
+        """Return the numbers of an update's rows in the user's source, (rows,); for ready-made
+        batches, indices.
+        """
         if self.batches[0].is_resident:
             return self.table.rows[self.first + update][: self.table.counts[self.first + update]]
         batch = self.batches[update]
@@ -179,7 +193,9 @@ class Block(NamedTuple):
 
 
 def stage(devices: Devices, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:
-    """Return the data of an update as a program takes them, and the row index of every place, int32 (places,)."""
+    """Return the data of an update as a program takes them, and the row index of every place, int32
+    (places,).
+    """
     return _data_of(devices, batch, cut), _rows_of(devices, batch, cut)
 
 
@@ -204,8 +220,9 @@ def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
     """Share out the places of an update to replicas: replica r works on part r of each microbatch.
 
     Returns:
-        The places of each replica, int (replicas, places of a replica), and the index of every place in its replica's
-        share, int32 (places,). Parts have one size; a microbatch that is too short for that repeats its last place.
+        The places of each replica, int (replicas, places of a replica), and the index of every
+        place in its replica's share, int32 (places,). Parts have one size; a microbatch that is too
+        short for that repeats its last place.
 
     >>> shares, rows = share_out(Cut(((2, 3),), 6), 2)
     >>> shares.tolist(), rows.tolist()
@@ -232,7 +249,9 @@ def num_rows_of(host: Tree) -> int:
         BatchError: there is none, or the leaves differ in their number.
     """
     if (count := tree.num_rows(host)) == 0:
-        raise BatchError(message("A batch must have at least one row.", "0 rows", "leave empty batches out."))
+        raise BatchError(
+            message("A batch must have at least one row.", "0 rows", "leave empty batches out.")
+        )
     return count
 
 
@@ -249,9 +268,22 @@ def block_of(devices: Devices, row_tables: dict, program: Planned, batches: list
     key = (program.length, cut, first.num_rows)
     data = devices.stage(stack(whole, room)) if room > 1 else _data_of(devices, whole[0], cut)
     if key not in row_tables:
-        rows = stacked_rows(whole[0], cut, room) if room > 1 else _rows_of(devices, whole[0], cut)[None]
+        rows = (
+            stacked_rows(whole[0], cut, room)
+            if room > 1
+            else _rows_of(devices, whole[0], cut)[None]
+        )
         row_tables[key] = table_of(devices, program, rows, first.num_rows)
-    return Block(program, data, row_tables[key], 0, len(batches), tuple(batches), first.start, batches[-1].end)
+    return Block(
+        program,
+        data,
+        row_tables[key],
+        0,
+        len(batches),
+        tuple(batches),
+        first.start,
+        batches[-1].end,
+    )
 
 
 def table_of(devices: Devices, program: Planned, rows: np.ndarray, num_rows: int) -> Table:
@@ -275,10 +307,14 @@ def most_in_a_dispatch(devices: Devices, batch: Batch, most: int) -> int:
 
 
 def stack(batches: list[Batch], room: int) -> Any:
-    """Return the data of batches, stacked for a program with this room; unused room holds arbitrary values.
+    """Return the data of batches, stacked for a program with this room; unused room holds arbitrary
+    values.
 
     >>> import numpy as np
-    >>> batches = [Batch(np.array([i, i + 1]), None, np.arange(2), 2, None, None, (0, i), (0, i + 1)) for i in (4, 7)]
+    >>> def batch(i):
+    ...     x = np.array([i, i + 1])
+    ...     return Batch(x, None, np.arange(2), 2, None, None, (0, i), (0, i + 1))
+    >>> batches = [batch(4), batch(7)]
     >>> stack(batches, 3)[:4].tolist()
     [4, 5, 7, 8]
     >>> stacked_rows(batches[0], Cut(((1, 2),), 2), 3).tolist()
@@ -332,14 +368,21 @@ class SingleBatches:
         self._devices = devices
         self._row_tables = row_tables
 
-    def block(self, host: Tree, plan: Plan, check: Check, num_full: Callable[[Tree, int], int] | None = None) -> Block:
+    def block(
+        self,
+        host: Tree,
+        plan: Plan,
+        check: Check,
+        num_full: Callable[[Tree, int], int] | None = None,
+    ) -> Block:
         """Return the block of a batch.
 
         Args:
             host: numpy arrays of shape (rows, ...).
             plan: returns the program of the batch.
             check: raises an error for data that its program may not use.
-            num_full: returns the number of rows up to which a batch of a number of rows may be padded; None: not.
+            num_full: returns the number of rows up to which a batch of a number of rows may be
+                padded; None: not.
         """
         num = num_rows_of(host)
         rows = np.arange(num, dtype=np.int32)

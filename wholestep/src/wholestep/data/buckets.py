@@ -1,4 +1,6 @@
-"""Length buckets under a token budget: a batch holds rows of similar length, in a few fixed shapes."""
+"""Length buckets under a token budget: a batch holds rows of similar length, in a few fixed
+shapes.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -16,8 +18,9 @@ from wholestep.tree import Tree
 class Buckets:
     """Batches of rows in buckets, which have few shapes.
 
-    The rows of a batch are a pure function of (seed, epoch, step): the rows of each bucket are permuted, and so are the
-    batches of all buckets. No permutation is stored, so the cost of a batch depends on its rows only.
+    The rows of a batch are a pure function of (seed, epoch, step): the rows of each bucket are
+    permuted, and so are the batches of all buckets. No permutation is stored, so the cost of a
+    batch depends on its rows only.
 
     Args:
         shapes: the padded length of each sequence, int64 (buckets, sequences).
@@ -49,7 +52,10 @@ class Buckets:
     @property
     def batch_shapes(self) -> list[tuple[int, ...]]:
         """The rows of a full batch and the padded length of each sequence, for every bucket."""
-        return [(int(size), *shape) for size, shape in zip(self.sizes, self.shapes.tolist(), strict=True)]
+        return [
+            (int(size), *shape)
+            for size, shape in zip(self.sizes, self.shapes.tolist(), strict=True)
+        ]
 
     def select(self, epoch: int, step: int) -> Selection:
         """Select the rows of a batch; its layout is their padded shape."""
@@ -57,7 +63,9 @@ class Buckets:
         k = int(np.searchsorted(self.firsts, number, side="right")) - 1
         size, (start, end) = int(self.sizes[k]), self.starts[k : k + 2]
         order = Order(int(end - start), self.seed, self.shuffle, stream=k + 1)
-        rows = self.by_bucket[start + order.batch(epoch, int(number - self.firsts[k]), size)].astype(np.int64)
+        rows = self.by_bucket[
+            start + order.batch(epoch, int(number - self.firsts[k]), size)
+        ].astype(np.int64)
         return Selection(rows, rows, size, self.shapes[k])
 
     def load(self, selection: Selection, places: np.ndarray | slice = slice(None)) -> Tree:
@@ -69,7 +77,9 @@ class Buckets:
         return replace(self, shuffle=False)
 
 
-def make_buckets(sequences: Sequences, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets:
+def make_buckets(
+    sequences: Sequences, tokens: int, options: LengthOptions, seed: int, shuffle: bool
+) -> Buckets:
     """Return the buckets of rows that hold sequences, at most `tokens` places in a batch.
 
     Raises:
@@ -94,7 +104,9 @@ def make_buckets(sequences: Sequences, tokens: int, options: LengthOptions, seed
     shapes, places, counts = (values[counts > 0] for values in (shapes, places, counts))
     sizes = np.minimum(tokens // places, counts)
     by_bucket = np.argsort(bucket_of, kind="stable").astype(np.int32)
-    return Buckets(sequences, shapes, sizes, by_bucket, ends(counts), ends(-(-counts // sizes)), seed, shuffle)
+    return Buckets(
+        sequences, shapes, sizes, by_bucket, ends(counts), ends(-(-counts // sizes)), seed, shuffle
+    )
 
 
 def ends(counts: np.ndarray) -> np.ndarray:
@@ -104,13 +116,19 @@ def ends(counts: np.ndarray) -> np.ndarray:
 
 def too_long(sequences: Sequences, row: int, largest: np.ndarray) -> BatchError:
     """Return the error that names a row that no shape holds."""
-    most = ", ".join(f"{tree.name(path, 'length')} {n}" for path, n in zip(sequences.paths, largest, strict=True))
+    most = ", ".join(
+        f"{tree.name(path, 'length')} {n}" for path, n in zip(sequences.paths, largest, strict=True)
+    )
     must = f"No row may be longer than the largest shape ({most})."
-    return BatchError(message(must, sequences.describe(row), "a larger boundary, or truncate=True to cut it off."))
+    return BatchError(
+        message(must, sequences.describe(row), "a larger boundary, or truncate=True to cut it off.")
+    )
 
 
 def too_large(sequences: Sequences, row: int, places: int, tokens: int) -> BatchError:
     """Return the error that names a row that takes more places than the budget."""
     must = f"No row may take more places than tokens={tokens}."
     received = f"{sequences.describe(row)}, which takes {places} places in its shape"
-    return BatchError(message(must, received, "more tokens, or smaller boundaries with truncate=True."))
+    return BatchError(
+        message(must, received, "more tokens, or smaller boundaries with truncate=True.")
+    )

@@ -18,7 +18,10 @@ def layout_of(batches: Batches) -> dict[str, str]:
     >>> layout_of(Batches({"x": np.zeros((10, 2), "float32")}, 4, seed=7))["rows"]
     '10 rows, 4 in a batch, seed 7'
     """
-    told = {"source": type(batches.source).__name__, "batches in an epoch": str(batches.num_batches)}
+    told = {
+        "source": type(batches.source).__name__,
+        "batches in an epoch": str(batches.num_batches),
+    }
     if batches.arrays is not None:
         for name, leaf in tree.named_leaves(batches.arrays):
             told[name] = f"{'x'.join(map(str, leaf.shape))} {leaf.dtype}"
@@ -39,7 +42,9 @@ def content_of(batches: Batches) -> dict[str, str]:
     """Return a digest of each array; {} if rows are loaded, as they may be generated anew."""
     if batches.arrays is None:
         return {}
-    leaves = [(name, leaf) for name, leaf in tree.named_leaves(batches.arrays) if leaf.dtype != object]
+    leaves = [
+        (name, leaf) for name, leaf in tree.named_leaves(batches.arrays) if leaf.dtype != object
+    ]
     return {name: _digest_in_order(np.asarray(leaf)) for name, leaf in leaves}
 
 
@@ -54,7 +59,9 @@ def digest_of(batch: Tree) -> str:
 
 
 def _digest_in_order(array: np.ndarray) -> str:
-    """Return a digest of an array's numbers in C order; a non-contiguous array is copied in pieces."""
+    """Return a digest of an array's numbers in C order; a non-contiguous array is copied in
+    pieces.
+    """
     each = len(array) if array.flags.c_contiguous else max(1, _MOST_COPIED // array[:1].nbytes)
     content = xxhash.xxh3_128()
     for start in range(0, len(array), each):

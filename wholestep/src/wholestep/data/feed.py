@@ -1,4 +1,6 @@
-"""Feeds bring batches to the device: as row numbers of resident data, or loaded as they are needed."""
+"""Feeds bring batches to the device: as row numbers of resident data, or loaded as they are
+needed.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -52,14 +54,21 @@ class _Feed:
         return self.batches.position
 
     def _check_unmoved(self, block: Block) -> None:
-        """Refuse to go on after a block if other code has moved the batches since the begin of the pass.
+        """Refuse to go on after a block if other code has moved the batches since the begin of the
+        pass.
 
         Raises:
             SpecificationError: it has; the updates so far are kept.
         """
         if self.batches.num_moves != self._num_moves:
-            must = "Batches must not be moved during a loop over them: it would train rows twice, or leave some out."
-            last = f"batch {block.start[1] + block.num - 1} of epoch {block.start[0]}, both counted from 0"
+            must = (
+                "Batches must not be moved during a loop over them: it would train rows twice, "
+                "or leave some out."
+            )
+            last = (
+                f"batch {block.start[1] + block.num - 1} of epoch {block.start[0]}, both "
+                "counted from 0"
+            )
             attempt = "end this loop first, or give the other loop Batches of its own."
             raise SpecificationError(message(must, f"a seek or another loop after {last}", attempt))
 
@@ -68,7 +77,9 @@ class _Feed:
         self.batches.position = block.end
 
     def go_back(self, block: Block, done: int) -> None:
-        """Move the position to after the first `done` updates of a block: the others were not applied."""
+        """Move the position to after the first `done` updates of a block: the others were not
+        applied.
+        """
         self.batches.position = block.start[0], block.start[1] + done
 
     def note_read(self, block: Block) -> None:
@@ -83,22 +94,32 @@ class Resident(_Feed):
         assert isinstance(batches.sampler, FixedSize)
         self.order = batches.sampler.order
         self.batch_size = batches.sampler.size
-        self.where = f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
+        self.where = (
+            f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
+        )
         self._data, self._wait = devices.resident(batches.arrays)
         self._num_full = self.order.num_rows // self.batch_size
         self._num_ahead = min(self._num_full, _MOST_NAMED // self.batch_size)
-        self._named: tuple[Position, int, Table] | None = None  # first update, number of updates, rows
+        # first update, number of updates, rows
+        self._named: tuple[Position, int, Table] | None = None
         self._examples: dict[bool, Batch] = {}  # for full updates, and for the short one
         self._checked = False
 
     def blocks(
-        self, num: int | None, size: Callable[[], int], *, once: bool = False, ahead: Callable[[], int] | None = None
+        self,
+        num: int | None,
+        size: Callable[[], int],
+        *,
+        once: bool = False,
+        ahead: Callable[[], int] | None = None,
     ) -> Iterator[Block]:
-        """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the epoch).
+        """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the
+        epoch).
 
         Args:
             once: whether the blocks end with the epoch in any case.
-            ahead: given if the state may be read after each block; its value is not used, as nothing is drawn.
+            ahead: given if the state may be read after each block; its value is not used, as
+                nothing is drawn.
         """
         (epoch, step), per_epoch = self._begin(), len(self.batches)
         left = per_epoch - step if num is None else num
@@ -120,7 +141,9 @@ class Resident(_Feed):
         if is_full not in self._examples:
             rows = self._rows(epoch, step, 1)[0]
             places = ((epoch, step), (epoch, step + 1))
-            self._examples[is_full] = Batch(self.batches.arrays, self._data, rows, self.batch_size, None, None, *places)
+            self._examples[is_full] = Batch(
+                self.batches.arrays, self._data, rows, self.batch_size, None, None, *places
+            )
         batch = self._examples[is_full]
         program = self._plan(batch)
         if not self._checked:
@@ -137,19 +160,27 @@ class Resident(_Feed):
         most = min(left, named - first, program.most)
         num = min(num, most)
         end = (epoch + 1, 0) if step + num == len(self.batches) else (epoch, step + num)
-        return Block(program, self._data, table, first, num, (batch,), (epoch, step), end, follow=most - num)
+        return Block(
+            program, self._data, table, first, num, (batch,), (epoch, step), end, follow=most - num
+        )
 
     def _rows(self, epoch: int, step: int, num: int) -> np.ndarray:
         """Return the rows of `num` updates of one size, int32 (updates, rows)."""
         stop = min((step + num) * self.batch_size, self.order.num_rows)
-        return self.order.rows(epoch, step * self.batch_size, stop).astype(np.int32).reshape(num, -1)
+        return (
+            self.order.rows(epoch, step * self.batch_size, stop).astype(np.int32).reshape(num, -1)
+        )
 
     def _table(self, program: Planned, epoch: int, step: int, num: int) -> tuple[int, int, Table]:
-        """Return the index of the update in a table, the number of updates in the table, and the table."""
+        """Return the index of the update in a table, the number of updates in the table, and the
+        table.
+        """
         places = program.cut.places
         if self._named is not None:
             (known, start), many, table = self._named
-            is_in = known == epoch and start <= step and min(step + num, self._num_full) <= start + many
+            is_in = (
+                known == epoch and start <= step and min(step + num, self._num_full) <= start + many
+            )
             if is_in and table.rows.shape == (program.length, places):
                 return step - start, many, table
         many = min(program.length, self._num_full - step, max(num, _MOST_NAMED // self.batch_size))
@@ -163,7 +194,8 @@ class Resident(_Feed):
 
 
 class BatchQueue:
-    """The batches of a pass that were drawn and not sent; those that left are kept until dropped: they may come again.
+    """The batches of a pass that were drawn and not sent; those that left are kept until dropped:
+    they may come again.
 
     Args:
         start: the position of the first batch.
@@ -229,7 +261,8 @@ class BatchQueue:
 
 
 class Loaded(_Feed):
-    """Batches that are loaded while the device computes earlier ones; a block stacks batches of one program.
+    """Batches that are loaded while the device computes earlier ones; a block stacks batches of one
+    program.
 
     With several processes, each loads only the rows of its replicas, as soon as the plan is known.
 
@@ -239,28 +272,42 @@ class Loaded(_Feed):
     """
 
     def __init__(
-        self, devices: Devices, batches: Batches, plan: Plan, check: Check, known: Known | None = None, why: str = ""
+        self,
+        devices: Devices,
+        batches: Batches,
+        plan: Plan,
+        check: Check,
+        known: Known | None = None,
+        why: str = "",
     ):
         super().__init__(devices, batches, plan, check)
         self.where = f"Batches are loaded as they are needed{why and f' ({why})'}."
-        self._programs: dict[tuple[int, int], Planned] = {}  # by the rows of an update, full and real
+        # by the rows of an update, full and real
+        self._programs: dict[tuple[int, int], Planned] = {}
         self._known = known or Known({}, {})
         self._largest = dict(self._known.largest)  # counts drawn batches; `known` counts sent ones
         self._is_open = False
         self._queue = BatchQueue()
 
     def blocks(
-        self, num: int | None, size: Callable[[], int], *, once: bool = False, ahead: Callable[[], int] | None = None
+        self,
+        num: int | None,
+        size: Callable[[], int],
+        *,
+        once: bool = False,
+        ahead: Callable[[], int] | None = None,
     ) -> Iterator[Block]:
-        """Yield blocks of at most size()/16 updates, at least one: a block waits for its last batch.
+        """Yield blocks of at most size()/16 updates, at least one: a block waits for its last
+        batch.
 
         The consumer of a block calls `advance`.
 
         Args:
             num: the number of updates in all (None: to the end of the epoch).
             once: whether the blocks end with the epoch in any case.
-            ahead: if the state may be read after each block, returns the number of updates to send at once anyway:
-                that many batches are drawn, unless a batch may depend on the updates before it.
+            ahead: if the state may be read after each block, returns the number of updates to send
+                at once anyway: that many batches are drawn, unless a batch may depend on the
+                updates before it.
         """
         self._queue = queue = BatchQueue(self._begin(), num, once=once)
         may_be_read = ahead is not None and not self.batches.may_depend_on_updates
@@ -270,7 +317,9 @@ class Loaded(_Feed):
                 program = self._planned(queue[0])
                 early = ahead() if ahead is not None and may_be_read else 1
                 most = min(program.num_stacked, max(1, size() // _PART, early))
-                block = block_of(self._devices, self._known.row_tables, program, self._alike(program, most))
+                block = block_of(
+                    self._devices, self._known.row_tables, program, self._alike(program, most)
+                )
                 block = block._replace(may_be_read=may_be_read)
                 for part in [block] if ahead is None else _one_by_one(block, size):
                     yield part
@@ -284,21 +333,29 @@ class Loaded(_Feed):
                 self._put_back()
 
     def note_sent(self, block: Block) -> None:
-        """Record that a block was sent; if it is a part of a larger one, draw the next batches meanwhile."""
+        """Record that a block was sent; if it is a part of a larger one, draw the next batches
+        meanwhile.
+        """
         for batch in block.batches:
             if batch.kind:
-                self._known.largest[batch.kind] = max(self._known.largest.get(batch.kind, 0), batch.full)
+                self._known.largest[batch.kind] = max(
+                    self._known.largest.get(batch.kind, 0), batch.full
+                )
         if block.may_be_read and block.first == 0 and block.follow:
             self._fill(block.num + block.follow)
 
     def go_back(self, block: Block, done: int) -> None:
-        """Move the position as in `Resident`; ready-made batches that were not used are kept for the next call."""
+        """Move the position as in `Resident`; ready-made batches that were not used are kept for
+        the next call.
+        """
         super().go_back(block, done)
         if not self._is_open:
             self._put_back()
 
     def note_read(self, block: Block) -> None:
-        """Drop the batches of a block, the oldest that was sent: all of its updates were applied or skipped."""
+        """Drop the batches of a block, the oldest that was sent: all of its updates were applied or
+        skipped.
+        """
         self._queue.drop(block.num)
 
     def _planned(self, batch: Batch) -> Planned:
@@ -309,32 +366,51 @@ class Loaded(_Feed):
         return program
 
     def _alike(self, program: Planned, most: int) -> list[Batch]:
-        """Return the next batch, which is planned, and the batches that fit its block, at most `most` in all."""
+        """Return the next batch, which is planned, and the batches that fit its block, at most
+        `most` in all.
+        """
         queue = self._queue
         num = 1
-        while num < most and self._fill(num + 1) > num and self._follows(queue[num], queue[num - 1], program):
+        while (
+            num < most
+            and self._fill(num + 1) > num
+            and self._follows(queue[num], queue[num - 1], program)
+        ):
             num += 1
         return queue.leave(num)
 
     def _follows(self, batch: Batch, last: Batch, program: Planned) -> bool:
-        """Whether a batch directly follows the last in its epoch, with as many rows and the same program."""
-        if batch.start != last.end or batch.start[0] != last.start[0] or batch.num_rows != last.num_rows:
+        """Whether a batch directly follows the last in its epoch, with as many rows and the same
+        program.
+        """
+        if (
+            batch.start != last.end
+            or batch.start[0] != last.start[0]
+            or batch.num_rows != last.num_rows
+        ):
             return False
-        if batch.signature != last.signature:  # planning it may change the state that this block uses
+        # planning it may change the state that this block uses
+        if batch.signature != last.signature:
             return False
         try:
             return self._planned(batch) is program
-        except Exception:  # raised again when the batch comes first in its block, after all earlier updates
+        except (
+            Exception
+        ):  # raised again when the batch comes first in its block, after all earlier updates
             return False
 
     def _put_back(self) -> None:
-        """Keep ready-made batches that were not used for the next call; others can be loaded again."""
+        """Keep ready-made batches that were not used for the next call; others can be loaded
+        again.
+        """
         if self.batches.num_moves == self._num_moves:  # else they belong to another place
             unused = self._queue.take_since(self.batches.position)
             self.batches.unused[:] = unused + self.batches.unused if self.batches.is_ready else []
 
     def _fill(self, num: int) -> int:
-        """Draw batches until the queue has `num`, or the data end; return the number in it. Errors are kept."""
+        """Draw batches until the queue has `num`, or the data end; return the number in it. Errors
+        are kept.
+        """
         batches = self.batches
         queue = self._queue
         while len(queue) < num and queue.is_open:
@@ -345,7 +421,9 @@ class Loaded(_Feed):
                     if batch is None:
                         selection = None if batches.is_ready else batches.select(*position)
                         own = self._own(selection)
-                        batch = self._batch(*batches.take(position, selection, own), selection, own, position)
+                        batch = self._batch(
+                            *batches.take(position, selection, own), selection, own, position
+                        )
                     self._largest[batch.kind] = max(self._largest.get(batch.kind, 0), batch.full)
                     queue.add(batch)
             except StopIteration:
@@ -365,10 +443,18 @@ class Loaded(_Feed):
         program = self._programs.get((selection.full, count))
         if program is None:
             return None
-        return np.unique(share_out(program.cut, self._devices.num_replicas)[0][self._devices.local_replicas] % count)
+        return np.unique(
+            share_out(program.cut, self._devices.num_replicas)[0][self._devices.local_replicas]
+            % count
+        )
 
     def _batch(
-        self, host: Tree, end: Position, selection: Selection | None, own: np.ndarray | None, start: Position
+        self,
+        host: Tree,
+        end: Position,
+        selection: Selection | None,
+        own: np.ndarray | None,
+        start: Position,
     ) -> Batch:
         if selection is None:
             count = num_rows_of(host)
@@ -381,7 +467,9 @@ class Loaded(_Feed):
             full = selection.full
             names = selection.names
         rows = np.arange(count, dtype=np.int32)
-        return Batch(host, None, rows, full, names, own, start, end, self.batches.stream_state, kind)
+        return Batch(
+            host, None, rows, full, names, own, start, end, self.batches.stream_state, kind
+        )
 
 
 def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:
@@ -398,7 +486,12 @@ Feed = Resident | Loaded
 
 
 def open_feed(
-    devices: Devices, batches: Batches, limit: int, plan: Plan, check: Check, known: Known | None = None
+    devices: Devices,
+    batches: Batches,
+    limit: int,
+    plan: Plan,
+    check: Check,
+    known: Known | None = None,
 ) -> Feed:
     """Return a feed; arrays of at most `limit` bytes become resident."""
     size = tree.num_bytes(batches.arrays)
@@ -409,4 +502,8 @@ def open_feed(
         f"arrays of {size / 2**20:.0f} MiB may not stay, beyond {limit / 2**20:.0f}": size > limit,
     }
     why = next((why for why, holds in reasons.items() if holds), None)
-    return Resident(devices, batches, plan, check) if why is None else Loaded(devices, batches, plan, check, known, why)
+    return (
+        Resident(devices, batches, plan, check)
+        if why is None
+        else Loaded(devices, batches, plan, check, known, why)
+    )

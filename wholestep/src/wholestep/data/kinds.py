@@ -1,4 +1,6 @@
-"""The kind of a user's data: `classify` finds it where data enter, and returns classified data unchanged."""
+"""The kind of a user's data: `classify` finds it where data enter, and returns classified data
+unchanged.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +18,9 @@ Position = tuple[int, int]
 
 
 class KeepsPosition:
-    """The base class of `Batches`: data whose position outlasts a call. A prepared form has the same position."""
+    """The base class of `Batches`: data whose position outlasts a call. A prepared form has the
+    same position.
+    """
 
     _at: list[int]  # the epoch, the batch in it, and the number of moves; changed in place
 
@@ -31,7 +35,9 @@ class KeepsPosition:
 
     @property
     def num_moves(self) -> int:
-        """How often a `seek` or a new loop has moved the position; an earlier loop then raises an error."""
+        """How often a `seek` or a new loop has moved the position; an earlier loop then raises an
+        error.
+        """
         return self._at[2]
 
     def note_move(self) -> None:
@@ -59,7 +65,8 @@ class Data:
     Args:
         content: the data; lists of strings in them are arrays.
         has_columns: whether they are a Hugging Face dataset, or a mapping of names to datasets.
-        prefetches: whether a stream draws its batches ahead of their use, so that none depends on earlier updates.
+        prefetches: whether a stream draws its batches ahead of their use, so that none depends on
+            earlier updates.
 
     >>> classify({"x": np.zeros(3)}).kind.name, classify(iter([np.zeros(3)])).kind.name
     ('ARRAYS', 'STREAM')
@@ -77,7 +84,9 @@ class Data:
 
     @property
     def are_arrays(self) -> bool:
-        """Whether they are an array, or nested dicts, lists and tuples of nothing else (None aside)."""
+        """Whether they are an array, or nested dicts, lists and tuples of nothing else (None
+        aside).
+        """
         return self.kind is Kind.ARRAYS
 
     @property
@@ -94,8 +103,9 @@ class Data:
     def is_list_of_rows(self, by_length: bool) -> bool:
         """Whether a list holds a nested item for each row, rather than an array for each leaf.
 
-        A list of arrays and nests of arrays with the same number of rows, such as a model's inputs, holds leaves. A
-        vector as a leaf holds a number for each row, which has no length; so with `by_length`, vectors are rows.
+        A list of arrays and nests of arrays with the same number of rows, such as a model's inputs,
+        holds leaves. A vector as a leaf holds a number for each row, which has no length; so with
+        `by_length`, vectors are rows.
         """
         items = self.content
         if not isinstance(items, list):
@@ -103,7 +113,9 @@ class Data:
         if by_length and all(is_array(item) and len(item.shape) == 1 for item in items):
             return True
         nested = [isinstance(item, dict | list | tuple) for item in items]
-        return any(nested) and (all(nested) or len({np.shape(leaf)[:1] for leaf in tree.leaves(items)}) > 1)
+        return any(nested) and (
+            all(nested) or len({np.shape(leaf)[:1] for leaf in tree.leaves(items)}) > 1
+        )
 
 
 def classify(source: object) -> Data:
@@ -123,7 +135,9 @@ def classify(source: object) -> Data:
         return Data(source, Kind.SHARED)
     if isinstance(source, type) or isroutine(source):
         return Data(source, Kind.FUNCTION)
-    has_columns = module.partition(".")[0] == "datasets" and hasattr(source, "column_names") and is_indexed
+    has_columns = (
+        module.partition(".")[0] == "datasets" and hasattr(source, "column_names") and is_indexed
+    )
     is_loader = _is_loader(source, module)
     if is_indexed and hasattr(source, "__len__") and not is_loader:
         return Data(source, Kind.ROWS, has_columns)
@@ -140,12 +154,20 @@ def is_nest_of_arrays(source: object) -> bool:
 
 
 def _is_loader(source: object, module: str) -> bool:
-    """Whether this is a `tf.data.Dataset`, a torch `DataLoader` or a grain loader, which yields batches."""
-    return hasattr(source, "element_spec") or module.startswith("torch.utils.data.dataloader") or _is_batched(source)
+    """Whether this is a `tf.data.Dataset`, a torch `DataLoader` or a grain loader, which yields
+    batches.
+    """
+    return (
+        hasattr(source, "element_spec")
+        or module.startswith("torch.utils.data.dataloader")
+        or _is_batched(source)
+    )
 
 
 def _is_batched(source: object) -> bool:
     """Whether this is a grain.MapDataset whose items are batches."""
     if not type(source).__module__.startswith("grain."):
         return False
-    return type(source).__name__ == "BatchMapDataset" or any(map(_is_batched, getattr(source, "parents", ())))
+    return type(source).__name__ == "BatchMapDataset" or any(
+        map(_is_batched, getattr(source, "parents", ()))
+    )

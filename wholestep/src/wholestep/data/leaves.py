@@ -13,9 +13,12 @@ from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
 _ATTEMPTS = {
-    "O": "leave out what is None; pass rows of uneven length as a list, with tokens=... and length=...",
-    "U": "encode strings as integers first: call the model's TextVectorization, StringLookup or Hashing on the data, "
-    "as in dataset.map(layer) or Batches(..., transform=...), and train the model on the layer's output; the "
+    "O": "leave out what is None; pass rows of uneven length as a list, with tokens=... and "
+    "length=...",
+    "U": "encode strings as integers first: call the model's TextVectorization, StringLookup or "
+    "Hashing on the data, "
+    "as in dataset.map(layer) or Batches(..., transform=...), and train the model on the layer's "
+    "output; the "
     "TensorFlow engine takes text as it is.",
     "c": "the real and the imaginary part as two features, np.stack([z.real, z.imag], axis=-1).",
 }
@@ -25,7 +28,8 @@ NUMBER_CLASSES = (
 )
 _AS_FLOATS = 'turn the objects into numbers first: .astype("float32").'
 _NUMBERS = "biuf"
-_LARGE = 1 << 16  # bytes of an array whose copy is aligned, so that an engine need not copy it again
+# bytes of an array whose copy is aligned, so that an engine need not copy it again
+_LARGE = 1 << 16
 
 
 def numpy_batch(batch: Tree) -> Tree:
@@ -34,13 +38,16 @@ def numpy_batch(batch: Tree) -> Tree:
 
 
 def own_batch(batch: Tree, prepare: Callable[[Any], Any] | None = None) -> Tree:
-    """Return a copy of a user's batch, prepared and checked: a generator may fill its arrays again."""
+    """Return a copy of a user's batch, prepared and checked: a generator may fill its arrays
+    again.
+    """
     copied = raw_batch(batch, lambda leaf: np.array(to_numpy(leaf)))
     return checked(copied if prepare is None else _transformed(prepare, copied))
 
 
 def owned(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a transform whose results do not change: several are kept, and the given one may fill its arrays again.
+    """Return a transform whose results do not change: several are kept, and the given one may fill
+    its arrays again.
 
     Arrays that are also arrays of the batch are not copied, as no other batch shares them.
     """
@@ -58,7 +65,9 @@ def _transformed(transform: Callable[[Any], Any], batch: Tree) -> Any:
     try:
         return transform(batch)
     except StopIteration as error:
-        raise RuntimeError("A transform has raised StopIteration, which would end the data.") from error
+        raise RuntimeError(
+            "A transform has raised StopIteration, which would end the data."
+        ) from error
 
 
 def _copied(leaf: Any) -> Any:
@@ -75,13 +84,19 @@ def text_as_arrays(source: Tree) -> Any:
         return tuple(map(text_as_arrays, source)) if type(source) is tuple else source
     if type(source) is dict:
         return {name: text_as_arrays(part) for name, part in source.items()}
-    is_text = isinstance(source, list) and source and all(isinstance(each, str | bytes) for each in source)
-    return np.array(source, dtype=object) if is_text else source  # else each string takes the room of the longest
+    is_text = (
+        isinstance(source, list)
+        and source
+        and all(isinstance(each, str | bytes) for each in source)
+    )
+    # else each string takes the room of the longest
+    return np.array(source, dtype=object) if is_text else source
 
 
 def raw_batch(batch: Tree, convert: Callable[[Any], np.ndarray] | None = None) -> Tree:
     """Return a user's batch with numpy leaves of any kind, by `convert` or else `to_numpy`."""
-    if type(batch) is not tuple or not all(map(_is_array_of_numbers, batch)):  # most batches need no look inside
+    # most batches need no look inside
+    if type(batch) is not tuple or not all(map(_is_array_of_numbers, batch)):
         batch = text_as_arrays(batch)
         batch = without_none(tuple(batch) if isinstance(batch, list) else batch)
     return tree.map_leaves(convert or to_numpy, batch)
@@ -91,13 +106,16 @@ def without_none(batch: Tree) -> Any:
     """Drop the last parts of (x, y, sample_weight) that are None.
 
     Raises:
-        BatchError: a None comes before another part, or there are more than three parts, some of them None.
+        BatchError: a None comes before another part, or there are more than three parts, some of
+            them None.
     """
     if not isinstance(batch, tuple) or all(part is not None for part in batch):
         return batch
     if len(batch) > 3:
         must = "A batch must be x, (x, y) or (x, y, sample_weight)."
-        raise BatchError(message(must, f"{len(batch)} parts, of which some are None", "leave out what is None."))
+        raise BatchError(
+            message(must, f"{len(batch)} parts, of which some are None", "leave out what is None.")
+        )
     parts = tuple(part for part in batch if part is not None)
     if any(part is None for part in batch[: len(parts)]):
         must = "(x, y, sample_weight) must have labels where it has weights."
@@ -109,7 +127,9 @@ def with_arrays(row: Tree) -> Tree:
     """Return a row in which a list of numbers is an array, a leaf."""
 
     def as_array(part: object) -> np.ndarray | None:
-        is_list = isinstance(part, list) and all(isinstance(n, int | float | np.number) for n in part)
+        is_list = isinstance(part, list) and all(
+            isinstance(n, int | float | np.number) for n in part
+        )
         return np.asarray(part) if is_list else None
 
     return keras.tree.traverse(as_array, row)
@@ -128,7 +148,11 @@ def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, lis
         if own != paths:
             parts = [", ".join(tree.name(path, "row") for path in each) for each in (own, paths)]
             received = f"{parts[0]} in row {row}, {parts[1]} in others"
-            raise BatchError(message("All rows must be nested alike.", received, "give every row the same leaves."))
+            raise BatchError(
+                message(
+                    "All rows must be nested alike.", received, "give every row the same leaves."
+                )
+            )
     return [(path, [leaves[i][1] for leaves in flat]) for i, path in enumerate(paths)]
 
 
@@ -140,7 +164,9 @@ def stack_column(path: tuple, rows: np.ndarray, column: list, attempt: str) -> n
     """
     if all(leaf is None for leaf in column):
         return None
-    shapes = [np.shape(leaf) if hasattr(leaf, "shape") else np.asarray(leaf).shape for leaf in column]
+    shapes = [
+        np.shape(leaf) if hasattr(leaf, "shape") else np.asarray(leaf).shape for leaf in column
+    ]
     for row, shape in zip(rows, shapes, strict=True):
         if tuple(shape) != tuple(shapes[0]):
             must = f"{tree.name(path, 'row')} must have one shape in all rows of a batch."
@@ -167,12 +193,16 @@ def to_numpy(leaf: object) -> np.ndarray:
 
 
 def as_rows(leaf: object) -> np.ndarray | SparseRows:
-    """Return a leaf whose rows can be sliced by their numbers: as numpy or, if it is sparse, as its entries."""
+    """Return a leaf whose rows can be sliced by their numbers: as numpy or, if it is sparse, as its
+    entries.
+    """
     return SparseRows.of(leaf) if is_sparse(leaf) else to_numpy(leaf)
 
 
 def _in_floatx(array: np.ndarray) -> np.ndarray:
-    is_float = array.dtype.kind == "f" or (array.dtype.kind == "V" and array.dtype.name == "bfloat16")
+    is_float = array.dtype.kind == "f" or (
+        array.dtype.kind == "V" and array.dtype.name == "bfloat16"
+    )
     return array.astype(keras.config.floatx(), copy=False) if is_float else array
 
 
@@ -181,20 +211,28 @@ def _of_pandas(leaf: Any) -> np.ndarray:
     if type(leaf).__module__.partition(".")[0] != "pandas":
         return np.asarray(leaf.to_numpy())
     array = np.asarray(leaf.to_numpy())
-    if array.dtype == object and leaf.ndim == 2 and all(dtype.kind in _NUMBERS for dtype in leaf.dtypes):
-        array = np.asarray(leaf.to_numpy(dtype=keras.config.floatx()))  # numbers mixed with booleans
+    if (
+        array.dtype == object
+        and leaf.ndim == 2
+        and all(dtype.kind in _NUMBERS for dtype in leaf.dtypes)
+    ):
+        # numbers mixed with booleans
+        array = np.asarray(leaf.to_numpy(dtype=keras.config.floatx()))
     return array[:, None] if leaf.ndim == 1 else array
 
 
 def checked(batch: Tree) -> Tree:
-    """Return a batch that can be trained on: of numbers and, on TensorFlow, of text and ragged rows.
+    """Return a batch that can be trained on: of numbers and, on TensorFlow, of text and ragged
+    rows.
 
     Raises:
         BatchError: it holds other data.
     """
     if all(map(_is_array_of_numbers, tree.leaves(batch))):
         return batch
-    batch = tree.map_leaves(lambda leaf: leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf), batch)
+    batch = tree.map_leaves(
+        lambda leaf: leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf), batch
+    )
     if all(leaf.dtype.kind in _NUMBERS for leaf in tree.leaves(batch)):
         return batch
     takes_text = keras.config.backend() == "tensorflow"
@@ -202,8 +240,12 @@ def checked(batch: Tree) -> Tree:
         if leaf is None or leaf.dtype.kind in _NUMBERS or (takes_text and _is_text_or_ragged(leaf)):
             continue
         part = tree.part_of(path, batch)
-        raise _unknown_kind(f"{part} ({tree.name(path)})" if part else tree.name(path), leaf, is_label=part == "y")
-    return tree.map_leaves(lambda leaf: leaf.astype(object) if leaf.dtype.kind in "US" else leaf, batch)
+        raise _unknown_kind(
+            f"{part} ({tree.name(path)})" if part else tree.name(path), leaf, is_label=part == "y"
+        )
+    return tree.map_leaves(
+        lambda leaf: leaf.astype(object) if leaf.dtype.kind in "US" else leaf, batch
+    )
 
 
 def _is_array_of_numbers(leaf: object) -> bool:
@@ -212,9 +254,17 @@ def _is_array_of_numbers(leaf: object) -> bool:
 
 def _is_text_or_ragged(leaf: np.ndarray) -> bool:
     if tree.is_ragged(leaf):
-        shapes = {(each.shape[1:], each.dtype) for each in leaf if isinstance(each, np.ndarray) and each.ndim}
-        is_even = len(shapes) == 1 and all(isinstance(each, np.ndarray) and each.ndim for each in leaf)
-        return is_even and all(each.dtype.kind in _NUMBERS or _is_text_or_ragged(each) for each in leaf if len(each))
+        shapes = {
+            (each.shape[1:], each.dtype)
+            for each in leaf
+            if isinstance(each, np.ndarray) and each.ndim
+        }
+        is_even = len(shapes) == 1 and all(
+            isinstance(each, np.ndarray) and each.ndim for each in leaf
+        )
+        return is_even and all(
+            each.dtype.kind in _NUMBERS or _is_text_or_ragged(each) for each in leaf if len(each)
+        )
     return leaf.dtype.kind in "US" or all(isinstance(each, str | bytes) for each in leaf.flat)
 
 
@@ -233,8 +283,12 @@ def _unknown_kind(name: str, leaf: np.ndarray, *, is_label: bool) -> BatchError:
 
 
 def _is_of_numbers(leaf: np.ndarray) -> bool:
-    """Whether an array of objects holds numbers alone; None would become NaN, and text is no number."""
-    if leaf.dtype != object or any(each is None or isinstance(each, str | bytes) for each in leaf.flat):
+    """Whether an array of objects holds numbers alone; None would become NaN, and text is no
+    number.
+    """
+    if leaf.dtype != object or any(
+        each is None or isinstance(each, str | bytes) for each in leaf.flat
+    ):
         return False
     try:
         leaf.astype(keras.config.floatx())
@@ -244,7 +298,9 @@ def _is_of_numbers(leaf: np.ndarray) -> bool:
 
 
 def holds_numbers(part: object, depth: int = 9) -> bool:
-    """Whether this is a list or tuple of Python numbers, or of such lists, nested at most `depth` times."""
+    """Whether this is a list or tuple of Python numbers, or of such lists, nested at most `depth`
+    times.
+    """
     if not isinstance(part, list | tuple) or not part or not depth:
         return False
     return isinstance(part[0], int | float) or all(holds_numbers(each, depth - 1) for each in part)
@@ -257,8 +313,13 @@ def refuse_lists(part: Tree, name: str) -> None:
         BatchError: there is such a list.
     """
     if holds_numbers(part):
-        received = f"a {type(part).__name__} of {'numbers' if holds_numbers(part, depth=1) else 'lists of numbers'}"
-        raise BatchError(message(f"{name} must hold arrays.", received, f"pass np.asarray({name})."))
+        received = (
+            f"a {type(part).__name__} of "
+            f"{'numbers' if holds_numbers(part, depth=1) else 'lists of numbers'}"
+        )
+        raise BatchError(
+            message(f"{name} must hold arrays.", received, f"pass np.asarray({name}).")
+        )
     if isinstance(part, dict | list | tuple):
         for key, each in part.items() if isinstance(part, dict) else enumerate(part):
             refuse_lists(each, f"{name}[{key!r}]")
@@ -266,7 +327,11 @@ def refuse_lists(part: Tree, name: str) -> None:
 
 def is_array(leaf: object) -> bool:
     """Whether this is an array, or can be turned into an array."""
-    return (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "to_numpy") or _is_column(leaf)
+    return (
+        (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+        or hasattr(leaf, "to_numpy")
+        or _is_column(leaf)
+    )
 
 
 def _is_column(leaf: object) -> bool:

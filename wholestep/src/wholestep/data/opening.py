@@ -22,14 +22,17 @@ def open_batches(
 
     Args:
         batch_size: ignored for ready-made batches.
-        prepare: a function of every loaded batch, before `transform`; the data may then hold text on every engine.
+        prepare: a function of every loaded batch, before `transform`; the data may then hold text
+            on every engine.
         how: further arguments of `Batches`.
     """
     if data.keeps_position:
         return data.content if prepare is None else data.content.prepared(prepare)
     if prepare is not None and data.are_arrays:
         data = Data(_Rows(data.content), Kind.ROWS)
-    return Batches(data, None if data.are_ready else batch_size, transform=in_turn(prepare, transform), **how)
+    return Batches(
+        data, None if data.are_ready else batch_size, transform=in_turn(prepare, transform), **how
+    )
 
 
 class _Rows:
@@ -74,5 +77,7 @@ def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, on
 
 
 def kept(batches: Batches) -> Batches:
-    """Return batches whose `in_order` always starts at the first batch; an iterator's batches are cached."""
+    """Return batches whose `in_order` always starts at the first batch; an iterator's batches are
+    cached.
+    """
     return Batches(Kept(iter(batches))) if batches.is_iterator else batches

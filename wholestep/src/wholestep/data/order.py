@@ -1,8 +1,10 @@
-"""The order of rows in an epoch: a pure function of (seed, epoch), in O(1) memory for any number of rows.
+"""The order of rows in an epoch: a pure function of (seed, epoch), in O(1) memory for any number of
+rows.
 
-A keyed bijection of 0..n-1 (a balanced Feistel network on the next power of four, walking its cycles until the value
-is below n: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). No permutation is ever stored, so a batch
-of a billion-row source costs as much as a batch of a thousand.
+A keyed bijection of 0..n-1 (a balanced Feistel network on the next power of four, walking its
+cycles until the value is below n: Black and Rogaway, "Ciphers with arbitrary finite domains",
+2002). No permutation is ever stored, so a batch of a billion-row source costs as much as a batch of
+a thousand.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ import numpy as np
 
 _ROUNDS = 6
 _NUM_CACHED = 64  # chunks: two epochs of the rows that are named at once
-_CHUNK = 4096  # row numbers that are computed at once, which takes hardly longer than those of one batch
+# row numbers that are computed at once, which takes hardly longer than those of one batch
+_CHUNK = 4096
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -22,7 +25,8 @@ class Selection(NamedTuple):
 
     Args:
         rows: row numbers in the source, int64 (rows,); packed rows have a number for each segment.
-        names: the row numbers that errors show for each row of the batch, (rows,); of a packed row, several.
+        names: the row numbers that errors show for each row of the batch, (rows,); of a packed row,
+            several.
         full: the number of rows in a full batch of this shape; 0 if it is not known.
         layout: the sampler's own: the place of the rows in the batch.
     """
@@ -57,7 +61,9 @@ class Order:
     block: int = 0
 
     def rows(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Return the row numbers at places start..stop-1 of the epoch, an int64 array (stop - start,)."""
+        """Return the row numbers at places start..stop-1 of the epoch, an int64 array (stop -
+        start,).
+        """
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.int64)
         if stop - start > _NUM_CACHED * _CHUNK // 2:
@@ -68,7 +74,9 @@ class Order:
         return rows[start - first * _CHUNK : stop - first * _CHUNK]
 
     def batch(self, epoch: int, step: int, size: int) -> np.ndarray:
-        """Return the row numbers of batch `step` of the epoch; the last batch may have fewer than `size`."""
+        """Return the row numbers of batch `step` of the epoch; the last batch may have fewer than
+        `size`.
+        """
         return self.rows(epoch, step * size, min((step + 1) * size, self.num_rows))
 
 
@@ -86,7 +94,8 @@ def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
         return permute(places, order.num_rows, order.seed, epoch, order.stream).astype(np.int64)
     number, place = np.divmod(places, np.uint64(order.block))
     first = number * np.uint64(order.block)
-    sizes = np.minimum(np.uint64(order.num_rows) - first, np.uint64(order.block))  # the last block may be short
+    # the last block may be short
+    sizes = np.minimum(np.uint64(order.num_rows) - first, np.uint64(order.block))
     return (first + permute(place, sizes, order.seed, epoch, number)).astype(np.int64)
 
 
@@ -95,7 +104,8 @@ def permute(
 ) -> np.ndarray:
     """Return the values at these places, uint64 (places,), of a permutation of 0..num-1.
 
-    `num` and `stream` are numbers, or arrays with a number for each place: then places have separate permutations.
+    `num` and `stream` are numbers, or arrays with a number for each place: then places have
+    separate permutations.
     """
     num = np.atleast_1d(np.asarray(num, np.uint64))
     assert np.all(places < num), "a place beyond the last: its cycle would never come back"
@@ -121,7 +131,9 @@ def _half_bits(num: np.ndarray) -> np.ndarray:
 
 
 def _keys(seed: int, epoch: int, stream: int | np.ndarray) -> np.ndarray:
-    keys = np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, epoch]).generate_state(_ROUNDS, np.uint64)
+    keys = np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, epoch]).generate_state(
+        _ROUNDS, np.uint64
+    )
     return keys[:, None] ^ _mix(np.atleast_1d(np.asarray(stream, np.uint64)) * _GOLDEN)
 
 
@@ -136,7 +148,9 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half: np.ndarray) -> np.ndarr
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
+    """The finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", 2014).
+    """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,8 +1,9 @@
 """Packing: several short sequences in one row, distinguished by segment ids and positions.
 
-The lengths that share a row are found once, on the histogram of lengths, at the same cost for any number of rows
-(best-fit decreasing on counts, after Krell, Kosec, Perez and Fitzgibbon, "Efficient sequence packing without
-cross-contamination", 2021). The rows of each length are permuted anew in every epoch.
+The lengths that share a row are found once, on the histogram of lengths, at the same cost for any
+number of rows (best-fit decreasing on counts, after Krell, Kosec, Perez and Fitzgibbon, "Efficient
+sequence packing without cross-contamination", 2021). The rows of each length are permuted anew in
+every epoch.
 """
 
 from bisect import bisect_left, insort
@@ -23,7 +24,9 @@ BESIDE = ("segment_ids", "positions")
 
 
 class RowLayout(NamedTuple):
-    """The layout of a batch: source row rows[i] begins at [at[i], starts[i]]. All int64 (segments,)."""
+    """The layout of a batch: source row rows[i] begins at [at[i], starts[i]]. All int64
+    (segments,).
+    """
 
     rows: np.ndarray
     at: np.ndarray
@@ -33,16 +36,18 @@ class RowLayout(NamedTuple):
         """Return the layout of these packed rows alone; `places` are ascending."""
         kept = np.arange(int(self.at[-1]) + 1)[places]
         inside = np.isin(self.at, kept)
-        return RowLayout(self.rows[inside], np.searchsorted(kept, self.at[inside]), self.starts[inside])
+        return RowLayout(
+            self.rows[inside], np.searchsorted(kept, self.at[inside]), self.starts[inside]
+        )
 
 
 @dataclass(frozen=True)
 class Patterns:
     """The lengths that share a packed row, and the number of packed rows of each pattern.
 
-    Pattern p has the slots first_slot[p] .. first_slot[p+1]-1; each slot takes `each` sequences of one `length`. The
-    packs of the pattern are first_pack[p] .. first_pack[p+1]-1; the first pack takes the places from `first_place` on
-    among all rows of that length.
+    Pattern p has the slots first_slot[p] .. first_slot[p+1]-1; each slot takes `each` sequences of
+    one `length`. The packs of the pattern are first_pack[p] .. first_pack[p+1]-1; the first pack
+    takes the places from `first_place` on among all rows of that length.
     """
 
     first_pack: np.ndarray
@@ -52,7 +57,9 @@ class Patterns:
     first_place: np.ndarray
 
     def places(self, packs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (at, length, place) of every sequence: packs[at] holds sequence number `place` of its length."""
+        """Return (at, length, place) of every sequence: packs[at] holds sequence number `place` of
+        its length.
+        """
         pattern = np.searchsorted(self.first_pack, packs, side="right") - 1
         at, slot = _spread(self.first_slot[pattern], np.diff(self.first_slot)[pattern])
         each = self.each[slot]
@@ -63,13 +70,15 @@ class Patterns:
 
 @dataclass(frozen=True)
 class Packs:
-    """Batches of packed rows, each with several rows of the source. A pure function of (seed, epoch, step).
+    """Batches of packed rows, each with several rows of the source. A pure function of (seed,
+    epoch, step).
 
     Args:
         width: places in a packed row.
         size: packed rows in a full batch.
         by_length: the row numbers, shortest first (rows,).
-        starts: the start in `by_length` of the rows of each length, and the end, int64 (longest + 2,).
+        starts: the start in `by_length` of the rows of each length, and the end, int64 (longest +
+            2,).
     """
 
     sequences: Sequences
@@ -122,7 +131,9 @@ class Packs:
         firsts = np.searchsorted(layout.at, layout.at)
         segments[layout.at[which], place] = (np.arange(len(firsts)) - firsts + 1)[which]
         positions[layout.at[which], place] = place - layout.starts[which]
-        return self.sequences.packed(*layout, shape, dict(zip(BESIDE, (segments, positions), strict=True)))
+        return self.sequences.packed(
+            *layout, shape, dict(zip(BESIDE, (segments, positions), strict=True))
+        )
 
     def in_order(self) -> "Packs":
         """Return the same packed rows in one order for all epochs."""
@@ -134,12 +145,20 @@ class Packs:
         start = self.starts[length]
         num = np.diff(self.starts)[length]
         if self.shuffle:
-            place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1).astype(np.int64)
+            place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1).astype(
+                np.int64
+            )
         taken = ends(np.maximum(length, 1))[:-1]
-        return RowLayout(self.by_length[start + place].astype(np.int64), at, taken - taken[np.searchsorted(at, at)])
+        return RowLayout(
+            self.by_length[start + place].astype(np.int64),
+            at,
+            taken - taken[np.searchsorted(at, at)],
+        )
 
 
-def make_packs(sequences: Sequences, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Packs:
+def make_packs(
+    sequences: Sequences, tokens: int, options: LengthOptions, seed: int, shuffle: bool
+) -> Packs:
     """Return the packs of rows that hold one sequence each, at most `tokens` places in a batch.
 
     Raises:
@@ -153,7 +172,9 @@ def make_packs(sequences: Sequences, tokens: int, options: LengthOptions, seed: 
         shapes = given(options.boundaries, sequences.paths)
         if len(shapes) > 1:
             must = "Packed rows have one length."
-            raise SpecificationError(message(must, f"{len(shapes)} boundaries", f"boundaries=[{shapes.max()}]."))
+            raise SpecificationError(
+                message(must, f"{len(shapes)} boundaries", f"boundaries=[{shapes.max()}].")
+            )
         if width > shapes[0, 0] and not options.truncate:
             raise too_long(sequences, longest, shapes[0])
         width = int(shapes[0, 0])
@@ -161,7 +182,9 @@ def make_packs(sequences: Sequences, tokens: int, options: LengthOptions, seed: 
     if width > tokens:
         raise too_large(sequences, longest, width, tokens)
     lengths = sequences.lengths[0]
-    by_length = np.argsort(lengths.astype(np.uint16) if width < 2**16 else lengths, kind="stable").astype(np.int32)
+    by_length = np.argsort(
+        lengths.astype(np.uint16) if width < 2**16 else lengths, kind="stable"
+    ).astype(np.int32)
     counts = np.bincount(lengths, minlength=1)
     patterns = find_patterns(counts, width)
     size = min(tokens // width, int(patterns.first_pack[-1]))
@@ -171,8 +194,8 @@ def make_packs(sequences: Sequences, tokens: int, options: LengthOptions, seed: 
 def find_patterns(counts: np.ndarray, width: int) -> Patterns:
     """Return how counts[length] sequences of each length share packed rows of this width.
 
-    The longest come first; each goes to the packed row with the least room that still holds it. An empty sequence takes
-    one place, so that no row is lost.
+    The longest come first; each goes to the packed row with the least room that still holds it. An
+    empty sequence takes one place, so that no row is lost.
 
     >>> patterns = find_patterns(np.array([0, 0, 2, 0, 1, 1]), width=8)  # lengths 2, 2, 4 and 5
     >>> patterns.first_pack.tolist(), patterns.first_slot.tolist(), patterns.length.tolist()
@@ -185,7 +208,9 @@ def find_patterns(counts: np.ndarray, width: int) -> Patterns:
         need = max(length, 1)
         while left:
             place = bisect_left(rooms, need)
-            room, num, slots = (width, left, ()) if place == len(rooms) else _take(rooms, packs, place)
+            room, num, slots = (
+                (width, left, ()) if place == len(rooms) else _take(rooms, packs, place)
+            )
             each = min(room // need, left)
             used = min(num, left // each)
             _put(rooms, packs, room - each * need, (used, (*slots, (length, each))))
@@ -237,15 +262,27 @@ def _check(sequences: Sequences) -> None:
     row = sequences.row
     num = len(sequences.lengths)
     if not isinstance(row, dict) or set(BESIDE) & set(row):
-        received = type(row).__name__ if not isinstance(row, dict) else f"keys {', '.join(map(str, row))}"
+        received = (
+            type(row).__name__ if not isinstance(row, dict) else f"keys {', '.join(map(str, row))}"
+        )
         must = "Packed rows must be dicts: segment_ids and positions are added to their leaves."
         raise SpecificationError(message(must, received, "give rows such as {'tokens': ...}."))
     if num > 1:
-        must = "Rows that are packed must hold one sequence, as source and target would not stay aligned."
-        raise SpecificationError(message(must, f"{num} lengths", "leave out pack=True for buckets."))
+        must = (
+            "Rows that are packed must hold one sequence, as source and target would not stay "
+            "aligned."
+        )
+        raise SpecificationError(
+            message(must, f"{num} lengths", "leave out pack=True for buckets.")
+        )
     for (label, leaf), owner in zip(tree.named_leaves(row, "row"), sequences.owner, strict=True):
         if owner is None:
-            must = f"{label} must have an axis of the length: a packed row has no place for one value per row."
+            must = (
+                f"{label} must have an axis of the length: a packed row has no place for one "
+                "value per row."
+            )
             must = must
             received = f"shape {leaf.shape}"
-            raise SpecificationError(message(must, received, "repeat it for every place, or leave out pack."))
+            raise SpecificationError(
+                message(must, received, "repeat it for every place, or leave out pack.")
+            )

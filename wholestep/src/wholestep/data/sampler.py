@@ -1,4 +1,6 @@
-"""The rows of a batch: a fixed number, of similar lengths, or packed. A pure function of (seed, epoch, step)."""
+"""The rows of a batch: a fixed number, of similar lengths, or packed. A pure function of (seed,
+epoch, step).
+"""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +16,9 @@ from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, S
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.tree import Tree
 
-_SIZE = "batch_size=32, or leave it out; labels are part of the source: Batches((x, y), batch_size=32)."
+_SIZE = (
+    "batch_size=32, or leave it out; labels are part of the source: Batches((x, y), batch_size=32)."
+)
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,19 @@ Sampler = FixedSize | Buckets | Packs | IndexedBatches
 
 
 def open_sampler(
-    source: Source, batch_size: int | None, tokens: int | None, options: LengthOptions, seed: int, shuffle: bool | str
+    source: Source,
+    batch_size: int | None,
+    tokens: int | None,
+    options: LengthOptions,
+    seed: int,
+    shuffle: bool | str,
 ) -> Sampler:
-    """Return batches of `batch_size` rows, 32 if it is None, or of `tokens` places; ready-made batches unchanged.
+    """Return batches of `batch_size` rows, 32 if it is None, or of `tokens` places; ready-made
+    batches unchanged.
 
     Raises:
-        SpecificationError: a size below 1, an unknown `shuffle`, or options that do not fit the rows.
+        SpecificationError: a size below 1, an unknown `shuffle`, or options that do not fit the
+            rows.
         BatchError: a row that is too long.
     """
     if isinstance(source, IndexedBatches):
@@ -76,52 +87,88 @@ def open_sampler(
         raise SpecificationError(message(must, shown(shuffle), "shuffle=True, or leave it out."))
     size = 32 if batch_size is None else count("batch_size", batch_size, _SIZE)
     size = min(size, source.num_rows)
-    return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 0), size)
+    return FixedSize(
+        source,
+        Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 0),
+        size,
+    )
 
 
-def _by_length(source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool) -> Buckets | Packs:
+def _by_length(
+    source: Source, tokens: int, options: LengthOptions, seed: int, shuffle: bool
+) -> Buckets | Packs:
     tokens = count("tokens", tokens, "the places of a batch, such as 4096.")
     if options.length is None:
         must = "tokens needs the length of every row."
-        raise SpecificationError(message(must, "no length", "length=lambda row: len(row['tokens'])."))
+        raise SpecificationError(
+            message(must, "no length", "length=lambda row: len(row['tokens']).")
+        )
     if options.truncate and options.boundaries is None:
         must = "truncate=True needs boundaries at which rows are cut off."
-        raise SpecificationError(message(must, "no boundaries", "boundaries=[..., the longest kept length]."))
+        raise SpecificationError(
+            message(must, "no boundaries", "boundaries=[..., the longest kept length].")
+        )
     assert isinstance(source, Arrays | IndexedRows)
     sequences = measure(source, options.length, options.pad)
     if options.pack:
         return make_packs(sequences, tokens, options, seed, shuffle)
     buckets = make_buckets(sequences, tokens, options, seed, shuffle)
-    if isinstance(source, Arrays) and options.pad != 0 and np.all(buckets.shapes <= sequences.widths):
+    if (
+        isinstance(source, Arrays)
+        and options.pad != 0
+        and np.all(buckets.shapes <= sequences.widths)
+    ):
         warn("pad has no effect: arrays hold their padding already.")
     return buckets
 
 
-def refuse_sizes(is_ready: bool, batch_size: object, tokens: object, options: LengthOptions) -> None:
-    """Refuse sizes for ready-made batches, both sizes at once, and length options without a token budget.
+def refuse_sizes(
+    is_ready: bool, batch_size: object, tokens: object, options: LengthOptions
+) -> None:
+    """Refuse sizes for ready-made batches, both sizes at once, and length options without a token
+    budget.
 
     Raises:
         SpecificationError: such sizes or options were given.
     """
-    sizes = [f"{name}={size}" for name, size in (("batch_size", batch_size), ("tokens", tokens)) if size is not None]
+    sizes = [
+        f"{name}={size}"
+        for name, size in (("batch_size", batch_size), ("tokens", tokens))
+        if size is not None
+    ]
     if is_ready and sizes:
         must = "Ready-made batches have their own size."
         attempt = f"leave {sizes[0].split('=')[0]} out."
         if tokens is not None:
-            must = "Ready-made batches have their own size; rows under a token budget need __len__ and __getitem__."
+            must = (
+                "Ready-made batches have their own size; rows under a token budget need "
+                "__len__ and __getitem__."
+            )
             attempt = "list(rows) if these are single rows, or leave tokens out."
         raise SpecificationError(message(must, " and ".join(sizes), attempt))
     if len(sizes) > 1:
         must = "A batch is measured in rows or in tokens."
-        raise SpecificationError(message(must, " and ".join(sizes), "leave batch_size or tokens out."))
-    wished = [name for name, value in options._asdict().items() if value is not LengthOptions._field_defaults[name]]
+        raise SpecificationError(
+            message(must, " and ".join(sizes), "leave batch_size or tokens out.")
+        )
+    wished = [
+        name
+        for name, value in options._asdict().items()
+        if value is not LengthOptions._field_defaults[name]
+    ]
     if tokens is None and wished:
         must = "Batches by length need a token budget."
-        raise SpecificationError(message(must, f"{', '.join(wished)} without tokens", "tokens=4096."))
+        raise SpecificationError(
+            message(must, f"{', '.join(wished)} without tokens", "tokens=4096.")
+        )
 
 
 def no_such_place(epoch: object, step: object, num: int | None) -> BatchError:
     """Return the error for a position that batches do not have."""
-    received = f"epoch {epoch}, step {step}" + ("" if num is None else f" where an epoch has {num} batches")
+    received = f"epoch {epoch}, step {step}" + (
+        "" if num is None else f" where an epoch has {num} batches"
+    )
     must = "A position is an epoch and the number of one of its batches, both counted from 0."
-    return BatchError(message(must, received, "seek(*batches.position) of such batches, or seek(epoch)."))
+    return BatchError(
+        message(must, received, "seek(*batches.position) of such batches, or seek(epoch).")
+    )

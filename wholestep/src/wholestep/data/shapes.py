@@ -1,6 +1,7 @@
 """A few fixed shapes for rows of many lengths: the shapes that pad least, or given ones.
 
-A shape is the padded length of each sequence of a row. Rows of one shape are computed by one program.
+A shape is the padded length of each sequence of a row. Rows of one shape are computed by one
+program.
 """
 
 from collections.abc import Callable, Iterable
@@ -35,10 +36,11 @@ class LengthOptions(NamedTuple):
 def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
     """Return the shapes that pad least: int64 (shapes, sequences), at most a dozen.
 
-    Rows are sorted by the sum of their lengths and cut into groups; a group's shape is the longest of each of its
-    sequences, and its cost is its rows times the places of that shape. Dynamic programming finds the cuts of least
-    cost, and the fewest shapes are taken whose cost is within 5 % of the cost of 12 shapes. Cuts are on a grid that
-    grows by 3 %, so the cost is up to about 3 % above the optimum.
+    Rows are sorted by the sum of their lengths and cut into groups; a group's shape is the longest
+    of each of its sequences, and its cost is its rows times the places of that shape. Dynamic
+    programming finds the cuts of least cost, and the fewest shapes are taken whose cost is within 5
+    % of the cost of 12 shapes. Cuts are on a grid that grows by 3 %, so the cost is up to about 3 %
+    above the optimum.
 
     Args:
         lengths: int32 (sequences, rows).
@@ -62,7 +64,8 @@ def given(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
     """Return the user's shapes: int64 (shapes, sequences).
 
     Args:
-        boundaries: a list of integers for all sequences, or of nests with an integer for each sequence.
+        boundaries: a list of integers for all sequences, or of nests with an integer for each
+            sequence.
         paths: the paths of the lengths in a row.
 
     Raises:
@@ -77,7 +80,8 @@ def given(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
 
 
 def assign(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Return for each row the number of the smallest shape that holds it, uint8 (rows,); NONE if no shape does.
+    """Return for each row the number of the smallest shape that holds it, uint8 (rows,); NONE if no
+    shape does.
 
     Args:
         lengths: int32 (sequences, rows).
@@ -99,7 +103,9 @@ def _sorted(shapes: np.ndarray) -> np.ndarray:
 
 
 def _on_a_grid(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of rows in each cell of the grid, (cells,), and its longest sequences, (cells, sequences)."""
+    """Return the number of rows in each cell of the grid, (cells,), and its longest sequences,
+    (cells, sequences).
+    """
     sums = lengths.sum(axis=0, dtype=np.int32)
     edges = [1]
     most = int(sums.max())
@@ -115,12 +121,16 @@ def _on_a_grid(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _costs(counts: np.ndarray, longest: np.ndarray, tokens: int) -> np.ndarray:
-    """Return the cost of one group of the cells i..j, float64 (cells, cells); infinite below the diagonal."""
+    """Return the cost of one group of the cells i..j, float64 (cells, cells); infinite below the
+    diagonal.
+    """
     before = np.concatenate([[0], np.cumsum(counts)])
     cost = np.full((len(counts), len(counts)), np.inf)
     for i in range(len(counts)):
         places = np.maximum.accumulate(longest[i:], axis=0).sum(axis=1)
-        cost[i, i:] = (before[i + 1 :] - before[i]) * places * np.where(places > tokens, _TOO_LARGE, 1.0)
+        cost[i, i:] = (
+            (before[i + 1 :] - before[i]) * places * np.where(places > tokens, _TOO_LARGE, 1.0)
+        )
     return cost
 
 
@@ -142,6 +152,9 @@ def _shape(boundary: Tree, paths: tuple[tuple, ...]) -> list[int]:
     is_whole = all(is_count(n) and n <= LONGEST for n in sizes)
     if not is_whole or (() not in named and set(named) != set(paths)):
         names = " and ".join(tree.name(path, "boundary") for path in paths)
-        must = f"Each of boundaries must be a whole number of at least 1 and at most {LONGEST}, or name {names}."
+        must = (
+            f"Each of boundaries must be a whole number of at least 1 and at most {LONGEST}, "
+            f"or name {names}."
+        )
         raise SpecificationError(message(must, boundary, "boundaries=[16, 32, 64]."))
     return [int(n) for n in sizes]

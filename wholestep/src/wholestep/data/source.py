@@ -40,7 +40,9 @@ def _same(batch: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class Arrays:
-    """Nested arrays with one leading row axis; `transform` is for batches that are padded or packed from them."""
+    """Nested arrays with one leading row axis; `transform` is for batches that are padded or packed
+    from them.
+    """
 
     arrays: Tree
     num_rows: int
@@ -91,7 +93,10 @@ class IndexedRows:
         """Return these items unchanged, as a list."""
         loaded = self._get(rows)
         if isinstance(loaded, dict):
-            return [dict(zip(loaded, values, strict=True)) for values in zip(*loaded.values(), strict=True)]
+            return [
+                dict(zip(loaded, values, strict=True))
+                for values in zip(*loaded.values(), strict=True)
+            ]
         return loaded
 
     def _get(self, rows: np.ndarray) -> Any:
@@ -101,7 +106,9 @@ class IndexedRows:
             try:
                 return self.items.__getitems__(numbers)
             except (IndexError, StopIteration) as error:
-                raise RowError(f"rows {', '.join(map(str, numbers[:8]))}", self.num_rows, error) from error
+                raise RowError(
+                    f"rows {', '.join(map(str, numbers[:8]))}", self.num_rows, error
+                ) from error
         for number in numbers:
             try:
                 loaded.append(self.items.__getitem__(number))
@@ -128,7 +135,9 @@ class IndexedBatches:
         return length_of(self.batches, lambda batches: batches.num_batches)
 
     def select(self, epoch: int, step: int) -> Selection:
-        """Select a batch by its number; the layout is the numbers of this and the next batches, which workers load."""
+        """Select a batch by its number; the layout is the numbers of this and the next batches,
+        which workers load.
+        """
         now = self.num_batches
         order = self.order  # hooks may change the number of batches between epochs
         order = order if now in (None, order.num_rows) else replace(order, num_rows=now)
@@ -152,7 +161,9 @@ class IndexedBatches:
     def ordered(self, seed: int, shuffle: bool) -> "IndexedBatches":
         """Return the batches in an order; infinitely many are not shuffled."""
         num = self.num_batches
-        return replace(self, order=Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None))
+        return replace(
+            self, order=Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None)
+        )
 
     def in_order(self) -> "IndexedBatches":
         """Return the batches in the order of their numbers."""
@@ -185,7 +196,9 @@ class IndexedBatches:
 Source = Arrays | SparseArrays | IndexedRows | IndexedBatches | BatchStream
 
 
-def open_source(data: Data, transform: Transform | None = None, *, by_length: bool = False) -> Source:
+def open_source(
+    data: Data, transform: Transform | None = None, *, by_length: bool = False
+) -> Source:
     """Return the source of a user's data; `transform` is applied to every loaded batch.
 
     Args:
@@ -202,7 +215,11 @@ def open_source(data: Data, transform: Transform | None = None, *, by_length: bo
     if data.are_arrays and not data.is_list_of_rows(by_length):
         return _open_arrays(content, transform, whole, by_length=by_length)
     if data.kind in (Kind.ARRAYS, Kind.ROWS):
-        if type(content) is tuple and not by_length and len({(type(part), _shape(part)) for part in content}) > 1:
+        if (
+            type(content) is tuple
+            and not by_length
+            and len({(type(part), _shape(part)) for part in content}) > 1
+        ):
             for i, part in enumerate(content):
                 refuse_lists(part, f"data[{i}]")
         num_rows = length_of(content)
@@ -212,7 +229,10 @@ def open_source(data: Data, transform: Transform | None = None, *, by_length: bo
         return BatchStream(content, transform, prefetches=data.prefetches)
     must = "Data must be nested arrays, a sequence of rows, or an iterable of batches."
     received = type(content).__name__
-    attempt = "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator of batches."
+    attempt = (
+        "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator "
+        "of batches."
+    )
     if data.kind is Kind.SHARED:
         must = "The data must be whole."
         received = f"a {received}, which a strategy has shared out"
@@ -229,8 +249,12 @@ def _shape(part: object) -> tuple[int, ...]:
     return np.asarray(part, object).shape
 
 
-def _open_arrays(content: Tree, transform: Transform, whole: Transform, *, by_length: bool) -> Source:
-    """Return the source of arrays; `whole` is applied to dense rows at once, `transform` to each batch of others."""
+def _open_arrays(
+    content: Tree, transform: Transform, whole: Transform, *, by_length: bool
+) -> Source:
+    """Return the source of arrays; `whole` is applied to dense rows at once, `transform` to each
+    batch of others.
+    """
     stay_sparse = has_sparse(content) and not by_length
     arrays = tree.map_leaves(as_rows if stay_sparse else to_numpy, without_none(content))
     num_rows = tree.num_rows(arrays, "data")
@@ -244,7 +268,9 @@ def _open_arrays(content: Tree, transform: Transform, whole: Transform, *, by_le
 
 def _check_any(num_rows: int, instead: str) -> None:
     if num_rows == 0:
-        raise BatchError(message("The data must have at least one row.", "0 rows", f"pass {instead}"))
+        raise BatchError(
+            message("The data must have at least one row.", "0 rows", f"pass {instead}")
+        )
 
 
 def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
@@ -263,7 +289,9 @@ class RowError(BatchError):
 
     def __init__(self, what: str, length: int | None, error: Exception, place: str = ""):
         must = "A data set must have every row, or batch, below its length."
-        received = f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
+        received = (
+            f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
+        )
         super().__init__(message(must, received, "mend its __getitem__, or its __len__."))
         self.parts = (what, length, error)
 

@@ -11,8 +11,12 @@ from wholestep.tree import Tree
 
 
 def is_sparse(leaf: object) -> bool:
-    """Whether this is a sparse matrix or tensor: of SciPy, TensorFlow, JAX (BCOO) or PyTorch (COO)."""
-    is_indexed = hasattr(leaf, "indices") and (hasattr(leaf, "todense") or type(leaf).__name__ == "SparseTensor")
+    """Whether this is a sparse matrix or tensor: of SciPy, TensorFlow, JAX (BCOO) or PyTorch
+    (COO).
+    """
+    is_indexed = hasattr(leaf, "indices") and (
+        hasattr(leaf, "todense") or type(leaf).__name__ == "SparseTensor"
+    )
     is_other = hasattr(leaf, "tocoo") or is_indexed or bool(getattr(leaf, "is_sparse", False))
     return isinstance(leaf, SparseRows) or is_other
 
@@ -62,15 +66,22 @@ class SparseRows:
         at, entries, shape = _entries_of(leaf)
         if not shape:
             must = "A sparse array must have an axis of rows."
-            raise BatchError(message(must, "one without axes", "pass an array of shape (rows, ...)."))
-        is_inside = np.all(at < np.array(shape), axis=1)  # JAX pads with entries outside of the shape
+            raise BatchError(
+                message(must, "one without axes", "pass an array of shape (rows, ...).")
+            )
+        # JAX pads with entries outside of the shape
+        is_inside = np.all(at < np.array(shape), axis=1)
         at = at[is_inside]
         entries = entries[is_inside]
         order = np.argsort(at[:, 0], kind="stable")
         at = at[order]
         entries = entries[order]
         begins = np.searchsorted(at[:, 0], np.arange(shape[0] + 1))
-        places = np.ravel_multi_index(tuple(at[:, 1:].T), shape[1:]) if len(shape) > 1 else np.zeros(len(at), np.int64)
+        places = (
+            np.ravel_multi_index(tuple(at[:, 1:].T), shape[1:])
+            if len(shape) > 1
+            else np.zeros(len(at), np.int64)
+        )
         return cls(shape, begins, places, entries)
 
     @property
@@ -111,9 +122,17 @@ def _entries_of(leaf: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     if hasattr(leaf, "tocoo"):
         held = leaf.tocoo()
         at = held.coords if hasattr(held, "coords") else (held.row, held.col)
-        return np.stack([np.asarray(each, np.int64) for each in at], axis=1), held.data, tuple(held.shape)
+        return (
+            np.stack([np.asarray(each, np.int64) for each in at], axis=1),
+            held.data,
+            tuple(held.shape),
+        )
     if hasattr(leaf, "dense_shape"):
-        return np.asarray(leaf.indices), np.asarray(leaf.values), tuple(np.asarray(leaf.dense_shape).tolist())
+        return (
+            np.asarray(leaf.indices),
+            np.asarray(leaf.values),
+            tuple(np.asarray(leaf.dense_shape).tolist()),
+        )
     if hasattr(leaf, "todense"):
         if leaf.indices.shape[-1] != leaf.ndim:  # some axes of a BCOO may be dense
             return _entries_of_dense(np.asarray(leaf.todense()))

@@ -18,20 +18,24 @@ from wholestep.tree import Tree
 class BatchStream:
     """Ready-made batches without random access.
 
-    `step` is the number of batches that its epoch had before. A stream that has ended restarts at step 0 only, and an
-    iterator cannot restart.
+    `step` is the number of batches that its epoch had before. A stream that has ended restarts at
+    step 0 only, and an iterator cannot restart.
 
     Args:
         transform: a function of every batch, after its conversion to numpy.
-        prefetches: whether its batches are drawn ahead of their use, so that none depends on earlier updates.
+        prefetches: whether its batches are drawn ahead of their use, so that none depends on
+            earlier updates.
 
     Attributes:
         begins_again: whether a second epoch can be drawn.
-        state: after the last batch drawn, of an iterator with `get_state`, or of a source with `state_dict`.
+        state: after the last batch drawn, of an iterator with `get_state`, or of a source with
+            `state_dict`.
         has_ended: whether the iterator was seen to end.
     """
 
-    def __init__(self, batches: Iterable, transform: Callable[[Any], Any], *, prefetches: bool = False):
+    def __init__(
+        self, batches: Iterable, transform: Callable[[Any], Any], *, prefetches: bool = False
+    ):
         self.prefetches = prefetches
         self.begins_again = not isinstance(batches, Iterator)
         self.state: Any = None
@@ -55,7 +59,9 @@ class BatchStream:
         return BatchStream(self._batches, self._transform, prefetches=self.prefetches)
 
     def known_state(self, step: int) -> Any:
-        """Return the iterator's state; before the first draw, the one after the next batch, which is kept."""
+        """Return the iterator's state; before the first draw, the one after the next batch, which
+        is kept.
+        """
         if self._running is None:
             self._begin()
         if self.state is None and self._get_state is not None:
@@ -88,7 +94,9 @@ class BatchStream:
             raise
 
     def skip(self, num: int) -> tuple[int, Tree]:
-        """Draw the first batches of an epoch, at most `num`; return their number and the last batch."""
+        """Draw the first batches of an epoch, at most `num`; return their number and the last
+        batch.
+        """
         last = None
         for done in range(num):
             try:
@@ -115,7 +123,8 @@ class BatchStream:
 
         Raises:
             StopIteration: the stream has ended.
-            BatchError: it seems to have ended, but has raised an error before, and Python ends a generator that raises.
+            BatchError: it seems to have ended, but has raised an error before, and Python ends a
+                generator that raises.
         """
         restarts = step == 0 and self.begins_again and (self.has_ended or self._has_raised)
         if self._running is None or restarts:
@@ -135,17 +144,24 @@ class BatchStream:
         """Hold the source's next batch, if there is one."""
         assert self._running is not None
         try:
-            self._held.extend(itertools.islice(self._running, 1))  # one call: an interrupt comes before it or after it
+            # one call: an interrupt comes before it or after it
+            self._held.extend(itertools.islice(self._running, 1))
         except BaseException:
             self._has_raised = not self._held
             raise
         self._has_raised = self._has_raised and not self._held
 
     def _check_end(self, step: int) -> None:
-        """Refuse the end of a source that has raised an error; warn if it had another number of batches than told."""
+        """Refuse the end of a source that has raised an error; warn if it had another number of
+        batches than told.
+        """
         if self._has_raised:
             must = "A source that has raised an error must be opened anew."
-            attempt = "data.seek(epoch) begins the pass again." if self.begins_again else "pass a new iterator."
+            attempt = (
+                "data.seek(epoch) begins the pass again."
+                if self.begins_again
+                else "pass a new iterator."
+            )
             raise BatchError(message(must, "its end, right after the error", attempt))
         told = self.num_batches
         if self.begins_again and not self.has_ended and told not in (None, step):
@@ -155,14 +171,17 @@ class BatchStream:
 
     def _begin(self, state: object = None) -> None:
         source: Any = self._batches
-        is_source_s = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")  # Hugging Face, torchdata
+        # Hugging Face, torchdata
+        is_source_s = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         if is_source_s:
             self._load(source, state)
         iterator: Any = iter(source)
         has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
         if has_state and state is not None:
             iterator.set_state(state)
-        self._get_state = iterator.get_state if has_state else source.state_dict if is_source_s else None
+        self._get_state = (
+            iterator.get_state if has_state else source.state_dict if is_source_s else None
+        )
         self._running = iterator
         self._held = []
         self.has_ended = False
@@ -170,7 +189,9 @@ class BatchStream:
         self.state = None
 
     def _load(self, source: Any, state: object) -> None:
-        """Set a source's state before a pass; None for its first state, at which later passes begin, too."""
+        """Set a source's state before a pass; None for its first state, at which later passes
+        begin, too.
+        """
         is_fresh = self._first_state is None
         if is_fresh:
             self._first_state = copy.deepcopy(source.state_dict())
@@ -179,7 +200,9 @@ class BatchStream:
 
 
 class Kept:
-    """The batches of an iterator, cached on the host, so that every iteration starts at the first batch."""
+    """The batches of an iterator, cached on the host, so that every iteration starts at the first
+    batch.
+    """
 
     def __init__(self, batches: Iterator):
         copies = (tree.map_leaves(np.array, batch) for batch in batches)  # as in `BatchStream`
@@ -211,4 +234,6 @@ def length_of(source: object, ask: Callable = len) -> Any:
     if cause is None and (length is None or is_count(length, 0)):
         return length
     must = f"The length of {type(source).__name__} must be a whole number of at least 0."
-    raise BatchError(message(must, length, "mend its __len__; leave it out if it is not known.")) from cause
+    raise BatchError(
+        message(must, length, "mend its __len__; leave it out if it is not known.")
+    ) from cause

@@ -13,12 +13,18 @@ from wholestep.tree import Tree
 
 
 def check_weights(
-    batch: Tree, *, all_zero: bool, divisors: Collection[int] | None = None, numbers: np.ndarray | None = None
+    batch: Tree,
+    *,
+    all_zero: bool,
+    divisors: Collection[int] | None = None,
+    numbers: np.ndarray | None = None,
 ) -> None:
-    """Refuse sample weights that are not finite, that are negative, or (`all_zero`) that weigh no row at all.
+    """Refuse sample weights that are not finite, that are negative, or (`all_zero`) that weigh no
+    row at all.
 
     Args:
-        divisors: the leaves by which a mean is divided: only these must not be negative; None for all.
+        divisors: the leaves by which a mean is divided: only these must not be negative; None for
+            all.
         numbers: the row numbers to show in errors; None to show indices.
 
     Raises:
@@ -32,7 +38,10 @@ def check_weights(
         bad = np.flatnonzero(~good.reshape(len(weight), -1).all(axis=1))
         if bad.size:
             must = f"{label} must be finite and not negative: the loss is divided by it."
-            attempt = 'give rows that shall not count the weight 0; reduction="sum_over_batch_size" divides by rows.'
+            attempt = (
+                "give rows that shall not count the weight 0; "
+                'reduction="sum_over_batch_size" divides by rows.'
+            )
             received = f"{weight[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
             if not divides:
                 must = f"{label} must be finite."
@@ -52,13 +61,17 @@ def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], tuple[Any
     """
     _check_class_weight(class_weight)
     classes = np.asarray(sorted(class_weight), dtype=np.int64)
-    weights = np.asarray([class_weight[c] for c in sorted(class_weight)], dtype=keras.config.floatx())
+    weights = np.asarray(
+        [class_weight[c] for c in sorted(class_weight)], dtype=keras.config.floatx()
+    )
 
     def transform(batch: Tree) -> tuple[Any, ...]:
         if not isinstance(batch, tuple) or len(batch) != 2:
             received = f"{len(batch) if isinstance(batch, tuple) else 1} parts"
             must = "class_weight needs batches (x, y): it makes the sample weights."
-            raise BatchError(message(must, received, "multiply class weights into sample_weight yourself."))
+            raise BatchError(
+                message(must, received, "multiply class weights into sample_weight yourself.")
+            )
         labels = _classes(batch[1])
         place = np.clip(np.searchsorted(classes, labels), 0, len(classes) - 1)
         found = classes[place] == labels
@@ -77,7 +90,9 @@ def _check_class_weight(given: object) -> None:
         attempt = "the classes' numbers: {0: 1.0, 1: 5.0}." if names else attempt
     elif isinstance(given, list | tuple | np.ndarray):
         attempt = "class_weight=dict(enumerate(weights))."
-    raise SpecificationError(message("class_weight must map class numbers to finite weights.", shown(given), attempt))
+    raise SpecificationError(
+        message("class_weight must map class numbers to finite weights.", shown(given), attempt)
+    )
 
 
 def _classes(y: Any) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Workers of a `keras.utils.PyDataset`, threads or processes: they load several batches at once, ahead of their use."""
+"""Workers of a `keras.utils.PyDataset`, threads or processes: they load several batches at once,
+ahead of their use.
+"""
 
 import contextlib
 import multiprocessing
@@ -77,7 +79,8 @@ class Threads:
         self._num = num
         self._threads: list[threading.Thread] = []  # not before they are needed
         self._asked: queue.SimpleQueue[tuple[Future, Callable, int] | None] = queue.SimpleQueue()
-        self._stop: Callable[[], object] = lambda: None  # ends the threads once, at the latest with this object
+        # ends the threads once, at the latest with this object
+        self._stop: Callable[[], object] = lambda: None
 
     def submit(self, number: int) -> Future:
         """Begin to load a batch."""
@@ -128,13 +131,15 @@ def _work(asked: queue.SimpleQueue) -> None:
 
 
 class Forks:
-    """Processes that load batches by their numbers, each from a copy of the data set as it was at its start.
+    """Processes that load batches by their numbers, each from a copy of the data set as it was at
+    its start.
 
-    They are forks. A fork has none of the engine's threads, so its data set must use numpy only. Where the engine has a
-    GPU, a fork may hang in the driver (keras-team/keras#20619): there, new processes get the data set by pickling.
+    They are forks. A fork has none of the engine's threads, so its data set must use numpy only.
+    Where the engine has a GPU, a fork may hang in the driver (keras-team/keras#20619): there, new
+    processes get the data set by pickling.
 
-    `np.random` and `random` are seeded by the number of the batch: with the generators of their parent, all forks would
-    draw the same numbers.
+    `np.random` and `random` are seeded by the number of the batch: with the generators of their
+    parent, all forks would draw the same numbers.
     """
 
     def __init__(self, get: Callable[[int], Any], num: int):
@@ -147,7 +152,8 @@ class Forks:
         """Begin to load a batch.
 
         Raises:
-            BatchError: a process died, or the data set cannot be pickled, which is necessary with a GPU.
+            BatchError: a process died, or the data set cannot be pickled, which is necessary with a
+                GPU.
         """
         with self._told(), warnings.catch_warnings():  # JAX and Python warn of threads
             warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
@@ -158,7 +164,10 @@ class Forks:
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 self.end()
                 must = "With a GPU, a PyDataset must be picklable."
-                attempt = "define its class in a module, and open files in __getitem__; or load in threads."
+                attempt = (
+                    "define its class in a module, and open files in __getitem__; or load in "
+                    "threads."
+                )
                 raise BatchError(message(must, error, attempt)) from error
 
     def _begun(self) -> ProcessPoolExecutor:
@@ -237,20 +246,31 @@ def _awaited(future: Future) -> Any:
         except TimeoutError:
             if future.done():  # it finished meanwhile, or the data set raised the error
                 break
-            must = f"The processes of a PyDataset must return a batch; none came for {_PATIENCE_WITH_FORKS:.0f} s."
+            must = (
+                "The processes of a PyDataset must return a batch; none came for "
+                f"{_PATIENCE_WITH_FORKS:.0f} s."
+            )
             attempt = (
-                "make batches with numpy alone: a fork cannot use keras.ops, jax or tensorflow. Or load in threads."
+                "make batches with numpy alone: a fork cannot use keras.ops, jax or "
+                "tensorflow. Or load in threads."
             )
             warn(message(must, "none yet", attempt))
     return future.result()
 
 
 def warn_of_copies(data: Any) -> None:
-    """Warn of random generators in a data set: each process draws the same numbers from its copy."""
+    """Warn of random generators in a data set: each process draws the same numbers from its
+    copy.
+    """
     kinds = np.random.Generator, np.random.RandomState, random.Random
     for name, value in vars(data).items():
         if isinstance(value, kinds):
             must = "The processes of a data set must draw different random numbers."
-            received = f"{type(data).__name__}.{name}, a {type(value).__name__}: each process has a copy of it"
-            attempt = "use np.random, which is seeded for each batch; or make a generator in __getitem__."
+            received = (
+                f"{type(data).__name__}.{name}, a {type(value).__name__}: each process has a "
+                "copy of it"
+            )
+            attempt = (
+                "use np.random, which is seeded for each batch; or make a generator in __getitem__."
+            )
             warn(message(must, received, attempt))

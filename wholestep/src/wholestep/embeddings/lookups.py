@@ -1,4 +1,6 @@
-"""The lookups of an objective in embedding tables: recorded in order, or answered from gathered rows."""
+"""The lookups of an objective in embedding tables: recorded in order, or answered from gathered
+rows.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -72,42 +74,64 @@ class Lookups:
             yield noted
 
     def ids(self, noted: Noted) -> list[Tensor]:
-        """Return the row numbers of each group's lookups, int32 (count,); negative numbers count from the end."""
+        """Return the row numbers of each group's lookups, int32 (count,); negative numbers count
+        from the end.
+        """
         asked = self._asked(noted)
         flat = []
         for key in dict.fromkeys(asked):
             calls = noted.calls[asked.index(key)]
-            flat.append(ops.concatenate([_narrow(ids) for ids in calls]) if calls else ops.zeros((0,), "int32"))
+            flat.append(
+                ops.concatenate([_narrow(ids) for ids in calls])
+                if calls
+                else ops.zeros((0,), "int32")
+            )
         return flat
 
-    def learned(self, noted: Noted, read: set[int], variables: Variables) -> tuple["Lookups", list[str]]:
-        """Return the lookups with groups and counts, and for each table the reason to update all its rows, or "".
+    def learned(
+        self, noted: Noted, read: set[int], variables: Variables
+    ) -> tuple["Lookups", list[str]]:
+        """Return the lookups with groups and counts, and for each table the reason to update all
+        its rows, or "".
 
         Args:
             read: the ids of the variables that were read.
         """
         asked = self._asked(noted)
         distinct = list(dict.fromkeys(asked))
-        reasons = [self._why_whole(number, noted, read, variables) for number in range(len(self.tables))]
+        reasons = [
+            self._why_whole(number, noted, read, variables) for number in range(len(self.tables))
+        ]
         counts = tuple(ids.shape[0] or 0 for ids in self.ids(noted))
-        return replace(self, groups=tuple(distinct.index(key) for key in asked), counts=counts), reasons
+        return replace(
+            self, groups=tuple(distinct.index(key) for key in asked), counts=counts
+        ), reasons
 
     def _asked(self, noted: Noted) -> list[tuple[int, ...]]:
         """Return for each table a key that is equal for tables with the same lookups."""
-        return [(t.num_rows, *map(id, calls)) for t, calls in zip(self.tables, noted.calls, strict=True)]
+        return [
+            (t.num_rows, *map(id, calls)) for t, calls in zip(self.tables, noted.calls, strict=True)
+        ]
 
     def _why_whole(self, number: int, noted: Noted, read: set[int], variables: Variables) -> str:
         reasons = {
             "it is looked up inside a loop": number in noted.inside,
-            "it is used outside of lookups": id(variables.params[self.tables[number].param]) in read,
-            "the number of lookups depends on values": any(None in ids.shape for ids in noted.calls[number]),
-            "nothing is looked up in it": not any(0 not in ids.shape for ids in noted.calls[number]),
+            "it is used outside of lookups": id(variables.params[self.tables[number].param])
+            in read,
+            "the number of lookups depends on values": any(
+                None in ids.shape for ids in noted.calls[number]
+            ),
+            "nothing is looked up in it": not any(
+                0 not in ids.shape for ids in noted.calls[number]
+            ),
         }
         return next((why for why, holds in reasons.items() if holds), "")
 
     @contextmanager
     def answering(self, params: list, places: Sequence[Tensor]) -> Iterator[None]:
-        """Answer lookups from the gathered rows in `params`; `places` (by group) are their indices there."""
+        """Answer lookups from the gathered rows in `params`; `places` (by group) are their indices
+        there.
+        """
         starts = [0] * len(self.tables)
 
         def answer(number: int, ids: Tensor) -> Tensor:
@@ -123,7 +147,9 @@ class Lookups:
     def _found(self, table: EmbeddingTable, rows: Tensor, places: Tensor) -> Tensor:
         """Return the result of the layer: NaN for a row that does not exist."""
         found = self._verbs.ops.lookup(rows, ops.reshape(places, (-1,)))
-        return ops.cast(ops.reshape(found, (*ops.shape(places), rows.shape[1])), table.layer.compute_dtype)
+        return ops.cast(
+            ops.reshape(found, (*ops.shape(places), rows.shape[1])), table.layer.compute_dtype
+        )
 
     @contextmanager
     def _instead(self, function: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
@@ -137,14 +163,20 @@ class Lookups:
 
 
 def from_end(ids: Tensor, size: int) -> Tensor:
-    """Return row numbers counted from 0: negative ones count from the end; rows before the first become `size`."""
+    """Return row numbers counted from 0: negative ones count from the end; rows before the first
+    become `size`.
+    """
     asked = ops.where(ids < 0, ids + size, ids)
     return ops.where(asked < 0, ops.full_like(asked, size), asked)
 
 
 def _whole(ids: Tensor) -> Tensor:
     """Return integers, as `keras.layers.Embedding` casts them."""
-    return ids if keras.backend.standardize_dtype(ids.dtype) in ("int32", "int64") else ops.cast(ids, "int32")
+    return (
+        ids
+        if keras.backend.standardize_dtype(ids.dtype) in ("int32", "int64")
+        else ops.cast(ids, "int32")
+    )
 
 
 def _narrow(ids: Tensor) -> Tensor:

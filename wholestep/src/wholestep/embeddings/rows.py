@@ -1,8 +1,9 @@
 """Embedding tables: an update touches only the rows that it looks up.
 
-If an optimizer does not change rows without a gradient, the update of a full table is the update of the looked-up rows.
-So these rows are gathered, updated as a small parameter by Keras' optimizer, and scattered back. Equal rows share a
-slot, so that their gradients are summed. The cost of an update does not grow with the table.
+If an optimizer does not change rows without a gradient, the update of a full table is the update of
+the looked-up rows. So these rows are gathered, updated as a small parameter by Keras' optimizer,
+and scattered back. Equal rows share a slot, so that their gradients are summed. The cost of an
+update does not grow with the table.
 
 Reads private attributes of `keras.layers.Embedding` and of the optimizers in `_ROW_BY_ROW`.
 """
@@ -72,7 +73,8 @@ _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 def find(
     model: keras.Model, optimizer: Optimizer | None, variables: Variables, is_split: bool = False
 ) -> tuple[list[EmbeddingTable], dict[str, str]]:
-    """Return the tables whose touched rows alone may be updated, and the reasons for other tables, by path.
+    """Return the tables whose touched rows alone may be updated, and the reasons for other tables,
+    by path.
 
     Args:
         is_split: whether each replica sees only its part of the batch.
@@ -82,12 +84,18 @@ def find(
     if optimizer is None:
         return tables, reasons
     params = {id(v): i for i, v in enumerate(variables.params)}
-    layers = [layer for layer in model._flatten_layers() if id(getattr(layer, "_embeddings", None)) in params]
+    layers = [
+        layer
+        for layer in model._flatten_layers()
+        if id(getattr(layer, "_embeddings", None)) in params
+    ]
     of = [params[id(layer._embeddings)] for layer in layers]
     for layer, param in zip(layers, of, strict=True):
         if not isinstance(layer, keras.layers.Embedding):
             continue
-        why = "each replica knows its own lookups alone" if is_split else _why_whole(layer, optimizer)
+        why = (
+            "each replica knows its own lookups alone" if is_split else _why_whole(layer, optimizer)
+        )
         if why := why or ("two layers share it" if of.count(param) > 1 else ""):
             reasons[layer._embeddings.path] = why
         else:
@@ -95,17 +103,21 @@ def find(
     return tables, reasons
 
 
-def _with_slots(table: EmbeddingTable, optimizer: Optimizer, variables: Variables) -> EmbeddingTable:
+def _with_slots(
+    table: EmbeddingTable, optimizer: Optimizer, variables: Variables
+) -> EmbeddingTable:
     """Return the table with its optimizer's variables, which exist once training begins."""
     kept = [getattr(optimizer, name)[table.param] for name in _ROW_BY_ROW[type(optimizer)].slots]
-    return replace(table, slots=tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept)))
+    return replace(
+        table, slots=tuple(i for i, v in enumerate(variables.slots) if any(v is k for k in kept))
+    )
 
 
 class GradientForm(StrEnum):
     """The form in which an optimizer gets the gradients of embedding tables.
 
-    On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup, then sums those of equal rows; on JAX, and
-    in a dense layer of one-hot rows, it sums them first.
+    On TensorFlow, Keras 3.15 squares and clips the gradient of each lookup, then sums those of
+    equal rows; on JAX, and in a dense layer of one-hot rows, it sums them first.
     """
 
     ANY = ""  # all forms give one update
@@ -113,15 +125,24 @@ class GradientForm(StrEnum):
     SUMMED = "summed"
 
 
-def form_of_gradients(model: keras.Model, optimizer: Optimizer | None, *, are_dense: bool) -> GradientForm:
+def form_of_gradients(
+    model: keras.Model, optimizer: Optimizer | None, *, are_dense: bool
+) -> GradientForm:
     """Return the form of the gradients of a model's embeddings."""
-    if keras.backend.backend() != "tensorflow" or optimizer is None or is_linear(optimizer) or not _tables(model):
+    if (
+        keras.backend.backend() != "tensorflow"
+        or optimizer is None
+        or is_linear(optimizer)
+        or not _tables(model)
+    ):
         return GradientForm.ANY
     return GradientForm.SUMMED if are_dense else GradientForm.LOOKUPS
 
 
 def _tables(model: keras.Model) -> list[str]:
-    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    layers = [
+        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)
+    ]
     return [layer.name for layer in layers if layer.trainable]
 
 
@@ -131,8 +152,10 @@ def explain_lookups(optimizer: Optimizer, paths: Iterable[str]) -> str:
     if not names:
         return ""
     return (
-        f"{_name(optimizer)} squares or clips the gradient of each lookup in {_some(names)} before those of equal rows "
-        "are summed, as in keras.Model.fit on TensorFlow. With dense_gradients=True they are summed first, as on JAX."
+        f"{_name(optimizer)} squares or clips the gradient of each lookup in {_some(names)} before "
+        "those of equal rows "
+        "are summed, as in keras.Model.fit on TensorFlow. With dense_gradients=True they are "
+        "summed first, as on JAX."
     )
 
 
@@ -141,8 +164,10 @@ def explain_sums(model: keras.Model, optimizer: Optimizer) -> str:
     if form_of_gradients(model, optimizer, are_dense=True) is GradientForm.ANY:
         return ""
     return (
-        f"The gradients of equal rows of {_some(_tables(model))} are summed before {_name(optimizer)} squares or clips "
-        "them (dense_gradients=True), as in keras.Model.fit on JAX. On TensorFlow it sums them afterwards, and has "
+        f"The gradients of equal rows of {_some(_tables(model))} are summed before "
+        f"{_name(optimizer)} squares or clips "
+        "them (dense_gradients=True), as in keras.Model.fit on JAX. On TensorFlow it sums them "
+        "afterwards, and has "
         "other losses, most for small tables."
     )
 
@@ -152,7 +177,9 @@ def _name(optimizer: Optimizer) -> str:
 
 
 def is_linear(optimizer: Optimizer | None) -> bool:
-    """Whether the optimizer neither squares nor clips gradients, so that any form of them gives one update."""
+    """Whether the optimizer neither squares nor clips gradients, so that any form of them gives one
+    update.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = any(getattr(each, name, None) for each in (inner, optimizer) for name in _CLIPS)
     return type(inner) in (keras.optimizers.SGD, keras.optimizers.Lion) and not clips
@@ -162,7 +189,9 @@ def _why_whole(layer: keras.layers.Embedding, optimizer: Optimizer) -> str:
     """Return the reason to update the full table; "" if there is none."""
     name = type(optimizer).__name__
     reasons = {
-        f"only plain SGD and Adagrad are known to leave other rows alone, not {name}": type(optimizer)
+        f"only plain SGD and Adagrad are known to leave other rows alone, not {name}": type(
+            optimizer
+        )
         not in _ROW_BY_ROW,
         "momentum moves rows that were not looked up": bool(getattr(optimizer, "momentum", 0)),
         "weight decay moves rows that were not looked up": optimizer.weight_decay is not None,
@@ -198,16 +227,21 @@ class RowPlan:
         """The tables whose touched rows alone are updated."""
         return self.lookups.tables
 
-    def deduplicate(self, scratch: Tensor, ids: list[Tensor]) -> tuple[Tensor, list[TableRows], list[Tensor]]:
+    def deduplicate(
+        self, scratch: Tensor, ids: list[Tensor]
+    ) -> tuple[Tensor, list[TableRows], list[Tensor]]:
         """Find lookups of equal rows, in a time that depends only on the number of lookups.
 
         Args:
-            scratch: int32, as long as one table of each group together; its content does not matter.
-            ids: by group, the row numbers of the lookups, int32 (lookups,); negative numbers count from the end.
+            scratch: int32, as long as one table of each group together; its content does not
+                matter.
+            ids: by group, the row numbers of the lookups, int32 (lookups,); negative numbers count
+                from the end.
 
         Returns:
-            The new scratch, which replaces the spent one; the rows of each table; and by group the index of each lookup
-            among its rows, beyond the last for a row that the table does not have.
+            The new scratch, which replaces the spent one; the rows of each table; and by group the
+            index of each lookup among its rows, beyond the last for a row that the table does not
+            have.
         """
         if not ids:
             return scratch, [], []
@@ -222,9 +256,18 @@ class RowPlan:
         # Equal rows read the same number, whichever of them wrote last.
         found = ops.take(scratch, where)
         counts = [r.shape[0] for r in rows]
-        row_slots = [found[start : start + count] for start, count in zip(_starts(counts), counts, strict=True)]
-        places = [ops.where(e, h, ops.full_like(h, h.shape[0])) for e, h in zip(exists, row_slots, strict=True)]
-        touched = [TableRows(t, rows[g], row_slots[g]) for t, g in zip(self.tables, self.lookups.groups, strict=True)]
+        row_slots = [
+            found[start : start + count]
+            for start, count in zip(_starts(counts), counts, strict=True)
+        ]
+        places = [
+            ops.where(e, h, ops.full_like(h, h.shape[0]))
+            for e, h in zip(exists, row_slots, strict=True)
+        ]
+        touched = [
+            TableRows(t, rows[g], row_slots[g])
+            for t, g in zip(self.tables, self.lookups.groups, strict=True)
+        ]
         return scratch, touched, places
 
 
@@ -233,15 +276,25 @@ def _starts(sizes: list[int]) -> list[int]:
 
 
 def describe(row_plan: RowPlan, wholes: dict[str, str], num_microbatches: int) -> list[str]:
-    """Describe the updates of tables: a line for each table whose rows are updated, and a line for all others."""
+    """Describe the updates of tables: a line for each table whose rows are updated, and a line for
+    all others.
+    """
     lines = []
     for table, group in zip(row_plan.tables, row_plan.lookups.groups, strict=True):
         asked = num_microbatches * row_plan.counts[group]
-        lines.append(f"Of the {table.num_rows} rows of {table.layer.name!r}, the {asked} looked up are updated.")
+        lines.append(
+            f"Of the {table.num_rows} rows of {table.layer.name!r}, the {asked} looked up are "
+            "updated."
+        )
     reasons = dict.fromkeys(wholes.values())
-    paths = [([repr(path) for path, why in wholes.items() if why == reason], reason) for reason in reasons]
+    paths = [
+        ([repr(path) for path, why in wholes.items() if why == reason], reason)
+        for reason in reasons
+    ]
     said = [f"All rows of {_some(names)} are updated: {reason}." for names, reason in paths]
-    return lines + ([" ".join([*said, "This takes time only if a table is large."])] if said else [])
+    return lines + (
+        [" ".join([*said, "This takes time only if a table is large."])] if said else []
+    )
 
 
 def _some(names: list[str]) -> str:
@@ -253,14 +306,20 @@ def worth_it(num_lookups: int, table: EmbeddingTable) -> bool:
     return _SHARE * num_lookups <= table.num_rows
 
 
-def for_rows(optimizer: Optimizer, tables: list[EmbeddingTable], sizes: list[int], variables: Variables) -> Optimizer:
-    """Return an optimizer that shares everything with this one, but has `sizes` rows in place of each table."""
+def for_rows(
+    optimizer: Optimizer, tables: list[EmbeddingTable], sizes: list[int], variables: Variables
+) -> Optimizer:
+    """Return an optimizer that shares everything with this one, but has `sizes` rows in place of
+    each table.
+    """
     instead = {}
     for table, size in zip(tables, sizes, strict=True):
         whole = [variables.params[table.param], *(variables.slots[slot] for slot in table.slots)]
         for variable in whole:
             shape = (size, *variable.shape[1:])
-            instead[id(variable)] = keras.Variable(ops.zeros(shape, variable.dtype), dtype=variable.dtype)
+            instead[id(variable)] = keras.Variable(
+                ops.zeros(shape, variable.dtype), dtype=variable.dtype
+            )
 
     def replaced(known: list) -> list:
         return [instead.get(id(variable), variable) for variable in known]
@@ -281,25 +340,33 @@ class RowPlanner:
 
     Args:
         forward: the model's forward pass with its objective.
-        optimizer: the optimizer of the update; None if the update is a custom step, which touches whole tables.
+        optimizer: the optimizer of the update; None if the update is a custom step, which touches
+            whole tables.
     """
 
     def __init__(self, engine: Engine, forward: Forward, optimizer: Optimizer | None):
         self._engine = engine
         self._forward = forward
         self._optimizer = optimizer
-        self.tables, self._wholes = find(forward.model, optimizer, forward.variables, engine.replicas.is_split)
+        self.tables, self._wholes = find(
+            forward.model, optimizer, forward.variables, engine.replicas.is_split
+        )
 
     def scratch(self) -> np.ndarray | tuple[()]:
         """Return the scratch array of `wholestep.embeddings.rows.RowPlan.deduplicate`."""
         num = sum(table.num_rows for table in self.tables)
         return np.zeros((num,), np.int32) if num else ()
 
-    def plan(self, cut: Cut, state: State, data: Tree, rows: Tensor) -> tuple[RowPlan, dict[str, str]]:
-        """Return the plan of tables whose touched rows alone are updated, and the reasons for other tables."""
+    def plan(
+        self, cut: Cut, state: State, data: Tree, rows: Tensor
+    ) -> tuple[RowPlan, dict[str, str]]:
+        """Return the plan of tables whose touched rows alone are updated, and the reasons for other
+        tables.
+        """
         variables = self._forward.variables
         reasons = dict(self._wholes)
-        known = [] if self._engine.programs.is_eager else self.tables  # no further call of an eager objective for speed
+        # no further call of an eager objective for speed
+        known = [] if self._engine.programs.is_eager else self.tables
         tables = [_with_slots(table, self._optimizer, variables) for table in known]
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
         while tables:
@@ -316,24 +383,37 @@ class RowPlanner:
                 else:
                     kept.append(table)
             if len(kept) == len(tables):
-                return RowPlan(lookups, for_rows(self._optimizer, tables, counts, variables)), reasons
+                return RowPlan(
+                    lookups, for_rows(self._optimizer, tables, counts, variables)
+                ), reasons
             tables = kept
         return RowPlan(Lookups([])), reasons
 
-    def _learned(self, lookups: Lookups, state: State, data: Tree, rows: Tensor) -> tuple[Lookups, list[str]]:
+    def _learned(
+        self, lookups: Lookups, state: State, data: Tree, rows: Tensor
+    ) -> tuple[Lookups, list[str]]:
         found: list[tuple[Lookups, list[str]]] = []
 
         def look_up(values: Values, data: Tree, rows: Tensor) -> Tensor:
-            found.append(self._forward.lookups(values, self._engine.replicas.batch(data, rows), lookups=lookups))
+            found.append(
+                self._forward.lookups(
+                    values, self._engine.replicas.batch(data, rows), lookups=lookups
+                )
+            )
             return rows
 
         captured = self._forward.captured_in(state)
-        values = Values(self._engine.variables.params(state), state.buffers, state.metrics, captured)
+        values = Values(
+            self._engine.variables.params(state), state.buffers, state.metrics, captured
+        )
         self._engine.programs.shapes(look_up, values, data, rows)
         return found[-1]
 
-    def look_up(self, cut: Cut, row_plan: RowPlan) -> Callable[[Values, Tree, Tensor], list[Tensor]]:
-        """Return the function (values, data, rows) -> the row numbers of the full batch's lookups, by group.
+    def look_up(
+        self, cut: Cut, row_plan: RowPlan
+    ) -> Callable[[Values, Tree, Tensor], list[Tensor]]:
+        """Return the function (values, data, rows) -> the row numbers of the full batch's lookups,
+        by group.
 
         The row numbers mostly depend on the batch only: then the compiler drops the forward pass.
         """
@@ -350,9 +430,13 @@ class RowPlanner:
                 rows, first, number = piece
                 ids = ids_of(values, engine.replicas.batch(data, rows), first)
                 starts = [number * count for count in row_plan.counts]
-                return [ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)]
+                return [
+                    ops.slice_update(n, [s], i) for n, s, i in zip(noted, starts, ids, strict=True)
+                ]
 
-            noted = [ops.zeros((cut.num_microbatches * count,), "int32") for count in row_plan.counts]
+            noted = [
+                ops.zeros((cut.num_microbatches * count,), "int32") for count in row_plan.counts
+            ]
             for pieces, num in pieces_of(cut, rows):
                 noted = engine.ops.fold(note, noted, pieces, num)
             return noted
@@ -362,4 +446,6 @@ class RowPlanner:
     def in_hand(self, params: list, touched: list[TableRows]) -> list:
         """Return the parameters, with the touched rows in place of their tables."""
         rows = {t.table.param: t.rows for t in touched}
-        return [self._engine.ops.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)]
+        return [
+            self._engine.ops.gather(p, rows[i]) if i in rows else p for i, p in enumerate(params)
+        ]

@@ -1,4 +1,6 @@
-"""The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`. Other packages import here."""
+"""The engines: JAX and TensorFlow behind one protocol, see `wholestep.engines.protocol`. Other
+packages import here.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -60,7 +62,10 @@ def choose(
         engine = make_engine(optimizer, model, replicas, "auto", is_eager=True)
         if engine.devices.num_replicas == 1 and engine.processes.count == 1:
             return engine
-        told = "run_eagerly has no effect: on several devices, or in several processes, an update is always compiled."
+        told = (
+            "run_eagerly has no effect: on several devices, or in several processes, an update "
+            "is always compiled."
+        )
         warn(told)
     return make_engine(optimizer, model, replicas, jit_compile, is_eager=False)
 
@@ -72,7 +77,9 @@ def scope(model: keras.Model) -> AbstractContextManager:
 
 
 def num_replicas(model: keras.Model, replicas: int | str | None = None) -> int:
-    """Return the number of devices that share the rows of a batch: as requested, or as set by the model and Keras."""
+    """Return the number of devices that share the rows of a batch: as requested, or as set by the
+    model and Keras.
+    """
     return int(_module("_devices").find_replicas(model, replicas).count)
 
 
@@ -87,22 +94,30 @@ def as_function(step: Callable) -> Callable:
 
 
 def make_variables(function: Callable, batch: Tree) -> None:
-    """Create the variables of a custom step, `as_function`, for such a batch. Nothing is computed."""
+    """Create the variables of a custom step, `as_function`, for such a batch. Nothing is
+    computed.
+    """
     _module("_variables").make_variables(function, batch)
 
 
 def own_variables(owners: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engine's own variables in the attributes of objects, by paths that begin with the objects' names."""
+    """Return the engine's own variables in the attributes of objects, by paths that begin with the
+    objects' names.
+    """
     return _module("_variables").own_variables(owners) if makes_variables() else {}
 
 
 def held_dtype(dtype: str) -> str:
-    """Return the dtype in which the running Keras backend holds an array of this dtype: JAX narrows 64 bits to 32."""
+    """Return the dtype in which the running Keras backend holds an array of this dtype: JAX narrows
+    64 bits to 32.
+    """
     return _module("_devices").held_dtype(dtype) if keras.backend.backend() == "jax" else dtype
 
 
 def connect() -> Processes:
-    """Return the processes of the run, which compute every update together; there may be only one."""
+    """Return the processes of the run, which compute every update together; there may be only
+    one.
+    """
     if keras.backend.backend() != "jax":
         return SingleProcess()
     from wholestep.processes import group
@@ -111,7 +126,9 @@ def connect() -> Processes:
 
 
 def placed(variable: keras.Variable, numbers: Numbers) -> Any:
-    """Return numbers in the placement of a variable; of one sharded over processes, only the local shards are read."""
+    """Return numbers in the placement of a variable; of one sharded over processes, only the local
+    shards are read.
+    """
     if getattr(variable.value, "is_fully_addressable", True):
         return numbers if isinstance(numbers, np.ndarray) else numbers[...]
     return _module("_devices").spread_like(variable.value, numbers)

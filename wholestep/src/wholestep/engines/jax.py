@@ -20,7 +20,15 @@ from wholestep.engines.jax_devices import JaxDevices, MeshLayout, find_replicas,
 from wholestep.engines.jax_eager import EagerJaxOperations, readable
 from wholestep.engines.jax_steps import JaxOptimizer, JaxSteps, select
 from wholestep.engines.jax_variables import JaxVariables
-from wholestep.engines.protocol import Carried, Compiled, Engine, Found, Function, Operations, Programs
+from wholestep.engines.protocol import (
+    Carried,
+    Compiled,
+    Engine,
+    Found,
+    Function,
+    Operations,
+    Programs,
+)
 from wholestep.engines.shared import EagerPrograms
 from wholestep.errors import warn
 from wholestep.processes import Processes, group
@@ -39,9 +47,14 @@ def make_engine(
     is_eager: bool,
 ) -> Engine:
     """Return the engine on JAX; an eager one has one device, and calls no `jax.jit`."""
-    is_off = jit_compile is False or (jit_compile == "auto" and getattr(model, "compiled", False) and _is_off(model))
+    is_off = jit_compile is False or (
+        jit_compile == "auto" and getattr(model, "compiled", False) and _is_off(model)
+    )
     if is_off and not is_eager:
-        told = "on JAX an update is always compiled, unless the model is compiled with run_eagerly=True."
+        told = (
+            "on JAX an update is always compiled, unless the model is compiled with "
+            "run_eagerly=True."
+        )
         warn(f"jit_compile=False has no effect: {told}")
     several = find_replicas(model, replicas)
     processes = group.connect()
@@ -63,10 +76,11 @@ def make_engine(
 
 
 def _branch_of(*, is_eager: bool) -> Callable:
-    """Return the function (is_first, first, second) -> results of the first or second, as fast as the device has it.
+    """Return the function (is_first, first, second) -> results of the first or second, as fast as
+    the device has it.
 
-    On a CPU a selection keeps old and new values together and copies both: 1.5 times the time. A GPU waits for a branch
-    until the host has read which: 1.3 times the time (measured).
+    On a CPU a selection keeps old and new values together and copies both: 1.5 times the time. A
+    GPU waits for a branch until the host has read which: 1.3 times the time (measured).
     """
     if is_eager:
         return lambda is_first, first, second: first() if is_first else second()
@@ -78,23 +92,31 @@ def _is_on_cpu() -> bool:
 
 
 class JaxPrograms:
-    """The part `programs` of the engine on JAX: each program is one XLA computation, compiled before its first call."""
+    """The part `programs` of the engine on JAX: each program is one XLA computation, compiled
+    before its first call.
+    """
 
     is_eager = False
     always_xla = False  # XLA is not a choice on JAX
     why_no_xla = ""  # XLA compiles every program
-    loops_once = True  # XLA on CPU gives small kernels to threads, except in a loop: half the time (measured)
+    # XLA on CPU gives small kernels to threads, except in a loop: half the time (measured)
+    loops_once = True
 
     def __init__(self, layout: MeshLayout | None, processes: Processes):
         self.layout = layout
         self.processes = processes
 
-    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Compiled:
+    def compile(
+        self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False
+    ) -> Compiled:
         """Compile the function for arguments such as `examples`."""
         options: dict[str, Any] = {"donate_argnums": (0,) if spends else ()}
         if self.layout is not None:
-            # Spent arguments keep their placement for the next call; every host can read the other results.
-            results = jax.tree.map(lambda _: self.layout.everywhere, jax.eval_shape(function, *examples))
+            # Spent arguments keep their placement for the next call; every host can read the other
+            # results.
+            results = jax.tree.map(
+                lambda _: self.layout.everywhere, jax.eval_shape(function, *examples)
+            )
             kept = jax.tree.map(lambda leaf: leaf.sharding, examples[0]) if spends else None
             options["out_shardings"] = (kept, results[1]) if spends else results
         jitted = jax.jit(function, **options)
@@ -102,9 +124,14 @@ class JaxPrograms:
         with elementwise():
             lowered = traced.lower()
         if self.processes.count > 1:
-            self.processes.check_equal({"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"})
-        compiled = lowered.compile()  # cached for the function's first call; later calls are dispatched in C++
-        calls_out = traced.jaxpr.effects or any("callback" in name for name in _primitives(traced.jaxpr.jaxpr))
+            self.processes.check_equal(
+                {"the program": f"{zlib.crc32(lowered.as_text().encode()):08x}"}
+            )
+        # cached for the function's first call; later calls are dispatched in C++
+        compiled = lowered.compile()
+        calls_out = traced.jaxpr.effects or any(
+            "callback" in name for name in _primitives(traced.jaxpr.jaxpr)
+        )
         needs = compiled.memory_analysis()
         return Compiled(
             call=jitted if self.layout is None else compiled,
@@ -117,7 +144,9 @@ class JaxPrograms:
 
         XLA on CPU runs convolutions several times slower inside a loop than outside (measured: 4x).
         """
-        return _is_on_cpu() and "conv_general_dilated" in _primitives(jax.make_jaxpr(function)(*arguments).jaxpr)
+        return _is_on_cpu() and "conv_general_dilated" in _primitives(
+            jax.make_jaxpr(function)(*arguments).jaxpr
+        )
 
     def traced(self, function: Function) -> Function:
         """Return the function, traced once for each shape of its arguments."""
@@ -139,7 +168,9 @@ class JaxTraces:
     closes_over = False  # in the gradient of a loop, or of a separately compiled function
 
     def frame(self, value: Tensor | None = None) -> object:
-        """Return the identity of the current trace: another one in a loop's body, or for one row under `vmap`."""
+        """Return the identity of the current trace: another one in a loop's body, or for one row
+        under `vmap`.
+        """
         frame = getattr(jnp.zeros(()), "_trace", None)
         return frame if getattr(value, "_trace", frame) is frame else object()
 
@@ -148,7 +179,9 @@ class JaxTraces:
         return False
 
     def tracing_anew(self) -> AbstractContextManager:
-        """Return a context in which separately compiled functions are traced for this context alone."""
+        """Return a context in which separately compiled functions are traced for this context
+        alone.
+        """
         return _TRACED_FOR(object())
 
 
@@ -159,21 +192,35 @@ class JaxOperations:
     gather = staticmethod(gather)
 
     def differentiate(
-        self, function: Callable[[list], tuple[Tensor, Found]], params: list, *, slices: bool = False
+        self,
+        function: Callable[[list], tuple[Tensor, Found]],
+        params: list,
+        *,
+        slices: bool = False,
     ) -> tuple[list, Found]:
         """Return (gradients, auxiliary) of a function params -> (scalar, auxiliary), all dense."""
         return jax.grad(function, has_aux=True)(params)
 
-    def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:
-        """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading axis of length num."""
+    def fold(
+        self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int
+    ) -> Carried:
+        """Return function(... function(carry, piece 0) ..., piece num-1); pieces have a leading
+        axis of length num.
+        """
         if num == 1:
             return function(carry, jax.tree.map(lambda leaf: leaf[0], pieces))
         return jax.lax.scan(lambda c, piece: (function(c, piece), None), carry, pieces)[0]
 
     def repeat(
-        self, function: Callable[[Any, State], tuple[State, Found]], num: Tensor, state: State, reports: Found
+        self,
+        function: Callable[[Any, State], tuple[State, Found]],
+        num: Tensor,
+        state: State,
+        reports: Found,
     ) -> tuple[State, Found]:
-        """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep the reports."""
+        """Call (i, state) -> (state, report) for i < num, as long as the state is not stopped; keep
+        the reports.
+        """
 
         def body(carry: tuple) -> tuple:
             i, state, reports = carry
@@ -191,7 +238,8 @@ class JaxOperations:
 
     def is_finite(self, values: list) -> Tensor:
         """Return whether all values are finite."""
-        # One reduction for all values: compiling one kernel each would take half of the extra time to the first update.
+        # One reduction for all values: compiling one kernel each would take half of the extra time
+        # to the first update.
         largest = [jnp.max(jnp.abs(v)) for v in values if v.size]
         return jnp.isfinite(jnp.max(jnp.stack(largest))) if largest else jnp.array(True)
 
@@ -211,7 +259,9 @@ def _primitives(jaxpr: Jaxpr) -> set[str]:
 
 
 def _jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
-    """Yield the programs nested in an equation. JAX has a function for it only after version 0.8."""
+    """Yield the programs nested in an equation. JAX has a function for it only after version
+    0.8.
+    """
     for value in params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, ClosedJaxpr):
@@ -221,10 +271,17 @@ def _jaxprs_in(params: dict[str, Any]) -> Iterator[Jaxpr]:
 
 
 def _keep_in_child() -> None:
-    """Let a forked process end: JAX' clients and pools would wait for threads that a fork has not."""
-    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in ("jax", "jaxlib")]
+    """Let a forked process end: JAX' clients and pools would wait for threads that a fork has
+    not.
+    """
+    modules = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in ("jax", "jaxlib")
+    ]
     kept = [list(vars(module).values()) for module in modules]
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # never given back: what is in there is never destroyed
+    # never given back: what is in there is never destroyed
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 if hasattr(os, "register_at_fork"):
@@ -234,7 +291,8 @@ if hasattr(os, "register_at_fork"):
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-_FEW_BLOCKS = 1 << 14  # up to here in a loop: XLA would fuse words into their use, and recompute them per pixel
+# up to here in a loop: XLA would fuse words into their use, and recompute them per pixel
+_FEW_BLOCKS = 1 << 14
 
 
 class JaxRandom:
@@ -249,7 +307,9 @@ class JaxRandom:
     def __init__(self, *, is_eager: bool):
         self._is_eager = is_eager
 
-    def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
+    def words(
+        self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int
+    ) -> Tensor:
         """Return the words of each row by its place: (rows, words), by Philox-4x32-10."""
         return (_compiled if self._is_eager else _words)(seed, stream, first, num_rows, num_words)
 
@@ -258,9 +318,12 @@ class JaxRandom:
         return jax.lax.random_gamma_grad(alpha, sample)
 
 
-def _words(seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-    # Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the next 32 the stream. The
-    # first words of a row's blocks come first, then the second words, and so on.
+def _words(
+    seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int
+) -> Tensor:
+    # Of the 128-bit counter, the lower 64 bits number the blocks of four words of all rows, the
+    # next 32 the stream. The first words of a row's blocks come first, then the second words, and
+    # so on.
     num = -(-num_words // 4)
     places = jnp.asarray(first).astype(jnp.uint32) + jnp.arange(num_rows, dtype=jnp.uint32)
     high, start = _multiplied(places, num)

@@ -1,14 +1,17 @@
-"""Operations for which XLA's compiler for CPUs has slow code: max pooling's gradient, and some convolutions.
+"""Operations for which XLA's compiler for CPUs has slow code: max pooling's gradient, and some
+convolutions.
 
-Here they are elementwise operations on shifted slices, or one product of matrices, in this library's programs alone.
-Measured on two cores:
+Here they are elementwise operations on shifted slices, or one product of matrices, in this
+library's programs alone. Measured on two cores:
 
-- XLA's gradient of max pooling visits each window in turn. For 64 images of 26 x 26 x 32 in windows of 2 x 2 it takes
-  14.9 ms, and this one 0.9. Where windows do not overlap, both give the same bits.
-- A depthwise convolution of 32 images of 28 x 28 x 64 with 3 x 3 takes 31 ms, and so does its gradient by the images;
-  here 0.9 and 1.0. Its gradient by the kernel is XLA's.
-- The gradient by the kernel of a convolution with 1 x 1, of as many images from 64 to 64 channels, takes 7.8 ms, and
-  as a product of matrices 2.9. To XLA it is a convolution whose kernel has the size of the images.
+- XLA's gradient of max pooling visits each window in turn. For 64 images of 26 x 26 x 32 in windows
+  of 2 x 2 it takes 14.9 ms, and this one 0.9. Where windows do not overlap, both give the same
+  bits.
+- A depthwise convolution of 32 images of 28 x 28 x 64 with 3 x 3 takes 31 ms, and so does its
+  gradient by the images; here 0.9 and 1.0. Its gradient by the kernel is XLA's.
+- The gradient by the kernel of a convolution with 1 x 1, of as many images from 64 to 64 channels,
+  takes 7.8 ms, and as a product of matrices 2.9. To XLA it is a convolution whose kernel has the
+  size of the images.
 """
 
 import itertools
@@ -30,13 +33,16 @@ _CONVOLUTION = lax.conv_general_dilated_p
 
 _is_ours: ContextVar[bool] = ContextVar("whether this library's program is lowered", default=False)
 _xla = {
-    p: (mlir._platform_specific_lowerings["cpu"].get(p) or mlir._lowerings[p]).rule for p in (_POOLING, _CONVOLUTION)
+    p: (mlir._platform_specific_lowerings["cpu"].get(p) or mlir._lowerings[p]).rule
+    for p in (_POOLING, _CONVOLUTION)
 }
 
 
 @contextmanager
 def elementwise() -> Iterator[None]:
-    """Return a context in which programs are lowered with this module's operations; others keep XLA's."""
+    """Return a context in which programs are lowered with this module's operations; others keep
+    XLA's.
+    """
     token = _is_ours.set(True)
     try:
         yield
@@ -44,7 +50,9 @@ def elementwise() -> Iterator[None]:
         _is_ours.reset(token)
 
 
-def _lower(primitive: Any, ours: Callable[..., jax.Array | None], context: Any, *values: Any, **how: Any) -> Any:
+def _lower(
+    primitive: Any, ours: Callable[..., jax.Array | None], context: Any, *values: Any, **how: Any
+) -> Any:
     """Return the lowered operation: ours, unless it returns None for these shapes."""
     if _is_ours.get() and (function := ours(*context.avals_in, **how)) is not None:
         return mlir.lower_fun(function, multiple_results=False)(context, *values)
@@ -52,23 +60,40 @@ def _lower(primitive: Any, ours: Callable[..., jax.Array | None], context: Any, 
 
 
 def _pooling(
-    source: Any, operand: Any, *, select_prim: Any, window_dimensions: Sequence, window_strides: Sequence, padding: Any
+    source: Any,
+    operand: Any,
+    *,
+    select_prim: Any,
+    window_dimensions: Sequence,
+    window_strides: Sequence,
+    padding: Any,
 ) -> Callable | None:
     is_max = select_prim is lax.ge_p and jnp.issubdtype(operand.dtype, jnp.floating)
     if not is_max or math.prod(window_dimensions) > _MOST_PLACES:
         return None
-    return partial(pooling_gradient, window=window_dimensions, strides=window_strides, padding=padding)
+    return partial(
+        pooling_gradient, window=window_dimensions, strides=window_strides, padding=padding
+    )
 
 
 def _convolution(x: Any, kernel: Any, **how: Any) -> Callable | None:
     lhs, rhs, _ = numbers = how["dimension_numbers"]
     num = how["feature_group_count"]
     singles = (jnp.float32, jnp.float64)
-    is_single = x.dtype == kernel.dtype in singles and how["preferred_element_type"] in (None, x.dtype)
+    is_single = x.dtype == kernel.dtype in singles and how["preferred_element_type"] in (
+        None,
+        x.dtype,
+    )
     if not is_single or how["batch_group_count"] != 1:
         return None
-    if num == 1 and len(lhs) > 2 and [x.shape[axis] for axis in lhs[2:]] == [kernel.shape[axis] for axis in rhs[2:]]:
-        is_plain = {1} == {*how["lhs_dilation"], *how["rhs_dilation"]} and not any(map(any, how["padding"]))
+    if (
+        num == 1
+        and len(lhs) > 2
+        and [x.shape[axis] for axis in lhs[2:]] == [kernel.shape[axis] for axis in rhs[2:]]
+    ):
+        is_plain = {1} == {*how["lhs_dilation"], *how["rhs_dilation"]} and not any(
+            map(any, how["padding"])
+        )
         return partial(product, numbers=numbers) if is_plain else None
     if not num == x.shape[lhs[1]] == kernel.shape[rhs[0]] > 1 or kernel.size // num > _MOST_PLACES:
         return None
@@ -81,9 +106,15 @@ for _primitive, _ours in ((_POOLING, _pooling), (_CONVOLUTION, _convolution)):
 
 
 def pooling_gradient(
-    source: jax.Array, operand: jax.Array, *, window: Sequence[int], strides: Sequence[int], padding: Sequence
+    source: jax.Array,
+    operand: jax.Array,
+    *,
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence,
 ) -> jax.Array:
-    """Return the gradient by the operand of max pooling: each window's goes to its first largest value.
+    """Return the gradient by the operand of max pooling: each window's goes to its first largest
+    value.
 
     Args:
         source: the gradient by the result, one value for each window.
@@ -110,11 +141,15 @@ def pooling_gradient(
     for i, start in enumerate(starts):
         spread = [
             (at, size - at - (num - 1) * stride - 1, stride - 1)
-            for at, size, num, stride in zip(start, values.shape, source.shape, strides, strict=True)
+            for at, size, num, stride in zip(
+                start, values.shape, source.shape, strides, strict=True
+            )
         ]
         total = total + lax.pad(jnp.where(chosen == i, source, zero), zero, spread)
     low = [first for first, _ in padding]
-    return lax.slice(total, low, [first + num for first, num in zip(low, operand.shape, strict=True)])
+    return lax.slice(
+        total, low, [first + num for first, num in zip(low, operand.shape, strict=True)]
+    )
 
 
 def depthwise(
@@ -130,7 +165,8 @@ def depthwise(
     """Return `jax.lax.conv_general_dilated`, where each channel has a kernel for itself.
 
     >>> x, kernel = jnp.arange(8.0).reshape(1, 4, 2), jnp.ones((2, 1, 2))
-    >>> how = {"window_strides": (1,), "padding": [(0, 0)], "lhs_dilation": (1,), "rhs_dilation": (1,)}
+    >>> dilations = {"lhs_dilation": (1,), "rhs_dilation": (1,)}
+    >>> how = {"window_strides": (1,), "padding": [(0, 0)]} | dilations
     >>> numbers = lax.conv_dimension_numbers(x.shape, kernel.shape, ("NWC", "WIO", "NWC"))
     >>> depthwise(x, kernel, **how, numbers=numbers).tolist()
     [[[2.0, 4.0], [6.0, 8.0], [10.0, 12.0]]]
@@ -138,10 +174,18 @@ def depthwise(
     lhs, rhs, out = numbers
     x = jnp.transpose(x, (lhs[0], *lhs[2:], lhs[1]))
     kernel = jnp.squeeze(jnp.transpose(kernel, (*rhs[2:], rhs[0], rhs[1])), -1)
-    spread = [(low, high, dilation - 1) for (low, high), dilation in zip(padding, lhs_dilation, strict=True)]
+    spread = [
+        (low, high, dilation - 1)
+        for (low, high), dilation in zip(padding, lhs_dilation, strict=True)
+    ]
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
-    reach = [(num - 1) * dilation + 1 for num, dilation in zip(kernel.shape, rhs_dilation, strict=False)]
-    nums = [(size - far) // stride + 1 for size, far, stride in zip(x.shape[1:-1], reach, window_strides, strict=True)]
+    reach = [
+        (num - 1) * dilation + 1 for num, dilation in zip(kernel.shape, rhs_dilation, strict=False)
+    ]
+    nums = [
+        (size - far) // stride + 1
+        for size, far, stride in zip(x.shape[1:-1], reach, window_strides, strict=True)
+    ]
     shape = (x.shape[0], *nums, x.shape[-1])
     total = jnp.zeros((), x.dtype)
     for place in itertools.product(*map(range, kernel.shape[:-1])):
@@ -151,10 +195,13 @@ def depthwise(
 
 
 def product(x: jax.Array, kernel: jax.Array, *, numbers: Any) -> jax.Array:
-    """Return the convolution with a kernel as large as the images: one number for each image and kernel.
+    """Return the convolution with a kernel as large as the images: one number for each image and
+    kernel.
 
     >>> x, kernel = jnp.arange(6.0).reshape(1, 3, 2), jnp.ones((3, 2, 4))
-    >>> product(x, kernel, numbers=lax.conv_dimension_numbers(x.shape, kernel.shape, ("NWC", "WIO", "NWC"))).tolist()
+    >>> axes = "NWC", "WIO", "NWC"
+    >>> numbers = lax.conv_dimension_numbers(x.shape, kernel.shape, axes)
+    >>> product(x, kernel, numbers=numbers).tolist()
     [[[15.0, 15.0, 15.0, 15.0]]]
     """
     lhs, rhs, out = numbers
@@ -163,12 +210,18 @@ def product(x: jax.Array, kernel: jax.Array, *, numbers: Any) -> jax.Array:
 
 
 def _ordered(found: jax.Array, out: Sequence[int]) -> jax.Array:
-    """Return an array of (rows, other axes, channels) with its axes in the order of a convolution's result."""
+    """Return an array of (rows, other axes, channels) with its axes in the order of a convolution's
+    result.
+    """
     places = [0, found.ndim - 1, *range(1, found.ndim - 1)]
     return jnp.transpose(found, [places[out.index(axis)] for axis in range(found.ndim)])
 
 
-def _shifted(x: jax.Array, start: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> jax.Array:
+def _shifted(
+    x: jax.Array, start: Sequence[int], shape: Sequence[int], strides: Sequence[int]
+) -> jax.Array:
     """Return the values of `shape` from a start on."""
-    ends = [at + (num - 1) * stride + 1 for at, num, stride in zip(start, shape, strides, strict=True)]
+    ends = [
+        at + (num - 1) * stride + 1 for at, num, stride in zip(start, shape, strides, strict=True)
+    ]
     return lax.slice(x, start, ends, strides)

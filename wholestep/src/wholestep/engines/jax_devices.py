@@ -1,4 +1,6 @@
-"""The devices and replicas on JAX: batches are spread over replicas, variables placed by their layouts."""
+"""The devices and replicas on JAX: batches are spread over replicas, variables placed by their
+layouts.
+"""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -20,12 +22,14 @@ _INT32 = np.iinfo(np.int32)
 
 
 class MeshLayout:
-    """A mesh of devices, one axis of which is the replicas; the parts of an engine have None for one device.
+    """A mesh of devices, one axis of which is the replicas; the parts of an engine have None for
+    one device.
 
     Args:
         mesh: the devices.
         axis: the axis over which the rows of a batch are spread.
-        distribution: the `keras.distribution` that places variables; None if every device holds all of them.
+        distribution: the `keras.distribution` that places variables; None if every device holds all
+            of them.
     """
 
     def __init__(self, mesh: Mesh, axis: str, distribution: Any = None):
@@ -37,7 +41,9 @@ class MeshLayout:
         self.num_replicas: int = mesh.shape[axis]
         replicas = enumerate(np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0))
         own = jax.process_index()
-        self.local_replicas = [i for i, some in replicas if any(d.process_index == own for d in np.ravel(some))]
+        self.local_replicas = [
+            i for i, some in replicas if any(d.process_index == own for d in np.ravel(some))
+        ]
 
     def of(self, variable: keras.Variable) -> NamedSharding:
         """Return the sharding of a variable's value."""
@@ -56,7 +62,9 @@ class MeshLayout:
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
     def spread(self, leaf: np.ndarray, shares: np.ndarray) -> jax.Array:
-        """Place each replica's share of the rows; `shares` are row indices, int (replicas, rows of a replica)."""
+        """Place each replica's share of the rows; `shares` are row indices, int (replicas, rows of
+        a replica).
+        """
         shape = (*shares.shape, *leaf.shape[1:])
         return jax.make_array_from_callback(shape, self.rows, lambda index: leaf[shares[index[0]]])
 
@@ -67,7 +75,8 @@ def spread_like(value: jax.Array, numbers: Numbers) -> jax.Array:
 
 
 _NO_MEMORY = (
-    "A program needed more memory than the device has. If it was an update, the weights are lost: go on from a "
+    "A program needed more memory than the device has. If it was an update, the weights are lost: "
+    "go on from a "
     "checkpoint, or with a new model. Try: a smaller microbatch_size, or memory_limit=BYTES with "
     'microbatch_size="auto", which cuts the batch until XLA says that the program fits.'
 )
@@ -100,7 +109,9 @@ class JaxDevices:
         return jax.tree.map(lambda leaf: self.layout.put(leaf, self.layout.everywhere), data)
 
     def resident(self, data: Data) -> tuple[Data, Callable[[], None]]:
-        """Put copies of host arrays on the device: JAX uses an aligned array as it is, which the user may change."""
+        """Put copies of host arrays on the device: JAX uses an aligned array as it is, which the
+        user may change.
+        """
         copies = Copies()
         if self.memory() is not None:
             return self.place(data), copies.wait
@@ -108,13 +119,17 @@ class JaxDevices:
         if self.layout is not None:
             copies.wait()
         placed = self.place(copied)
-        if copies.pending and not copies.pending.keys() <= {leaf.unsafe_buffer_pointer() for leaf in leaves(placed)}:
+        if copies.pending and not copies.pending.keys() <= {
+            leaf.unsafe_buffer_pointer() for leaf in leaves(placed)
+        }:
             copies.wait()  # a copy that JAX has copied was not complete
             placed = self.place(copied)
         return placed, copies.wait
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
-        """Return host arrays as a program takes them fastest: unchanged on one device, to each replica its share."""
+        """Return host arrays as a program takes them fastest: unchanged on one device, to each
+        replica its share.
+        """
         if shares is not None and self.layout is not None:
             layout = self.layout
             return Shares(jax.tree.map(lambda leaf: layout.spread(_narrow(leaf), shares), data))
@@ -124,7 +139,11 @@ class JaxDevices:
         """Return device values as numpy. Waits for the device, whose errors are raised here."""
         try:
             with self._processes.waiting("computing"):
-                return np.asarray(values) if isinstance(values, jax.Array) else jax.tree.map(np.asarray, values)
+                return (
+                    np.asarray(values)
+                    if isinstance(values, jax.Array)
+                    else jax.tree.map(np.asarray, values)
+                )
         except jax.errors.JaxRuntimeError as error:
             if "Out of memory" in str(error):
                 error.add_note(_NO_MEMORY)
@@ -158,10 +177,12 @@ class JaxReplicas:
         *,
         syncs: bool,
     ) -> tuple[Found, Carried, Alike]:
-        """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
+        """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the
+        totals.
 
-        Called outside of replicas the function returns totals too, of global arrays; but XLA reduces the gradient of
-        each microbatch. It must not close over an array: that is global outside, and local to a replica inside.
+        Called outside of replicas the function returns totals too, of global arrays; but XLA
+        reduces the gradient of each microbatch. It must not close over an array: that is global
+        outside, and local to a replica inside.
         """
         layout = self.layout
         assert layout is not None
@@ -185,7 +206,9 @@ class JaxReplicas:
         return jax.shard_map(work, mesh=layout.mesh, **specs, **options)(data, carried, given)
 
     def batch(self, data: Tree, rows: Tensor) -> Any:
-        """Return the rows of a (micro)batch, spread evenly over replicas; of `Shares`, `rows` index the shares."""
+        """Return the rows of a (micro)batch, spread evenly over replicas; of `Shares`, `rows` index
+        the shares.
+        """
         layout = self.layout
         if layout is None:
             return gather(data, rows)
@@ -195,13 +218,17 @@ class JaxReplicas:
             each = -(-rows.shape[0] // layout.num_replicas)
             places = jnp.resize(rows, (layout.num_replicas, each))
             found = jax.vmap(gather)(data.leaves, places)
-            batch = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: rows.shape[0]], found)
+            batch = jax.tree.map(
+                lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: rows.shape[0]], found
+            )
         else:
             batch = gather(data, rows)
         return jax.lax.with_sharding_constraint(batch, layout.rows)
 
     def part(self, rows: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch` returns, its start."""
+        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch`
+        returns, its start.
+        """
         if self.layout is None or not self._is_inside:
             return rows, 0
         each = rows.shape[0] // self.layout.num_replicas
@@ -217,10 +244,14 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> JaxR
     """
     distribution = keras.distribution.distribution()
     if distribution is not None:
-        layout = MeshLayout(distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution)
+        layout = MeshLayout(
+            distribution.device_mesh.backend_mesh, distribution.batch_dim_name, distribution
+        )
         if replicas not in (None, "all", layout.num_replicas):
             must = "replicas must be left out under keras.distribution, which sets them."
-            raise SpecificationError(message(must, f"replicas={replicas} and {distribution}", "leave one out."))
+            raise SpecificationError(
+                message(must, f"replicas={replicas} and {distribution}", "leave one out.")
+            )
         return JaxReplicas(layout)
     devices = jax.devices()
     if replicas is None and jax.process_count() == 1:
@@ -228,13 +259,20 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> JaxR
     num = len(devices) if replicas in (None, "all") else int(replicas)
     if num > len(devices):
         received = f"{num} replicas, {len(devices)} devices"
-        attempt = f'replicas="all", or XLA_FLAGS=--xla_force_host_platform_device_count={num} to try it on a CPU.'
+        attempt = (
+            f'replicas="all", or XLA_FLAGS=--xla_force_host_platform_device_count={num} to try '
+            "it on a CPU."
+        )
         raise SpecificationError(message("Every replica needs a device.", received, attempt))
     if jax.process_count() > 1 and num != len(devices):
         must = "Several processes train with all of their devices."
-        raise SpecificationError(message(must, f"replicas={num}, {len(devices)} devices", "leave replicas out."))
+        raise SpecificationError(
+            message(must, f"replicas={num}, {len(devices)} devices", "leave replicas out.")
+        )
     is_one = len(devices[:num]) == 1
-    return JaxReplicas(None if is_one else MeshLayout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas"))
+    return JaxReplicas(
+        None if is_one else MeshLayout(Mesh(np.array(devices[:num]), ("replicas",)), "replicas")
+    )
 
 
 def gather(data: Data, rows: Tensor) -> Data:
@@ -243,7 +281,9 @@ def gather(data: Data, rows: Tensor) -> Data:
 
 
 def _copy(copies: Copies, leaf: Tensor) -> Tensor:
-    """Return an aligned copy of a host array, which JAX uses as it is on a CPU; unchanged if JAX copies it."""
+    """Return an aligned copy of a host array, which JAX uses as it is on a CPU; unchanged if JAX
+    copies it.
+    """
     if isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)
@@ -267,7 +307,8 @@ def _narrow(leaf: Tensor) -> np.ndarray | jax.Array:
             message(
                 "Integers must fit in 32 bits on this engine.",
                 f"values from {array.min()} to {array.max()}",
-                "enable 64-bit integers with jax.config.update('jax_enable_x64', True), or renumber them.",
+                "enable 64-bit integers with jax.config.update('jax_enable_x64', True), or "
+                "renumber them.",
             )
         )
     return array.astype(np.int32)

@@ -1,4 +1,5 @@
-"""Steps on JAX, as functions of values: Keras' optimizer, of whole tables or of touched rows, and custom steps.
+"""Steps on JAX, as functions of values: Keras' optimizer, of whole tables or of touched rows, and
+custom steps.
 
 Custom steps have Keras' signature (state, data) -> (results, state).
 """
@@ -25,7 +26,9 @@ def select(is_first: Tensor, first: Callable[[], Tree], second: Callable[[], Tre
 
 
 def _where(is_first: Tensor, first: Any, second: Any) -> Any:
-    return jax.tree.map(lambda one, two: one if one is two else jnp.where(is_first, one, two), first, second)
+    return jax.tree.map(
+        lambda one, two: one if one is two else jnp.where(is_first, one, two), first, second
+    )
 
 
 class JaxOptimizer:
@@ -36,7 +39,8 @@ class JaxOptimizer:
         branch: calls the first or second function, (is_first, first, second) -> their results.
     """
 
-    keeps_assigned = False  # `keras.Model.fit` drops the parameter values that the forward pass assigns
+    # `keras.Model.fit` drops the parameter values that the forward pass assigns
+    keeps_assigned = False
 
     def __init__(self, optimizer: Optimizer | None, branch: Callable):
         self.optimizer: Optimizer = optimizer
@@ -52,7 +56,9 @@ class JaxOptimizer:
         touched: Sequence[TableRows] = (),
         twin: Optimizer | None = None,
     ) -> State:
-        """Return `new` with one optimizer update applied where `ok`, else `state`; nothing is `assigned` here."""
+        """Return `new` with one optimizer update applied where `ok`, else `state`; nothing is
+        `assigned` here.
+        """
         if twin is not None and touched:
             return self._apply_to_rows(state, new, grads, ok, touched, twin)
 
@@ -71,13 +77,16 @@ class JaxOptimizer:
         touched: Sequence[TableRows],
         twin: Optimizer,
     ) -> State:
-        """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""
+        """Apply an update that changes only the `touched` rows of their tables, by an optimizer
+        made for these rows.
+        """
         params = [*state.params]
         slots = [*state.slots]
         for table, rows, _ in touched:
             for values, i in table.places(params, slots):
                 values[i] = gather(values[i], rows)
-        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes nothing.
+        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes
+        # nothing.
         grads = [jnp.where(ok, g, jnp.zeros_like(g)) for g in grads]
         params, slots = twin.stateless_apply(slots, grads, params)
         count = next(i for i, v in enumerate(twin.variables) if v is twin.iterations)
@@ -85,10 +94,14 @@ class JaxOptimizer:
         for table, rows, row_slots in touched:
             wholes = table.places(state.params, state.slots)
             for (values, i), (whole, _) in zip(table.places(params, slots), wholes, strict=True):
-                values[i] = whole[i].at[rows].set(gather(values[i], row_slots), mode="promise_in_bounds")
+                values[i] = (
+                    whole[i].at[rows].set(gather(values[i], row_slots), mode="promise_in_bounds")
+                )
         parts = (new.buffers, new.metrics, new.sums), (state.buffers, state.metrics, state.sums)
         buffers, metrics, sums = _where(ok, *parts)
-        return state._replace(params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums)
+        return state._replace(
+            params=params, slots=slots, buffers=buffers, metrics=metrics, sums=sums
+        )
 
 
 class JaxSteps:
@@ -102,30 +115,50 @@ class JaxSteps:
         self._around = around
 
     def call(
-        self, step: Callable, groups: Sequence[list], values: Sequence[list], num: int, data: Tree, note: Note
+        self,
+        step: Callable,
+        groups: Sequence[list],
+        values: Sequence[list],
+        num: int,
+        data: Tree,
+        note: Note,
     ) -> tuple[Tree, list[list]]:
-        """Call a step with the values of the first `num` groups; return its results and all values after it.
+        """Call a step with the values of the first `num` groups; return its results and all values
+        after it.
 
         Values that a step returns unchanged may have been assigned instead.
 
         Raises:
-            SpecificationError: the step assigns a variable of the last group, whose values are only read.
+            SpecificationError: the step assigns a variable of the last group, whose values are only
+                read.
         """
-        pairs = [pair for group, given in zip(groups, values, strict=True) for pair in zip(group, given, strict=True)]
+        pairs = [
+            pair
+            for group, given in zip(groups, values, strict=True)
+            for pair in zip(group, given, strict=True)
+        ]
         with self._around(), _StepScope(pairs, note) as scope:
             found, after = _parts(step(tuple(values[:num]), data), values[:num])
             scope.refuse_assigned(groups[-1])
             after = [*after, *values[num:]]
             after = [
-                [scope.get_current_value(v) if new is old else new for v, old, new in zip(*of_group, strict=True)]
+                [
+                    scope.get_current_value(v) if new is old else new
+                    for v, old, new in zip(*of_group, strict=True)
+                ]
                 for of_group in zip(groups, values, after, strict=True)
             ]
             return _with_values(found, groups, after), after
 
     def attempt(
-        self, function: Callable[[State], tuple[State, Tensor, Found]], state: State, variables: Variables
+        self,
+        function: Callable[[State], tuple[State, Tensor, Found]],
+        state: State,
+        variables: Variables,
     ) -> tuple[State, Tensor, Found]:
-        """Return the results of (state) -> (state, is_good, results), with the old state unless it is good."""
+        """Return the results of (state) -> (state, is_good, results), with the old state unless it
+        is good.
+        """
         new, ok, found = function(state)
         return _where(ok, new, state), ok, found
 
@@ -158,14 +191,24 @@ class _StepScope(keras.StatelessScope):
             SpecificationError: there is one.
         """
         if paths := [v.path for v in variables if id(v) in self._assigned]:
-            must = "On JAX a custom step must assign only variables that the trainer keeps: other values would be lost."
-            attempt = "make the variable, or its owner, an attribute of the model; a metric must be in `model.metrics`."
+            must = (
+                "On JAX a custom step must assign only variables that the trainer keeps: other "
+                "values would be lost."
+            )
+            attempt = (
+                "make the variable, or its owner, an attribute of the model; a metric must be "
+                "in `model.metrics`."
+            )
             raise SpecificationError(message(must, ", ".join(paths), attempt))
 
 
 def _with_values(found: Tree, groups: Sequence[list], after: list[list]) -> Tree:
     """Return the results of a step, with the new values in place of variables."""
-    known = {id(v): value for of_group in zip(groups, after, strict=True) for v, value in zip(*of_group, strict=True)}
+    known = {
+        id(v): value
+        for of_group in zip(groups, after, strict=True)
+        for v, value in zip(*of_group, strict=True)
+    }
 
     def value_of(leaf: Tensor) -> Tensor:
         return known.get(id(leaf), leaf.value) if isinstance(leaf, keras.Variable) else leaf
@@ -184,10 +227,17 @@ def _parts(returned: Any, given: Sequence[list]) -> tuple[Tree, list[list]]:
     sizes = _sizes(state)
     known = _sizes(given)
     if sizes != known:
-        must = f"On JAX a custom step must return (results, state), the state as lists of {known} values."
-        received = f"a state that is a {type(state).__name__}" if sizes is None else f"a state of {sizes}"
+        must = (
+            f"On JAX a custom step must return (results, state), the state as lists of {known} "
+            "values."
+        )
+        received = (
+            f"a state that is a {type(state).__name__}" if sizes is None else f"a state of {sizes}"
+        )
         received = received if is_pair else type(returned).__name__
-        raise SpecificationError(message(must, received, "return the state as Keras' own step does."))
+        raise SpecificationError(
+            message(must, received, "return the state as Keras' own step does.")
+        )
     return returned[0], [list(group) for group in state]
 
 
@@ -195,4 +245,6 @@ def _sizes(state: Any) -> str | None:
     """Return the sizes of the groups of a state as text; None if it has no groups."""
     if not isinstance(state, tuple | list):
         return None
-    return ", ".join(str(len(s)) if isinstance(s, tuple | list) else type(s).__name__ for s in state)
+    return ", ".join(
+        str(len(s)) if isinstance(s, tuple | list) else type(s).__name__ for s in state
+    )

@@ -1,4 +1,6 @@
-"""Keras variables on JAX. They always hold the newest values, in the same arrays that the next program spends."""
+"""Keras variables on JAX. They always hold the newest values, in the same arrays that the next
+program spends.
+"""
 
 import operator
 import threading
@@ -28,7 +30,8 @@ class Watch:
         variables: reads and writes are reported.
         given: only writes are reported.
         on_access: ends the watch, or raises an error: then the next access is reported as well.
-        lock: held while `on_access` runs, so that another thread waits for the writes of `on_access`.
+        lock: held while `on_access` runs, so that another thread waits for the writes of
+            `on_access`.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class Watch:
         self._is_reported = self._has_ended = False
 
     def begin(self) -> None:
-        """Watch all variables, unless the watch has ended already; end other trainers' watches on them."""
+        """Watch all variables, unless the watch has ended already; end other trainers' watches on
+        them.
+        """
         while other := self._mark():
             other.notice()
             other.end()
@@ -105,7 +110,11 @@ def _watched(kind: type, is_read: bool) -> type:
         return variable.__reduce_ex__(protocol)
 
     if (kind, is_read) not in _KINDS:
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        names = {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "__doc__": kind.__doc__,
+        }
         own = {"_value": property(read, assign), "__reduce_ex__": reduce}
         _KINDS[kind, is_read] = type(kind.__name__, (kind,), names | own)
     return _KINDS[kind, is_read]
@@ -133,13 +142,16 @@ class JaxVariables:
 
     def __init__(self, layout: MeshLayout | None):
         self.layout = layout
-        self._gives_whole = layout is None or layout.distribution is not None  # to the variables: the state's arrays
+        # to the variables: the state's arrays
+        self._gives_whole = layout is None or layout.distribution is not None
         self._given = ByVariable()  # (array of the first device, full array)
         self._seen = ByVariable()
         self._sharing = ByVariable()
 
     def read(self, variables: Variables) -> tuple[list, list, list]:
-        """Return the values of (params, slots, buffers): the variables' arrays, which the next program spends."""
+        """Return the values of (params, slots, buffers): the variables' arrays, which the next
+        program spends.
+        """
         seen: set[int] = set()
         params = variables.params
         slots = variables.slots
@@ -159,7 +171,10 @@ class JaxVariables:
         if self._gives_whole:
             return all(map(operator.is_, [variable._value for variable in known], values))
         given = self._given
-        pairs = ((v, given.get(id(v), (None, None)), value) for v, value in zip(known, values, strict=True))
+        pairs = (
+            (v, given.get(id(v), (None, None)), value)
+            for v, value in zip(known, values, strict=True)
+        )
         return all(v._value is alone and whole is value for v, (alone, whole), value in pairs)
 
     def write(self, variables: Variables, state: State) -> None:
@@ -169,7 +184,10 @@ class JaxVariables:
     def assign(self, variables: list, values: list) -> None:
         """Write these values to these variables. Does not wait."""
         if not self._gives_whole:
-            values = [self._alone(variable, value) for variable, value in zip(variables, values, strict=True)]
+            values = [
+                self._alone(variable, value)
+                for variable, value in zip(variables, values, strict=True)
+            ]
         for variable, value in zip(variables, values, strict=True):
             if _WATCH in variable.__dict__:
                 variable.__dict__["_value"] = value  # without a report
@@ -195,9 +213,14 @@ class JaxVariables:
     def captured(self, variables: list, state: State) -> list:
         """Return the values of variables that the trainer does not own. They are not spent.
 
-        A variable that shares an array, or a device's part of one, with the state (`target.assign(online)`) is copied.
+        A variable that shares an array, or a device's part of one, with the state
+        (`target.assign(online)`) is copied.
         """
-        held = (*state.params, *state.slots, *state.buffers, *self._sharing.values()) if variables else ()
+        held = (
+            (*state.params, *state.slots, *state.buffers, *self._sharing.values())
+            if variables
+            else ()
+        )
         spent = {id(value) for value in held}
         for variable in variables:
             if id(variable.value) in spent:
@@ -206,7 +229,11 @@ class JaxVariables:
 
     def _read(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         if self.layout is None:
-            return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
+            return (
+                value
+                if len(value.devices()) == 1
+                else jax.device_put(value, jax.local_devices()[0])
+            )
         seen, placed = self._seen.get(id(variable), (None, None))
         if seen is not value:
             placed = self.layout.put(value, self.layout.of(variable))
@@ -225,7 +252,9 @@ class JaxVariables:
         return [f"{path} {spec}" for path, spec in specs if any(axis is not None for axis in spec)]
 
     def _own(self, variables: list, seen: set[int]) -> list:
-        """Return the variables' arrays; an array of two variables is copied, as no array can be spent twice."""
+        """Return the variables' arrays; an array of two variables is copied, as no array can be
+        spent twice.
+        """
         values = []
         for variable in variables:
             value = variable.value
@@ -234,7 +263,8 @@ class JaxVariables:
         return values
 
     def _alone(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
-        """Return the first device's copy of a replicated array, which Keras' functions can compute with.
+        """Return the first device's copy of a replicated array, which Keras' functions can compute
+        with.
 
         The full array is kept, for the next program if the variable still holds the returned copy.
         """
@@ -245,7 +275,11 @@ class JaxVariables:
 
     def _at_home(self, variable: keras.Variable, value: jax.Array) -> jax.Array:
         if self.layout is None:
-            return value if len(value.devices()) == 1 else jax.device_put(value, jax.local_devices()[0])
+            return (
+                value
+                if len(value.devices()) == 1
+                else jax.device_put(value, jax.local_devices()[0])
+            )
         self._sharing.keep(variable, value)
         alone, whole = self._given.get(id(variable), (None, None))
         return whole if alone is value else self.layout.put(value, self.layout.of(variable))

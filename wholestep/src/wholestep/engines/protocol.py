@@ -1,6 +1,7 @@
 """The protocol of an engine: its parts, and for each verb of a part one line of contract.
 
-`tests/test_engines.py` tests both engines. Outside this folder, only `processes.group` and `.store` import a backend.
+`tests/test_engines.py` tests both engines. Outside this folder, only `processes.group` and `.store`
+import a backend.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -39,7 +40,8 @@ class Compiled(NamedTuple):
 
     Args:
         call: the function.
-        again: the function in a form that is never retraced; None if it has side effects, or is never run again.
+        again: the function in a form that is never retraced; None if it has side effects, or is
+            never run again.
         memory: the bytes that it needs in addition to its arguments and results; None if unknown.
         how: how it is executed, as text; "" if there is one way.
     """
@@ -51,7 +53,9 @@ class Compiled(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Loaded rows, each on the replica that computes on it: leaves (replicas, rows of a replica, ...)."""
+    """Loaded rows, each on the replica that computes on it: leaves (replicas, rows of a replica,
+    ...).
+    """
 
     leaves: Tree
 
@@ -60,31 +64,43 @@ class VariableAccess(Protocol):
     """The values of Keras variables, between programs and in them."""
 
     def read(self, variables: Variables) -> tuple[list, list, list]:
-        """Return the values of params, slots and buffers, which may all be spent; [] for a group kept in variables."""
+        """Return the values of params, slots and buffers, which may all be spent; [] for a group
+        kept in variables.
+        """
 
     def values(self, variables: list) -> list:
         """Return the values of these variables, such as the metrics', which may be spent."""
 
     def captured(self, variables: list, state: State) -> list:
-        """Return the newest values of variables that no program reads itself; spending the state spares them."""
+        """Return the newest values of variables that no program reads itself; spending the state
+        spares them.
+        """
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
-        """Return the parameters after the last update; those `apart` need not be read as a whole."""
+        """Return the parameters after the last update; those `apart` need not be read as a
+        whole.
+        """
 
     def replica_params(self, params: list) -> list:
         """Return a replica's values of the parameters; unchanged outside of replicas."""
 
     def are_current(self, variables: Variables, state: State) -> bool:
-        """False only if a variable that the update changes holds a value that the next program would not use."""
+        """False only if a variable that the update changes holds a value that the next program
+        would not use.
+        """
 
     def changed_outside(self, variables: list) -> list:
         """Return the variables, except any that certainly still hold the values of `write`."""
 
     def between_programs(self, state: State) -> State:
-        """Return the part of the state kept between programs, without the values that stay in their variables."""
+        """Return the part of the state kept between programs, without the values that stay in their
+        variables.
+        """
 
     def load_and_store(self, function: Callable, variables: Variables | None = None) -> Callable:
-        """Return a program of the state kept between programs, or of a full state if it only stores in `variables`."""
+        """Return a program of the state kept between programs, or of a full state if it only stores
+        in `variables`.
+        """
 
     def write(self, variables: Variables, state: State) -> None:
         """Write a state that a program has returned to the Keras variables, without waiting."""
@@ -93,8 +109,12 @@ class VariableAccess(Protocol):
         """Write these values to these variables, without waiting."""
 
     @property
-    def watch(self) -> Callable[[list, list, Callable[[], None], AbstractContextManager], Watch] | None:
-        """Make a watch that calls a function under a lock before a read, or a write to others; None if it cannot."""
+    def watch(
+        self,
+    ) -> Callable[[list, list, Callable[[], None], AbstractContextManager], Watch] | None:
+        """Make a watch that calls a function under a lock before a read, or a write to others; None
+        if it cannot.
+        """
 
     def sharded(self, variables: list) -> list[str]:
         """Return the paths of the sharded variables, with the axes along which they are cut."""
@@ -104,7 +124,8 @@ class OptimizerStep(Protocol):
     """The update of parameters and slots by a Keras optimizer.
 
     Attributes:
-        keeps_assigned: true if an update starts from the value that the forward pass assigned to a parameter.
+        keeps_assigned: true if an update starts from the value that the forward pass assigned to a
+            parameter.
     """
 
     keeps_assigned: bool
@@ -119,28 +140,44 @@ class OptimizerStep(Protocol):
         touched: Sequence[TableRows] = (),
         twin: Optimizer | None = None,
     ) -> State:
-        """Return `new` after Keras' update where `ok`, else `state`; the twin updates `touched` rows of tables."""
+        """Return `new` after Keras' update where `ok`, else `state`; the twin updates `touched`
+        rows of tables.
+        """
 
 
 class StepCalls(Protocol):
     """Calls of the custom steps of a model."""
 
     def call(
-        self, step: Callable, groups: Sequence[list], values: Sequence[list], num: int, data: Tree, note: Note
+        self,
+        step: Callable,
+        groups: Sequence[list],
+        values: Sequence[list],
+        num: int,
+        data: Tree,
+        note: Note,
     ) -> tuple[Tree, list[list]]:
-        """Call a step with `num` groups; return results and all groups. The last is read only; `note` others."""
+        """Call a step with `num` groups; return results and all groups. The last is read only;
+        `note` others.
+        """
 
     def attempt(
-        self, function: Callable[[State], tuple[State, Tensor, Found]], state: State, variables: Variables
+        self,
+        function: Callable[[State], tuple[State, Tensor, Found]],
+        state: State,
+        variables: Variables,
     ) -> tuple[State, Tensor, Found]:
-        """Return the results of (state) -> (state, is_good, results); unless good, restore state and variables."""
+        """Return the results of (state) -> (state, is_good, results); unless good, restore state
+        and variables.
+        """
 
 
 class Programs(Protocol):
     """Functions that are traced and compiled, unless the engine is eager.
 
     Attributes:
-        is_eager: true if nothing is traced or compiled: all functions are called with values, visible to the user.
+        is_eager: true if nothing is traced or compiled: all functions are called with values,
+            visible to the user.
         always_xla: true if the user asked for XLA, and the engine could do without it.
         loops_once: true if a single update should be compiled as a loop as well.
         why_no_xla: the reason why XLA compiles no more programs; "" if it does.
@@ -151,20 +188,32 @@ class Programs(Protocol):
     loops_once: bool
     why_no_xla: str
 
-    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Compiled:
-        """Compile the function for such arguments; the first of them is lost in a call only if it `spends`."""
+    def compile(
+        self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False
+    ) -> Compiled:
+        """Compile the function for such arguments; the first of them is lost in a call only if it
+        `spends`.
+        """
 
     def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
-        """True only if the function is known to be slower inside a compiled loop, or nothing is compiled."""
+        """True only if the function is known to be slower inside a compiled loop, or nothing is
+        compiled.
+        """
 
     def traced(self, function: Function) -> Function:
-        """Return a function with the same results; unless replicas are split, its Python runs once for each shape."""
+        """Return a function with the same results; unless replicas are split, its Python runs once
+        for each shape.
+        """
 
     def inlined(self, function: Function) -> Function:
-        """Return a function with the traced function's results, whose gradient may be taken anywhere."""
+        """Return a function with the traced function's results, whose gradient may be taken
+        anywhere.
+        """
 
     def shapes(self, function: Callable[..., Found], *arguments: Tree) -> Found:
-        """Return the shapes and dtypes of the function's results; no variable changes, and an eager engine computes."""
+        """Return the shapes and dtypes of the function's results; no variable changes, and an eager
+        engine computes.
+        """
 
 
 class Traces(Protocol):
@@ -172,43 +221,65 @@ class Traces(Protocol):
 
     Attributes:
         freezes_reads: true if a variable that a function reads is a constant of the program.
-        closes_over: true if the gradient of a separately traced function may use values of the enclosing program.
+        closes_over: true if the gradient of a separately traced function may use values of the
+            enclosing program.
     """
 
     freezes_reads: bool
     closes_over: bool
 
     def frame(self, value: Tensor | None = None) -> object:
-        """Return the identity of the current trace: another in a loop's body, or for one row of a vectorised map."""
+        """Return the identity of the current trace: another in a loop's body, or for one row of a
+        vectorised map.
+        """
 
     def is_kept(self, frame: object) -> bool:
-        """True if a separately compiled function inside the frame keeps the current trace for other frames."""
+        """True if a separately compiled function inside the frame keeps the current trace for other
+        frames.
+        """
 
     def tracing_anew(self) -> AbstractContextManager:
-        """Return a context in which separately compiled functions are traced anew, unless the engine keeps traces."""
+        """Return a context in which separately compiled functions are traced anew, unless the
+        engine keeps traces.
+        """
 
 
 class Operations(Protocol):
     """Operations inside a program.
 
     Attributes:
-        has_slices: true if a gradient may be `Slices`, as `keras.Model.fit` hands it to the optimizer on this engine.
+        has_slices: true if a gradient may be `Slices`, as `keras.Model.fit` hands it to the
+            optimizer on this engine.
     """
 
     has_slices: bool
 
     def differentiate(
-        self, function: Callable[[list], tuple[Tensor, Found]], params: list, *, slices: bool = False
+        self,
+        function: Callable[[list], tuple[Tensor, Found]],
+        params: list,
+        *,
+        slices: bool = False,
     ) -> tuple[list, Found]:
-        """Return gradients of params -> (scalar, auxiliary), zero if unused, dense or `slices`; and the auxiliary."""
+        """Return gradients of params -> (scalar, auxiliary), zero if unused, dense or `slices`; and
+        the auxiliary.
+        """
 
-    def fold(self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int) -> Carried:
+    def fold(
+        self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int
+    ) -> Carried:
         """Fold (carry, piece) -> carry over the pieces, (num, ...), in order."""
 
     def repeat(
-        self, function: Callable[[Any, State], tuple[State, Found]], num: Tensor, state: State, reports: Found
+        self,
+        function: Callable[[Any, State], tuple[State, Found]],
+        num: Tensor,
+        state: State,
+        reports: Found,
     ) -> tuple[State, Found]:
-        """Call (i, state) -> (state, report) for i < num until a state is stopped; other reports are unchanged."""
+        """Call (i, state) -> (state, report) for i < num until a state is stopped; other reports
+        are unchanged.
+        """
 
     def gather(self, data: Data, rows: Tensor) -> Data:
         """Return these rows of every leaf, in this order; row numbers are in range."""
@@ -224,13 +295,18 @@ class RandomWords(Protocol):
     """Random numbers of rows, equal on every engine.
 
     Attributes:
-        shuffles_slices: true if `keras.random.shuffle` moves whole slices, rather than to shuffle each vector apart.
+        shuffles_slices: true if `keras.random.shuffle` moves whole slices, rather than to shuffle
+            each vector apart.
     """
 
     shuffles_slices: bool
 
-    def words(self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int) -> Tensor:
-        """Return the uint32 words of places first + i, equal on every engine; another `num_words` gives other words."""
+    def words(
+        self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int
+    ) -> Tensor:
+        """Return the uint32 words of places first + i, equal on every engine; another `num_words`
+        gives other words.
+        """
 
     def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
         """Return the derivatives of gamma samples by their parameter, for constant random words."""
@@ -254,10 +330,14 @@ class Devices(Protocol):
         """Return every leaf on the device, with the same numbers, nesting and Nones."""
 
     def resident(self, data: Data) -> tuple[Data, Callable[[], None]]:
-        """Return (data of which replicas can gather rows repeatedly, a function that waits until they are there)."""
+        """Return (data of which replicas can gather rows repeatedly, a function that waits until
+        they are there).
+        """
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
-        """Return host arrays as a program takes them fastest; replica i gets the rows shares[i], (replicas, rows)."""
+        """Return host arrays as a program takes them fastest; replica i gets the rows shares[i],
+        (replicas, rows).
+        """
 
     def fetch(self, values: Tree) -> Any:
         """Return every leaf as numpy, after one wait."""
@@ -270,9 +350,11 @@ class Replicas(Protocol):
     """The replicas in a program: each has its part of the rows.
 
     Attributes:
-        is_split: true if each replica always sees its rows alone; else arrays are global, unless `total` splits them.
+        is_split: true if each replica always sees its rows alone; else arrays are global, unless
+            `total` splits them.
         can_split: true if several replicas may compute on their rows separately.
-        coupling_layers: the layers in which the replicas of a split engine communicate where `total` syncs.
+        coupling_layers: the layers in which the replicas of a split engine communicate where
+            `total` syncs.
     """
 
     is_split: bool
@@ -288,13 +370,19 @@ class Replicas(Protocol):
         *,
         syncs: bool,
     ) -> tuple[Found, Carried, Alike]:
-        """Run (data, carried, given) -> (sums, carried, alike) on each replica, split; add up sums and changes."""
+        """Run (data, carried, given) -> (sums, carried, alike) on each replica, split; add up sums
+        and changes.
+        """
 
     def batch(self, data: Tree, rows: Tensor) -> Any:
-        """Return these rows, and to a replica its equal part; of `Shares`, `rows` index the shares."""
+        """Return these rows, and to a replica its equal part; of `Shares`, `rows` index the
+        shares.
+        """
 
     def part(self, rows: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Return a replica's slice of a vector over the rows, and its start; outside of replicas, all of it and 0."""
+        """Return a replica's slice of a vector over the rows, and its start; outside of replicas,
+        all of it and 0.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +391,8 @@ class Engine:
 
     Args:
         processes: the processes of the run, also if there is only one.
-        evaluation: the engine for evaluation, with the same variables and never split; None: this one.
+        evaluation: the engine for evaluation, with the same variables and never split; None: this
+            one.
     """
 
     variables: VariableAccess
@@ -319,4 +408,14 @@ class Engine:
     evaluation: "Engine | None" = None
 
 
-PARTS = VariableAccess, OptimizerStep, StepCalls, Programs, Traces, Operations, RandomWords, Devices, Replicas
+PARTS = (
+    VariableAccess,
+    OptimizerStep,
+    StepCalls,
+    Programs,
+    Traces,
+    Operations,
+    RandomWords,
+    Devices,
+    Replicas,
+)

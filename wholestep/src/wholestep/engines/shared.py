@@ -6,7 +6,10 @@ from contextlib import AbstractContextManager
 from wholestep.engines.protocol import Compiled, Found, Function
 from wholestep.tree import Tree
 
-_HOW = "Nothing is compiled: the model says run_eagerly=True, and Python computes operation by operation."
+_HOW = (
+    "Nothing is compiled: the model says run_eagerly=True, and Python computes operation by "
+    "operation."
+)
 
 
 class EagerPrograms:
@@ -23,7 +26,9 @@ class EagerPrograms:
     def __init__(self, undone: Callable[[], AbstractContextManager]):
         self._undone = undone
 
-    def compile(self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False) -> Compiled:
+    def compile(
+        self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False
+    ) -> Compiled:
         """Return the function unchanged; run again, it would repeat its prints."""
         return Compiled(function, how=_HOW)
 

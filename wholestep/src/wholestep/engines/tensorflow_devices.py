@@ -1,4 +1,6 @@
-"""The devices and replicas on TensorFlow, by `tf.distribute.MirroredStrategy`; leaves of data, text and ragged rows."""
+"""The devices and replicas on TensorFlow, by `tf.distribute.MirroredStrategy`; leaves of data, text
+and ragged rows.
+"""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,19 +18,24 @@ from wholestep.tree import Tensor, Tree
 
 
 class TensorflowReplicas:
-    """The part `replicas` of the engine on TensorFlow: each sees its rows alone, and their results are summed.
+    """The part `replicas` of the engine on TensorFlow: each sees its rows alone, and their results
+    are summed.
 
     Args:
         strategy: the strategy that mirrors variables on several devices; None for one device.
         model: the model, whose normalisations couple the rows of all replicas.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy | None = None, model: keras.Model | None = None):
+    def __init__(
+        self, strategy: tf.distribute.Strategy | None = None, model: keras.Model | None = None
+    ):
         self.strategy: Any = strategy
         self.count = 1 if strategy is None else strategy.num_replicas_in_sync
         self.is_split = self.can_split = strategy is not None
         layers = [] if strategy is None or model is None else model._flatten_layers()
-        self.coupling_layers: Collection = [la for la in layers if isinstance(la, keras.layers.BatchNormalization)]
+        self.coupling_layers: Collection = [
+            la for la in layers if isinstance(la, keras.layers.BatchNormalization)
+        ]
 
     @property
     def index(self) -> int | None:
@@ -53,7 +60,8 @@ class TensorflowReplicas:
         *,
         syncs: bool,
     ) -> tuple[Found, Carried, Alike]:
-        """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the totals.
+        """Run (data, carried, given) -> (sums, carried, alike) on every replica, and return the
+        totals.
 
         With `syncs`, BatchNormalization computes its statistics over all replicas.
         """
@@ -66,11 +74,15 @@ class TensorflowReplicas:
         with self._synchronized() if syncs else nullcontext():
             sums, moves, alike = self.strategy.run(work, args=(data,))
         sums, moves = tf.nest.map_structure(self._sum, (sums, moves))
-        first = tf.nest.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], alike)
+        first = tf.nest.map_structure(
+            lambda v: self.strategy.experimental_local_results(v)[0], alike
+        )
         return sums, tf.nest.map_structure(tf.add, carried, moves), first
 
     def batch(self, data: Tree, rows: Tensor) -> Any:
-        """Return the rows of a (micro)batch, and to a replica its part; of `Shares`, `rows` index the shares."""
+        """Return the rows of a (micro)batch, and to a replica its part; of `Shares`, `rows` index
+        the shares.
+        """
         if self.strategy is None:
             return gather(data, rows)
         if self.index is not None:
@@ -80,10 +92,14 @@ class TensorflowReplicas:
             return tree.map_leaves(lambda leaf: rows_of(results(leaf)[0], rows), data)
         each = -(-rows.shape[0] // self.count)
         places = [rows[start : start + each] for start in range(0, rows.shape[0], each)]
-        return tree.map_leaves(lambda leaf: joined(list(map(rows_of, results(leaf), places))), data.leaves)
+        return tree.map_leaves(
+            lambda leaf: joined(list(map(rows_of, results(leaf), places))), data.leaves
+        )
 
     def part(self, rows: Tensor) -> tuple[Tensor, int]:
-        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch` returns, its start."""
+        """Return the part of a vector over a (micro)batch that belongs to the rows that `batch`
+        returns, its start.
+        """
         if self.index is None:
             return rows, 0
         size = rows.shape[0]
@@ -144,17 +160,23 @@ class TensorflowDevices:
         return tree.map_leaves(lambda leaf: put(lambda _: leaf), data), copies.wait
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
-        """Return host arrays as a program takes them fastest: on the device, to each replica its share."""
+        """Return host arrays as a program takes them fastest: on the device, to each replica its
+        share.
+        """
         if shares is None or (put := self._put) is None:
             return tree.map_leaves(partial(tensor_of, shares_memory=True), data)
         return Shares(tree.map_leaves(lambda leaf: put(lambda i: leaf[shares[i]]), data))
 
     def fetch(self, values: Tree) -> Any:
         """Return device values as numpy. Waits for the device."""
-        return array_of(values) if isinstance(values, tf.Tensor) else tree.map_leaves(array_of, values)
+        return (
+            array_of(values) if isinstance(values, tf.Tensor) else tree.map_leaves(array_of, values)
+        )
 
     def is_ready(self, values: Tree) -> bool:
-        """Whether the values can be fetched without waiting: on a CPU, where calls return after the computation."""
+        """Whether the values can be fetched without waiting: on a CPU, where calls return after the
+        computation.
+        """
         flat = tf.nest.flatten(values, expand_composites=True)
         return all("CPU" in leaf.device for leaf in flat if leaf is not None)
 
@@ -163,14 +185,21 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Tens
     """Return the replicas of the strategy that a model was built under; one without a strategy.
 
     Raises:
-        SpecificationError: the strategy is of another kind, or has another number of replicas than requested.
+        SpecificationError: the strategy is of another kind, or has another number of replicas than
+            requested.
     """
     strategy = getattr(model, "distribute_strategy", None)
     count = 1 if strategy is None else strategy.num_replicas_in_sync
     mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
     if count > 1 and not mirrored:
-        must = "The strategy must mirror variables in one process, as MultiWorkerMirroredStrategy and others do not."
-        attempt = "tf.distribute.MirroredStrategy; or, for several hosts, the JAX engine and `wholestep launch`."
+        must = (
+            "The strategy must mirror variables in one process, as MultiWorkerMirroredStrategy "
+            "and others do not."
+        )
+        attempt = (
+            "tf.distribute.MirroredStrategy; or, for several hosts, the JAX engine and "
+            "`wholestep launch`."
+        )
         raise SpecificationError(message(must, type(strategy).__name__, attempt))
     if replicas not in (None, count) and not (replicas == "all" and mirrored):
         must = "On TensorFlow, replicas must match the strategy that the model was built under."
@@ -185,12 +214,16 @@ def find_replicas(model: keras.Model | None, replicas: int | str | None) -> Tens
 
 
 def tensor_of(
-    leaf: Tensor, *, shares_memory: bool = False, copy: Callable[[np.ndarray], np.ndarray] = tree.aligned_copy
+    leaf: Tensor,
+    *,
+    shares_memory: bool = False,
+    copy: Callable[[np.ndarray], np.ndarray] = tree.aligned_copy,
 ) -> Tensor:
     """Return a host array as a tensor, ragged rows as a `tf.RaggedTensor`; a tensor unchanged.
 
     Args:
-        shares_memory: whether the tensor may share the memory of the array, which then never changes.
+        shares_memory: whether the tensor may share the memory of the array, which then never
+            changes.
         copy: copies an array whose memory the tensor then shares.
 
     >>> tensor_of(tree.ragged(np.array([5, 6, 7]), [0, 2, 3]))
@@ -201,7 +234,9 @@ def tensor_of(
             return _on_host(leaf, shares_memory, copy) if _can_share(leaf) else tf.constant(leaf)
         return leaf if isinstance(leaf, tf.RaggedTensor) else tf.convert_to_tensor(leaf)
     lengths = [len(row) for row in leaf]
-    return tf.RaggedTensor.from_row_lengths(tensor_of(np.concatenate(leaf)), lengths, validate=False)
+    return tf.RaggedTensor.from_row_lengths(
+        tensor_of(np.concatenate(leaf)), lengths, validate=False
+    )
 
 
 def _can_share(leaf: np.ndarray) -> bool:
@@ -210,9 +245,17 @@ def _can_share(leaf: np.ndarray) -> bool:
     return is_plain and tf.executing_eagerly() and not tf.config.list_logical_devices("GPU")
 
 
-def _on_host(leaf: np.ndarray, shares_memory: bool, copy: Callable[[np.ndarray], np.ndarray]) -> tf.Tensor:
-    """Return a tensor in the memory of an aligned array, or of a copy: a tenth of the time of `tf.constant`."""
-    if not shares_memory or tree.address(leaf) % 64 or not (leaf.flags.c_contiguous and leaf.flags.writeable):
+def _on_host(
+    leaf: np.ndarray, shares_memory: bool, copy: Callable[[np.ndarray], np.ndarray]
+) -> tf.Tensor:
+    """Return a tensor in the memory of an aligned array, or of a copy: a tenth of the time of
+    `tf.constant`.
+    """
+    if (
+        not shares_memory
+        or tree.address(leaf) % 64
+        or not (leaf.flags.c_contiguous and leaf.flags.writeable)
+    ):
         leaf = copy(leaf)
     return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
 

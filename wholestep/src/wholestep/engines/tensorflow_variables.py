@@ -1,4 +1,6 @@
-"""State on TensorFlow: programs, the optimizer and custom steps read and write Keras variables in place."""
+"""State on TensorFlow: programs, the optimizer and custom steps read and write Keras variables in
+place.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +19,13 @@ from wholestep.tree import Tensor, Tree
 
 
 def own_variables(owners: Mapping[str, Any]) -> dict[str, tf.Variable]:
-    """Return the variables of TensorFlow, not of Keras, in the attributes of objects, also in lists and dicts."""
+    """Return the variables of TensorFlow, not of Keras, in the attributes of objects, also in lists
+    and dicts.
+    """
     found = {
-        path: held for name, owner in owners.items() for path, held in _inside(name, getattr(owner, "__dict__", {}))
+        path: held
+        for name, owner in owners.items()
+        for path, held in _inside(name, getattr(owner, "__dict__", {}))
     }
     first = {id(held): path for path, held in reversed(found.items())}
     return {path: held for path, held in found.items() if first[id(held)] == path}
@@ -58,12 +64,21 @@ class TensorflowVariables:
         return []
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
-        """Return the current parameters; those `apart` as variables, which are not read as a whole."""
-        return [v.value if i in apart else tf.convert_to_tensor(v.value) for i, v in enumerate(self.bound.params)]
+        """Return the current parameters; those `apart` as variables, which are not read as a
+        whole.
+        """
+        return [
+            v.value if i in apart else tf.convert_to_tensor(v.value)
+            for i, v in enumerate(self.bound.params)
+        ]
 
     def replica_params(self, params: list) -> list:
         """Return the parameters of the replica that is being traced."""
-        return params if self._replicas.index is None else [tf.convert_to_tensor(v.value) for v in self.bound.params]
+        return (
+            params
+            if self._replicas.index is None
+            else [tf.convert_to_tensor(v.value) for v in self.bound.params]
+        )
 
     def are_current(self, variables: Variables, state: State) -> bool:
         """Return True: programs read the current values of the variables when they run."""
@@ -78,16 +93,21 @@ class TensorflowVariables:
         return state._replace(buffers=[])
 
     def load_and_store(self, function: Callable, variables: Variables | None = None) -> Callable:
-        """Return the function for a program that reads buffers from their variables, and writes them and metrics.
+        """Return the function for a program that reads buffers from their variables, and writes
+        them and metrics.
 
         Args:
-            variables: those to write; then buffers are part of the state, and are not read. None: those read last.
+            variables: those to write; then buffers are part of the state, and are not read. None:
+                those read last.
         """
-        bound = variables or self.bound  # not in the call: an eager program is called after others were read
+        # not in the call: an eager program is called after others were read
+        bound = variables or self.bound
 
         def program(state: State, *given: Tree) -> tuple[State, Tree]:
             if variables is None:
-                state = state._replace(buffers=[tf.convert_to_tensor(v.value) for v in bound.buffers])
+                state = state._replace(
+                    buffers=[tf.convert_to_tensor(v.value) for v in bound.buffers]
+                )
             state, results = function(state, *given)
             self.assign(bound.buffers, state.buffers)
             self.assign(bound.metrics, state.metrics)
@@ -109,7 +129,9 @@ class TensorflowVariables:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Return a context that restores the variables, as an eager step assigns them when it is called."""
+        """Return a context that restores the variables, as an eager step assigns them when it is
+        called.
+        """
         before = list(map(_value_of, self.bound.all))
         try:
             yield
@@ -120,9 +142,15 @@ class TensorflowVariables:
 class TensorflowOptimizer:
     """The part `optimizer` of the engine on TensorFlow, which updates the variables in place."""
 
-    keeps_assigned = True  # `keras.Model.fit` keeps the parameter values that the forward pass assigns
+    # `keras.Model.fit` keeps the parameter values that the forward pass assigns
+    keeps_assigned = True
 
-    def __init__(self, optimizer: Optimizer | None, replicas: TensorflowReplicas, variables: TensorflowVariables):
+    def __init__(
+        self,
+        optimizer: Optimizer | None,
+        replicas: TensorflowReplicas,
+        variables: TensorflowVariables,
+    ):
         self.optimizer: Optimizer = optimizer
         self._replicas = replicas
         self._variables = variables
@@ -137,7 +165,9 @@ class TensorflowOptimizer:
         touched: Sequence[TableRows] = (),
         twin: Optimizer | None = None,
     ) -> State:
-        """Return `new` with one optimizer update applied where `ok`, to the `assigned` values; else `state`."""
+        """Return `new` with one optimizer update applied where `ok`, to the `assigned` values; else
+        `state`.
+        """
         if twin is not None and touched:
             return self._apply_to_rows(state, new, grads, ok, assigned, touched, twin)
 
@@ -164,7 +194,9 @@ class TensorflowOptimizer:
         touched: Sequence[TableRows],
         twin: Optimizer,
     ) -> State:
-        """Apply an update that changes only the `touched` rows of their tables, by an optimizer made for these rows."""
+        """Apply an update that changes only the `touched` rows of their tables, by an optimizer
+        made for these rows.
+        """
         params = self._variables.bound.params
         for i, value in assigned.items():
             whole = params[i].value
@@ -172,11 +204,16 @@ class TensorflowOptimizer:
         moves = []
         for table, rows, row_slots in touched:
             wholes = table.places(params, self.optimizer.variables)
-            pairs = zip(wholes, table.places(twin._trainable_variables, twin.variables), strict=True)
-            moves += [(whole[i].value, few[i].value, rows, row_slots) for (whole, i), (few, _) in pairs]
+            pairs = zip(
+                wholes, table.places(twin._trainable_variables, twin.variables), strict=True
+            )
+            moves += [
+                (whole[i].value, few[i].value, rows, row_slots) for (whole, i), (few, _) in pairs
+            ]
         for whole, few, rows, _ in moves:
             few.assign(tf.gather(whole, rows))
-        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes nothing.
+        # Not a branch, which would copy the rows: with zero gradients such an optimizer changes
+        # nothing.
         where_good = [_where(ok, grad) for grad in grads]
         twin.apply(_for_keras(where_good, twin._trainable_variables), twin._trainable_variables)
         twin.iterations.value.assign_sub(tf.cast(~ok, twin.iterations.dtype))
@@ -186,8 +223,12 @@ class TensorflowOptimizer:
 
 
 def _for_keras(grads: list, params: list) -> list:
-    """Return gradients as `keras.Model.fit` hands them to an optimizer: those by lookups as `tf.IndexedSlices`."""
-    return [_indexed(g, p) if isinstance(g, Slices) else g for g, p in zip(grads, params, strict=True)]
+    """Return gradients as `keras.Model.fit` hands them to an optimizer: those by lookups as
+    `tf.IndexedSlices`.
+    """
+    return [
+        _indexed(g, p) if isinstance(g, Slices) else g for g, p in zip(grads, params, strict=True)
+    ]
 
 
 def _indexed(grad: Slices, param: keras.Variable) -> tf.IndexedSlices:
@@ -204,24 +245,42 @@ def _where(ok: tf.Tensor, grad: Gradient) -> Gradient:
 
 
 class TensorflowSteps:
-    """The part `steps` of the engine on TensorFlow: functions of data, with Keras' signature, that assign variables."""
+    """The part `steps` of the engine on TensorFlow: functions of data, with Keras' signature, that
+    assign variables.
+    """
 
     def call(
-        self, step: Callable, groups: Sequence[list], values: Sequence[list], num: int, data: Tree, note: Note
+        self,
+        step: Callable,
+        groups: Sequence[list],
+        values: Sequence[list],
+        num: int,
+        data: Tree,
+        note: Note,
     ) -> tuple[Tree, list[list]]:
-        """Call a step; return its results, and the values of the groups that are passed as values."""
+        """Call a step; return its results, and the values of the groups that are passed as
+        values.
+        """
         carried = [(group, given) for group, given in zip(groups, values, strict=True) if given]
         for group, given in carried:
             for variable, value in zip(group, given, strict=True):
                 variable.value.assign(value, read_value=False)
         found = step(data)
         after = zip(groups, values, strict=True)
-        return found, [[tf.convert_to_tensor(v.value) for v in group] if given else [] for group, given in after]
+        return found, [
+            [tf.convert_to_tensor(v.value) for v in group] if given else []
+            for group, given in after
+        ]
 
     def attempt(
-        self, function: Callable[[State], tuple[State, Tensor, Found]], state: State, variables: Variables
+        self,
+        function: Callable[[State], tuple[State, Tensor, Found]],
+        state: State,
+        variables: Variables,
     ) -> tuple[State, Tensor, Found]:
-        """Return the results of (state) -> (state, is_good, results); unless good, restore state and variables."""
+        """Return the results of (state) -> (state, is_good, results); unless good, restore state
+        and variables.
+        """
         held = [*variables.params, *variables.slots, *variables.buffers]
         before = [tf.convert_to_tensor(v.value) for v in held]
         new, ok, found = function(state)
@@ -233,18 +292,30 @@ class TensorflowSteps:
             return tf.constant(False)
 
         tf.cond(ok, lambda: tf.constant(True), go_back)
-        return tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state), ok, found
+        return (
+            tf.nest.map_structure(lambda n, o: n if n is o else tf.where(ok, n, o), new, state),
+            ok,
+            found,
+        )
 
 
 def _value_of(variable: keras.Variable) -> tf.Tensor:
-    """Return the present value of a variable. Reading the resource takes a third of the time of `tf.identity`."""
+    """Return the present value of a variable. Reading the resource takes a third of the time of
+    `tf.identity`.
+    """
     value = variable.value
     is_mirrored = isinstance(value, tf.distribute.DistributedValues)
-    return tf.identity(value) if is_mirrored else tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype)
+    return (
+        tf.identity(value)
+        if is_mirrored
+        else tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype)
+    )
 
 
 def as_function(step: Callable) -> Any:
-    """Return a step as a function that is traced once for each shape, and creates variables in its first trace."""
+    """Return a step as a function that is traced once for each shape, and creates variables in its
+    first trace.
+    """
     return step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=False)
 
 

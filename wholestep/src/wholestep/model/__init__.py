@@ -16,7 +16,14 @@ from wholestep.model.compiled import (
     unpack,
     without_labels,
 )
-from wholestep.model.coupling import Coupling, Findings, inference, metrics_are_additive, metrics_ignore_padding, probe
+from wholestep.model.coupling import (
+    Coupling,
+    Findings,
+    inference,
+    metrics_are_additive,
+    metrics_ignore_padding,
+    probe,
+)
 from wholestep.model.forward import Forward, Outcome
 from wholestep.model.graph import values_for_tensors
 from wholestep.model.losses import CompiledObjective, LossCall, check_labels, unreduced

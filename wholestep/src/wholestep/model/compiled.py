@@ -1,7 +1,7 @@
 """The losses, metrics and logs of a compiled Keras model, as `keras.Model.fit` uses them.
 
-This module and `wholestep.model.losses` read private attributes of Keras: `keras.Model.compile` keeps its arguments
-there.
+This module and `wholestep.model.losses` read private attributes of Keras: `keras.Model.compile`
+keeps its arguments there.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -25,14 +25,19 @@ def unpack(batch: Tree) -> tuple[Tree, Tree, Tree]:
 
 
 def without_labels(model: keras.Model, batch: Tree) -> str | None:
-    """Return the message of an error for a batch without labels; None if it has them, or the model needs none."""
+    """Return the message of an error for a batch without labels; None if it has them, or the model
+    needs none.
+    """
     x, y, _ = unpack(batch)
     if y is not None or model._compile_loss is None:
         return None
     received = "a batch without y"
     if isinstance(x, dict) and "y" in x:
         received = f"a dict of {', '.join(map(str, x))}, which are all inputs, without y"
-    attempt = "the tuple (x, y) or (x, y, sample_weight) as a batch, Batches((x, y), batch_size=32), or fit(x, y); "
+    attempt = (
+        "the tuple (x, y) or (x, y, sample_weight) as a batch, Batches((x, y), batch_size=32), "
+        "or fit(x, y); "
+    )
     attempt += "or compile without a loss."
     return message("A model that was compiled with a loss needs labels.", received, attempt)
 
@@ -67,22 +72,38 @@ def loss_trackers(model: keras.Model) -> dict[str, keras.metrics.Mean]:
         return {}
     has_own = is_overridden(model, "compute_loss") or model._compile_loss is None
     losses = [] if has_own else model._compile_loss.metrics
-    return {"loss": model._loss_tracker, **dict(zip(distinct([m.name for m in losses]), losses, strict=True))}
+    return {
+        "loss": model._loss_tracker,
+        **dict(zip(distinct([m.name for m in losses]), losses, strict=True)),
+    }
 
 
-_OF_METRICS = "keras.src.metrics", "keras.src.trainers.compile_utils"  # whose `reset_state` only empties variables
+# whose `reset_state` only empties variables
+_OF_METRICS = "keras.src.metrics", "keras.src.trainers.compile_utils"
 
 
 def resets_on_the_host(metric: keras.metrics.Metric) -> bool:
-    """Whether a metric, or a metric nested in it, has a custom `reset_state`, which may do anything."""
+    """Whether a metric, or a metric nested in it, has a custom `reset_state`, which may do
+    anything.
+    """
     own = type(metric).reset_state.__module__  # a class of Keras' package may be one of its tests
-    return not own.startswith(_OF_METRICS) or any(map(resets_on_the_host, getattr(metric, "metrics", ())))
+    return not own.startswith(_OF_METRICS) or any(
+        map(resets_on_the_host, getattr(metric, "metrics", ()))
+    )
 
 
-def tracked(model: keras.Model, numbers: Mapping[str, Tensor | float]) -> list[tuple[keras.Variable, Tensor | float]]:
+def tracked(
+    model: keras.Model, numbers: Mapping[str, Tensor | float]
+) -> list[tuple[keras.Variable, Tensor | float]]:
     """Return the variables of the loss trackers, and their values for these logs of an epoch."""
-    found = [(tracker, numbers[name]) for name, tracker in loss_trackers(model).items() if name in numbers]
-    return [pair for tracker, number in found for pair in ((tracker.total, number), (tracker.count, 1))]
+    found = [
+        (tracker, numbers[name])
+        for name, tracker in loss_trackers(model).items()
+        if name in numbers
+    ]
+    return [
+        pair for tracker, number in found for pair in ((tracker.total, number), (tracker.count, 1))
+    ]
 
 
 def own_results(model: keras.Model) -> dict[str, Tensor]:
@@ -91,7 +112,9 @@ def own_results(model: keras.Model) -> dict[str, Tensor]:
 
 
 def order_of(model: keras.Model) -> list[str]:
-    """Return the names of the logs in the order of the model's metrics, by which `keras.Model.evaluate` lists them."""
+    """Return the names of the logs in the order of the model's metrics, by which
+    `keras.Model.evaluate` lists them.
+    """
     trackers = [] if model._compile_loss is None else model._compile_loss.metrics
     renamed = dict(zip(map(id, trackers), distinct([m.name for m in trackers]), strict=True))
     names = []
@@ -102,8 +125,12 @@ def order_of(model: keras.Model) -> list[str]:
 
 
 def made_of(model: keras.Model, extra: list) -> list:
-    """Return the objects that compiled programs depend on. Not their ids, which Python may reuse."""
-    compiled = [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+    """Return the objects that compiled programs depend on. Not their ids, which Python may
+    reuse.
+    """
+    compiled = [
+        getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")
+    ]
     flags = [part for layer in layers(model) for part in (layer, layer.trainable)]
     carried = [v for metric in (*metrics_of(model), *extra) for v in metric.variables]
     return [*compiled, *model.trainable_variables, *carried, *flags, model.run_eagerly]
@@ -140,9 +167,10 @@ _WEIGHT = "sample_weight"
 class Columns:
     """The roles of a dataset's columns: inputs, labels and sample weights.
 
-    Columns named like the model's inputs, or like the keys of its dict of inputs, are the inputs. Columns named like
-    its outputs are the labels; for a single output also `label`, `labels`, `target` or `y`. `sample_weight` weights
-    the rows. A model without named inputs, or with one input that no column matches, takes the remaining columns.
+    Columns named like the model's inputs, or like the keys of its dict of inputs, are the inputs.
+    Columns named like its outputs are the labels; for a single output also `label`, `labels`,
+    `target` or `y`. `sample_weight` weights the rows. A model without named inputs, or with one
+    input that no column matches, takes the remaining columns.
 
     Args:
         inputs: a column for each input; a single name for a single array.
@@ -161,7 +189,11 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """The names of the columns that are used."""
-        return [name for name in keras.tree.flatten((self.inputs, self.labels, self.weight)) if name is not None]
+        return [
+            name
+            for name in keras.tree.flatten((self.inputs, self.labels, self.weight))
+            if name is not None
+        ]
 
     def __call__(self, batch: dict[str, Any]) -> tuple:
         """Return (x,), (x, y) or (x, y, sample_weight) of a batch of columns."""
@@ -170,8 +202,11 @@ class Columns:
         return tuple(keras.tree.map_structure(lambda name: batch[name], part) for part in parts)
 
 
-def open_columns(data: Data, model: keras.Model, **how: bool) -> tuple[Data, Callable[[Any], tuple]]:
-    """Return a dataset of the columns that a model uses, and the function that makes batches of them.
+def open_columns(
+    data: Data, model: keras.Model, **how: bool
+) -> tuple[Data, Callable[[Any], tuple]]:
+    """Return a dataset of the columns that a model uses, and the function that makes batches of
+    them.
 
     Raises:
         SpecificationError: the role of a column does not follow from its name.
@@ -180,7 +215,9 @@ def open_columns(data: Data, model: keras.Model, **how: bool) -> tuple[Data, Cal
     if isinstance(source.column_names, dict):
         must = "A model is trained, or evaluated, on one dataset."
         received = f"several: {', '.join(source.column_names)}"
-        raise SpecificationError(message(must, received, "pass one dataset, as in dataset['train']."))
+        raise SpecificationError(
+            message(must, received, "pass one dataset, as in dataset['train'].")
+        )
     if not hasattr(source, "__len__"):
         must = "A dataset must have its rows by number."
         attempt = "yield (x, y) from a generator over dataset.batch(32)."
@@ -206,7 +243,11 @@ class _Rows:
 
 
 def find(
-    model: keras.Model, names: Collection[str], *, inputs_only: bool = False, is_prepared: bool = False
+    model: keras.Model,
+    names: Collection[str],
+    *,
+    inputs_only: bool = False,
+    is_prepared: bool = False,
 ) -> Columns:
     """Return the roles of columns with these names. A preprocessor (`is_prepared`) names no inputs.
 
@@ -239,12 +280,15 @@ def _labels(outputs: Tree, rest: list[str]) -> Tree:
 
 
 def _names_of(model: keras.Model, kind: str) -> Tree:
-    """Return the names of the inputs or outputs, nested as labels would be; None for a model without names."""
+    """Return the names of the inputs or outputs, nested as labels would be; None for a model
+    without names.
+    """
     struct = getattr(model, f"_{kind}s_struct", None)
     if isinstance(struct, dict):
         return {key: key for key in struct}
     names = [tensor.name for tensor in getattr(model, "inputs", None) or []]
-    told = getattr(model, "_functional", None) or model  # a Sequential has the names of its outputs nowhere else
+    # a Sequential has the names of its outputs nowhere else
+    told = getattr(model, "_functional", None) or model
     names = names if kind == "input" else list(getattr(told, "output_names", None) or [])
     if len(names) < 2:
         return names[0] if names else None
@@ -256,8 +300,17 @@ def _flat(names: Tree) -> list[str]:
 
 
 def _unclear(model: keras.Model, names: Collection[str], what: str) -> SpecificationError:
-    inputs, outputs = (", ".join(_flat(_names_of(model, kind))) or "no names" for kind in ("input", "output"))
-    must = f"The names of the columns must show {what}: the model has the inputs {inputs} and the outputs {outputs}."
-    attempt = "name an Input as its column, keras.Input(..., name='image'), and the label 'label'; or "
-    attempt += "ws.Batches(dataset, 32, transform=lambda columns: (columns['image'], columns['label']))."
+    inputs, outputs = (
+        ", ".join(_flat(_names_of(model, kind))) or "no names" for kind in ("input", "output")
+    )
+    must = (
+        f"The names of the columns must show {what}: the model has the inputs {inputs} and the "
+        f"outputs {outputs}."
+    )
+    attempt = (
+        "name an Input as its column, keras.Input(..., name='image'), and the label 'label'; or "
+    )
+    attempt += (
+        "ws.Batches(dataset, 32, transform=lambda columns: (columns['image'], columns['label']))."
+    )
     return SpecificationError(message(must, f"the columns {', '.join(names)}", attempt))

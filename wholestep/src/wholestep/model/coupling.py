@@ -30,9 +30,11 @@ class Coupling:
         couples: a row's value depends on the other rows.
         moves: the forward pass moves floating state, such as moving statistics.
         whole: a loss or a metric is a single number.
-        extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or "whole" (not at all).
+        extra: how the model's other losses add up over microbatches: "none", "sum", "mean", or
+            "whole" (not at all).
         unknown: no row's value changed with its content, so nothing is known.
-        keeps: a layer keeps a state for every row of the full batch (`stateful=True`), so the number of rows is fixed.
+        keeps: a layer keeps a state for every row of the full batch (`stateful=True`), so the
+            number of rows is fixed.
         draws: random draws depend on the cut, or change from one call to the next.
         custom: the name of the custom step that computes an update; "" if there is none.
     """
@@ -62,13 +64,23 @@ class Coupling:
         return self.cut_is_exact and self.extra == "none"
 
     def why(self, movers: Sequence[str] = ()) -> str:
-        """Return the reasons why the batch may not be cut, as text; `movers` are the layers whose state moves."""
-        names = [*movers[:_MOST_NAMED], *([f"{len(movers) - _MOST_NAMED} others"] if len(movers) > _MOST_NAMED else [])]
-        as_in = f", as in {' and '.join(filter(None, (', '.join(names[:-1]), *names[-1:])))}" if names else ""
+        """Return the reasons why the batch may not be cut, as text; `movers` are the layers whose
+        state moves.
+        """
+        names = [
+            *movers[:_MOST_NAMED],
+            *([f"{len(movers) - _MOST_NAMED} others"] if len(movers) > _MOST_NAMED else []),
+        ]
+        as_in = (
+            f", as in {' and '.join(filter(None, (', '.join(names[:-1]), *names[-1:])))}"
+            if names
+            else ""
+        )
         where = as_in if self.moves and names else ", in a layer or in the loss"
         reasons = {
             f"the rows of a batch see each other{where}": self.couples,
-            f"the forward pass moves statistics of the batch{as_in}": self.moves and not self.couples,
+            f"the forward pass moves statistics of the batch{as_in}": self.moves
+            and not self.couples,
             "whether the rows see each other could not be found out from these rows": self.unknown,
             "a loss or metric came as one number instead of one per row": self.whole,
             "a loss from add_loss is neither a sum nor a mean over rows": self.extra == "whole",
@@ -94,24 +106,33 @@ class Coupling:
         if not self.cut_is_possible:
             return f"The batch cannot be cut into microbatches: {self.why(movers)}."
         will, would = ("will", "would") if self.couples else ("may", "might")
-        first = f"The weights {will} not be those" if is_cut else f"Microbatches {would} not give the weights"
+        first = (
+            f"The weights {will} not be those"
+            if is_cut
+            else f"Microbatches {would} not give the weights"
+        )
         return f"{first} of whole batches: {self.why(movers)}."
 
 
 @dataclass
 class Findings:
-    """Measurements of a run. They are saved with it, so that it resumes on another machine with the same bits.
+    """Measurements of a run. They are saved with it, so that it resumes on another machine with the
+    same bits.
 
     Args:
         coupling: the coupling of the rows; None if it is not measured yet.
-        apart: the coupling where layers with statistics of all replicas only apply them; None if not measured yet.
+        apart: the coupling where layers with statistics of all replicas only apply them; None if
+            not measured yet.
         pads: whether every metric ignores rows of weight 0; None if it is not measured yet.
         adds: whether the states of the metrics are sums over rows; None if it is not measured yet.
-        limit: the bytes that a program may use in addition to its arguments, unless the user sets them.
+        limit: the bytes that a program may use in addition to its arguments, unless the user sets
+            them.
         room: the bytes that arrays resident on the device may take.
         why_no_xla: why programs are not compiled by XLA, though they could be; "" if they are.
-        sizes: by the shapes of a row, the numbers of rows to which batches passed one at a time are padded.
-        looped: the kinds of loaded batches with a program of several updates, on an engine with programs of one too.
+        sizes: by the shapes of a row, the numbers of rows to which batches passed one at a time are
+            padded.
+        looped: the kinds of loaded batches with a program of several updates, on an engine with
+            programs of one too.
     """
 
     coupling: Coupling | None = None
@@ -134,7 +155,8 @@ class Findings:
         return asdict(self)
 
     def rows_to_fill(self, host: Tree, count: int) -> int:
-        """Return the number of rows to pad a batch of `count` rows to: the size of an earlier batch, or a power of two.
+        """Return the number of rows to pad a batch of `count` rows to: the size of an earlier
+        batch, or a power of two.
 
         So batches of many sizes need few programs.
         """
@@ -177,7 +199,9 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
         other = _shaken(first)
     can_move = moved(one, run(other))
     extremes = (0, ALL, -ALL) if forward.facts.draws else (0,)
-    couples = any(_sees_others(run, first, other, one, moved, can_move, extreme) for extreme in extremes)
+    couples = any(
+        _sees_others(run, first, other, one, moved, can_move, extreme) for extreme in extremes
+    )
     couples |= any(fact.couples for fact in forward.facts.draws)
     before = engine.devices.fetch(state.buffers)
     moves = any(
@@ -191,7 +215,9 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
         extremes = (0, PAIRS, -PAIRS) if forward.facts.draws else (0,)
         draws = any(_are_redrawn(run, first, size, moved, extreme) for extreme in extremes)
         draws = draws or _draw_together(run, first, size, one, moved)
-    return Coupling(not whole and couples, moves, whole, extra, not (whole or can_move.any()), draws=draws)
+    return Coupling(
+        not whole and couples, moves, whole, extra, not (whole or can_move.any()), draws=draws
+    )
 
 
 def _sees_others(
@@ -203,24 +229,36 @@ def _sees_others(
     can_move: np.ndarray,
     extreme: int,
 ) -> bool:
-    """Whether a row's value moves with the content of other rows, with regular or with extreme draws."""
+    """Whether a row's value moves with the content of other rows, with regular or with extreme
+    draws.
+    """
     one = run(batch, extreme=extreme) if extreme else one
     rows = np.flatnonzero(can_move).tolist()
     return any(moved(one, run(_but(other, batch, row), extreme=extreme))[row] for row in rows)
 
 
-def _are_redrawn(run: Callable[..., Rows], batch: Tree, size: int, moved: Moved, extreme: int) -> bool:
+def _are_redrawn(
+    run: Callable[..., Rows], batch: Tree, size: int, moved: Moved, extreme: int
+) -> bool:
     """Whether uncoupled rows have other values as the first rows of a later microbatch."""
     start = size // 2
     later = run(_rows(batch, np.roll(np.arange(size), -start)), start, extreme)
-    back = [np.roll(part, start, 0) if len(part) == size else part for pair in later.values.values() for part in pair]
+    back = [
+        np.roll(part, start, 0) if len(part) == size else part
+        for pair in later.values.values()
+        for part in pair
+    ]
     values = dict(zip(later.values, zip(back[::2], back[1::2], strict=True), strict=True))
     one = run(batch, extreme=extreme)
     return bool(np.broadcast_to(moved(one, later._replace(values=values)), (size,))[start:].any())
 
 
-def _draw_together(run: Callable[..., Rows], batch: Tree, size: int, one: Rows, moved: Moved) -> bool:
-    """Whether a row's value moves with the draws for later rows. At both extremes, as a mask may be rare."""
+def _draw_together(
+    run: Callable[..., Rows], batch: Tree, size: int, one: Rows, moved: Moved
+) -> bool:
+    """Whether a row's value moves with the draws for later rows. At both extremes, as a mask may be
+    rare.
+    """
     extremes = (run(batch, extreme=extreme) for extreme in (LATER, -LATER))
     return any(np.broadcast_to(moved(one, other), (size,))[: size // 2].any() for other in extremes)
 
@@ -233,27 +271,44 @@ def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch
         return forward.padded(_values(engine, state), batch, _ROWS // 2)
 
     try:
-        alone, among = engine.devices.fetch(engine.programs.compile(both, (state, few), spends=False).call(state, few))
-    except Exception:  # a user-defined metric may fail on row weights; the update raises its other errors
+        alone, among = engine.devices.fetch(
+            engine.programs.compile(both, (state, few), spends=False).call(state, few)
+        )
+    except (
+        Exception
+    ):  # a user-defined metric may fail on row weights; the update raises its other errors
         return False
-    return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(alone, among, strict=True))
+    return all(
+        np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True)
+        for a, b in zip(alone, among, strict=True)
+    )
 
 
 def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether the metrics' states are sums over rows, by experiment."""
     size = _ROWS // 2
-    parts = [engine.devices.place(batch.some((np.arange(size) + i) % batch.num_rows)) for i in (0, size)]
+    parts = [
+        engine.devices.place(batch.some((np.arange(size) + i) % batch.num_rows)) for i in (0, size)
+    ]
 
     def after(state: State, parts: list) -> tuple[list, list]:
         def update(metrics: list, batch: Tree) -> list:
-            return forward.sums(_values(engine, state)._replace(metrics=metrics), batch, None).metrics
+            return forward.sums(
+                _values(engine, state)._replace(metrics=metrics), batch, None
+            ).metrics
 
         one, two = (update(state.metrics, part) for part in parts)
         both = update(one, parts[1])
-        return [b - a for a, b in zip(one, both, strict=True)], [b - a for a, b in zip(state.metrics, two, strict=True)]
+        return [b - a for a, b in zip(one, both, strict=True)], [
+            b - a for a, b in zip(state.metrics, two, strict=True)
+        ]
 
-    moves = engine.devices.fetch(engine.programs.compile(after, (state, parts), spends=False).call(state, parts))
-    return all(np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(*moves, strict=True))
+    moves = engine.devices.fetch(
+        engine.programs.compile(after, (state, parts), spends=False).call(state, parts)
+    )
+    return all(
+        np.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True) for a, b in zip(*moves, strict=True)
+    )
 
 
 @contextmanager
@@ -270,7 +325,10 @@ def inference(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
 
 
 def _without_training(
-    layer: keras.layers.Layer, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    training: bool | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     return type(layer).call(layer, inputs, training=False, mask=mask)
 
@@ -282,7 +340,9 @@ def _values(engine: Engine, state: State) -> Values:
 def _but(batch: Tree, kept: Tree, row: int) -> Tree:
     """Return `batch` with one row replaced by the same row of `kept`."""
     rows = np.arange(tree.num_rows(batch)) == row
-    return tree.map_leaves(lambda b, k: np.where(rows.reshape(-1, *[1] * (b.ndim - 1)), k, b), batch, kept)
+    return tree.map_leaves(
+        lambda b, k: np.where(rows.reshape(-1, *[1] * (b.ndim - 1)), k, b), batch, kept
+    )
 
 
 def _rows(batch: Tree, rows: np.ndarray) -> Tree:
@@ -318,7 +378,9 @@ def _runner(engine: Engine, forward: Forward, state: State) -> Callable[..., Row
 
 
 def _wiggled(parameter: Tensor) -> Tensor:
-    """Perturb a parameter: a layer initialised with zeros would hide the coupling in the layers before it."""
+    """Perturb a parameter: a layer initialised with zeros would hide the coupling in the layers
+    before it.
+    """
     if "float" not in str(parameter.dtype):
         return parameter
     numbers = np.cos(1.0 + np.arange(int(np.prod(parameter.shape)))).reshape(parameter.shape) * 0.05
@@ -338,7 +400,9 @@ def _moved(one: Rows, two: Rows, compute_dtype: str) -> np.ndarray:
 
 
 def _compute_dtype(model: keras.Model) -> str:
-    """Return the coarsest dtype that the model computes in; bfloat16 counts as float16, as numpy has no bfloat16."""
+    """Return the coarsest dtype that the model computes in; bfloat16 counts as float16, as numpy
+    has no bfloat16.
+    """
     dtypes = {keras.backend.standardize_dtype(layer.compute_dtype) for layer in layers(model)}
     if dtypes & {"float16", "bfloat16"}:
         return "float16"

@@ -1,8 +1,9 @@
-"""The functions of `keras.random`, made of words that belong to rows. Arguments are those in Keras, except the seed.
+"""The functions of `keras.random`, made of words that belong to rows. Arguments are those in Keras,
+except the seed.
 
-A word is a function of the seed, the row's place in the update, and the word's place in the row. The generator is
-Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), implemented by
-`wholestep.engines.protocol.RandomWords.words`.
+A word is a function of the seed, the row's place in the update, and the word's place in the row.
+The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+2011), implemented by `wholestep.engines.protocol.RandomWords.words`.
 """
 
 import math
@@ -29,8 +30,20 @@ _NAN = float("nan")
 _INVERTED = 10  # below this mean, sum waiting times
 # log(k!) minus Stirling's formula, k = 0 .. 9
 _TAILS = (
-    *(0.0810614667953272, 0.0413406959554092, 0.0276779256849983, 0.0207906721037650, 0.0166446911898211),
-    *(0.0138761288230707, 0.0118967099458917, 0.0104112652619720, 0.0092554621827127, 0.0083305634333628),
+    *(
+        0.0810614667953272,
+        0.0413406959554092,
+        0.0276779256849983,
+        0.0207906721037650,
+        0.0166446911898211,
+    ),
+    *(
+        0.0138761288230707,
+        0.0118967099458917,
+        0.0104112652619720,
+        0.0092554621827127,
+        0.0083305634333628,
+    ),
 )
 
 
@@ -43,8 +56,9 @@ class Words:
         first: the place in the update of the first row.
         num_rows: the number of rows in the (micro)batch.
         axis: the axis that holds rows; None if a draw is the same for all rows.
-        extreme: (), 0 or, in a probe, where to draw the least numbers (negative: the greatest): in the later half of
-            the rows (`LATER`), everywhere (`ALL`), or in every second pair of a draw that all rows share (`PAIRS`).
+        extreme: (), 0 or, in a probe, where to draw the least numbers (negative: the greatest): in
+            the later half of the rows (`LATER`), everywhere (`ALL`), or in every second pair of a
+            draw that all rows share (`PAIRS`).
     """
 
     engine: Engine
@@ -57,9 +71,15 @@ class Words:
     def words(self, shape: tuple[int, ...], stream: Tensor | int = 0) -> Tensor:
         """Return words of this shape, uint32; the words of different streams are independent."""
         if self.axis is None:
-            words = ops.reshape(self.engine.random.words(self.seed, stream, 0, 1, math.prod(shape)), shape)
+            words = ops.reshape(
+                self.engine.random.words(self.seed, stream, 0, 1, math.prod(shape)), shape
+            )
             extreme = self.extreme
-            return words if extreme is None else _at_extremes(words, extreme, PAIRS, _is_in_second_pair(shape), stream)
+            return (
+                words
+                if extreme is None
+                else _at_extremes(words, extreme, PAIRS, _is_in_second_pair(shape), stream)
+            )
         before = shape[: self.axis]
         size = shape[self.axis]
         after = shape[self.axis + 1 :]
@@ -70,7 +90,9 @@ class Words:
             is_later = np.arange(self.num_rows)[:, None] >= self.num_rows // 2
             rows = _at_extremes(rows, self.extreme, LATER, is_later, stream)
         if self.axis:
-            rows = ops.moveaxis(ops.reshape(rows, (self.num_rows, *before, several, *after)), 0, self.axis)
+            rows = ops.moveaxis(
+                ops.reshape(rows, (self.num_rows, *before, several, *after)), 0, self.axis
+            )
         return ops.reshape(rows, shape)
 
     def below(self, shape: tuple[int, ...], probability: float) -> Tensor:
@@ -99,14 +121,22 @@ class Words:
         return ops.cast(high, "float64") * 2.0**26 + ops.cast(low, "float64")
 
 
-def _at_extremes(words: Tensor, extreme: Tensor, which: int, places: np.ndarray, stream: Tensor | int) -> Tensor:
-    """Return words, replaced by extreme words at `places` if `extreme` is `which`, and everywhere if it is `ALL`.
+def _at_extremes(
+    words: Tensor, extreme: Tensor, which: int, places: np.ndarray, stream: Tensor | int
+) -> Tensor:
+    """Return words, replaced by extreme words at `places` if `extreme` is `which`, and everywhere
+    if it is `ALL`.
 
-    Words of a trial (a traced stream) are inverted instead: with extreme words the trials might never end.
+    Words of a trial (a traced stream) are inverted instead: with extreme words the trials might
+    never end.
     """
     is_replaced = (places & (abs(extreme) == which)) | (abs(extreme) == ALL)
     least, greatest = (ops.full_like(words, word) for word in (0, 2**32 - 1))
-    by = ops.where(extreme > 0, least, greatest) if isinstance(stream, int) else ops.bitwise_not(words)
+    by = (
+        ops.where(extreme > 0, least, greatest)
+        if isinstance(stream, int)
+        else ops.bitwise_not(words)
+    )
     return ops.where(is_replaced, by, words)
 
 
@@ -125,18 +155,28 @@ def wide(dtype: str) -> str:
 
 
 def _shifted(words: Tensor, num: int) -> Tensor:
-    """Return words shifted right by `num` bits, so that they can be cast exactly to a floating dtype."""
+    """Return words shifted right by `num` bits, so that they can be cast exactly to a floating
+    dtype.
+    """
     return ops.right_shift(words, ops.convert_to_tensor(num, "uint32"))
 
 
 def float_dtype(dtype: str | None) -> str:
-    """Return the dtype of the result: Keras' floatx if None, and float32 where JAX has no 64 bits."""
+    """Return the dtype of the result: Keras' floatx if None, and float32 where JAX has no 64
+    bits.
+    """
     dtype = keras.backend.standardize_dtype(dtype or keras.config.floatx())
-    return keras.backend.standardize_dtype(ops.cast(0, dtype).dtype) if dtype == "float64" else dtype
+    return (
+        keras.backend.standardize_dtype(ops.cast(0, dtype).dtype) if dtype == "float64" else dtype
+    )
 
 
 def uniform(
-    words: Words, shape: Shape, minval: Tensor | float = 0.0, maxval: Tensor | float = 1.0, dtype: str | None = None
+    words: Words,
+    shape: Shape,
+    minval: Tensor | float = 0.0,
+    maxval: Tensor | float = 1.0,
+    dtype: str | None = None,
 ) -> Tensor:
     """Return numbers of [minval, maxval)."""
     dtype = float_dtype(dtype)
@@ -146,11 +186,17 @@ def uniform(
 
 
 def normal(
-    words: Words, shape: Shape, mean: Tensor | float = 0.0, stddev: Tensor | float = 1.0, dtype: str | None = None
+    words: Words,
+    shape: Shape,
+    mean: Tensor | float = 0.0,
+    stddev: Tensor | float = 1.0,
+    dtype: str | None = None,
 ) -> Tensor:
     """Return numbers of a normal distribution, by the inverse of its distribution function."""
     dtype = float_dtype(dtype)
-    return ops.cast(standard(words, shape, wide(dtype)), dtype) * ops.cast(stddev, dtype) + ops.cast(mean, dtype)
+    return ops.cast(standard(words, shape, wide(dtype)), dtype) * ops.cast(
+        stddev, dtype
+    ) + ops.cast(mean, dtype)
 
 
 def standard(words: Words, shape: Shape, dtype: str, stream: Tensor | int = 0) -> Tensor:
@@ -159,19 +205,28 @@ def standard(words: Words, shape: Shape, dtype: str, stream: Tensor | int = 0) -
 
 
 def truncated_normal(
-    words: Words, shape: Shape, mean: Tensor | float = 0.0, stddev: Tensor | float = 1.0, dtype: str | None = None
+    words: Words,
+    shape: Shape,
+    mean: Tensor | float = 0.0,
+    stddev: Tensor | float = 1.0,
+    dtype: str | None = None,
 ) -> Tensor:
-    """Return numbers of a normal distribution, none of them two deviations or more from its mean."""
+    """Return numbers of a normal distribution, none of them two deviations or more from its
+    mean.
+    """
     dtype = float_dtype(dtype)
     drawn = math.sqrt(2) * ops.erfinv(_LIMIT * (2.0 * words.inside(shape, wide(dtype)) - 1.0))
     drawn = ops.cast(ops.clip(drawn, -2.0, 2.0), dtype)
     return drawn * ops.cast(stddev, dtype) + ops.cast(mean, dtype)
 
 
-def randint(words: Words, shape: Shape, minval: Tensor | int, maxval: Tensor | int, dtype: str = "int32") -> Tensor:
+def randint(
+    words: Words, shape: Shape, minval: Tensor | int, maxval: Tensor | int, dtype: str = "int32"
+) -> Tensor:
     """Return whole numbers of [minval, maxval), fewer than 2**32 of them.
 
-    A number of 64 random bits is scaled: no value comes oftener than another by more than 2**-32 of its share.
+    A number of 64 random bits is scaled: no value comes oftener than another by more than 2**-32 of
+    its share.
     """
     dtype = keras.backend.standardize_dtype(dtype)
     wanted = dtype if dtype in ("int32", "int64", "uint32") else "int32"
@@ -187,13 +242,17 @@ def _high(one: Tensor, two: Tensor) -> Tensor:
     """Return the upper 32 bits of the products of words."""
     half = ops.convert_to_tensor(16, "uint32")
     mask = ops.convert_to_tensor(0xFFFF, "uint32")
-    (a, b), (c, d) = ((ops.right_shift(word, half), ops.bitwise_and(word, mask)) for word in (one, two))
+    (a, b), (c, d) = (
+        (ops.right_shift(word, half), ops.bitwise_and(word, mask)) for word in (one, two)
+    )
     middle = ops.right_shift(b * d, half) + ops.bitwise_and(b * c, mask) + a * d
     return a * c + ops.right_shift(b * c, half) + ops.right_shift(middle, half)
 
 
 def categorical(words: Words, logits: Tensor, num_samples: int, dtype: str = "int32") -> Tensor:
-    """Return for each row of logits (rows, classes) the numbers of classes, (rows, samples), by Gumbel's trick."""
+    """Return for each row of logits (rows, classes) the numbers of classes, (rows, samples), by
+    Gumbel's trick.
+    """
     rows, classes = logits.shape
     own = wide(keras.backend.standardize_dtype(logits.dtype))
     noise = -ops.log(-ops.log(words.inside((rows, num_samples, classes), own)))
@@ -201,7 +260,9 @@ def categorical(words: Words, logits: Tensor, num_samples: int, dtype: str = "in
 
 
 def dropout(words: Words, inputs: Tensor, rate: float, noise_shape: Shape) -> Tensor:
-    """Return the inputs with some set to 0, and the rest scaled up; `noise_shape` has 1 where one draw serves all."""
+    """Return the inputs with some set to 0, and the rest scaled up; `noise_shape` has 1 where one
+    draw serves all.
+    """
     kept = words.below(noise_shape, 1.0 - rate)
     return ops.where(kept, inputs * (1.0 / (1.0 - rate)), ops.zeros_like(inputs))
 
@@ -221,8 +282,8 @@ def shuffle(words: Words, x: Tensor, axis: int = 0) -> Tensor:
 
 # ---- rejection sampling ----
 
-# The trials of an element are numbered, and each has separate words, so its value does not depend on the trials of
-# other elements.
+# The trials of an element are numbered, and each has separate words, so its value does not depend
+# on the trials of other elements.
 
 
 def gamma(words: Words, shape: Shape, alpha: Tensor | float, dtype: str | None = None) -> Tensor:
@@ -231,14 +292,22 @@ def gamma(words: Words, shape: Shape, alpha: Tensor | float, dtype: str | None =
     return ops.cast(ops.exp(_log_gamma(words, shape, alpha, wide(dtype), 0)), dtype)
 
 
-def beta(words: Words, shape: Shape, alpha: Tensor | float, beta: Tensor | float, dtype: str | None = None) -> Tensor:
+def beta(
+    words: Words,
+    shape: Shape,
+    alpha: Tensor | float,
+    beta: Tensor | float,
+    dtype: str | None = None,
+) -> Tensor:
     """Return numbers of beta distributions: the ratio of a gamma number to the sum of two."""
     dtype = float_dtype(dtype)
     one, two = (_log_gamma(words, shape, a, wide(dtype), i) for i, a in enumerate((alpha, beta)))
     return ops.cast(ops.sigmoid(one - two), dtype)
 
 
-def _log_gamma(words: Words, shape: Shape, alpha: Tensor | float, dtype: str, number: int) -> Tensor:
+def _log_gamma(
+    words: Words, shape: Shape, alpha: Tensor | float, dtype: str, number: int
+) -> Tensor:
     """Return logarithms of gamma numbers.
 
     By Marsaglia and Tsang, "A simple method for generating gamma variables" (2000).
@@ -267,11 +336,14 @@ def _log_gamma(words: Words, shape: Shape, alpha: Tensor | float, dtype: str, nu
         return log
     number_drawn = ops.exp(log)
     slope = words.engine.random.gamma_slope(fixed, number_drawn) / number_drawn
-    return log + (given - fixed) * ops.stop_gradient(ops.where(ops.isfinite(slope), slope, ops.zeros_like(slope)))
+    return log + (given - fixed) * ops.stop_gradient(
+        ops.where(ops.isfinite(slope), slope, ops.zeros_like(slope))
+    )
 
 
 def _tried(trial: Callable[..., tuple], shape: Shape, dtype: str, is_valid: Tensor) -> Tensor:
-    """Return the accepted values of (trial, value, accepted) -> the next triple, element by element.
+    """Return the accepted values of (trial, value, accepted) -> the next triple, element by
+    element.
 
     Args:
         is_valid: where parameters are valid; elsewhere no trial would ever be accepted.
@@ -285,20 +357,30 @@ def _tried(trial: Callable[..., tuple], shape: Shape, dtype: str, is_valid: Tens
 
 
 def binomial(
-    words: Words, shape: Shape, counts: Tensor | float, probabilities: Tensor | float, dtype: str | None = None
+    words: Words,
+    shape: Shape,
+    counts: Tensor | float,
+    probabilities: Tensor | float,
+    dtype: str | None = None,
 ) -> Tensor:
     """Return numbers of binomial distributions: the successes in `counts` trials.
 
-    Means below 10 by summing waiting times, others by Hörmann, "The generation of binomial random variates" (1993).
+    Means below 10 by summing waiting times, others by Hörmann, "The generation of binomial random
+    variates" (1993).
     """
     dtype = float_dtype(dtype)
     own = wide(dtype)
-    n, p = (ops.stop_gradient(ops.broadcast_to(ops.cast(a, own), shape)) for a in (counts, probabilities))
+    n, p = (
+        ops.stop_gradient(ops.broadcast_to(ops.cast(a, own), shape))
+        for a in (counts, probabilities)
+    )
     is_valid = (n >= 0) & (p >= 0) & (p <= 1)
     n, p = (ops.where(is_valid, a, ops.zeros_like(a)) for a in (n, p))
     q = ops.minimum(p, 1 - p)
     few = n * q < _INVERTED
-    inverted = _inverted(words, shape, own, ops.where(few, n, ops.zeros_like(n)), ops.where(few, q, 0.5 + 0 * q))
+    inverted = _inverted(
+        words, shape, own, ops.where(few, n, ops.zeros_like(n)), ops.where(few, q, 0.5 + 0 * q)
+    )
     large_n = ops.where(few, 100.0 + 0 * n, n)
     large_q = ops.where(few, 0.5 + 0 * q, q)
     found = ops.where(few, inverted, _transformed(words, shape, own, large_n, large_q))
@@ -314,14 +396,22 @@ def _inverted(words: Words, shape: Shape, dtype: str, n: Tensor, q: Tensor) -> T
         num = both[1]
         waits = ops.ceil(ops.log(words.inside(shape, dtype, 2 * t)) / scale)
         passed = ops.where(done, passed, passed + ops.where(q > 0, waits, n + 1))
-        return t + 1, ops.stack([passed, ops.where(done | (passed > n), num, num + 1)]), done | (passed > n)
+        return (
+            t + 1,
+            ops.stack([passed, ops.where(done | (passed > n), num, num + 1)]),
+            done | (passed > n),
+        )
 
     begin = ops.zeros((), "int32"), ops.zeros((2, *shape), dtype), ops.zeros(shape, "bool")
-    return ops.while_loop(lambda t, both, done: ~ops.all(done) & (t < _MOST_TRIALS), trial, begin)[1][1]
+    return ops.while_loop(lambda t, both, done: ~ops.all(done) & (t < _MOST_TRIALS), trial, begin)[
+        1
+    ][1]
 
 
 def _transformed(words: Words, shape: Shape, dtype: str, n: Tensor, q: Tensor) -> Tensor:
-    """Return binomial numbers by transformed rejection with squeeze, for n * q >= 10 and q <= 1/2."""
+    """Return binomial numbers by transformed rejection with squeeze, for n * q >= 10 and q <=
+    1/2.
+    """
     deviation = ops.sqrt(n * q * (1 - q))
     b = 1.15 + 2.53 * deviation
     a = -0.0873 + 0.0248 * b + 0.01 * q
@@ -337,7 +427,9 @@ def _transformed(words: Words, shape: Shape, dtype: str, n: Tensor, q: Tensor) -
         k = ops.floor((2 * a / near + b) * u + n * q + 0.5)
         is_inside = (k >= 0) & (k <= n)
         k = ops.where(is_inside, k, m)
-        bound = (m + 0.5) * ops.log((m + 1) / (r * (n - m + 1))) + (n + 1) * ops.log((n - m + 1) / (n - k + 1))
+        bound = (m + 0.5) * ops.log((m + 1) / (r * (n - m + 1))) + (n + 1) * ops.log(
+            (n - m + 1) / (n - k + 1)
+        )
         bound = bound + (k + 0.5) * ops.log(r * (n - k + 1) / (k + 1))
         bound = bound + _tail(m) + _tail(n - m) - _tail(k) - _tail(n - k)
         fits = ((near >= 0.07) & (v <= quick)) | (ops.log(v * scale / (a / near**2 + b)) <= bound)

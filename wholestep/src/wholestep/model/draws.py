@@ -1,7 +1,8 @@
-"""Random draws that belong to rows: the numbers depend on the row's place in the update, not on the cut.
+"""Random draws that belong to rows: the numbers depend on the row's place in the update, not on the
+cut.
 
-Inside `drawing`, the functions of `keras.random` draw so in this thread. Traces on two batch sizes show which axis of a
-draw holds rows.
+Inside `drawing`, the functions of `keras.random` draw so in this thread. Traces on two batch sizes
+show which axis of a draw holds rows.
 """
 
 import inspect
@@ -33,7 +34,8 @@ _WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"
 _OF_TENSORS = {"categorical": "logits", "shuffle": "x"}
 _APART = 1000003
 _STRAYED = (
-    "An objective must make the same random draws for every number of rows. {} was not drawn in the first trace: this "
+    "An objective must make the same random draws for every number of rows. {} was not drawn in "
+    "the first trace: this "
     "draw and all later draws depend on how the batch is cut."
 )
 
@@ -81,7 +83,9 @@ class DrawFact:
         return not (self.why or self.couples)
 
     def fits(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
-        """Whether a draw of this shape can be this draw, with equally many numbers for every row."""
+        """Whether a draw of this shape can be this draw, with equally many numbers for every
+        row.
+        """
         if shape is None or len(shape) != len(self.of_row):
             return False
         return self.axis is None or shape[self.axis] % max(1, num_rows) == 0
@@ -90,11 +94,19 @@ class DrawFact:
         """Whether a draw of this shape has the traced shape, `of_row`, for every row."""
         if shape is None or not self.fits(shape, num_rows):
             return False
-        return tuple(size // (max(1, num_rows) if i == self.axis else 1) for i, size in enumerate(shape)) == self.of_row
+        return (
+            tuple(
+                size // (max(1, num_rows) if i == self.axis else 1) for i, size in enumerate(shape)
+            )
+            == self.of_row
+        )
 
 
-def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) -> tuple[DrawFact, ...]:
-    """Return the properties of draws, from calls on `num_rows` rows and on twice as many (None: refused).
+def compare(
+    one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None
+) -> tuple[DrawFact, ...]:
+    """Return the properties of draws, from calls on `num_rows` rows and on twice as many (None:
+    refused).
 
     >>> one = [Asked("uniform", (3, 5)), Asked("normal", (5,)), Asked("uniform", (4, 6))]
     >>> two = [Asked("uniform", (6, 5)), Asked("normal", (5,)), Asked("uniform", (4, 12))]
@@ -104,7 +116,9 @@ def compare(one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None) ->
     if two is None or [a.name for a in one] != [a.name for a in two]:
         why = "of another number of rows the objective draws otherwise"
         return tuple(DrawFact(asked.name, why=why, is_inside=asked.is_inside) for asked in one)
-    return tuple(replace(_fact(a, b, num_rows), is_inside=a.is_inside) for a, b in zip(one, two, strict=True))
+    return tuple(
+        replace(_fact(a, b, num_rows), is_inside=a.is_inside) for a, b in zip(one, two, strict=True)
+    )
 
 
 def _fact(one: Asked, two: Asked, num_rows: int) -> DrawFact:
@@ -150,15 +164,23 @@ class Draws:
     _strayed: list[Asked] = field(default_factory=list)
 
     def tracing(self) -> AbstractContextManager:
-        """Return a context in which separately traced functions are traced again, and so request their draws again."""
+        """Return a context in which separately traced functions are traced again, and so request
+        their draws again.
+        """
         is_asked = self.facts is None or any(fact.is_inside for fact in self.facts)
-        return self.engine.traces.tracing_anew() if is_asked and not self.is_backward else nullcontext()
+        return (
+            self.engine.traces.tracing_anew()
+            if is_asked and not self.is_backward
+            else nullcontext()
+        )
 
     def draw(self, name: str, keras_own: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
-        """Return the numbers of one call of `keras.random`: Keras' own, unless the draw is known to belong to rows.
+        """Return the numbers of one call of `keras.random`: Keras' own, unless the draw is known to
+        belong to rows.
 
         Raises:
-            SpecificationError: the place of the first row is not available at this point of the trace.
+            SpecificationError: the place of the first row is not available at this point of the
+                trace.
         """
         is_kept = self.engine.traces.is_kept(self.frame)
         if is_kept or (name == "dropout" and _is_number(given["rate"]) and given["rate"] in (0, 1)):
@@ -177,7 +199,9 @@ class Draws:
                 return keras_own(**given)
             must = "A loop, or a separately compiled function, must draw in its forward pass only."
             received = f"keras.random.{name} in its backward pass"
-            raise SpecificationError(message(must, received, "jax.checkpoint, which draws nothing again."))
+            raise SpecificationError(
+                message(must, received, "jax.checkpoint, which draws nothing again.")
+            )
         seed = given.pop("seed")
         state = seed if ops.is_tensor(seed) else draw_seed(seed)
         if not fact.is_ours:
@@ -193,14 +217,19 @@ class Draws:
         return getattr(distributions, name)(words, **given)
 
     def _fact(self, asked: Asked) -> DrawFact:
-        """Return the properties of the latest draw; once a draw was not recognised, only that it is unknown."""
+        """Return the properties of the latest draw; once a draw was not recognised, only that it is
+        unknown.
+        """
         assert self.facts is not None
         if not self._strayed:
             number = len(self.asked) - 1
-            # A gradient draws in another order, and a function with a custom gradient draws once more.
+            # A gradient draws in another order, and a function with a custom gradient draws once
+            # more.
             comes = () if self.is_backward else self.facts[number : number + 1]
             for fact in comes:
-                if fact.name == asked.name and (not fact.is_ours or fact.fits(asked.shape, self.num_rows)):
+                if fact.name == asked.name and (
+                    not fact.is_ours or fact.fits(asked.shape, self.num_rows)
+                ):
                     return fact
             ours = [fact for fact in self.facts if fact.name == asked.name and fact.is_ours]
             alike = [fact for fact in ours if fact.is_like(asked.shape, self.num_rows)]
@@ -228,7 +257,9 @@ class _Given(keras.random.SeedGenerator):
 
 
 def _apart(state: Tensor, first: Tensor | int) -> Tensor:
-    """Return another seed for each microbatch, so that draws that cannot belong to rows are at least not repeated."""
+    """Return another seed for each microbatch, so that draws that cannot belong to rows are at
+    least not repeated.
+    """
     first = ops.cast(first, state.dtype) * ops.cast(_APART, state.dtype)
     return state + ops.stack([first, ops.zeros_like(first)])
 
@@ -240,7 +271,9 @@ def _noise_shape(inputs: Tensor, noise_shape: Sequence | None) -> tuple:
 
 
 def _asked(name: str, given: dict[str, Any]) -> Asked:
-    """Return the request, with the reason if it cannot be computed from the random words of rows."""
+    """Return the request, with the reason if it cannot be computed from the random words of
+    rows.
+    """
     if name == "dropout":
         why = "" if _is_number(given["rate"]) else "its rate is a tensor"
         return Asked(name, _static(given["noise_shape"]), why=why)
@@ -248,11 +281,25 @@ def _asked(name: str, given: dict[str, Any]) -> Asked:
         shape = _static(given["x"].shape)
         return Asked(name, shape, along=None if shape is None else given["axis"] % len(shape))
     if name == "categorical":
-        why = "" if len(given["logits"].shape) == 2 else f"its logits have the shape {tuple(given['logits'].shape)}"
+        why = (
+            ""
+            if len(given["logits"].shape) == 2
+            else f"its logits have the shape {tuple(given['logits'].shape)}"
+        )
         return Asked(name, _static(given["logits"].shape), why=why)
     dtype = keras.backend.standardize_dtype(given["dtype"] or keras.config.floatx())
-    why = _why_no_randint(given, dtype) if name == "randint" else "" if dtype in FLOATS else f"its dtype is {dtype}"
-    return Asked(name, _static(given["shape"]), why="its seed is a key of JAX" if _is_typed_key(given["seed"]) else why)
+    why = (
+        _why_no_randint(given, dtype)
+        if name == "randint"
+        else ""
+        if dtype in FLOATS
+        else f"its dtype is {dtype}"
+    )
+    return Asked(
+        name,
+        _static(given["shape"]),
+        why="its seed is a key of JAX" if _is_typed_key(given["seed"]) else why,
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -261,11 +308,15 @@ def _is_number(value: object) -> bool:
 
 
 def _why_no_randint(given: dict[str, Any], dtype: str) -> str:
-    """Return why the integers cannot be computed from 32-bit words, judged by bounds and dtype; "" if they can."""
+    """Return why the integers cannot be computed from 32-bit words, judged by bounds and dtype; ""
+    if they can.
+    """
     if dtype in ("int8", "int16", "int32", "uint8", "uint16"):
         return ""
     bounds = given["minval"], given["maxval"]
-    if dtype not in _WHOLE_NUMBERS or not all(isinstance(bound, int | np.integer) for bound in bounds):
+    if dtype not in _WHOLE_NUMBERS or not all(
+        isinstance(bound, int | np.integer) for bound in bounds
+    ):
         return f"its bounds are not known here, or its dtype ({dtype}) is not of whole numbers"
     is_known = 0 < int(bounds[1]) - int(bounds[0]) < 2**32
     return "" if is_known else "its bounds are 2**32 or more apart, or in the wrong order"
@@ -291,7 +342,8 @@ _holders: list[Draws] = []
 def drawing(draws: Draws) -> Iterator[Draws]:
     """Make `keras.random` draw so in this thread; other threads draw as in Keras.
 
-    Replicas are traced in threads that take turns: the first to enter patches the functions, the last restores them.
+    Replicas are traced in threads that take turns: the first to enter patches the functions, the
+    last restores them.
     """
     with _LOCK:
         if not _holders:

@@ -1,4 +1,6 @@
-"""Explain batches that a model cannot take: the error of a layer or backend becomes a BatchError."""
+"""Explain batches that a model cannot take: the error of a layer or backend becomes a
+BatchError.
+"""
 
 import linecache
 import re
@@ -31,10 +33,11 @@ _SHAPES = "ncompatible shapes", "imensions must be equal"  # of JAX, and of Tens
 def explained(
     model: keras.Model, objective: Objective | None, batch: Tree, *, inputs_only: bool = False
 ) -> Iterator[None]:
-    """Return a context for calls of the model: an error because of the batch becomes a BatchError, its cause chained.
+    """Return a context for calls of the model: an error because of the batch becomes a BatchError,
+    its cause chained.
 
-    The parts that a compiled model needs are known; for an objective's batch, only the model's error message is.
-    All other errors are raised unchanged.
+    The parts that a compiled model needs are known; for an objective's batch, only the model's
+    error message is. All other errors are raised unchanged.
 
     Args:
         inputs_only: whether the batch consists of the model's inputs alone.
@@ -44,7 +47,9 @@ def explained(
         SpecificationError: a layer computes on the host, which a compiled program cannot.
     """
     is_compiled = objective is None or isinstance(objective, CompiledObjective)
-    x, y, weight = (batch, None, None) if inputs_only else unpack(batch) if is_compiled else (None, None, None)
+    x, y, weight = (
+        (batch, None, None) if inputs_only else unpack(batch) if is_compiled else (None, None, None)
+    )
     _check_text(model, x)
     try:
         yield
@@ -64,7 +69,9 @@ def explained(
 
 
 class named:  # noqa: N801  it is used as a function
-    """A context that adds the position of a loaded batch to its error; not a generator, as each update enters it."""
+    """A context that adds the position of a loaded batch to its error; not a generator, as each
+    update enters it.
+    """
 
     def __init__(self, batch: Batch):
         self._batch = batch
@@ -87,7 +94,8 @@ def check_parts(model: keras.Model, batch: Tree) -> None:
 
 
 def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
-    """Refuse text among the labels and weights, unless a `compute_loss` of the model's own may take it.
+    """Refuse text among the labels and weights, unless a `compute_loss` of the model's own may take
+    it.
 
     Raises:
         BatchError: the labels or weights hold text or ragged rows.
@@ -96,7 +104,9 @@ def check_labels_are_numbers(model: keras.Model, batch: Tree) -> None:
         return
     _, y, weight = unpack(batch)
     if names := _of_objects(y, "y"):
-        raise BatchError(message("Labels must be numbers.", f"text or ragged rows in {names}", NUMBER_CLASSES))
+        raise BatchError(
+            message("Labels must be numbers.", f"text or ragged rows in {names}", NUMBER_CLASSES)
+        )
     if names := _of_objects(weight, "sample_weight"):
         must = "Sample weights must be numbers."
         attempt = "one number for each row."
@@ -109,12 +119,17 @@ def _of_objects(part: Tree, root: str) -> str:
 
 
 def _check_text(model: keras.Model, x: Tree) -> None:
-    """Refuse text for a model whose inputs are numbers: TensorFlow would fail only inside its program."""
+    """Refuse text for a model whose inputs are numbers: TensorFlow would fail only inside its
+    program.
+    """
     names = [name for name, leaf in tree.named_leaves(x, "x") if _is_text(leaf)]
     kinds = [tensor.dtype for tensor in getattr(model, "inputs", None) or []]
     if names and kinds and "string" not in kinds:
         must = f"The model takes numbers of type {', '.join(dict.fromkeys(kinds))}."
-        attempt = "encode strings as integers first, or begin the model with keras.Input((1,), dtype='string') and a "
+        attempt = (
+            "encode strings as integers first, or begin the model with keras.Input((1,), "
+            "dtype='string') and a "
+        )
         attempt += "TextVectorization, StringLookup or Hashing."
         raise BatchError(message(must, f"text in {', '.join(names)}", attempt))
 
@@ -129,12 +144,16 @@ def _of_inputs(model: keras.Model, x: Tree, words: str) -> str | None:
     wanted = _wanted(model)
     if x is not None and wanted and (attempt := _misfit(wanted, x)):
         return message(f"The model takes {_list(wanted)}.", _list(_given(x)), attempt)
-    line = next((line for line in words.splitlines() if any(known in line for known in _MISFITS)), None)
+    line = next(
+        (line for line in words.splitlines() if any(known in line for known in _MISFITS)), None
+    )
     if line is None:
         return None
     received = line.replace("\x1b[1m", "").replace("\x1b[0m", "").strip()
     received = received if x is None else f"{_list(_given(x))} ({received})"
-    return message("The model must be able to take the batch.", received, "give it what it was built for.")
+    return message(
+        "The model must be able to take the batch.", received, "give it what it was built for."
+    )
 
 
 def _of_keys(x: Tree, error: BaseException) -> str | None:
@@ -151,7 +170,9 @@ def _of_keys(x: Tree, error: BaseException) -> str | None:
 
 
 def _reads(error: KeyError, x: dict) -> bool:
-    """Whether the expression that raised an error begins with a variable that holds a dict with the keys of `x`."""
+    """Whether the expression that raised an error begins with a variable that holds a dict with the
+    keys of `x`.
+    """
     if error.__traceback__ is None or error.args[0] in x:
         return False
     at = traceback.extract_tb(error.__traceback__)[-1]
@@ -162,7 +183,11 @@ def _reads(error: KeyError, x: dict) -> bool:
 
 
 def _of_missing(y: Tree) -> str | None:
-    missing = [tree.name(path, "y") for path, leaf in keras.tree.flatten_with_path(y) if leaf is None and path]
+    missing = [
+        tree.name(path, "y")
+        for path, leaf in keras.tree.flatten_with_path(y)
+        if leaf is None and path
+    ]
     if not missing:
         return None
     must = "Every output with a loss needs labels."
@@ -171,26 +196,49 @@ def _of_missing(y: Tree) -> str | None:
 
 
 def _of_weights(y: Tree, weight: Tree, words: str) -> str | None:
-    """Refuse weights that do not lead the labels' axes; a loss sums the last axis, unless it holds class numbers."""
+    """Refuse weights that do not lead the labels' axes; a loss sums the last axis, unless it holds
+    class numbers.
+    """
     if y is None or weight is None:
         return None
     if isinstance(y, dict) and isinstance(weight, dict) and y.keys() != weight.keys():
         must = "sample_weight must name the outputs that the labels name."
         received = f"weights for {', '.join(weight)} beside labels for {', '.join(y)}"
-        return message(must, received, "give None to an output without weights, as in {'a': weights, 'b': None}.")
-    labels = [tuple(leaf.shape) if "int" in str(leaf.dtype) else tuple(leaf.shape)[:-1] for leaf in tree.leaves(y)]
+        return message(
+            must,
+            received,
+            "give None to an output without weights, as in {'a': weights, 'b': None}.",
+        )
+    labels = [
+        tuple(leaf.shape) if "int" in str(leaf.dtype) else tuple(leaf.shape)[:-1]
+        for leaf in tree.leaves(y)
+    ]
     for name, leaf in tree.named_leaves(weight, "sample_weight"):
         shape = tuple(leaf.shape)
         while len(shape) > 1 and shape[-1] == 1:
             shape = shape[:-1]
         if len(shape) > 1 and not any(shape == of_labels[: len(shape)] for of_labels in labels):
-            must = f"{name} must hold one number for each row, or for each of the places that the loss tells apart."
+            must = (
+                f"{name} must hold one number for each row, or for each of the places that the "
+                "loss tells apart."
+            )
             received = f"{_list([(name, leaf.shape)])} beside {_list(_given(y, 'labels'))}"
             return message(must, received, "pass weights of shape (rows,).")
-        if len(leaf.shape) == 1 and max(map(len, labels)) > 1 and any(known in words for known in _SHAPES):
-            must = f"{name} must have an axis beside the rows where the output has places, as a sequence has."
+        if (
+            len(leaf.shape) == 1
+            and max(map(len, labels)) > 1
+            and any(known in words for known in _SHAPES)
+        ):
+            must = (
+                f"{name} must have an axis beside the rows where the output has places, as a "
+                "sequence has."
+            )
             received = f"{_list([(name, leaf.shape)])} beside {_list(_given(y, 'labels'))}"
-            return message(must, received, f"pass {name}[:, None], one number for each row, or one for each place.")
+            return message(
+                must,
+                received,
+                f"pass {name}[:, None], one number for each row, or one for each place.",
+            )
     return None
 
 
@@ -212,13 +260,18 @@ def _misfit(wanted: list[tuple[str, tuple]], x: Tree) -> str | None:
             return "pass the array itself, or name the Input as the dict does."
         if missing := [name for name in names if name not in x]:
             named = ", ".join(missing)
-            return f"name the parts of x as the model's inputs: {named} missing (None, for an input that is optional)."
+            return (
+                f"name the parts of x as the model's inputs: {named} missing (None, for an "
+                "input that is optional)."
+            )
         given = [x[name] for name in names]
     else:
         given = keras.tree.flatten(x)
     if len(given) != len(wanted):
         return "pass as many arrays as the model has inputs."
-    pairs = [(leaf, shape) for leaf, (_, shape) in zip(given, wanted, strict=True) if leaf is not None]
+    pairs = [
+        (leaf, shape) for leaf, (_, shape) in zip(given, wanted, strict=True) if leaf is not None
+    ]
     fit = all(_fits(_shape(leaf), shape) for leaf, shape in pairs)
     return None if fit else "give the rows this shape, or build the model for theirs."
 
@@ -233,7 +286,9 @@ def _fits(given: tuple, wanted: tuple) -> bool:
     if abs(len(given) - len(wanted)) == 1:
         longer = max(given, wanted, key=len)
         given, wanted = (s[:-1] if s is longer and s[-1] == 1 else s for s in (given, wanted))
-    return len(given) == len(wanted) and all(w is None or g == w for g, w in zip(given[1:], wanted[1:], strict=True))
+    return len(given) == len(wanted) and all(
+        w is None or g == w for g, w in zip(given[1:], wanted[1:], strict=True)
+    )
 
 
 def _untraceable(model: keras.Model, error: Exception) -> str | None:
@@ -244,9 +299,14 @@ def _untraceable(model: keras.Model, error: Exception) -> str | None:
     if not names or cause is None:
         return None
     must = "On JAX every layer must be able to be compiled."
-    attempt = "call these layers on the data first, as in dataset.map, and train the model that takes what they return."
+    attempt = (
+        "call these layers on the data first, as in dataset.map, and train the model that "
+        "takes what they return."
+    )
     return message(must, f"{', '.join(names)} ({type(cause).__name__})", attempt)
 
 
 def _list(named: list[tuple[str, tuple]]) -> str:
-    return ", ".join(f"{name} of shape ({', '.join(['rows', *map(str, shape[1:])])})" for name, shape in named)
+    return ", ".join(
+        f"{name} of shape ({', '.join(['rows', *map(str, shape[1:])])})" for name, shape in named
+    )

@@ -1,7 +1,7 @@
 """The objective: the user's loss, unreduced, and its terms, which keep values and weights apart.
 
-A loss never returns a mean. It returns values and weights with a leading row axis; their sums are added over
-microbatches, replicas and hosts, and divided once.
+A loss never returns a mean. It returns values and weights with a leading row axis; their sums are
+added over microbatches, replicas and hosts, and divided once.
 """
 
 import inspect
@@ -28,7 +28,9 @@ class _Shown:
     """Terms are shown by the shapes of their parts."""
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name}={shown(part)}" for name, part in vars(self).items() if part is not None)
+        parts = ", ".join(
+            f"{name}={shown(part)}" for name, part in vars(self).items() if part is not None
+        )
         return f"{type(self).__name__}({parts})"
 
 
@@ -38,9 +40,10 @@ class Mean(_Shown):
 
     Args:
         values: (rows,) or (rows, ...), unreduced.
-        weights: the shape of `values`, or its leading part, e.g. (rows,); `None` weighs every value 1. Weights depend
-            on the batch, not on the parameters. A value of weight 0 has no part in the sums, even if it is NaN; as its
-            derivative must be finite, a missing label of weight 0 should be a number such as 0.
+        weights: the shape of `values`, or its leading part, e.g. (rows,); `None` weighs every value
+            1. Weights depend on the batch, not on the parameters. A value of weight 0 has no part
+            in the sums, even if it is NaN; as its derivative must be finite, a missing label of
+            weight 0 should be a number such as 0.
         coefficient: the factor of the term in the loss; the term is reported without it.
 
     >>> from keras import ops
@@ -55,7 +58,9 @@ class Mean(_Shown):
     coefficient: float = 1.0
 
     def sums(self, row_weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return (sum of values * weights, sum of weights), two scalars; `row_weights` is (rows,) or None."""
+        """Return (sum of values * weights, sum of weights), two scalars; `row_weights` is (rows,)
+        or None.
+        """
         values = wide(self.values)
         weights = _weigh(values, self.weights, row_weights)
         if weights is None:
@@ -111,24 +116,36 @@ def check(term: Term, label: str, num_rows: int) -> Term:
     Raises:
         SpecificationError: no leading row axis, or weights that do not fit.
     """
-    term = replace(term, values=_counted(term.values, num_rows), weights=_counted(term.weights, num_rows))
+    term = replace(
+        term, values=_counted(term.values, num_rows), weights=_counted(term.weights, num_rows)
+    )
     shape = tuple(term.values.shape)
     if not shape or shape[0] != num_rows:
-        must = f"The values of {label} must have the {num_rows} rows of the batch on their leading axis."
-        attempt = "return the losses unreduced, one per row, e.g. Mean(keras.losses.mean_squared_error(y, prediction))."
+        must = (
+            f"The values of {label} must have the {num_rows} rows of the batch on their "
+            "leading axis."
+        )
+        attempt = (
+            "return the losses unreduced, one per row, e.g. "
+            "Mean(keras.losses.mean_squared_error(y, prediction))."
+        )
         raise SpecificationError(message(must, f"values of shape {shape}", attempt))
     weights = shape if term.weights is None else tuple(term.weights.shape)
     fits = 0 < len(weights) <= len(shape) and all(map(_may_fit, weights[1:], shape[1:]))
     if not fits or weights[0] != shape[0]:
         must = f"The weights of {label} must have the shape of its values, or its leading part."
         attempt = "return weights of shape (rows,) or of the values' own shape."
-        raise SpecificationError(message(must, f"values of shape {shape} and weights of shape {weights}", attempt))
+        raise SpecificationError(
+            message(must, f"values of shape {shape} and weights of shape {weights}", attempt)
+        )
     is_float = "float" in str(term.values.dtype)
     return term if is_float else replace(term, values=ops.cast(term.values, "float32"))
 
 
 def _counted(values: Tensor | None, num_rows: int) -> Any:
-    """Return values with the static number of rows, which a layer may have lost; other unknown sizes stay unknown."""
+    """Return values with the static number of rows, which a layer may have lost; other unknown
+    sizes stay unknown.
+    """
     if values is None or len(values.shape) == 0 or values.shape[0] is not None:
         return values
     return ops.reshape(values, (num_rows, *ops.shape(values)[1:]))  # not -1, which could mix rows
@@ -158,33 +175,51 @@ def selected(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def lengthened(weights: Tensor, rank: int) -> Tensor:
-    """Return weights with axes of length 1 added at the end, so that theirs are the leading axes of the values."""
+    """Return weights with axes of length 1 added at the end, so that theirs are the leading axes of
+    the values.
+    """
     return ops.reshape(weights, tuple(ops.shape(weights)) + (1,) * (rank - len(weights.shape)))
 
 
 def as_tensor(value: Tensor) -> Tensor:
-    """Return a number as a tensor. Keras takes TensorFlow's variables for tensors, and reads them out of scope."""
+    """Return a number as a tensor. Keras takes TensorFlow's variables for tensors, and reads them
+    out of scope.
+    """
     return ops.convert_to_tensor(value.value if isinstance(value, keras.Variable) else value)
 
 
 def wide(value: Tensor) -> Tensor:
-    """Return a value in floatx or wider, independent of the model's compute dtype: float16 counts to 65504."""
+    """Return a value in floatx or wider, independent of the model's compute dtype: float16 counts
+    to 65504.
+    """
     return value if str(value.dtype).endswith("float64") else ops.cast(value, keras.config.floatx())
 
 
 def checked(terms: dict[str, Term], num_rows: int) -> dict[str, Term]:
     """Return the terms of an objective, each with one value per row."""
-    return {k: t if isinstance(t, Whole) else check(t, _label(k), num_rows) for k, t in terms.items()}
+    return {
+        k: t if isinstance(t, Whole) else check(t, _label(k), num_rows) for k, t in terms.items()
+    }
 
 
 def refuse_broadcasts(shorter: dict[str, Term], num_rows: int) -> None:
-    """Refuse values whose second axis grows with the rows: labels (rows,) broadcast against predictions (rows, 1)."""
+    """Refuse values whose second axis grows with the rows: labels (rows,) broadcast against
+    predictions (rows, 1).
+    """
     for label, term in shorter.items():
         if term.values.shape[1] == num_rows - 1:
-            must = f"The values of {_label(label)} must be one per row; labels of shape (rows,) broadcast against "
+            must = (
+                f"The values of {_label(label)} must be one per row; labels of shape (rows,) "
+                "broadcast against "
+            )
             must += "predictions of shape (rows, 1) to (rows, rows)."
-            attempt = "give labels and predictions the same rank; for a loss over pairs, sum over the second axis."
-            raise SpecificationError(message(must, f"values of shape {(num_rows, num_rows)}", attempt))
+            attempt = (
+                "give labels and predictions the same rank; for a loss over pairs, sum over "
+                "the second axis."
+            )
+            raise SpecificationError(
+                message(must, f"values of shape {(num_rows, num_rows)}", attempt)
+            )
 
 
 def by_row(term: Term) -> tuple[Tensor, Tensor]:
@@ -206,19 +241,22 @@ def _label(name: str) -> str:
 class Objective(ABC):
     """A user-defined loss. Subclass it and return values and weights, never a mean.
 
-    `__call__` gets the model, the batch as the source nests it (leaves of shape (rows, ...)) and `training`, and
-    returns
+    `__call__` gets the model, the batch as the source nests it (leaves of shape (rows, ...)) and
+    `training`, and returns
 
     - a `Mean` or a `Sum`, or
     - a mapping of named ones, whose sum (each times its coefficient) is reported as "loss", or
-    - a pair (either of these, metrics), where metrics maps names to a `Mean` or `Sum` to report, or to a tuple
-      (y_true, y_pred[, sample_weight]) for the Keras metric of that name in `Trainer(metrics=...)`.
+    - a pair (either of these, metrics), where metrics maps names to a `Mean` or `Sum` to report, or
+      to a tuple (y_true, y_pred[, sample_weight]) for the Keras metric of that name in
+      `Trainer(metrics=...)`.
 
-    The model's own regularisation is added once by the update. Row i of the result must belong to row i of the batch.
+    The model's own regularisation is added once by the update. Row i of the result must belong to
+    row i of the batch.
 
-    Any other `keras.Variable` that it reads (of another model, a metric or an optimizer, or free-standing) has its
-    newest value whenever updates are sent to the device; a variable that it assigns is state, kept from update to
-    update. Python numbers and bare arrays are read once: a changing value must be a `keras.Variable` or in the batch.
+    Any other `keras.Variable` that it reads (of another model, a metric or an optimizer, or
+    free-standing) has its newest value whenever updates are sent to the device; a variable that it
+    assigns is state, kept from update to update. Python numbers and bare arrays are read once: a
+    changing value must be a `keras.Variable` or in the batch.
 
     >>> import keras, wholestep as ws
     >>> class Squared(ws.Objective):
@@ -245,7 +283,9 @@ def with_mask_of(value: Tensor, other: Tensor) -> Tensor:
 
 
 def uncast() -> AbstractContextManager[object]:
-    """Return a scope in which variables are read in their own dtype, not in the layer's compute dtype."""
+    """Return a scope in which variables are read in their own dtype, not in the layer's compute
+    dtype.
+    """
     return backend.AutocastScope(None)
 
 
@@ -268,7 +308,10 @@ class Score:
         if options.get("axis") in (0, -len(getattr(self.y_pred, "shape", ()))):
             return True
         values = fn(self.y_true, self.y_pred, **options)
-        return tuple(getattr(values, "shape", ()))[:1] not in ((tree.num_rows(self.y_pred),), (None,))
+        return tuple(getattr(values, "shape", ()))[:1] not in (
+            (tree.num_rows(self.y_pred),),
+            (None,),
+        )
 
     def part(self, rows: slice) -> "Score":
         """Return the arguments of the metric for these rows."""
@@ -297,9 +340,11 @@ class Score:
 
     @property
     def _least_rank(self) -> int:
-        """The least rank at which weights lead the axes of the values: Keras aligns lower ranks with the last axes.
+        """The least rank at which weights lead the axes of the values: Keras aligns lower ranks
+        with the last axes.
 
-        It is the mask's rank; for AUC and its kin, the predictions' rank minus 1, as they add the last axis.
+        It is the mask's rank; for AUC and its kin, the predictions' rank minus 1, as they add the
+        last axis.
         """
         if any(kind.__module__ == AUC.__module__ for kind in type(self.metric).__mro__):
             return max(1, len(self.y_pred.shape) - 1)
@@ -307,7 +352,9 @@ class Score:
         return 1 if mask is None else len(mask.shape)
 
     def _shape_of_classes(self, rank: int) -> tuple[int, ...]:
-        """Return the shape of the labels as class numbers, with axes of length 1 if the weights have more."""
+        """Return the shape of the labels as class numbers, with axes of length 1 if the weights
+        have more.
+        """
         shape = [*ops.shape(self.y_true)]
         if not self.metric.sparse_y_true:
             del shape[self.metric.axis]
@@ -319,9 +366,15 @@ def leave_rows_out(metrics: list[keras.metrics.Metric] | None) -> bool | None:
 
     Keras' metrics do. A user-defined `update_state` may take weights and not use them.
     """
-    if metrics is None or not all("sample_weight" in inspect.signature(m.update_state).parameters for m in metrics):
+    if metrics is None or not all(
+        "sample_weight" in inspect.signature(m.update_state).parameters for m in metrics
+    ):
         return False
-    return True if all(type(m).update_state.__module__.split(".")[0] == "keras" for m in metrics) else None
+    return (
+        True
+        if all(type(m).update_state.__module__.split(".")[0] == "keras" for m in metrics)
+        else None
+    )
 
 
 class LabelRange(NamedTuple):
@@ -333,7 +386,8 @@ class LabelRange(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The normalised result of an objective: loss terms, terms that are only reported, and metric updates.
+    """The normalised result of an objective: loss terms, terms that are only reported, and metric
+    updates.
 
     Args:
         is_complete: whether the terms already include the model's regularisation and `add_loss`.
@@ -359,15 +413,21 @@ def read(result: object, metrics: dict[str, keras.metrics.Metric]) -> Reading:
     given, extra = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     named = given if isinstance(given, Mapping) else {"": given}
     terms = {label: _term(term, label) for label, term in named.items()}
-    reported: dict[str, Term] = {label: term for label, term in extra.items() if isinstance(term, Mean | Sum)}
-    scores = [_score(label, given, metrics) for label, given in extra.items() if label not in reported]
+    reported: dict[str, Term] = {
+        label: term for label, term in extra.items() if isinstance(term, Mean | Sum)
+    }
+    scores = [
+        _score(label, given, metrics) for label, given in extra.items() if label not in reported
+    ]
     names = [*filter(None, terms), *extra]
     if "loss" in names:
         must = "'loss' is the name of the total: no term and no metric may have it."
         attempt = "rename it; or return a single Mean or Sum without a name."
         raise SpecificationError(message(must, names, attempt))
     if len(set(names)) < len(names):
-        raise SpecificationError(message("Terms and metrics must have distinct names.", names, "rename them."))
+        raise SpecificationError(
+            message("Terms and metrics must have distinct names.", names, "rename them.")
+        )
     return Reading(terms, reported, scores)
 
 
@@ -376,14 +436,22 @@ def _term(term: object, label: str) -> Term:
         return term
     shape = getattr(term, "shape", None)
     received = type(term).__name__ if shape is None else f"an array of shape {tuple(shape)}"
-    must = f"An objective must return a Mean, a Sum or a mapping of them{f' (term {label!r})' if label else ''}."
-    attempt = "return Mean(values, weights) with one unreduced value per row; the update divides once."
+    must = (
+        "An objective must return a Mean, a Sum or a mapping of "
+        f"them{f' (term {label!r})' if label else ''}."
+    )
+    attempt = (
+        "return Mean(values, weights) with one unreduced value per row; the update divides once."
+    )
     raise SpecificationError(message(must, received, attempt))
 
 
 def _score(label: str, given: object, metrics: dict[str, keras.metrics.Metric]) -> Score:
     if label not in metrics or not isinstance(given, tuple):
-        must = f"The metric {label!r} must be a Mean, a Sum, or a tuple for a Keras metric of that name."
+        must = (
+            f"The metric {label!r} must be a Mean, a Sum, or a tuple for a Keras metric of "
+            "that name."
+        )
         attempt = f"pass Trainer(metrics=[...]) with one named {label!r}; it has {sorted(metrics)}."
         raise SpecificationError(message(must, type(given).__name__, attempt))
     return Score(metrics[label], *given)

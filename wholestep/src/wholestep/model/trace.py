@@ -1,4 +1,6 @@
-"""The trace of an objective: the scope in which it runs, and the properties that the trace finds."""
+"""The trace of an objective: the scope in which it runs, and the properties that the trace
+finds.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,8 +34,10 @@ class TraceFacts:
         has_whole: whether a loss or metric is a single number.
         is_complete: whether the terms are the whole loss, see `Reading`.
         moved: the indices of the assigned variables that are not parameters.
-        assigned: the indices of the parameters that the forward pass assigns, where the engine keeps such assignments.
-        captured: variables that the objective reads, but the trainer does not own (of another model, or free-standing).
+        assigned: the indices of the parameters that the forward pass assigns, where the engine
+            keeps such assignments.
+        captured: variables that the objective reads, but the trainer does not own (of another
+            model, or free-standing).
         draws: the random draws, in order.
         label_ranges: the class numbers that the compiled losses have outputs for.
         divisors: the leaves of the sample weights by which a mean is divided.
@@ -82,18 +86,24 @@ class Notes:
         terms = reading.terms
         reported = reading.reported
         self.terms = _term_facts(terms, counts=True) | _term_facts(reported, counts=False)
-        self.has_whole |= any(isinstance(t, Whole) for t in terms.values()) or any(s.is_whole for s in reading.scores)
+        self.has_whole |= any(isinstance(t, Whole) for t in terms.values()) or any(
+            s.is_whole for s in reading.scores
+        )
         self.is_complete = reading.is_complete
         self.label_ranges = reading.label_ranges
         self.divisors = reading.divisors
 
     def note_read(self, variable: keras.Variable, variables: Variables) -> None:
-        """Record the read of a variable that has no value in the scope; it becomes an input of the program.
+        """Record the read of a variable that has no value in the scope; it becomes an input of the
+        program.
 
         Raises:
             SpecificationError: a metric's result or a regulariser reads the model's own variables.
         """
-        if _place(variable, [*variables.params, *variables.buffers, *variables.metrics]) is not None:
+        if (
+            _place(variable, [*variables.params, *variables.buffers, *variables.metrics])
+            is not None
+        ):
             must = "A metric's result and a regulariser must not read other variables of the model."
             attempt = "let the objective report it: return (loss, {name: Mean(...)})."
             raise SpecificationError(message(must, variable.path, attempt))
@@ -101,7 +111,9 @@ class Notes:
             self.captured.append(variable)
 
     def note_written(self, variable: keras.Variable, variables: Variables) -> None:
-        """Record the assignment of a variable that is no parameter; a foreign variable becomes state."""
+        """Record the assignment of a variable that is no parameter; a foreign variable becomes
+        state.
+        """
         if _place(variable, variables.metrics) is not None:
             return
         known = [*variables.buffers, *self.written]
@@ -136,7 +148,8 @@ class Scope(keras.StatelessScope):
         notes: the collector of a trace; None outside of one.
         apart: the ids of parameters that have no value here, and must not be read.
         keeps_assigned: whether an assignment to a parameter persists.
-        tells_reads: whether the read of a variable without a value is recorded, or refused outside of a trace.
+        tells_reads: whether the read of a variable without a value is recorded, or refused outside
+            of a trace.
     """
 
     def __init__(
@@ -161,17 +174,23 @@ class Scope(keras.StatelessScope):
         """Return the variable's value in this scope; None if it has none.
 
         Raises:
-            SpecificationError: the read is new since the trace, and the program would freeze the current value; or a
-                metric's result or a regulariser reads the model's variables.
+            SpecificationError: the read is new since the trace, and the program would freeze the
+                current value; or a metric's result or a regulariser reads the model's variables.
         """
-        assert id(variable) not in self._apart, f"{variable.path} is read, but only some of its rows are here"
+        assert id(variable) not in self._apart, (
+            f"{variable.path} is read, but only some of its rows are here"
+        )
         self.read.add(id(variable))
         value = super().get_current_value(variable)
         if value is None and self._tells_reads:
             if self._notes is None:
-                must = "An objective must read the same variables for batches of any number of rows."
+                must = (
+                    "An objective must read the same variables for batches of any number of rows."
+                )
                 attempt = "read them in every call, whatever the batch."
-                raise SpecificationError(message(must, f"{variable.path}, which it did not read before", attempt))
+                raise SpecificationError(
+                    message(must, f"{variable.path}, which it did not read before", attempt)
+                )
             self._notes.note_read(variable, self._variables)
         return value
 
@@ -184,17 +203,24 @@ class Scope(keras.StatelessScope):
         variable, value = update
         own = self._variables
         if _place(variable, own.slots) is not None:
-            must = "An objective must not assign the optimizer's variables, which the update computes."
-            raise SpecificationError(message(must, variable.path, "assign it between updates, or in a callback."))
+            must = (
+                "An objective must not assign the optimizer's variables, which the update computes."
+            )
+            raise SpecificationError(
+                message(must, variable.path, "assign it between updates, or in a callback.")
+            )
         place = _place(variable, own.params)
         if place is None and self._notes is not None:
             self._notes.note_written(variable, own)
         if place is not None and self._keeps_assigned:
             if self._notes is not None and place not in self._notes.assigned:
                 self._notes.assigned.append(place)
-            # The gradient passes through the assigned value to the parameter, as in Keras on TensorFlow.
+            # The gradient passes through the assigned value to the parameter, as in Keras on
+            # TensorFlow.
             current = self.state_mapping[id(variable)]
-            value = ops.stop_gradient(ops.cast(value, current.dtype)) + (current - ops.stop_gradient(current))
+            value = ops.stop_gradient(ops.cast(value, current.dtype)) + (
+                current - ops.stop_gradient(current)
+            )
         super().add_update((variable, value))
 
 

@@ -1,4 +1,5 @@
-"""The processes of a run: one, or several that compute every update together. Other packages import from here.
+"""The processes of a run: one, or several that compute every update together. Other packages import
+from here.
 
 `group` needs JAX, which processes of a run on TensorFlow and the launching process do not.
 """

@@ -1,8 +1,10 @@
-"""The processes of a run on JAX: they compare their configurations, and all end if one dies or hangs.
+"""The processes of a run on JAX: they compare their configurations, and all end if one dies or
+hangs.
 
-They communicate through `wholestep.processes.store`. A collective waits for ever if one process does not take part: so
-every process has a thread that writes a sign of life with its activity, and ends its process after a verdict. Process 0
-watches all processes and writes the verdict; all watch process 0: two small messages a second for each process.
+They communicate through `wholestep.processes.store`. A collective waits for ever if one process
+does not take part: so every process has a thread that writes a sign of life with its activity, and
+ends its process after a verdict. Process 0 watches all processes and writes the verdict; all watch
+process 0: two small messages a second for each process.
 """
 
 import atexit
@@ -40,7 +42,11 @@ _BROKEN = ("Gloo", "gloo", "UNAVAILABLE", "Connection", "Socket", "ABORTED", "NC
 @cache
 def connect() -> Processes:
     """Return this process's group."""
-    return SingleProcess() if jax.process_count() == 1 else ProcessGroup(jax.process_index(), jax.process_count())
+    return (
+        SingleProcess()
+        if jax.process_count() == 1
+        else ProcessGroup(jax.process_index(), jax.process_count())
+    )
 
 
 def join() -> None:
@@ -59,16 +65,21 @@ def join() -> None:
     if hasattr(jax.config, "jax_enable_preemption_service"):  # it would catch SIGTERM, and lose it
         jax.config.update("jax_enable_preemption_service", False)
     is_known = "shutdown_timeout_seconds" in signature(jax.distributed.initialize).parameters
-    patience = {"shutdown_timeout_seconds": _DAY} if is_known else {}  # JAX 0.8 waits for five minutes
+    # JAX 0.8 waits for five minutes
+    patience = {"shutdown_timeout_seconds": _DAY} if is_known else {}
     try:
         jax.distributed.initialize(**given, **patience)
     except (ValueError, RuntimeError) as error:
         must = "A process must know the run that it belongs to."
-        attempt = "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs of jax.distributed."
+        attempt = (
+            "wholestep launch -n 2 SCRIPT for two processes here; on a cluster, see the docs "
+            "of jax.distributed."
+        )
         raise PeerError(message(must, str(error).rstrip("."), attempt)) from error
     end_when_terminated()  # only now: some versions of jax.distributed catch the signal
     seed = connect().broadcast(int.from_bytes(os.urandom(4), "little"), "sharing the first seed")
-    # As keras.utils.set_random_seed, without its import of tensorflow: Keras draws its seeds from `random`.
+    # As keras.utils.set_random_seed, without its import of tensorflow: Keras draws its seeds from
+    # `random`.
     random.seed(seed)
     np.random.seed(seed)
 
@@ -80,7 +91,9 @@ class ProcessGroup:
         self.index = index
         self.count = count
         self._exchange = StoreExchange(index, count)
-        self._heart = Heartbeat(index, self._exchange.store, _seconds("WHOLESTEP_PATIENCE", PATIENCE))
+        self._heart = Heartbeat(
+            index, self._exchange.store, _seconds("WHOLESTEP_PATIENCE", PATIENCE)
+        )
         self._call = ""
         _calm_gloo()
         self._heart.start()
@@ -95,7 +108,9 @@ class ProcessGroup:
         return self._heart.doing
 
     def check_equal(self, facts: dict[str, str]) -> None:
-        """Check that these facts are equal in all processes; the error has the differing facts and processes."""
+        """Check that these facts are equal in all processes; the error has the differing facts and
+        processes.
+        """
         what = "comparing configurations"
         differing = self.all_gather(_difference(self.broadcast(facts, what), facts), what)
         if any(differing):
@@ -115,14 +130,18 @@ class ProcessGroup:
             return self._exchange.all_gather(value, what)
 
     def _asking(self, what: str, where: str = "") -> AbstractContextManager:
-        """Record that this process waits in a call; processes in different calls wait for each other."""
+        """Record that this process waits in a call; processes in different calls wait for each
+        other.
+        """
         return self.waiting(what + where, f"the store, call {self._exchange.number + 1}, {what}")
 
     def close(self) -> None:
         """Do nothing: the sequence of the main thread stays open."""
 
     def aside(self, name: str) -> Exchange:
-        """Return the exchange of another thread. If a process is lost, all processes end, also during a wait."""
+        """Return the exchange of another thread. If a process is lost, all processes end, also
+        during a wait.
+        """
         return StoreExchange(self.index, self.count, f"{name}/", self._exchange)
 
     def barrier(self, where: str) -> None:
@@ -132,7 +151,9 @@ class ProcessGroup:
         if len(set(places)) > 1:
             found = "; ".join(f"process {i} {place}" for i, place in enumerate(places[:8]))
             must = "All processes must have the same batches."
-            raise PeerError(message(must, found, "give every process the same data; each uses its share."))
+            raise PeerError(
+                message(must, found, "give every process the same data; each uses its share.")
+            )
 
     def set_status(self, doing: str) -> None:
         """Record the activity of this process, for the message if it hangs."""
@@ -149,7 +170,8 @@ class ProcessGroup:
         """Record that this process waits for the others in a call; "" for the last program.
 
         Raises:
-            PeerError: the connection broke. If the lost process is known by then, this process ends instead.
+            PeerError: the connection broke. If the lost process is known by then, this process ends
+                instead.
         """
         before = self.doing
         self._heart.say(doing, call or self._call or "a program")
@@ -160,7 +182,9 @@ class ProcessGroup:
                 raise
             self._heart.wait_for_verdict()
             must = "All processes must take part in every update."
-            raise PeerError(message(must, error, "look at the output of the other processes.")) from error
+            raise PeerError(
+                message(must, error, "look at the output of the other processes.")
+            ) from error
         finally:
             self.set_status(before)
 
@@ -171,19 +195,25 @@ class ProcessGroup:
             failed = f"failed while {self.doing}: {type(error).__name__}: {error}"
             ended = f"{BY_SIGTERM} while {self.doing}"
             with suppress(Unreachable):  # the store may be gone
-                self._heart.pass_verdict(f"Process {self.index} {ended if isinstance(error, Terminated) else failed}.")
+                self._heart.pass_verdict(
+                    f"Process {self.index} {ended if isinstance(error, Terminated) else failed}."
+                )
         if self.index == 0:
             self._heart.let_others_read()  # the store ends with this process
 
     def _uncaught(self, kind: type, error: BaseException, trace: TracebackType | None) -> None:
-        """Exit at once after an error: an orderly exit would wait for the other processes, which wait for this one."""
+        """Exit at once after an error: an orderly exit would wait for the other processes, which
+        wait for this one.
+        """
         sys.__excepthook__(kind, error, trace)
         self.fail(error)
         sys.stdout.flush()
         os._exit(1)
 
     def _leave(self) -> None:
-        """Wait for the end of all scripts, then for this process's threads: in the store, they would abort its exit."""
+        """Wait for the end of all scripts, then for this process's threads: in the store, they
+        would abort its exit.
+        """
         self.set_status(ENDING)
         try:
             jax.distributed.shutdown()
@@ -199,15 +229,18 @@ def _seconds(name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise SpecificationError(message(f"{name} must be a number of seconds.", given, f"{name}={default:g}"))
+        raise SpecificationError(
+            message(f"{name} must be a number of seconds.", given, f"{name}={default:g}")
+        )
     return seconds
 
 
 def _calm_gloo() -> None:
     """Set SCHED_BATCH, so that a waking thread of this process preempts no other.
 
-    Gloo's thread wakes for every message, and was seen to spin, probably while a computing thread holds its lock. If it
-    has preempted that thread, the spin lasts until the scheduler's next tick, some 4 ms.
+    Gloo's thread wakes for every message, and was seen to spin, probably while a computing thread
+    holds its lock. If it has preempted that thread, the spin lasts until the scheduler's next tick,
+    some 4 ms.
     """
     if jax.default_backend() == "cpu" and hasattr(os, "SCHED_BATCH"):
         for task in Path("/proc/self/task").iterdir():
@@ -216,7 +249,9 @@ def _calm_gloo() -> None:
 
 
 def end_terminated(stop: Terminated) -> None:
-    """End this process after SIGTERM, with exit code 143 and a message; the other processes of the run end too."""
+    """End this process after SIGTERM, with exit code 143 and a message; the other processes of the
+    run end too.
+    """
     processes = connect()
     what = "is asked to end (SIGTERM), and does so after a whole number of updates"
     tell(f"Process {processes.index} {what}; it was {processes.doing}.")
@@ -226,16 +261,22 @@ def end_terminated(stop: Terminated) -> None:
 
 def _difference(expected: dict, facts: dict) -> str:
     names = [name for name in {**expected, **facts} if expected.get(name) != facts.get(name)]
-    found = [f"{name} is {facts.get(name, 'missing')}, not {expected.get(name, 'missing')}" for name in names]
+    found = [
+        f"{name} is {facts.get(name, 'missing')}, not {expected.get(name, 'missing')}"
+        for name in names
+    ]
     return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
 
 
-BY_SIGTERM = "was asked to end (SIGTERM)"  # in a verdict: then all processes end with the exit code of SIGTERM
+# in a verdict: then all processes end with the exit code of SIGTERM
+BY_SIGTERM = "was asked to end (SIGTERM)"
 _INTERVAL = 1.0
 
 
 class Heartbeat:
-    """The threads of a process that use the store while it computes; for `patience`, see `judge`."""
+    """The threads of a process that use the store while it computes; for `patience`, see
+    `judge`.
+    """
 
     def __init__(self, index: int, store: KeyValueStore, patience: float):
         self.doing, self._waits, self._since = "starting", "", time.monotonic()
@@ -247,7 +288,9 @@ class Heartbeat:
         self._is_over = threading.Event()  # set when this process is about to end
         self._launcher = os.environ.get("WHOLESTEP_LAUNCHER")
         works = (self._beat, self._guard)
-        self._threads = [threading.Thread(target=work, name="wholestep-processes", daemon=True) for work in works]
+        self._threads = [
+            threading.Thread(target=work, name="wholestep-processes", daemon=True) for work in works
+        ]
 
     def start(self) -> None:
         """Start to write signs of life."""
@@ -255,11 +298,15 @@ class Heartbeat:
             thread.start()
 
     def say(self, doing: str, waits: str = "") -> None:
-        """Set the activity in the signs of life, and the call in which this process waits for others."""
+        """Set the activity in the signs of life, and the call in which this process waits for
+        others.
+        """
         self.doing, self._waits, self._since = doing, waits, time.monotonic()
 
     def count(self) -> None:
-        """Record a dispatch: the others wait at least for 10 median intervals between dispatches."""
+        """Record a dispatch: the others wait at least for 10 median intervals between
+        dispatches.
+        """
         self._dispatched.append(time.monotonic())
 
     def pass_verdict(self, verdict: str) -> None:
@@ -267,7 +314,9 @@ class Heartbeat:
         self._store.set("verdict", verdict, again=True)
 
     def wait_for_verdict(self) -> None:
-        """Wait until a lost process would be detected; if one is, this process ends, and the call does not return."""
+        """Wait until a lost process would be detected; if one is, this process ends, and the call
+        does not return.
+        """
         self._is_over.wait(4 * silence(self._patience) + 5 * _INTERVAL)
 
     def let_others_read(self) -> None:
@@ -323,16 +372,21 @@ class Heartbeat:
         while not self._is_over.wait(_INTERVAL):
             before = ticked
             ticked = time.monotonic()
-            if ticked - before > 3 * _INTERVAL:  # this process was itself stopped, and could read nothing
+            # this process was itself stopped, and could read nothing
+            if ticked - before > 3 * _INTERVAL:
                 self._heard = ticked
             unheard = ticked - self._heard
             if self.doing != ENDING and unheard > silence(self._patience) + _INTERVAL:
-                self._end_process(f"Process 0 has given no sign of life for {unheard:.0f} s: killed, or stopped?")
+                self._end_process(
+                    f"Process 0 has given no sign of life for {unheard:.0f} s: killed, or stopped?"
+                )
             if self._launcher is not None and os.getppid() != int(self._launcher):
                 self._end_process("The launcher is gone.")
 
     def _end_process(self, verdict: str) -> None:
-        """End this process, as its main thread may be inside a collective that cannot be interrupted."""
+        """End this process, as its main thread may be inside a collective that cannot be
+        interrupted.
+        """
         if self._is_over.is_set():
             return
         self._is_over.set()

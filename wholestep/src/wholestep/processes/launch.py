@@ -20,12 +20,14 @@ _GRACE = 6.0  # seconds for processes to print why they end, once one has ended
 
 
 def launch(num: int, script: str, arguments: list[str]) -> int:
-    """Run a script in `num` processes of one run; return the exit code of the first process that failed, else 0.
+    """Run a script in `num` processes of one run; return the exit code of the first process that
+    failed, else 0.
 
-    Each process has an equal share of the processor's cores, if there are enough: else threads of one would delay the
-    messages of another. Output lines are prefixed with the process's index. When a process ends with an error, the
-    others are ended. An interrupt (Ctrl-C) or SIGTERM ends all processes, and so does any end of this process. After
-    SIGTERM they may save checkpoints; a second SIGTERM, more than a second later, ends them at once.
+    Each process has an equal share of the processor's cores, if there are enough: else threads of
+    one would delay the messages of another. Output lines are prefixed with the process's index.
+    When a process ends with an error, the others are ended. An interrupt (Ctrl-C) or SIGTERM ends
+    all processes, and so does any end of this process. After SIGTERM they may save checkpoints; a
+    second SIGTERM, more than a second later, ends them at once.
     """
     environment = os.environ | {
         "WHOLESTEP_COORDINATOR_ADDRESS": f"127.0.0.1:{_free_port()}",
@@ -39,10 +41,18 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
         own = environment | {"WHOLESTEP_PROCESS_ID": str(i), "JAX_LOCAL_DEVICE_IDS": str(i)}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with _cores(i, num):
-            processes.append(subprocess.Popen(command, env=own, text=True, errors="replace", **pipes))
+            processes.append(
+                subprocess.Popen(command, env=own, text=True, errors="replace", **pipes)
+            )
     lock = threading.Lock()
-    streams = [(i, s, t) for i, p in enumerate(processes) for s, t in ((p.stdout, sys.stdout), (p.stderr, sys.stderr))]
-    copiers = [threading.Thread(target=_copy, args=(*stream, lock), daemon=True) for stream in streams]
+    streams = [
+        (i, s, t)
+        for i, p in enumerate(processes)
+        for s, t in ((p.stdout, sys.stdout), (p.stderr, sys.stderr))
+    ]
+    copiers = [
+        threading.Thread(target=_copy, args=(*stream, lock), daemon=True) for stream in streams
+    ]
     for copier in copiers:
         copier.start()
     before = signal.getsignal(signal.SIGTERM)
@@ -63,8 +73,11 @@ def launch(num: int, script: str, arguments: list[str]) -> int:
 
 
 def run(script: str, arguments: list[str]) -> int:
-    """Run a script in this process, which has joined its run. SIGTERM ends it between two updates."""
-    from wholestep.processes import group  # imports Keras and JAX, which the launching process does not need
+    """Run a script in this process, which has joined its run. SIGTERM ends it between two
+    updates.
+    """
+    # imports Keras and JAX, which the launching process does not need
+    from wholestep.processes import group
 
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
@@ -109,9 +122,15 @@ def _watch(processes: list[subprocess.Popen]) -> int:
 
 
 def _report_end(index: int, code: int, ended: list[int]) -> None:
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    how = (
+        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    )
     before = "".join(f"; process {other} had ended before" for other in ended)
-    print(f"wholestep launch: process {index} {how}{before}; the others end too.", file=sys.stderr, flush=True)
+    print(
+        f"wholestep launch: process {index} {how}{before}; the others end too.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _wait(processes: list[subprocess.Popen], seconds: float) -> None:

@@ -1,4 +1,6 @@
-"""The interface of a run to its processes, each member with one line of contract; and a run of one process."""
+"""The interface of a run to its processes, each member with one line of contract; and a run of one
+process.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
@@ -7,7 +9,9 @@ T = TypeVar("T")
 
 
 class Exchange(Protocol):
-    """Exchange of values between processes. All processes must make the same calls in the same order."""
+    """Exchange of values between processes. All processes must make the same calls in the same
+    order.
+    """
 
     index: int  # of this process, from 0
     count: int  # of processes in the run
@@ -16,7 +20,9 @@ class Exchange(Protocol):
         """Every process gets process 0's JSON value; `what` describes the call."""
 
     def all_gather(self, value: T, what: str) -> list[T]:
-        """Every process gets the values of all, by index; if one makes a different call, all raise a PeerError."""
+        """Every process gets the values of all, by index; if one makes a different call, all raise
+        a PeerError.
+        """
 
     def close(self) -> None:
         """No call follows, and the values of earlier calls are not kept."""
@@ -33,7 +39,9 @@ class Processes(Exchange, Protocol):
         """Every process raises the same PeerError if the facts of one differ."""
 
     def barrier(self, where: str) -> None:
-        """No process continues before all are here; all raise the same PeerError if their positions differ."""
+        """No process continues before all are here; all raise the same PeerError if their positions
+        differ.
+        """
 
     def set_status(self, doing: str) -> None:
         """Messages name this activity if the process hangs or is ended."""

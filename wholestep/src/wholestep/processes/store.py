@@ -1,4 +1,5 @@
-"""The key-value store of `jax.distributed`, and exchanges through it: communication outside of collectives.
+"""The key-value store of `jax.distributed`, and exchanges through it: communication outside of
+collectives.
 
 Reads `jax._src.distributed.global_state`, the only way to the store.
 """
@@ -58,14 +59,17 @@ class KeyValueStore:
 
 
 class StoreExchange:
-    """A sequence of calls, the same in all processes; if one makes a different call, all raise a PeerError.
+    """A sequence of calls, the same in all processes; if one makes a different call, all raise a
+    PeerError.
 
     Args:
         name: distinguishes this sequence from the sequences of other threads.
         outer: the sequence of the main thread, if this is another.
     """
 
-    def __init__(self, index: int, count: int, name: str = "", outer: "StoreExchange | None" = None):
+    def __init__(
+        self, index: int, count: int, name: str = "", outer: "StoreExchange | None" = None
+    ):
         self.index = index
         self.count = count
         self.store = KeyValueStore()
@@ -110,6 +114,11 @@ class StoreExchange:
     def _check(self, said: list[str], processes: "range | tuple[int, ...]") -> None:
         if len(set(said)) > 1:
             first = dict(reversed(list(zip(said, processes, strict=True))))
-            found = "; ".join(f"process {i} is {what}" for what, i in sorted(first.items(), key=lambda each: each[1]))
+            found = "; ".join(
+                f"process {i} is {what}"
+                for what, i in sorted(first.items(), key=lambda each: each[1])
+            )
             must = "All processes of a run must make the same calls, in the same order."
-            raise PeerError(message(must, found, "call fit, steps, save and restore alike in every process."))
+            raise PeerError(
+                message(must, found, "call fit, steps, save and restore alike in every process.")
+            )

@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
-PATIENCE = 20.0  # seconds that processes wait for a live process that does not join them; at least 10 median steps
+# seconds that processes wait for a live process that does not join them; at least 10 median steps
+PATIENCE = 20.0
 START = 600.0  # the same during activities that may take long
 _LONG = ("starting", "compiling", "saving")
-ENDING = "ending"  # a process whose script has ended: it waits for the others, and its signs of life may stop
+# a process whose script has ended: it waits for the others, and its signs of life may stop
+ENDING = "ending"
 
 
 class Beat(NamedTuple):
@@ -31,16 +33,30 @@ def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> s
             what = f"no sign of life for {silent:.0f} s: killed, or stopped?"
             return f"Process {process} has given {what} It was {beat.doing}."
     limit = max([patience, *(10 * beat.step for beat, _ in beats.values())])
-    apart = {beat.waits: f"process {process} is {beat.doing}" for process, (beat, _) in reversed(beats.items())}
-    if "" not in apart and len(apart) > 1 and min(beat.seconds for beat, _ in beats.values()) > limit:
+    apart = {
+        beat.waits: f"process {process} is {beat.doing}"
+        for process, (beat, _) in reversed(beats.items())
+    }
+    if (
+        "" not in apart
+        and len(apart) > 1
+        and min(beat.seconds for beat, _ in beats.values()) > limit
+    ):
         what = ", ".join(sorted(apart.values()))
-        return f"The processes wait for each other: {what}. Do they have the same batches, and leave loops together?"
+        return (
+            f"The processes wait for each other: {what}. Do they have the same batches, and "
+            "leave loops together?"
+        )
     waiting = [beat.seconds for beat, _ in beats.values() if beat.waits]
     for process, (beat, _) in beats.items():
         bound = max(START, limit) if beat.doing.startswith(_LONG) else limit
         if not beat.waits and waiting and min(beat.seconds, max(waiting)) > bound:
             seconds = f"{beat.seconds:.0f} s"
-            did = f"ended its script {seconds} ago" if beat.doing == ENDING else f"has been {beat.doing} for {seconds}"
+            did = (
+                f"ended its script {seconds} ago"
+                if beat.doing == ENDING
+                else f"has been {beat.doing} for {seconds}"
+            )
             return f"Process {process} {did}, while others wait for it."
     return None
 
@@ -48,6 +64,7 @@ def judge(beats: dict[int, tuple[Beat, float]], patience: float = PATIENCE) -> s
 def silence(patience: float) -> float:
     """Return the seconds without a sign of life after which a process counts as dead.
 
-    A process that is alive is silent while C code keeps the interpreter, as in unpickling a large file.
+    A process that is alive is silent while C code keeps the interpreter, as in unpickling a large
+    file.
     """
     return max(5.0, patience)

@@ -1,4 +1,6 @@
-"""The outcome of the updates that were sent: applied, skipped, or the end of the run; and why one was not applied."""
+"""The outcome of the updates that were sent: applied, skipped, or the end of the run; and why one
+was not applied.
+"""
 
 import atexit
 import contextlib
@@ -81,9 +83,11 @@ class Applied:
 
     @property
     def was_moved(self) -> bool:
-        """Whether other code has updated the optimizer since its variables were written, if this can be seen.
+        """Whether other code has updated the optimizer since its variables were written, if this
+        can be seen.
 
-        It is not seen on TensorFlow: the variable's value is always the same object, and reading its number would wait.
+        It is not seen on TensorFlow: the variable's value is always the same object, and reading
+        its number would wait.
         """
         return self._iterations is not self._optimizer.iterations._value
 
@@ -97,8 +101,12 @@ class Applied:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the run's number is right without a look at the optimizer: if all its updates were seen."""
-        is_seen = self._engine.variables.watch is not None and not self._skips and not self.was_moved
+        """Whether the run's number is right without a look at the optimizer: if all its updates
+        were seen.
+        """
+        is_seen = (
+            self._engine.variables.watch is not None and not self._skips and not self.was_moved
+        )
         return is_seen and not isinstance(self._optimizer, keras.optimizers.LossScaleOptimizer)
 
     def count_skipped(self, run: Run) -> int:
@@ -108,10 +116,12 @@ class Applied:
         return run.num_skipped
 
     def check_loop(self, run: Run) -> None:
-        """Check the unread updates of a loop whose body begins others, which would clear the device's flag. Waits.
+        """Check the unread updates of a loop whose body begins others, which would clear the
+        device's flag. Waits.
 
         Raises:
-            NonFiniteError: one was not applied. The run is at the position before it, and its data once the loop ends.
+            NonFiniteError: one was not applied. The run is at the position before it, and its data
+                once the loop ends.
         """
         for report in self._sent() if not self._skips else ():
             if (failed := self.note_failures(run, report)) is not None:
@@ -126,7 +136,9 @@ class Applied:
             self._ending.last = None
 
     def end_loop(self, run: Run, unread: Iterable[Report]) -> None:
-        """Count the skipped updates of a loop that ends; what else it has not read belongs to no loop."""
+        """Count the skipped updates of a loop that ends; what else it has not read belongs to no
+        loop.
+        """
         self.note_skipped(run, unread)
         if not self._skips:
             self._unnoted.clear()
@@ -135,7 +147,8 @@ class Applied:
         return [report for each in self._unnoted if (report := each()) is not None]
 
     def count_exactly(self, run: Run) -> int:
-        """Return the number of skipped updates, also unread ones, and store the last numbers in `run.place`. Waits.
+        """Return the number of skipped updates, also unread ones, and store the last numbers in
+        `run.place`. Waits.
 
         Raises:
             NonFiniteError: an update was not applied, which was not reported yet.
@@ -152,14 +165,19 @@ class Applied:
             failed = None if latest is None else latest.first_failure
             if latest is not None and failed is not None and latest.first + failed == first:
                 raise self.failure(run, latest, failed)
-            must = f"Update {first} must have a finite loss and gradient. It was not applied, nor was any after it."
+            must = (
+                f"Update {first} must have a finite loss and gradient. It was not applied, nor "
+                "was any after it."
+            )
             told = message(must, "one not finite", "read the steps' numbers: that names the rows.")
             raise NonFiniteError(told, first)
         self.recount(run)  # other code may have updated the optimizer
         return run.num_skipped
 
     def hand_over(self, run: Run, report: Report) -> None:
-        """Keep the report of a single update until it is read; if it never is, check it at the script's end."""
+        """Keep the report of a single update until it is read; if it never is, check it at the
+        script's end.
+        """
         self._unread = report
         if self._engine.processes.count == 1 and not self._skips:
             self._ending = self._ending or Ending(self, run)
@@ -185,12 +203,15 @@ class Applied:
             raise last.error
 
     def note_failures(self, run: Run, report: Report) -> int | None:
-        """Count the skipped updates; return the index of the first failed one if that ends the run."""
+        """Count the skipped updates; return the index of the first failed one if that ends the
+        run.
+        """
         if not self._skips:
             report.is_noted = True
             if (failed := report.first_failure) is not None:
                 run.failed(report.first + failed, in_call=report.in_call)
-                self._latest = lambda: None  # its batch, or one after it, is not the last that was used
+                # its batch, or one after it, is not the last that was used
+                self._latest = lambda: None
             return failed
         num = 0 if report.is_noted else report.num_failures
         if num and not self._has_told:
@@ -207,19 +228,25 @@ class Applied:
             return
         place = f" (in epoch {run.place.epoch + 1})" if run.place.call else ""
         told = (
-            f"Update {report.first + first}{place} was skipped (on_nonfinite='skip'): its loss, gradient or moving "
-            "statistics are not finite. Later skips are counted in trainer.num_skipped without a warning."
+            f"Update {report.first + first}{place} was skipped (on_nonfinite='skip'): its loss, "
+            "gradient or moving "
+            "statistics are not finite. Later skips are counted in trainer.num_skipped without a "
+            "warning."
         )
         warn(told)
 
     def note_skipped(self, run: Run, reports: Iterable[Report]) -> None:
-        """Count the skipped updates in unread reports, if updates may be skipped. Waits for the last."""
+        """Count the skipped updates in unread reports, if updates may be skipped. Waits for the
+        last.
+        """
         if self._skips:
             for report in reports:
                 self.note_failures(run, report)
 
     def failure(self, run: Run, report: Report, i: int) -> NonFiniteError:
-        """Return the error that explains why update i was not applied. The run is at the state before it."""
+        """Return the error that explains why update i was not applied. The run is at the state
+        before it.
+        """
         why = self._why()
         assert why is not None, "the executor is gone, but its updates are requested"
         return why(run, report, i)
@@ -232,7 +259,8 @@ class Applied:
 class Ending:
     """Prints to stderr that the last update was not applied, if its report has not been read.
 
-    Holds its owner weakly, and the update's report on the device: it keeps no model alive. Never raises.
+    Holds its owner weakly, and the update's report on the device: it keeps no model alive. Never
+    raises.
 
     Args:
         owner: its `settle(run)` raises the error to print.
@@ -243,7 +271,8 @@ class Ending:
         self.last: tuple[int, Tensor] | None = None
         self._run = run
         self._owner = weakref.ref(owner)
-        weakref.finalize(owner, self._leave).atexit = False  # a callback of a weak reference would be called at the end
+        # a callback of a weak reference would be called at the end
+        weakref.finalize(owner, self._leave).atexit = False
         self._process = os.getpid()
         atexit.register(self._end)
 
@@ -259,7 +288,9 @@ class Ending:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
 
     def _leave(self) -> None:
-        """Print the error after the owner is gone, without the rows, which only the owner can find."""
+        """Print the error after the owner is gone, without the rows, which only the owner can
+        find.
+        """
         atexit.unregister(self._end)
         if self.last is None or os.getpid() != self._process:
             return
@@ -268,7 +299,10 @@ class Ending:
             if np.asarray(report)[0, -1] != 1:
                 must = f"Update {number} must have a finite loss and gradient. It was not applied."
                 received = "a loss or gradient that is not finite, in a report that was not read"
-                print(f"NonFiniteError: {message(must, received, 'read it: it names the rows.')}", file=sys.stderr)
+                print(
+                    f"NonFiniteError: {message(must, received, 'read it: it names the rows.')}",
+                    file=sys.stderr,
+                )
 
 
 def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteError:
@@ -288,7 +322,9 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
     reasons = []
     bad = np.zeros((0,), int)
     for label, (values, weights) in terms.items():
-        rows_of_term = np.flatnonzero(~np.isfinite(values)) if len(values) == count else np.zeros((0,), int)
+        rows_of_term = (
+            np.flatnonzero(~np.isfinite(values)) if len(values) == count else np.zeros((0,), int)
+        )
         bad = np.union1d(bad, rows_of_term)
         name = f"term {label!r}" if label else "the loss"
         if rows_of_term.size:
@@ -296,23 +332,39 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
         elif forward.facts.terms[label].is_mean and np.sum(weights) == 0:
             reasons.append(f"the weights of {name} sum to zero")
     if not reasons and after:
-        reasons = [f"{_few(after)} would not be finite after it, though every row's loss is: inputs may be too large"]
-    attempt = 'look at these rows, lower the learning rate, clip gradients, or pass Trainer(on_nonfinite="skip").'
+        reasons = [
+            f"{_few(after)} would not be finite after it, though every row's loss is: inputs may "
+            "be too large"
+        ]
+    attempt = (
+        "look at these rows, lower the learning rate, clip gradients, or pass "
+        'Trainer(on_nonfinite="skip").'
+    )
     if not reasons:
         reasons = ["the gradient is not finite, though every row's loss is"]
         if spoilt := _spoilt(block, i):
             reasons += [
-                f"{label} is not finite in rows {_few(_numbers(names, rows))}" for label, rows in spoilt.items()
+                f"{label} is not finite in rows {_few(_numbers(names, rows))}"
+                for label, rows in spoilt.items()
             ]
             bad = np.unique(np.concatenate([*spoilt.values()]))
-            attempt = "replace these values, also in rows of weight 0, as 0 times the derivative of NaN is NaN."
+            attempt = (
+                "replace these values, also in rows of weight 0, as 0 times the derivative of "
+                "NaN is NaN."
+            )
     if paths := unsound(forward.variables, before, are_rows_left=bad.size < count):
         verb = "is" if len(paths) == 1 else "are"
-        reasons = [f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"]
+        reasons = [
+            f"{_few(paths)} {verb} not finite, before this update already: no row is to blame"
+        ]
         bad = bad[:0]
-        attempt = "check the source of these weights: a file, an assignment, a learning rate that is too high."
+        attempt = (
+            "check the source of these weights: a file, an assignment, a learning rate that is "
+            "too high."
+        )
     told = message(
-        f"Update {number} must have a finite loss and gradient. It was not applied; the weights are those after "
+        f"Update {number} must have a finite loss and gradient. It was not applied; the weights "
+        "are those after "
         f"update {number - 1}.",
         "; ".join(reasons),
         attempt,
@@ -320,8 +372,12 @@ def diagnose(update: Update, state: State, report: Report, i: int) -> NonFiniteE
     return NonFiniteError(told, number, tuple(_numbers(names, bad.astype(int))))
 
 
-def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dict[str, tuple], list[str]]:
-    """Return each row's values and weights by term, computed by microbatch, and the buffers that become non-finite."""
+def _by_piece(
+    update: Update, state: State, report: Report, i: int
+) -> tuple[dict[str, tuple], list[str]]:
+    """Return each row's values and weights by term, computed by microbatch, and the buffers that
+    become non-finite.
+    """
     engine = update.engine
     block = report.block
     forward = block.program.forward
@@ -334,8 +390,12 @@ def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dic
         batch = engine.replicas.batch(data, rows)
         values = Values(engine.variables.params(state), state.buffers, state.metrics)
         found = forward.rows(values, batch, first, lookups=lookups)
-        floats = [_floating(forward.variables, buffers) for buffers in (state.buffers, found.buffers)]
-        return found.values, [[engine.ops.is_finite([buffer]) for buffer in buffers] for buffers in floats]
+        floats = [
+            _floating(forward.variables, buffers) for buffers in (state.buffers, found.buffers)
+        ]
+        return found.values, [
+            [engine.ops.is_finite([buffer]) for buffer in buffers] for buffers in floats
+        ]
 
     paths = [variable.path for variable in _floating(forward.variables, forward.variables.buffers)]
     programs: dict[int, Callable] = {}
@@ -343,28 +403,50 @@ def _by_piece(update: Update, state: State, report: Report, i: int) -> tuple[dic
     spoiled: dict[str, None] = {}
     for start, size in cut.pieces:
         if start < count:
-            arguments = state, block.data, *engine.devices.place((table[start : start + size], np.int32(start)))
+            arguments = (
+                state,
+                block.data,
+                *engine.devices.place((table[start : start + size], np.int32(start))),
+            )
             if size not in programs:
                 programs[size] = engine.programs.compile(piece, arguments, spends=False).call
             found, (before, after) = engine.devices.fetch(programs[size](*arguments))
             for label, values in found.items():
                 own = min(size, count - start) if len(values[0]) == size else None
                 terms.setdefault(label, []).append(tuple(part[:own] for part in values))
-            spoiled |= {path: None for path, was, is_good in zip(paths, before, after, strict=True) if was > is_good}
-    return {label: tuple(map(np.concatenate, zip(*parts, strict=True))) for label, parts in terms.items()}, [*spoiled]
+            spoiled |= {
+                path: None
+                for path, was, is_good in zip(paths, before, after, strict=True)
+                if was > is_good
+            }
+    return {
+        label: tuple(map(np.concatenate, zip(*parts, strict=True)))
+        for label, parts in terms.items()
+    }, [*spoiled]
 
 
 def _spoilt(block: Block, i: int) -> dict[str, np.ndarray]:
     """Return the rows of update i whose data are not finite, by the name of the leaf."""
     batch = block.batches[0 if block.batches[0].is_resident else i]
-    rows = block.table.rows[block.first + i][: len(block.names(i))] if batch.is_resident else slice(None)
-    leaves = [(name, leaf) for name, leaf in tree.named_leaves(batch.host) if leaf.dtype.kind == "f"]
-    finite = {name: np.isfinite(leaf[rows].reshape(len(leaf[rows]), -1)).all(axis=1) for name, leaf in leaves}
+    rows = (
+        block.table.rows[block.first + i][: len(block.names(i))]
+        if batch.is_resident
+        else slice(None)
+    )
+    leaves = [
+        (name, leaf) for name, leaf in tree.named_leaves(batch.host) if leaf.dtype.kind == "f"
+    ]
+    finite = {
+        name: np.isfinite(leaf[rows].reshape(len(leaf[rows]), -1)).all(axis=1)
+        for name, leaf in leaves
+    }
     return {name: np.flatnonzero(~good) for name, good in finite.items() if not good.all()}
 
 
 def _fetched(engine: Engine, function: Callable, state: State) -> Any:
-    return engine.devices.fetch(engine.programs.compile(function, (state,), spends=False).call(state))
+    return engine.devices.fetch(
+        engine.programs.compile(function, (state,), spends=False).call(state)
+    )
 
 
 def finite_flags(engine: Engine, variables: Variables, state: State) -> list[tuple[Tensor, Tensor]]:
@@ -376,7 +458,8 @@ def finite_flags(engine: Engine, variables: Variables, state: State) -> list[tup
 def unsound(variables: Variables, found: list[tuple], *, are_rows_left: bool) -> list[str]:
     """Return the paths of non-finite variables.
 
-    A buffer may be infinite on purpose, as masks are: it counts only if it has NaN, or no row is finite.
+    A buffer may be infinite on purpose, as masks are: it counts only if it has NaN, or no row is
+    finite.
     """
     known = [*variables.params, *_floating(variables, variables.buffers)]
     paths = []

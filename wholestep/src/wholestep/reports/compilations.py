@@ -1,4 +1,6 @@
-"""Messages while updates run: the progress bar of `fit`, long compilations, and a warning if new shapes keep coming."""
+"""Messages while updates run: the progress bar of `fit`, long compilations, and a warning if new
+shapes keep coming.
+"""
 
 import shutil
 import sys
@@ -22,11 +24,13 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Compilations:
-    """The shapes for which programs were compiled. `num_batches` counts the batches that needed a program.
+    """The shapes for which programs were compiled. `num_batches` counts the batches that needed a
+    program.
 
     Args:
         timer: makes the thread that calls a function after a delay, like `threading.Timer`.
-        tell: is called with the line about a long compilation, unless `is_quiet`. The warning is always shown, once.
+        tell: is called with the line about a long compilation, unless `is_quiet`. The warning is
+            always shown, once.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class Compilations:
 
     @contextmanager
     def shown_by(self, bar: keras.callbacks.ProgbarLogger | None) -> Iterator[None]:
-        """Context in which reasons to wait are shown in a progress bar, or in lines below the bar of Keras."""
+        """Context in which reasons to wait are shown in a progress bar, or in lines below the bar
+        of Keras.
+        """
         outer = self.bar
         self.bar = bar
         try:
@@ -92,7 +98,9 @@ class Compilations:
             self.show("running the program")
 
     def _tell_below(self, line: str) -> None:
-        """Tell a line, below the bar of Keras if that has begun one, unless the wait is shown or notices are off."""
+        """Tell a line, below the bar of Keras if that has begun one, unless the wait is shown or
+        notices are off.
+        """
         if self.is_quiet or isinstance(self.bar, ProgbarLogger):
             return
         progbar = None if self.bar is None else self.bar.progbar
@@ -102,23 +110,29 @@ class Compilations:
         self._tell(line)
 
     def _warn_of_many(self) -> None:
-        """Warn of ready-made batches that keep having new shapes, instead of a few repeated shapes."""
+        """Warn of ready-made batches that keep having new shapes, instead of a few repeated
+        shapes.
+        """
         num = len(self._shapes)
         if self._has_warned or num < _MANY or 2 * num < self.num_batches:
             return
         self._has_warned = True
         told = message(
-            "Batches should come in a few shapes: each new one compiles a program anew, for seconds.",
+            "Batches should come in a few shapes: each new one compiles a program anew, for "
+            "seconds.",
             f"{num} shapes in {self.num_batches} batches: {_differing(self._shapes)}",
-            "pad them to a few lengths and numbers of rows, or give the rows to Batches(rows, tokens=..., length=...).",
+            "pad them to a few lengths and numbers of rows, or give the rows to Batches(rows, "
+            "tokens=..., length=...).",
         )
         warn(told)
 
 
 class ProgbarLogger(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar of `fit`, with rows per second, the time left of all epochs, and the reason of a wait.
+    """Keras' progress bar of `fit`, with rows per second, the time left of all epochs, and the
+    reason of a wait.
 
-    Only for terminals and notebooks, where a line can be replaced. It has the name of Keras' class in checkpoints.
+    Only for terminals and notebooks, where a line can be replaced. It has the name of Keras' class
+    in checkpoints.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -130,10 +144,16 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
         self._counts = np.zeros(2, int)  # updates and rows since then
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Print the epoch and, from the third one on, the time left at the speed of the last: the first compiles."""
+        """Print the epoch and, from the third one on, the time left at the speed of the last: the
+        first compiles.
+        """
         now = self._clock()
         begun = self._begun
-        left = f" - {_duration((now - begun) * (self.epochs - epoch))} left" if self._num_begun > 1 else ""
+        left = (
+            f" - {_duration((now - begun) * (self.epochs - epoch))} left"
+            if self._num_begun > 1
+            else ""
+        )
         self._begun, self._first, self._counts = now, None, np.zeros(2, int)
         self._num_begun += 1
         self._reset_progbar()
@@ -149,7 +169,9 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
             )
 
     def note(self, report: Report, num: int) -> None:
-        """Count `num` updates that have finished. The first dispatch of an epoch, which may compile, counts alone."""
+        """Count `num` updates that have finished. The first dispatch of an epoch, which may
+        compile, counts alone.
+        """
         now = self._clock()
         begun = self._begun
         counts = np.array([num, report.num_rows(num)])
@@ -171,16 +193,26 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
 
 
 class _Bar(keras.utils.Progbar):
-    """Keras' bar, with rows per second after the time of a step. Keras' estimate takes a dispatch for one step."""
+    """Keras' bar, with rows per second after the time of a step. Keras' estimate takes a dispatch
+    for one step.
+    """
 
     pace: np.ndarray | None = None  # updates and rows per second
 
     def _format_time(self, time_per_unit: float, unit_name: str) -> str:
-        rate = "" if self.pace is None else f"{self.pace[1]:,.0f}" if self.pace[1] >= 10 else f"{self.pace[1]:.2g}"
+        rate = (
+            ""
+            if self.pace is None
+            else f"{self.pace[1]:,.0f}"
+            if self.pace[1] >= 10
+            else f"{self.pace[1]:.2g}"
+        )
         return super()._format_time(time_per_unit, unit_name) + (rate and f" {rate} rows/s")
 
     def _estimate_step_duration(self, current: int, now: float) -> float:
-        return super()._estimate_step_duration(current, now) if self.pace is None else 1 / self.pace[0]
+        return (
+            super()._estimate_step_duration(current, now) if self.pace is None else 1 / self.pace[0]
+        )
 
 
 def can_replace_lines() -> bool:
@@ -197,12 +229,20 @@ def _duration(seconds: float) -> str:
     """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}" if minutes else f"{seconds}s"
+    return (
+        f"{hours}:{minutes:02d}:{seconds:02d}"
+        if hours
+        else f"{minutes}:{seconds:02d}"
+        if minutes
+        else f"{seconds}s"
+    )
 
 
 def _shape_of(batch: Batch) -> Shape:
     rows = batch.num_rows
-    return tuple((name, (rows, *map(int, leaf.shape[1:]))) for name, leaf in tree.named_leaves(batch.host))
+    return tuple(
+        (name, (rows, *map(int, leaf.shape[1:]))) for name, leaf in tree.named_leaves(batch.host)
+    )
 
 
 def _differing(shapes: list[Shape]) -> str:
@@ -212,4 +252,6 @@ def _differing(shapes: list[Shape]) -> str:
         leaves.setdefault(name, [])
         if shape not in leaves[name]:
             leaves[name].append(shape)
-    return "; ".join(f"{name} {', '.join(map(str, found))}" for name, found in leaves.items() if len(found) > 1)
+    return "; ".join(
+        f"{name} {', '.join(map(str, found))}" for name, found in leaves.items() if len(found) > 1
+    )

@@ -1,4 +1,6 @@
-"""The page of a report: one HTML file without scripts, with pictures; only drawing them needs matplotlib."""
+"""The page of a report: one HTML file without scripts, with pictures; only drawing them needs
+matplotlib.
+"""
 
 import os
 from base64 import b64encode
@@ -18,11 +20,13 @@ _STYLE = """
 .ws-report h1 {font-size: 1.35rem; line-height: 1.35; margin: 0.4rem 0;}
 .ws-report h2 {font-size: 1.1rem; margin: 1.6rem 0 0.3rem;}
 .ws-report table {border-collapse: collapse; margin: 0.6rem 0; font-variant-numeric: tabular-nums;}
-.ws-report th, .ws-report td {padding: 0.15rem 0.9rem 0.15rem 0; text-align: right; border-bottom: 1px solid #ddd;
+.ws-report th, .ws-report td {
+  padding: 0.15rem 0.9rem 0.15rem 0; text-align: right; border-bottom: 1px solid #ddd;
   background: #fff; color: #222; font-weight: normal;}
 .ws-report th:first-child, .ws-report td:first-child {text-align: left;}
 .ws-report thead th {font-weight: bold;}
-.ws-report dl {display: grid; grid-template-columns: max-content auto; gap: 0.1rem 1rem; margin: 0.6rem 0;}
+.ws-report dl {
+  display: grid; grid-template-columns: max-content auto; gap: 0.1rem 1rem; margin: 0.6rem 0;}
 .ws-report dt {color: #666;} .ws-report dd {margin: 0; overflow-wrap: anywhere;}
 .ws-report code {background: #f3f3f3; padding: 0 0.2rem;}
 .ws-report figure {margin: 0 0 0.5rem;} .ws-report img {max-width: 100%;}
@@ -58,7 +62,9 @@ def assert_drawable() -> None:
 
 
 def drawn(draw: Callable[[Any], tuple[str, str]], height: float) -> Picture:
-    """Return the picture that a function draws into a figure; the function returns title and caption."""
+    """Return the picture that a function draws into a figure; the function returns title and
+    caption.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, height), layout="constrained")
@@ -86,7 +92,8 @@ def write_page(path: str | os.PathLike[str], title: str, parts: Iterable[str]) -
     """Write parts of a page to a file."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(title)}</title>"
-    page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{"<hr>".join(parts)}</body></html>\n'
+    begin = '<!doctype html>\n<html lang="en">'
+    page = f"{begin}<head>{head}</head>\n<body>{'<hr>'.join(parts)}</body></html>\n"
     Path(path).write_text(page, encoding="utf-8")
 
 

@@ -1,4 +1,6 @@
-"""The numbers of a dispatch of updates, read on demand, and the position of each number in a report."""
+"""The numbers of a dispatch of updates, read on demand, and the position of each number in a
+report.
+"""
 
 import itertools
 import math
@@ -40,15 +42,22 @@ class ReportLayout:
 
     def empty(self) -> np.ndarray:
         """Return a report of zeros."""
-        return np.zeros((sum(int(np.prod(shape, dtype=int)) for _, shape in self.shapes),), keras.config.floatx())
+        return np.zeros(
+            (sum(int(np.prod(shape, dtype=int)) for _, shape in self.shapes),),
+            keras.config.floatx(),
+        )
 
     def pack(self, logs: Mapping[str, Tensor]) -> Tensor:
         """Return the logs as one vector."""
         assert ReportLayout.of(logs) == self, "logs of another layout"
-        return ops.concatenate([ops.reshape(ops.cast(value, keras.config.floatx()), (-1,)) for value in logs.values()])
+        return ops.concatenate(
+            [ops.reshape(ops.cast(value, keras.config.floatx()), (-1,)) for value in logs.values()]
+        )
 
     def unpack(self, report: np.ndarray) -> dict[str, Any]:
-        """Return the logs that a vector holds: floats, and arrays where a metric has several values."""
+        """Return the logs that a vector holds: floats, and arrays where a metric has several
+        values.
+        """
         return {
             name: report[start:stop].reshape(shape) if shape else float(report[start])
             for name, start, stop, shape in self._places
@@ -59,7 +68,8 @@ class ReportLayout:
         """(name, start, stop, shape) of each entry."""
         ends = [0, *itertools.accumulate(math.prod(shape) for _, shape in self.shapes)]
         return [
-            (name, start, stop, shape) for (name, shape), start, stop in zip(self.shapes, ends, ends[1:], strict=False)
+            (name, start, stop, shape)
+            for (name, shape), start, stop in zip(self.shapes, ends, ends[1:], strict=False)
         ]
 
 
@@ -73,10 +83,18 @@ def check_same(before: ReportLayout | None, now: ReportLayout) -> None:
         SpecificationError: the layouts differ.
     """
     if before is not None and before is not now and before != now:
-        names = [[name for name, _ in layout.shapes if not name.startswith("+")] for layout in (before, now)]
-        must = "An objective must return the same terms and metrics for all batches of an epoch: they are added up."
+        names = [
+            [name for name, _ in layout.shapes if not name.startswith("+")]
+            for layout in (before, now)
+        ]
+        must = (
+            "An objective must return the same terms and metrics for all batches of an epoch: "
+            "they are added up."
+        )
         received = f"{names[1]} after {names[0]}"
-        raise SpecificationError(message(must, received, "return a term with weights of 0 where it does not count."))
+        raise SpecificationError(
+            message(must, received, "return a term with weights of 0 where it does not count.")
+        )
 
 
 class PackedLogs:
@@ -113,7 +131,14 @@ class Report:
     """
 
     def __init__(
-        self, numbers: PackedLogs, at: int, layout: ReportLayout, block: Block, first: int, *, in_call: bool = True
+        self,
+        numbers: PackedLogs,
+        at: int,
+        layout: ReportLayout,
+        block: Block,
+        first: int,
+        *,
+        in_call: bool = True,
     ):
         self.block = block
         self.in_call = in_call
@@ -142,7 +167,9 @@ class Report:
     @property
     def first_failure(self) -> int | None:
         """The index of the first update that was not applied, if any."""
-        return next((i for i, applied in enumerate(self.values[:, -1].tolist()) if applied != 1), None)
+        return next(
+            (i for i, applied in enumerate(self.values[:, -1].tolist()) if applied != 1), None
+        )
 
     @property
     def num_failures(self) -> int:
@@ -155,12 +182,16 @@ class Report:
         return int(self.block.table.counts[first : first + num].sum())
 
     def numbers(self, i: int) -> dict[str, Any]:
-        """Return the numbers of the epoch up to update i: the loss, the metrics, and the model's custom results."""
+        """Return the numbers of the epoch up to update i: the loss, the metrics, and the model's
+        custom results.
+        """
         numbers = self._layout.unpack(self.values[i])
         return {k: v for k, v in numbers.items() if k not in (OWN_LOSS, APPLIED)}
 
     def logs(self, i: int) -> dict[str, Any]:
-        """Return the logs of update i for callbacks: the loss and the metrics over the epoch so far."""
+        """Return the logs of update i for callbacks: the loss and the metrics over the epoch so
+        far.
+        """
         return visible(self.numbers(i))
 
     def loss(self, i: int) -> float:

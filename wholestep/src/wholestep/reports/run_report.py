@@ -1,4 +1,6 @@
-"""The report of a run: the loss of its updates, rows per second, memory and learning rate, as one page of HTML."""
+"""The report of a run: the loss of its updates, rows per second, memory and learning rate, as one
+page of HTML.
+"""
 
 import os
 import time
@@ -11,7 +13,16 @@ import keras
 import numpy as np
 
 from wholestep.errors import SpecificationError, message, warn
-from wholestep.reports.page import LEGEND, Picture, assert_drawable, bare, drawn, figure, part_of_page, write_page
+from wholestep.reports.page import (
+    LEGEND,
+    Picture,
+    assert_drawable,
+    bare,
+    drawn,
+    figure,
+    part_of_page,
+    write_page,
+)
 from wholestep.reports.report import Report
 
 _NUM_UNMERGED = 64  # dispatches, of up to hundreds of updates
@@ -23,17 +34,26 @@ _RED = "#c8553d"
 _GREEN = "#1a7f3c"
 # A line: consecutive updates, each column folded. The loss is of the updates whose loss is finite.
 _FOLDS = {
-    **{"number": np.minimum, "updates": np.add, "finite": np.add, "loss": np.add, "least": np.fmin, "most": np.fmax},
+    **{
+        "number": np.minimum,
+        "updates": np.add,
+        "finite": np.add,
+        "loss": np.add,
+        "least": np.fmin,
+        "most": np.fmax,
+    },
     **{"rows": np.add, "seconds": np.add, "bytes": np.maximum, "skipped": np.add},
 }
 
 
 class RunReport(keras.callbacks.Callback):
-    """Writes one HTML file about a run, without scripts, at the ends of epochs (at most once a minute) and of `fit`.
+    """Writes one HTML file about a run, without scripts, at the ends of epochs (at most once a
+    minute) and of `fit`.
 
-    It shows the loss of every update (the loss of an epoch is a sum over its updates), with the cuts into microbatches,
-    restarts and skipped updates, rows per second, the memory of the process, and the learning rate. A resumed run
-    includes the updates before the restart. `fit` reads the same numbers anyway. Many updates are merged.
+    It shows the loss of every update (the loss of an epoch is a sum over its updates), with the
+    cuts into microbatches, restarts and skipped updates, rows per second, the memory of the
+    process, and the learning rate. A resumed run includes the updates before the restart. `fit`
+    reads the same numbers anyway. Many updates are merged.
 
     Args:
         path: the HTML file; None to write none: then call `html`.
@@ -45,7 +65,9 @@ class RunReport(keras.callbacks.Callback):
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")
     >>> report = ws.RunReport()
-    >>> _ = ws.Trainer(model).fit(np.ones((8, 3)), np.zeros((8, 1)), epochs=2, verbose=0, callbacks=[report])
+    >>> x = np.ones((8, 3))
+    >>> y = np.zeros((8, 1))
+    >>> _ = ws.Trainer(model).fit(x, y, epochs=2, verbose=0, callbacks=[report])
     >>> report.html(tempfile.mkdtemp() + "/run.html")
     >>> print(report)
     2 updates, 2 epochs, 16 rows, 0 restarts; 0 not applied
@@ -56,11 +78,15 @@ class RunReport(keras.callbacks.Callback):
         assert_drawable()
         if path is not None and not isinstance(path, str | os.PathLike):
             must = "RunReport takes the path of the HTML file."
-            raise SpecificationError(message(must, path, 'RunReport("run.html"), or RunReport() and its html(path).'))
+            raise SpecificationError(
+                message(must, path, 'RunReport("run.html"), or RunReport() and its html(path).')
+            )
         self._path = None if path is None else Path(path).absolute()  # `os.chdir` does not move it
         if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
             must = "RunReport takes a file in a folder that exists."
-            raise SpecificationError(message(must, str(self._path), f"mkdir -p {self._path.parent}, and a file there."))
+            raise SpecificationError(
+                message(must, str(self._path), f"mkdir -p {self._path.parent}, and a file there.")
+            )
         self._since = self._written = self._measured = 0.0
         self._bytes = 0
         self._begin()
@@ -70,7 +96,8 @@ class RunReport(keras.callbacks.Callback):
         self._lines = np.zeros((0, len(_FOLDS)))
         self._unmerged: list[tuple[int, np.ndarray, np.ndarray, float, int]] = []  # dispatches
         self._each = 1  # updates in a line, except for the newest
-        self._epochs = np.zeros((0, 3))  # the last update of each, its validation loss and learning rate
+        # the last update of each, its validation loss and learning rate
+        self._epochs = np.zeros((0, 3))
         self._cuts: dict[str, int] = {}  # the first update of each kind
         self._restarts: list[int] = []
         self._program: Any = None
@@ -94,18 +121,24 @@ class RunReport(keras.callbacks.Callback):
         if now - self._measured > 0.1:
             self._measured, self._bytes = now, _resident_bytes()
         counts = block.table.counts[block.first : block.first + num]
-        self._unmerged.append((report.first, report.values[:num, -2:], counts, now - self._since, self._bytes))
+        self._unmerged.append(
+            (report.first, report.values[:num, -2:], counts, now - self._since, self._bytes)
+        )
         if len(self._unmerged) >= _NUM_UNMERGED:
             self._merge()
         if block.program is not self._program:
             self._program = block.program
             memory = block.program.memory
-            needs = "" if memory is None else f", {memory / 2**20:,.3g} MiB besides data and weights"
+            needs = (
+                "" if memory is None else f", {memory / 2**20:,.3g} MiB besides data and weights"
+            )
             self._cuts.setdefault(f"{block.program.cut}{needs}", report.first)
         self._since = now
 
     def _merge(self) -> None:
-        """Add the new dispatches to the lines, one for each update; merge lines if there are too many."""
+        """Add the new dispatches to the lines, one for each update; merge lines if there are too
+        many.
+        """
         if not self._unmerged:
             return
         firsts, values, counts, seconds, memory = zip(*self._unmerged, strict=True)
@@ -114,9 +147,18 @@ class RunReport(keras.callbacks.Callback):
         is_good = np.isfinite(loss)
         each = np.ones(len(loss))
         known = np.where(is_good, loss, np.nan)
-        parts = {"number": np.concatenate([first + np.arange(num) for first, num in zip(firsts, nums, strict=True)])}
+        parts = {
+            "number": np.concatenate(
+                [first + np.arange(num) for first, num in zip(firsts, nums, strict=True)]
+            )
+        }
         parts |= {"updates": each, "finite": each * is_good, "loss": np.where(is_good, loss, 0)}
-        parts |= {"least": known, "most": known, "rows": rows, "seconds": np.repeat(np.divide(seconds, nums), nums)}
+        parts |= {
+            "least": known,
+            "most": known,
+            "rows": rows,
+            "seconds": np.repeat(np.divide(seconds, nums), nums),
+        }
         parts |= {"bytes": np.repeat(memory, nums), "skipped": applied != 1}
         lines = np.stack([parts[name] for name in _FOLDS], axis=1)
         self._lines = np.concatenate([self._lines, lines])
@@ -126,10 +168,13 @@ class RunReport(keras.callbacks.Callback):
             self._each *= 2 if len(self._lines) > _MOST else 1
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Note the validation loss and the learning rate, and write the page if the last one is old."""
+        """Note the validation loss and the learning rate, and write the page if the last one is
+        old.
+        """
         logs = logs or {}
         optimizer = _inner(self.model)
-        rate = logs.get("learning_rate", getattr(optimizer, "learning_rate", np.nan))  # as before a change at its end
+        # as before a change at its end
+        rate = logs.get("learning_rate", getattr(optimizer, "learning_rate", np.nan))
         row = [self._last, logs.get("val_loss", np.nan), float(keras.ops.convert_to_numpy(rate))]
         self._epochs = np.concatenate([self._epochs, [row]])
         if time.perf_counter() - self._written > _SECONDS:
@@ -142,7 +187,12 @@ class RunReport(keras.callbacks.Callback):
     def get_state(self) -> dict[str, Any]:
         """Return the numbers so far."""
         self._merge()
-        numbers = {"lines": self._lines, "each": self._each, "epochs": self._epochs, "restarts": self._restarts}
+        numbers = {
+            "lines": self._lines,
+            "each": self._each,
+            "epochs": self._epochs,
+            "restarts": self._restarts,
+        }
         return numbers | {"cuts": [[cut, number] for cut, number in self._cuts.items()]}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -175,19 +225,30 @@ class RunReport(keras.callbacks.Callback):
     def _write(self) -> None:
         if self._path is not None and not self._last:
             warn(
-                f"{self._path} is not written: RunReport has seen no update. Pass it to the fit of a wholestep.Trainer."
+                f"{self._path} is not written: RunReport has seen no update. Pass it to the fit of "
+                "a wholestep.Trainer."
             )
         elif self._path is not None:
             self._written = time.perf_counter()
             try:
                 self.html(self._path)
             except OSError as error:  # a full disk ends no run
-                warn(f"{self._path} is not written: {error}. The report's html(path) writes it elsewhere.")
+                warn(
+                    f"{self._path} is not written: {error}. The report's html(path) writes it "
+                    "elsewhere."
+                )
 
     def __str__(self) -> str:
         self._merge()
-        updates, rows, skipped = (int(self._column(name).sum()) for name in ("updates", "rows", "skipped"))
-        known = {"update": updates, "epoch": len(self._epochs), "row": rows, "restart": len(self._restarts)}
+        updates, rows, skipped = (
+            int(self._column(name).sum()) for name in ("updates", "rows", "skipped")
+        )
+        known = {
+            "update": updates,
+            "epoch": len(self._epochs),
+            "row": rows,
+            "restart": len(self._restarts),
+        }
         counts = [f"{num:,} {name}{'s' * (num != 1)}" for name, num in known.items()]
         return f"{', '.join(counts)}; {skipped:,} not applied"
 
@@ -198,17 +259,27 @@ class RunReport(keras.callbacks.Callback):
         if not self._last:
             return f"<p>{self}</p>"
         name = escape(self.model.name)
-        facts = [("engine", keras.backend.backend()), *((f"from update {at}", cut) for cut, at in self._shown_cuts)]
-        facts += [(f"restart after update {number}", "resumed from a checkpoint") for number in self._restarts]
+        facts = [
+            ("engine", keras.backend.backend()),
+            *((f"from update {at}", cut) for cut, at in self._shown_cuts),
+        ]
+        facts += [
+            (f"restart after update {number}", "resumed from a checkpoint")
+            for number in self._restarts
+        ]
         listed = "".join(f"<dt>{escape(what)}</dt><dd>{escape(text)}</dd>" for what, text in facts)
-        parts = [f"<h1>{name}: {escape(str(self))}</h1><dl>{listed}</dl>", *map(figure, self._pictures())]
+        parts = [
+            f"<h1>{name}: {escape(str(self))}</h1><dl>{listed}</dl>",
+            *map(figure, self._pictures()),
+        ]
         return part_of_page(parts)
 
     def _pictures(self) -> Iterator[Picture]:
         yield drawn(self._draw_loss, 3.6)
         seconds = self._column("seconds")
         of_time = np.cumsum(np.minimum(seconds, seconds.sum() / 60))  # a compilation fills one part
-        parts = self._in_parts(of_time, int(np.clip(of_time[-1] / 0.2, 5, 60)))  # of several dispatches each
+        # of several dispatches each
+        parts = self._in_parts(of_time, int(np.clip(of_time[-1] / 0.2, 5, 60)))
         speed = parts["rows"] / np.maximum(parts["seconds"], 1e-9)
         caption = "Without validation; the first updates include the compilation."
         yield self._drawn("Rows per second", caption, parts["middle"], speed, "rows per second")
@@ -218,8 +289,16 @@ class RunReport(keras.callbacks.Callback):
         schedule = getattr(_inner(self.model), "_learning_rate", None)
         if callable(schedule):
             applied = np.maximum(parts["number"] - 1 - np.cumsum(parts["skipped"]), 0)
-            rates = np.array([float(keras.ops.convert_to_numpy(schedule(int(number)))) for number in applied])
-            yield self._drawn("Learning rate", "The optimizer's schedule.", parts["number"], rates, "learning rate")
+            rates = np.array(
+                [float(keras.ops.convert_to_numpy(schedule(int(number)))) for number in applied]
+            )
+            yield self._drawn(
+                "Learning rate",
+                "The optimizer's schedule.",
+                parts["number"],
+                rates,
+                "learning rate",
+            )
         elif np.isfinite(self._epochs[:, 2]).any():
             ends = self._epochs[:, 0], self._epochs[:, 2]
             yield self._drawn("Learning rate", "At the end of each epoch.", *ends, "learning rate")
@@ -232,7 +311,9 @@ class RunReport(keras.callbacks.Callback):
         return self._lines[:, list(_FOLDS).index(name)]
 
     def _in_parts(self, position: np.ndarray, num: int = 200) -> dict[str, np.ndarray]:
-        """Return the columns of the lines, merged to `num` or fewer of equal extent in `position`, which ascends."""
+        """Return the columns of the lines, merged to `num` or fewer of equal extent in `position`,
+        which ascends.
+        """
         extent = max(float(position[-1] - position[0]), 1e-9)
         merged = _merged(self._lines, np.floor((position - position[0]) * num / extent))
         columns = dict(zip(_FOLDS, merged.T, strict=True))
@@ -254,9 +335,13 @@ class RunReport(keras.callbacks.Callback):
         axes = figure.subplots()
         parts = self._in_parts(self._column("number"))
         mean = parts["loss"] / np.where(parts["finite"] > 0, parts["finite"], np.nan)
-        axes.fill_between(parts["middle"], parts["least"], parts["most"], color=_LIGHT, alpha=0.4, lw=0)
+        axes.fill_between(
+            parts["middle"], parts["least"], parts["most"], color=_LIGHT, alpha=0.4, lw=0
+        )
         dots = "." if len(mean) < 30 else ""
-        axes.plot(parts["middle"], mean, color=_DARK, lw=1.2, marker=dots, label="loss of the updates")
+        axes.plot(
+            parts["middle"], mean, color=_DARK, lw=1.2, marker=dots, label="loss of the updates"
+        )
         axes.plot(*self._epochs.T[:2], "D", color=_GREEN, ms=5, label="validation loss")
         known = mean[np.isfinite(mean)]
         if len(known) and 0 < 20 * known.min() < known.max():
@@ -265,7 +350,10 @@ class RunReport(keras.callbacks.Callback):
         figure.legend(*_named(axes), loc="outside lower center", ncols=5, **LEGEND)
         bare(axes, "update", "loss")
         several = " The line is a mean over neighbouring updates, the band their range."
-        return "Loss", f"The loss of each update alone.{several if parts['updates'].max() > 1 else ''}"
+        return (
+            "Loss",
+            f"The loss of each update alone.{several if parts['updates'].max() > 1 else ''}",
+        )
 
     def _mark(self, axes: Any) -> None:
         """Mark other cuts, restarts and skipped updates."""
@@ -275,7 +363,9 @@ class RunReport(keras.callbacks.Callback):
             axes.axvline(number + 0.5, color=_GREEN, lw=1.2, ls="--", label="restart")
         if len(at := self._column("number")[self._column("skipped") > 0]):
             low = np.full(len(at), 0.02)
-            axes.plot(at, low, "x", color=_RED, transform=axes.get_xaxis_transform(), label="not applied")
+            axes.plot(
+                at, low, "x", color=_RED, transform=axes.get_xaxis_transform(), label="not applied"
+            )
         axes.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -292,7 +382,9 @@ def _merged(curve: np.ndarray, key: np.ndarray) -> np.ndarray:
     [[0.0, 12.0, 14.0, 16.0, 4.0, 15.0, 22.0, 24.0, 18.0, 28.0]]
     """
     starts = np.flatnonzero(np.diff(key, prepend=np.nan) != 0)
-    columns = (fold.reduceat(column, starts) for fold, column in zip(_FOLDS.values(), curve.T, strict=True))
+    columns = (
+        fold.reduceat(column, starts) for fold, column in zip(_FOLDS.values(), curve.T, strict=True)
+    )
     return np.stack([*columns], axis=1)
 
 
