@@ -37,12 +37,12 @@ torch: $(VENV)-torch/installed
 
 # Checkpoints in a local server of S3's protocol.
 remote: $(VENV)-remote/installed
-	cd wholestep && KERAS_BACKEND=jax $(VENV)-remote/bin/pytest tests/test_remote.py
+	cd wholestep && KERAS_BACKEND=jax $(VENV)-remote/bin/pytest tests/checkpoints/test_remote.py
 
 # All tests and the larger runs of them, compiled as users have it: hours, in parts, as compiled programs take room.
 large: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 large: $(VENV)/installed-all
-	for package in $(PACKAGES); do for engine in jax tensorflow; do for part in a-c d-f g-r s-z; do \
+	for package in $(PACKAGES); do for engine in jax tensorflow; do for part in . checkpoints data engines laws model; do \
 		(cd $$package && KERAS_BACKEND=$$engine $(BIN)/pytest --numprocesses 2 -m "large or not large" \
 			$$(find tests -name "test_[$$part]*.py")) || exit 1; \
 	done; done; done
@@ -51,13 +51,13 @@ large: $(VENV)/installed-all
 KERAS = $(BIN)/python -c "import importlib.util as i; print(i.find_spec('keras').submodule_search_locations[0])"
 keras-own: BIN = $(VENV)-keras/bin
 keras-own: $(VENV)-keras/installed
-	keras=$$($(KERAS))/src; for engine in jax tensorflow; do KERAS_BACKEND=$$engine PYTHONPATH=wholestep/tests $(BIN)/pytest \
+	keras=$$($(KERAS))/src; for engine in jax tensorflow; do KERAS_BACKEND=$$engine PYTHONPATH=wholestep/tests/support $(BIN)/pytest \
 		-q -c /dev/null --rootdir $$keras -p keras_own -p no:cacheprovider --import-mode=importlib \
 		$$keras/trainers/trainer_test.py $$keras/trainers/data_adapters $$keras/callbacks || exit 1; done
 
 # A part of the suite with the oldest and the newest supported versions of Keras, the engines and numpy, in build/matrix.
 MATRIX ?= oldest-jax oldest-tensorflow newest-jax newest-tensorflow
-QUICK ?= $(addprefix wholestep/tests/test_,loop.py engines.py trainer.py callbacks.py metrics.py resume.py run_report.py)
+QUICK ?= $(addprefix wholestep/tests/,$(addsuffix .py,test_drive engines/test_engines test_trainer test_callbacks model/test_metrics pages/test_resume reports/test_run_report))
 matrix: $(VENV)-release/installed
 	for each in $(MATRIX); do $(MAKE) --no-print-directory matrix-$$each || exit 1; done
 
@@ -76,7 +76,7 @@ matrix-%: $(VENV)-release/installed
 
 # Builds the archives of both packages in build/release, checks them, and runs READMEs and examples in empty environments.
 release: $(VENV)-release/installed
-	$(VENV)-release/bin/python wholestep/tests/release.py
+	$(VENV)-release/bin/python wholestep/tests/support/release.py
 
 # stepcheck on the loops of the corpus, compared with its table: half an hour.
 corpus: $(VENV)/installed-all $(VENV)-torch/installed $(VENV)-trainers/installed

@@ -88,16 +88,17 @@ WITH_XLA = (
     "test_engines",
     "test_explain",
     "test_models",
-    "test_update",
+    "test_cuts",
 )
 
 # What these hold does not depend on the engine: data, orders, words, floors, pages. The suite runs
 # them on JAX, apart from what is marked as TensorFlow's `own`; the larger runs have them on both.
 _EITHER = """
-" arguments batches block checkpoint_callbacks checkpoints class_weight cluster common comparisons compilations cut
-damage data_facts diagnosis ending epochs errors faults feed folder glove house keras_file killed labels leaves
-leaving lengths looks names order pieces preprocess readme recipes remote resume shell single source stopping store
-stream translate_dates tree weights
+access_forecast arguments batches block checkpoint_callbacks checkpoints class_weight cluster_plan
+comparisons compilations cut damage diagnosis disk_faults epochs errors exit feed
+fingerprint_of_data folder glove house interrupted_saves keras_file killed labels leaves lengths
+order pieces preprocess readme recipes remote renamed_metrics resume sample_weights shared_folder
+shell single_process source store stream translate_dates tree unread_failures
 """
 EITHER = {f"test_{name}" for name in _EITHER.split()}
 
@@ -107,7 +108,15 @@ EITHER = {f"test_{name}" for name in _EITHER.split()}
 # quarter of them.
 BOTH = {
     f"test_{name}"
-    for name in ("backend", "compilers", "engines", "fingerprint", "models", "tokens", "update")
+    for name in (
+        "backend",
+        "compilers",
+        "engines",
+        "fingerprint",
+        "models",
+        "losses_of_tokens",
+        "cuts",
+    )
 }
 
 

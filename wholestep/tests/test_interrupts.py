@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+from runs import steps_in
 from shares import later, share
 from small import X, Y, model
-from test_checkpoints import steps_in
 
 import wholestep as ws
 from wholestep import safety as interrupts

@@ -6,7 +6,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from test_snapshot import BATCHES, SIZE, Takes, X, Y, carried, check_same_bits, leaves, small
+from runs import BATCHES, SIZE, Takes, X, Y, carried, check_same_bits, leaves, small
 
 import wholestep as ws
 

@@ -1,7 +1,7 @@
 """The protocol of an engine: its parts, and for each verb of a part one line of contract.
 
-`tests/test_engines.py` tests both engines. Outside this folder, only `processes.group` and `.store`
-import a backend.
+`tests/engines/test_engines.py` tests both engines. Outside this folder, only `processes.group` and
+`.store` import a backend.
 """
 
 from collections.abc import Callable, Collection, Sequence
