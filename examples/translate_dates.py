@@ -235,7 +235,7 @@ def gradients(model, batches, microbatch_size):
     """Return the gradient of each batch as one vector: the change of the parameters by an update of
     plain SGD.
     """
-    # large, for the parameters' own digits not to drown the last ones of what is taken off
+    # large, so that the change of a parameter keeps its last digits beside the parameter
     rate = 1024.0
     trainer = ws.Trainer(
         model, Translation(), optimizer=keras.optimizers.SGD(rate), microbatch_size=microbatch_size

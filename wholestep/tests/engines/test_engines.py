@@ -29,13 +29,14 @@ from wholestep.slices import Slices
 from wholestep.state import EmbeddingTable, State, TableRows, Variables
 
 JAX = keras.backend.backend() == "jax"
-FACT = re.compile(r"^        (\w+): (.*)$", flags=re.MULTILINE)
+FACT = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.M)
 
 
 def contracts_of(part):
     """Return the lines of contract of a part: of its facts, then of its verbs."""
     verbs = {name: verb.__doc__ for name, verb in vars(part).items() if not name.startswith("_")}
-    return dict(FACT.findall(part.__doc__)) | verbs
+    facts = {name: " ".join(fact.split()) for name, fact in FACT.findall(part.__doc__)}
+    return facts | verbs
 
 
 VERBS = {name: line for part in PARTS for name, line in contracts_of(part).items()}

@@ -280,7 +280,7 @@ def _keep_in_child() -> None:
         if name.partition(".")[0] in ("jax", "jaxlib")
     ]
     kept = [list(vars(module).values()) for module in modules]
-    # never given back: what is in there is never destroyed
+    # a reference that is never released: these objects are never destroyed
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 

@@ -64,43 +64,31 @@ class VariableAccess(Protocol):
     """The values of Keras variables, between programs and in them."""
 
     def read(self, variables: Variables) -> tuple[list, list, list]:
-        """Return the values of params, slots and buffers, which may all be spent; [] for a group
-        kept in variables.
-        """
+        """Return the values of (params, slots, buffers), to be spent; [] if kept in variables."""
 
     def values(self, variables: list) -> list:
         """Return the values of these variables, such as the metrics', which may be spent."""
 
     def captured(self, variables: list, state: State) -> list:
-        """Return the newest values of variables that no program reads itself; spending the state
-        spares them.
-        """
+        """Return the newest values of variables that no program reads itself; never spent."""
 
     def params(self, state: State, apart: Collection[int] = ()) -> list:
-        """Return the parameters after the last update; those `apart` need not be read as a
-        whole.
-        """
+        """Return the parameters after the last update; `apart` need not be read in full."""
 
     def replica_params(self, params: list) -> list:
         """Return a replica's values of the parameters; unchanged outside of replicas."""
 
     def are_current(self, variables: Variables, state: State) -> bool:
-        """False only if a variable that the update changes holds a value that the next program
-        would not use.
-        """
+        """False only if the next program would use another value of a changed variable."""
 
     def changed_outside(self, variables: list) -> list:
         """Return the variables, except any that certainly still hold the values of `write`."""
 
     def between_programs(self, state: State) -> State:
-        """Return the part of the state kept between programs, without the values that stay in their
-        variables.
-        """
+        """Return the state without the values that stay in variables between programs."""
 
     def load_and_store(self, function: Callable, variables: Variables | None = None) -> Callable:
-        """Return a program of the state kept between programs, or of a full state if it only stores
-        in `variables`.
-        """
+        """Return a program of the kept state; given `variables`, one that only stores."""
 
     def write(self, variables: Variables, state: State) -> None:
         """Write a state that a program has returned to the Keras variables, without waiting."""
@@ -112,9 +100,7 @@ class VariableAccess(Protocol):
     def watch(
         self,
     ) -> Callable[[list, list, Callable[[], None], AbstractContextManager], Watch] | None:
-        """Make a watch that calls a function under a lock before a read, or a write to others; None
-        if it cannot.
-        """
+        """Make a watch: call under a lock before a read, or a write to others; or None."""
 
     def sharded(self, variables: list) -> list[str]:
         """Return the paths of the sharded variables, with the axes along which they are cut."""
@@ -140,9 +126,7 @@ class OptimizerStep(Protocol):
         touched: Sequence[TableRows] = (),
         twin: Optimizer | None = None,
     ) -> State:
-        """Return `new` after Keras' update where `ok`, else `state`; the twin updates `touched`
-        rows of tables.
-        """
+        """Return `new` after Keras' update where `ok`, else `state`; `twin` updates rows."""
 
 
 class StepCalls(Protocol):
@@ -157,9 +141,7 @@ class StepCalls(Protocol):
         data: Tree,
         note: Note,
     ) -> tuple[Tree, list[list]]:
-        """Call a step with `num` groups; return results and all groups. The last is read only;
-        `note` others.
-        """
+        """Call a step with `num` groups; return results and groups. The last is read only."""
 
     def attempt(
         self,
@@ -167,9 +149,7 @@ class StepCalls(Protocol):
         state: State,
         variables: Variables,
     ) -> tuple[State, Tensor, Found]:
-        """Return the results of (state) -> (state, is_good, results); unless good, restore state
-        and variables.
-        """
+        """Return the results of (state) -> (state, is_good, results); undone unless good."""
 
 
 class Programs(Protocol):
@@ -191,29 +171,19 @@ class Programs(Protocol):
     def compile(
         self, function: Callable, examples: tuple, *, spends: bool = True, repeats: bool = False
     ) -> Compiled:
-        """Compile the function for such arguments; the first of them is lost in a call only if it
-        `spends`.
-        """
+        """Compile the function for such arguments; a call loses the first if it `spends`."""
 
     def loops_slowly(self, function: Callable, *arguments: Tree) -> bool:
-        """True only if the function is known to be slower inside a compiled loop, or nothing is
-        compiled.
-        """
+        """True only if the function is known to be slower inside a loop, or is eager."""
 
     def traced(self, function: Function) -> Function:
-        """Return a function with the same results; unless replicas are split, its Python runs once
-        for each shape.
-        """
+        """Return a function with the same results; traced once a shape, unless split."""
 
     def inlined(self, function: Function) -> Function:
-        """Return a function with the traced function's results, whose gradient may be taken
-        anywhere.
-        """
+        """Return a function with the traced function's results, differentiable anywhere."""
 
     def shapes(self, function: Callable[..., Found], *arguments: Tree) -> Found:
-        """Return the shapes and dtypes of the function's results; no variable changes, and an eager
-        engine computes.
-        """
+        """Return the shapes and dtypes of the function's results; no variable changes."""
 
 
 class Traces(Protocol):
@@ -229,19 +199,13 @@ class Traces(Protocol):
     closes_over: bool
 
     def frame(self, value: Tensor | None = None) -> object:
-        """Return the identity of the current trace: another in a loop's body, or for one row of a
-        vectorised map.
-        """
+        """Return the identity of the current trace: another in a loop or under a map."""
 
     def is_kept(self, frame: object) -> bool:
-        """True if a separately compiled function inside the frame keeps the current trace for other
-        frames.
-        """
+        """True if a separately compiled function in the frame keeps its trace for others."""
 
     def tracing_anew(self) -> AbstractContextManager:
-        """Return a context in which separately compiled functions are traced anew, unless the
-        engine keeps traces.
-        """
+        """Return a context in which separately compiled functions are traced anew."""
 
 
 class Operations(Protocol):
@@ -261,9 +225,7 @@ class Operations(Protocol):
         *,
         slices: bool = False,
     ) -> tuple[list, Found]:
-        """Return gradients of params -> (scalar, auxiliary), zero if unused, dense or `slices`; and
-        the auxiliary.
-        """
+        """Return gradients of params -> (scalar, auxiliary), dense or `slices`; and auxiliary."""
 
     def fold(
         self, function: Callable[[Carried, Any], Carried], carry: Carried, pieces: Tree, num: int
@@ -277,9 +239,7 @@ class Operations(Protocol):
         state: State,
         reports: Found,
     ) -> tuple[State, Found]:
-        """Call (i, state) -> (state, report) for i < num until a state is stopped; other reports
-        are unchanged.
-        """
+        """Call (i, state) -> (state, report) for i < num until stopped; keep the reports."""
 
     def gather(self, data: Data, rows: Tensor) -> Data:
         """Return these rows of every leaf, in this order; row numbers are in range."""
@@ -304,9 +264,7 @@ class RandomWords(Protocol):
     def words(
         self, seed: Tensor, stream: Tensor | int, first: Tensor | int, num_rows: int, num_words: int
     ) -> Tensor:
-        """Return the uint32 words of places first + i, equal on every engine; another `num_words`
-        gives other words.
-        """
+        """Return the uint32 words of places first + i; another `num_words` gives others."""
 
     def gamma_slope(self, alpha: Tensor, sample: Tensor) -> Tensor:
         """Return the derivatives of gamma samples by their parameter, for constant random words."""
@@ -330,14 +288,10 @@ class Devices(Protocol):
         """Return every leaf on the device, with the same numbers, nesting and Nones."""
 
     def resident(self, data: Data) -> tuple[Data, Callable[[], None]]:
-        """Return (data of which replicas can gather rows repeatedly, a function that waits until
-        they are there).
-        """
+        """Return (data whose rows are gathered repeatedly, a function that waits for them)."""
 
     def stage(self, data: Tree, shares: np.ndarray | None = None) -> Tree:
-        """Return host arrays as a program takes them fastest; replica i gets the rows shares[i],
-        (replicas, rows).
-        """
+        """Return host arrays as a program takes them fastest; replica i gets shares[i]."""
 
     def fetch(self, values: Tree) -> Any:
         """Return every leaf as numpy, after one wait."""
@@ -370,19 +324,13 @@ class Replicas(Protocol):
         *,
         syncs: bool,
     ) -> tuple[Found, Carried, Alike]:
-        """Run (data, carried, given) -> (sums, carried, alike) on each replica, split; add up sums
-        and changes.
-        """
+        """Run (data, carried, given) -> (sums, carried, alike) on replicas; add up sums."""
 
     def batch(self, data: Tree, rows: Tensor) -> Any:
-        """Return these rows, and to a replica its equal part; of `Shares`, `rows` index the
-        shares.
-        """
+        """Return these rows, and to a replica its equal part; `Shares` have rows of shares."""
 
     def part(self, rows: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Return a replica's slice of a vector over the rows, and its start; outside of replicas,
-        all of it and 0.
-        """
+        """Return a replica's slice of a vector over the rows, and its start; else all and 0."""
 
 
 @dataclass(frozen=True, eq=False)
