@@ -17,7 +17,7 @@ from keras.optimizers import Optimizer
 
 from wholestep.engines.jax_cpu import elementwise
 from wholestep.engines.jax_devices import JaxDevices, MeshLayout, find_replicas, gather
-from wholestep.engines.jax_eager import EagerJaxOperations, readable
+from wholestep.engines.jax_eager import EagerJaxOperations, unreadable_named
 from wholestep.engines.jax_steps import JaxOptimizer, JaxSteps, select
 from wholestep.engines.jax_variables import JaxVariables
 from wholestep.engines.protocol import (
@@ -64,7 +64,7 @@ def make_engine(
     return Engine(
         variables=JaxVariables(layout),
         optimizer=JaxOptimizer(optimizer, _branch_of(is_eager=is_eager)),
-        steps=JaxSteps(readable if is_eager else nullcontext),
+        steps=JaxSteps(unreadable_named if is_eager else nullcontext),
         programs=programs,
         traces=JaxTraces(),
         ops=ops,
