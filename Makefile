@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 .PHONY: train test slow lint suite torch remote large keras-own matrix release corpus bench docs clean
 
 train: $(VENV)/installed-demo-$(BACKEND)
-	KERAS_BACKEND=$(BACKEND) $(BIN)/wholestep demo
+	KERAS_BACKEND=$(BACKEND) $(BIN)/python examples/digits.py
 
 test: lint suite torch
 

@@ -52,13 +52,6 @@ def test_an_engine_that_is_not_installed_is_named_with_the_way_to_install_it(fre
     assert "keras" not in sys.modules
 
 
-def test_the_demo_says_so_too(fresh, capsys):
-    fresh.setenv("KERAS_BACKEND", "torch")
-    assert cli.main(["demo"]) == 1
-    assert "must be jax or tensorflow. Received: torch" in capsys.readouterr().err
-    assert "keras" not in sys.modules
-
-
 def test_the_backend_of_a_keras_that_is_there_counts(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     backend.check()

@@ -1,9 +1,8 @@
-"""The command line: `wholestep demo | launch | checkpoint | audit | doctor`."""
+"""The command line: `wholestep launch | checkpoint | audit | doctor`."""
 
 import argparse
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from wholestep import __version__, aliases, backend
@@ -12,7 +11,6 @@ from wholestep.errors import PeerError, SpecificationError, message
 from wholestep.processes import launch
 
 _UNREAD = 141  # the exit code of shells for it
-_DEMO_NEEDS = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +35,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"wholestep {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_demo(commands)
     _add_launch(commands)
     shell.add_commands(commands)
     _add_audit(commands)
@@ -50,43 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(command=_doctor)
     return parser
-
-
-def _add_demo(commands: argparse._SubParsersAction) -> None:
-    text = (
-        "Train a classifier of handwritten digits in seven ways and compare them. "
-        "KERAS_BACKEND selects the engine."
-    )
-    parser = commands.add_parser(
-        "demo", help="train one model in seven ways and compare them", description=text
-    )
-    parser.add_argument(
-        "--epochs", type=_count, default=30, help="epochs of every run (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("out"), help="folder of the picture (default: %(default)s)"
-    )
-    parser.set_defaults(command=_demo)
-
-
-def _demo(arguments: argparse.Namespace) -> int:
-    missing = [package for module, package in _DEMO_NEEDS.items() if find_spec(module) is None]
-    if missing:
-        must = "wholestep demo needs scikit-learn and matplotlib."
-        print(
-            message(must, f"{' and '.join(missing)} missing", "pip install './wholestep[demo]'"),
-            file=sys.stderr,
-        )
-        return 1
-    try:
-        backend.check()
-    except SpecificationError as error:
-        print(error, file=sys.stderr)
-        return 1
-    from wholestep import demo
-
-    demo.run(arguments.epochs, arguments.out)
-    return 0
 
 
 def _doctor(_: argparse.Namespace) -> int:

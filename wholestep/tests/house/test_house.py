@@ -62,7 +62,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
     {"drive", "steps", "setup"},
     {"fit"},
     {
-        *("trainer", "demo", "cli", "__main__", "__init__"),
+        *("trainer", "cli", "__main__", "__init__"),
         *("checkpoints.__init__", "reports.__init__"),
     },
 ]
@@ -237,7 +237,6 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
     # commands
     *(
         "wholestep.cli",
-        "wholestep.demo",
         "wholestep.processes.launch",
         "wholestep.checkpoints.shell",
     ),

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import digits
 import keras
 import numpy as np
 import pytest
 
-from wholestep import demo
-
 ROOT = Path(__file__).parents[2]
 TOP = ROOT.parent
-COMPARING = sorted([*TOP.glob("examples/*.py"), *TOP.glob("benchmarks/*.py"), Path(demo.__file__)])
+COMPARING = sorted([*TOP.glob("examples/*.py"), *TOP.glob("benchmarks/*.py")])
 
 
 @pytest.mark.parametrize("path", COMPARING, ids=lambda path: path.stem)
@@ -55,12 +54,12 @@ def test_keras_takes_another_order_each_epoch_on_the_benchmarks_models(monkeypat
     assert not np.allclose(first[:-1], second[:-1], rtol=1e-3)
 
 
-def test_keras_takes_another_order_each_epoch_in_the_demo():
+def test_keras_takes_another_order_each_epoch_in_the_example():
     seen = []
     peer = SimpleNamespace(
         compile=lambda *_: None, loss=None, fit=lambda x, *_, **__: seen.append(x[:, 0].tolist())
     )
-    demo._keras(60)(peer, (np.arange(90)[:, None],) * 3, 2, demo.Diary())
+    digits._keras(60)(peer, (np.arange(90)[:, None],) * 3, 2, digits.Diary())
     first, second = seen
     assert first != second
     assert sorted(first) == sorted(second) == list(range(90))

@@ -1,15 +1,16 @@
-"""The main job: one table that shows the promise kept, and a picture."""
+"""The example of `make train`: one table that shows the promise kept, and a picture."""
 
+import digits
 import pytest
 from shares import on
 
-from wholestep import __version__, cli, demo
+from wholestep import __version__, cli
 
 
 @on("jax")
 @pytest.mark.slow
-def test_the_demo_shows_the_promise_kept(tmp_path, capsys):
-    rows = demo.run(12, tmp_path)
+def test_the_promise_is_kept(tmp_path, capsys):
+    rows = digits.run(12, tmp_path)
     whole, *ours, keras_whole, keras_accumulated = rows
     assert whole.accuracy >= 0.97
     assert all(len(row.losses) == 12 for row in rows)
@@ -31,4 +32,4 @@ def test_the_command_line(capsys):
     assert stopped.value.code == 0
     assert __version__ in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        cli.main(["demo", "--epochs", "0"])
+        cli.main(["launch", "-n", "0", "script.py"])

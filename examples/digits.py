@@ -1,10 +1,17 @@
-"""The demonstration: one model trained in seven ways, and the differences between the parameters.
+"""Is an update the same, however I cut its batch, loop over it, or kill the process?
+
+One model is trained in seven ways, two of them by Keras, and the parameters are compared. The
+microbatches, the custom loop and the run that is killed end with the weights of the full batches;
+accumulation in Keras' optimizer does not.
+
+    KERAS_BACKEND=jax python examples/digits.py [--epochs N] [--quick] [--out FOLDER]
 
 The data are scikit-learn's handwritten digits: 1797 scans of 8 x 8 pixels, shipped with the
 library. Every row has a sample weight; these are drawn at random (no annotator gave them), so that
 no two microbatches weigh the same.
 """
 
+import argparse
 import os
 import random
 import signal
@@ -16,29 +23,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
 import keras
-import matplotlib
 import numpy as np
+from digits_report import NOTES, picture, table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from wholestep.checkpoints import Checkpoints
-from wholestep.data import Batches
-from wholestep.trainer import Trainer
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+import wholestep as ws
 
 _BATCH = 60
 _SEED = 7
-_FLOOR = 1e-8  # of the picture: a logarithmic axis cannot show 0
-_NOTES = """\
-loss k      of epoch k, as each run reports it: wholestep weighs every row of the epoch by its
-            sample weight, Keras averages the losses of its batches.
-difference  of the parameters from the first row's, after the last epoch: the largest over all
-            variables of max|a - b| / max|b|.
-s/epoch     median over the epochs after the first (which compiles), from begin to end of the
-            epoch."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +82,7 @@ class Diary(keras.callbacks.Callback):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the records."""
-        self.losses, self.weights, self.seconds = (
-            state["losses"],
-            state["weights"],
-            state["seconds"],
-        )
+        vars(self).update(state)
 
     def row(self, name: str, test: tuple, reference: list[list[np.ndarray]]) -> Row:
         """Return the results of the run, compared with the weights of another."""
@@ -98,6 +90,18 @@ class Diary(keras.callbacks.Callback):
         differences = tuple(difference(*pair) for pair in zip(self.weights, reference, strict=True))
         seconds = float(np.median(self.seconds[1:] or self.seconds))
         return Row(name, tuple(self.losses), float(np.mean(right)), differences, seconds)
+
+
+def main(argv: list[str] | None = None) -> list[Row]:
+    """Read the arguments, and run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=30, help="of every run (default: 30)")
+    parser.add_argument("--quick", action="store_true", help="2 epochs")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
+    arguments = parser.parse_args(argv)
+    return run(2 if arguments.quick else arguments.epochs, arguments.out)
 
 
 def run(epochs: int, out: Path | str) -> list[Row]:
@@ -129,7 +133,7 @@ def run(epochs: int, out: Path | str) -> list[Row]:
         reference = reference or diary.weights
         rows.append(diary.row(name, test_rows, reference))
         print(f"  {name}: loss {rows[-1].losses[-1]:.5f}, {sum(diary.seconds):.1f} s", flush=True)
-    print(f"\n{table(rows)}\n\n{_NOTES}\n\nPicture: {picture(rows, Path(out))}")
+    print(f"\n{table(rows)}\n\n{NOTES}\n\nPicture: {picture(rows, Path(out))}")
     print(
         "You have seen: however a batch is cut, stopped or looped over, the update is the same but "
         "for rounding."
@@ -180,7 +184,7 @@ def difference(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
 def _fit(microbatch_size: int) -> Callable:
     def train(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
         x, y, weight = rows
-        trainer = Trainer(model, microbatch_size=microbatch_size, seed=_SEED)
+        trainer = ws.Trainer(model, microbatch_size=microbatch_size, seed=_SEED)
         trainer.fit(x, y, _BATCH, epochs, sample_weight=weight, callbacks=[diary], verbose=0)
 
     return train
@@ -189,8 +193,8 @@ def _fit(microbatch_size: int) -> Callable:
 def _own_loop(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
     diary.set_model(model)
     diary.on_epoch_begin(0)
-    batches = Batches(rows, _BATCH, seed=_SEED)
-    for step in Trainer(model, microbatch_size=6).steps(batches, epochs):
+    batches = ws.Batches(rows, _BATCH, seed=_SEED)
+    for step in ws.Trainer(model, microbatch_size=6).steps(batches, epochs):
         if step.batch == len(batches) - 1:
             diary.on_epoch_end(step.epoch, step.logs)
             diary.on_epoch_begin(step.epoch + 1)
@@ -231,14 +235,14 @@ def _until_killed(start: list[np.ndarray], rows: tuple, epochs: int, folder: str
 
 def _saved(model: keras.Model, rows: tuple, epochs: int, callbacks: list, folder: str) -> None:
     x, y, weight = rows
-    checkpoints = Checkpoints(folder, every_steps=5)
+    checkpoints = ws.Checkpoints(folder, every_steps=5)
     how = {
         "sample_weight": weight,
         "callbacks": callbacks,
         "verbose": 0,
         "checkpoints": checkpoints,
     }
-    Trainer(model, seed=_SEED).fit(x, y, _BATCH, epochs, **how)
+    ws.Trainer(model, seed=_SEED).fit(x, y, _BATCH, epochs, **how)
 
 
 def _keras(batch_size: int, accumulation: int | None = None) -> Callable:
@@ -248,7 +252,7 @@ def _keras(batch_size: int, accumulation: int | None = None) -> Callable:
 
     def train(model: keras.Model, rows: tuple, epochs: int, diary: Diary) -> None:
         model.compile(network(accumulation).optimizer, model.loss)
-        batches = Batches(rows, _BATCH, seed=_SEED)
+        batches = ws.Batches(rows, _BATCH, seed=_SEED)
         for epoch in range(epochs):
             order = np.concatenate([batches.rows(epoch, step) for step in range(len(batches))])
             x, y, weight = (leaf[order] for leaf in rows)
@@ -270,64 +274,5 @@ _RUNS: dict[str, Callable] = {
 }
 
 
-# ---- the output ----
-
-
-def table(rows: list[Row]) -> str:
-    """Return the runs as a table, with the loss of a few epochs."""
-    last = len(rows[0].losses) - 1
-    shown = sorted({0, last // 4, last // 2, last})
-    titles = [*(f"loss {i + 1}" for i in shown), "accuracy", "difference", "s/epoch"]
-    lines = [f"{'':41}" + "".join(f"{title:>11}" for title in titles)]
-    for row in rows:
-        losses = "".join(f"{row.losses[i]:11.5f}" for i in shown)
-        lines.append(
-            f"{row.name:41}{losses}{row.accuracy:11.2%}{row.differences[-1]:11.1e}{row.seconds:11.3f}"
-        )
-    return "\n".join(lines)
-
-
-def picture(rows: list[Row], out: Path) -> Path:
-    """Plot the differences of losses and parameters from the first run's; return the path of the
-    picture.
-    """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.4), layout="constrained", sharey=True)
-    whole = np.asarray(rows[0].losses)
-    epochs = np.arange(1, len(whole) + 1)
-    for i, row in enumerate(rows[1:], start=1):
-        style = {
-            "label": row.name,
-            "linewidth": 7 - i,
-            "color": f"C{i}",
-            "marker": "." if len(epochs) < 3 else None,
-        }
-        left.plot(epochs, np.maximum(np.abs(row.losses - whole) / whole, _FLOOR), **style)
-        right.plot(epochs, np.maximum(row.differences, _FLOOR), **style)
-    left.set(
-        xlabel="epoch",
-        ylabel="relative difference (0 is drawn at 1e-8)",
-        yscale="log",
-        ylim=(_FLOOR / 2, 10),
-    )
-    left.set_title("How far the reported losses are from the first run's")
-    right.set(xlabel="epoch", title="How far the parameters are: max|a - b| / max|b|")
-    inset = left.inset_axes((0.55, 0.76, 0.42, 0.22))
-    inset.plot(epochs, whole, color="C0")
-    inset.set(yscale="log", xticks=[], title=None)
-    inset.annotate(
-        "loss of the first run",
-        (0.97, 0.9),
-        xycoords="axes fraction",
-        ha="right",
-        va="top",
-        fontsize=8,
-    )
-    inset.tick_params(which="both", labelsize=7)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"digits-{keras.backend.backend()}.png"
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+if __name__ == "__main__":
+    main()
