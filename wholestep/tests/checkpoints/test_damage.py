@@ -21,9 +21,9 @@ import wholestep as ws
 from wholestep import cli
 from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import store
-from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.resume import newest, read_one
+from wholestep.checkpoints.shared_folder import SharedFolder
 from wholestep.errors import DamagedError
 from wholestep.processes import SingleProcess
 
@@ -142,7 +142,7 @@ def test_whoever_reads_beside_a_writer_sees_whole_checkpoints(folder, times):
         try:
             while not is_over.is_set() or len(seen) < times:
                 found = newest(
-                    CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False
+                    SharedFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False
                 )
                 assert found.aside == []
                 equal(found.snapshot.arrays, arrays(found.manifest.step))
@@ -201,7 +201,7 @@ def verify_by_command(folder, tmp_path):
 
 
 def restore_newest(folder, tmp_path):
-    found = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
+    found = newest(SharedFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
     assert found.aside == []
     return found.snapshot.facts["value"], found.snapshot.arrays
 
@@ -283,7 +283,7 @@ def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(folder, 
         folder.remove(2)
 
     once(monkeypatch, carrier, "opened", go_on)
-    found = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
+    found = newest(SharedFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
     assert (found.manifest.step, found.aside) == (3, [])  # not the older 1, which is good
     equal(found.snapshot.arrays, numbers(3))
 

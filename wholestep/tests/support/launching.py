@@ -31,7 +31,7 @@ def begin(num, *arguments, patience=4, devices=1):
         "launch",
         "-n",
         str(num),
-        str(HERE / "processes.py"),
+        str(HERE / "launched.py"),
         *arguments,
     ]
     return subprocess.Popen(

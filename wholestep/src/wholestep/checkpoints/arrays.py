@@ -28,7 +28,7 @@ from wholestep.checkpoints.files import (
     read_into,
     write_all,
 )
-from wholestep.checkpoints.pieces import Numbers, Piece
+from wholestep.checkpoints.shards import Numbers, Shard
 from wholestep.errors import CheckpointError, DamagedError
 
 DTYPES = {
@@ -46,7 +46,7 @@ _MOST_RANK = 32
 
 
 @dataclass(frozen=True)
-class FileFacts:
+class FileInfo:
     """The name, size and digest of a written file."""
 
     name: str
@@ -127,7 +127,7 @@ def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
     return files
 
 
-def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf]]:
+def write(path: Path, contents: Iterable[Content]) -> tuple[FileInfo, list[Leaf]]:
     """Write and sync a new file of these arrays; return its description and its leaves."""
     entries: dict[str, dict[str, Any]] = {}
     ends = 0
@@ -156,10 +156,10 @@ def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf
             leaves.append(Leaf(name, array.shape, dtype, path.name, offset, own, of, at))
             write_all(file, content)
             offset += array.nbytes
-    return FileFacts(path.name, offset, digest.hexdigest()), leaves
+    return FileInfo(path.name, offset, digest.hexdigest()), leaves
 
 
-def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np.ndarray]:
+def read(folder: Path, facts: FileInfo, leaves: Iterable[Leaf]) -> dict[str, np.ndarray]:
     """Return the arrays of a file, after verifying every byte."""
     path = folder / facts.name
     ordered = sorted(leaves, key=lambda leaf: leaf.offset)
@@ -177,7 +177,7 @@ def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np
     return arrays
 
 
-def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[tuple[Leaf, Piece]]:
+def open_pieces(folder: Path, facts: FileInfo, leaves: Iterable[Leaf]) -> list[tuple[Leaf, Shard]]:
     """Return the pieces of a file; each use of a piece reads and verifies it.
 
     The file stays open while a piece exists, so the pieces outlive a removal of the checkpoint.
@@ -193,22 +193,22 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
         return array
 
     weakref.finalize(read, close, file)
-    return [(leaf, Piece(leaf.begin or (), leaf.shape, partial(read, leaf))) for leaf in leaves]
+    return [(leaf, Shard(leaf.begin or (), leaf.shape, partial(read, leaf))) for leaf in leaves]
 
 
-def verify(folder: Path, facts: FileFacts) -> None:
+def verify(folder: Path, facts: FileInfo) -> None:
     """Read a file, and compare its digest with the recorded digest."""
     for _ in chunks(folder, facts):
         pass
 
 
-def chunks(folder: Path, facts: FileFacts) -> Iterator[bytes]:
+def chunks(folder: Path, facts: FileInfo) -> Iterator[bytes]:
     """Yield the content of a file, see `checked`."""
     with opened(folder / facts.name, nbytes=facts.nbytes) as file:
         yield from checked(iter(partial(os.read, file, 1 << 22), b""), facts)
 
 
-def checked(content: Iterable[bytes], facts: FileFacts) -> Iterator[bytes]:
+def checked(content: Iterable[bytes], facts: FileInfo) -> Iterator[bytes]:
     """Yield the content of a file; a DamagedError at its end if its digest differs from the
     recorded digest.
     """
@@ -219,7 +219,7 @@ def checked(content: Iterable[bytes], facts: FileFacts) -> Iterator[bytes]:
     _check(facts.name, digest.hexdigest(), facts.digest)
 
 
-def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
+def check_leaves(facts: list[FileInfo], leaves: list[Leaf]) -> None:
     """Refuse leaves that do not fill files of these sizes: a file is its header and its arrays,
     without a gap.
     """

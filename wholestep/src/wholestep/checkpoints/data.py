@@ -1,18 +1,18 @@
 """The data of a resumed run: check that they are the same, and move them to the saved position."""
 
-from wholestep.checkpoints.place import DataPlace, Place, other_run, way_out
+from wholestep.checkpoints.position import CallPosition, DataPosition, other_run, way_out
 from wholestep.data import Batches, digest_of, layout_of
 from wholestep.errors import BatchError, SpecificationError, message
 
 
-def note(data: DataPlace, batches: Batches) -> None:
+def note(data: DataPosition, batches: Batches) -> None:
     """Record the position of the batches."""
     data.position = batches.position
     data.num_batches = batches.num_batches
 
 
 def check_goes_on(
-    place: Place, data: DataPlace, call: str, batches: Batches, source: str = ""
+    place: CallPosition, data: DataPosition, call: str, batches: Batches, source: str = ""
 ) -> None:
     """Refuse a call, or data, that cannot resume the run in the middle of its interrupted call.
 
@@ -71,7 +71,7 @@ def unlike(before: dict[str, str], here: dict[str, str]) -> list[str]:
     return told
 
 
-def go_to(data: DataPlace, batches: Batches) -> None:
+def advance_to(data: DataPosition, batches: Batches) -> None:
     """Move the batches to the saved position.
 
     Raises:

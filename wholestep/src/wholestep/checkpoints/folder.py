@@ -29,15 +29,15 @@ from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import files as disk
 from wholestep.checkpoints import manifest as manifests
 from wholestep.checkpoints.address import Address
-from wholestep.checkpoints.arrays import FileFacts, Leaf
+from wholestep.checkpoints.arrays import FileInfo, Leaf
 from wholestep.checkpoints.files import Lock, created, on_disk, sync_folder
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.pieces import Numbers, Piece, Pieces
+from wholestep.checkpoints.shards import Numbers, Shard, ShardedArray
 from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message
 
 Arrays = Mapping[str, Numbers]
 Facts = Mapping[str, Any]
-Chunks = Callable[[FileFacts], Iterator[bytes]]  # the verified content of a file
+Chunks = Callable[[FileInfo], Iterator[bytes]]  # the verified content of a file
 
 # Names of the folders that the library makes. Each holds a file that the library names, or nothing.
 NUMBER = r"(?:[0-9]{8}|[1-9][0-9]{8,17})"
@@ -182,13 +182,13 @@ class Folder:
 
     def fill(
         self, token: str, step: int, arrays: Arrays, share: tuple[int, int] = (0, 1)
-    ) -> tuple[list[FileFacts], list[Leaf]]:
+    ) -> tuple[list[FileInfo], list[Leaf]]:
         """Write arrays for the checkpoint of a step, and return their locations.
 
         It exists after its `commit`; after an error, `discard` its token.
         """
         new = self._new(token)
-        files = list[FileFacts]()
+        files = list[FileInfo]()
         leaves = list[Leaf]()
         contents = [
             content
@@ -326,7 +326,7 @@ class Folder:
     def chunks(self, step: int) -> Chunks:
         """Return the function that yields the verified content of a file of a checkpoint."""
 
-        def chunks(file: FileFacts) -> Iterator[bytes]:
+        def chunks(file: FileInfo) -> Iterator[bytes]:
             with self._reading(step):
                 yield from carrier.chunks(self.path(step), file)
 
@@ -355,7 +355,7 @@ class Folder:
         step = manifest.step
         path = self.path(step)
         arrays = dict[str, Numbers]()
-        pieces = dict[str, list[Piece]]()
+        pieces = dict[str, list[Shard]]()
         in_file: dict[str, list[Leaf]] = {file.name: [] for file in manifest.files}
         for leaf in manifest.leaves:
             in_file[leaf.file].append(leaf)
@@ -374,7 +374,7 @@ class Folder:
         whole = manifest.arrays
         for name, found in pieces.items():
             shape, dtype = whole[name]
-            arrays[name] = Pieces(shape, carrier.DTYPES[dtype], found)
+            arrays[name] = ShardedArray(shape, carrier.DTYPES[dtype], found)
         return arrays
 
     def _reading(self, step: int) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import xxhash
 
-from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
+from wholestep.checkpoints.arrays import FileInfo, Leaf, check_leaves
 from wholestep.checkpoints.files import created, write_all
 from wholestep.errors import CheckpointError, DamagedError, message
 
@@ -43,7 +43,7 @@ class Manifest:
 
     # the number in its name: the number of updates, or more if a loss scale has counted back
     step: int
-    files: list[FileFacts]  # the files of arrays
+    files: list[FileInfo]  # the files of arrays
     leaves: list[Leaf]  # the arrays in the files
     facts: dict[str, Any]  # the state of the training besides the arrays, as JSON
     rest: dict[str, Any]  # all other entries
@@ -106,17 +106,17 @@ def parse(content: bytes, folder: object) -> Manifest:
     return Manifest(step, files, leaves, facts, rest)
 
 
-def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
+def as_said(part: FileInfo | Leaf) -> dict[str, Any]:
     """Return the manifest entry of a file, or of an array in a file, as JSON."""
     said = {key: value for key, value in vars(part).items() if value is not None}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
 
 
-def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
+def parts(said: Mapping[str, Any]) -> tuple[list[FileInfo], list[Leaf]]:
     """Return the files of a manifest, and the arrays in them; a KeyError, TypeError or ValueError
     for a wrong entry.
     """
-    files = parsed(list[FileFacts], said["files"])
+    files = parsed(list[FileInfo], said["files"])
     leaves = parsed(list[Leaf], said["leaves"])
     for part, name in [
         *((file, file.name) for file in files),
@@ -199,8 +199,8 @@ def parsed(kind: Any, said: Any) -> Any:
     """Return JSON as a value of a type. Names that a dataclass lacks, as from a later release, are
     dropped.
 
-    >>> parsed(FileFacts, {"name": "a", "nbytes": 3, "digest": "0", "news": 1})
-    FileFacts(name='a', nbytes=3, digest='0')
+    >>> parsed(FileInfo, {"name": "a", "nbytes": 3, "digest": "0", "news": 1})
+    FileInfo(name='a', nbytes=3, digest='0')
     >>> parsed(tuple[int, ...] | None, [0, 3])
     (0, 3)
 

@@ -15,7 +15,6 @@ import keras
 
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints.arrays import DTYPES
-from wholestep.checkpoints.common import CommonFolder, slowly
 from wholestep.checkpoints.configuration import (
     Settings,
     changed_settings,
@@ -32,10 +31,11 @@ from wholestep.checkpoints.files import on_disk
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.paths import reading, runs_inside
-from wholestep.checkpoints.pieces import Numbers, hollow
-from wholestep.checkpoints.place import other_run, way_out
+from wholestep.checkpoints.position import other_run, way_out
 from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
+from wholestep.checkpoints.shards import Numbers, hollow
+from wholestep.checkpoints.shared_folder import SharedFolder, slowly
+from wholestep.checkpoints.snapshot import RunFacts, Snapshot, from_json
 from wholestep.checkpoints.store import AnyFolder, Store, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect, num_replicas
@@ -68,7 +68,7 @@ class Found:
 
 
 def newest(
-    common: CommonFolder,
+    common: SharedFolder,
     check: Callable[[Snapshot, Manifest], None],
     *,
     sets_aside: bool,
@@ -179,7 +179,7 @@ def read_one(
         check(snapshot)
 
     def read(folder: Folder) -> Found | None:
-        common = CommonFolder(folder, processes)
+        common = SharedFolder(folder, processes)
         address = str(source.folder)
         return newest(common, check_found, sets_aside=False, step=step, source=address)
 
@@ -239,12 +239,12 @@ def _lacking(source: AnyFolder) -> str:
 
 
 @dataclass
-class Start:
+class ResumePoint:
     """The point from which a call of `fit` or `steps` starts or resumes."""
 
     asked: Checkpoints
     run: Run
-    common: CommonFolder
+    common: SharedFolder
     call: str
     batches: Batches
     model: keras.Model
@@ -432,7 +432,7 @@ def differences_of(
     told = [f"changed environment: {otherwise}"] if otherwise else []
     changed = changed_settings(rest.get("settings") or script.settings, script.settings)
     if watch is not None:
-        state = put_together(facts["also"].get("callbacks"), found.snapshot.arrays)
+        state = from_json(facts["also"].get("callbacks"), found.snapshot.arrays)
         changed += watch.changes(state)
         anew = anew + watch.unknown
     anew = anew + [path for path in script.own if path not in (facts.get("own") or {})]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from wholestep.checkpoints.address import Location, as_location, is_remote
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.place import Keeps
+from wholestep.checkpoints.position import Stateful
 from wholestep.checkpoints.store import AnyFolder, find
 from wholestep.checks import count, is_count, is_number
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
@@ -84,7 +84,7 @@ class Checkpoints:
     keep_best: tuple[str, int] | tuple[str, int, str] | None = None
     resume: bool = True
     learning_rate: float | None = None
-    also: Mapping[str, Keeps] | None = None
+    also: Mapping[str, Stateful] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from wholestep.checkpoints import manifest as manifests
 from wholestep.checkpoints.address import Address, Location, is_remote
-from wholestep.checkpoints.arrays import FileFacts, checked
+from wholestep.checkpoints.arrays import FileInfo, checked
 from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate, settled, verified
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.errors import (
@@ -143,7 +143,7 @@ class Store:
         """Return the function that yields the verified content of a file of a checkpoint."""
         return partial(self._chunks, self.path(step))
 
-    def _chunks(self, path: Address, file: FileFacts) -> Iterator[bytes]:
+    def _chunks(self, path: Address, file: FileInfo) -> Iterator[bytes]:
         path = path / file.name
         if (size := self._ask(path, "info")["size"]) != file.nbytes:
             raise DamagedError(f"{file.name} must have {file.nbytes} bytes. It has {size}.")
@@ -238,7 +238,7 @@ class Store:
         key = self._key(path)
         content = manifests.rendered(manifest)
 
-        def write(file: FileFacts) -> None:
+        def write(file: FileInfo) -> None:
             self._make_folder(key)
             with self._files.open(f"{key}/{file.name}", "wb") as out:
                 for chunk in chunks(file):

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from wholestep import errors
 from wholestep.checkpoints.address import Location, as_location, is_remote
-from wholestep.checkpoints.arrays import FileFacts, Leaf, check_dtype
+from wholestep.checkpoints.arrays import FileInfo, Leaf, check_dtype
 from wholestep.checkpoints.files import Lock, on_disk
 from wholestep.checkpoints.folder import Arrays, Folder
 from wholestep.checkpoints.manifest import Manifest, as_said, parts
 from wholestep.checkpoints.paths import check_run_folder
-from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
+from wholestep.checkpoints.shards import Numbers, ShardedArray, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
 from wholestep.checkpoints.store import STORE, AnyFolder, Store, publish, pull, push
-from wholestep.checkpoints.writer import Room
+from wholestep.checkpoints.writer import CopyBuffers
 from wholestep.errors import CheckpointError, SpecificationError, WholestepError, message
 from wholestep.processes import Exchange, Processes
 
@@ -36,7 +36,7 @@ _SECONDS = 1.0  # between two exchanges
 _MOST = 1 << 6  # boundaries between two exchanges
 
 
-class Signs(NamedTuple):
+class BoundaryFlags(NamedTuple):
     """The reasons to save at a boundary."""
 
     terminated: bool  # SIGTERM has come
@@ -44,7 +44,7 @@ class Signs(NamedTuple):
     late: bool  # `every_seconds` have passed
 
 
-class Together:
+class Consensus:
     """Calls that all processes of a run make in the same order, and that fail in all if one fails.
 
     If a call fails, its process raises its error, and the others a WholestepError. `what` describes
@@ -76,7 +76,7 @@ class Together:
         found = self.all(call if self.exchange.index == 0 else lambda: None, what)
         return self.exchange.broadcast(found, what)  # type: ignore[return-value]
 
-    def ask(self, boundary: str, signs: Signs, *, now: bool = False) -> Signs:
+    def ask(self, boundary: str, signs: BoundaryFlags, *, now: bool = False) -> BoundaryFlags:
         """Return the signs that are set in any process; `late` is process 0's.
 
         Several processes exchange their signs about once a second, or `now`; in between, no sign is
@@ -86,11 +86,13 @@ class Together:
             return signs
         pause = self._pauses.setdefault(boundary, _Pause())
         if not pause.is_over and not now:
-            return Signs(terminated=False, failed=False, late=False)
+            return BoundaryFlags(terminated=False, failed=False, late=False)
         since = time.monotonic() - pause.since
         told = self.exchange.all_gather([*signs, since], f"asking for reasons to save {boundary}")
         pause.begin(told[0][3])
-        return Signs(any(each[0] for each in told), any(each[1] for each in told), bool(told[0][2]))
+        return BoundaryFlags(
+            any(each[0] for each in told), any(each[1] for each in told), bool(told[0][2])
+        )
 
 
 class _Pause:
@@ -133,11 +135,11 @@ def _raised(said: list[str], process: int) -> WholestepError:
     return kind(f"Process {process}: {said[1] if is_ours else ': '.join(said)}")
 
 
-class Deal:
+class WriteShares:
     """Assign each array that all processes hold to the process with the fewest bytes to write so
     far.
 
-    >>> first, second = Deal(0, 2), Deal(1, 2)
+    >>> first, second = WriteShares(0, 2), WriteShares(1, 2)
     >>> [(first.takes(nbytes), second.takes(nbytes)) for nbytes in (10, 4, 4, 8)]
     [(True, False), (False, True), (False, True), (False, True)]
     """
@@ -155,7 +157,7 @@ class Deal:
         return least == self._index
 
 
-class CommonFolder:
+class SharedFolder:
     """A folder of checkpoints, the same in all processes, and a store with copies of them, if there
     is one.
     """
@@ -171,7 +173,7 @@ class CommonFolder:
         self.folder = folder
         self.store = store
         self.is_temporary = is_temporary
-        self.together = Together(processes)
+        self.together = Consensus(processes)
         self._processes = processes
         self._lock: Lock | None = None
         self._aside = self.together
@@ -182,7 +184,7 @@ class CommonFolder:
     @classmethod
     def of(
         cls, path: Location, processes: Processes, local: Location | None = None
-    ) -> "CommonFolder":
+    ) -> "SharedFolder":
         """Return the folder of a path; for the address of a store, a local folder with copies in
         the store.
         """
@@ -216,7 +218,7 @@ class CommonFolder:
             raise
         self._token = json.loads(self._owner)["token"]
         self._num = 0
-        self._aside = Together(self._processes.aside(self._token))
+        self._aside = Consensus(self._processes.aside(self._token))
 
     def _take(self) -> str:
         for each in self.folders:
@@ -277,11 +279,11 @@ class CommonFolder:
             push(self.folder, step, self.store)
             self.is_temporary = was_temporary
 
-    def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
+    def copies(self, room: CopyBuffers) -> Callable[[str, Any], Numbers]:
         """Return the function that copies arrays into a room, in writing order; hollow if others
         write them.
         """
-        deal = Deal(*self.together.share)
+        deal = WriteShares(*self.together.share)
 
         def copied(name: str, value: Any) -> Numbers:
             is_others = (
@@ -295,11 +297,11 @@ class CommonFolder:
         """Return the arrays that this process writes: pieces, its share of full arrays, on process
         0 the metadata.
         """
-        deal = Deal(*self.together.share)
+        deal = WriteShares(*self.together.share)
 
         def is_own(name: str, numbers: Numbers) -> bool:
             is_first = self._processes.index == 0
-            return isinstance(numbers, Pieces) or (
+            return isinstance(numbers, ShardedArray) or (
                 is_first if name.startswith(FACTS) else deal.takes(numbers.nbytes)
             )
 
@@ -334,7 +336,7 @@ class CommonFolder:
             if not k.startswith(FACTS)
         }
 
-        def fill() -> tuple[list[FileFacts], list[Leaf]]:
+        def fill() -> tuple[list[FileInfo], list[Leaf]]:
             self._check_held()
             return folder.fill(token, manifest.step, self._own(arrays), aside.share)
 

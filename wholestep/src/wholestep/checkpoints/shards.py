@@ -11,7 +11,7 @@ from wholestep.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Piece:
+class Shard:
     """A part of an array."""
 
     begin: tuple[int, ...]  # its start along every axis
@@ -21,17 +21,17 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ShardedArray:
     """An array whose pieces this process holds, or can read.
 
-    >>> halves = [Piece((i,), (2,), lambda i=i: np.arange(i, i + 2)) for i in (0, 2)]
-    >>> Pieces((4,), np.dtype(int), halves)[1:3]
+    >>> halves = [Shard((i,), (2,), lambda i=i: np.arange(i, i + 2)) for i in (0, 2)]
+    >>> ShardedArray((4,), np.dtype(int), halves)[1:3]
     array([1, 2])
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    pieces: list[Piece]
+    pieces: list[Shard]
 
     def __getitem__(self, index: Any) -> np.ndarray:
         """Return a part of the array, joined from the pieces; `...` for the full array."""
@@ -61,7 +61,7 @@ def _moved(bounds: list[tuple[int, int]], origin: Sequence[int]) -> tuple[slice,
     )
 
 
-Numbers: TypeAlias = np.ndarray | Pieces
+Numbers: TypeAlias = np.ndarray | ShardedArray
 
 
 def is_whole(value: Any) -> bool:
@@ -80,17 +80,17 @@ def on_host(value: Any) -> Numbers:
     """
     if is_whole(value):
         return np.asarray(value)
-    pieces: dict[tuple[Any, ...], Piece] = {}
+    pieces: dict[tuple[Any, ...], Shard] = {}
     for shard in value.addressable_shards:
         begin = tuple(
             part.indices(size)[0] for part, size in zip(shard.index, value.shape, strict=True)
         )
         known = pieces.get(begin)
         if known is None or shard.replica_id == 0:
-            pieces[begin] = Piece(
+            pieces[begin] = Shard(
                 begin, shard.data.shape, partial(np.asarray, shard.data), shard.replica_id == 0
             )
-    return Pieces(tuple(value.shape), np.dtype(value.dtype), list(pieces.values()))
+    return ShardedArray(tuple(value.shape), np.dtype(value.dtype), list(pieces.values()))
 
 
 def copied(

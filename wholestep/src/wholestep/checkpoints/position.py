@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Keeps(Protocol):
+class Stateful(Protocol):
     """State that is saved with a run: callbacks, and the objects of a custom loop."""
 
     def get_state(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def way_out(source: str, way: str) -> str:
 
 
 @dataclass
-class Place:
+class CallPosition:
     """The position of a call of `fit` or `steps`."""
 
     call: str = ""  # "fit" or "steps"; empty between calls
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass
-class DataPlace:
+class DataPosition:
     """The position of a run in its data."""
 
     position: tuple[int, int] = (0, 0)  # the epoch and the number of the next batch in it

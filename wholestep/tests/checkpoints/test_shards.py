@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import wholestep as ws
 from wholestep.checkpoints import manifest as manifests
-from wholestep.checkpoints.common import Deal
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.pieces import copied, is_whole, on_host
+from wholestep.checkpoints.shards import copied, is_whole, on_host
+from wholestep.checkpoints.shared_folder import WriteShares
 
 
 @given(st.data())
@@ -88,7 +88,7 @@ def test_the_pieces_of_an_array_over_processes_are_those_that_this_process_holds
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 100), max_size=40))
 def test_every_array_is_dealt_to_one_process_and_none_has_much_more_than_another(count, sizes):
-    deals = [Deal(index, count) for index in range(count)]
+    deals = [WriteShares(index, count) for index in range(count)]
     taken = [[deal.takes(nbytes) for deal in deals] for nbytes in sizes]
     assert all(sum(row) == 1 for row in taken)
     nbytes = [
