@@ -17,7 +17,7 @@ import pytest
 from folders import LITTER, NUMBERS, RNG, cut, equal, newest_in, some
 
 import wholestep as ws
-from wholestep.checkpoints import arrays as carrier
+from wholestep.checkpoints import safetensors
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder, locate
 from wholestep.checkpoints.manifest import Manifest
@@ -60,7 +60,7 @@ def test_arrays_that_do_not_lie_in_order_are_written_in_order(folder):
 
 
 def test_many_bytes_go_in_several_files(folder, monkeypatch):
-    monkeypatch.setattr(carrier, "_MOST_BYTES", 100)
+    monkeypatch.setattr(safetensors, "_MOST_BYTES", 100)
     kept = {str(i): np.full(i * 10, i, "uint8") for i in range(1, 16)}
     path = folder.write(1, kept, {})
     assert len(list(path.glob("*.safetensors"))) > 5
@@ -170,7 +170,7 @@ DAMAGES = [truncated, bit_flipped, page_zeroed, deleted, extended, stale, swappe
 @pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.large)])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_every_damage_is_found_and_the_next_older_is_taken(folder, damage, times, monkeypatch):
-    monkeypatch.setattr(carrier, "_MOST_BYTES", 9000)
+    monkeypatch.setattr(safetensors, "_MOST_BYTES", 9000)
     kept = {step: {str(i): RNG.normal(size=(1000,)) + step for i in range(3)} for step in (1, 2)}
     for step, arrays in kept.items():
         folder.write(step, arrays, {"step": step})
@@ -288,7 +288,7 @@ def test_the_full_shapes_of_pieces_are_found_once(folder, monkeypatch):
 
 def test_arrays_that_are_not_wanted_are_refused_before_they_are_read(folder, monkeypatch):
     folder.write(1, some(), {})
-    monkeypatch.setattr(carrier, "read", lambda *_: pytest.fail("an array was read"))
+    monkeypatch.setattr(safetensors, "read", lambda *_: pytest.fail("an array was read"))
 
     def refuse(manifest):
         raise ws.SpecificationError(f"not these {len(manifest.leaves)}")

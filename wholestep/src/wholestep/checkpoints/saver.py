@@ -14,7 +14,6 @@ import keras
 
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import settings
-from wholestep.checkpoints.arrays import check_dtype
 from wholestep.checkpoints.configuration import Settings, environment
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.position import Stateful
@@ -25,6 +24,7 @@ from wholestep.checkpoints.resume import (
     Span,
     settings_of_script,
 )
+from wholestep.checkpoints.safetensors import check_dtype
 from wholestep.checkpoints.settings import Checkpoints, Value
 from wholestep.checkpoints.shards import Numbers
 from wholestep.checkpoints.shared_folder import BoundaryFlags, SharedFolder, slowly

@@ -1,5 +1,6 @@
-"""Arrays that are sharded over processes, and the choice of the process that writes each."""
+"""Arrays that are sharded over processes."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from wholestep.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of an array."""
+    """A piece of an array."""
 
     begin: tuple[int, ...]  # its start along every axis
     shape: tuple[int, ...]  # the shape of the piece
@@ -31,34 +32,34 @@ class ShardedArray:
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    pieces: list[Shard]
+    shards: list[Shard]
 
     def __getitem__(self, index: Any) -> np.ndarray:
         """Return a part of the array, joined from the pieces; `...` for the full array."""
-        given = () if index is ... else index if isinstance(index, tuple) else (index,)
-        slices = (*given, *(slice(None) for _ in self.shape[len(given) :]))
-        spans = [part.indices(size)[:2] for part, size in zip(slices, self.shape, strict=True)]
-        bounds = [(begin, max(begin, end)) for begin, end in spans]
-        found = np.empty([end - begin for begin, end in bounds], self.dtype)
-        missing = found.size
-        for piece in self.pieces:
-            spans = list(zip(bounds, piece.begin, piece.shape, strict=True))
-            common = [(max(begin, at), min(end, at + size)) for (begin, end), at, size in spans]
-            if all(first < last for first, last in common):
-                to = _moved(common, [begin for begin, _ in bounds])
-                found[to] = piece.read()[_moved(common, piece.begin)]
-                missing -= found[to].size
+        parts = () if index is ... else index if isinstance(index, tuple) else (index,)
+        parts += (slice(None),) * (len(self.shape) - len(parts))
+        spans = [range(size)[part] for size, part in zip(self.shape, parts, strict=True)]
+        joined = np.empty([len(span) for span in spans], self.dtype)
+        missing = joined.size
+        for shard in self.shards:
+            bounds = zip(spans, shard.begin, shard.shape, strict=True)
+            common = [
+                range(max(span.start, begin), min(span.stop, begin + size))
+                for span, begin, size in bounds
+            ]
+            if all(common):
+                target = _slices(common, [span.start for span in spans])
+                joined[target] = shard.read()[_slices(common, shard.begin)]
+                missing -= math.prod(map(len, common))
         if missing:
-            raise CheckpointError(
-                f"An array must have all its pieces. {missing} numbers of {found.size} are missing."
-            )
-        return found
+            must = "An array must have all its pieces."
+            raise CheckpointError(f"{must} {missing} numbers of {joined.size} are missing.")
+        return joined
 
 
-def _moved(bounds: list[tuple[int, int]], origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(
-        slice(first - at, last - at) for (first, last), at in zip(bounds, origin, strict=True)
-    )
+def _slices(spans: list[range], origin: Sequence[int]) -> tuple[slice, ...]:
+    pairs = zip(spans, origin, strict=True)
+    return tuple(slice(span.start - begin, span.stop - begin) for span, begin in pairs)
 
 
 Numbers: TypeAlias = np.ndarray | ShardedArray
@@ -75,42 +76,36 @@ def hollow(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def on_host(value: Any) -> Numbers:
-    """Return a tensor as numpy, without a copy on a CPU; for a tensor sharded over processes, its
-    pieces.
-    """
+    """Return a tensor as numpy, on a CPU without a copy; for a sharded tensor, its pieces here."""
     if is_whole(value):
         return np.asarray(value)
-    pieces: dict[tuple[Any, ...], Shard] = {}
+    shards: dict[tuple[int, ...], Shard] = {}
     for shard in value.addressable_shards:
-        begin = tuple(
-            part.indices(size)[0] for part, size in zip(shard.index, value.shape, strict=True)
-        )
-        known = pieces.get(begin)
-        if known is None or shard.replica_id == 0:
-            pieces[begin] = Shard(
-                begin, shard.data.shape, partial(np.asarray, shard.data), shard.replica_id == 0
-            )
-    return ShardedArray(tuple(value.shape), np.dtype(value.dtype), list(pieces.values()))
+        parts = zip(shard.index, value.shape, strict=True)
+        begin = tuple(part.indices(size)[0] for part, size in parts)
+        is_own = shard.replica_id == 0
+        if is_own or begin not in shards:
+            read = partial(np.asarray, shard.data)
+            shards[begin] = Shard(begin, shard.data.shape, read, is_own)
+    return ShardedArray(tuple(value.shape), np.dtype(value.dtype), list(shards.values()))
 
 
 def copied(
     numbers: Numbers, copy: Callable[[str, np.ndarray], np.ndarray], *, are_own: bool
 ) -> Numbers:
-    """Return a copy of an array, or of its pieces; if `are_own`, only of the pieces that this
-    process writes.
+    """Return a copy of an array, or of its pieces; if `are_own`, of those that this process writes.
 
     Args:
         copy: returns a copy of an array, given a suffix that identifies the piece.
     """
     if isinstance(numbers, np.ndarray):
         return copy("", numbers)
-    pieces = [piece for piece in numbers.pieces if piece.is_own or not are_own]
-    arrays = [copy(str([*piece.begin]), piece.read()) for piece in pieces]
-    kept = [
-        replace(piece, read=partial(np.asarray, array))
-        for piece, array in zip(pieces, arrays, strict=True)
-    ]
-    return replace(numbers, pieces=kept)
+    shards = []
+    for shard in numbers.shards:
+        if shard.is_own or not are_own:
+            array = copy(str([*shard.begin]), shard.read())
+            shards.append(replace(shard, read=partial(np.asarray, array)))
+    return replace(numbers, shards=shards)
 
 
 def own_copy(name: str, value: Any) -> Numbers:

@@ -11,7 +11,7 @@ import numpy as np
 
 from wholestep import engines
 from wholestep.checkpoints.manifest import parsed
-from wholestep.checkpoints.position import CallPosition, DataPosition, other_run, way_out
+from wholestep.checkpoints.position import CallPosition, DataPosition, other_run
 from wholestep.checkpoints.shards import Numbers, ShardedArray
 from wholestep.errors import DamagedError, SpecificationError, message
 from wholestep.model import Findings
@@ -171,32 +171,37 @@ def leaves_of(
         SpecificationError: the snapshot is of other variables: other numbers, shapes or names.
     """
     kept: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
-    for name, held in kept.items():
-        while (array := snapshot.arrays.get(f"{name}/{len(held)}")) is not None:
-            held.append(array)
+    for name, arrays in kept.items():
+        while (array := snapshot.arrays.get(f"{name}/{len(arrays)}")) is not None:
+            arrays.append(array)
     for name, variables in groups.items():
-        known = [(plain(v.path), tuple(v.shape)) for v in variables]
-        paths = snapshot.facts["paths"][name]
-        given = [(plain(path), array.shape) for path, array in zip(paths, kept[name], strict=True)]
-        # variables that an objective assigns come later
-        given = given[: len(known)] if name == "buffers" else given
-        if known != given:
-            saved = [
-                f"{path} of shape {array.shape}"
-                for path, array in zip(paths, kept[name], strict=True)
-            ]
-            held_here = [f"{v.path} of shape {tuple(v.shape)}" for v in variables]
-            pairs = enumerate(zip(saved, held_here, strict=False))
-            differing = [f"{two} (saved: {one})" for i, (one, two) in pairs if given[i] != known[i]]
-            received = "; ".join(differing[:3]) or f"{len(known)} variables (saved: {len(given)})"
-            must = other_run(snapshot.source, f"{_WHOSE[name]} not this one's")
-            attempt = way_out(snapshot.source, "its model, built and compiled in the same way")
-            if name in ("slots", "metrics"):
-                attempt += '; trainer.restore(path, only="weights") takes the weights alone'
-            raise SpecificationError(message(must, received, f"{attempt}."))
+        _check_variables(snapshot, name, variables, kept[name])
         for variable, array in zip(variables, kept[name], strict=False):
             _check_fits(variable, array)
     return kept
+
+
+def _check_variables(
+    snapshot: Snapshot, group: str, variables: list[keras.Variable], arrays: list[Numbers]
+) -> None:
+    """Refuse a snapshot of other variables."""
+    here = [(v.path, tuple(v.shape)) for v in variables]
+    paths = snapshot.facts["paths"][group]
+    saved = [(path, array.shape) for path, array in zip(paths, arrays, strict=True)]
+    if group == "buffers":  # variables that an objective assigns come later
+        saved = saved[: len(here)]
+    differing = [
+        f"{path} of shape {shape} (saved: {other} of shape {saved_shape})"
+        for (path, shape), (other, saved_shape) in zip(here, saved, strict=False)
+        if (plain(path), shape) != (plain(other), saved_shape)
+    ]
+    if differing or len(here) != len(saved):
+        number = f"{len(here)} variables (saved: {len(saved)})"
+        way = "its model, built and compiled in the same way"
+        if group in ("slots", "metrics"):
+            way += '; trainer.restore(path, only="weights") takes the weights alone'
+        why = f"{_WHOSE[group]} not this one's"
+        raise other_run(snapshot.source, why, "; ".join(differing[:3]) or number, f"{way}.")
 
 
 def _check_fits(variable: keras.Variable, array: Numbers) -> None:
