@@ -16,7 +16,7 @@ import xxhash
 
 import wholestep as ws
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.writer import Room, Writer
+from wholestep.checkpoints.writer import CopyBuffers, Writer
 
 _EVERY = 50  # updates between two checkpoints
 # a disk, which the folder for temporary files need not be
@@ -90,7 +90,7 @@ def _updates(trainer: ws.Trainer, data: ws.Batches, num: int, folder: Path | Non
 
 def _hold(trainer: ws.Trainer) -> dict[str, Callable[[int], float]]:
     """A snapshot into room that is kept, against a copy into arrays that have been touched."""
-    room = Room()
+    room = CopyBuffers()
     held = list(trainer.run.snapshot(room.copy).arrays.values())
     copies = [array.copy() for array in held]
     return {
@@ -192,7 +192,7 @@ def _save_ours(path: Path, width: int) -> Save:
     other = _trained(width)
     path.mkdir()
     folder = Folder(path)
-    room = Room()
+    room = CopyBuffers()
     writer = Writer()
 
     def begin(i: int) -> None:

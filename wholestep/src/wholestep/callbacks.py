@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 import keras
 
 from wholestep.checkpoints import (
-    Keeps,
     Snapshot,
+    Stateful,
     differing,
+    from_json,
     go_on_with_file,
     made,
     paired,
     put_back,
-    put_together,
     saved_in,
     starts_anew,
     state_of,
@@ -221,8 +221,8 @@ class CallbackRunner:
     def get_state(self) -> dict[str, Any]:
         """Return the state of Keras' callbacks by attributes, of others by their `get_state()`.
 
-        Callbacks that have received the end of the current epoch come first; `Place.told` is their
-        number.
+        Callbacks that have received the end of the current epoch come first: `CallPosition.told` of
+        them.
         """
         settings_of_all = [settings for _, settings in self.made]
         by_id = dict(zip(map(id, self.callbacks.callbacks), settings_of_all, strict=True))
@@ -245,7 +245,7 @@ class CallbackRunner:
         An epoch is over when all callbacks of the saved run have received its end; new callbacks
         then begin with the next epoch.
         """
-        state = put_together(snapshot.facts["also"].get("callbacks"), snapshot.arrays)
+        state = from_json(snapshot.facts["also"].get("callbacks"), snapshot.arrays)
         places = {} if state is None else self._places(state)
         for callback in self.callbacks.callbacks:
             saved = state["told"][places[id(callback)]][1] if id(callback) in places else {}
@@ -268,7 +268,7 @@ class CallbackRunner:
         return [] if state is None else differing(saved_in(state, self.made), self.made)
 
     @property
-    def keeping(self) -> list[tuple[str, Keeps]]:
+    def keeping(self) -> list[tuple[str, Stateful]]:
         """The callbacks that have a `get_state`, each with its name."""
         return [(type(c).__name__, c) for c in self.callbacks.callbacks if hasattr(c, "get_state")]
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from wholestep import __version__, aliases, backend
-from wholestep.checkpoints import shell
+from wholestep.checkpoints import command
 from wholestep.errors import PeerError, SpecificationError, message
 from wholestep.processes import launch
 
@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"wholestep {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_launch(commands)
-    shell.add_commands(commands)
+    command.add_commands(commands)
     _add_audit(commands)
     text = (
         "Show versions, engine, devices and memory, and reasons why training would be slow: "

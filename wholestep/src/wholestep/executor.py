@@ -16,8 +16,8 @@ from wholestep.ahead import DispatchSize
 from wholestep.checkpoints import (
     Numbers,
     Snapshot,
+    assign_by_path,
     batch_facts,
-    claimed,
     code_facts,
     data_facts,
     leaves_of,
@@ -385,7 +385,7 @@ class Executor:
         known = 0 if run.variables is None else len(run.variables.buffers)
         assert state is not None
         self.context.variables = update.forward.variables
-        self._unclaimed = claimed(self._unclaimed, self.variables.buffers[known:], {})
+        self._unclaimed = assign_by_path(self._unclaimed, self.variables.buffers[known:], {})
         run.set_state(state, self.variables)
         return (
             state

@@ -11,18 +11,18 @@ import keras
 from wholestep.checkpoints import (
     FACTS,
     GROUPS,
-    DataPlace,
-    Keeps,
+    CallPosition,
+    DataPosition,
     Numbers,
-    Place,
     RunFacts,
     Snapshot,
+    Stateful,
+    advance_to,
     check_goes_on,
-    go_to,
+    from_json,
     note,
     own_copy,
-    put_together,
-    taken_apart,
+    to_json,
 )
 from wholestep.data import Batches, layout_of
 from wholestep.errors import SpecificationError, message
@@ -92,11 +92,11 @@ class Run:
     begins: int = EPOCH
     variables: Variables | None = None
     epochs: int = 0
-    place: Place = field(default_factory=Place)
-    data: DataPlace = field(default_factory=DataPlace)
+    place: CallPosition = field(default_factory=CallPosition)
+    data: DataPosition = field(default_factory=DataPosition)
     layout: ReportLayout | None = None
     findings: Findings = field(default_factory=Findings)
-    also: dict[str, Keeps] = field(default_factory=dict)
+    also: dict[str, Stateful] = field(default_factory=dict)
     settle: Callable[[], Callable[[], int] | None] = lambda: None
     arrive: Callable[[], Callable[[], None] | None] = lambda: None
     own: Callable[[], Callable[[], dict[str, Any]] | None] = lambda: None
@@ -106,7 +106,12 @@ class Run:
 
     @contextmanager
     def under_way(
-        self, call: str, batches: Batches, *, are_given: bool, also: dict[str, Keeps] | None = None
+        self,
+        call: str,
+        batches: Batches,
+        *,
+        are_given: bool,
+        also: dict[str, Stateful] | None = None,
     ) -> Iterator[Snapshot | None]:
         """Record the position of a call, and yield the result of `resume`; then restore the
         position of an outer call.
@@ -156,7 +161,7 @@ class Run:
 
     def put_back_also(self, snapshot: Snapshot) -> None:
         """Restore the other state that was saved with the run."""
-        for name, state in put_together(snapshot.facts["also"], snapshot.arrays).items():
+        for name, state in from_json(snapshot.facts["also"], snapshot.arrays).items():
             if name in self.also:
                 self.also[name].set_state(state)
 
@@ -219,7 +224,7 @@ class Run:
 
     def begin_epoch(self, epoch: int, position: tuple[int, int]) -> None:
         """Set the position of the call to the start of an epoch."""
-        self.place = Place(self.place.call, epoch, began=position[0])
+        self.place = CallPosition(self.place.call, epoch, began=position[0])
 
     def open_epoch(self) -> None:
         """Record that the callbacks have received the start of the epoch."""
@@ -239,7 +244,7 @@ class Run:
 
     def end_call(self) -> None:
         """Set the position to between calls, with nothing to resume."""
-        self.restored, self.place = None, Place()
+        self.restored, self.place = None, CallPosition()
 
     def has_resumed(self) -> None:
         """Drop the snapshot from which the run has resumed."""
@@ -301,7 +306,7 @@ class Run:
                 for path, held in self.own_variables().items()
             },
         }
-        return Snapshot(arrays, taken_apart(facts, FACTS, arrays))
+        return Snapshot(arrays, to_json(facts, FACTS, arrays))
 
     def arrays(self, copied: Copied = own_copy) -> dict[str, Numbers]:
         """Return copies of all values that an update changes, by their names in a snapshot."""
@@ -362,7 +367,7 @@ class Run:
         self.layout = None if facts.layout is None else ReportLayout(facts.layout)
         self.restored, self.also, self.assigned = snapshot, {}, WeakValueDictionary()
         if not goes_on:
-            self.place = Place()
+            self.place = CallPosition()
         if (arrive := self.arrive()) is not None:
             try:
                 arrive()
@@ -399,11 +404,11 @@ class Run:
                 batches.seek(self.epochs)
             elif snapshot is not None and layout_of(batches) == self.data.layout:
                 check_goes_on(self.place, self.data, self.place.call, batches, snapshot.source)
-                go_to(self.data, batches)
-            self.restored, self.place, self.data = None, Place(call), DataPlace()
+                advance_to(self.data, batches)
+            self.restored, self.place, self.data = None, CallPosition(call), DataPosition()
             return None
         check_goes_on(self.place, self.data, call, batches, snapshot.source)
-        go_to(self.data, batches)
+        advance_to(self.data, batches)
         return snapshot
 
 

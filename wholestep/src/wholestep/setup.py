@@ -19,7 +19,7 @@ from wholestep.checkpoints import (
     Saver,
     Snapshot,
     Unsaved,
-    claimed,
+    assign_by_path,
     leaves_of,
     put,
 )
@@ -349,7 +349,7 @@ class Setup:
                 for i, path in enumerate(snapshot.facts["paths"]["slots"])
             ]
             variables = [] if optimizer is None else optimizer.variables
-            claimed(slots, variables, self.run.assigned)  # such as the learning rate
+            assign_by_path(slots, variables, self.run.assigned)  # such as the learning rate
         checkpoints.put_own(snapshot, self._own_variables(), self.run.assigned)
 
     def _own_variables(self) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from stores import Memory, TwoProcesses, filled, fsspec, pushed, store
 import wholestep as ws
 from wholestep import cli
 from wholestep.checkpoints.address import Address
-from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.resume import read_one
+from wholestep.checkpoints.shared_folder import SharedFolder
 
 TOKEN = "0123456789abcdef"
 
@@ -257,7 +257,7 @@ def test_a_password_is_in_no_text(given, secrets, guarded, tmp_path, monkeypatch
     texts.of(store.Store, f"guarded://me:{given}@", error=error)
     # the port "s3cret-pw" is no number
     texts.of(store.Store, f"ftp://me:{given}/4@host/runs", error=error)
-    texts.of(CommonFolder.of, url, TwoProcesses(), error=error)
+    texts.of(SharedFolder.of, url, TwoProcesses(), error=error)
     filled(tmp_path / "other", 1, rest=lambda step: {"store": f"guarded://me:{given}@host/other"})
     local = ws.Checkpoints(at("new"), local=tmp_path / "other")
     texts.of(ws.Trainer(small()).fit, X, Y, checkpoints=local, **HOW, error=error)

@@ -460,7 +460,7 @@ def test_another_model_is_refused_before_anything_is_read(tmp_path, monkeypatch)
     ws.Trainer(small()).fit(X, Y, checkpoints=tmp_path, **HOW)
     other = made()
     before = leaves(other)
-    monkeypatch.setattr("wholestep.checkpoints.arrays.read", None)
+    monkeypatch.setattr("wholestep.checkpoints.safetensors.read", None)
     with pytest.raises(ws.SpecificationError, match=r"Received: Adam \(saved: SGD\)"):
         ws.Trainer(other).fit(X, Y, checkpoints=tmp_path, **HOW)
     check_same_bits(before, leaves(other))

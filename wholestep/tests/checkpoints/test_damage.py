@@ -19,11 +19,10 @@ from shares import later
 
 import wholestep as ws
 from wholestep import cli
-from wholestep.checkpoints import arrays as carrier
-from wholestep.checkpoints import store
-from wholestep.checkpoints.common import CommonFolder
+from wholestep.checkpoints import safetensors, store
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.resume import newest, read_one
+from wholestep.checkpoints.shared_folder import SharedFolder
 from wholestep.errors import DamagedError
 from wholestep.processes import SingleProcess
 
@@ -96,7 +95,7 @@ def test_a_manifest_that_was_changed_at_random_is_refused_or_says_the_same_of_th
     path = folder.path(1) / "manifest.json"
     draw = random.Random(times)
     said = json.loads(path.read_bytes().splitlines()[0])
-    monkeypatch.setattr(carrier.np, "empty", empty)
+    monkeypatch.setattr(safetensors.np, "empty", empty)
     num_refused = 0
     for _ in range(times):
         line = json.dumps(changed(said, draw)).encode()
@@ -142,7 +141,7 @@ def test_whoever_reads_beside_a_writer_sees_whole_checkpoints(folder, times):
         try:
             while not is_over.is_set() or len(seen) < times:
                 found = newest(
-                    CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False
+                    SharedFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False
                 )
                 assert found.aside == []
                 equal(found.snapshot.arrays, arrays(found.manifest.step))
@@ -201,7 +200,7 @@ def verify_by_command(folder, tmp_path):
 
 
 def restore_newest(folder, tmp_path):
-    found = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
+    found = newest(SharedFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
     assert found.aside == []
     return found.snapshot.facts["value"], found.snapshot.arrays
 
@@ -219,7 +218,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(
     def replace():
         folder.write(1, numbers(2), {"value": 2}, replaces=True)
 
-    once(monkeypatch, carrier, "opened", replace)
+    once(monkeypatch, safetensors, "opened", replace)
     value, arrays = reader(folder, tmp_path)
     assert value == 2
     if arrays is not None:
@@ -228,7 +227,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(
 
 def test_a_checkpoint_that_is_replaced_at_every_read_is_an_error_in_the_end(folder, monkeypatch):
     folder.write(1, numbers(0), {"value": 0})
-    real = carrier.opened
+    real = safetensors.opened
     values = [0]
     is_writer = []
 
@@ -240,7 +239,7 @@ def test_a_checkpoint_that_is_replaced_at_every_read_is_an_error_in_the_end(fold
             is_writer.clear()
         return real(*arguments, **options)
 
-    monkeypatch.setattr(carrier, "opened", opened)
+    monkeypatch.setattr(safetensors, "opened", opened)
     with pytest.raises(DamagedError, match="must have the digest"):
         folder.read(1)
     assert len(values) == 11
@@ -282,8 +281,8 @@ def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(folder, 
         folder.write(3, numbers(3), {"value": 3})
         folder.remove(2)
 
-    once(monkeypatch, carrier, "opened", go_on)
-    found = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
+    once(monkeypatch, safetensors, "opened", go_on)
+    found = newest(SharedFolder(folder, SingleProcess()), lambda *_: None, sets_aside=False)
     assert (found.manifest.step, found.aside) == (3, [])  # not the older 1, which is good
     equal(found.snapshot.arrays, numbers(3))
 
@@ -291,7 +290,7 @@ def test_if_a_checkpoint_is_removed_while_it_is_read_the_newest_is_read(folder, 
 def test_a_listed_checkpoint_that_is_removed_is_not_told_as_bad(folder, monkeypatch, capsys):
     for step in (1, 2):
         folder.write(step, numbers(step), {})
-    once(monkeypatch, carrier, "opened", lambda: folder.remove(2))
+    once(monkeypatch, safetensors, "opened", lambda: folder.remove(2))
     assert cli.main(["checkpoint", "verify", str(folder.folder)]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["step-00000001"]
 

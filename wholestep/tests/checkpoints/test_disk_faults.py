@@ -18,9 +18,9 @@ from folders import LITTER, NUMBERS, cut, newest_in
 import wholestep as ws
 from wholestep import cli
 from wholestep.checkpoints import settings
-from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
+from wholestep.checkpoints.shared_folder import SharedFolder
 from wholestep.errors import DamagedError
 from wholestep.processes import SingleProcess
 
@@ -66,7 +66,7 @@ def made(tmp_path_factory):
 
 def live(path):
     """Do in a folder all that a run does there."""
-    common = CommonFolder(Folder(path), SingleProcess())
+    common = SharedFolder(Folder(path), SingleProcess())
     common.lock()
     try:
         found = newest_in(common.folder)
@@ -168,7 +168,7 @@ def test_a_disk_that_fails_at_any_call_is_an_error_that_names_the_folder_and_los
             assert disk.seen[call] >= at, (call, at)
         outcomes[error is None] += 1
         assert (path / ".old-photos" / "photo").read_bytes() == b"a stranger's"
-        common = CommonFolder(Folder(path), SingleProcess())
+        common = SharedFolder(Folder(path), SingleProcess())
         common.lock()
         found = newest_in(common.folder)
         common.release()
@@ -273,7 +273,7 @@ def test_entries_of_others_stop_no_start_and_stay_as_they_are(kind, tmp_path, mo
         monkeypatch.chdir(folder.folder)
         KINDS[kind](folder.folder / name)
         before = facts_of(folder.folder / name)
-        common = CommonFolder(folder, SingleProcess())
+        common = SharedFolder(folder, SingleProcess())
         common.lock()
         assert newest_in(folder).manifest.step == 3, name
         if name != "step-00000005":  # there no checkpoint can be written

@@ -17,12 +17,12 @@ import pytest
 from folders import LITTER, NUMBERS, RNG, cut, equal, newest_in, some
 
 import wholestep as ws
-from wholestep.checkpoints import arrays as carrier
-from wholestep.checkpoints.common import CommonFolder
+from wholestep.checkpoints import safetensors
 from wholestep.checkpoints.files import Lock
 from wholestep.checkpoints.folder import Folder, locate
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.resume import newest
+from wholestep.checkpoints.shared_folder import SharedFolder
 from wholestep.processes import SingleProcess
 
 
@@ -60,7 +60,7 @@ def test_arrays_that_do_not_lie_in_order_are_written_in_order(folder):
 
 
 def test_many_bytes_go_in_several_files(folder, monkeypatch):
-    monkeypatch.setattr(carrier, "_MOST_BYTES", 100)
+    monkeypatch.setattr(safetensors, "_MOST_BYTES", 100)
     kept = {str(i): np.full(i * 10, i, "uint8") for i in range(1, 16)}
     path = folder.write(1, kept, {})
     assert len(list(path.glob("*.safetensors"))) > 5
@@ -170,7 +170,7 @@ DAMAGES = [truncated, bit_flipped, page_zeroed, deleted, extended, stale, swappe
 @pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.large)])
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_every_damage_is_found_and_the_next_older_is_taken(folder, damage, times, monkeypatch):
-    monkeypatch.setattr(carrier, "_MOST_BYTES", 9000)
+    monkeypatch.setattr(safetensors, "_MOST_BYTES", 9000)
     kept = {step: {str(i): RNG.normal(size=(1000,)) + step for i in range(3)} for step in (1, 2)}
     for step, arrays in kept.items():
         folder.write(step, arrays, {"step": step})
@@ -288,7 +288,7 @@ def test_the_full_shapes_of_pieces_are_found_once(folder, monkeypatch):
 
 def test_arrays_that_are_not_wanted_are_refused_before_they_are_read(folder, monkeypatch):
     folder.write(1, some(), {})
-    monkeypatch.setattr(carrier, "read", lambda *_: pytest.fail("an array was read"))
+    monkeypatch.setattr(safetensors, "read", lambda *_: pytest.fail("an array was read"))
 
     def refuse(manifest):
         raise ws.SpecificationError(f"not these {len(manifest.leaves)}")
@@ -302,7 +302,7 @@ def test_arrays_that_are_not_wanted_are_refused_before_they_are_read(folder, mon
 STOPPED = """
 import json, os, sys
 import numpy as np
-from wholestep.checkpoints.common import CommonFolder
+from wholestep.checkpoints.shared_folder import SharedFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.resume import newest
 from wholestep.processes import SingleProcess
@@ -331,7 +331,7 @@ for stop in range(1, 10_000):
         os._exit(0)
     _, status = os.waitpid(child, 0)
     found = folder.steps()
-    good = newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=True)
+    good = newest(SharedFolder(folder, SingleProcess()), lambda *_: None, sets_aside=True)
     step, kept = good.manifest.step, good.snapshot.arrays
     same = all(np.array_equal(kept[k], arrays[step][k]) for k in kept) and len(kept) == 3
     litter = [p.name for p in folder.folder.iterdir() if p.name.startswith(".")]
@@ -607,7 +607,7 @@ def test_an_older_one_that_cannot_be_removed_is_told(folder, monkeypatch):
 
 
 def locked(folder):
-    common = CommonFolder(folder, SingleProcess())
+    common = SharedFolder(folder, SingleProcess())
     common.lock()
     return common
 
@@ -703,7 +703,7 @@ def test_an_error_of_what_checks_a_checkpoint_sets_nothing_aside(folder, error):
         raise error
 
     with pytest.raises(type(error)) as caught:
-        newest(CommonFolder(folder, SingleProcess()), check, sets_aside=True)
+        newest(SharedFolder(folder, SingleProcess()), check, sets_aside=True)
     assert caught.value is error
     assert (folder.steps(), folder.bad()) == ([2, 1], [])
 

@@ -31,7 +31,7 @@ from shares import on, share
 import wholestep as ws
 from wholestep import safety as interrupts
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.writer import Room, Writer
+from wholestep.checkpoints.writer import CopyBuffers, Writer
 
 
 @pytest.fixture(autouse=True)
@@ -382,7 +382,7 @@ def test_the_next_save_waits_for_the_one_before_and_says_so_once(tmp_path, capfd
 
 
 def test_the_room_is_kept():
-    room = Room()
+    room = CopyBuffers()
     first = room.copy("a", np.ones((3, 2)))
     assert room.copy("a", np.full((3, 2), 2.0)) is first
     assert first.tolist() == [[2.0, 2.0]] * 3

@@ -17,10 +17,10 @@ from threads import played
 
 import wholestep as ws
 from wholestep import cli
-from wholestep.checkpoints.common import CommonFolder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.settings import to_remove
+from wholestep.checkpoints.shared_folder import SharedFolder
 from wholestep.errors import DamagedError
 
 
@@ -606,7 +606,7 @@ def test_many_chunks(url, tmp_path, monkeypatch):
 
 def test_several_processes_publish_one_checkpoint(memory, tmp_path, monkeypatch):
     def work(seat):
-        common = CommonFolder.of(memory, seat, tmp_path / "shared")
+        common = SharedFolder.of(memory, seat, tmp_path / "shared")
         common.lock()
         try:
             common.pull()
@@ -619,7 +619,7 @@ def test_several_processes_publish_one_checkpoint(memory, tmp_path, monkeypatch)
     assert store.Store(memory).verify(5).step == 5
     # of two processes, as there are two arrays
     assert len(store.Store(memory).manifest(5).files) == 2
-    for found in played(2, lambda seat: CommonFolder.of(memory, seat)):
+    for found in played(2, lambda seat: SharedFolder.of(memory, seat)):
         assert isinstance(found, ws.SpecificationError)
         assert "need a local folder that all hosts see" in str(found)
     monkeypatch.setattr("wholestep.checkpoints.resume.connect", TwoProcesses)
@@ -634,7 +634,7 @@ def test_if_nothing_can_be_published_all_processes_are_told(memory, tmp_path, mo
     monkeypatch.setattr(Memory, "pipe_file", lambda *_, **__: 1 / 0)
 
     def work(seat):
-        common = CommonFolder.of(memory, seat, tmp_path / "shared")
+        common = SharedFolder.of(memory, seat, tmp_path / "shared")
         common.lock()
         try:
             common.write(Manifest(5, [], [], {}, {}), arrays(5))

@@ -13,15 +13,15 @@ from folders import NUMBERS, cut
 from threads import played
 
 import wholestep as ws
-from wholestep.checkpoints import common as togethers
-from wholestep.checkpoints.common import CommonFolder, Signs, Together
+from wholestep.checkpoints import shared_folder
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.pieces import Pieces
 from wholestep.checkpoints.resume import newest
+from wholestep.checkpoints.shards import ShardedArray
+from wholestep.checkpoints.shared_folder import BoundaryFlags, Consensus, SharedFolder
 
 COUNTS = (1, 2, 3)
-NOTHING = Signs(terminated=False, failed=False, late=False)
+NOTHING = BoundaryFlags(terminated=False, failed=False, late=False)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def mine(seat, step):
 
 
 def write(seat, path, step, **how):
-    common = CommonFolder(Folder(path), seat)
+    common = SharedFolder(Folder(path), seat)
     common.lock()
     try:
         common.write(Manifest(step, [], [], {"step": step}, {}), mine(seat, step), **how)
@@ -57,7 +57,7 @@ def write(seat, path, step, **how):
 
 def read(seat, path, **how):
     found = newest(
-        CommonFolder(Folder(path), seat),
+        SharedFolder(Folder(path), seat),
         how.pop("check", lambda *_: None),
         **{"sets_aside": True} | how,
     )
@@ -241,11 +241,11 @@ def test_no_process_reads_pieces_that_it_does_not_ask_for(path):
     played(3, partial(write, path=path, step=1))
 
     def work(seat):
-        found = newest(CommonFolder(Folder(path), seat), lambda *_: None, sets_aside=False)
+        found = newest(SharedFolder(Folder(path), seat), lambda *_: None, sets_aside=False)
         return found.snapshot.arrays["params/w"]
 
     for pieces in played(3, work):
-        assert isinstance(pieces, Pieces)
+        assert isinstance(pieces, ShardedArray)
         for other in (Folder(path).path(1)).glob("*-01.safetensors"):
             other.unlink(missing_ok=True)
         np.testing.assert_array_equal(pieces[1:], NUMBERS[1:] + 1)
@@ -259,7 +259,7 @@ def test_one_process_asks_nobody(monkeypatch):
         monkeypatch.setattr(
             seat.exchange, "all_gather", lambda *_: pytest.fail("somebody was asked")
         )
-        together = Together(seat)
+        together = Consensus(seat)
         assert [together.ask("a", NOTHING._replace(late=True)).late for _ in range(3)] == [True] * 3
 
     assert played(1, work) == [None]
@@ -267,16 +267,20 @@ def test_one_process_asks_nobody(monkeypatch):
 
 def test_what_is_on_in_one_process_is_on_in_all_but_the_time_is_the_firsts():
     def work(seat):
-        together = Together(seat)
+        together = Consensus(seat)
         return [
-            together.ask("a", Signs(seat.index == 1, failed=False, late=seat.index == 1), now=True),
             together.ask(
-                "a", Signs(terminated=False, failed=seat.index == 2, late=seat.index == 0), now=True
+                "a", BoundaryFlags(seat.index == 1, failed=False, late=seat.index == 1), now=True
+            ),
+            together.ask(
+                "a",
+                BoundaryFlags(terminated=False, failed=seat.index == 2, late=seat.index == 0),
+                now=True,
             ),
         ]
 
     first = NOTHING._replace(terminated=True)
-    second = Signs(terminated=False, failed=True, late=True)
+    second = BoundaryFlags(terminated=False, failed=True, late=True)
     assert played(3, work) == [[first, second]] * 3
 
 
@@ -288,10 +292,10 @@ def test_they_ask_about_once_a_second_and_all_at_the_same_boundaries(monkeypatch
         def monotonic(cls):
             return cls.now
 
-    monkeypatch.setattr(togethers, "time", Clock)
+    monkeypatch.setattr(shared_folder, "time", Clock)
 
     def work(seat):
-        together = Together(seat)
+        together = Consensus(seat)
         asked = []
         at = []
         gather = seat.all_gather
@@ -333,7 +337,7 @@ def test_processes_that_save_different_steps_commit_neither(path):
 @pytest.mark.parametrize("odd", [0, 1])
 def test_processes_that_have_other_arrays_commit_nothing(odd, path):
     def work(seat):
-        common = CommonFolder(Folder(path), seat)
+        common = SharedFolder(Folder(path), seat)
         common.lock()
         more = {"params/x": np.ones(500)} if seat.index == odd else {}
         try:
@@ -379,8 +383,8 @@ def test_what_was_read_in_pieces_can_be_saved_again_by_any_number(path, tmp_path
     played(3, partial(write, path=path, step=1))
 
     def again(seat):
-        found = newest(CommonFolder(Folder(path), seat), lambda *_: None, sets_aside=False)
-        common = CommonFolder(Folder(tmp_path / str(seat.count)), seat)
+        found = newest(SharedFolder(Folder(path), seat), lambda *_: None, sets_aside=False)
+        common = SharedFolder(Folder(tmp_path / str(seat.count)), seat)
         common.lock()
         common.write(Manifest(1, [], [], {"step": 1}, {}), found.snapshot.arrays)
         common.release()

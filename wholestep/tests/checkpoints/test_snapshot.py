@@ -29,7 +29,7 @@ from scripts import HERE, lean
 from shares import on, share
 
 import wholestep as ws
-from wholestep.checkpoints.snapshot import RunFacts, put_together, taken_apart
+from wholestep.checkpoints.snapshot import RunFacts, from_json, to_json
 from wholestep.errors import DamagedError
 
 
@@ -634,17 +634,17 @@ def test_a_trainer_without_an_optimizer_has_no_run_to_take_out():
 
 def test_what_is_kept_is_numbers_words_and_arrays():
     arrays = {}
-    kept = taken_apart(
+    kept = to_json(
         {"a": [1, 2.5, None, np.float32(3)], "b": {"c": np.arange(3), "d": "word"}}, "it", arrays
     )
     assert json.loads(json.dumps(kept)) == kept
-    back = put_together(kept, arrays)
+    back = from_json(kept, arrays)
     assert back["a"] == [1, 2.5, None, np.float32(3)]
     assert isinstance(back["a"][3], np.float32)
     np.testing.assert_array_equal(back["b"]["c"], [0, 1, 2])
     same = {"a/b": np.ones(1), "a": {"b": np.zeros(1)}, "a/b+": b"word"}
     arrays = {}
-    assert put_together(taken_apart(same, "it", arrays), arrays) == same
+    assert from_json(to_json(same, "it", arrays), arrays) == same
 
 
 class Colour(enum.IntEnum):
@@ -678,7 +678,7 @@ class Word(enum.StrEnum):
 )
 def test_what_would_come_back_as_something_else_is_refused(wrong):
     with pytest.raises(ws.SpecificationError, match=r"[Aa] state must be"):
-        taken_apart({"held": wrong}, "it", {})
+        to_json({"held": wrong}, "it", {})
 
 
 def nested(levels):
@@ -710,10 +710,10 @@ def test_a_state_that_holds_itself_is_refused_with_its_path():
         with pytest.raises(
             ws.SpecificationError, match=f"at most 100 levels of dicts and lists.*more at {path}"
         ):
-            taken_apart(wrong, "it", {})
+            to_json(wrong, "it", {})
     with pytest.raises(ws.SpecificationError, match="at most 100 levels"):
-        taken_apart(nested(600), "it", {})
-    assert put_together(taken_apart(nested(100), "it", {}), {}) == nested(100)
+        to_json(nested(600), "it", {})
+    assert from_json(to_json(nested(100), "it", {}), {}) == nested(100)
 
 
 def test_facts_that_no_run_has_written_are_damage_and_names_of_a_later_release_are_none():

@@ -31,7 +31,7 @@ FLOORS = [  # from the ground up; a package counts as one, unless its modules ar
         "cut",
         "processes.protocol",
         "processes.__init__",
-        "checkpoints.pieces",
+        "checkpoints.shards",
     },
     {"processes"},
     {"state", "slices"},
@@ -238,7 +238,7 @@ ALONE = {  # modules with one importer outside of doors, each an idea of its own
     *(
         "wholestep.cli",
         "wholestep.processes.launch",
-        "wholestep.checkpoints.shell",
+        "wholestep.checkpoints.command",
     ),
     # behind public names
     *("wholestep.trainer", "wholestep.fit", "wholestep.steps", "wholestep.backend"),

@@ -6,9 +6,9 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
-from wholestep.checkpoints.common import CommonFolder
-from wholestep.checkpoints.pieces import Piece, Pieces
 from wholestep.checkpoints.resume import newest
+from wholestep.checkpoints.shards import Shard, ShardedArray
+from wholestep.checkpoints.shared_folder import SharedFolder
 from wholestep.processes import SingleProcess
 
 NUMBERS = np.arange(24, dtype="float32").reshape(4, 6)
@@ -24,8 +24,8 @@ def cut(numbers, *places, own=lambda i: True):
     for i, cell in enumerate(itertools.product(*bounds)):
         part = numbers[tuple(slice(*span) for span in cell)]
         begin = tuple(first for first, _ in cell)
-        cells.append(Piece(begin, part.shape, partial(np.array, part), own(i)))
-    return Pieces(numbers.shape, numbers.dtype, cells)
+        cells.append(Shard(begin, part.shape, partial(np.array, part), own(i)))
+    return ShardedArray(numbers.shape, numbers.dtype, cells)
 
 
 RNG = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def equal(one, two):
 
 
 def newest_in(folder):
-    return newest(CommonFolder(folder, SingleProcess()), lambda *_: None, sets_aside=True)
+    return newest(SharedFolder(folder, SingleProcess()), lambda *_: None, sets_aside=True)
 
 
 LITTER = (".new-0123456789ab", ".new-0123456789ab-3", ".old-ba9876543210")

@@ -26,25 +26,25 @@ if TYPE_CHECKING:
         rates_of,
         value_facts,
     )
-    from wholestep.checkpoints.data import check_goes_on, go_to, note
-    from wholestep.checkpoints.pieces import Numbers, own_copy
-    from wholestep.checkpoints.place import DataPlace, Keeps, Place
+    from wholestep.checkpoints.data import advance_to, check_goes_on, note
+    from wholestep.checkpoints.position import CallPosition, DataPosition, Stateful
     from wholestep.checkpoints.resume import Found, Span, changed_since, read_one
     from wholestep.checkpoints.saver import Saver, Unsaved, save_once
     from wholestep.checkpoints.settings import Checkpoints
+    from wholestep.checkpoints.shards import Numbers, own_copy
     from wholestep.checkpoints.snapshot import (
         FACTS,
         GROUPS,
         Assigned,
         RunFacts,
         Snapshot,
-        claimed,
+        assign_by_path,
+        from_json,
         leaves_of,
         put,
         put_own,
-        put_together,
         renamed,
-        taken_apart,
+        to_json,
     )
     from wholestep.checkpoints.weights import load_weights
 
@@ -67,9 +67,9 @@ _NAMES = {
         "rates_of",
         "value_facts",
     ),
-    "data": ("check_goes_on", "go_to", "note"),
-    "pieces": ("Numbers", "own_copy"),
-    "place": ("DataPlace", "Keeps", "Place"),
+    "data": ("check_goes_on", "advance_to", "note"),
+    "shards": ("Numbers", "own_copy"),
+    "position": ("DataPosition", "Stateful", "CallPosition"),
     "resume": ("Found", "Span", "changed_since", "read_one"),
     "saver": ("Saver", "Unsaved", "save_once"),
     "settings": ("Checkpoints",),
@@ -80,17 +80,17 @@ _NAMES = {
             "Assigned",
             "RunFacts",
             "Snapshot",
-            "claimed",
+            "assign_by_path",
             "leaves_of",
             "put",
             "put_own",
         ),
-        *("put_together", "renamed", "taken_apart"),
+        *("from_json", "renamed", "to_json"),
     ),
     "weights": ("load_weights",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = [*_HOMES, "shell"]
+__all__ = [*_HOMES, "command"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,4 @@
-"""The settings and the environment of a training, to be compared with a saved run's or with another
-process's.
+"""The settings and the environment of a training, compared with a saved run or another process.
 
 Settings are flat JSON by their paths: "dropout/rate": 0.2. They are read from attributes, as Keras'
 `get_config` imports TensorFlow to serialise anything, and many classes lack it.
@@ -24,6 +23,7 @@ import numpy as np
 import xxhash
 
 from wholestep import engines, tree
+from wholestep.checkpoints.position import changed_keys
 from wholestep.checkpoints.snapshot import plain
 from wholestep.data import Batches, content_of, layout_of
 from wholestep.embeddings.rows import GradientForm, form_of_gradients
@@ -35,21 +35,24 @@ Settings = dict[str, Any]
 
 # The arguments of `fit` among the settings of a run; a checkpoint saved by hand does not have them.
 _OF_CALL = (
-    *("steps_per_epoch", "class_weight", "shuffle"),
-    *("validation_data", "validation_steps", "validation_freq"),
+    "steps_per_epoch",
+    "class_weight",
+    "shuffle",
+    "validation_data",
+    "validation_steps",
+    "validation_freq",
 )
 _MOST_WORDS = 60
 _MOST_BYTES = 1 << 16  # of a string, and of all settings in a manifest
 _MOST_CHANGES = 8  # in one line
 _MOST_LEVELS = 20  # of a setting
 _NESTED = (
-    *(
-        keras.losses.Loss,
-        keras.metrics.Metric,
-        keras.optimizers.Optimizer,
-        keras.regularizers.Regularizer,
-    ),
-    *(keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule),
+    keras.losses.Loss,
+    keras.metrics.Metric,
+    keras.optimizers.Optimizer,
+    keras.regularizers.Regularizer,
+    keras.constraints.Constraint,
+    keras.optimizers.schedules.LearningRateSchedule,
 )
 _RESTORED = (
     keras.Variable,
@@ -57,32 +60,37 @@ _RESTORED = (
     keras.initializers.Initializer,
     keras.random.SeedGenerator,
 )
-_NO_SETTINGS = {  # attributes that Keras sets itself
-    *(
-        "name",
-        "built",
-        "autocast",
-        "supports_jit",
-        "call_signature_parameters",
-        "build",
-        "quantize",
-    ),
-    *("compiled", "loss", "optimizer", "stop_training", "stop_evaluating", "stop_predicting"),
-    *(
-        "train_function",
-        "test_function",
-        "predict_function",
-        "history",
-        "output_names",
-        "jit_compile",
-    ),
-    *("input_spec", "inputs", "outputs", "steps_per_execution", "auto_scale_loss", "run_eagerly"),
+_SET_BY_KERAS = {  # attributes
+    "name",
+    "built",
+    "autocast",
+    "supports_jit",
+    "call_signature_parameters",
+    "build",
+    "quantize",
+    "compiled",
+    "loss",
+    "optimizer",
+    "stop_training",
+    "stop_evaluating",
+    "stop_predicting",
+    "train_function",
+    "test_function",
+    "predict_function",
+    "history",
+    "output_names",
+    "jit_compile",
+    "input_spec",
+    "inputs",
+    "outputs",
+    "steps_per_execution",
+    "auto_scale_loss",
+    "run_eagerly",
 }
 
 
 def settings_of(thing: Any, *, but: Iterable[str] = ()) -> Settings:
-    """Return the public attributes of an object and its nested Keras objects, and digests of
-    user-defined classes.
+    """Return the public attributes of an object and its Keras objects, and a digest of its code.
 
     Args:
         but: names of attributes to leave out.
@@ -93,21 +101,23 @@ def settings_of(thing: Any, *, but: Iterable[str] = ()) -> Settings:
     >>> tuple(found[name] for name in names)
     ('relu', 'L2', 0.5, 'float32')
     """
-    public = {k: v for k, v in getattr(thing, "__dict__", {}).items() if not k.startswith("_")}
-    held = {k: v for k, v in public.items() if k not in _NO_SETTINGS.union(but)}
-    held |= getattr(thing, "_fn_kwargs", {})  # of a loss or a metric that wraps a function
-    held["dtype"] = getattr(getattr(thing, "_dtype_policy", None), "name", None)
+    left_out = _SET_BY_KERAS.union(but)
+    attributes = {
+        name: value
+        for name, value in getattr(thing, "__dict__", {}).items()
+        if not name.startswith("_") and name not in left_out
+    }
+    attributes |= getattr(thing, "_fn_kwargs", {})  # of a loss or a metric that wraps a function
+    attributes["dtype"] = getattr(getattr(thing, "_dtype_policy", None), "name", None)
     rate = getattr(thing, "_learning_rate", None)
-    held["learning_rate"] = (
-        rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
-    )
-    held["code"] = _code_of_class(type(thing))
-    return {path: value for name, each in held.items() for path, value in flat(name, each).items()}
+    has_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    attributes["learning_rate"] = rate if has_schedule else None
+    attributes["code"] = _code_of_class(type(thing))
+    return _flat_all(attributes)
 
 
 def flat(path: str, value: Any) -> Settings:
-    """Return the settings of a value by paths below `path`; {} for None, and for values in a
-    checkpoint.
+    """Return the settings of a value by paths; {} for None, and for values in a checkpoint.
 
     >>> flat("class_weight", {0: 1.0, 1: 2.0})
     {'class_weight/0': 1.0, 'class_weight/1': 2.0}
@@ -117,117 +127,101 @@ def flat(path: str, value: Any) -> Settings:
     if isinstance(value, Batches):
         value = _digest(str([layout_of(value), content_of(value)]))
     if isinstance(value, _NESTED):
-        return {
-            path: type(value).__name__,
-            **{f"{path}/{k}": v for k, v in settings_of(value).items()},
-        }
-    if isinstance(value, list | tuple) and not all(
-        isinstance(each, bool | int | float | str) for each in value
-    ):
-        value = dict(enumerate(value))
+        return _with_class(path, value)
+    if isinstance(value, list | tuple):
+        are_plain = all(isinstance(part, bool | int | float | str) for part in value)
+        value = value if are_plain else dict(enumerate(value))
     if isinstance(value, Mapping) and path.count("/") < _MOST_LEVELS:  # it may hold itself
-        return {k: v for key, each in value.items() for k, v in flat(f"{path}/{key}", each).items()}
+        return _flat_all(value, f"{path}/")
     return {path: _word(value)}
 
 
+def _flat_all(values: Mapping[Any, Any], prefix: str = "") -> Settings:
+    settings: Settings = {}
+    for name, value in values.items():
+        settings |= flat(f"{prefix}{name}", value)
+    return settings
+
+
+def _with_class(path: str, thing: Any) -> Settings:
+    """Return the class and the settings of an object by paths."""
+    settings = {f"{path}/{name}": value for name, value in settings_of(thing).items()}
+    return {path: type(thing).__name__, **settings}
+
+
 def rates_of(model: keras.Model) -> dict[str, float]:
-    """Return the constant learning rates of the model's optimizers, by the optimizers'
-    attributes.
-    """
-    held = {
-        name: getattr(model, name)
-        for name in sorted({"optimizer", *vars(model)})
-        if name != "_optimizer"
-    }
-    variables = {name: rate_variable(each) for name, each in held.items()}
+    """Return the constant learning rates of the model's optimizers, by attribute."""
+    names = {"optimizer", *vars(model)} - {"_optimizer"}
+    variables = {name: rate_variable(getattr(model, name)) for name in sorted(names)}
     return {name: value_of(rate) for name, rate in variables.items() if rate is not None}
 
 
 def rate_variable(optimizer: Any) -> keras.Variable | None:
-    """Return the variable of an optimizer's learning rate; None if it follows a schedule, or is no
-    optimizer.
-    """
+    """Return an optimizer's learning rate; None for a schedule, and for other objects."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = (
-        getattr(inner, "_learning_rate", None)
-        if isinstance(inner, keras.optimizers.Optimizer)
-        else None
-    )
-    return rate if isinstance(rate, keras.Variable) else None
+    rate = getattr(inner, "_learning_rate", None)
+    is_rate = isinstance(inner, keras.optimizers.Optimizer) and isinstance(rate, keras.Variable)
+    return rate if is_rate else None
 
 
 def value_of(rate: Any) -> float:
-    """Return a learning rate as a user writes it, without the rounding error of single
-    precision.
-    """
+    """Return a learning rate as a user writes it, without the rounding error of float32."""
     return float(f"{float(keras.ops.convert_to_numpy(rate)):.7g}")
 
 
 def model_settings(model: keras.Model) -> Settings:
-    """Return the settings of all layers and operations by their names, and a digest of their
-    connections.
-    """
-    known = layers(model)
-    graphs = [list(getattr(layer, "operations", ())) for layer in known]
-    parts = [
-        *known,
-        *(part for graph in graphs for part in graph if not isinstance(part, keras.layers.Layer)),
+    """Return the settings of all layers and operations by name, and a digest of their graph."""
+    parts: list[Any] = layers(model)
+    graphs = [list(getattr(layer, "operations", ())) for layer in parts]
+    parts = parts + [
+        operation
+        for graph in graphs
+        for operation in graph
+        if not isinstance(operation, keras.layers.Layer)
     ]
-    found: Settings = {}
-    for name, part in zip(distinct([plain(part.name) for part in parts]), parts, strict=True):
-        found |= {
-            name: type(part).__name__,
-            **{f"{name}/{k}": v for k, v in settings_of(part).items()},
-        }
-    return found | {
-        "connections of layers": _digest(
-            f"{[type(part) for part in parts]} {[*map(_wires, graphs)]}"
-        )
-    }
+    settings: Settings = {}
+    for name, part in _by_name(parts).items():
+        settings |= _with_class(name, part)
+    graph = f"{[type(part) for part in parts]} {[*map(_wires, graphs)]}"
+    return settings | {"connections of layers": _digest(graph)}
 
 
 def own_variables(model: keras.Model, objective: Objective | None) -> dict[str, Any]:
     """Return the engine's own variables in attributes of the layers and the objective, by path."""
-    known = layers(model)
-    named = dict(zip(distinct([plain(layer.name) for layer in known]), known, strict=True))
-    return engines.own_variables(named | {"objective": objective})
+    return engines.own_variables(_by_name(layers(model)) | {"objective": objective})
+
+
+def _by_name(parts: list[Any]) -> dict[str, Any]:
+    names = distinct([plain(part.name) for part in parts])
+    return dict(zip(names, parts, strict=True))
 
 
 def _wires(graph: list[keras.Operation]) -> list[Any]:
-    """Return for each operation of a graph its parents and its constant arguments."""
+    """Return the parents and the constant arguments of each operation of a graph."""
     at = {id(operation): i for i, operation in enumerate(graph)}
-    nodes = [node for operation in graph for node in operation._inbound_nodes]
-    given = [keras.tree.flatten([node.arguments.args, node.arguments.kwargs]) for node in nodes]
-    constants = [
-        [_word(each) for each in of_node if not isinstance(each, keras.KerasTensor)]
-        for of_node in given
-    ]
-    return [
-        [[at.get(id(parent.operation)) for parent in node.parent_nodes] for node in nodes],
-        constants,
-    ]
+    parents: list[Any] = []
+    constants: list[Any] = []
+    for operation in graph:
+        for node in operation._inbound_nodes:
+            arguments = keras.tree.flatten([node.arguments.args, node.arguments.kwargs])
+            fixed = [each for each in arguments if not isinstance(each, keras.KerasTensor)]
+            parents.append([at.get(id(parent.operation)) for parent in node.parent_nodes])
+            constants.append([_word(each) for each in fixed])
+    return [parents, constants]
 
 
 def settings_of_run(model: keras.Model, objective: Objective, **others: Any) -> Settings:
-    """Return the settings of the model, its loss and metrics, and of other objects and values by
-    name.
-    """
+    """Return the settings of the model, its loss and metrics, and of other objects by name."""
     loss = getattr(model, "_compile_loss", None)
     metrics = getattr(model, "_compile_metrics", None)
-    held = others
     if isinstance(objective, CompiledObjective):
-        held |= {
-            f"loss{name}": getattr(loss, f"_user_loss{name}", None) for name in ("", "_weights")
-        }
-        held |= {
-            name: getattr(metrics, f"_user_{name}", None)
-            for name in ("metrics", "weighted_metrics")
-        }
+        others["loss"] = getattr(loss, "_user_loss", None)
+        others["loss_weights"] = getattr(loss, "_user_loss_weights", None)
+        for name in ("metrics", "weighted_metrics"):
+            others[name] = getattr(metrics, f"_user_{name}", None)
     else:
-        held |= {"objective": objective}
-    settings = model_settings(model) | {
-        k: v for name, each in held.items() for k, v in flat(name, each).items()
-    }
+        others["objective"] = objective
+    settings = model_settings(model) | _flat_all(others)
     is_short = len(json.dumps(without_call(settings))) <= _MOST_BYTES
     return settings if is_short else _digests(settings)
 
@@ -266,26 +260,19 @@ def changes(before: Settings, here: Settings) -> list[str]:
     >>> changes(saved, {"dropout/rate": 0.7, "loss": "mse", "dense/units": 2})
     ['dropout/rate 0.7 (saved: 0.2)', 'dense/units 2 (saved: none)']
     """
-    if (
-        before.keys() != here.keys()
-        and max(len(json.dumps(each)) for each in (before, here)) > _MOST_BYTES
-    ):
+    nbytes = max(len(json.dumps(settings)) for settings in (before, here))
+    if before.keys() != here.keys() and nbytes > _MOST_BYTES:
         before = _digests(before)
         here = _digests(here)
-    names = [name for name in {**before, **here} if before.get(name) != here.get(name)]
-    names = [name for name in names if not any(name.startswith(f"{other}/") for other in names)]
-    told = [
-        f"{_shown(name)} {here.get(name, 'none')} (saved: {before.get(name, 'none')})"
-        for name in names
-    ]
-    return told[:_MOST_CHANGES] + (
-        [f"{len(told) - _MOST_CHANGES} more"] if len(told) > _MOST_CHANGES else []
-    )
-
-
-def _shown(name: str) -> str:
-    # the numbers that the code reads
-    return f"{name} or globals" if name.split("/")[-1] == "code" else name
+    names = changed_keys(before, here)
+    words = []
+    for name in names:
+        if not any(name.startswith(f"{other}/") for other in names):
+            shown = f"{name} or globals" if name.split("/")[-1] == "code" else name
+            words.append(f"{shown} {here.get(name, 'none')} (saved: {before.get(name, 'none')})")
+    if len(words) > _MOST_CHANGES:
+        words[_MOST_CHANGES:] = [f"{len(words) - _MOST_CHANGES} more"]
+    return words
 
 
 _FORM = "gradients of embeddings"
@@ -294,21 +281,17 @@ _FORM = "gradients of embeddings"
 def environment(
     model: keras.Model, num_replicas: int, num_processes: int, options: Options
 ) -> dict[str, Any]:
-    """Return what may change the numbers of a training besides its settings: versions, devices,
-    options of updates.
-    """
-    gradients = form_of_gradients(
-        model, getattr(model, "optimizer", None), are_dense=options.dense_gradients
-    )
+    """Return what may change numbers besides settings: versions, devices, options of updates."""
+    optimizer = getattr(model, "optimizer", None)
+    gradients = form_of_gradients(model, optimizer, are_dense=options.dense_gradients)
     form = {} if gradients is GradientForm.ANY else {_FORM: str(gradients)}
+    devices = {device.split(":")[0] for device in keras.distribution.list_devices()}
     return {
         **form,
         **_versions("wholestep", "keras", "numpy", keras.backend.backend()),
         "engine": keras.backend.backend(),
         "machine": platform.machine(),
-        "devices": ", ".join(
-            sorted({device.split(":")[0] for device in keras.distribution.list_devices()})
-        ),
+        "devices": ", ".join(sorted(devices)),
         "replicas": num_replicas,
         "processes": num_processes,
         "microbatch size": options.microbatch_size,
@@ -333,10 +316,10 @@ def differences(before: dict[str, Any], here: dict[str, Any]) -> str:
     before = {_FORM: str(GradientForm.SUMMED)} | before
     names = [name for name in here if name in before and before[name] != here[name]]
     words = ", ".join(f"{name} {here[name]} ({before[name]} before)" for name in names)
-    effect = (
-        "from here other steps of the optimizer" if _FORM in names else "from here not bit for bit"
-    )
-    return f"{words}: {effect}" if {*names} - {"script"} else words
+    if not {*names} - {"script"}:
+        return words
+    effect = "other steps of the optimizer" if _FORM in names else "not bit for bit"
+    return f"{words}: from here {effect}"
 
 
 # ---- facts that must be equal in all processes of a run ----
@@ -345,13 +328,10 @@ def differences(before: dict[str, Any], here: dict[str, Any]) -> str:
 def code_facts(
     model: keras.Model, objective: Objective, optimizer: Any, options: Options
 ) -> dict[str, str]:
-    """Return a description of the program: versions, script, model, objective, optimizer,
-    options.
-    """
+    """Describe the program: versions, script, model, objective, optimizer, options."""
     script = Path(sys.argv[0])
-    versions = {"python": platform.python_version()} | _versions(
-        "wholestep", "keras", "jax", "numpy"
-    )
+    versions = {"python": platform.python_version()}
+    versions |= _versions("wholestep", "keras", "jax", "numpy")
     return {
         **{f"the version of {name}": number for name, number in versions.items()},
         "the script": _digest(script.read_bytes()) if script.is_file() else script.name,
@@ -365,17 +345,14 @@ def code_facts(
 def value_facts(variables: list[keras.Variable]) -> dict[str, str]:
     """Return digests of the values of variables, by their paths."""
     return {
-        f"{v.path} ({'x'.join(map(str, v.shape))} {v.dtype})": _digest(
-            np.ascontiguousarray(v.value).tobytes()
-        )
+        f"{v.path} ({'x'.join(map(str, v.shape))} {v.dtype})": _digest_of_array(v.value)
         for v in variables
         if getattr(v.value, "is_fully_replicated", True)
     }
 
 
 def data_facts(batches: Batches) -> dict[str, str]:
-    """Return a description of the data: number of batches, position, next rows, and digests of
-    their content.
+    """Describe the data: number of batches, position, next rows, and digests of their content.
 
     The digests are of full arrays; if rows are loaded, of a first batch.
     """
@@ -392,28 +369,27 @@ def data_facts(batches: Batches) -> dict[str, str]:
 
 def batch_facts(batch: Tree, root: str = "the first batch") -> dict[str, str]:
     """Return digests of the leaves of a batch."""
-    leaves = tree.named_leaves(batch, root)
-    return {label: _digest(np.ascontiguousarray(leaf).tobytes()) for label, leaf in leaves}
+    return {label: _digest_of_array(leaf) for label, leaf in tree.named_leaves(batch, root)}
 
 
 # ---- words and digests ----
 
 
 def _versions(*packages: str) -> dict[str, str]:
-    found = dict.fromkeys(packages, "unknown")
+    versions = dict.fromkeys(packages, "unknown")
     for package in packages:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions
 
 
 def _digests(settings: Settings) -> Settings:
+    """Return a digest of the settings of each object, by the first name of their paths."""
     parts: dict[str, list[tuple[str, Any]]] = {}
     for path, value in settings.items():
         parts.setdefault(path.split("/")[0], []).append((path, value))
     return {
-        name: value[0][1] if len(value) == 1 else _digest(str(value))
-        for name, value in parts.items()
+        name: part[0][1] if len(part) == 1 else _digest(str(part)) for name, part in parts.items()
     }
 
 
@@ -428,11 +404,8 @@ def _word(value: Any) -> Any:
     if isinstance(value, bool | int | float):
         return value if value == value else "nan"
     if isinstance(value, np.ndarray | np.generic):
-        return (
-            value.item()
-            if value.ndim == 0
-            else f"{value.shape} {value.dtype} {_digest(value.tobytes())}"
-        )
+        description = f"{value.shape} {value.dtype} {_digest(value.tobytes())}"
+        return description if value.ndim else value.item()
     if isinstance(value, partial):
         return f"{_word(value.func)} {_digest(str(flat('', [value.args, value.keywords])))}"
     function = value.__func__ if isinstance(value, MethodType) else value
@@ -442,21 +415,18 @@ def _word(value: Any) -> Any:
 
 
 def _code_of_class(kind: type) -> str | None:
-    """Return a digest of a user-defined class's methods and constants; None for a class of Keras or
-    wholestep.
-    """
+    """Return a digest of a user-defined class's methods and constants; None for other classes."""
     ours = ("builtins", "keras", "wholestep")
-    own = [
-        vars(each)
-        for each in takewhile(lambda each: each.__module__.split(".")[0] not in ours, kind.__mro__)
+    user_defined = takewhile(lambda each: each.__module__.split(".")[0] not in ours, kind.__mro__)
+    if not (attributes := [vars(each) for each in user_defined]):
+        return None
+    code = [
+        (name, _code(value, set()))
+        for of_class in attributes
+        for name, value in of_class.items()
+        if not name.startswith("__") or callable(value)
     ]
-    held = [
-        item
-        for each in own
-        for item in each.items()
-        if not item[0].startswith("__") or callable(item[1])
-    ]
-    return _digest(str([(name, _code(value, set())) for name, value in held])) if own else None
+    return _digest(str(code))
 
 
 def _code(value: Any, seen: set[int]) -> Any:
@@ -473,20 +443,25 @@ def _code(value: Any, seen: set[int]) -> Any:
     if not isinstance(value, FunctionType) or id(value) in seen:
         return type(value).__name__
     seen.add(id(value))
-    cells = list[Any]()
+    read = [*(value.__defaults__ or ())]
     with suppress(ValueError):  # a cell is empty while its name is being defined
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-    read = {
-        each.argval for each in get_instructions(value.__code__) if each.opname == "LOAD_GLOBAL"
-    }
-    names = [name for name in value.__code__.co_names if name in read & value.__globals__.keys()]
-    others = [value.__globals__[name] for name in names]
-    others = [
-        each for each in others if getattr(each, "__module__", value.__module__) == value.__module__
-    ]
-    return _code(value.__code__, seen), [
-        _code(each, seen) for each in (*(value.__defaults__ or ()), *cells, *others)
-    ]
+        read += [cell.cell_contents for cell in value.__closure__ or ()]
+    read += _globals_of(value)
+    return _code(value.__code__, seen), [_code(each, seen) for each in read]
+
+
+def _globals_of(function: FunctionType) -> list[Any]:
+    """Return the globals of its module that a function reads."""
+    code = function.__code__
+    read = {each.argval for each in get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    known = function.__globals__
+    values = [known[name] for name in code.co_names if name in read and name in known]
+    home = function.__module__
+    return [value for value in values if getattr(value, "__module__", home) == home]
+
+
+def _digest_of_array(array: Any) -> str:
+    return _digest(np.ascontiguousarray(array).tobytes())
 
 
 def _digest(text: str | bytes) -> str:

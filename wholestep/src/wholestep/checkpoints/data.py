@@ -1,18 +1,23 @@
 """The data of a resumed run: check that they are the same, and move them to the saved position."""
 
-from wholestep.checkpoints.place import DataPlace, Place, other_run, way_out
+from wholestep.checkpoints.position import (
+    CallPosition,
+    DataPosition,
+    changed_keys,
+    other_run,
+)
 from wholestep.data import Batches, digest_of, layout_of
 from wholestep.errors import BatchError, SpecificationError, message
 
 
-def note(data: DataPlace, batches: Batches) -> None:
+def note(data: DataPosition, batches: Batches) -> None:
     """Record the position of the batches."""
     data.position = batches.position
     data.num_batches = batches.num_batches
 
 
 def check_goes_on(
-    place: Place, data: DataPlace, call: str, batches: Batches, source: str = ""
+    place: CallPosition, data: DataPosition, call: str, batches: Batches, source: str = ""
 ) -> None:
     """Refuse a call, or data, that cannot resume the run in the middle of its interrupted call.
 
@@ -20,22 +25,16 @@ def check_goes_on(
         source: the folder of the run; "" for a snapshot in memory.
     """
     if place.call != call:
-        must = other_run(source, f"it was trained by {place.call}")
-        weights = (
-            'trainer.restore(path, only="weights")' if source else "restore(..., goes_on=False)"
-        )
-        attempt = way_out(
-            source, f"{place.call} with the same arguments; for its weights, {weights}."
-        )
-        raise SpecificationError(message(must, call, attempt))
-    here = layout_of(batches)
-    differing = unlike(data.layout, here)
+        restore = 'trainer.restore(path, only="weights")'
+        weights = restore if source else "restore(..., goes_on=False)"
+        way = f"{place.call} with the same arguments; for its weights, {weights}."
+        raise other_run(source, f"it was trained by {place.call}", call, way)
+    differing = differences(data.layout, layout_of(batches))
     if not differing and batches.num_batches != data.num_batches:
         differing = [f"{batches.num_batches} batches in an epoch (saved: {data.num_batches})"]
     if differing:
-        must = other_run(source, "its data, their order or its batches are not those of this call")
-        attempt = way_out(source, "its data, batch size and seed.")
-        raise SpecificationError(message(must, "; ".join(differing), attempt))
+        why = "its data, their order or its batches are not those of this call"
+        raise other_run(source, why, "; ".join(differing), "its data, batch size and seed.")
     if batches.is_ready and batches.position not in (data.position, (0, 0)):
         must = (
             "To resume on an iterable, pass it at its first batch; it is advanced to the saved "
@@ -47,31 +46,30 @@ def check_goes_on(
 
 def check_content(before: dict[str, str], here: dict[str, str], source: str) -> None:
     """Refuse arrays whose digests differ from those of the saved run."""
-    if names := [name for name in {**before, **here} if before.get(name) != here.get(name)]:
-        must = other_run(source, "its data are not those of this call")
-        attempt = way_out(source, "its data; on corrected data, ") + f'trainer.restore("{source}").'
-        raise SpecificationError(message(must, f"other numbers in {', '.join(names)}", attempt))
+    if names := changed_keys(before, here):
+        received = f"other numbers in {', '.join(names)}"
+        way = f'its data; on corrected data, trainer.restore("{source}").'
+        raise other_run(source, "its data are not those of this call", received, way)
 
 
-def unlike(before: dict[str, str], here: dict[str, str]) -> list[str]:
+def differences(before: dict[str, str], here: dict[str, str]) -> list[str]:
     """Describe the differences between two layouts.
 
-    >>> unlike({"rows": "8", "order": "a"}, {"rows": "9", "order": "a"})
+    >>> differences({"rows": "8", "order": "a"}, {"rows": "9", "order": "a"})
     ['rows: 9 (saved: 8)']
-    >>> unlike({"order": "a"}, {"order": "b"})
+    >>> differences({"order": "a"}, {"order": "b"})
     ['another order of the rows']
     """
-    names = [name for name in {**before, **here} if before.get(name) != here.get(name)]
-    told = []
-    for name in names:
-        one = here.get(name, "none")
-        two = before.get(name, "none")
-        is_digest = name == "order"
-        told.append("another order of the rows" if is_digest else f"{name}: {one} (saved: {two})")
-    return told
+    words = {
+        name: f"{name}: {here.get(name, 'none')} (saved: {before.get(name, 'none')})"
+        for name in changed_keys(before, here)
+    }
+    if "order" in words:  # a digest
+        words["order"] = "another order of the rows"
+    return list(words.values())
 
 
-def go_to(data: DataPlace, batches: Batches) -> None:
+def advance_to(data: DataPosition, batches: Batches) -> None:
     """Move the batches to the saved position.
 
     Raises:
@@ -82,13 +80,14 @@ def go_to(data: DataPlace, batches: Batches) -> None:
     if batches.position != (0, 0):
         batches.seek(*data.position)
         return
-    if data.state is not None and data.position[1]:
+    epoch, num = data.position
+    if data.state is not None and num:
         batches.go_on(data.position, data.state)
         return
-    last = batches.run_forward(*data.position)
+    last = batches.run_forward(epoch, num)
     if data.last and last is not None and digest_of(last) != data.last:
         must = "A stream must yield the same batches to a resumed run."
-        received = f"another batch before batch {data.position[1]} of epoch {data.position[0]}"
+        received = f"another batch before batch {num} of epoch {epoch}"
         attempt = (
             "seed its random draws; or resume on other batches with trainer.restore(path). "
             "Nothing was updated."

@@ -7,6 +7,7 @@ an OSError.
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import shutil
@@ -26,9 +27,7 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @contextlib.contextmanager
 def on_disk(must: str, attempt: str = "look at that path and its disk.") -> Iterator[None]:
-    """Turn an error of the operating system into a CheckpointError; `must` names the path, and the
-    step if any.
-    """
+    """Turn an OSError into a CheckpointError; `must` names the path, and the step if any."""
     try:
         yield
     except OSError as error:
@@ -48,38 +47,29 @@ class Lock:
         import fcntl  # missing on Windows, where only checkpoints need it
 
         self._path = folder / "lock"
-        self._file = os.open(
-            self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.open(self._path, flags, 0o644)
+        owner = {"pid": os.getpid(), "host": os.uname().nodename}
         try:
             before = os.pread(self._file, 1000, 0).decode(errors="replace").strip()
             if before and not before.startswith('{"pid": '):
                 must = f"{self._path} must be the lock of a folder of checkpoints."
-                raise CheckpointError(
-                    message(must, f"a file with other content, {before[:40]!r}", "another folder.")
-                )
+                received = f"a file with other content, {before[:40]!r}"
+                raise CheckpointError(message(must, received, "another folder."))
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 must = f"One run at a time may write to {folder}."
                 received = f"a folder in use by {before or 'another process'}"
                 attempt = "wait for that run, or choose another folder."
-                if any(
-                    os.path.sameopenfile(lock._file, self._file)
-                    for lock in _held
-                    if lock._file >= 0
-                ):
+                if before.startswith(json.dumps(owner)[:-1]):
                     received = "a folder to which a fit or a loop of this very process is saving"
                     attempt = 'save elsewhere, as in trainer.save("runs/by-hand").'
                 raise CheckpointError(message(must, received, attempt)) from error
             self.check()
+            owner |= {"since": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "token": uuid.uuid4().hex[:12]}
+            self.owner = json.dumps(owner)
             os.ftruncate(self._file, 0)
-            me = {
-                "pid": os.getpid(),
-                "host": os.uname().nodename,
-                "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            }
-            self.owner = json.dumps(me | {"token": uuid.uuid4().hex[:12]})
             os.pwrite(self._file, self.owner.encode(), 0)
         except BaseException:
             self.release()
@@ -87,22 +77,16 @@ class Lock:
         _held.add(self)
 
     def check(self) -> None:
-        """Refuse to write if the folder, or the lock in it, was removed, renamed or replaced:
-        another run may write.
-        """
+        """Refuse to write if the folder or its lock was replaced, as another run may write."""
         must = f"{self._path.parent} must stay the folder that this run locked."
         attempt = "move it back, or start again; nothing was written to another folder."
         with on_disk(must, attempt):
-            is_same = os.path.samestat(
-                os.stat(self._path, follow_symlinks=False), os.fstat(self._file)
-            )
+            is_same = os.path.samestat(os.lstat(self._path), os.fstat(self._file))
         if not is_same:
             raise CheckpointError(message(must, "another folder, or another lock in it", attempt))
 
     def release(self) -> None:
-        """Release the lock. Repeated calls do nothing; in a forked process, the parent keeps the
-        lock.
-        """
+        """Release the lock, once. In a forked process, the parent keeps the lock."""
         file = self._file
         self._file = -1
         if file >= 0:
@@ -123,9 +107,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[int]:
-    """Context with the descriptor of a new file, which is synced at the end; its folder must not be
-    a link.
-    """
+    """Context with the descriptor of a new file, synced at the end; its folder must be no link."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -147,9 +129,7 @@ def make_folder(path: Path) -> None:
 
 
 def close(file: int) -> None:
-    """Close a descriptor to which nothing was written; errors are ignored, as it is closed
-    anyway.
-    """
+    """Close a descriptor to which nothing was written; after an error it is closed, too."""
     with contextlib.suppress(OSError):
         os.close(file)
 
@@ -179,20 +159,14 @@ def sync_folder(path: Path, checkpoints: Path) -> None:
         os.close(folder)
 
 
-_warned: set[tuple[Path, str]] = set()
-
-
+@functools.cache
 def _warn_once(checkpoints: Path, lacks: str, effect: str) -> None:
     """Warn once for each folder that the file system of checkpoints lacks something."""
-    if (checkpoints, lacks) not in _warned:
-        _warned.add((checkpoints, lacks))
-        warn(f"The file system of {checkpoints} {lacks}. {effect}")
+    warn(f"The file system of {checkpoints} {lacks}. {effect}")
 
 
 def open_regular(path: Path, nbytes: int | None = None, most: int | None = None) -> int:
-    """Open a regular file of exactly `nbytes`, or of at most `most` bytes, for reading; return its
-    descriptor.
-    """
+    """Return a descriptor of a regular file of `nbytes` bytes, or of at most `most`, to read."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -200,15 +174,14 @@ def open_regular(path: Path, nbytes: int | None = None, most: int | None = None)
             raise DamagedError(f"{path.name} cannot be opened: {error.strerror}.") from error
         raise
     try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode):
+        state = os.fstat(file)
+        size = state.st_size
+        if not stat.S_ISREG(state.st_mode):
             raise DamagedError(f"{path.name} is not a regular file.")
-        if nbytes is not None and found.st_size != nbytes:
-            raise DamagedError(f"{path.name} must have {nbytes} bytes. It has {found.st_size}.")
-        if most is not None and found.st_size > most:
-            raise DamagedError(
-                f"{path.name} may have at most {most} bytes. It has {found.st_size}."
-            )
+        if nbytes is not None and size != nbytes:
+            raise DamagedError(f"{path.name} must have {nbytes} bytes. It has {size}.")
+        if most is not None and size > most:
+            raise DamagedError(f"{path.name} may have at most {most} bytes. It has {size}.")
     except BaseException:
         os.close(file)
         raise
@@ -226,14 +199,15 @@ def opened(path: Path, nbytes: int | None = None, most: int | None = None) -> It
 
 
 def read_into(file: int, content: Any, offset: int | None = None) -> None:
-    """Fill a writable bytes-like object from a file, from this offset, or from its current
-    position.
-    """
+    """Fill a writable bytes-like object from a file, at this offset or its current position."""
     view = memoryview(content).cast("B")
     while view:
         part = [view[:_CHUNK]]
-        num = os.readv(file, part) if offset is None else os.preadv(file, part, offset)
-        offset = None if offset is None else offset + num
+        if offset is None:
+            num = os.readv(file, part)
+        else:
+            num = os.preadv(file, part, offset)
+            offset += num
         if num == 0:
             raise DamagedError(f"A file ended {len(view)} bytes too early.")
         view = view[num:]
@@ -263,6 +237,5 @@ def check_room(folder: Path, nbytes: int) -> None:
         _warn_once(folder, "reports 0 free bytes", effect)
     elif nbytes > free:
         must = f"A checkpoint of {nbytes} bytes needs as much room in {folder}."
-        raise CheckpointError(
-            message(must, f"{free} bytes free", "remove something, or keep fewer checkpoints.")
-        )
+        attempt = "remove something, or keep fewer checkpoints."
+        raise CheckpointError(message(must, f"{free} bytes free", attempt))

@@ -1,7 +1,8 @@
 """A folder of checkpoints: each is complete or does not exist; damaged checkpoints are set aside.
 
-    lock   step-00000500/{manifest.json, 00000-of-00001-00.safetensors, ...}   bad-00000450-1/{...,
-    why.json}
+    lock
+    step-00000500/{manifest.json, 00000-of-00001-00.safetensors, ...}
+    bad-00000450-1/{..., why.json}
 
 A checkpoint is written under a temporary name, synced, and committed by a rename. Then its files
 are read back and verified, and only then are older checkpoints removed. Entries that the library
@@ -19,25 +20,27 @@ import re
 import shutil
 import time
 import uuid
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from wholestep.checkpoints import arrays as carrier
 from wholestep.checkpoints import files as disk
 from wholestep.checkpoints import manifest as manifests
+from wholestep.checkpoints import safetensors
 from wholestep.checkpoints.address import Address
-from wholestep.checkpoints.arrays import FileFacts, Leaf
 from wholestep.checkpoints.files import Lock, created, on_disk, sync_folder
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.pieces import Numbers, Piece, Pieces
+from wholestep.checkpoints.safetensors import FileInfo, Leaf, drain
+from wholestep.checkpoints.shards import Numbers, Shard, ShardedArray
 from wholestep.errors import CheckpointError, DamagedError, GoneError, SpecificationError, message
 
 Arrays = Mapping[str, Numbers]
 Facts = Mapping[str, Any]
-Chunks = Callable[[FileFacts], Iterator[bytes]]  # the verified content of a file
+Chunks = Callable[[FileInfo], Iterator[bytes]]  # the verified content of a file
 
 # Names of the folders that the library makes. Each holds a file that the library names, or nothing.
 NUMBER = r"(?:[0-9]{8}|[1-9][0-9]{8,17})"
@@ -54,14 +57,101 @@ _MOST_READS = 10  # of a checkpoint that is replaced again and again
 T = TypeVar("T")
 
 
-class Folder:
+class CheckpointFolder(ABC):
+    """Checkpoints by step, which another process may replace or remove: a folder, or a store.
+
+    Attributes:
+        folder: its absolute path, or its address.
+    """
+
+    folder: Any
+
+    @abstractmethod
+    def steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, newest first."""
+
+    @abstractmethod
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of a step now, also while a writer replaces it."""
+
+    @abstractmethod
+    def path(self, step: int) -> Any:
+        """Return the path or address of the checkpoint of a step; it may not exist."""
+
+    @abstractmethod
+    def seen(self, step: int) -> tuple[object, bytes]:
+        """Return the identity of the checkpoint of a step, and the content of its manifest."""
+
+    @abstractmethod
+    def chunks(self, step: int) -> Chunks:
+        """Return the function that yields the verified content of a file of a checkpoint."""
+
+    @abstractmethod
+    def put(self, manifest: Manifest, chunks: Chunks) -> None:
+        """Write a copy of a checkpoint, whose files these chunks are."""
+
+    @abstractmethod
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint of a step."""
+
+    def bad(self) -> list[Path]:
+        """Return the checkpoints that have been set aside."""
+        return []
+
+    def manifest(self, step: int) -> Manifest:
+        """Return the manifest of a step's checkpoint, without reading its arrays."""
+        return self.using(step, lambda manifest: manifest)
+
+    def verify(self, step: int) -> Manifest:
+        """Read and verify all of a checkpoint, and return its manifest."""
+
+        def read(manifest: Manifest) -> Manifest:
+            chunks = self.chunks(step)
+            for file in manifest.files:
+                drain(chunks(file))
+            return manifest
+
+        return self.using(step, read)
+
+    def using(self, step: int, use: Callable[[Manifest], T]) -> T:
+        """Return the result of a reader of a checkpoint, which gets its manifest.
+
+        A writer may replace or remove the checkpoint between its manifest and its arrays. So it is
+        damaged only if it is still the same checkpoint; for another one, the reader is called
+        again.
+
+        Raises:
+            GoneError: the checkpoint was removed.
+            DamagedError: it is damaged.
+        """
+        for attempt in range(_MOST_READS):
+            before = None
+            try:
+                before = self.seen(step)
+                manifest = manifests.parse(before[1], self.path(step))
+                if manifest.step != step:
+                    must = f"The manifest of {self.path(step)} must name its step."
+                    raise DamagedError(f"{must} It names {manifest.step}.")
+                return use(manifest)
+            except DamagedError as error:
+                if not self.has(step):
+                    must = f"{self.path(step)} must exist."
+                    raise GoneError(f"{must} It was removed meanwhile.") from error
+                if attempt + 1 == _MOST_READS or before == self._seen_or_none(step):
+                    raise
+        raise AssertionError
+
+    def _seen_or_none(self, step: int) -> tuple[object, bytes] | None:
+        with suppress(DamagedError):
+            return self.seen(step)
+        return None
+
+
+class Folder(CheckpointFolder):
     """A folder of checkpoints, named by their numbers of updates.
 
     A process that shares a checkpoint with others passes its `share`: its index, and the number of
     processes.
-
-    Attributes:
-        folder: its absolute path.
 
     Raises:
         SpecificationError: the folder is not a path of a file system.
@@ -83,7 +173,10 @@ class Folder:
             is_path = False
         if not is_path or _STORE.match(path):
             must = "A run writes to a file system, which can rename folders and lock files."
-            attempt = 'a local or a network folder, or a string for a remote address: "s3://bucket/runs/a".'
+            attempt = (
+                "a local or a network folder, or a string for a remote address: "
+                '"s3://bucket/runs/a".'
+            )
             received = Address(path) if is_path else repr(folder)
             raise SpecificationError(message(must, received, attempt))
         with on_disk(f"{path} must be in a working directory that exists."):
@@ -154,11 +247,8 @@ class Folder:
         token = uuid.uuid4().hex[:12]
         try:
             files, leaves = self.fill(token, step, arrays)
-            return self.commit(
-                token,
-                Manifest(step, files, leaves, dict(facts), dict(rest or {})),
-                replaces=replaces,
-            )
+            manifest = Manifest(step, files, leaves, dict(facts), dict(rest or {}))
+            return self.commit(token, manifest, replaces=replaces)
         except BaseException:
             self.discard(token)
             raise
@@ -182,35 +272,32 @@ class Folder:
 
     def fill(
         self, token: str, step: int, arrays: Arrays, share: tuple[int, int] = (0, 1)
-    ) -> tuple[list[FileFacts], list[Leaf]]:
+    ) -> tuple[list[FileInfo], list[Leaf]]:
         """Write arrays for the checkpoint of a step, and return their locations.
 
         It exists after its `commit`; after an error, `discard` its token.
         """
         new = self._new(token)
-        files = list[FileFacts]()
+        index, count = share
+        files = list[FileInfo]()
         leaves = list[Leaf]()
-        contents = [
-            content
-            for name, array in arrays.items()
-            for content in carrier.contents_of(name, array)
-        ]
+        contents = list[safetensors.Content]()
+        for name, array in arrays.items():
+            contents += safetensors.contents_of(name, array)
         nbytes = sum(content.array.nbytes for content in contents)
         with self._writing(step, nbytes):
             disk.check_room(self.folder, nbytes + _ROOM)
-            new.mkdir(exist_ok=share[1] > 1)
-            for i, several in enumerate(carrier.shared_out(contents)):
-                file, held = carrier.write(
-                    new / f"{share[0]:05d}-of-{share[1]:05d}-{i:02d}.safetensors", several
-                )
+            new.mkdir(exist_ok=count > 1)
+            for i, part in enumerate(safetensors.shared_out(contents)):
+                name = f"{index:05d}-of-{count:05d}-{i:02d}.safetensors"
+                file, written = safetensors.write(new / name, part)
                 files.append(file)
-                leaves.extend(held)
+                leaves += written
             sync_folder(new, self.folder)
         return files, leaves
 
     def commit(self, token: str, manifest: Manifest, *, replaces: bool) -> Path:
-        """Commit a checkpoint whose arrays have been written; read it back to verify it, and return
-        its folder.
+        """Commit a checkpoint of written arrays, verify it, and return its folder.
 
         Args:
             replaces: whether it may replace a checkpoint of this step.
@@ -224,7 +311,7 @@ class Folder:
                 is_there = os.path.lexists(path)
                 if is_there and not (replaces and path in self._entries(_STEP)):
                     raise FileExistsError(errno.EEXIST, f"{path.name} exists already")
-                carrier.check_leaves(manifest.files, manifest.leaves)
+                safetensors.check_leaves(manifest.files, manifest.leaves)
                 manifests.write(new, manifest)
                 sync_folder(new, self.folder)
                 if is_there:
@@ -238,9 +325,8 @@ class Folder:
         try:
             self.verify(step)  # if it fails, the next `clear` restores the replaced checkpoint
         except DamagedError as error:
-            raise CheckpointError(
-                f"{path} must read back as it was written. {error} Try: another disk."
-            ) from error
+            must = f"{path} must read back as it was written."
+            raise CheckpointError(f"{must} {error} Try: another disk.") from error
         if is_there:
             _remove(replaced)
         return path
@@ -256,10 +342,9 @@ class Folder:
         return self.folder / f".replaced-{step:08d}"
 
     def _writing(self, step: int, nbytes: int) -> AbstractContextManager[None]:
-        must = (
-            f"The checkpoint of step {step} ({nbytes} bytes) could not be written to {self.folder}."
-        )
-        return on_disk(must, "look at that folder and its disk; earlier checkpoints are unchanged.")
+        of = f"The checkpoint of step {step} ({nbytes} bytes)"
+        attempt = "look at that folder and its disk; earlier checkpoints are unchanged."
+        return on_disk(f"{of} could not be written to {self.folder}.", attempt)
 
     def clear(self) -> None:
         """Remove the remains of interrupted writers. The caller must hold the lock."""
@@ -268,22 +353,19 @@ class Folder:
             _remove(path)
 
     def _put_back(self) -> None:
-        """Restore a checkpoint that was being replaced, unless its replacement exists and is
-        good.
-        """
-        for path in self._entries(_REPLACED):
-            step = _step_of(path)
-            if os.path.lexists(self.path(step)):
+        """Restore each checkpoint that was being replaced, unless its replacement is good."""
+        for replaced in self._entries(_REPLACED):
+            step = _step_of(replaced)
+            path = self.path(step)
+            if os.path.lexists(path):
                 try:
                     self.verify(step)
-                    _remove(path)
+                    _remove(replaced)
                     continue
                 except DamagedError as error:
                     self.set_aside(step, str(error))
-            with on_disk(
-                f"The checkpoint of step {step} must be renamed back to {self.path(step)}."
-            ):
-                path.rename(self.path(step))
+            with on_disk(f"The checkpoint of step {step} must be renamed back to {path}."):
+                replaced.rename(path)
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of a step, atomically."""
@@ -294,18 +376,6 @@ class Folder:
         _remove(old)
 
     # ---- reading ----
-
-    def manifest(self, step: int) -> Manifest:
-        """Return the manifest of a step's checkpoint, without reading its arrays."""
-        return self.using(step, lambda manifest: manifest)
-
-    def verify(self, step: int) -> Manifest:
-        """Read and verify all of a checkpoint, and return its manifest."""
-        return self.using(step, lambda manifest: verified(manifest, self.chunks(step)))
-
-    def using(self, step: int, use: Callable[[Manifest], T]) -> T:
-        """Return the result of a reader of a checkpoint, which gets its manifest; see `settled`."""
-        return settled(self, step, use)
 
     def seen(self, step: int) -> tuple[object, bytes]:
         """Return the identity of the checkpoint of a step: its manifest's file, and the content."""
@@ -326,9 +396,9 @@ class Folder:
     def chunks(self, step: int) -> Chunks:
         """Return the function that yields the verified content of a file of a checkpoint."""
 
-        def chunks(file: FileFacts) -> Iterator[bytes]:
+        def chunks(file: FileInfo) -> Iterator[bytes]:
             with self._reading(step):
-                yield from carrier.chunks(self.path(step), file)
+                yield from safetensors.chunks(self.path(step), file)
 
         return chunks
 
@@ -338,8 +408,7 @@ class Folder:
         check: Callable[[Manifest], None] = lambda manifest: None,
         share: tuple[int, int] = (0, 1),
     ) -> tuple[Manifest, dict[str, Numbers]]:
-        """Return the manifest of a checkpoint, and its arrays, all verified; pieces are verified by
-        one process each.
+        """Return the manifest and the verified arrays; each piece is verified by one process.
 
         Args:
             check: raises an error for unsuitable arrays, before memory is allocated for them.
@@ -352,29 +421,29 @@ class Folder:
         return self.using(step, use)
 
     def _arrays(self, manifest: Manifest, share: tuple[int, int]) -> dict[str, Numbers]:
-        step = manifest.step
-        path = self.path(step)
+        path = self.path(manifest.step)
+        index, count = share
         arrays = dict[str, Numbers]()
-        pieces = dict[str, list[Piece]]()
-        in_file: dict[str, list[Leaf]] = {file.name: [] for file in manifest.files}
+        shards = defaultdict[str, list[Shard]](list)
+        by_file = defaultdict[str, list[Leaf]](list)
         for leaf in manifest.leaves:
-            in_file[leaf.file].append(leaf)
-        with self._reading(step):
+            by_file[leaf.file].append(leaf)
+        with self._reading(manifest.step):
             for i, file in enumerate(manifest.files):
-                leaves = in_file[file.name]
+                leaves = by_file[file.name]
                 if all(leaf.begin is None for leaf in leaves):
-                    arrays |= carrier.read(path, file, leaves)
+                    arrays |= safetensors.read(path, file, leaves)
                     continue
-                if i % share[1] == share[0]:
-                    carrier.verify(path, file)
-                for j, (leaf, piece) in enumerate(carrier.open_pieces(path, file, leaves)):
+                if i % count == index:
+                    drain(safetensors.chunks(path, file))
+                for j, (leaf, shard) in enumerate(safetensors.open_shards(path, file, leaves)):
                     # so that a later checkpoint has each piece once
-                    is_own = (i + j) % share[1] == share[0]
-                    pieces.setdefault(leaf.name, []).append(replace(piece, is_own=is_own))
-        whole = manifest.arrays
-        for name, found in pieces.items():
-            shape, dtype = whole[name]
-            arrays[name] = Pieces(shape, carrier.DTYPES[dtype], found)
+                    is_own = (i + j) % count == index
+                    shards[leaf.name].append(replace(shard, is_own=is_own))
+        described = manifest.arrays
+        for name, pieces in shards.items():
+            shape, dtype = described[name]
+            arrays[name] = ShardedArray(shape, safetensors.DTYPES[dtype], pieces)
         return arrays
 
     def _reading(self, step: int) -> AbstractContextManager[None]:
@@ -382,73 +451,16 @@ class Folder:
 
     def set_aside(self, step: int, why: str) -> Path:
         """Rename a damaged checkpoint to a bad-* folder, and write the reason there."""
-        num = 1
-        with on_disk(
-            f"The damaged checkpoint of step {step} must be set aside: {self.path(step)}."
-        ):
+        path = self.path(step)
+        with on_disk(f"The damaged checkpoint of step {step} must be set aside: {path}."):
+            num = 1
             while os.path.lexists(bad := self.folder / f"bad-{step:08d}-{num}"):
                 num += 1
-            os.rename(self.path(step), bad)
+            os.rename(path, bad)
             with suppress(FileExistsError), created(bad / "why.json") as file:
                 disk.write_all(file, json.dumps({"step": step, "why": why}).encode())
             sync_folder(self.folder, self.folder)
         return bad
-
-
-class Kept(Protocol):
-    """Checkpoints that another process may replace or remove; see `Folder`."""
-
-    def path(self, step: int) -> object:
-        """Return the path or address of the checkpoint of a step."""
-
-    def seen(self, step: int) -> tuple[object, bytes]:
-        """Return the identity of the checkpoint of a step, and the content of its manifest."""
-
-    def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of a step now."""
-
-
-def settled(kept: Kept, step: int, use: Callable[[Manifest], T]) -> T:
-    """Return the result of a reader of a checkpoint, which gets its manifest.
-
-    A writer may replace or remove the checkpoint between its manifest and its arrays. So it is
-    damaged only if it is still the same checkpoint; for another one, the reader is called again.
-
-    Raises:
-        GoneError: the checkpoint was removed.
-        DamagedError: it is damaged.
-    """
-    for attempt in range(_MOST_READS):
-        before = None
-        try:
-            before = kept.seen(step)
-            manifest = manifests.parse(before[1], kept.path(step))
-            if manifest.step != step:
-                must = f"The manifest of {kept.path(step)} must name its step."
-                raise DamagedError(f"{must} It names {manifest.step}.")
-            return use(manifest)
-        except DamagedError as error:
-            if not kept.has(step):
-                must = f"{kept.path(step)} must exist."
-                raise GoneError(f"{must} It was removed meanwhile.") from error
-            if attempt + 1 == _MOST_READS or before == _seen_now(kept, step):
-                raise
-    raise AssertionError
-
-
-def _seen_now(kept: Kept, step: int) -> tuple[object, bytes] | None:
-    try:
-        return kept.seen(step)
-    except DamagedError:
-        return None
-
-
-def verified(manifest: Manifest, chunks: Chunks) -> Manifest:
-    """Read and verify the files of a manifest, and return it."""
-    for file in manifest.files:
-        for _ in chunks(file):
-            pass
-    return manifest
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[Folder, int | None]:
@@ -456,10 +468,10 @@ def locate(path: str | os.PathLike[str]) -> tuple[Folder, int | None]:
     folder = Folder(path)
     parent = Folder(folder.folder.parent)
     name = folder.folder.name
-    steps = parent.steps() if name.startswith("step-") else []
-    return next(
-        ((parent, step) for step in steps if parent.path(step).name == name), (folder, None)
-    )
+    for step in parent.steps() if name.startswith("step-") else []:
+        if parent.path(step).name == name:
+            return parent, step
+    return folder, None
 
 
 def _step_of(path: Path) -> int:
@@ -467,9 +479,7 @@ def _step_of(path: Path) -> int:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this is a folder with a file of the library, an empty folder, or an unreadable
-    folder.
-    """
+    """Whether this is a folder with a file of the library, or an empty or unreadable one."""
     if path.is_symlink():
         return False
     try:

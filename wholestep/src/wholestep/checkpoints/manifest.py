@@ -1,5 +1,4 @@
-"""The manifest of a checkpoint: its content in one line of JSON, and the digest of that line in the
-next.
+"""The manifest of a checkpoint: its content in a line of JSON, and in the next line its digest.
 
 A checkpoint whose manifest is missing or damaged is damaged. Unknown entries of a manifest are
 kept, and shown.
@@ -8,7 +7,7 @@ kept, and shown.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import xxhash
 
-from wholestep.checkpoints.arrays import FileFacts, Leaf, check_leaves
 from wholestep.checkpoints.files import created, write_all
+from wholestep.checkpoints.safetensors import FileInfo, Leaf, check_leaves
 from wholestep.errors import CheckpointError, DamagedError, message
 
 FORMATS = (1, 2)  # in the second, arrays may be in pieces
@@ -28,7 +27,8 @@ _MOST_INTEGER = 1 << 62
 _MOST_LEVELS = 200  # of dicts and lists in one another
 _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_RESUMED: dict[str, Any] = {  # entries besides the known ones that a resumed run reads
+_ENTRIES = ("format", "step", "files", "leaves", "facts")
+_RESUMED: dict[str, Any] = {  # further entries that a resumed run reads
     "store": str | None,
     "run": dict[str, Any] | None,
     "content": dict[str, str] | None,
@@ -43,7 +43,7 @@ class Manifest:
 
     # the number in its name: the number of updates, or more if a loss scale has counted back
     step: int
-    files: list[FileFacts]  # the files of arrays
+    files: list[FileInfo]  # the files of arrays
     leaves: list[Leaf]  # the arrays in the files
     facts: dict[str, Any]  # the state of the training besides the arrays, as JSON
     rest: dict[str, Any]  # all other entries
@@ -70,85 +70,83 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 def rendered(manifest: Manifest) -> bytes:
     """Return the content of the file of a manifest."""
-    said = {
+    entries = {
         **finite(manifest.rest),
         "format": FORMATS[any(leaf.begin is not None for leaf in manifest.leaves)],
         "step": manifest.step,
-        "files": [as_said(file) for file in manifest.files],
-        "leaves": [as_said(leaf) for leaf in manifest.leaves],
+        "files": [as_json(file) for file in manifest.files],
+        "leaves": [as_json(leaf) for leaf in manifest.leaves],
         "facts": finite(manifest.facts),
     }
-    line = json.dumps(said, separators=(",", ":"), allow_nan=False).encode()
+    line = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
     return line + b"\n" + xxhash.xxh3_128_hexdigest(line).encode() + b"\n"
 
 
 def parse(content: bytes, folder: object) -> Manifest:
     """Return the manifest with this content; `folder` is named in errors."""
-    said = _verified(content)
+    entries = _verified(content)
     try:
-        if _counted(said["format"]) not in FORMATS:
+        if _counted(entries["format"]) not in FORMATS:
             must = f"{folder}: {NAME} must be of format {' or '.join(map(str, FORMATS))}."
-            raise CheckpointError(
-                message(must, f"format {said['format']}", "the release that wrote it.")
-            )
-        files, leaves = parts(said)
-        known = ("format", "step", "files", "leaves", "facts")
-        rest = infinite({key: value for key, value in said.items() if key not in known})
+            received = f"format {entries['format']}"
+            raise CheckpointError(message(must, received, "the release that wrote it."))
+        files, leaves = parts(entries)
+        rest = infinite({key: entries[key] for key in entries if key not in _ENTRIES})
         for key, kind in _RESUMED.items():
             parsed(kind, rest.get(key))
-        step = _counted(said["step"])
-        facts = parsed(dict[str, Any], infinite(said["facts"]))
+        facts = parsed(dict[str, Any], infinite(entries["facts"]))
+        manifest = Manifest(_counted(entries["step"]), files, leaves, facts, rest)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedError(
-            f"{NAME} lacks an entry of a manifest, or has a wrong one ({error!r})."
-        ) from error
+        must = f"{NAME} lacks an entry of a manifest, or has a wrong one"
+        raise DamagedError(f"{must} ({error!r}).") from error
     check_leaves(files, leaves)
-    return Manifest(step, files, leaves, facts, rest)
+    return manifest
 
 
-def as_said(part: FileFacts | Leaf) -> dict[str, Any]:
-    """Return the manifest entry of a file, or of an array in a file, as JSON."""
-    said = {key: value for key, value in vars(part).items() if value is not None}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in said.items()}
+def as_json(part: FileInfo | Leaf) -> dict[str, Any]:
+    """Return the manifest entry of a file, or of an array in a file."""
+    return {name: value for name, value in vars(part).items() if value is not None}
 
 
-def parts(said: Mapping[str, Any]) -> tuple[list[FileFacts], list[Leaf]]:
-    """Return the files of a manifest, and the arrays in them; a KeyError, TypeError or ValueError
-    for a wrong entry.
+def parts(entries: Mapping[str, Any]) -> tuple[list[FileInfo], list[Leaf]]:
+    """Return the files of a manifest, and the arrays in them.
+
+    Raises:
+        KeyError, TypeError, ValueError: an entry is wrong.
     """
-    files = parsed(list[FileFacts], said["files"])
-    leaves = parsed(list[Leaf], said["leaves"])
-    for part, name in [
-        *((file, file.name) for file in files),
-        *((leaf, leaf.file) for leaf in leaves),
-    ]:
-        for pattern, word in ((_FILE, name), (_DIGEST, part.digest)):
-            if not pattern.fullmatch(word) or ".." in word:
-                raise ValueError(f"a name such as {pattern.pattern} expected, not {word[:40]!r}")
-    counts = [file.nbytes for file in files]
+    files = parsed(list[FileInfo], entries["files"])
+    leaves = parsed(list[Leaf], entries["leaves"])
+    for name in {file.name for file in files} | {leaf.file for leaf in leaves}:
+        _check_name(name, _FILE)
+    for part in (*files, *leaves):
+        _check_name(part.digest, _DIGEST)
+    for file in files:
+        _counted(file.nbytes)
     for leaf in leaves:
-        counts += [leaf.offset, *leaf.shape, *(leaf.begin or ()), *(leaf.whole or ())]
-        counts.append(math.prod(leaf.whole or leaf.shape))
-    for count in counts:
-        _counted(count)
+        whole = leaf.whole or leaf.shape
+        for count in (leaf.offset, *leaf.shape, *(leaf.begin or ()), *whole, math.prod(whole)):
+            _counted(count)
     return files, leaves
 
 
+def _check_name(name: str, pattern: re.Pattern[str]) -> None:
+    if not pattern.fullmatch(name) or ".." in name:
+        raise ValueError(f"a name such as {pattern.pattern} expected, not {name[:40]!r}")
+
+
 def _verified(content: bytes) -> dict[str, Any]:
-    line, _, digest = content.partition(b"\n")
-    found = xxhash.xxh3_128_hexdigest(line)
-    if digest != found.encode() + b"\n":
-        told = digest[:40].decode(errors="replace").strip()
-        raise DamagedError(
-            f"{NAME} must have the digest {told or 'that its second line says'}. It has {found}."
-        )
+    line, _, second = content.partition(b"\n")
+    digest = xxhash.xxh3_128_hexdigest(line)
+    if second != digest.encode() + b"\n":
+        expected = second[:40].decode(errors="replace").strip() or "that its second line says"
+        raise DamagedError(f"{NAME} must have the digest {expected}. It has {digest}.")
     try:
-        said = json.loads(line, object_pairs_hook=_once, parse_constant=_refuse)
+        entries = json.loads(line, object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{NAME} is not readable JSON ({error}).") from error
-    if not isinstance(said, dict):
+    if not isinstance(entries, dict):
         raise DamagedError(f"{NAME} must hold a JSON object.")
-    return said
+    return entries
 
 
 def _counted(value: Any) -> int:
@@ -157,11 +155,11 @@ def _counted(value: Any) -> int:
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key comes twice")
-    return found
+    return entries
 
 
 def _refuse(constant: str) -> None:
@@ -192,75 +190,41 @@ def infinite(value: Any, level: int = 0) -> Any:
     return [infinite(part, level + 1) for part in value] if isinstance(value, list) else value
 
 
-Reader = Callable[[Any], Any]  # returns JSON as a value of a type
+_JSON: dict[Any, tuple[type, ...]] = {tuple: (list, tuple), float: (int, float)}  # others: as named
+_hints = cache(get_type_hints)
 
 
-def parsed(kind: Any, said: Any) -> Any:
-    """Return JSON as a value of a type. Names that a dataclass lacks, as from a later release, are
-    dropped.
+def parsed(kind: Any, value: Any) -> Any:
+    """Return JSON as a value of a type.
 
-    >>> parsed(FileFacts, {"name": "a", "nbytes": 3, "digest": "0", "news": 1})
-    FileFacts(name='a', nbytes=3, digest='0')
+    Names that a dataclass lacks, as from a later release, are dropped.
+
+    >>> parsed(FileInfo, {"name": "a", "nbytes": 3, "digest": "0", "news": 1})
+    FileInfo(name='a', nbytes=3, digest='0')
     >>> parsed(tuple[int, ...] | None, [0, 3])
     (0, 3)
 
     Raises:
         TypeError: it has another type.
     """
-    return _reader(kind)(said)
-
-
-@cache
-def _reader(kind: Any) -> Reader:
-    """Return the reader of a type; a manifest may have 100,000 arrays."""
-    origin = get_origin(kind)
-    of = get_args(kind)
     if kind is Any:
-        return lambda said: said
+        return value
+    origin = get_origin(kind) or kind
+    of = get_args(kind)
     if origin is UnionType:  # of a type and None
-        read = _reader(of[0])
-        return lambda said: None if said is None else read(said)
-    if is_dataclass(kind):
-        return _reader_of_record(kind)
+        return None if value is None else parsed(of[0], value)
+    is_record = is_dataclass(kind)
+    if type(value) not in _JSON.get(origin, (dict if is_record else origin,)):
+        name = getattr(kind, "__name__", kind)
+        raise TypeError(f"{name} expected, not {str(value)[:40]!r}")
+    if is_record:
+        fields = _hints(kind).items()
+        return kind(**{name: parsed(field, value[name]) for name, field in fields if name in value})
     if origin is dict:
-        return _expecting(kind, (dict,), _reader_of_values(_reader(of[1])))
+        return {key: parsed(of[1], part) for key, part in value.items()}
     if origin is list:
-        part = _reader(of[0])
-        return _expecting(kind, (list,), lambda said: [part(each) for each in said])
+        return [parsed(of[0], part) for part in value]
     if origin is tuple:
-        return _expecting(kind, (list,), _reader_of_parts(of))
-    types = (int, float) if kind is float else (kind,)
-    return _expecting(kind, types, lambda said: said)
-
-
-def _expecting(kind: Any, types: tuple[type, ...], read: Reader) -> Reader:
-    """Return a reader that refuses JSON of other types."""
-
-    def checked(said: Any) -> Any:
-        if type(said) not in types:
-            raise TypeError(f"{getattr(kind, '__name__', kind)} expected, not {str(said)[:40]!r}")
-        return read(said)
-
-    return checked
-
-
-def _reader_of_values(read: Reader) -> Reader:
-    return lambda said: {key: read(value) for key, value in said.items()}
-
-
-def _reader_of_record(kind: Any) -> Reader:
-    readers = {name: _reader(of) for name, of in get_type_hints(kind).items()}
-
-    def record(said: Any) -> Any:
-        return kind(**{name: read(said[name]) for name, read in readers.items() if name in said})
-
-    return _expecting(kind, (dict,), record)
-
-
-def _reader_of_parts(kinds: tuple[Any, ...]) -> Reader:
-    """Return the reader of a tuple's parts."""
-    if kinds[-1] is ...:
-        read = _reader(kinds[0])
-        return lambda said: tuple(read(part) for part in said)
-    readers = [_reader(of) for of in kinds]
-    return lambda said: tuple(read(part) for read, part in zip(readers, said, strict=True))
+        kinds = of[:1] * len(value) if of[-1] is ... else of
+        return tuple(parsed(kind, part) for kind, part in zip(kinds, value, strict=True))
+    return value

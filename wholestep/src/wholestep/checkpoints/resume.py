@@ -14,8 +14,6 @@ from typing import Any
 import keras
 
 from wholestep.callbacks import CallbackRunner
-from wholestep.checkpoints.arrays import DTYPES
-from wholestep.checkpoints.common import CommonFolder, slowly
 from wholestep.checkpoints.configuration import (
     Settings,
     changed_settings,
@@ -32,11 +30,13 @@ from wholestep.checkpoints.files import on_disk
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
 from wholestep.checkpoints.paths import reading, runs_inside
-from wholestep.checkpoints.pieces import Numbers, hollow
-from wholestep.checkpoints.place import other_run, way_out
+from wholestep.checkpoints.position import other_run
+from wholestep.checkpoints.safetensors import DTYPES
 from wholestep.checkpoints.settings import Checkpoints
-from wholestep.checkpoints.snapshot import RunFacts, Snapshot, put_together
-from wholestep.checkpoints.store import AnyFolder, Store, fetch, find
+from wholestep.checkpoints.shards import Numbers, hollow
+from wholestep.checkpoints.shared_folder import SharedFolder, slowly
+from wholestep.checkpoints.snapshot import RunFacts, Snapshot, from_json
+from wholestep.checkpoints.store import CheckpointFolder, Store, fetch, find
 from wholestep.data import Batches, content_of
 from wholestep.engines import connect, num_replicas
 from wholestep.errors import (
@@ -68,7 +68,7 @@ class Found:
 
 
 def newest(
-    common: CommonFolder,
+    common: SharedFolder,
     check: Callable[[Snapshot, Manifest], None],
     *,
     sets_aside: bool,
@@ -97,48 +97,50 @@ def newest(
     aside: list[str] = []
 
     def fits(manifest: Manifest) -> None:
-        shapes = manifest.arrays.items()
         arrays: dict[str, Numbers] = {
-            name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in shapes
+            name: hollow(shape, DTYPES[dtype]) for name, (shape, dtype) in manifest.arrays.items()
         }
         check(Snapshot(arrays, manifest.facts, source), manifest)
 
-    def attempt(one: int) -> tuple[Found | None, str]:
+    def attempt(candidate: int) -> tuple[Found | None, str]:
         """Return the checkpoint and ""; or None and the reason."""
-        path = folder.path(one)
+        path = folder.path(candidate)
         try:
-            manifest, arrays = folder.read(one, fits, together.share)
+            manifest, arrays = folder.read(candidate, fits, together.share)
         except DamagedError as error:
             if step is not None:
                 raise CheckpointError(f"{path} must be good. {error}") from error
             return None, _GONE if isinstance(error, GoneError) else str(error)
         return Found(manifest, Snapshot(arrays, manifest.facts, source), path, aside), ""
 
-    def set_aside(one: int, why: str) -> str:
-        return (folder.set_aside(one, why) if sets_aside else folder.path(one)).name
+    def set_aside(candidate: int, why: str) -> str:
+        return (folder.set_aside(candidate, why) if sets_aside else folder.path(candidate)).name
+
+    def listed() -> list[int]:
+        steps = together.first(folder.steps, what) if step is None else [step]
+        return [each for each in steps if each not in damaged]
 
     tried: list[int] = []
     damaged: set[int] = set()
-    # A writer may have removed listed checkpoints after writing others.
-    while (steps := together.first(folder.steps, what) if step is None else [step]) != tried:
+    # A writer may have removed a listed checkpoint after writing others.
+    while (steps := listed()) and steps != tried:
         tried = steps
-        for one in (each for each in steps if each not in damaged):
-            found, why = together.all(partial(attempt, one), what)
-            whys = [words for words in together.exchange.all_gather(why, what) if words]
-            if not whys:
-                return found
-            if _GONE in whys:
-                break
-            damaged.add(one)
-            name = together.first(partial(set_aside, one, whys[0]), what)
+        newest_step = steps[0]
+        found, why = together.all(partial(attempt, newest_step), what)
+        whys = [words for words in together.exchange.all_gather(why, what) if words]
+        if not whys:
+            return found
+        if _GONE not in whys:
+            damaged.add(newest_step)
+            name = together.first(partial(set_aside, newest_step, whys[0]), what)
             aside.append(f"{name} ({whys[0].rstrip('.')})")
-        if aside and damaged.issuperset(steps):
-            must = f"At least one checkpoint in {folder.folder} must be good."
-            try_next = "copy a good one there; or begin anew in another folder."
-            raise CheckpointError(message(must, "; ".join(aside), try_next))
     if steps:
         must = f"Checkpoints that are listed in {folder.folder} must exist."
         raise CheckpointError(message(must, f"steps {steps}, all gone", "again."))
+    if aside:
+        must = f"At least one checkpoint in {folder.folder} must be good."
+        try_next = "copy a good one there; or begin anew in another folder."
+        raise CheckpointError(message(must, "; ".join(aside), try_next))
     return None
 
 
@@ -179,7 +181,7 @@ def read_one(
         check(snapshot)
 
     def read(folder: Folder) -> Found | None:
-        common = CommonFolder(folder, processes)
+        common = SharedFolder(folder, processes)
         address = str(source.folder)
         return newest(common, check_found, sets_aside=False, step=step, source=address)
 
@@ -225,7 +227,7 @@ def _copied(store: Store, steps: Callable[[], list[int]]) -> Iterator[Folder | N
         yield None if step is None else folder
 
 
-def _lacking(source: AnyFolder) -> str:
+def _lacking(source: CheckpointFolder) -> str:
     """Return the reason that no checkpoint was found."""
     parent = source.folder.parent
     name = source.folder.name
@@ -239,12 +241,12 @@ def _lacking(source: AnyFolder) -> str:
 
 
 @dataclass
-class Start:
+class ResumePoint:
     """The point from which a call of `fit` or `steps` starts or resumes."""
 
     asked: Checkpoints
     run: Run
-    common: CommonFolder
+    common: SharedFolder
     call: str
     batches: Batches
     model: keras.Model
@@ -432,7 +434,7 @@ def differences_of(
     told = [f"changed environment: {otherwise}"] if otherwise else []
     changed = changed_settings(rest.get("settings") or script.settings, script.settings)
     if watch is not None:
-        state = put_together(facts["also"].get("callbacks"), found.snapshot.arrays)
+        state = from_json(facts["also"].get("callbacks"), found.snapshot.arrays)
         changed += watch.changes(state)
         anew = anew + watch.unknown
     anew = anew + [path for path in script.own if path not in (facts.get("own") or {})]
@@ -487,16 +489,16 @@ def _check_optimizer(snapshot: Snapshot, manifest: Manifest, model: keras.Model)
     kind = type(getattr(model, "optimizer", None)).__name__
     before = optimizer_kind(manifest.rest.get("settings") or {})
     if before is not None and before != kind:
-        must = other_run(snapshot.source, "its optimizer is not this one")
         # `compile` makes it under this policy
         wrapper = keras.optimizers.LossScaleOptimizer.__name__
-        policy = {
+        policies = {
             kind: " without the policy mixed_float16",
             before: " (the policy mixed_float16)",
-        }.get(wrapper, "")
-        attempt = way_out(snapshot.source, f"{before}{policy}; to keep its weights alone, ")
-        attempt += f'trainer.restore("{snapshot.source}", only="weights").'
-        raise SpecificationError(message(must, f"{kind} (saved: {before})", attempt))
+        }
+        way = f"{before}{policies.get(wrapper, '')}; to keep its weights alone, "
+        way += f'trainer.restore("{snapshot.source}", only="weights").'
+        why = "its optimizer is not this one"
+        raise other_run(snapshot.source, why, f"{kind} (saved: {before})", way)
 
 
 def _unused(name: str, rate: float, now: float) -> str:

@@ -14,16 +14,22 @@ import keras
 
 from wholestep.callbacks import CallbackRunner
 from wholestep.checkpoints import settings
-from wholestep.checkpoints.arrays import check_dtype
-from wholestep.checkpoints.common import CommonFolder, Signs, slowly
 from wholestep.checkpoints.configuration import Settings, environment
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.pieces import Numbers
-from wholestep.checkpoints.place import Keeps
-from wholestep.checkpoints.resume import CheckSnapshot, Script, Span, Start, settings_of_script
+from wholestep.checkpoints.position import Stateful
+from wholestep.checkpoints.resume import (
+    CheckSnapshot,
+    ResumePoint,
+    Script,
+    Span,
+    settings_of_script,
+)
+from wholestep.checkpoints.safetensors import check_dtype
 from wholestep.checkpoints.settings import Checkpoints, Value
-from wholestep.checkpoints.snapshot import taken_apart
-from wholestep.checkpoints.writer import Room, Writer
+from wholestep.checkpoints.shards import Numbers
+from wholestep.checkpoints.shared_folder import BoundaryFlags, SharedFolder, slowly
+from wholestep.checkpoints.snapshot import to_json
+from wholestep.checkpoints.writer import CopyBuffers, Writer
 from wholestep.data import Batches
 from wholestep.engines import connect
 from wholestep.errors import CheckpointError, SpecificationError, message, tell, warn
@@ -65,9 +71,9 @@ class Saver:
         self._run = run
         self._batches = batches
         self._processes = processes
-        self._common = CommonFolder.of(asked.folder, processes, asked.local)
-        self._start = Start(asked, run, self._common, call, batches, model, check)
-        self._room, self._writer, self._termination = Room(), Writer(), Termination()
+        self._common = SharedFolder.of(asked.folder, processes, asked.local)
+        self._start = ResumePoint(asked, run, self._common, call, batches, model, check)
+        self._room, self._writer, self._termination = CopyBuffers(), Writer(), Termination()
         # the metric by which checkpoints are compared
         self._best, self._num_best = (asked.keep_best or ("", 0))[:2]
         self._values: dict[int, Value] = {}
@@ -168,7 +174,7 @@ class Saver:
         if line and self._processes.index == 0:
             tell(line)
 
-    def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
+    def check(self, callbacks: Sequence[tuple[str, Stateful]]) -> None:
         """Refuse, before the first update, state of these objects or callbacks that the first save
         could not write.
 
@@ -186,7 +192,7 @@ class Saver:
                 *states,
                 ("the stream's get_state()", self._batches.known_stream_state()),
             ]:
-                taken_apart(state, name, arrays)
+                to_json(state, name, arrays)
             for name, array in arrays.items():
                 check_dtype(name, array.dtype)
 
@@ -213,7 +219,7 @@ class Saver:
         """Ask all processes for reasons to save, and record whether the processes must end."""
         seconds = self._asked.every_seconds
         is_late = seconds is not None and time.monotonic() - self._since >= seconds
-        signs = Signs(self._termination.has_come, self._writer.has_failed, is_late)
+        signs = BoundaryFlags(self._termination.has_come, self._writer.has_failed, is_late)
         found = self._common.together.ask(boundary, signs, now=now)
         self._ends |= found.terminated
         return found.terminated or found.failed or (found.late and self._has_moved)
@@ -339,7 +345,7 @@ class Unsaved:
     """The counterpart of `Saver` for a call without checkpoints."""
 
     def __init__(self, run: Run):
-        self.also: Mapping[str, Keeps] = {}
+        self.also: Mapping[str, Stateful] = {}
         self._run = run
 
     def is_due(self) -> bool:
@@ -358,7 +364,7 @@ class Unsaved:
         if line and executor.engine.processes.index == 0:
             tell(line)
 
-    def check(self, callbacks: Sequence[tuple[str, Keeps]]) -> None:
+    def check(self, callbacks: Sequence[tuple[str, Stateful]]) -> None:
         """Do nothing."""
 
     def save(self) -> None:
@@ -385,11 +391,11 @@ def save_once(path: str | os.PathLike[str], run: Run, executor: Executor | None)
     store.
     """
     processes = connect()
-    common = CommonFolder.of(path, processes)
+    common = SharedFolder.of(path, processes)
     kept = common.folders[-1]
     with slowly(processes):
         snapshot = common.together.all(
-            lambda: run.snapshot(common.copies(Room())), f"saving to {common.folder.folder}"
+            lambda: run.snapshot(common.copies(CopyBuffers())), f"saving to {common.folder.folder}"
         )
         if run.number in common.together.first(kept.steps, f"reading the steps of {kept.folder}"):
             must = f"A checkpoint saved by hand must be the first of its step in {kept.folder}."

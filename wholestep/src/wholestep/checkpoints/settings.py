@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from wholestep.checkpoints.address import Location, as_location, is_remote
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import Manifest
-from wholestep.checkpoints.place import Keeps
-from wholestep.checkpoints.store import AnyFolder, find
+from wholestep.checkpoints.position import Stateful
+from wholestep.checkpoints.store import CheckpointFolder, find
 from wholestep.checks import count, is_count, is_number
 from wholestep.errors import CheckpointError, DamagedError, SpecificationError, message, shown
 
@@ -84,7 +84,7 @@ class Checkpoints:
     keep_best: tuple[str, int] | tuple[str, int, str] | None = None
     resume: bool = True
     learning_rate: float | None = None
-    also: Mapping[str, Keeps] | None = None
+    also: Mapping[str, Stateful] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
@@ -207,7 +207,7 @@ def best_first(values: Mapping[int, Value]) -> list[int]:
     return [step for number, step in sorted(known) if not math.isnan(number)]
 
 
-def to_remove(folder: AnyFolder, asked: Checkpoints, newest: int) -> list[int]:
+def to_remove(folder: CheckpointFolder, asked: Checkpoints, newest: int) -> list[int]:
     """Return the steps that no rule keeps, of those up to `newest`, which has been verified."""
     known = sorted(step for step in folder.steps() if step <= newest)
     stay = {*known[-asked.keep :], newest}
@@ -268,13 +268,13 @@ def value_in(manifest: Manifest, name: str | None = None) -> Value | None:
     return None
 
 
-def values_of(folder: AnyFolder, name: str) -> dict[int, Value]:
+def values_of(folder: CheckpointFolder, name: str) -> dict[int, Value]:
     """Return the values of a folder's checkpoints by step, without damaged checkpoints."""
     values = {step: value_in(manifest, name) for step, manifest in _manifests(folder).items()}
     return {step: value for step, value in values.items() if value is not None}
 
 
-def _manifests(folder: AnyFolder) -> dict[int, Manifest]:
+def _manifests(folder: CheckpointFolder) -> dict[int, Manifest]:
     """Return the manifests of a folder's checkpoints by step, without damaged ones."""
     found = {}
     for step in folder.steps():

@@ -11,8 +11,8 @@ import numpy as np
 
 from wholestep import engines
 from wholestep.checkpoints.manifest import parsed
-from wholestep.checkpoints.pieces import Numbers, Pieces
-from wholestep.checkpoints.place import DataPlace, Place, other_run, way_out
+from wholestep.checkpoints.position import CallPosition, DataPosition, other_run
+from wholestep.checkpoints.shards import Numbers, ShardedArray
 from wholestep.errors import DamagedError, SpecificationError, message
 from wholestep.model import Findings
 
@@ -37,7 +37,7 @@ _RESERVED = ({_ARRAY}, {_BYTES}, {"float"})
 class Snapshot:
     """The state of a training, as values that any file format can hold."""
 
-    # by name, such as "params/0"; `Pieces` for an array that is sharded over processes
+    # by name, such as "params/0"; `ShardedArray` for an array that is sharded over processes
     arrays: dict[str, Numbers]
     facts: dict[str, Any]  # JSON, in which floats may be NaN or infinite
     source: str = ""  # the folder or the store of its checkpoint; "" if there is none
@@ -76,8 +76,8 @@ class RunFacts:
     num_skipped: int
     begins: int
     epochs: int
-    place: Place
-    data: DataPlace
+    place: CallPosition
+    data: DataPosition
     # the name and the shape of each number of a report
     layout: tuple[tuple[str, tuple[int, ...]], ...] | None
     findings: Findings
@@ -90,7 +90,7 @@ class RunFacts:
         run.
         """
         try:
-            facts: RunFacts = parsed(cls, put_together(snapshot.facts, snapshot.arrays))
+            facts: RunFacts = parsed(cls, from_json(snapshot.facts, snapshot.arrays))
             for group in GROUPS:
                 held = {name for name in snapshot.arrays if name.startswith(f"{group}/")}
                 if held != {f"{group}/{i}" for i in range(len(facts.paths[group]))}:
@@ -104,13 +104,13 @@ class RunFacts:
         return facts
 
 
-def taken_apart(value: Any, name: str, arrays: dict[str, Numbers], level: int = 0) -> Any:
+def to_json(value: Any, name: str, arrays: dict[str, Numbers], level: int = 0) -> Any:
     """Return nested numbers, strings and arrays as JSON; the arrays are added to `arrays` by name.
 
     >>> arrays = {}
-    >>> taken_apart({"wait": 2, "best_weights": [np.ones(2)]}, "stop", arrays)
+    >>> to_json({"wait": 2, "best_weights": [np.ones(2)]}, "stop", arrays)
     {'wait': 2, 'best_weights': [{'array': 'stop/best_weights/0'}]}
-    >>> put_together(_, arrays)
+    >>> from_json(_, arrays)
     {'wait': 2, 'best_weights': [array([1., 1.])]}
     """
     if type(value) in _PLAIN:
@@ -124,11 +124,10 @@ def taken_apart(value: Any, name: str, arrays: dict[str, Numbers], level: int = 
     if isinstance(value, Mapping):
         _check_keys(value, name)
         return {
-            key: taken_apart(each, f"{name}/{key}", arrays, level + 1)
-            for key, each in value.items()
+            key: to_json(each, f"{name}/{key}", arrays, level + 1) for key, each in value.items()
         }
     if isinstance(value, Sequence) and not isinstance(value, str | bytearray | memoryview):
-        return [taken_apart(each, f"{name}/{i}", arrays, level + 1) for i, each in enumerate(value)]
+        return [to_json(each, f"{name}/{i}", arrays, level + 1) for i, each in enumerate(value)]
     is_other = isinstance(value, int | float | str | bytearray | memoryview | np.ma.MaskedArray)
     array = np.array(None if is_other else value)
     if array.dtype == object:
@@ -151,16 +150,16 @@ def _put_in(arrays: dict[str, Numbers], name: str, array: np.ndarray) -> str:
     return name
 
 
-def put_together(value: Any, arrays: Mapping[str, Numbers]) -> Any:
-    """Undo `taken_apart`, with lists for all sequences."""
+def from_json(value: Any, arrays: Mapping[str, Numbers]) -> Any:
+    """Undo `to_json`, with lists for all sequences."""
     if isinstance(value, dict):
         if set(value) == {_ARRAY}:
             array = arrays[value[_ARRAY]][...]
             return array if array.ndim else array[()]
         if set(value) == {_BYTES}:
             return arrays[value[_BYTES]][...].tobytes()
-        return {key: put_together(each, arrays) for key, each in value.items()}
-    return [put_together(each, arrays) for each in value] if isinstance(value, list) else value
+        return {key: from_json(each, arrays) for key, each in value.items()}
+    return [from_json(each, arrays) for each in value] if isinstance(value, list) else value
 
 
 def leaves_of(
@@ -172,32 +171,37 @@ def leaves_of(
         SpecificationError: the snapshot is of other variables: other numbers, shapes or names.
     """
     kept: dict[str, list[Numbers]] = {name: [] for name in ("sums", "running", *groups)}
-    for name, held in kept.items():
-        while (array := snapshot.arrays.get(f"{name}/{len(held)}")) is not None:
-            held.append(array)
+    for name, arrays in kept.items():
+        while (array := snapshot.arrays.get(f"{name}/{len(arrays)}")) is not None:
+            arrays.append(array)
     for name, variables in groups.items():
-        known = [(plain(v.path), tuple(v.shape)) for v in variables]
-        paths = snapshot.facts["paths"][name]
-        given = [(plain(path), array.shape) for path, array in zip(paths, kept[name], strict=True)]
-        # variables that an objective assigns come later
-        given = given[: len(known)] if name == "buffers" else given
-        if known != given:
-            saved = [
-                f"{path} of shape {array.shape}"
-                for path, array in zip(paths, kept[name], strict=True)
-            ]
-            held_here = [f"{v.path} of shape {tuple(v.shape)}" for v in variables]
-            pairs = enumerate(zip(saved, held_here, strict=False))
-            differing = [f"{two} (saved: {one})" for i, (one, two) in pairs if given[i] != known[i]]
-            received = "; ".join(differing[:3]) or f"{len(known)} variables (saved: {len(given)})"
-            must = other_run(snapshot.source, f"{_WHOSE[name]} not this one's")
-            attempt = way_out(snapshot.source, "its model, built and compiled in the same way")
-            if name in ("slots", "metrics"):
-                attempt += '; trainer.restore(path, only="weights") takes the weights alone'
-            raise SpecificationError(message(must, received, f"{attempt}."))
+        _check_variables(snapshot, name, variables, kept[name])
         for variable, array in zip(variables, kept[name], strict=False):
             _check_fits(variable, array)
     return kept
+
+
+def _check_variables(
+    snapshot: Snapshot, group: str, variables: list[keras.Variable], arrays: list[Numbers]
+) -> None:
+    """Refuse a snapshot of other variables."""
+    here = [(v.path, tuple(v.shape)) for v in variables]
+    paths = snapshot.facts["paths"][group]
+    saved = [(path, array.shape) for path, array in zip(paths, arrays, strict=True)]
+    if group == "buffers":  # variables that an objective assigns come later
+        saved = saved[: len(here)]
+    differing = [
+        f"{path} of shape {shape} (saved: {other} of shape {saved_shape})"
+        for (path, shape), (other, saved_shape) in zip(here, saved, strict=False)
+        if (plain(path), shape) != (plain(other), saved_shape)
+    ]
+    if differing or len(here) != len(saved):
+        number = f"{len(here)} variables (saved: {len(saved)})"
+        way = "its model, built and compiled in the same way"
+        if group in ("slots", "metrics"):
+            way += '; trainer.restore(path, only="weights") takes the weights alone'
+        why = f"{_WHOSE[group]} not this one's"
+        raise other_run(snapshot.source, why, "; ".join(differing[:3]) or number, f"{way}.")
 
 
 def _check_fits(variable: keras.Variable, array: Numbers) -> None:
@@ -205,7 +209,7 @@ def _check_fits(variable: keras.Variable, array: Numbers) -> None:
     other sizes.
     """
     dtype = dtype_of(variable)
-    if isinstance(array, Pieces):  # floats: seeds and counters are not sharded
+    if isinstance(array, ShardedArray):  # floats: seeds and counters are not sharded
         return
     if (
         dtype != array.dtype
@@ -332,7 +336,7 @@ def put_own(
     snapshot: Snapshot, variables: Mapping[str, Any], assigned: MutableMapping[int, Any]
 ) -> None:
     """Assign the values of the engine's own variables, by path, that are not `assigned` yet."""
-    kept = put_together(snapshot.facts.get("own") or {}, snapshot.arrays)
+    kept = from_json(snapshot.facts.get("own") or {}, snapshot.arrays)
     for path, variable in variables.items():
         if path in kept and id(variable) not in assigned:
             if tuple(variable.shape) != np.shape(kept[path]):
@@ -343,7 +347,7 @@ def put_own(
             assigned[id(variable)] = variable
 
 
-def claimed(
+def assign_by_path(
     left: list[tuple[str, Numbers]], variables: list[keras.Variable], assigned: Assigned
 ) -> list[tuple[str, Numbers]]:
     """Assign to each variable the first array of its path and shape, see `put`; return the

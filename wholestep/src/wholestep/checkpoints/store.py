@@ -1,6 +1,8 @@
 """A remote folder of checkpoints, in an object store or another file system that fsspec knows.
 
-    lock   step-00000500/{00000-of-00001-00.safetensors, ..., manifest.json}   step-00000500-2/{...}
+    lock
+    step-00000500/{00000-of-00001-00.safetensors, ..., manifest.json}
+    step-00000500-2/{...}
 
 A store cannot rename, so nothing is overwritten: the files of a checkpoint are written under a new
 name, read back and verified, and the manifest is written last. Without a manifest there is no
@@ -16,14 +18,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from wholestep.checkpoints import manifest as manifests
 from wholestep.checkpoints.address import Address, Location, is_remote
-from wholestep.checkpoints.arrays import FileFacts, checked
-from wholestep.checkpoints.folder import NUMBER, Chunks, Folder, locate, settled, verified
+from wholestep.checkpoints.folder import NUMBER, CheckpointFolder, Chunks, Folder, locate
 from wholestep.checkpoints.manifest import Manifest
+from wholestep.checkpoints.safetensors import FileInfo, checked, drain
 from wholestep.errors import (
     CheckpointError,
     DamagedError,
@@ -46,12 +47,10 @@ _PAUSES = 1.0, 4.0  # seconds before the second and the third try
 _PATIENCE = 60.0  # seconds without an answer, after which an operation is not tried again
 
 
-class Store:
-    """A remote folder of checkpoints, with the verbs of `Folder`: steps, manifest, chunks, put and
-    remove.
+class Store(CheckpointFolder):
+    """A remote folder of checkpoints.
 
     Attributes:
-        folder: its address.
         newest: its newest step at the last `pull`.
 
     Raises:
@@ -100,37 +99,30 @@ class Store:
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, newest first."""
-        return sorted(
-            (step for step, versions in self._versions().items() if any(versions.values())),
-            reverse=True,
-        )
+        versions = self._versions()
+        return sorted((step for step in versions if any(versions[step].values())), reverse=True)
 
     def path(self, step: int) -> Address:
         """Return the address of the checkpoint of a step; it may not exist."""
-        versions = (self._found if step in self._found else self._versions()).get(step, {})
-        return self.folder / _name(step, max((v for v in versions if versions[v]), default=1))
+        versions = self._versions_of(step)
+        complete = [version for version, is_complete in versions.items() if is_complete]
+        return self.folder / _name(step, max(complete, default=1))
 
-    def bad(self) -> list[Path]:
-        """Return no checkpoints: damaged ones are not renamed."""
-        return []
+    def _versions_of(self, step: int) -> dict[int, bool]:
+        found = self._found if step in self._found else self._versions()
+        return found.get(step, {})
 
     def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step's checkpoint, without reading its arrays."""
         path = self.path(step)
         if path not in self._manifests:
-            found = self.using(step, lambda manifest: manifest)
+            manifest = super().manifest(step)
             path = self.path(step)  # of another version, if a writer has replaced the checkpoint
-            self._manifests[path] = found
+            self._manifests[path] = manifest
         return self._manifests[path]
 
-    def using(self, step: int, use: Callable[[Manifest], T]) -> T:
-        """Return the result of a reader of a checkpoint, which gets its manifest; see `settled`."""
-        return settled(self, step, use)
-
     def seen(self, step: int) -> tuple[object, bytes]:
-        """Return the identity of the checkpoint of a step: its address, and its manifest's
-        content.
-        """
+        """Return the address of the checkpoint of a step, and the content of its manifest."""
         path = self.path(step)
         most = {"start": 0, "end": manifests.MOST_BYTES}
         return path, self._ask(path / manifests.NAME, "cat_file", **most)
@@ -143,26 +135,22 @@ class Store:
         """Return the function that yields the verified content of a file of a checkpoint."""
         return partial(self._chunks, self.path(step))
 
-    def _chunks(self, path: Address, file: FileFacts) -> Iterator[bytes]:
+    def _chunks(self, path: Address, file: FileInfo) -> Iterator[bytes]:
         path = path / file.name
-        if (size := self._ask(path, "info")["size"]) != file.nbytes:
+        size = self._ask(path, "info")["size"]
+        if size != file.nbytes:
             raise DamagedError(f"{file.name} must have {file.nbytes} bytes. It has {size}.")
-        bounds = (
-            {"start": begin, "end": min(begin + _CHUNK, size)} for begin in range(0, size, _CHUNK)
+        content = (
+            self._ask(path, "cat_file", start=begin, end=min(begin + _CHUNK, size))
+            for begin in range(0, size, _CHUNK)
         )
-        yield from checked((self._ask(path, "cat_file", **each) for each in bounds), file)
-
-    def verify(self, step: int) -> Manifest:
-        """Read and verify all of a checkpoint, and return its manifest."""
-        return self.using(step, lambda manifest: verified(manifest, self.chunks(step)))
+        yield from checked(content, file)
 
     def _key(self, path: Address) -> str:
         return self._root + path.removeprefix(self.folder)
 
     def _ask(self, path: Address, verb: str, **how: Any) -> Any:
-        """Return the result of a call of the file system; a DamagedError if the object is
-        missing.
-        """
+        """Return the result of a call of the file system; a DamagedError for a missing object."""
 
         def call() -> Any:
             self._files.invalidate_cache()
@@ -184,9 +172,7 @@ class Store:
         return self._again(f"{path} must be accessible.", ask)
 
     def _versions(self) -> dict[int, dict[int, bool]]:
-        """Return the versions of each step, and whether each is complete; a complete one is not
-        listed again.
-        """
+        """Return whether each version of each step is complete; such ones are not listed again."""
         found: dict[int, dict[int, bool]] = {}
         for match in filter(None, map(_STEP.fullmatch, self._listed(self.folder))):
             step = int(match[1])
@@ -199,18 +185,15 @@ class Store:
 
     def _listed(self, path: Address) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
+        keys: list[str] = []
         with suppress(DamagedError):
-            return [
-                key.rstrip("/").rpartition("/")[2] for key in self._ask(path, "ls", detail=False)
-            ]
-        return []
+            keys = self._ask(path, "ls", detail=False)
+        return [key.rstrip("/").rpartition("/")[2] for key in keys]
 
     # ---- writing ----
 
     def claim(self, owner: str) -> None:
-        """Become the run that writes here: any other stops. Remove the remains of interrupted
-        uploads.
-        """
+        """Become the run that writes here, and remove the remains of interrupted uploads."""
 
         def write() -> None:
             self._make_folder(self._root)
@@ -219,9 +202,7 @@ class Store:
         self._again(f"{self.folder} must be writable.", write)
         self._owner = owner
         for step, versions in tuple(self._versions().items()):
-            self._remove(
-                step, [version for version, is_complete in versions.items() if not is_complete]
-            )
+            self._remove(step, [version for version in versions if not versions[version]])
 
     def put(self, manifest: Manifest, chunks: Chunks) -> None:
         """Write a copy of a checkpoint, read it back and verify it, and publish its manifest last.
@@ -231,22 +212,21 @@ class Store:
                 writes here.
         """
         step = manifest.step
-        why = f"The checkpoint of step {manifest.step} could not be copied to {self.folder}."
+        why = f"The checkpoint of step {step} could not be copied to {self.folder}."
         self._check_owner(why)
         others = self._versions().get(step, {})
         path = self.folder / _name(step, max(others, default=0) + 1)
         key = self._key(path)
         content = manifests.rendered(manifest)
 
-        def write(file: FileFacts) -> None:
+        def write(file: FileInfo) -> None:
             self._make_folder(key)
             with self._files.open(f"{key}/{file.name}", "wb") as out:
                 for chunk in chunks(file):
                     out.write(chunk)
                     self._heard = time.monotonic()
             try:
-                for _ in self._chunks(path, file):
-                    pass
+                drain(self._chunks(path, file))
             except DamagedError as error:
                 raise OSError(f"reads back otherwise than written. {error}") from error
 
@@ -262,25 +242,22 @@ class Store:
         self._remove(step, list(others))
 
     def _make_folder(self, key: str) -> None:
-        """Make a folder, except in object stores: they have none, and are asynchronous in
-        fsspec.
-        """
+        """Make a folder, except in object stores, which are asynchronous in fsspec."""
         if not self._files.async_impl:
             self._files.makedirs(key, exist_ok=True)
 
     def _check_owner(self, why: str) -> None:
-        found = self._ask(self.folder / "lock", "cat_file") if self._owner else b""
-        if (found := found.decode(errors="replace")) != self._owner:
-            received = f"another run that writes there, which began later: {found}"
-            raise CheckpointError(
-                message(f"{why} One run at a time may write there.", received, "another address.")
-            )
+        if not self._owner:
+            return
+        owner = self._ask(self.folder / "lock", "cat_file").decode(errors="replace")
+        if owner != self._owner:
+            must = f"{why} One run at a time may write there."
+            received = f"another run that writes there, which began later: {owner}"
+            raise CheckpointError(message(must, received, "another address."))
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of a step: each manifest before its files, older versions first."""
-        self._remove(
-            step, list((self._found if step in self._found else self._versions()).get(step, {}))
-        )
+        self._remove(step, list(self._versions_of(step)))
 
     def _remove(self, step: int, versions: list[int]) -> None:
         for version in sorted(versions):
@@ -331,13 +308,8 @@ def _name(step: int, version: int) -> str:
     return f"step-{step:08d}" if version == 1 else f"step-{step:08d}-{version}"
 
 
-AnyFolder = Folder | Store
-
-
-def find(path: Location) -> tuple[AnyFolder, int | None]:
-    """Return the folder or store of a path, and the step, if the path is a checkpoint; see
-    `locate`.
-    """
+def find(path: Location) -> tuple[Folder | Store, int | None]:
+    """Return the folder or store of a path, and the step if it is a checkpoint; see `locate`."""
     if not is_remote(path):
         return locate(path)
     address = Address(path).stripped()
@@ -349,7 +321,7 @@ def find(path: Location) -> tuple[AnyFolder, int | None]:
     return Store(address), None
 
 
-def copy(source: AnyFolder, step: int, target: AnyFolder) -> None:
+def copy(source: CheckpointFolder, step: int, target: CheckpointFolder) -> None:
     """Copy a checkpoint, and verify every byte on both sides."""
     source.using(step, lambda manifest: target.put(manifest, source.chunks(step)))
 
@@ -360,9 +332,8 @@ def push(folder: Folder, step: int, store: Store) -> None:
         copy(folder, step, store)
     except CheckpointError as error:
         way = f"Checkpoints({store.folder!r}, local={str(folder.folder)!r}) resumes from it."
-        raise CheckpointError(
-            f"{error} The checkpoint is complete in {folder.path(step)}; {way}"
-        ) from error
+        here = f"The checkpoint is complete in {folder.path(step)}; {way}"
+        raise CheckpointError(f"{error} {here}") from error
 
 
 def fetch(store: Store, steps: Callable[[], list[int]], folder: Folder) -> int | None:
@@ -373,24 +344,22 @@ def fetch(store: Store, steps: Callable[[], list[int]], folder: Folder) -> int |
     """
     tried: list[int] = []
     damaged: set[int] = set()
-    while (left := [step for step in steps() if step not in damaged]) != tried:
+    while (left := [step for step in steps() if step not in damaged]) and left != tried:
         tried = left
-        for step in left:
-            path = store.path(step)
-            try:
-                copy(store, step, folder)
-                return step
-            except GoneError:
-                break
-            except DamagedError as error:
-                damaged.add(step)
-                tell(f"wholestep: {path} is damaged, and is not used: {error}")
+        step = left[0]
+        try:
+            copy(store, step, folder)
+            return step
+        except GoneError:
+            continue
+        except DamagedError as error:
+            damaged.add(step)
+            tell(f"wholestep: {store.path(step)} is damaged, and is not used: {error}")
     return None
 
 
 def pull(folder: Folder, store: Store) -> None:
-    """Copy the newest good checkpoint of a store, if it is newer. The caller must hold the lock of
-    the folder.
+    """Copy the newest good checkpoint of a store to a locked folder, if it is newer.
 
     Raises:
         CheckpointError: the checkpoints of the folder are of another run; or all in the store are
@@ -413,11 +382,10 @@ def pull(folder: Folder, store: Store) -> None:
 
 
 def _check_own(manifest: Manifest, folder: Folder, store: Store, *, is_empty: bool) -> None:
-    """Refuse the local checkpoint of a run that writes elsewhere; an empty store takes one of a run
-    without a store.
-    """
-    writer = Address(manifest.rest[STORE]) if manifest.rest.get(STORE) else None
-    if writer == store.folder or (is_empty and writer is None) or _is_held(store, manifest):
+    """Refuse a run that writes elsewhere; an empty store takes one of a run without a store."""
+    address = manifest.rest.get(STORE)
+    writer = Address(address) if address else None
+    if writer == store.folder or (is_empty and writer is None) or _has_copy(store, manifest):
         return
     must = f"The local folder {folder.folder} must be of the run in {store.folder}."
     received = f"its step {manifest.step}, of a run in {writer or 'that folder alone'}"
@@ -429,16 +397,14 @@ def _check_own(manifest: Manifest, folder: Folder, store: Store, *, is_empty: bo
 
 
 def publish(folder: Folder, store: Store, owner: str) -> None:
-    """Claim a store after `pull`, and copy the newest checkpoint of the folder to it if it is
-    missing there.
-    """
+    """Claim a store after `pull`, and copy the folder's newest checkpoint to it if it lacks it."""
     store.claim(owner)
     if (there := store.steps()[:1]) != store.newest:
         must = f"No other run may write to {store.folder} while this one begins."
         received = f"step {there}, which was {store.newest} before"
         raise CheckpointError(message(must, received, "again."))
     for step in folder.steps()[:1]:
-        if not _is_held(store, folder.manifest(step)):
+        if not _has_copy(store, folder.manifest(step)):
             push(folder, step, store)
 
 
@@ -453,7 +419,7 @@ def _newest_good(folder: Folder) -> int | None:
     return None
 
 
-def _is_held(store: Store, manifest: Manifest) -> bool:
+def _has_copy(store: Store, manifest: Manifest) -> bool:
     with suppress(DamagedError):
         return manifests.rendered(store.manifest(manifest.step)) == manifests.rendered(manifest)
     return False

@@ -12,8 +12,8 @@ import keras
 
 from wholestep.checkpoints.address import as_location
 from wholestep.checkpoints.keras_file import in_numbers, opened_weights
-from wholestep.checkpoints.pieces import Numbers
 from wholestep.checkpoints.resume import read_one
+from wholestep.checkpoints.shards import Numbers
 from wholestep.checkpoints.snapshot import Snapshot, dtype_of, plain, put
 from wholestep.checkpoints.store import is_remote
 from wholestep.errors import SpecificationError, message, shown

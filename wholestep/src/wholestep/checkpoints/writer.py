@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from wholestep.checkpoints.pieces import Numbers, copied, on_host
+from wholestep.checkpoints.shards import Numbers, copied, on_host
 
 _SHORT = 1.0  # seconds of waiting without a message
 
 
-class Room:
+class CopyBuffers:
     """Host memory for a copy of a state. It is reused, as writing to fresh memory takes five times
     as long.
     """

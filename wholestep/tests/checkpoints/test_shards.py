@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import wholestep as ws
 from wholestep.checkpoints import manifest as manifests
-from wholestep.checkpoints.common import Deal
 from wholestep.checkpoints.folder import Folder
-from wholestep.checkpoints.pieces import copied, is_whole, on_host
+from wholestep.checkpoints.shards import copied, is_whole, on_host
+from wholestep.checkpoints.shared_folder import WriteShares
 
 
 @given(st.data())
@@ -34,7 +34,7 @@ def test_every_part_of_an_array_in_pieces_is_that_of_the_array(data):
 
 def test_a_piece_that_is_not_at_hand_is_an_error_only_where_it_is_asked_for():
     pieces = cut(NUMBERS, [2], [3])
-    half = replace(pieces, pieces=pieces.pieces[:2])
+    half = replace(pieces, shards=pieces.shards[:2])
     np.testing.assert_array_equal(half[:2], NUMBERS[:2])
     with pytest.raises(ws.CheckpointError, match="3 numbers of 9 are missing"):
         half[:3, 3:]
@@ -48,7 +48,7 @@ def test_copies_keep_what_is_written_here_or_all_that_is_held():
         seen.append(name)
         return array.copy()
 
-    assert [piece.begin for piece in copied(pieces, copy, are_own=True).pieces] == [(0, 0)]
+    assert [piece.begin for piece in copied(pieces, copy, are_own=True).shards] == [(0, 0)]
     kept = copied(pieces, copy, are_own=False)
     np.testing.assert_array_equal(kept[...], NUMBERS)
     assert seen == ["[0, 0]", "[0, 0]", "[2, 0]"]
@@ -79,7 +79,7 @@ def test_the_pieces_of_an_array_over_processes_are_those_that_this_process_holds
     assert is_whole(NUMBERS)
     assert on_host(NUMBERS) is NUMBERS
     held = on_host(Spread(((0, 2), 1), ((0, 2), 0), ((2, 3), 1)))
-    assert [(piece.begin, piece.is_own) for piece in held.pieces] == [
+    assert [(piece.begin, piece.is_own) for piece in held.shards] == [
         ((0, 0), True),
         ((2, 0), False),
     ]
@@ -88,7 +88,7 @@ def test_the_pieces_of_an_array_over_processes_are_those_that_this_process_holds
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 100), max_size=40))
 def test_every_array_is_dealt_to_one_process_and_none_has_much_more_than_another(count, sizes):
-    deals = [Deal(index, count) for index in range(count)]
+    deals = [WriteShares(index, count) for index in range(count)]
     taken = [[deal.takes(nbytes) for deal in deals] for nbytes in sizes]
     assert all(sum(row) == 1 for row in taken)
     nbytes = [

@@ -17,7 +17,7 @@ from wholestep.checkpoints.files import read_all
 from wholestep.checkpoints.folder import Folder
 from wholestep.checkpoints.manifest import finite, rendered
 from wholestep.checkpoints.settings import RULES, Checkpoints, to_remove, value_in, values_of
-from wholestep.checkpoints.store import AnyFolder, copy, find
+from wholestep.checkpoints.store import CheckpointFolder, copy, find
 from wholestep.errors import (
     CheckpointError,
     DamagedError,
@@ -116,7 +116,9 @@ def _say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifies: bool) -> Told:
+def _each(
+    _: argparse.Namespace, folder: CheckpointFolder, steps: list[int], *, verifies: bool
+) -> Told:
     """Return a description of each checkpoint, also damaged ones, as JSON and as lines."""
     told = []
     for step in steps:
@@ -140,7 +142,7 @@ def _each(_: argparse.Namespace, folder: AnyFolder, steps: list[int], *, verifie
     return told, not any("bad" in one for one in told), [_line(one) for one in told]
 
 
-def _copy(arguments: argparse.Namespace, source: AnyFolder, steps: list[int]) -> Told:
+def _copy(arguments: argparse.Namespace, source: CheckpointFolder, steps: list[int]) -> Told:
     """Copy checkpoints, the oldest first; a damaged one is described as bad, and the others are
     copied.
     """
@@ -164,7 +166,7 @@ def _copy(arguments: argparse.Namespace, source: AnyFolder, steps: list[int]) ->
     return told, not any("bad" in one for one in told), [_line(one) for one in told]
 
 
-def _whole(path: str, name: str) -> AnyFolder:
+def _whole(path: str, name: str) -> CheckpointFolder:
     """Return the folder of a path; refuse a single checkpoint."""
     folder, step = find(path)
     if step is not None:
@@ -173,7 +175,7 @@ def _whole(path: str, name: str) -> AnyFolder:
     return folder
 
 
-def _prune(arguments: argparse.Namespace, folder: AnyFolder, steps: list[int]) -> Told:
+def _prune(arguments: argparse.Namespace, folder: CheckpointFolder, steps: list[int]) -> Told:
     """Remove the checkpoints that no rule keeps; damaged ones above the newest good one stay, and
     are bad.
     """
@@ -209,7 +211,7 @@ def _prune(arguments: argparse.Namespace, folder: AnyFolder, steps: list[int]) -
     return told, not any("bad" in one for one in told), [_line(one) for one in told]
 
 
-def _attempted(folder: AnyFolder, step: int, call: Callable[[int], str]) -> dict[str, Any]:
+def _attempted(folder: CheckpointFolder, step: int, call: Callable[[int], str]) -> dict[str, Any]:
     """Return a description of a checkpoint with the result of a call; it is bad if the call finds
     damage.
     """
@@ -240,7 +242,7 @@ def _why(path: Path) -> str:
         return "set aside"
 
 
-def _show(_: argparse.Namespace, folder: AnyFolder, steps: list[int]) -> Told:
+def _show(_: argparse.Namespace, folder: CheckpointFolder, steps: list[int]) -> Told:
     if not steps:
         raise CheckpointError(
             f"There must be a checkpoint to show. Received: only damaged ones in {folder.folder}."

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from wholestep.checkpoints.files import (
     read_into,
     write_all,
 )
-from wholestep.checkpoints.pieces import Numbers, Piece
+from wholestep.checkpoints.shards import Numbers, Shard
 from wholestep.errors import CheckpointError, DamagedError
 
 DTYPES = {
@@ -46,7 +47,7 @@ _MOST_RANK = 32
 
 
 @dataclass(frozen=True)
-class FileFacts:
+class FileInfo:
     """The name, size and digest of a written file."""
 
     name: str
@@ -76,13 +77,13 @@ class Leaf:
 
 def check_dtype(name: str, dtype: np.dtype) -> str:
     """Return the name of a dtype in a file; a CheckpointError if files cannot hold it."""
-    found = _NAMES.get(
-        np.dtype(dtype).newbyteorder("<") if dtype.kind in "iuf" else np.dtype(dtype)
-    )
-    if found is None:
+    stored = np.dtype(dtype)
+    if stored.kind in "iuf":
+        stored = stored.newbyteorder("<")
+    if stored not in _NAMES:
         must = f"{name} must be of numbers that a file can hold ({', '.join(DTYPES)})."
         raise CheckpointError(f"{must} Received: {dtype}.")
-    return found
+    return _NAMES[stored]
 
 
 class Content(NamedTuple):
@@ -98,73 +99,73 @@ def contents_of(name: str, numbers: Numbers) -> list[Content]:
     """Return the parts of an array that this process writes."""
     if isinstance(numbers, np.ndarray):
         return [Content(name, numbers)]
-    return [
-        Content(name, piece.read(), numbers.shape, piece.begin)
-        for piece in numbers.pieces
-        if piece.is_own
-    ]
+    shards = [shard for shard in numbers.shards if shard.is_own]
+    return [Content(name, shard.read(), numbers.shape, shard.begin) for shard in shards]
 
 
 def shared_out(contents: Iterable[Content]) -> list[list[Content]]:
     """Return the contents of each file, in order; pieces come last, in separate files.
 
-    >>> [several] = shared_out([Content("a", np.zeros(2)), Content("b", np.ones(1))])
-    >>> [content.name for content in several]
+    >>> [file] = shared_out([Content("a", np.zeros(2)), Content("b", np.ones(1))])
+    >>> [content.name for content in file]
     ['a', 'b']
     """
     files: list[list[Content]] = []
     room = 0
+    was_piece = False
     for content in sorted(contents, key=lambda content: content.begin is not None):
-        if (
-            not files
-            or content.array.nbytes > room
-            or (content.begin is None) != (files[-1][0].begin is None)
-        ):
+        is_piece = content.begin is not None
+        if not files or content.array.nbytes > room or is_piece != was_piece:
             files.append([])
             room = _MOST_BYTES
         files[-1].append(content)
         room -= content.array.nbytes
+        was_piece = is_piece
     return files
 
 
-def write(path: Path, contents: Iterable[Content]) -> tuple[FileFacts, list[Leaf]]:
+def write(path: Path, contents: list[Content]) -> tuple[FileInfo, list[Leaf]]:
     """Write and sync a new file of these arrays; return its description and its leaves."""
-    entries: dict[str, dict[str, Any]] = {}
-    ends = 0
-    for name, array, _, at in contents:
-        begins = ends
-        ends = ends + array.nbytes
-        entry = {
-            "dtype": check_dtype(name, array.dtype),
-            "shape": list(array.shape),
-            "data_offsets": [begins, ends],
-        }
-        entries[name if at is None else f"{name}{list(at)}"] = entry
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    prefix = len(header).to_bytes(8, "little") + header
-    digest = xxhash.xxh3_128(prefix)
+    prefix = _header(contents)
+    file_digest = xxhash.xxh3_128(prefix)
     leaves = []
     offset = len(prefix)
     with created(path) as file:
         write_all(file, prefix)
-        for name, array, of, at in contents:
+        for name, array, whole, begin in contents:
             content = _bytes_of(array)
-            digest.update(content)
+            file_digest.update(content)
             dtype = check_dtype(name, array.dtype)
-            own = xxhash.xxh3_128_hexdigest(content)
-            leaves.append(Leaf(name, array.shape, dtype, path.name, offset, own, of, at))
+            digest = xxhash.xxh3_128_hexdigest(content)
+            leaves.append(Leaf(name, array.shape, dtype, path.name, offset, digest, whole, begin))
             write_all(file, content)
             offset += array.nbytes
-    return FileFacts(path.name, offset, digest.hexdigest()), leaves
+    return FileInfo(path.name, offset, file_digest.hexdigest()), leaves
 
 
-def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np.ndarray]:
+def _header(contents: list[Content]) -> bytes:
+    """Return the first bytes of a file of these arrays."""
+    entries = {}
+    end = 0
+    for name, array, _, begin in contents:
+        key = name if begin is None else f"{name}{list(begin)}"
+        offsets = [end, end + array.nbytes]
+        entries[key] = {
+            "dtype": check_dtype(name, array.dtype),
+            "shape": array.shape,
+            "data_offsets": offsets,
+        }
+        end = offsets[1]
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def read(folder: Path, info: FileInfo, leaves: Iterable[Leaf]) -> dict[str, np.ndarray]:
     """Return the arrays of a file, after verifying every byte."""
-    path = folder / facts.name
     ordered = sorted(leaves, key=lambda leaf: leaf.offset)
-    with opened(path, nbytes=facts.nbytes) as file:
-        prefix = bytearray(ordered[0].offset if ordered else facts.nbytes)
+    with opened(folder / info.name, nbytes=info.nbytes) as file:
+        prefix = bytearray(ordered[0].offset if ordered else info.nbytes)
         read_into(file, prefix)
         digest = xxhash.xxh3_128(prefix)
         arrays = {}
@@ -173,17 +174,17 @@ def read(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> dict[str, np
             read_into(file, _bytes_of(array))
             digest.update(_bytes_of(array))
             arrays[leaf.name] = array
-    _check(path.name, digest.hexdigest(), facts.digest)
+    _check(info.name, digest.hexdigest(), info.digest)
     return arrays
 
 
-def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[tuple[Leaf, Piece]]:
+def open_shards(folder: Path, info: FileInfo, leaves: Iterable[Leaf]) -> list[tuple[Leaf, Shard]]:
     """Return the pieces of a file; each use of a piece reads and verifies it.
 
     The file stays open while a piece exists, so the pieces outlive a removal of the checkpoint.
     """
-    path = folder / facts.name
-    file = open_regular(path, nbytes=facts.nbytes)
+    path = folder / info.name
+    file = open_regular(path, nbytes=info.nbytes)
 
     def read(leaf: Leaf) -> np.ndarray:
         array = np.empty(leaf.shape, DTYPES[leaf.dtype])
@@ -193,100 +194,84 @@ def open_pieces(folder: Path, facts: FileFacts, leaves: Iterable[Leaf]) -> list[
         return array
 
     weakref.finalize(read, close, file)
-    return [(leaf, Piece(leaf.begin or (), leaf.shape, partial(read, leaf))) for leaf in leaves]
+    return [(leaf, Shard(leaf.begin or (), leaf.shape, partial(read, leaf))) for leaf in leaves]
 
 
-def verify(folder: Path, facts: FileFacts) -> None:
-    """Read a file, and compare its digest with the recorded digest."""
-    for _ in chunks(folder, facts):
-        pass
-
-
-def chunks(folder: Path, facts: FileFacts) -> Iterator[bytes]:
+def chunks(folder: Path, info: FileInfo) -> Iterator[bytes]:
     """Yield the content of a file, see `checked`."""
-    with opened(folder / facts.name, nbytes=facts.nbytes) as file:
-        yield from checked(iter(partial(os.read, file, 1 << 22), b""), facts)
+    with opened(folder / info.name, nbytes=info.nbytes) as file:
+        yield from checked(iter(partial(os.read, file, 1 << 22), b""), info)
 
 
-def checked(content: Iterable[bytes], facts: FileFacts) -> Iterator[bytes]:
-    """Yield the content of a file; a DamagedError at its end if its digest differs from the
-    recorded digest.
-    """
+def checked(content: Iterable[bytes], info: FileInfo) -> Iterator[bytes]:
+    """Yield the content of a file; a DamagedError at its end if it has another digest."""
     digest = xxhash.xxh3_128()
     for chunk in content:
         digest.update(chunk)
         yield chunk
-    _check(facts.name, digest.hexdigest(), facts.digest)
+    _check(info.name, digest.hexdigest(), info.digest)
 
 
-def check_leaves(facts: list[FileFacts], leaves: list[Leaf]) -> None:
-    """Refuse leaves that do not fill files of these sizes: a file is its header and its arrays,
-    without a gap.
-    """
-    by_file: dict[str, list[Leaf]] = {file.name: [] for file in facts}
+def drain(chunks: Iterable[bytes]) -> None:
+    """Read and verify all of a file."""
+    for _ in chunks:
+        pass
+
+
+def check_leaves(files: list[FileInfo], leaves: list[Leaf]) -> None:
+    """Refuse leaves that do not fill these files: a header, and arrays without a gap."""
+    by_file: dict[str, list[Leaf]] = {file.name: [] for file in files}
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
-        by_name.setdefault(leaf.name, []).append(leaf)
-    if len(by_file) != len(facts) or any(
-        len(same) > 1 and same[0].begin is None for same in by_name.values()
-    ):
-        raise DamagedError("Every file and every array must have a unique name.")
-    for leaf in leaves:
         if leaf.file not in by_file:
-            raise DamagedError(
-                f"{leaf.name} must be in a file that is listed. It is in {leaf.file!r}."
-            )
+            must = f"{leaf.name} must be in a file that is listed."
+            raise DamagedError(f"{must} It is in {leaf.file!r}.")
         if leaf.dtype not in DTYPES or len(leaf.shape) > _MOST_RANK:
-            raise DamagedError(
-                f"{leaf.name} must be of known numbers. It is {leaf.dtype} of {len(leaf.shape)} "
-                "axes."
-            )
+            found = f"{leaf.dtype} of {len(leaf.shape)} axes"
+            raise DamagedError(f"{leaf.name} must be of known numbers. It is {found}.")
         by_file[leaf.file].append(leaf)
+        by_name.setdefault(leaf.name, []).append(leaf)
+    is_repeated = any(len(same) > 1 and same[0].begin is None for same in by_name.values())
+    if is_repeated or len(by_file) != len(files):
+        raise DamagedError("Every file and every array must have a unique name.")
     for same in by_name.values():
-        _check_tiles(same)
-    for file in facts:
-        ends = None
-        for leaf in sorted(by_file[file.name], key=lambda leaf: (leaf.offset, leaf.nbytes)):
-            if leaf.offset < 8 or ends not in (None, leaf.offset):
-                raise DamagedError(
-                    f"The arrays of {file.name} must follow one another. {leaf.name} does not."
-                )
-            ends = leaf.offset + leaf.nbytes
-        if ends != file.nbytes:
-            raise DamagedError(
-                f"The arrays of {file.name} must end with it, at {file.nbytes}. They end at {ends}."
-            )
+        _check_grid(same)
+    for file in files:
+        _check_file(file, by_file[file.name])
 
 
-def _check_tiles(leaves: list[Leaf]) -> None:
+def _check_file(file: FileInfo, leaves: list[Leaf]) -> None:
+    """Refuse a gap between the arrays of a file, or after them."""
+    end = None
+    for leaf in sorted(leaves, key=lambda leaf: (leaf.offset, leaf.nbytes)):
+        if leaf.offset < 8 or end not in (None, leaf.offset):
+            must = f"The arrays of {file.name} must follow one another."
+            raise DamagedError(f"{must} {leaf.name} does not.")
+        end = leaf.offset + leaf.nbytes
+    if end != file.nbytes:
+        must = f"The arrays of {file.name} must end with it, at {file.nbytes}."
+        raise DamagedError(f"{must} They end at {end}.")
+
+
+def _check_grid(leaves: list[Leaf]) -> None:
     """Refuse pieces that do not form a grid over their array: some overlap, or some are missing."""
-    first = leaves[0]
-    if first.begin is None and first.whole is None:
-        return
+    name, whole = leaves[0].name, leaves[0].whole
     cells = [leaf.begin for leaf in leaves]
-    is_one = all((leaf.whole, leaf.dtype) == (first.whole, first.dtype) for leaf in leaves)
-    if (
-        not is_one
-        or first.whole is None
-        or any(begin is None or len(begin) != len(first.whole) for begin in cells)
-    ):
-        raise DamagedError(f"The pieces of {first.name} must be of one array. They are not.")
+    kinds = {(leaf.whole, leaf.dtype, len(leaf.begin or ())) for leaf in leaves}
+    if cells == [None] and whole is None:
+        return
+    if whole is None or None in cells or kinds != {(whole, leaves[0].dtype, len(whole))}:
+        raise DamagedError(f"The pieces of {name} must be of one array. They are not.")
     # Along every axis, each piece must end where the next begins.
-    axes = [sorted(set(places)) for places in zip(*cells, strict=True)]
-    ends = [
-        dict(zip(places, [*places[1:], size], strict=True))
-        for places, size in zip(axes, first.whole, strict=True)
-    ]
-    is_grid = len(set(cells)) == len(cells) == math.prod(map(len, axes)) and all(
-        places[0] == 0 for places in axes
-    )
+    axes = [sorted(set(begins)) for begins in zip(*cells, strict=True)]
+    ends = [dict(pairwise([*begins, size])) for begins, size in zip(axes, whole, strict=True)]
+    is_grid = len(set(cells)) == len(cells) == math.prod(map(len, axes))
+    is_grid &= all(begins[0] == 0 for begins in axes)
     for leaf in leaves:
-        bounds = zip(ends, leaf.begin or (), leaf.shape, strict=False)
-        is_grid &= len(leaf.shape) == len(ends) and all(
-            end[at] == at + size for end, at, size in bounds
-        )
+        places = zip(ends, leaf.begin or (), strict=True)
+        is_grid &= leaf.shape == tuple(end[begin] - begin for end, begin in places)
     if not is_grid:
-        raise DamagedError(f"The pieces of {first.name} must fill {first.whole} once. They do not.")
+        raise DamagedError(f"The pieces of {name} must fill {whole} once. They do not.")
 
 
 def _check(name: str, found: str, known: str) -> None:

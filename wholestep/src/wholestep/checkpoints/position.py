@@ -1,10 +1,13 @@
 """The position of a call and of its data, and other state of a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from wholestep.errors import SpecificationError, message
 
-class Keeps(Protocol):
+
+class Stateful(Protocol):
     """State that is saved with a run: callbacks, and the objects of a custom loop."""
 
     def get_state(self) -> dict[str, Any]:
@@ -14,24 +17,21 @@ class Keeps(Protocol):
         """Restore such a state."""
 
 
-def other_run(source: str, why: str) -> str:
-    """Return the first sentence of the error about a saved run that this call cannot resume.
+def other_run(source: str, why: str, received: object, way: str) -> SpecificationError:
+    """Return the error about a saved run that this call cannot resume.
 
     Args:
         source: the folder of the run; "" for a snapshot in memory.
         why: the difference.
+        way: the way to resume the saved run.
     """
     subject = f"{source} holds another run" if source else "The restored run is another one"
-    return f"{subject}: {why}."
-
-
-def way_out(source: str, way: str) -> str:
-    """Return the advice of that error: another folder, or the way to resume the saved run."""
-    return f"another folder; or, to resume that run, {way}" if source else way
+    attempt = f"another folder; or, to resume that run, {way}" if source else way
+    return SpecificationError(message(f"{subject}: {why}.", received, attempt))
 
 
 @dataclass
-class Place:
+class CallPosition:
     """The position of a call of `fit` or `steps`."""
 
     call: str = ""  # "fit" or "steps"; empty between calls
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass
-class DataPlace:
+class DataPosition:
     """The position of a run in its data."""
 
     position: tuple[int, int] = (0, 0)  # the epoch and the number of the next batch in it
@@ -58,3 +58,8 @@ class DataPlace:
     layout: dict[str, str] = field(default_factory=dict)
     last: str = ""  # a digest of the last ready-made batch used; empty if it is not to be compared
     state: Any = None  # the stream's state after that batch, if the stream has one
+
+
+def changed_keys(before: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Return the keys that have another value here, or are missing on one side."""
+    return [key for key in {**before, **here} if before.get(key) != here.get(key)]

@@ -1,5 +1,4 @@
-"""A folder of checkpoints shared by the processes of a run: process 0 locks and commits, each
-writes a part.
+"""A folder of checkpoints of all processes of a run: process 0 commits, each writes a part.
 
 A single process does not communicate.
 """
@@ -19,15 +18,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from wholestep import errors
 from wholestep.checkpoints.address import Location, as_location, is_remote
-from wholestep.checkpoints.arrays import FileFacts, Leaf, check_dtype
 from wholestep.checkpoints.files import Lock, on_disk
 from wholestep.checkpoints.folder import Arrays, Folder
-from wholestep.checkpoints.manifest import Manifest, as_said, parts
+from wholestep.checkpoints.manifest import Manifest, as_json, parts
 from wholestep.checkpoints.paths import check_run_folder
-from wholestep.checkpoints.pieces import Numbers, Pieces, hollow, is_whole
+from wholestep.checkpoints.safetensors import check_dtype
+from wholestep.checkpoints.shards import Numbers, ShardedArray, hollow, is_whole
 from wholestep.checkpoints.snapshot import FACTS
-from wholestep.checkpoints.store import STORE, AnyFolder, Store, publish, pull, push
-from wholestep.checkpoints.writer import Room
+from wholestep.checkpoints.store import STORE, CheckpointFolder, Store, publish, pull, push
+from wholestep.checkpoints.writer import CopyBuffers
 from wholestep.errors import CheckpointError, SpecificationError, WholestepError, message
 from wholestep.processes import Exchange, Processes
 
@@ -36,7 +35,7 @@ _SECONDS = 1.0  # between two exchanges
 _MOST = 1 << 6  # boundaries between two exchanges
 
 
-class Signs(NamedTuple):
+class BoundaryFlags(NamedTuple):
     """The reasons to save at a boundary."""
 
     terminated: bool  # SIGTERM has come
@@ -44,7 +43,7 @@ class Signs(NamedTuple):
     late: bool  # `every_seconds` have passed
 
 
-class Together:
+class Consensus:
     """Calls that all processes of a run make in the same order, and that fail in all if one fails.
 
     If a call fails, its process raises its error, and the others a WholestepError. `what` describes
@@ -66,31 +65,34 @@ class Together:
         except Exception as error:
             self.exchange.all_gather([type(error).__name__, str(error)], what)
             raise
-        for i, said in enumerate(self.exchange.all_gather(None, what)):
-            if said is not None:
-                raise _raised(said, i)
+        for i, failure in enumerate(self.exchange.all_gather(None, what)):
+            if failure is not None:
+                raise _error_of(i, *failure)
         return result
 
     def first(self, call: Callable[[], T], what: str) -> T:
         """Make a call in process 0, and return its JSON result in all processes."""
-        found = self.all(call if self.exchange.index == 0 else lambda: None, what)
-        return self.exchange.broadcast(found, what)  # type: ignore[return-value]
+        result = self.all(call if self.exchange.index == 0 else lambda: None, what)
+        return self.exchange.broadcast(result, what)  # type: ignore[return-value]
 
-    def ask(self, boundary: str, signs: Signs, *, now: bool = False) -> Signs:
-        """Return the signs that are set in any process; `late` is process 0's.
+    def ask(self, boundary: str, flags: BoundaryFlags, *, now: bool = False) -> BoundaryFlags:
+        """Return the flags that are set in any process; `late` is process 0's.
 
-        Several processes exchange their signs about once a second, or `now`; in between, no sign is
-        returned.
+        Several processes exchange their flags about once a second, or `now`; in between, no flag is
+        set.
         """
         if self.share[1] == 1:
-            return signs
+            return flags
         pause = self._pauses.setdefault(boundary, _Pause())
         if not pause.is_over and not now:
-            return Signs(terminated=False, failed=False, late=False)
+            return BoundaryFlags(terminated=False, failed=False, late=False)
         since = time.monotonic() - pause.since
-        told = self.exchange.all_gather([*signs, since], f"asking for reasons to save {boundary}")
-        pause.begin(told[0][3])
-        return Signs(any(each[0] for each in told), any(each[1] for each in told), bool(told[0][2]))
+        what = f"asking for reasons to save {boundary}"
+        answers = self.exchange.all_gather([*flags, since], what)
+        pause.begin(answers[0][3])
+        terminated = any(answer[0] for answer in answers)
+        failed = any(answer[1] for answer in answers)
+        return BoundaryFlags(terminated, failed, bool(answers[0][2]))
 
 
 class _Pause:
@@ -126,18 +128,18 @@ def slowly(processes: Processes) -> Iterator[None]:
         processes.set_status(before)
 
 
-def _raised(said: list[str], process: int) -> WholestepError:
+def _error_of(process: int, kind: str, text: str) -> WholestepError:
     """Return the error of another process."""
-    kind = SpecificationError if said[0] == SpecificationError.__name__ else CheckpointError
-    is_ours = hasattr(errors, said[0])
-    return kind(f"Process {process}: {said[1] if is_ours else ': '.join(said)}")
+    text = text if hasattr(errors, kind) else f"{kind}: {text}"
+    is_of_user = kind == SpecificationError.__name__
+    error = SpecificationError if is_of_user else CheckpointError
+    return error(f"Process {process}: {text}")
 
 
-class Deal:
-    """Assign each array that all processes hold to the process with the fewest bytes to write so
-    far.
+class WriteShares:
+    """Assign each array that all processes hold to the one with the fewest bytes to write so far.
 
-    >>> first, second = Deal(0, 2), Deal(1, 2)
+    >>> first, second = WriteShares(0, 2), WriteShares(1, 2)
     >>> [(first.takes(nbytes), second.takes(nbytes)) for nbytes in (10, 4, 4, 8)]
     [(True, False), (False, True), (False, True), (False, True)]
     """
@@ -147,18 +149,14 @@ class Deal:
         self._dealt = [0] * count
 
     def takes(self, nbytes: int) -> bool:
-        """Assign the next array, in the same order in all processes; return whether this process
-        writes it.
-        """
+        """Assign the next array, in the order of all; return whether this process writes it."""
         least = self._dealt.index(min(self._dealt))
         self._dealt[least] += nbytes
         return least == self._index
 
 
-class CommonFolder:
-    """A folder of checkpoints, the same in all processes, and a store with copies of them, if there
-    is one.
-    """
+class SharedFolder:
+    """A folder of checkpoints, the same in all processes, and a store of copies, if any."""
 
     def __init__(
         self,
@@ -171,7 +169,7 @@ class CommonFolder:
         self.folder = folder
         self.store = store
         self.is_temporary = is_temporary
-        self.together = Together(processes)
+        self.together = Consensus(processes)
         self._processes = processes
         self._lock: Lock | None = None
         self._aside = self.together
@@ -182,17 +180,15 @@ class CommonFolder:
     @classmethod
     def of(
         cls, path: Location, processes: Processes, local: Location | None = None
-    ) -> "CommonFolder":
-        """Return the folder of a path; for the address of a store, a local folder with copies in
-        the store.
-        """
+    ) -> "SharedFolder":
+        """Return the folder of a path; of an address, a local folder with copies in the store."""
         path = as_location(path)
         if not is_remote(path):
             return cls(Folder(path), processes)
         if local is None and processes.count > 1:
             must = (
-                "Several processes need a local folder that all hosts see, from which "
-                "checkpoints are copied."
+                "Several processes need a local folder that all hosts see, from which checkpoints "
+                "are copied."
             )
             raise SpecificationError(message(must, path, f'Checkpoints("{path}", local="runs/a").'))
         must = f"Checkpoints in {path} are written to a temporary folder first."
@@ -202,7 +198,7 @@ class CommonFolder:
         return cls(Folder(local or temporary), processes, Store(path), is_temporary=local is None)
 
     @property
-    def folders(self) -> list[AnyFolder]:
+    def folders(self) -> list[CheckpointFolder]:
         """The folder, and the store, if there is one."""
         return [self.folder] if self.store is None else [self.folder, self.store]
 
@@ -216,16 +212,15 @@ class CommonFolder:
             raise
         self._token = json.loads(self._owner)["token"]
         self._num = 0
-        self._aside = Together(self._processes.aside(self._token))
+        self._aside = Consensus(self._processes.aside(self._token))
 
     def _take(self) -> str:
         for each in self.folders:
             check_run_folder(each.folder)
         if self.is_temporary:
-            with on_disk(
-                f"{self.folder.folder} must be made, for temporary copies of checkpoints."
-            ):
-                self.folder.folder.mkdir(mode=0o700)
+            path = self.folder.folder
+            with on_disk(f"{path} must be made, for temporary copies of checkpoints."):
+                path.mkdir(mode=0o700)
         self._lock = self.folder.lock()
         self.folder.clear()
         return self._lock.owner
@@ -235,9 +230,8 @@ class CommonFolder:
         if self._lock is not None:
             self._lock.check()
         elif (seen := self.folder.owner()) != self._owner:
-            must = (
-                f"All processes of a run must see one folder of checkpoints: {self.folder.folder}."
-            )
+            path = self.folder.folder
+            must = f"All processes of a run must see one folder of checkpoints: {path}."
             attempt = "a folder on a file system that all hosts share."
             received = f"a folder locked by {seen or 'no process'}, not by {self._owner}"
             raise CheckpointError(message(must, received, attempt))
@@ -251,59 +245,57 @@ class CommonFolder:
         self._aside.exchange.close()
 
     def pull(self) -> None:
-        """Copy the newest good checkpoint of the store, if there is one, to the folder; the store
-        is not changed.
-        """
+        """Copy the newest good checkpoint of the store, if there is one, to the folder."""
         if (store := self.store) is not None:
-            self.together.first(
-                partial(pull, self.folder, store), f"copying checkpoints from {store.folder}"
-            )
+            call = partial(pull, self.folder, store)
+            self.together.first(call, f"copying checkpoints from {store.folder}")
 
     def publish(self) -> None:
-        """Become the run that writes to the store, if there is one, and copy the folder's newest
-        checkpoint to it.
-        """
+        """Become the run that writes to the store, if any, and copy the newest checkpoint to it."""
         if (store := self.store) is not None:
             call = partial(publish, self.folder, store, self._owner)
             self.together.first(call, f"copying checkpoints to {store.folder}")
 
     def _push(self, step: int) -> None:
-        """Copy a checkpoint to the store, if there is one. After an error, a temporary folder
-        stays.
-        """
+        """Copy a checkpoint to the store, if there is one. After an error, the folder stays."""
         if self.store is not None:
             was_temporary = self.is_temporary
             self.is_temporary = False
             push(self.folder, step, self.store)
             self.is_temporary = was_temporary
 
-    def copies(self, room: Room) -> Callable[[str, Any], Numbers]:
-        """Return the function that copies arrays into a room, in writing order; hollow if others
-        write them.
+    def copies(self, room: CopyBuffers) -> Callable[[str, Any], Numbers]:
+        """Return the function that copies arrays into a room, in writing order.
+
+        It returns a hollow array for an array that another process writes.
         """
-        deal = Deal(*self.together.share)
+        shares = WriteShares(*self.together.share)
+        is_alone = self._processes.count == 1
 
         def copied(name: str, value: Any) -> Numbers:
-            is_others = (
-                self._processes.count > 1 and is_whole(value) and not deal.takes(value.nbytes)
-            )
-            return hollow(value.shape, value.dtype) if is_others else room.copy(name, value)
+            if is_alone or not is_whole(value) or shares.takes(value.nbytes):
+                return room.copy(name, value)
+            return hollow(value.shape, value.dtype)
 
         return copied
 
     def _own(self, arrays: Arrays) -> dict[str, Numbers]:
-        """Return the arrays that this process writes: pieces, its share of full arrays, on process
-        0 the metadata.
+        """Return the arrays that this process writes.
+
+        These are its pieces, its share of the full arrays, and on process 0 those of the facts.
         """
-        deal = Deal(*self.together.share)
-
-        def is_own(name: str, numbers: Numbers) -> bool:
-            is_first = self._processes.index == 0
-            return isinstance(numbers, Pieces) or (
-                is_first if name.startswith(FACTS) else deal.takes(numbers.nbytes)
-            )
-
-        return {name: numbers for name, numbers in arrays.items() if is_own(name, numbers)}
+        shares = WriteShares(*self.together.share)
+        own: dict[str, Numbers] = {}
+        for name, numbers in arrays.items():
+            if isinstance(numbers, ShardedArray):
+                is_own = True
+            elif name.startswith(FACTS):
+                is_own = self._processes.index == 0
+            else:
+                is_own = shares.takes(numbers.nbytes)
+            if is_own:
+                own[name] = numbers
+        return own
 
     def write(
         self,
@@ -313,8 +305,7 @@ class CommonFolder:
         *,
         replaces: bool = False,
     ) -> None:
-        """Write this process's part of a checkpoint; process 0 commits it when all processes have
-        written.
+        """Write this process's part of a checkpoint; when all have written, process 0 commits it.
 
         May be called in a thread. All processes call it, in the same order, while the lock is held,
         and all raise an error if the checkpoint could not be written.
@@ -323,42 +314,37 @@ class CommonFolder:
             manifest: without files.
             then: called in process 0 after the commit.
         """
-        folder = self.folder
         aside = self._aside
         what = f"saving the checkpoint of step {manifest.step}"
         self._num += 1
         token = f"{self._token}-{self._num}"
-        known = {
-            k: (v.shape, check_dtype(k, v.dtype))
-            for k, v in arrays.items()
-            if not k.startswith(FACTS)
-        }
 
-        def fill() -> tuple[list[FileFacts], list[Leaf]]:
+        def fill() -> dict[str, Any]:
             self._check_held()
-            return folder.fill(token, manifest.step, self._own(arrays), aside.share)
+            written = self.folder.fill(token, manifest.step, self._own(arrays), aside.share)
+            files, leaves = ([as_json(part) for part in of] for of in written)
+            return {"files": files, "leaves": leaves}
 
         def commit() -> None:
             self._check_held()
-            files, leaves = (list(chain(*each)) for each in zip(*map(parts, told), strict=True))
+            files, leaves = (
+                list(chain(*part)) for part in zip(*map(parts, everyones), strict=True)
+            )
             store = {} if self.store is None else {STORE: str(self.store.folder)}
-            whole = replace(manifest, files=files, leaves=leaves, rest=manifest.rest | store)
-            if known != {
-                name: of for name, of in whole.arrays.items() if not name.startswith(FACTS)
-            }:
-                raise CheckpointError(
-                    f"All arrays must be in the checkpoint of step {manifest.step}. They are not."
-                )
-            folder.commit(token, whole, replaces=replaces)
+            rest = manifest.rest | store
+            complete = replace(manifest, files=files, leaves=leaves, rest=rest)
+            expected = {k: (v.shape, check_dtype(k, v.dtype)) for k, v in arrays.items()}
+            if complete.arrays != expected:
+                must = f"All arrays must be in the checkpoint of step {manifest.step}."
+                raise CheckpointError(f"{must} They are not.")
+            self.folder.commit(token, complete, replaces=replaces)
             self._push(manifest.step)
             then()
 
         try:
-            files, leaves = aside.all(fill, what)
-            said = {"files": [*map(as_said, files)], "leaves": [*map(as_said, leaves)]}
-            told = aside.exchange.all_gather(said, what)
+            everyones = aside.exchange.all_gather(aside.all(fill, what), what)
             aside.first(commit, what)
         except BaseException:  # all processes raise an Exception
             if self._processes.index == 0:
-                folder.discard(token)
+                self.folder.discard(token)
             raise
