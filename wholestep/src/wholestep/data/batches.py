@@ -13,7 +13,7 @@ from wholestep.checks import is_count, takes
 from wholestep.data.kinds import KeepsPosition, Position, classify
 from wholestep.data.leaves import owned
 from wholestep.data.order import Selection
-from wholestep.data.sampler import Sampler, no_such_place, open_sampler, refuse_sizes
+from wholestep.data.sampler import Sampler, no_such_position, open_sampler, refuse_sizes
 from wholestep.data.shapes import LengthOptions
 from wholestep.data.source import Arrays, IndexedBatches, RowError, Source, Transform, open_source
 from wholestep.data.stream import BatchStream
@@ -182,9 +182,9 @@ class Batches(KeepsPosition):
         return [] if self._stream is not None else self.sampler.batch_shapes
 
     @property
-    def comes_short(self) -> bool:
+    def has_short_batch(self) -> bool:
         """Whether a batch may have fewer rows than the others of its shape."""
-        return self._stream is not None or self.sampler.comes_short
+        return self._stream is not None or self.sampler.has_short_batch
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -204,7 +204,7 @@ class Batches(KeepsPosition):
         """
         num = self.num_batches
         if not all(is_count(n, 0) for n in (epoch, step)) or (num is not None and step > num):
-            raise no_such_place(epoch, step, num)
+            raise no_such_position(epoch, step, num)
         position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
         self.note_move()
         if self._stream is None:
@@ -220,7 +220,7 @@ class Batches(KeepsPosition):
         with waiting():
             done, last = stream.skip(step)
         if done < step:
-            raise no_such_place(epoch, step, done)
+            raise no_such_position(epoch, step, done)
         return last
 
     def _restart(self, stream: BatchStream) -> None:
@@ -399,7 +399,7 @@ class Batches(KeepsPosition):
     def _check(self, epoch: int, step: int) -> None:
         num = self.num_batches
         if step < 0 or (num is not None and step >= num):
-            raise no_such_place(epoch, step, num)
+            raise no_such_position(epoch, step, num)
 
     def example(self) -> Any:
         """Return a batch, for its shapes, without consuming it.
