@@ -83,7 +83,7 @@ def go_to(data: DataPlace, batches: Batches) -> None:
         batches.seek(*data.position)
         return
     if data.state is not None and data.position[1]:
-        batches.go_on(data.position, data.state)
+        batches.restore_stream(data.position, data.state)
         return
     last = batches.run_forward(*data.position)
     if data.last and last is not None and digest_of(last) != data.last:

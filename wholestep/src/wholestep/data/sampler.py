@@ -11,6 +11,7 @@ from wholestep.data.packing import Packs, make_packs
 from wholestep.data.sequences import measure
 from wholestep.data.shapes import LengthOptions
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, SparseArrays
+from wholestep.data.stream import BatchStream
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.tree import Tree
 
@@ -56,7 +57,7 @@ class FixedSize:
         return replace(self, order=replace(self.order, shuffle=False))
 
 
-Sampler = FixedSize | Buckets | Packs | IndexedBatches
+Sampler = FixedSize | Buckets | Packs | IndexedBatches | BatchStream
 
 
 def open_sampler(
@@ -69,16 +70,19 @@ def open_sampler(
 ) -> Sampler:
     """Return batches of `batch_size` rows, 32 if it is None, or of `tokens` places.
 
-    Ready-made batches are returned unchanged.
+    Ready-made batches keep their sizes.
 
     Raises:
         SpecificationError: a size below 1, an unknown `shuffle`, or options that do not fit the
             rows.
         BatchError: a row that is too long.
     """
+    is_ready = isinstance(source, BatchStream | IndexedBatches)
+    _refuse_sizes(is_ready, batch_size, tokens, options)
+    if isinstance(source, BatchStream):
+        return source
     if isinstance(source, IndexedBatches):
         return source.ordered(seed, bool(shuffle))
-    assert isinstance(source, Arrays | SparseArrays | IndexedRows)
     if tokens is not None:
         return _by_length(source, tokens, options, seed, bool(shuffle))
     if isinstance(shuffle, str) and shuffle != "batch":
@@ -113,7 +117,7 @@ def _by_length(
     return buckets
 
 
-def refuse_sizes(
+def _refuse_sizes(
     is_ready: bool, batch_size: object, tokens: object, options: LengthOptions
 ) -> None:
     """Refuse sizes of ready-made batches, both sizes at once, and length options without `tokens`.

@@ -4,13 +4,13 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from wholestep import tree
 from wholestep.checks import is_count
-from wholestep.data.leaves import own_batch
+from wholestep.data.leaves import Transform, own_batch
 from wholestep.errors import BatchError, message, warn
 from wholestep.tree import Tree
 
@@ -33,9 +33,10 @@ class BatchStream:
         has_ended: whether the iterator was seen to end.
     """
 
-    def __init__(
-        self, batches: Iterable, transform: Callable[[Any], Any], *, prefetches: bool = False
-    ):
+    has_short_batch: ClassVar[bool] = True
+    batch_shapes: ClassVar[list] = []
+
+    def __init__(self, batches: Iterable, transform: Transform, *, prefetches: bool = False):
         self.prefetches = prefetches
         self.begins_again = not isinstance(batches, Iterator)
         self.state: Any = None
@@ -57,7 +58,7 @@ class BatchStream:
         except TypeError:
             return None
 
-    def anew(self) -> "BatchStream":
+    def in_order(self) -> "BatchStream":
         """Return a stream of the same batches, from the first."""
         return BatchStream(self._batches, self._transform, prefetches=self.prefetches)
 
@@ -111,7 +112,7 @@ class BatchStream:
             self.has_ended = self._peeked is None
         return self._peeked
 
-    def go_on(self, state: object) -> None:
+    def restore(self, state: object) -> None:
         """Restart from a state that the source's iterator returned."""
         self._begin(state)
         self._peeked = None
