@@ -33,7 +33,7 @@ from wholestep.data import (
     Block,
     Check,
     Feed,
-    Known,
+    FeedCache,
     SingleBatches,
     check_weights,
     open_feed,
@@ -271,9 +271,9 @@ class Executor:
         """
         self._check_processes(partial(data_facts, batches))
         plan = partial(self._program, run, self.planner.wanted(batches))
-        known = Known(self._row_tables, run.data.largest)
+        cache = FeedCache(self._row_tables, run.data.largest)
         feed = open_feed(
-            self.engine.devices, batches, self.planner.room_for_data, plan, self.check, known
+            self.engine.devices, batches, self.planner.room_for_data, plan, self.check, cache
         )
         self.where_data_are = feed.where
         return feed
@@ -299,10 +299,10 @@ class Executor:
         checks_kind, check = self._checks_of(options)
         plan = self.evaluation.plan(run, batches, options, steps, checks_kind)
         room = self.planner.room_for_data
-        known = Known(self.evaluation.row_tables, {})
+        cache = FeedCache(self.evaluation.row_tables, {})
         return Pass(
             run,
-            open_feed(self.evaluation.engine.devices, batches, room, plan, check, known),
+            open_feed(self.evaluation.engine.devices, batches, room, plan, check, cache),
             options,
         )
 

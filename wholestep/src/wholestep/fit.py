@@ -10,7 +10,7 @@ from wholestep import arguments
 from wholestep.callbacks import CallbackRunner, refuse_backup
 from wholestep.checkpoints import Checkpoints, Saver, Snapshot, Span, Unsaved
 from wholestep.checks import count
-from wholestep.data import Batches, classify, go_to_epoch, kept
+from wholestep.data import Batches, classify, go_to_epoch, replayable
 from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation import EvalOptions, Pass
@@ -192,7 +192,7 @@ class Validating:
     def __init__(self, setup: Setup, asked: Validation, batch_size: int | None):
         self._setup = setup
         self._freq = asked.freq
-        self._batches = kept(
+        self._batches = replayable(
             setup.validation_batches(classify(asked.data), asked.batch_size, batch_size)
         )
         self._steps = arguments.limit_steps(asked.steps, self._batches.num_batches)

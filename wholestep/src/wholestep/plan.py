@@ -95,7 +95,7 @@ class Planner:
             most = len(batches)
         else:
             most = MOST_UPDATES if self.engine.programs.loops_once or many_are_alike else 1
-        return Wanted(batches is None or batches.comes_short, most, num_shapes)
+        return Wanted(batches is None or batches.has_short_batch, most, num_shapes)
 
     def known(self, batch: Batch, wanted: Wanted) -> Program | None:
         """Return the known program for updates like this one; None if there is none."""

@@ -56,12 +56,12 @@ def test_a_signature_does_not_depend_on_the_order_of_names():
     ],
 )
 def test_rows_are_called_what_the_source_calls_them(ids, own, names):
-    found = batch(ids=ids, own=own).names
+    found = batch(ids=ids, local=own).names
     assert (found if found is None else found.tolist()) == names
 
 
 def test_some_rows_are_those_at_places_of_the_update():
-    some = resident().some(np.array([1, 0, 1]))
+    some = resident().rows_at(np.array([1, 0, 1]))
     assert some["y"] is None
     assert some["x"].tolist() == [[10, 11], [14, 15], [10, 11]]
 
@@ -72,7 +72,7 @@ def test_what_is_padded_repeats_rows_on_the_host_or_names_them_again():
     assert (padded.host["y"], padded.rows.tolist()) == (None, [0, 1, 2, 3, 4])
     named = resident().padded(5)
     assert (named.host["x"] is X, named.rows.tolist()) == (True, [2, 0, 2, 0, 2])
-    part = batch(own=np.array([1])).padded(5)
+    part = batch(local=np.array([1])).padded(5)
     assert (part.host["x"] is X, part.num_rows) == (True, 5)
 
 

@@ -7,7 +7,7 @@ import pytest
 import xxhash
 
 import wholestep as ws
-from wholestep.data.facts import content_of
+from wholestep.data.fingerprint import content_of
 
 LAYOUTS = {
     "in order": lambda array: array,
@@ -31,7 +31,7 @@ def test_a_digest_is_of_the_numbers_and_not_of_where_they_lie(name, monkeypatch)
     laid = LAYOUTS[name](array)
     assert digest(laid) == xxhash.xxh3_128_hexdigest(array.tobytes())
     for most in (1, 100, 28 * 500):  # less than a row; rows that do not come out even
-        monkeypatch.setattr("wholestep.data.facts._MOST_COPIED", most)
+        monkeypatch.setattr("wholestep.data.fingerprint._MOST_COPIED", most)
         assert digest(laid) == xxhash.xxh3_128_hexdigest(array.tobytes())
     other = laid.copy()
     other[-1, -1] += 1

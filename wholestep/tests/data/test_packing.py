@@ -271,7 +271,7 @@ def test_packed_rows_make_the_update_of_the_rows_alone():
 def test_one_program_for_all_packed_batches():
     lengths = np.random.default_rng(1).integers(1, 9, 61)
     data = ws.Batches(labelled(lengths), tokens=32, length=lengths, pack=True)
-    assert data.comes_short
+    assert data.has_short_batch
     trainer = summer()
     trainer.model.optimizer.learning_rate = 0.001
     assert len(list(trainer.steps(data, epochs=2))) == 2 * len(data)

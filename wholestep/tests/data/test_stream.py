@@ -251,7 +251,7 @@ def test_a_wrong_length_is_warned_of_once_and_counts_the_batches_before_a_state(
         warnings.simplefilter("error")
         assert stream.peek(4) is None
     stream = of(Lengthy(at=None, num=5))
-    stream.go_on(3)
+    stream.restore(3)
     assert [stream.draw(3), stream.draw(4)] == [[3], [4]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

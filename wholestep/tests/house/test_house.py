@@ -77,7 +77,7 @@ FLOORS_OF_DATA = [
     {"packing"},
     {"sampler"},
     {"batches", "block"},
-    {"facts", "feed", "opening"},
+    {"feed", "fingerprint", "opening"},
     {"__init__"},
 ]
 FLOORS_OF_MODEL = [

@@ -82,7 +82,7 @@ def advance_to(data: DataPosition, batches: Batches) -> None:
         return
     epoch, num = data.position
     if data.state is not None and num:
-        batches.go_on(data.position, data.state)
+        batches.restore_stream(data.position, data.state)
         return
     last = batches.run_forward(epoch, num)
     if data.last and last is not None and digest_of(last) != data.last:

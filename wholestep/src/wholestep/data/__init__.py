@@ -7,14 +7,14 @@ from wholestep.data.block import (
     Batch,
     Block,
     Check,
-    Known,
+    FeedCache,
     SingleBatches,
     most_in_a_dispatch,
     stack,
     stage,
 )
-from wholestep.data.facts import content_of, digest_of, layout_of
 from wholestep.data.feed import Feed, open_feed
+from wholestep.data.fingerprint import content_of, digest_of, layout_of
 from wholestep.data.kinds import Data, classify
 from wholestep.data.leaves import (
     NUMBER_CLASSES,
@@ -27,7 +27,7 @@ from wholestep.data.leaves import (
     to_numpy,
     without_none,
 )
-from wholestep.data.opening import go_to_epoch, in_turn, kept, open_batches
+from wholestep.data.opening import go_to_epoch, in_turn, open_batches, replayable
 from wholestep.data.sparse import dense, is_sparse
 from wholestep.data.weights import check_weights, class_weighted
 
@@ -39,7 +39,7 @@ __all__ = [
     "Check",
     "Data",
     "Feed",
-    "Known",
+    "FeedCache",
     "SingleBatches",
     "as_rows",
     "check_weights",
@@ -52,7 +52,6 @@ __all__ = [
     "holds_numbers",
     "in_turn",
     "is_sparse",
-    "kept",
     "layout_of",
     "most_in_a_dispatch",
     "numpy_batch",
@@ -60,6 +59,7 @@ __all__ = [
     "open_feed",
     "own_batch",
     "refuse_lists",
+    "replayable",
     "stack",
     "stage",
     "text_as_arrays",

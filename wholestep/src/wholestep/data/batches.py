@@ -11,11 +11,11 @@ import numpy as np
 from wholestep import tree
 from wholestep.checks import is_count, takes
 from wholestep.data.kinds import KeepsPosition, Position, classify
-from wholestep.data.leaves import owned
+from wholestep.data.leaves import Transform, owned
 from wholestep.data.order import Selection
-from wholestep.data.sampler import Sampler, no_such_place, open_sampler, refuse_sizes
+from wholestep.data.sampler import Sampler, no_such_position, open_sampler
 from wholestep.data.shapes import LengthOptions
-from wholestep.data.source import Arrays, IndexedBatches, RowError, Source, Transform, open_source
+from wholestep.data.source import Arrays, IndexedBatches, RowError, Source, open_source
 from wholestep.data.stream import BatchStream
 from wholestep.errors import BatchError, SpecificationError, message, shown
 from wholestep.safety import waiting
@@ -106,48 +106,38 @@ class Batches(KeepsPosition):
         pad: Tree = 0,
         truncate: bool = False,
         pack: bool = False,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
     ):
         if not isinstance(seed, Integral) or isinstance(seed, bool):
-            raise SpecificationError(
-                message("seed must be a whole number.", shown(seed), "seed=0.")
-            )
+            must = "seed must be a whole number."
+            raise SpecificationError(message(must, shown(seed), "seed=0."))
         self.source: Source = open_source(classify(source), transform, by_length=tokens is not None)
-        self._stream: BatchStream | None = (
-            self.source if isinstance(self.source, BatchStream) else None
-        )
-        self._numbered: IndexedBatches | None = (
-            self.source if isinstance(self.source, IndexedBatches) else None
-        )
+        self._stream: BatchStream | None = None
+        self._numbered: IndexedBatches | None = None
         self._at = [0, 0, 0]
         self.unused: list = []  # ready-made batches that a feed loaded and its loop did not use
         self._prepare: Transform | None = None
         options = LengthOptions(length, boundaries, pad, truncate, pack)
-        refuse_sizes(self.is_ready, batch_size, tokens, options)
-        self.sampler: Sampler
-        if self._stream is None:
-            self.sampler = open_sampler(
-                self.source, batch_size, tokens, options, int(seed), shuffle
-            )
+        self.sampler: Sampler = open_sampler(
+            self.source, batch_size, tokens, options, int(seed), shuffle
+        )
+        if isinstance(self.sampler, BatchStream):
+            self._stream = self.sampler
+        elif isinstance(self.sampler, IndexedBatches):
+            self._numbered = self.sampler
 
     def __repr__(self) -> str:
-        num = (
-            "an unknown number of batches"
-            if self.num_batches is None
-            else f"{self.num_batches} batches"
-        )
-        return (
-            f"<Batches: {num} an epoch; next: batch {self.position[1]} of epoch {self.position[0]}>"
-        )
+        num = self.num_batches
+        batches = f"{'an unknown number of' if num is None else num} batches an epoch"
+        epoch, step = self.position
+        return f"<Batches: {batches}; next: batch {step} of epoch {epoch}>"
 
     @property
     def arrays(self) -> Any:
         """The source's arrays, if their rows are the rows of batches; None for any other source."""
-        return (
-            self.source.arrays
-            if isinstance(self.source, Arrays) and self._prepare is None
-            else None
-        )
+        if isinstance(self.source, Arrays) and self._prepare is None:
+            return self.source.arrays
+        return None
 
     @property
     def is_ready(self) -> bool:
@@ -172,23 +162,22 @@ class Batches(KeepsPosition):
     @property
     def num_batches(self) -> int | None:
         """The number of batches in an epoch; None if unknown."""
-        return self.sampler.num_batches if self._stream is None else self._stream.num_batches
+        return self.sampler.num_batches
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The rows of a full batch and the padded length of each sequence, for every shape under a
-        token budget.
-        """
-        return [] if self._stream is not None else self.sampler.batch_shapes
+        """The rows and the padded lengths of a full batch, for every shape under a token budget."""
+        return self.sampler.batch_shapes
 
     @property
-    def comes_short(self) -> bool:
+    def has_short_batch(self) -> bool:
         """Whether a batch may have fewer rows than the others of its shape."""
-        return self._stream is not None or self.sampler.comes_short
+        return self.sampler.has_short_batch
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
-        if (num := self.num_batches) is None:
+        num = self.num_batches
+        if num is None:
             raise TypeError("This source has no known number of batches.")
         return num
 
@@ -203,9 +192,12 @@ class Batches(KeepsPosition):
             BatchError: there is no such position; a stream is then at the beginning of its epoch.
         """
         num = self.num_batches
-        if not all(is_count(n, 0) for n in (epoch, step)) or (num is not None and step > num):
-            raise no_such_place(epoch, step, num)
-        position = (int(epoch) + 1, 0) if step and step == num else (int(epoch), int(step))
+        are_counts = is_count(epoch, 0) and is_count(step, 0)
+        if not are_counts or (num is not None and step > num):
+            raise no_such_position(epoch, step, num)
+        position = (int(epoch), int(step))
+        if step and step == num:
+            position = (int(epoch) + 1, 0)
         self.note_move()
         if self._stream is None:
             self.unused.clear()
@@ -220,7 +212,7 @@ class Batches(KeepsPosition):
         with waiting():
             done, last = stream.skip(step)
         if done < step:
-            raise no_such_place(epoch, step, done)
+            raise no_such_position(epoch, step, done)
         return last
 
     def _restart(self, stream: BatchStream) -> None:
@@ -230,11 +222,10 @@ class Batches(KeepsPosition):
             self.position = (self.position[0], 0)
 
     def run_forward(self, epoch: int, step: int) -> Any:
-        """Run from the beginning to a position, with all side effects of the data. Return a
-        stream's last batch.
+        """Run from the beginning to a position, with all side effects of the data.
 
         The epoch hooks of a data set are called for every epoch, as they may shuffle; a stream runs
-        every pass. Batches that are prepared are not returned.
+        every pass, and its last batch is returned, unless batches are prepared.
 
         Raises:
             BatchError: there is no such position.
@@ -249,7 +240,8 @@ class Batches(KeepsPosition):
         with waiting():
             for _ in range(epoch):
                 last = self._stream.skip(sys.maxsize)[1]
-        last = self._run_to(self._stream, epoch, step) if step else last
+        if step:
+            last = self._run_to(self._stream, epoch, step)
         self.position = (epoch, step)
         return last if self._prepare is None else None
 
@@ -263,10 +255,10 @@ class Batches(KeepsPosition):
         with waiting():
             return None if self._stream is None else self._stream.known_state(self.position[1])
 
-    def go_on(self, position: Position, state: object) -> None:
+    def restore_stream(self, position: Position, state: object) -> None:
         """Restore a stream's position and the state that it had there."""
         assert self._stream is not None
-        self._stream.go_on(state)
+        self._stream.restore(state)
         self.unused.clear()
         self.position = position
 
@@ -276,24 +268,23 @@ class Batches(KeepsPosition):
             self.seek(0)
 
     def in_order(self) -> "Batches":
-        """Return the same batches in one order for all epochs, from the first; for an iterator,
-        itself.
-        """
+        """Return the same batches in one order for all epochs, from the first (no iterator's)."""
         if self.is_iterator:
             return self
         ordered = copy.copy(self)
         ordered.position = (0, 0)
         ordered.unused.clear()
-        if self._stream is None:
-            ordered.sampler = self.sampler.in_order()
-        else:
-            ordered.source = ordered._stream = self._stream.anew()
+        ordered.sampler = self.sampler.in_order()
+        if isinstance(ordered.sampler, BatchStream):
+            ordered._stream = ordered.sampler
         return ordered
 
     def prepared(self, prepare: Transform) -> "Batches":
         """Return the same batches, each prepared; both have the same position."""
         prepared = copy.copy(self)
-        prepared._at, prepared.unused, prepared._prepare = self._at, self.unused, owned(prepare)
+        prepared._at = self._at
+        prepared.unused = self.unused
+        prepared._prepare = owned(prepare)
         return prepared
 
     def __copy__(self) -> "Batches":
@@ -309,16 +300,22 @@ class Batches(KeepsPosition):
 
     def select(self, epoch: int, step: int) -> Selection:
         """Select the rows of a batch; not of a stream, which has no row numbers."""
-        self._check(epoch, step)
+        num = self.num_batches
+        if step < 0 or (num is not None and step >= num):
+            raise no_such_position(epoch, step, num)
+        assert not isinstance(self.sampler, BatchStream)
         return self.sampler.select(epoch, step)
 
     def load(self, epoch: int, step: int) -> Any:
         """Return a batch, as numpy arrays, nested as the source nests them."""
         selection = self.select(epoch, step)
+        assert not isinstance(self.sampler, BatchStream)
         try:
-            batch = self.sampler.load(selection)
+            return self._prepared(self.sampler.load(selection))
         except RowError as error:
             raise error.at(epoch, step) from error.__cause__
+
+    def _prepared(self, batch: Tree) -> Any:
         return batch if self._prepare is None else self._prepare(batch)
 
     def __iter__(self) -> Iterator[Tree]:
@@ -331,19 +328,19 @@ class Batches(KeepsPosition):
                 return
 
     def __next__(self) -> Any:
-        """Return the next batch and move on; the end of a stream ends the epoch and raises
-        StopIteration.
-        """
+        """Return the next batch and move on; StopIteration at the end of an epoch of a stream."""
+        epoch, step = self.position
         try:
             unused = self.take_unused(self.position)
-            batch, self.position = (
-                self.take(self.position) if unused is None else (unused.host, unused.end)
-            )
+            if unused is not None:
+                self.position = unused.end
+                return unused.host
+            batch, self.position = self.take(self.position)
         except StopIteration:
-            self.position = (self.position[0] + 1, 0)
+            self.position = (epoch + 1, 0)
             raise
         except RowError as error:
-            raise error.at(*self.position) from error.__cause__
+            raise error.at(epoch, step) from error.__cause__
         return batch
 
     def take(
@@ -352,28 +349,32 @@ class Batches(KeepsPosition):
         selection: Selection | None = None,
         places: np.ndarray | None = None,
     ) -> tuple[Any, Position]:
-        """Return the batch at a position, or its rows at `places`, and the position after it; a
-        stream's next batch.
+        """Return the batch at a position, or its rows at `places`, and the position after it.
+
+        A stream's batch is the next one.
         """
+        epoch, step = position
         if self._stream is not None:
-            return self._draw(self._stream, position[1]), (position[0], position[1] + 1)
-        if self._numbered is not None and position[1] == 0:
+            return self._draw(self._stream, step), (epoch, step + 1)
+        if self._numbered is not None and step == 0:
             self._numbered.begin_epoch()
-        selection = self.select(*position) if selection is None else selection
+        assert not isinstance(self.sampler, BatchStream)
+        selection = selection or self.select(epoch, step)
         batch = self.sampler.load(selection, slice(None) if places is None else places)
-        batch = batch if self._prepare is None else self._prepare(batch)
-        after = self.after(*position)
-        if self._numbered is not None and after[0] > position[0]:
+        batch = self._prepared(batch)
+        num = self.num_batches
+        if num is None or step + 1 < num:
+            return batch, (epoch, step + 1)
+        if self._numbered is not None:
             self._numbered.end_epoch()
-        return batch, after
+        return batch, (epoch + 1, 0)
 
     def _draw(self, stream: BatchStream, step: int) -> Any:
-        """Return a stream's next batch, prepared; a batch whose preparation fails is drawn
-        again.
-        """
-        if self._prepare is None or (peeked := stream.peek(step)) is None:
-            return stream.draw(step)
-        batch = self._prepare(peeked)
+        """Return a stream's next batch; a batch whose preparation fails is drawn again."""
+        batch = stream.peek(step)
+        if batch is None:
+            raise StopIteration
+        batch = self._prepared(batch)
         stream.draw(step)
         return batch
 
@@ -389,31 +390,19 @@ class Batches(KeepsPosition):
             raise StopIteration
         return self.unused.pop(0)
 
-    def after(self, epoch: int, step: int) -> Position:
-        """Return the next position; after the last batch of an epoch, the start of the next
-        epoch.
-        """
-        num = self.num_batches
-        return (epoch, step + 1) if num is None or step + 1 < num else (epoch + 1, 0)
-
-    def _check(self, epoch: int, step: int) -> None:
-        num = self.num_batches
-        if step < 0 or (num is not None and step >= num):
-            raise no_such_place(epoch, step, num)
-
     def example(self) -> Any:
         """Return a batch, for its shapes, without consuming it.
 
         Raises:
             BatchError: there is none, or its leaves differ in their number of rows.
         """
-        epoch, step = (0, 0) if self._stream is None else self.position
+        position = (0, 0) if self._stream is None else self.position
         try:
             batch = self._example()
             if self.is_ready:
                 tree.num_rows(batch)
         except BatchError as error:
-            raise error.at(epoch, step) from error.__cause__
+            raise error.at(*position) from error.__cause__
         return batch
 
     def _example(self) -> Tree:
@@ -422,13 +411,14 @@ class Batches(KeepsPosition):
         with waiting():
             if self._stream is None:
                 return self.load(0, 0)
-            batch = self._stream.peek(self.position[1])
-            if batch is None and not self.is_iterator and self.position[1]:
+            step = self.position[1]
+            batch = self._stream.peek(step)
+            if batch is None and step and not self.is_iterator:
                 batch = self._stream.first()
         if batch is None:
             must = "The data must have at least one batch."
             raise BatchError(message(must, "none", "pass a stream that is not spent."))
-        return batch if self._prepare is None else self._prepare(batch)
+        return self._prepared(batch)
 
     @property
     def has_ended(self) -> bool:

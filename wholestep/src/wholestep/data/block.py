@@ -26,7 +26,7 @@ class Batch(NamedTuple):
         full: the rows of a full batch of this shape; for ready-made batches, the most so far.
         ids: row numbers in the user's source, (rows,); None for ready-made batches. A packed row
             has several.
-        own: which rows of a loaded batch `host` holds, ascending; None if all.
+        local: which rows of a loaded batch `host` holds, ascending; None if all.
         start: the position in the source.
         end: the position after it.
         state: the stream's state after this batch, if the stream has one.
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     rows: np.ndarray
     full: int
     ids: Any
-    own: np.ndarray | None
+    local: np.ndarray | None
     start: tuple[int, int]
     end: tuple[int, int]
     state: Any = None
@@ -56,36 +56,31 @@ class Batch(NamedTuple):
 
     @property
     def signature(self) -> tuple:
-        """The nesting, dtypes and shapes on which programs depend, for loaded arrays without the
-        rows.
-        """
+        """The nesting, dtypes and shapes on which programs depend; of loaded arrays, of a row."""
         return _signature(self.host, 0 if self.is_resident else 1)
 
     @property
     def program_key(self) -> tuple:
-        """The properties of the data by which programs are kept; a loaded row may have the shape of
-        resident data.
-        """
+        """The properties by which programs are kept: a loaded row may look like resident data."""
         return self.signature, self.is_resident
 
     @property
     def names(self) -> np.ndarray | None:
         """The row numbers that errors show for the rows in `host`; None to show their indices."""
         if self.is_resident or self.ids is None:
-            return self.own
-        return self.ids if self.own is None else self.ids[self.own]
+            return self.local
+        return self.ids if self.local is None else self.ids[self.local]
 
-    def some(self, places: np.ndarray | slice) -> Tree:
-        """Return the rows at these places of the update, on the host. The update must be loaded in
-        full.
-        """
-        assert self.own is None
+    def rows_at(self, places: np.ndarray | slice) -> Tree:
+        """Return the rows at these places of the update, on the host; it must be loaded in full."""
+        assert self.local is None
         rows = self.rows[places]
         return tree.map_leaves(lambda leaf: np.asarray(leaf)[rows], self.host)
 
     def padded(self, num_rows: int) -> "Batch":
-        """Return the update filled up to `num_rows` by repeating its rows; the caller gives the
-        repeats weight 0.
+        """Return the update filled up to `num_rows` by repeating its rows.
+
+        The caller gives the repeats weight 0.
 
         >>> import numpy as np
         >>> batch = Batch(np.array([7, 8]), None, np.arange(2), 2, None, None, (0, 0), (0, 1))
@@ -97,11 +92,9 @@ class Batch(NamedTuple):
         rows = np.resize(self.rows, num_rows)
         if self.is_resident:
             return self._replace(rows=rows)
-        host = (
-            tree.map_leaves(lambda leaf: np.take(leaf, rows, axis=0), self.host)
-            if self.own is None
-            else self.host
-        )
+        host = self.host
+        if self.local is None:
+            host = tree.map_leaves(lambda leaf: np.take(leaf, rows, axis=0), host)
         return self._replace(host=host, rows=np.arange(num_rows, dtype=np.int32))
 
 
@@ -143,7 +136,7 @@ class Table(NamedTuple):
     placed: tuple
 
 
-class Known(NamedTuple):
+class FeedCache(NamedTuple):
     """The row tables and batch sizes that later feeds reuse.
 
     Args:
@@ -183,18 +176,19 @@ class Block(NamedTuple):
     may_be_read: bool = False
 
     def names(self, update: int) -> np.ndarray:
-        """Return the numbers of an update's rows in the user's source, (rows,); for ready-made
-        batches, indices.
-        """
+        """Return the numbers of an update's rows in the user's source, (rows,), or indices."""
         if self.batches[0].is_resident:
-            return self.table.rows[self.first + update][: self.table.counts[self.first + update]]
+            place = self.first + update
+            return self.table.rows[place, : self.table.counts[place]]
         batch = self.batches[update]
         return batch.rows if batch.ids is None else batch.ids
 
 
 def stage(devices: Devices, batch: Batch, cut: Cut) -> tuple[Any, np.ndarray]:
-    """Return the data of an update as a program takes them, and the row index of every place, int32
-    (places,).
+    """Return the data of an update as a program takes them, and the row index of every place.
+
+    Returns:
+        The data, and int32 (places,).
     """
     return _data_of(devices, batch, cut), _rows_of(devices, batch, cut)
 
@@ -205,7 +199,8 @@ def _data_of(devices: Devices, batch: Batch, cut: Cut) -> Any:
     if devices.num_replicas == 1:
         return devices.stage(batch.host)
     shares = share_out(cut, devices.num_replicas)[0] % batch.num_rows
-    shares = shares if batch.own is None else np.searchsorted(batch.own, shares)
+    if batch.local is not None:
+        shares = np.searchsorted(batch.local, shares)
     return devices.stage(tree.map_leaves(np.asarray, batch.host), shares)
 
 
@@ -230,15 +225,13 @@ def share_out(cut: Cut, num: int) -> tuple[np.ndarray, np.ndarray]:
     """
     shares = []
     rows = []
-    start = 0
     width = 0
-    for size in (size for count, size in cut.sections for _ in range(count)):
-        each = -(-size // num)
-        places = np.minimum(np.arange(num * each), size - 1)
-        shares.append(start + places.reshape(num, each))
-        rows.append(width + np.arange(size) % each)
-        start = start + size
-        width = width + each
+    for start, size in cut.pieces:
+        share = -(-size // num)
+        places = np.minimum(np.arange(num * share), size - 1)
+        shares.append(start + places.reshape(num, share))
+        rows.append(width + np.arange(size) % share)
+        width += share
     return np.concatenate(shares, axis=1), np.concatenate(rows).astype(np.int32)
 
 
@@ -248,42 +241,36 @@ def num_rows_of(host: Tree) -> int:
     Raises:
         BatchError: there is none, or the leaves differ in their number.
     """
-    if (count := tree.num_rows(host)) == 0:
-        raise BatchError(
-            message("A batch must have at least one row.", "0 rows", "leave empty batches out.")
-        )
-    return count
+    num_rows = tree.num_rows(host)
+    if num_rows == 0:
+        must = "A batch must have at least one row."
+        raise BatchError(message(must, "0 rows", "leave empty batches out."))
+    return num_rows
 
 
 def block_of(devices: Devices, row_tables: dict, program: Planned, batches: list[Batch]) -> Block:
     """Return the block of batches of one program: padded, and placed for the program.
 
     Args:
-        row_tables: the tables of earlier blocks, see `Known`; completed.
+        row_tables: the tables of earlier blocks, see `FeedCache`; completed.
     """
     first = batches[0]
+    last = batches[-1]
     cut = program.cut
-    whole = [batch.padded(cut.rows) for batch in batches] if devices.num_replicas == 1 else batches
+    whole = batches
+    if devices.num_replicas == 1:
+        whole = [batch.padded(cut.rows) for batch in batches]
     room = program.num_stacked
-    key = (program.length, cut, first.num_rows)
     data = devices.stage(stack(whole, room)) if room > 1 else _data_of(devices, whole[0], cut)
+    key = (program.length, cut, first.num_rows)
     if key not in row_tables:
-        rows = (
-            stacked_rows(whole[0], cut, room)
-            if room > 1
-            else _rows_of(devices, whole[0], cut)[None]
-        )
+        if room > 1:
+            rows = stacked_rows(whole[0], cut, room)
+        else:
+            rows = _rows_of(devices, whole[0], cut)[None]
         row_tables[key] = table_of(devices, program, rows, first.num_rows)
-    return Block(
-        program,
-        data,
-        row_tables[key],
-        0,
-        len(batches),
-        tuple(batches),
-        first.start,
-        batches[-1].end,
-    )
+    table = row_tables[key]
+    return Block(program, data, table, 0, len(batches), tuple(batches), first.start, last.end)
 
 
 def table_of(devices: Devices, program: Planned, rows: np.ndarray, num_rows: int) -> Table:
@@ -303,12 +290,12 @@ def most_in_a_dispatch(devices: Devices, batch: Batch, most: int) -> int:
         return most
     if devices.num_replicas > 1:
         return 1
-    return max(1, min(most, _MOST_STACKED, _MOST_BYTES // max(1, tree.num_bytes(batch.host))))
+    fitting = _MOST_BYTES // max(1, tree.num_bytes(batch.host))
+    return max(1, min(most, _MOST_STACKED, fitting))
 
 
 def stack(batches: list[Batch], room: int) -> Any:
-    """Return the data of batches, stacked for a program with this room; unused room holds arbitrary
-    values.
+    """Return the data of batches, stacked for a program with this room; the rest is arbitrary.
 
     >>> import numpy as np
     >>> def batch(i):
@@ -330,36 +317,39 @@ def stacked_rows(batch: Batch, cut: Cut, room: int) -> np.ndarray:
 
 
 def _one_after_another(room: int, *leaves: np.ndarray) -> np.ndarray:
-    size = len(leaves[0])
     like = leaves[0]
+    size = len(like)
+    shape = (room * size, *like.shape[1:])
     if like.dtype == object:  # text or ragged rows: there is no neutral value for unused room
-        return np.resize(np.concatenate(leaves), (room * size, *like.shape[1:]))
-    whole = tree.aligned((room * size, *like.shape[1:]), like.dtype)
+        return np.resize(np.concatenate(leaves), shape)
+    stacked = tree.aligned(shape, like.dtype)
     for i, leaf in enumerate(leaves):
-        whole[i * size : (i + 1) * size] = leaf
+        stacked[i * size : (i + 1) * size] = leaf
     if like.dtype.kind in "iu":  # an engine may check the range of the numbers
-        whole[len(leaves) * size :] = 0
-    return whole
+        stacked[len(leaves) * size :] = 0
+    return stacked
 
 
 def _signature(part: Any, first_axis: int) -> Any:
-    if isinstance(part, np.ndarray) and part.dtype.kind != "O":
+    if isinstance(part, np.ndarray) and part.dtype.kind != "O":  # as most are
         return part.shape[first_axis:], part.dtype
+    if part is None:
+        return None
     if isinstance(part, dict):
         names = sorted(part, key=str)
         return dict, *((name, _signature(part[name], first_axis)) for name in names)
     if isinstance(part, list | tuple):
-        return type(part), *[_signature(each, first_axis) for each in part]
-    if part is not None and part.dtype == object and tree.is_ragged(part):
+        return type(part), *[_signature(item, first_axis) for item in part]
+    if part.dtype == object and tree.is_ragged(part):
         return "ragged", part.shape[first_axis:1], _signature(part[0], 1)
-    return None if part is None else (part.shape[first_axis:], part.dtype)
+    return part.shape[first_axis:], part.dtype
 
 
 class SingleBatches:
-    """Brings single batches to the device. It has no position, and stays open from one to the next.
+    """Feed of single batches. It has no position, and stays open from one batch to the next.
 
     Args:
-        row_tables: the tables of earlier blocks, see `wholestep.data.block.Known`; completed.
+        row_tables: the tables of earlier blocks, see `wholestep.data.block.FeedCache`; completed.
     """
 
     where = "Batches are loaded as they are needed (they come ready-made)."

@@ -1,7 +1,6 @@
-"""Length buckets under a token budget: a batch holds rows of similar length, in a few fixed
-shapes.
-"""
+"""Length buckets under a token budget: batches of rows of similar length, in a few fixed shapes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.data.order import Order, Selection
 from wholestep.data.sequences import Sequences
-from wholestep.data.shapes import NONE, LengthOptions, assign, best, given
+from wholestep.data.shapes import NONE, LengthOptions, assign_shapes, best_shapes, user_shapes
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
@@ -45,28 +44,25 @@ class Buckets:
         return int(self.firsts[-1])
 
     @property
-    def comes_short(self) -> bool:
+    def has_short_batch(self) -> bool:
         """Whether any batch has fewer rows than its bucket's others."""
         return bool(np.any(np.diff(self.starts) % self.sizes))
 
     @property
     def batch_shapes(self) -> list[tuple[int, ...]]:
         """The rows of a full batch and the padded length of each sequence, for every bucket."""
-        return [
-            (int(size), *shape)
-            for size, shape in zip(self.sizes, self.shapes.tolist(), strict=True)
-        ]
+        return [tuple(shape) for shape in np.column_stack([self.sizes, self.shapes]).tolist()]
 
     def select(self, epoch: int, step: int) -> Selection:
         """Select the rows of a batch; its layout is their padded shape."""
         number = Order(self.num_batches, self.seed, self.shuffle).rows(epoch, step, step + 1)[0]
-        k = int(np.searchsorted(self.firsts, number, side="right")) - 1
-        size, (start, end) = int(self.sizes[k]), self.starts[k : k + 2]
-        order = Order(int(end - start), self.seed, self.shuffle, stream=k + 1)
-        rows = self.by_bucket[
-            start + order.batch(epoch, int(number - self.firsts[k]), size)
-        ].astype(np.int64)
-        return Selection(rows, rows, size, self.shapes[k])
+        bucket = int(np.searchsorted(self.firsts, number, side="right")) - 1
+        size = int(self.sizes[bucket])
+        start, end = self.starts[bucket : bucket + 2].tolist()
+        order = Order(end - start, self.seed, self.shuffle, stream=bucket + 1)
+        places = order.batch(epoch, int(number - self.firsts[bucket]), size)
+        rows = self.by_bucket[start + places].astype(np.int64)
+        return Selection(rows, rows, size, self.shapes[bucket])
 
     def load(self, selection: Selection, places: np.ndarray | slice = slice(None)) -> Tree:
         """Return a batch, or its rows at these places, as numpy arrays."""
@@ -87,48 +83,49 @@ def make_buckets(
     """
     if options.boundaries is None:
         totals = sequences.totals
-        if totals.max() > tokens:
-            raise too_large(sequences, int(np.argmax(totals)), int(totals.max()), tokens)
-        shapes = best(sequences.lengths, tokens)
+        longest = int(np.argmax(totals))
+        if totals[longest] > tokens:
+            raise too_large(sequences, longest, totals[longest], tokens)
+        shapes = best_shapes(sequences.lengths, tokens)
     else:
-        shapes = given(options.boundaries, sequences.paths)
-        sequences = sequences.cut(shapes.max(axis=0)) if options.truncate else sequences
-    bucket_of = assign(sequences.lengths, shapes)
-    counts = np.array([np.count_nonzero(bucket_of == k) for k in range(len(shapes))])
-    if counts.sum() < len(bucket_of):
-        raise too_long(sequences, int(np.argmax(bucket_of == NONE)), shapes.max(axis=0))
+        shapes = user_shapes(options.boundaries, sequences.paths)
+        if options.truncate:
+            sequences = sequences.cut(shapes.max(axis=0))
+    shape_of = assign_shapes(sequences.lengths, shapes)
+    counts = np.bincount(shape_of, minlength=NONE + 1)
+    if counts[NONE]:
+        raise too_long(sequences, int(np.argmax(shape_of == NONE)), shapes.max(axis=0))
+    used = np.flatnonzero(counts)
+    counts = counts[used]
+    shapes = shapes[used]
     places = shapes.sum(axis=1)
-    for k in np.flatnonzero((counts > 0) & (places > tokens)):
-        longest = int(np.argmax(np.where(bucket_of == k, sequences.totals, -1)))
-        raise too_large(sequences, longest, int(places[k]), tokens)
-    shapes, places, counts = (values[counts > 0] for values in (shapes, places, counts))
+    for number, most in zip(used, places, strict=True):
+        if most > tokens:
+            longest = int(np.argmax(np.where(shape_of == number, sequences.totals, -1)))
+            raise too_large(sequences, longest, most, tokens)
     sizes = np.minimum(tokens // places, counts)
-    by_bucket = np.argsort(bucket_of, kind="stable").astype(np.int32)
-    return Buckets(
-        sequences, shapes, sizes, by_bucket, ends(counts), ends(-(-counts // sizes)), seed, shuffle
-    )
+    by_bucket = np.argsort(shape_of, kind="stable").astype(np.int32)
+    firsts = ends(-(-counts // sizes))
+    return Buckets(sequences, shapes, sizes, by_bucket, ends(counts), firsts, seed, shuffle)
 
 
-def ends(counts: np.ndarray) -> np.ndarray:
+def ends(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the start of each of several consecutive parts of these sizes, and the end."""
     return np.concatenate([[0], np.cumsum(counts)])
 
 
 def too_long(sequences: Sequences, row: int, largest: np.ndarray) -> BatchError:
     """Return the error that names a row that no shape holds."""
-    most = ", ".join(
-        f"{tree.name(path, 'length')} {n}" for path, n in zip(sequences.paths, largest, strict=True)
-    )
+    names = [tree.name(path, "length") for path in sequences.paths]
+    most = ", ".join(f"{name} {length}" for name, length in zip(names, largest, strict=True))
     must = f"No row may be longer than the largest shape ({most})."
-    return BatchError(
-        message(must, sequences.describe(row), "a larger boundary, or truncate=True to cut it off.")
-    )
+    attempt = "a larger boundary, or truncate=True to cut it off."
+    return BatchError(message(must, sequences.describe(row), attempt))
 
 
 def too_large(sequences: Sequences, row: int, places: int, tokens: int) -> BatchError:
     """Return the error that names a row that takes more places than the budget."""
     must = f"No row may take more places than tokens={tokens}."
     received = f"{sequences.describe(row)}, which takes {places} places in its shape"
-    return BatchError(
-        message(must, received, "more tokens, or smaller boundaries with truncate=True.")
-    )
+    attempt = "more tokens, or smaller boundaries with truncate=True."
+    return BatchError(message(must, received, attempt))

@@ -1,8 +1,7 @@
-"""Feeds bring batches to the device: as row numbers of resident data, or loaded as they are
-needed.
-"""
+"""Feeds bring batches to the device: as row numbers of resident data, or loaded when needed."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from wholestep.data.block import (
     Batch,
     Block,
     Check,
-    Known,
+    FeedCache,
     Plan,
     Planned,
     Table,
@@ -54,8 +53,7 @@ class _Feed:
         return self.batches.position
 
     def _check_unmoved(self, block: Block) -> None:
-        """Refuse to go on after a block if other code has moved the batches since the begin of the
-        pass.
+        """Refuse to go on after a block if other code has moved the batches during the pass.
 
         Raises:
             SpecificationError: it has; the updates so far are kept.
@@ -65,25 +63,38 @@ class _Feed:
                 "Batches must not be moved during a loop over them: it would train rows twice, "
                 "or leave some out."
             )
-            last = (
-                f"batch {block.start[1] + block.num - 1} of epoch {block.start[0]}, both "
+            epoch, step = block.start
+            received = (
+                f"a seek or another loop after batch {step + block.num - 1} of epoch {epoch}, both "
                 "counted from 0"
             )
             attempt = "end this loop first, or give the other loop Batches of its own."
-            raise SpecificationError(message(must, f"a seek or another loop after {last}", attempt))
+            raise SpecificationError(message(must, received, attempt))
 
     def advance(self, block: Block) -> None:
         """Move the position to the end of a block."""
         self.batches.position = block.end
 
     def go_back(self, block: Block, done: int) -> None:
-        """Move the position to after the first `done` updates of a block: the others were not
-        applied.
-        """
-        self.batches.position = block.start[0], block.start[1] + done
+        """Move the position to after the `done` updates of a block that were applied."""
+        epoch, step = block.start
+        self.batches.position = (epoch, step + done)
 
     def note_read(self, block: Block) -> None:
         """Record that the results of a sent block were read."""
+
+
+class NamedRows(NamedTuple):
+    """The table with the rows of updates `start` to `end` - 1 of an epoch."""
+
+    epoch: int
+    start: int
+    end: int
+    table: Table
+
+    def hold(self, epoch: int, step: int, num: int) -> bool:
+        """Whether these updates are in the table."""
+        return self.epoch == epoch and self.start <= step and step + num <= self.end
 
 
 class Resident(_Feed):
@@ -94,16 +105,14 @@ class Resident(_Feed):
         assert isinstance(batches.sampler, FixedSize)
         self.order = batches.sampler.order
         self.batch_size = batches.sampler.size
-        self.where = (
-            f"The data stay on the device ({tree.num_bytes(batches.arrays) / 2**20:.1f} MiB)."
-        )
+        num_mib = tree.num_bytes(batches.arrays) / 2**20
+        self.where = f"The data stay on the device ({num_mib:.1f} MiB)."
         self._data, self._wait = devices.resident(batches.arrays)
         self._num_full = self.order.num_rows // self.batch_size
-        self._num_ahead = min(self._num_full, _MOST_NAMED // self.batch_size)
-        # first update, number of updates, rows
-        self._named: tuple[Position, int, Table] | None = None
+        self._most_named = _MOST_NAMED // self.batch_size
+        self._named: NamedRows | None = None
         self._examples: dict[bool, Batch] = {}  # for full updates, and for the short one
-        self._checked = False
+        self._is_checked = False
 
     def blocks(
         self,
@@ -113,89 +122,89 @@ class Resident(_Feed):
         once: bool = False,
         ahead: Callable[[], int] | None = None,
     ) -> Iterator[Block]:
-        """Yield blocks of at most size() updates, `num` updates in all (None: to the end of the
-        epoch).
+        """Yield blocks of at most size() updates, `num` in all (None: to the end of the epoch).
 
         Args:
             once: whether the blocks end with the epoch in any case.
             ahead: given if the state may be read after each block; its value is not used, as
                 nothing is drawn.
         """
-        (epoch, step), per_epoch = self._begin(), len(self.batches)
-        left = per_epoch - step if num is None else num
-        left = min(left, per_epoch - step) if once else left
+        epoch, step = self._begin()
+        num_batches = len(self.batches)
+        left = num_batches - step
+        if num is not None:
+            left = min(num, left) if once else num
         while left:
-            block = self._block(epoch, step, size(), min(left, per_epoch - step))
+            block = self._block(epoch, step, size(), min(left, num_batches - step))
             yield block._replace(may_be_read=ahead is not None)
             self._check_unmoved(block)
-            left, (epoch, step) = left - block.num, block.end
+            left -= block.num
+            epoch, step = block.end
 
     def note_sent(self, block: Block) -> None:
         """Compute the order of the next epoch while the device is busy; `Order` caches it."""
         epoch, step = block.end
-        if step == 0 and self._num_ahead:
-            self._rows(epoch, 0, self._num_ahead)
+        num = min(self._num_full, self._most_named)
+        if step == 0 and num:
+            self._rows(epoch, 0, num)
 
     def _block(self, epoch: int, step: int, num: int, left: int) -> Block:
         is_full = step < self._num_full
-        if is_full not in self._examples:
+        batch = self._examples.get(is_full)
+        if batch is None:
             rows = self._rows(epoch, step, 1)[0]
-            places = ((epoch, step), (epoch, step + 1))
-            self._examples[is_full] = Batch(
-                self.batches.arrays, self._data, rows, self.batch_size, None, None, *places
+            start = (epoch, step)
+            end = (epoch, step + 1)
+            batch = Batch(
+                self.batches.arrays, self._data, rows, self.batch_size, None, None, start, end
             )
-        batch = self._examples[is_full]
+            self._examples[is_full] = batch
         program = self._plan(batch)
-        if not self._checked:
+        if not self._is_checked:
             self._check(batch, program)
             self._wait()
-            self._checked = True
-        num = min(num, left, program.most)
-        if is_full:
-            first, named, table = self._table(program, epoch, step, num)
-        else:
-            first = 0
-            named = 1
-            table = self._filled(self._rows(epoch, step, 1), program)
-        most = min(left, named - first, program.most)
+            self._is_checked = True
+        alike = self._num_full - step if is_full else 1
+        left = min(left, alike, program.most)
+        named = self._table(program, epoch, step, min(num, left), alike)
+        most = min(left, named.end - step)
         num = min(num, most)
-        end = (epoch + 1, 0) if step + num == len(self.batches) else (epoch, step + num)
+        is_last = step + num == len(self.batches)
         return Block(
-            program, self._data, table, first, num, (batch,), (epoch, step), end, follow=most - num
+            program,
+            self._data,
+            named.table,
+            step - named.start,
+            num,
+            (batch,),
+            (epoch, step),
+            (epoch + 1, 0) if is_last else (epoch, step + num),
+            follow=most - num,
         )
 
     def _rows(self, epoch: int, step: int, num: int) -> np.ndarray:
         """Return the rows of `num` updates of one size, int32 (updates, rows)."""
-        stop = min((step + num) * self.batch_size, self.order.num_rows)
-        return (
-            self.order.rows(epoch, step * self.batch_size, stop).astype(np.int32).reshape(num, -1)
-        )
+        start = step * self.batch_size
+        stop = min(start + num * self.batch_size, self.order.num_rows)
+        return self.order.rows(epoch, start, stop).astype(np.int32).reshape(num, -1)
 
-    def _table(self, program: Planned, epoch: int, step: int, num: int) -> tuple[int, int, Table]:
-        """Return the index of the update in a table, the number of updates in the table, and the
-        table.
-        """
+    def _table(self, program: Planned, epoch: int, step: int, num: int, alike: int) -> NamedRows:
+        """Return a table that holds these updates, of the `alike` ones that begin with them."""
         places = program.cut.places
-        if self._named is not None:
-            (known, start), many, table = self._named
-            is_in = (
-                known == epoch and start <= step and min(step + num, self._num_full) <= start + many
-            )
-            if is_in and table.rows.shape == (program.length, places):
-                return step - start, many, table
-        many = min(program.length, self._num_full - step, max(num, _MOST_NAMED // self.batch_size))
-        table = self._filled(self._rows(epoch, step, many), program)
-        self._named = (epoch, step), many, table
-        return 0, many, table
-
-    def _filled(self, rows: np.ndarray, program: Planned) -> Table:
-        places = np.take(rows, np.arange(program.cut.places), axis=1, mode="wrap")
-        return table_of(self._devices, program, places, rows.shape[1])
+        known = self._named
+        shape = (program.length, places)
+        if known and known.table.rows.shape == shape and known.hold(epoch, step, num):
+            return known
+        num = min(program.length, alike, max(num, self._most_named))
+        rows = self._rows(epoch, step, num)
+        padded = np.take(rows, np.arange(places), axis=1, mode="wrap")
+        table = table_of(self._devices, program, padded, rows.shape[1])
+        self._named = NamedRows(epoch, step, step + num, table)
+        return self._named
 
 
 class BatchQueue:
-    """The batches of a pass that were drawn and not sent; those that left are kept until dropped:
-    they may come again.
+    """The batches of a pass that were drawn; sent ones are kept until dropped, to come again.
 
     Args:
         start: the position of the first batch.
@@ -203,39 +212,32 @@ class BatchQueue:
         once: whether to end with the epoch in any case.
 
     Attributes:
+        drawn: the batches that were drawn and not sent.
         next: the position of the batch to draw next.
         end: the position after the end of a stream, once it has ended.
         error: the error that ended the drawing: all batches before it are computed first.
     """
 
     def __init__(self, start: Position = (0, 0), num: int | None = 0, *, once: bool = True):
+        self.drawn: list[Batch] = []
         self.next = self.end = start
         self.error: Exception | TerminatedWaiting | None = None
         self._epoch = start[0] if once or num is None else None
-        self._num_wanted = num
-        self._num_drawn = self._num_left = 0
+        self._left = -1 if num is None else num
         self._has_ended = False
-        self._kept: list[Batch] = []
+        self._sent: list[Batch] = []
 
     @property
     def is_open(self) -> bool:
         """Whether more batches are to be drawn."""
-        if self._has_ended or self.error is not None or self._num_drawn == self._num_wanted:
+        if self._has_ended or self.error is not None or not self._left:
             return False
         return self._epoch in (None, self.next[0])
 
-    def __len__(self) -> int:
-        """The number of batches in the queue."""
-        return len(self._kept) - self._num_left
-
-    def __getitem__(self, i: int) -> Batch:
-        """Return batch i of the queue."""
-        return self._kept[self._num_left + i]
-
     def add(self, batch: Batch) -> None:
         """Append the batch that was drawn."""
-        self._kept.append(batch)
-        self._num_drawn = self._num_drawn + 1
+        self.drawn.append(batch)
+        self._left -= 1
         self.next = batch.end
 
     def end_epoch(self, *, is_last: bool) -> None:
@@ -243,21 +245,22 @@ class BatchQueue:
         self.end = self.next = (self.next[0] + 1, 0)
         self._has_ended = is_last or self._epoch is not None
 
-    def leave(self, num: int) -> list[Batch]:
-        """Remove the first `num` batches from the queue, keep them, and return them."""
-        self._num_left += num
-        return self._kept[self._num_left - num : self._num_left]
+    def send(self) -> Batch:
+        """Return the first batch, and keep it among those that were sent."""
+        batch = self.drawn.pop(0)
+        self._sent.append(batch)
+        return batch
 
     def take_since(self, position: Position) -> list[Batch]:
         """Remove and return the batches from this position on, once no more are drawn."""
-        taken = [batch for batch in self._kept if batch.start >= position]
-        del self._kept[len(self._kept) - len(taken) :]
-        return taken
+        batches = self._sent + self.drawn
+        self._sent = [batch for batch in batches if batch.start < position]
+        self.drawn = []
+        return batches[len(self._sent) :]
 
     def drop(self, num: int) -> None:
-        """Forget the first `num` of the batches that have left."""
-        self._num_left -= num
-        del self._kept[:num]
+        """Forget the first `num` of the batches that were sent."""
+        del self._sent[:num]
 
 
 class Loaded(_Feed):
@@ -267,7 +270,7 @@ class Loaded(_Feed):
     With several processes, each loads only the rows of its replicas, as soon as the plan is known.
 
     Args:
-        known: row tables and batch sizes of earlier feeds; updated.
+        cache: row tables and batch sizes of earlier feeds; updated.
         why: the reason why the data do not stay on the device.
     """
 
@@ -277,15 +280,17 @@ class Loaded(_Feed):
         batches: Batches,
         plan: Plan,
         check: Check,
-        known: Known | None = None,
+        cache: FeedCache | None = None,
         why: str = "",
     ):
         super().__init__(devices, batches, plan, check)
         self.where = f"Batches are loaded as they are needed{why and f' ({why})'}."
         # by the rows of an update, full and real
         self._programs: dict[tuple[int, int], Planned] = {}
-        self._known = known or Known({}, {})
-        self._largest = dict(self._known.largest)  # counts drawn batches; `known` counts sent ones
+        self._cache = cache or FeedCache({}, {})
+        self._largest = dict(
+            self._cache.largest
+        )  # counts drawn batches; the cache counts sent ones
         self._is_open = False
         self._queue = BatchQueue()
 
@@ -297,8 +302,7 @@ class Loaded(_Feed):
         once: bool = False,
         ahead: Callable[[], int] | None = None,
     ) -> Iterator[Block]:
-        """Yield blocks of at most size()/16 updates, at least one: a block waits for its last
-        batch.
+        """Yield blocks of at most size()/16 updates, or one: a block waits for its last batch.
 
         The consumer of a block calls `advance`.
 
@@ -314,12 +318,11 @@ class Loaded(_Feed):
         self._is_open = True
         try:
             while self._fill(1):
-                program = self._planned(queue[0])
+                program = self._planned(queue.drawn[0])
                 early = ahead() if ahead is not None and may_be_read else 1
                 most = min(program.num_stacked, max(1, size() // _PART, early))
-                block = block_of(
-                    self._devices, self._known.row_tables, program, self._alike(program, most)
-                )
+                batches = self._alike(program, most)
+                block = block_of(self._devices, self._cache.row_tables, program, batches)
                 block = block._replace(may_be_read=may_be_read)
                 for part in [block] if ahead is None else _one_by_one(block, size):
                     yield part
@@ -333,29 +336,21 @@ class Loaded(_Feed):
                 self._put_back()
 
     def note_sent(self, block: Block) -> None:
-        """Record that a block was sent; if it is a part of a larger one, draw the next batches
-        meanwhile.
-        """
+        """Record that a block was sent; draw the next batches, if more parts of it follow."""
         for batch in block.batches:
             if batch.kind:
-                self._known.largest[batch.kind] = max(
-                    self._known.largest.get(batch.kind, 0), batch.full
-                )
+                _note_size(self._cache.largest, batch)
         if block.may_be_read and block.first == 0 and block.follow:
             self._fill(block.num + block.follow)
 
     def go_back(self, block: Block, done: int) -> None:
-        """Move the position as in `Resident`; ready-made batches that were not used are kept for
-        the next call.
-        """
+        """Move the position; ready-made batches that were not used are kept for the next call."""
         super().go_back(block, done)
         if not self._is_open:
             self._put_back()
 
     def note_read(self, block: Block) -> None:
-        """Drop the batches of a block, the oldest that was sent: all of its updates were applied or
-        skipped.
-        """
+        """Drop the batches of a block, the oldest that was sent: all were applied or skipped."""
         self._queue.drop(block.num)
 
     def _planned(self, batch: Batch) -> Planned:
@@ -366,65 +361,52 @@ class Loaded(_Feed):
         return program
 
     def _alike(self, program: Planned, most: int) -> list[Batch]:
-        """Return the next batch, which is planned, and the batches that fit its block, at most
-        `most` in all.
-        """
+        """Send the next batch, which is planned, and at most `most` in all that fit its block."""
         queue = self._queue
-        num = 1
-        while (
-            num < most
-            and self._fill(num + 1) > num
-            and self._follows(queue[num], queue[num - 1], program)
-        ):
-            num += 1
-        return queue.leave(num)
+        batches = [queue.send()]
+        while len(batches) < most and self._fill(1):
+            if not self._follows(queue.drawn[0], batches[-1], program):
+                break
+            batches.append(queue.send())
+        return batches
 
     def _follows(self, batch: Batch, last: Batch, program: Planned) -> bool:
-        """Whether a batch directly follows the last in its epoch, with as many rows and the same
-        program.
-        """
-        if (
-            batch.start != last.end
-            or batch.start[0] != last.start[0]
-            or batch.num_rows != last.num_rows
-        ):
+        """Whether a batch directly follows the last in its epoch, with its size and program."""
+        if batch.start != last.end or batch.start[0] != last.start[0]:
             return False
         # planning it may change the state that this block uses
-        if batch.signature != last.signature:
+        if batch.num_rows != last.num_rows or batch.signature != last.signature:
             return False
         try:
             return self._planned(batch) is program
-        except (
-            Exception
-        ):  # raised again when the batch comes first in its block, after all earlier updates
+        except Exception:  # raised again when the batch comes first in its block
             return False
 
     def _put_back(self) -> None:
-        """Keep ready-made batches that were not used for the next call; others can be loaded
-        again.
-        """
-        if self.batches.num_moves == self._num_moves:  # else they belong to another place
-            unused = self._queue.take_since(self.batches.position)
-            self.batches.unused[:] = unused + self.batches.unused if self.batches.is_ready else []
+        """Keep unused ready-made batches for the next call; others can be loaded again."""
+        batches = self.batches
+        if batches.num_moves == self._num_moves:  # else they belong to another place
+            unused = self._queue.take_since(batches.position)
+            batches.unused[:] = unused + batches.unused if batches.is_ready else []
 
     def _fill(self, num: int) -> int:
-        """Draw batches until the queue has `num`, or the data end; return the number in it. Errors
-        are kept.
+        """Draw batches until the queue has `num`, or the data end; return the number in it.
+
+        Errors are kept in the queue.
         """
         batches = self.batches
         queue = self._queue
-        while len(queue) < num and queue.is_open:
+        while len(queue.drawn) < num and queue.is_open:
             position = queue.next
             try:
                 with waiting():  # an interrupt between two of these lines would lose a batch
                     batch = batches.take_unused(position)
                     if batch is None:
                         selection = None if batches.is_ready else batches.select(*position)
-                        own = self._own(selection)
-                        batch = self._batch(
-                            *batches.take(position, selection, own), selection, own, position
-                        )
-                    self._largest[batch.kind] = max(self._largest.get(batch.kind, 0), batch.full)
+                        local = self._local_rows(selection)
+                        host, end = batches.take(position, selection, local)
+                        batch = self._batch(host, selection, local, position, end)
+                    _note_size(self._largest, batch)
                     queue.add(batch)
             except StopIteration:
                 queue.end_epoch(is_last=batches.is_iterator or position[1] == 0)
@@ -433,28 +415,27 @@ class Loaded(_Feed):
                 queue.error.__cause__ = error.__cause__
             except (Exception, TerminatedWaiting) as error:
                 queue.error = error
-        return len(queue)
+        return len(queue.drawn)
 
-    def _own(self, selection: Selection | None) -> np.ndarray | None:
+    def _local_rows(self, selection: Selection | None) -> np.ndarray | None:
         """Return which rows of a batch this process must load; None for all."""
-        if selection is None or len(self._devices.local_replicas) == self._devices.num_replicas:
+        devices = self._devices
+        if selection is None or len(devices.local_replicas) == devices.num_replicas:
             return None
         count = len(selection.names)
         program = self._programs.get((selection.full, count))
         if program is None:
             return None
-        return np.unique(
-            share_out(program.cut, self._devices.num_replicas)[0][self._devices.local_replicas]
-            % count
-        )
+        shares = share_out(program.cut, devices.num_replicas)[0]
+        return np.unique(shares[devices.local_replicas] % count)
 
     def _batch(
         self,
         host: Tree,
-        end: Position,
         selection: Selection | None,
-        own: np.ndarray | None,
+        local: np.ndarray | None,
         start: Position,
+        end: Position,
     ) -> Batch:
         if selection is None:
             count = num_rows_of(host)
@@ -462,14 +443,17 @@ class Loaded(_Feed):
             full = max(self._largest.get(kind, 0), count)
             names = None
         else:
-            count = len(selection.names)
+            names = selection.names
+            count = len(names)
             kind = ""
             full = selection.full
-            names = selection.names
         rows = np.arange(count, dtype=np.int32)
-        return Batch(
-            host, None, rows, full, names, own, start, end, self.batches.stream_state, kind
-        )
+        state = self.batches.stream_state
+        return Batch(host, None, rows, full, names, local, start, end, state, kind)
+
+
+def _note_size(largest: dict[str, int], batch: Batch) -> None:
+    largest[batch.kind] = max(largest.get(batch.kind, 0), batch.full)
 
 
 def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:
@@ -477,9 +461,17 @@ def _one_by_one(block: Block, size: Callable[[], int]) -> Iterator[Block]:
     done = 0
     while done < block.num:
         batches = block.batches[done : done + size()]
-        part = block._replace(first=done, num=len(batches), batches=batches)
-        done += part.num
-        yield part._replace(start=batches[0].start, end=batches[-1].end, follow=block.num - done)
+        num = len(batches)
+        first = done
+        done += num
+        yield block._replace(
+            first=first,
+            num=num,
+            batches=batches,
+            start=batches[0].start,
+            end=batches[-1].end,
+            follow=block.num - done,
+        )
 
 
 Feed = Resident | Loaded
@@ -491,19 +483,17 @@ def open_feed(
     limit: int,
     plan: Plan,
     check: Check,
-    known: Known | None = None,
+    cache: FeedCache | None = None,
 ) -> Feed:
     """Return a feed; arrays of at most `limit` bytes become resident."""
     size = tree.num_bytes(batches.arrays)
     reasons = {
         "they come ready-made": batches.is_ready,
-        "of a few shapes": bool(batches.shapes),
+        "of a few shapes": batches.shapes,
         "rows come one by one": batches.arrays is None,
         f"arrays of {size / 2**20:.0f} MiB may not stay, beyond {limit / 2**20:.0f}": size > limit,
     }
-    why = next((why for why, holds in reasons.items() if holds), None)
-    return (
-        Resident(devices, batches, plan, check)
-        if why is None
-        else Loaded(devices, batches, plan, check, known, why)
-    )
+    for why, holds in reasons.items():
+        if holds:
+            return Loaded(devices, batches, plan, check, cache, why)
+    return Resident(devices, batches, plan, check)

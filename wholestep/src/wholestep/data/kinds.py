@@ -1,6 +1,4 @@
-"""The kind of a user's data: `classify` finds it where data enter, and returns classified data
-unchanged.
-"""
+"""The kind of a user's data, which `classify` finds once, where data enter."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -18,8 +16,9 @@ Position = tuple[int, int]
 
 
 class KeepsPosition:
-    """The base class of `Batches`: data whose position outlasts a call. A prepared form has the
-    same position.
+    """The base class of `Batches`: data whose position outlasts a call.
+
+    A prepared form has the same position.
     """
 
     _at: list[int]  # the epoch, the batch in it, and the number of moves; changed in place
@@ -35,9 +34,7 @@ class KeepsPosition:
 
     @property
     def num_moves(self) -> int:
-        """How often a `seek` or a new loop has moved the position; an earlier loop then raises an
-        error.
-        """
+        """The number of moves by `seek` and new loops; an earlier loop then raises an error."""
         return self._at[2]
 
     def note_move(self) -> None:
@@ -84,9 +81,7 @@ class Data:
 
     @property
     def are_arrays(self) -> bool:
-        """Whether they are an array, or nested dicts, lists and tuples of nothing else (None
-        aside).
-        """
+        """Whether they are an array, or a nest of arrays alone (None aside)."""
         return self.kind is Kind.ARRAYS
 
     @property
@@ -113,9 +108,9 @@ class Data:
         if by_length and all(is_array(item) and len(item.shape) == 1 for item in items):
             return True
         nested = [isinstance(item, dict | list | tuple) for item in items]
-        return any(nested) and (
-            all(nested) or len({np.shape(leaf)[:1] for leaf in tree.leaves(items)}) > 1
-        )
+        if not any(nested):
+            return False
+        return all(nested) or len({np.shape(leaf)[:1] for leaf in tree.leaves(items)}) > 1
 
 
 def classify(source: object) -> Data:
@@ -130,44 +125,38 @@ def classify(source: object) -> Data:
     if is_nest_of_arrays(source):
         return Data(source, Kind.ARRAYS)
     module = type(source).__module__
-    is_indexed = hasattr(source, "__getitem__")
     if module.startswith("tensorflow.python.distribute"):
         return Data(source, Kind.SHARED)
     if isinstance(source, type) or isroutine(source):
         return Data(source, Kind.FUNCTION)
-    has_columns = (
-        module.partition(".")[0] == "datasets" and hasattr(source, "column_names") and is_indexed
-    )
+    is_indexed = hasattr(source, "__getitem__")
+    is_of_datasets = module.split(".")[0] == "datasets"
+    has_columns = is_of_datasets and is_indexed and hasattr(source, "column_names")
     is_loader = _is_loader(source, module)
     if is_indexed and hasattr(source, "__len__") and not is_loader:
         return Data(source, Kind.ROWS, has_columns)
     kind = Kind.STREAM if hasattr(source, "__iter__") else Kind.UNKNOWN
-    return Data(source, kind, has_columns, is_loader or module.startswith("grain."))
+    prefetches = is_loader or module.startswith("grain.")
+    return Data(source, kind, has_columns, prefetches)
 
 
 def is_nest_of_arrays(source: object) -> bool:
-    """Whether this is an array, or nested dicts, lists and tuples of nothing else (None aside)."""
+    """Whether this is an array, or nested dicts, lists and tuples of arrays alone (None aside)."""
     if not isinstance(source, dict | list | tuple):
         return is_array(source)
-    leaves = [leaf for leaf in tree.leaves(source) if leaf is not None]
-    return bool(leaves) and all(is_array(leaf) for leaf in leaves)
+    leaves = tree.leaves(source)
+    return bool(leaves) and all(map(is_array, leaves))
 
 
 def _is_loader(source: object, module: str) -> bool:
-    """Whether this is a `tf.data.Dataset`, a torch `DataLoader` or a grain loader, which yields
-    batches.
-    """
-    return (
-        hasattr(source, "element_spec")
-        or module.startswith("torch.utils.data.dataloader")
-        or _is_batched(source)
-    )
+    """Whether this loads batches: a `tf.data.Dataset`, torch's `DataLoader`, or grain's."""
+    is_torch = module.startswith("torch.utils.data.dataloader")
+    return hasattr(source, "element_spec") or is_torch or _is_batched(source)
 
 
 def _is_batched(source: object) -> bool:
     """Whether this is a grain.MapDataset whose items are batches."""
     if not type(source).__module__.startswith("grain."):
         return False
-    return type(source).__name__ == "BatchMapDataset" or any(
-        map(_is_batched, getattr(source, "parents", ()))
-    )
+    parents = getattr(source, "parents", ())
+    return type(source).__name__ == "BatchMapDataset" or any(map(_is_batched, parents))

@@ -28,54 +28,54 @@ NUMBER_CLASSES = (
 )
 _AS_FLOATS = 'turn the objects into numbers first: .astype("float32").'
 _NUMBERS = "biuf"
+Transform = Callable[[Any], Any]
 # bytes of an array whose copy is aligned, so that an engine need not copy it again
 _LARGE = 1 << 16
 
 
 def numpy_batch(batch: Tree) -> Tree:
     """Return a user's batch with numpy leaves, checked for kinds that cannot be trained on."""
-    return checked(raw_batch(batch))
+    return checked(_with_numpy(batch, to_numpy))
 
 
-def own_batch(batch: Tree, prepare: Callable[[Any], Any] | None = None) -> Tree:
-    """Return a copy of a user's batch, prepared and checked: a generator may fill its arrays
-    again.
-    """
-    copied = raw_batch(batch, lambda leaf: np.array(to_numpy(leaf)))
+def own_batch(batch: Tree, prepare: Transform | None = None) -> Tree:
+    """Return a copy of a user's batch, prepared and checked: a generator may refill its arrays."""
+    copied = _with_numpy(batch, lambda leaf: np.array(to_numpy(leaf)))
     return checked(copied if prepare is None else _transformed(prepare, copied))
 
 
-def owned(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a transform whose results do not change: several are kept, and the given one may fill
-    its arrays again.
+def owned(transform: Transform) -> Transform:
+    """Return a transform whose results are copies, as the given one may refill its arrays.
 
     Arrays that are also arrays of the batch are not copied, as no other batch shares them.
     """
 
     def transformed(batch: Tree) -> Tree:
-        given = tree.leaves(batch)
-        known = {id(leaf) for leaf in given}
-        found = _transformed(transform, batch)
-        return tree.map_leaves(lambda leaf: leaf if id(leaf) in known else _copied(leaf), found)
+        known = {id(leaf): leaf for leaf in tree.leaves(batch)}
+        result = _transformed(transform, batch)
+        return tree.map_leaves(lambda leaf: leaf if id(leaf) in known else _copied(leaf), result)
 
     return transformed
 
 
-def _transformed(transform: Callable[[Any], Any], batch: Tree) -> Any:
+def _transformed(transform: Transform, batch: Tree) -> Any:
     try:
         return transform(batch)
     except StopIteration as error:
-        raise RuntimeError(
-            "A transform has raised StopIteration, which would end the data."
-        ) from error
+        must = "A transform has raised StopIteration, which would end the data."
+        raise RuntimeError(must) from error
 
 
 def _copied(leaf: Any) -> Any:
     if isinstance(leaf, SparseRows):
         return leaf
-    array = leaf if isinstance(leaf, np.ndarray) else to_numpy(leaf)
+    array = _in_numpy(leaf)
     is_large = _is_array_of_numbers(array) and array.nbytes >= _LARGE
     return tree.aligned_copy(array) if is_large else copy.copy(array)
+
+
+def _in_numpy(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf)
 
 
 def text_as_arrays(source: Tree) -> Any:
@@ -84,22 +84,22 @@ def text_as_arrays(source: Tree) -> Any:
         return tuple(map(text_as_arrays, source)) if type(source) is tuple else source
     if type(source) is dict:
         return {name: text_as_arrays(part) for name, part in source.items()}
-    is_text = (
-        isinstance(source, list)
-        and source
-        and all(isinstance(each, str | bytes) for each in source)
-    )
+    is_text = isinstance(source, list) and source and all(map(_is_string, source))
     # else each string takes the room of the longest
-    return np.array(source, dtype=object) if is_text else source
+    return np.array(source, object) if is_text else source
 
 
-def raw_batch(batch: Tree, convert: Callable[[Any], np.ndarray] | None = None) -> Tree:
-    """Return a user's batch with numpy leaves of any kind, by `convert` or else `to_numpy`."""
+def _is_string(value: object) -> bool:
+    return isinstance(value, str | bytes)
+
+
+def _with_numpy(batch: Tree, convert: Callable[[Any], np.ndarray]) -> Tree:
+    """Return a user's batch with converted leaves."""
     # most batches need no look inside
     if type(batch) is not tuple or not all(map(_is_array_of_numbers, batch)):
         batch = text_as_arrays(batch)
         batch = without_none(tuple(batch) if isinstance(batch, list) else batch)
-    return tree.map_leaves(convert or to_numpy, batch)
+    return tree.map_leaves(convert, batch)
 
 
 def without_none(batch: Tree) -> Any:
@@ -113,9 +113,8 @@ def without_none(batch: Tree) -> Any:
         return batch
     if len(batch) > 3:
         must = "A batch must be x, (x, y) or (x, y, sample_weight)."
-        raise BatchError(
-            message(must, f"{len(batch)} parts, of which some are None", "leave out what is None.")
-        )
+        received = f"{len(batch)} parts, of which some are None"
+        raise BatchError(message(must, received, "leave out what is None."))
     parts = tuple(part for part in batch if part is not None)
     if any(part is None for part in batch[: len(parts)]):
         must = "(x, y, sample_weight) must have labels where it has weights."
@@ -127,10 +126,10 @@ def with_arrays(row: Tree) -> Tree:
     """Return a row in which a list of numbers is an array, a leaf."""
 
     def as_array(part: object) -> np.ndarray | None:
-        is_list = isinstance(part, list) and all(
-            isinstance(n, int | float | np.number) for n in part
-        )
-        return np.asarray(part) if is_list else None
+        numbers = int, float, np.number
+        if isinstance(part, list) and all(isinstance(number, numbers) for number in part):
+            return np.asarray(part)
+        return None
 
     return keras.tree.traverse(as_array, row)
 
@@ -141,19 +140,26 @@ def by_leaf(loaded: list, rows: np.ndarray, like: Tree) -> list[tuple[tuple, lis
     Raises:
         BatchError: a row is not nested like `like`.
     """
-    paths = [path for path, _ in keras.tree.flatten_with_path(with_arrays(like))]
-    flat = [keras.tree.flatten_with_path(with_arrays(row)) for row in loaded]
-    for row, leaves in zip(rows, flat, strict=True):
-        own = [path for path, _ in leaves]
-        if own != paths:
-            parts = [", ".join(tree.name(path, "row") for path in each) for each in (own, paths)]
-            received = f"{parts[0]} in row {row}, {parts[1]} in others"
-            raise BatchError(
-                message(
-                    "All rows must be nested alike.", received, "give every row the same leaves."
-                )
-            )
-    return [(path, [leaves[i][1] for leaves in flat]) for i, path in enumerate(paths)]
+    paths = _flattened(like)[0]
+    columns = []
+    for number, row in zip(rows, loaded, strict=True):
+        row_paths, leaves = _flattened(row)
+        if row_paths != paths:
+            must = "All rows must be nested alike."
+            received = f"{_names(row_paths)} in row {number}, {_names(paths)} in others"
+            raise BatchError(message(must, received, "give every row the same leaves."))
+        columns.append(leaves)
+    return list(zip(paths, map(list, zip(*columns, strict=True)), strict=True))
+
+
+def _flattened(row: Tree) -> tuple[list[tuple], list]:
+    """Return the paths of the leaves of a row, and the leaves."""
+    pairs = keras.tree.flatten_with_path(with_arrays(row))
+    return [path for path, _ in pairs], [leaf for _, leaf in pairs]
+
+
+def _names(paths: list[tuple]) -> str:
+    return ", ".join(tree.name(path, "row") for path in paths)
 
 
 def stack_column(path: tuple, rows: np.ndarray, column: list, attempt: str) -> np.ndarray | None:
@@ -164,16 +170,14 @@ def stack_column(path: tuple, rows: np.ndarray, column: list, attempt: str) -> n
     """
     if all(leaf is None for leaf in column):
         return None
-    shapes = [
-        np.shape(leaf) if hasattr(leaf, "shape") else np.asarray(leaf).shape for leaf in column
-    ]
-    for row, shape in zip(rows, shapes, strict=True):
-        if tuple(shape) != tuple(shapes[0]):
+    first = tuple(np.shape(column[0]))
+    for row, leaf in zip(rows, column, strict=True):
+        shape = tuple(np.shape(leaf))
+        if shape != first:
             must = f"{tree.name(path, 'row')} must have one shape in all rows of a batch."
-            received = f"{tuple(shape)} in row {row}, {tuple(shapes[0])} in row {rows[0]}"
+            received = f"{shape} in row {row}, {first} in row {rows[0]}"
             raise BatchError(message(must, received, attempt))
-    is_text = all(isinstance(leaf, str | bytes) for leaf in column)
-    return np.array(column, dtype=object) if is_text else to_numpy(np.stack(column))
+    return np.array(column, object) if all(map(_is_string, column)) else to_numpy(np.stack(column))
 
 
 def to_numpy(leaf: object) -> np.ndarray:
@@ -193,56 +197,48 @@ def to_numpy(leaf: object) -> np.ndarray:
 
 
 def as_rows(leaf: object) -> np.ndarray | SparseRows:
-    """Return a leaf whose rows can be sliced by their numbers: as numpy or, if it is sparse, as its
-    entries.
-    """
+    """Return a leaf whose rows can be sliced by their numbers: numpy, or the entries if sparse."""
     return SparseRows.of(leaf) if is_sparse(leaf) else to_numpy(leaf)
 
 
 def _in_floatx(array: np.ndarray) -> np.ndarray:
-    is_float = array.dtype.kind == "f" or (
-        array.dtype.kind == "V" and array.dtype.name == "bfloat16"
-    )
-    return array.astype(keras.config.floatx(), copy=False) if is_float else array
+    kind = array.dtype.kind
+    if kind == "f" or (kind == "V" and array.dtype.name == "bfloat16"):
+        return array.astype(keras.config.floatx(), copy=False)
+    return array
 
 
 def _of_pandas(leaf: Any) -> np.ndarray:
     """Return a table as an array; a pandas column as an array of shape (rows, 1), as in Keras."""
-    if type(leaf).__module__.partition(".")[0] != "pandas":
-        return np.asarray(leaf.to_numpy())
     array = np.asarray(leaf.to_numpy())
-    if (
-        array.dtype == object
-        and leaf.ndim == 2
-        and all(dtype.kind in _NUMBERS for dtype in leaf.dtypes)
-    ):
+    if type(leaf).__module__.split(".")[0] != "pandas":
+        return array
+    if leaf.ndim == 1:
+        return array[:, None]
+    if array.dtype == object and all(dtype.kind in _NUMBERS for dtype in leaf.dtypes):
         # numbers mixed with booleans
-        array = np.asarray(leaf.to_numpy(dtype=keras.config.floatx()))
-    return array[:, None] if leaf.ndim == 1 else array
+        return np.asarray(leaf.to_numpy(dtype=keras.config.floatx()))
+    return array
 
 
 def checked(batch: Tree) -> Tree:
-    """Return a batch that can be trained on: of numbers and, on TensorFlow, of text and ragged
-    rows.
+    """Return a batch that can be trained on.
+
+    It holds numbers and, on TensorFlow, text and ragged rows.
 
     Raises:
         BatchError: it holds other data.
     """
     if all(map(_is_array_of_numbers, tree.leaves(batch))):
         return batch
-    batch = tree.map_leaves(
-        lambda leaf: leaf if isinstance(leaf, np.ndarray | SparseRows) else to_numpy(leaf), batch
-    )
-    if all(leaf.dtype.kind in _NUMBERS for leaf in tree.leaves(batch)):
-        return batch
+    batch = tree.map_leaves(_in_numpy, batch)
     takes_text = keras.config.backend() == "tensorflow"
     for path, leaf in keras.tree.flatten_with_path(batch):
         if leaf is None or leaf.dtype.kind in _NUMBERS or (takes_text and _is_text_or_ragged(leaf)):
             continue
         part = tree.part_of(path, batch)
-        raise _unknown_kind(
-            f"{part} ({tree.name(path)})" if part else tree.name(path), leaf, is_label=part == "y"
-        )
+        name = tree.name(path)
+        raise _unknown_kind(f"{part} ({name})" if part else name, leaf, is_label=part == "y")
     return tree.map_leaves(
         lambda leaf: leaf.astype(object) if leaf.dtype.kind in "US" else leaf, batch
     )
@@ -253,42 +249,38 @@ def _is_array_of_numbers(leaf: object) -> bool:
 
 
 def _is_text_or_ragged(leaf: np.ndarray) -> bool:
-    if tree.is_ragged(leaf):
-        shapes = {
-            (each.shape[1:], each.dtype)
-            for each in leaf
-            if isinstance(each, np.ndarray) and each.ndim
-        }
-        is_even = len(shapes) == 1 and all(
-            isinstance(each, np.ndarray) and each.ndim for each in leaf
-        )
-        return is_even and all(
-            each.dtype.kind in _NUMBERS or _is_text_or_ragged(each) for each in leaf if len(each)
-        )
-    return leaf.dtype.kind in "US" or all(isinstance(each, str | bytes) for each in leaf.flat)
+    if not tree.is_ragged(leaf):
+        return leaf.dtype.kind in "US" or all(map(_is_string, leaf.flat))
+    rows = [row for row in leaf if isinstance(row, np.ndarray) and row.ndim]
+    kinds = {(row.shape[1:], row.dtype) for row in rows}
+    if len(rows) < len(leaf) or len(kinds) > 1:
+        return False
+    return all(row.dtype.kind in _NUMBERS or _is_text_or_ragged(row) for row in rows if len(row))
 
 
 def _unknown_kind(name: str, leaf: np.ndarray, *, is_label: bool) -> BatchError:
-    must = f"{name} must hold {'real ' if leaf.dtype.kind == 'c' else ''}numbers."
-    holds_text = leaf.dtype.kind == "O" and any(isinstance(each, str | bytes) for each in leaf.flat)
-    kind = "U" if holds_text or leaf.dtype.kind not in _ATTEMPTS else leaf.dtype.kind
-    received = "text" if holds_text else f"dtype {leaf.dtype}"
-    if tree.is_ragged(leaf):
+    kind = leaf.dtype.kind
+    must = f"{name} must hold {'real ' if kind == 'c' else ''}numbers."
+    received = f"dtype {leaf.dtype}"
+    if kind == "O" and any(map(_is_string, leaf.flat)):
+        received = "text"
+        kind = "U"
+    elif tree.is_ragged(leaf):
+        received = "rows of uneven length"
         dtypes = sorted({str(np.asarray(row).dtype) for row in leaf})
-        received = "rows of uneven length" + (
-            f" and of several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else ""
-        )
-    attempt = NUMBER_CLASSES if is_label and kind == "U" else _ATTEMPTS[kind]
-    return BatchError(message(must, received, _AS_FLOATS if _is_of_numbers(leaf) else attempt))
+        if len(dtypes) > 1:
+            received += f" and of several dtypes ({', '.join(dtypes)})"
+    attempt = _ATTEMPTS.get(kind, _ATTEMPTS["U"])
+    if _is_of_numbers(leaf):
+        attempt = _AS_FLOATS
+    elif is_label and attempt is _ATTEMPTS["U"]:
+        attempt = NUMBER_CLASSES
+    return BatchError(message(must, received, attempt))
 
 
 def _is_of_numbers(leaf: np.ndarray) -> bool:
-    """Whether an array of objects holds numbers alone; None would become NaN, and text is no
-    number.
-    """
-    if leaf.dtype != object or any(
-        each is None or isinstance(each, str | bytes) for each in leaf.flat
-    ):
+    """Whether an array of objects holds numbers alone; None would become NaN, text is no number."""
+    if leaf.dtype != object or any(part is None or _is_string(part) for part in leaf.flat):
         return False
     try:
         leaf.astype(keras.config.floatx())
@@ -298,12 +290,10 @@ def _is_of_numbers(leaf: np.ndarray) -> bool:
 
 
 def holds_numbers(part: object, depth: int = 9) -> bool:
-    """Whether this is a list or tuple of Python numbers, or of such lists, nested at most `depth`
-    times.
-    """
+    """Whether this is a list or tuple of Python numbers, or of such lists, at most `depth` deep."""
     if not isinstance(part, list | tuple) or not part or not depth:
         return False
-    return isinstance(part[0], int | float) or all(holds_numbers(each, depth - 1) for each in part)
+    return isinstance(part[0], int | float) or all(holds_numbers(item, depth - 1) for item in part)
 
 
 def refuse_lists(part: Tree, name: str) -> None:
@@ -313,25 +303,19 @@ def refuse_lists(part: Tree, name: str) -> None:
         BatchError: there is such a list.
     """
     if holds_numbers(part):
-        received = (
-            f"a {type(part).__name__} of "
-            f"{'numbers' if holds_numbers(part, depth=1) else 'lists of numbers'}"
-        )
-        raise BatchError(
-            message(f"{name} must hold arrays.", received, f"pass np.asarray({name}).")
-        )
+        content = "numbers" if holds_numbers(part, depth=1) else "lists of numbers"
+        received = f"a {type(part).__name__} of {content}"
+        must = f"{name} must hold arrays."
+        raise BatchError(message(must, received, f"pass np.asarray({name})."))
     if isinstance(part, dict | list | tuple):
-        for key, each in part.items() if isinstance(part, dict) else enumerate(part):
-            refuse_lists(each, f"{name}[{key!r}]")
+        for key, item in part.items() if isinstance(part, dict) else enumerate(part):
+            refuse_lists(item, f"{name}[{key!r}]")
 
 
 def is_array(leaf: object) -> bool:
     """Whether this is an array, or can be turned into an array."""
-    return (
-        (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
-        or hasattr(leaf, "to_numpy")
-        or _is_column(leaf)
-    )
+    is_typed = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    return is_typed or hasattr(leaf, "to_numpy") or _is_column(leaf)
 
 
 def _is_column(leaf: object) -> bool:

@@ -5,8 +5,8 @@ from typing import Any
 from wholestep import tree
 from wholestep.data.batches import Batches
 from wholestep.data.kinds import Data, Kind
-from wholestep.data.source import Transform
-from wholestep.data.stream import Kept
+from wholestep.data.leaves import Transform
+from wholestep.data.stream import ReplayedIterator
 from wholestep.tree import Tree
 
 
@@ -30,9 +30,9 @@ def open_batches(
         return data.content if prepare is None else data.content.prepared(prepare)
     if prepare is not None and data.are_arrays:
         data = Data(_Rows(data.content), Kind.ROWS)
-    return Batches(
-        data, None if data.are_ready else batch_size, transform=in_turn(prepare, transform), **how
-    )
+    if data.are_ready:
+        batch_size = None
+    return Batches(data, batch_size, transform=in_turn(prepare, transform), **how)
 
 
 class _Rows:
@@ -61,23 +61,23 @@ def go_to_epoch(batches: Batches, epoch: int, steps_per_epoch: int | None, *, on
     Args:
         once: whether an epoch ends with a pass over the data, even after fewer steps.
     """
-    num, (at, step) = batches.num_batches, batches.position
+    num = batches.num_batches
+    at, step = batches.position
     if steps_per_epoch is None or num is None:
-        position = (epoch, 0)
-        is_within = at == epoch
+        start = (epoch, 0)
+        current = at
     elif once:
-        done, part = divmod(epoch, -(-num // steps_per_epoch))
-        position = done, part * steps_per_epoch
-        is_within = at == done and 0 <= step - position[1] < steps_per_epoch
+        epochs_per_pass = -(-num // steps_per_epoch)
+        done, part = divmod(epoch, epochs_per_pass)
+        start = (done, part * steps_per_epoch)
+        current = at * epochs_per_pass + step // steps_per_epoch
     else:
-        position = divmod(epoch * steps_per_epoch, num)
-        is_within = 0 <= at * num + step - epoch * steps_per_epoch < steps_per_epoch
-    if not is_within:
-        batches.seek(*position)
+        start = divmod(epoch * steps_per_epoch, num)
+        current = (at * num + step) // steps_per_epoch
+    if current != epoch:
+        batches.seek(*start)
 
 
-def kept(batches: Batches) -> Batches:
-    """Return batches whose `in_order` always starts at the first batch; an iterator's batches are
-    cached.
-    """
-    return Batches(Kept(iter(batches))) if batches.is_iterator else batches
+def replayable(batches: Batches) -> Batches:
+    """Return batches that `in_order` starts at the first; an iterator's batches are cached."""
+    return Batches(ReplayedIterator(iter(batches))) if batches.is_iterator else batches

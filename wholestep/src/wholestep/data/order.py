@@ -15,9 +15,8 @@ import numpy as np
 
 _ROUNDS = 6
 _NUM_CACHED = 64  # chunks: two epochs of the rows that are named at once
-# row numbers that are computed at once, which takes hardly longer than those of one batch
-_CHUNK = 4096
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_CHUNK = 4096  # row numbers that are computed at once: hardly slower than one batch
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Selection(NamedTuple):
@@ -28,7 +27,7 @@ class Selection(NamedTuple):
         names: the row numbers that errors show for each row of the batch, (rows,); of a packed row,
             several.
         full: the number of rows in a full batch of this shape; 0 if it is not known.
-        layout: the sampler's own: the place of the rows in the batch.
+        layout: the place of the rows in the batch, in the sampler's format.
     """
 
     rows: np.ndarray
@@ -61,29 +60,28 @@ class Order:
     block: int = 0
 
     def rows(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        """Return the row numbers at places start..stop-1 of the epoch, an int64 array (stop -
-        start,).
-        """
+        """Return the row numbers at places start..stop-1 of the epoch, int64 (stop - start,)."""
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.int64)
         if stop - start > _NUM_CACHED * _CHUNK // 2:
             return _permuted(self, epoch, start, stop)
         first = start // _CHUNK
         last = max(start, stop - 1) // _CHUNK
-        rows = np.concatenate([_chunk(self, epoch, number) for number in range(first, last + 1)])
-        return rows[start - first * _CHUNK : stop - first * _CHUNK]
+        chunks = [_chunk(self, epoch, number) for number in range(first, last + 1)]
+        begin = first * _CHUNK
+        return np.concatenate(chunks)[start - begin : stop - begin]
 
     def batch(self, epoch: int, step: int, size: int) -> np.ndarray:
-        """Return the row numbers of batch `step` of the epoch; the last batch may have fewer than
-        `size`.
-        """
-        return self.rows(epoch, step * size, min((step + 1) * size, self.num_rows))
+        """Return the row numbers of batch `step` of the epoch; the last batch may be short."""
+        start = step * size
+        return self.rows(epoch, start, min(start + size, self.num_rows))
 
 
 @lru_cache(maxsize=_NUM_CACHED)
 def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
     """Return the row numbers of a chunk of an epoch, read-only, as they are cached."""
-    rows = _permuted(order, epoch, number * _CHUNK, min((number + 1) * _CHUNK, order.num_rows))
+    start = number * _CHUNK
+    rows = _permuted(order, epoch, start, min(start + _CHUNK, order.num_rows))
     rows.flags.writeable = False
     return rows
 
@@ -91,12 +89,13 @@ def _chunk(order: Order, epoch: int, number: int) -> np.ndarray:
 def _permuted(order: Order, epoch: int, start: int, stop: int) -> np.ndarray:
     places = np.arange(start, stop, dtype=np.uint64)
     if order.block == 0:
-        return permute(places, order.num_rows, order.seed, epoch, order.stream).astype(np.int64)
-    number, place = np.divmod(places, np.uint64(order.block))
-    first = number * np.uint64(order.block)
-    # the last block may be short
-    sizes = np.minimum(np.uint64(order.num_rows) - first, np.uint64(order.block))
-    return (first + permute(place, sizes, order.seed, epoch, number)).astype(np.int64)
+        rows = permute(places, order.num_rows, order.seed, epoch, order.stream)
+    else:
+        number, place = np.divmod(places, order.block)
+        first = number * order.block
+        sizes = np.minimum(order.num_rows - first, order.block)  # the last block may be short
+        rows = first + permute(place, sizes, order.seed, epoch, number)
+    return rows.astype(np.int64)
 
 
 def permute(
@@ -114,8 +113,9 @@ def permute(
     values = _feistel(places, keys, half)
     outside = np.flatnonzero(values >= num)
     while outside.size:
-        values[outside] = _feistel(values[outside], _at(keys, outside), _at(half, outside))
-        outside = outside[values[outside] >= _at(num, outside)]
+        moved = _feistel(values[outside], _at(keys, outside), _at(half, outside))
+        values[outside] = moved
+        outside = outside[moved >= _at(num, outside)]
     return values
 
 
@@ -131,26 +131,27 @@ def _half_bits(num: np.ndarray) -> np.ndarray:
 
 
 def _keys(seed: int, epoch: int, stream: int | np.ndarray) -> np.ndarray:
-    keys = np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, epoch]).generate_state(
-        _ROUNDS, np.uint64
-    )
-    return keys[:, None] ^ _mix(np.atleast_1d(np.asarray(stream, np.uint64)) * _GOLDEN)
+    """Return the keys, uint64 (rounds, 1), or (rounds, places) for an array of streams."""
+    entropy = [seed & 0xFFFFFFFFFFFFFFFF, epoch]
+    keys = np.random.SeedSequence(entropy).generate_state(_ROUNDS, np.uint64)
+    streams = np.atleast_1d(np.asarray(stream, np.uint64))
+    return keys[:, None] ^ _mix(streams * _GOLDEN)
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, half: np.ndarray) -> np.ndarray:
-    shift = half
-    low_bits = (np.uint64(1) << half) - np.uint64(1)
-    left = values >> shift
+    low_bits = (1 << half) - 1
+    left = values >> half
     right = values & low_bits
     for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & low_bits)
-    return (left << shift) | right
+        mixed = _mix(right ^ key) & low_bits
+        left, right = right, left ^ mixed
+    return (left << half) | right
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
     """The finaliser of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", 2014).
     """
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
+    values = (values ^ (values >> 27)) * 0x94D049BB133111EB
+    return values ^ (values >> 31)

@@ -6,8 +6,10 @@ sequence packing without cross-contamination", 2021). The rows of each length ar
 every epoch.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, insort_left
+from collections import Counter
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,29 +18,31 @@ from wholestep import tree
 from wholestep.data.buckets import ends, too_large, too_long
 from wholestep.data.order import Order, Selection, permute
 from wholestep.data.sequences import Sequences
-from wholestep.data.shapes import LengthOptions, given
+from wholestep.data.shapes import LengthOptions, user_shapes
 from wholestep.errors import SpecificationError, message
 from wholestep.tree import Tree
 
-BESIDE = ("segment_ids", "positions")
+ADDED = ("segment_ids", "positions")
 
 
 class RowLayout(NamedTuple):
-    """The layout of a batch: source row rows[i] begins at [at[i], starts[i]]. All int64
-    (segments,).
-    """
+    """The layout of a batch: source row rows[i] begins at [at[i], starts[i]]. int64 (segments,)."""
 
     rows: np.ndarray
     at: np.ndarray
     starts: np.ndarray
 
+    @property
+    def num_packs(self) -> int:
+        """The number of packed rows."""
+        return int(self.at[-1]) + 1
+
     def only(self, places: np.ndarray | slice) -> "RowLayout":
         """Return the layout of these packed rows alone; `places` are ascending."""
-        kept = np.arange(int(self.at[-1]) + 1)[places]
-        inside = np.isin(self.at, kept)
-        return RowLayout(
-            self.rows[inside], np.searchsorted(kept, self.at[inside]), self.starts[inside]
-        )
+        packs = np.arange(self.num_packs)[places]
+        inside = np.isin(self.at, packs)
+        at = np.searchsorted(packs, self.at[inside])
+        return RowLayout(self.rows[inside], at, self.starts[inside])
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Packs:
         return -(-self.num_packs // self.size)
 
     @property
-    def comes_short(self) -> bool:
+    def has_short_batch(self) -> bool:
         """Whether the last batch has fewer packed rows."""
         return self.num_packs % self.size != 0
 
@@ -124,16 +128,16 @@ class Packs:
         Adds the leaves `segment_ids` (0 in padding) and `positions`.
         """
         layout: RowLayout = selection.layout.only(places)
-        shape = (int(layout.at[-1]) + 1, self.width)
+        shape = (layout.num_packs, self.width)
         segments = np.zeros(shape, np.int32)
         positions = np.zeros(shape, np.int32)
         which, place = _spread(layout.starts, self.sequences.lengths[0, layout.rows])
+        at = layout.at[which]
         firsts = np.searchsorted(layout.at, layout.at)
-        segments[layout.at[which], place] = (np.arange(len(firsts)) - firsts + 1)[which]
-        positions[layout.at[which], place] = place - layout.starts[which]
-        return self.sequences.packed(
-            *layout, shape, dict(zip(BESIDE, (segments, positions), strict=True))
-        )
+        segments[at, place] = which - firsts[which] + 1
+        positions[at, place] = place - layout.starts[which]
+        added = dict(zip(ADDED, (segments, positions), strict=True))
+        return self.sequences.packed(*layout, shape, added)
 
     def in_order(self) -> "Packs":
         """Return the same packed rows in one order for all epochs."""
@@ -142,18 +146,12 @@ class Packs:
     def _layout(self, epoch: int, step: int) -> RowLayout:
         packs = Order(self.num_packs, self.seed, self.shuffle).batch(epoch, step, self.size)
         at, length, place = self.patterns.places(packs)
-        start = self.starts[length]
-        num = np.diff(self.starts)[length]
         if self.shuffle:
-            place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1).astype(
-                np.int64
-            )
-        taken = ends(np.maximum(length, 1))[:-1]
-        return RowLayout(
-            self.by_length[start + place].astype(np.int64),
-            at,
-            taken - taken[np.searchsorted(at, at)],
-        )
+            num = np.diff(self.starts)[length]
+            place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1)
+        rows = self.by_length[self.starts[length] + place.astype(np.int64)].astype(np.int64)
+        begins = ends(np.maximum(length, 1))[:-1]
+        return RowLayout(rows, at, begins - begins[np.searchsorted(at, at)])
 
 
 def make_packs(
@@ -166,25 +164,23 @@ def make_packs(
         BatchError: a row that is longer than a packed row, or takes more places than the budget.
     """
     _check(sequences)
-    longest = int(np.argmax(sequences.lengths[0]))
+    longest = int(np.argmax(sequences.lengths))
     width = max(1, int(sequences.lengths[0, longest]))
     if options.boundaries is not None:
-        shapes = given(options.boundaries, sequences.paths)
+        shapes = user_shapes(options.boundaries, sequences.paths)
         if len(shapes) > 1:
             must = "Packed rows have one length."
-            raise SpecificationError(
-                message(must, f"{len(shapes)} boundaries", f"boundaries=[{shapes.max()}].")
-            )
-        if width > shapes[0, 0] and not options.truncate:
-            raise too_long(sequences, longest, shapes[0])
-        width = int(shapes[0, 0])
-        sequences = sequences.cut(shapes[0])
+            attempt = f"boundaries=[{shapes.max()}]."
+            raise SpecificationError(message(must, f"{len(shapes)} boundaries", attempt))
+        boundary = shapes[0]
+        if width > boundary[0] and not options.truncate:
+            raise too_long(sequences, longest, boundary)
+        width = int(boundary[0])
+        sequences = sequences.cut(boundary)
     if width > tokens:
         raise too_large(sequences, longest, width, tokens)
-    lengths = sequences.lengths[0]
-    by_length = np.argsort(
-        lengths.astype(np.uint16) if width < 2**16 else lengths, kind="stable"
-    ).astype(np.int32)
+    lengths = sequences.lengths[0].astype(np.uint16 if width < 2**16 else np.int32)
+    by_length = np.argsort(lengths, kind="stable").astype(np.int32)
     counts = np.bincount(lengths, minlength=1)
     patterns = find_patterns(counts, width)
     size = min(tokens // width, int(patterns.first_pack[-1]))
@@ -201,50 +197,39 @@ def find_patterns(counts: np.ndarray, width: int) -> Patterns:
     >>> patterns.first_pack.tolist(), patterns.first_slot.tolist(), patterns.length.tolist()
     ([0, 1, 2], [0, 2, 4], [5, 2, 4, 2])
     """
-    rooms: list[int] = []  # the distinct rooms left in packed rows, ascending
-    packs: dict[int, list[tuple[int, tuple]]] = {}  # room left -> (number of packs, their slots)
+    # (room left, number of packs, their slots), by room; of one room, the latest first
+    packs: list[tuple[int, int, tuple]] = []
+    by_room = itemgetter(0)
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
         need = max(length, 1)
         while left:
-            place = bisect_left(rooms, need)
-            room, num, slots = (
-                (width, left, ()) if place == len(rooms) else _take(rooms, packs, place)
-            )
+            place = bisect_left(packs, need, key=by_room)
+            found = packs.pop(place) if place < len(packs) else (width, left, ())
+            room, num, slots = found
             each = min(room // need, left)
             used = min(num, left // each)
-            _put(rooms, packs, room - each * need, (used, (*slots, (length, each))))
+            filled = (room - each * need, used, (*slots, (length, each)))
+            insort_left(packs, filled, key=by_room)
             if used < num and slots:
-                _put(rooms, packs, room, (num - used, slots))
+                insort_left(packs, (room, num - used, slots), key=by_room)
             left -= used * each
-    return _as_arrays([pack for room in sorted(packs) for pack in packs[room]], len(counts))
+    packs.reverse()
+    packs.sort(key=by_room)  # of one room, the first comes first
+    return _as_arrays(packs)
 
 
-def _take(rooms: list[int], packs: dict, place: int) -> tuple[int, int, tuple]:
-    room = rooms[place]
-    num, slots = packs[room].pop()
-    if not packs[room]:
-        del packs[room], rooms[place]
-    return room, num, slots
-
-
-def _put(rooms: list[int], packs: dict, room: int, pack: tuple[int, tuple]) -> None:
-    if room not in packs:
-        packs[room] = []
-        insort(rooms, room)
-    packs[room].append(pack)
-
-
-def _as_arrays(packs: list[tuple[int, tuple]], num_lengths: int) -> Patterns:
-    taken = np.zeros(num_lengths, np.int64)
+def _as_arrays(packs: list[tuple[int, int, tuple]]) -> Patterns:
+    placed: Counter[int] = Counter()
     slots = []
-    for num, pattern in packs:
+    for _, num, pattern in packs:
         for length, each in pattern:
-            slots.append((length, each, taken[length]))
-            taken[length] += num * each
+            slots.append((length, each, placed[length]))
+            placed[length] += num * each
     length, each, first_place = np.array(slots, np.int64).T
-    sizes = np.array([(num, len(pattern)) for num, pattern in packs])
-    return Patterns(ends(sizes[:, 0]), ends(sizes[:, 1]), length, each, first_place)
+    first_pack = ends([num for _, num, _ in packs])
+    first_slot = ends([len(pattern) for _, _, pattern in packs])
+    return Patterns(first_pack, first_slot, length, each, first_place)
 
 
 def _spread(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -261,10 +246,10 @@ def _spread(starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndar
 def _check(sequences: Sequences) -> None:
     row = sequences.row
     num = len(sequences.lengths)
-    if not isinstance(row, dict) or set(BESIDE) & set(row):
-        received = (
-            type(row).__name__ if not isinstance(row, dict) else f"keys {', '.join(map(str, row))}"
-        )
+    if not isinstance(row, dict) or not row.keys().isdisjoint(ADDED):
+        received = type(row).__name__
+        if isinstance(row, dict):
+            received = f"keys {', '.join(map(str, row))}"
         must = "Packed rows must be dicts: segment_ids and positions are added to their leaves."
         raise SpecificationError(message(must, received, "give rows such as {'tokens': ...}."))
     if num > 1:
@@ -272,17 +257,14 @@ def _check(sequences: Sequences) -> None:
             "Rows that are packed must hold one sequence, as source and target would not stay "
             "aligned."
         )
-        raise SpecificationError(
-            message(must, f"{num} lengths", "leave out pack=True for buckets.")
-        )
-    for (label, leaf), owner in zip(tree.named_leaves(row, "row"), sequences.owner, strict=True):
-        if owner is None:
+        attempt = "leave out pack=True for buckets."
+        raise SpecificationError(message(must, f"{num} lengths", attempt))
+    for leaf in sequences.leaves:
+        if leaf.owner is None:
             must = (
-                f"{label} must have an axis of the length: a packed row has no place for one "
-                "value per row."
+                f"{tree.name(leaf.path, 'row')} must have an axis of the length: a packed row has "
+                "no place for one value per row."
             )
-            must = must
-            received = f"shape {leaf.shape}"
-            raise SpecificationError(
-                message(must, received, "repeat it for every place, or leave out pack.")
-            )
+            received = f"shape {np.shape(leaf.example)}"
+            attempt = "repeat it for every place, or leave out pack."
+            raise SpecificationError(message(must, received, attempt))

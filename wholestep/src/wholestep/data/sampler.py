@@ -1,6 +1,4 @@
-"""The rows of a batch: a fixed number, of similar lengths, or packed. A pure function of (seed,
-epoch, step).
-"""
+"""The rows of a batch, by (seed, epoch, step): a fixed number, of similar lengths, or packed."""
 
 from dataclasses import dataclass, replace
 
@@ -13,6 +11,7 @@ from wholestep.data.packing import Packs, make_packs
 from wholestep.data.sequences import measure
 from wholestep.data.shapes import LengthOptions
 from wholestep.data.source import Arrays, IndexedBatches, IndexedRows, Source, SparseArrays
+from wholestep.data.stream import BatchStream
 from wholestep.errors import BatchError, SpecificationError, message, shown, warn
 from wholestep.tree import Tree
 
@@ -35,7 +34,7 @@ class FixedSize:
         return -(-self.order.num_rows // self.size)
 
     @property
-    def comes_short(self) -> bool:
+    def has_short_batch(self) -> bool:
         """Whether the last batch has fewer rows."""
         return self.order.num_rows % self.size != 0
 
@@ -58,7 +57,7 @@ class FixedSize:
         return replace(self, order=replace(self.order, shuffle=False))
 
 
-Sampler = FixedSize | Buckets | Packs | IndexedBatches
+Sampler = FixedSize | Buckets | Packs | IndexedBatches | BatchStream
 
 
 def open_sampler(
@@ -69,17 +68,21 @@ def open_sampler(
     seed: int,
     shuffle: bool | str,
 ) -> Sampler:
-    """Return batches of `batch_size` rows, 32 if it is None, or of `tokens` places; ready-made
-    batches unchanged.
+    """Return batches of `batch_size` rows, 32 if it is None, or of `tokens` places.
+
+    Ready-made batches keep their sizes.
 
     Raises:
         SpecificationError: a size below 1, an unknown `shuffle`, or options that do not fit the
             rows.
         BatchError: a row that is too long.
     """
+    is_ready = isinstance(source, BatchStream | IndexedBatches)
+    _refuse_sizes(is_ready, batch_size, tokens, options)
+    if isinstance(source, BatchStream):
+        return source
     if isinstance(source, IndexedBatches):
         return source.ordered(seed, bool(shuffle))
-    assert isinstance(source, Arrays | SparseArrays | IndexedRows)
     if tokens is not None:
         return _by_length(source, tokens, options, seed, bool(shuffle))
     if isinstance(shuffle, str) and shuffle != "batch":
@@ -87,11 +90,8 @@ def open_sampler(
         raise SpecificationError(message(must, shown(shuffle), "shuffle=True, or leave it out."))
     size = 32 if batch_size is None else count("batch_size", batch_size, _SIZE)
     size = min(size, source.num_rows)
-    return FixedSize(
-        source,
-        Order(source.num_rows, seed, bool(shuffle), block=size if shuffle == "batch" else 0),
-        size,
-    )
+    block = size if shuffle == "batch" else 0
+    return FixedSize(source, Order(source.num_rows, seed, bool(shuffle), block=block), size)
 
 
 def _by_length(
@@ -100,75 +100,60 @@ def _by_length(
     tokens = count("tokens", tokens, "the places of a batch, such as 4096.")
     if options.length is None:
         must = "tokens needs the length of every row."
-        raise SpecificationError(
-            message(must, "no length", "length=lambda row: len(row['tokens']).")
-        )
+        attempt = "length=lambda row: len(row['tokens'])."
+        raise SpecificationError(message(must, "no length", attempt))
     if options.truncate and options.boundaries is None:
         must = "truncate=True needs boundaries at which rows are cut off."
-        raise SpecificationError(
-            message(must, "no boundaries", "boundaries=[..., the longest kept length].")
-        )
+        attempt = "boundaries=[..., the longest kept length]."
+        raise SpecificationError(message(must, "no boundaries", attempt))
     assert isinstance(source, Arrays | IndexedRows)
     sequences = measure(source, options.length, options.pad)
     if options.pack:
         return make_packs(sequences, tokens, options, seed, shuffle)
     buckets = make_buckets(sequences, tokens, options, seed, shuffle)
-    if (
-        isinstance(source, Arrays)
-        and options.pad != 0
-        and np.all(buckets.shapes <= sequences.widths)
-    ):
+    is_padded = isinstance(source, Arrays) and np.all(buckets.shapes <= sequences.widths)
+    if is_padded and options.pad != 0:
         warn("pad has no effect: arrays hold their padding already.")
     return buckets
 
 
-def refuse_sizes(
+def _refuse_sizes(
     is_ready: bool, batch_size: object, tokens: object, options: LengthOptions
 ) -> None:
-    """Refuse sizes for ready-made batches, both sizes at once, and length options without a token
-    budget.
+    """Refuse sizes of ready-made batches, both sizes at once, and length options without `tokens`.
 
     Raises:
         SpecificationError: such sizes or options were given.
     """
-    sizes = [
-        f"{name}={size}"
-        for name, size in (("batch_size", batch_size), ("tokens", tokens))
-        if size is not None
-    ]
-    if is_ready and sizes:
+    sizes = {"batch_size": batch_size, "tokens": tokens}
+    passed = [name for name, size in sizes.items() if size is not None]
+    received = " and ".join(f"{name}={sizes[name]}" for name in passed)
+    if is_ready and passed:
         must = "Ready-made batches have their own size."
-        attempt = f"leave {sizes[0].split('=')[0]} out."
+        attempt = f"leave {passed[0]} out."
         if tokens is not None:
             must = (
                 "Ready-made batches have their own size; rows under a token budget need "
                 "__len__ and __getitem__."
             )
             attempt = "list(rows) if these are single rows, or leave tokens out."
-        raise SpecificationError(message(must, " and ".join(sizes), attempt))
-    if len(sizes) > 1:
+        raise SpecificationError(message(must, received, attempt))
+    if len(passed) > 1:
         must = "A batch is measured in rows or in tokens."
-        raise SpecificationError(
-            message(must, " and ".join(sizes), "leave batch_size or tokens out.")
-        )
-    wished = [
-        name
-        for name, value in options._asdict().items()
-        if value is not LengthOptions._field_defaults[name]
-    ]
-    if tokens is None and wished:
+        raise SpecificationError(message(must, received, "leave batch_size or tokens out."))
+    defaults = LengthOptions._field_defaults
+    changed = [k for k, value in options._asdict().items() if value is not defaults[k]]
+    if tokens is None and changed:
         must = "Batches by length need a token budget."
-        raise SpecificationError(
-            message(must, f"{', '.join(wished)} without tokens", "tokens=4096.")
-        )
+        received = f"{', '.join(changed)} without tokens"
+        raise SpecificationError(message(must, received, "tokens=4096."))
 
 
-def no_such_place(epoch: object, step: object, num: int | None) -> BatchError:
+def no_such_position(epoch: object, step: object, num: int | None) -> BatchError:
     """Return the error for a position that batches do not have."""
-    received = f"epoch {epoch}, step {step}" + (
-        "" if num is None else f" where an epoch has {num} batches"
-    )
+    received = f"epoch {epoch}, step {step}"
+    if num is not None:
+        received += f" where an epoch has {num} batches"
     must = "A position is an epoch and the number of one of its batches, both counted from 0."
-    return BatchError(
-        message(must, received, "seek(*batches.position) of such batches, or seek(epoch).")
-    )
+    attempt = "seek(*batches.position) of such batches, or seek(epoch)."
+    return BatchError(message(must, received, attempt))

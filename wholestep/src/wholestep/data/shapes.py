@@ -1,4 +1,4 @@
-"""A few fixed shapes for rows of many lengths: the shapes that pad least, or given ones.
+"""A few fixed shapes for rows of many lengths: the shapes that pad least, or the user's.
 
 A shape is the padded length of each sequence of a row. Rows of one shape are computed by one
 program.
@@ -33,7 +33,7 @@ class LengthOptions(NamedTuple):
     pack: bool = False
 
 
-def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
+def best_shapes(lengths: np.ndarray, tokens: int) -> np.ndarray:
     """Return the shapes that pad least: int64 (shapes, sequences), at most a dozen.
 
     Rows are sorted by the sum of their lengths and cut into groups; a group's shape is the longest
@@ -46,21 +46,21 @@ def best(lengths: np.ndarray, tokens: int) -> np.ndarray:
         lengths: int32 (sequences, rows).
         tokens: the most places of a shape, if possible.
 
-    >>> best(np.array([[40, 39, 40, 90, 88, 90]], np.int32), tokens=512).ravel().tolist()
+    >>> best_shapes(np.array([[40, 39, 40, 90, 88, 90]], np.int32), tokens=512).ravel().tolist()
     [40, 90]
     """
-    counts, longest = _on_a_grid(lengths)
+    counts, longest = _grid_cells(lengths)
     cost = _costs(counts, longest, tokens)
     totals = [cost[0]]
-    cuts = []
+    starts = []
     for _ in range(min(_MOST, len(counts)) - 1):
         through = totals[-1][:-1, None] + cost[1:]  # [i, j]: the last group is the cells i + 1 .. j
-        cuts.append(np.argmin(through, axis=0))
+        starts.append(np.argmin(through, axis=0) + 1)
         totals.append(np.min(through, axis=0))
-    return _sorted(_groups(totals, cuts, longest))
+    return _sorted(_groups(totals, starts, longest))
 
 
-def given(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
+def user_shapes(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
     """Return the user's shapes: int64 (shapes, sequences).
 
     Args:
@@ -71,28 +71,30 @@ def given(boundaries: Any, paths: tuple[tuple, ...]) -> np.ndarray:
     Raises:
         SpecificationError: no shape, too many, or a shape that does not name every sequence.
     """
-    several = isinstance(boundaries, Iterable) and not isinstance(boundaries, dict | str)
-    shapes = [_shape(boundary, paths) for boundary in (boundaries if several else [boundaries])]
+    if isinstance(boundaries, dict | str) or not isinstance(boundaries, Iterable):
+        boundaries = [boundaries]
+    shapes = [_shape(boundary, paths) for boundary in boundaries]
     if not 0 < len(shapes) < NONE:
         must = f"boundaries must be 1 to {NONE - 1} shapes."
         raise SpecificationError(message(must, len(shapes), "leave them out: the best are chosen."))
     return _sorted(np.array(shapes, np.int64))
 
 
-def assign(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Return for each row the number of the smallest shape that holds it, uint8 (rows,); NONE if no
-    shape does.
+def assign_shapes(lengths: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return each row's smallest shape that holds it, as a number, uint8 (rows,); NONE without one.
 
     Args:
         lengths: int32 (sequences, rows).
         shapes: int64 (shapes, sequences).
     """
     numbers = np.full(lengths.shape[1], NONE, np.uint8)
-    for k in np.argsort(shapes.sum(axis=1), kind="stable")[::-1]:
-        fits = lengths[0] <= shapes[k, 0]
-        for length, most in zip(lengths[1:], shapes[k, 1:], strict=True):
+    largest_first = np.argsort(shapes.sum(axis=1), kind="stable")[::-1]
+    for number in largest_first:
+        shape = shapes[number]
+        fits = lengths[0] <= shape[0]
+        for length, most in zip(lengths[1:], shape[1:], strict=True):
             fits &= length <= most
-        np.putmask(numbers, fits, k)
+        np.putmask(numbers, fits, number)
     return numbers
 
 
@@ -102,59 +104,63 @@ def _sorted(shapes: np.ndarray) -> np.ndarray:
     return shapes[np.argsort(shapes.sum(axis=1), kind="stable")]
 
 
-def _on_a_grid(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of rows in each cell of the grid, (cells,), and its longest sequences,
-    (cells, sequences).
+def _grid_cells(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Group the rows by the sum of their lengths, on the grid.
+
+    Returns:
+        The number of rows in each cell, (cells,), and its longest sequences, (cells, sequences).
     """
     sums = lengths.sum(axis=0, dtype=np.int32)
-    edges = [1]
     most = int(sums.max())
+    edges = [1]
     while edges[-1] < most:
         edges.append(max(edges[-1] + 1, int(edges[-1] * _GROWTH)))
-    cell_of = np.searchsorted(edges, np.arange(most + 1)).astype(np.uint16)
-    cells = cell_of[sums]
-    longest = np.ones((len(edges), len(lengths)), np.int32)
-    for s, length in enumerate(lengths):
-        np.maximum.at(longest[:, s], cells, length)
-    counts = np.bincount(cells, minlength=len(edges))
-    return counts[counts > 0], longest[counts > 0].astype(np.int64)
+    cell_of_sum = np.searchsorted(edges, np.arange(most + 1)).astype(np.uint16)
+    cells = cell_of_sum[sums]
+    counts = np.bincount(cells)
+    longest = np.ones((len(lengths), len(edges)), np.int32)
+    for in_cells, length in zip(longest, lengths, strict=True):
+        np.maximum.at(in_cells, cells, length)
+    filled = counts > 0
+    return counts[filled], longest.T[filled].astype(np.int64)
 
 
 def _costs(counts: np.ndarray, longest: np.ndarray, tokens: int) -> np.ndarray:
-    """Return the cost of one group of the cells i..j, float64 (cells, cells); infinite below the
-    diagonal.
-    """
-    before = np.concatenate([[0], np.cumsum(counts)])
-    cost = np.full((len(counts), len(counts)), np.inf)
-    for i in range(len(counts)):
-        places = np.maximum.accumulate(longest[i:], axis=0).sum(axis=1)
-        cost[i, i:] = (
-            (before[i + 1 :] - before[i]) * places * np.where(places > tokens, _TOO_LARGE, 1.0)
-        )
+    """Return the cost of one group of the cells i..j, float64 (cells, cells); inf if j < i."""
+    num = len(counts)
+    cost = np.full((num, num), np.inf)
+    for i in range(num):
+        rows = np.cumsum(counts[i:])
+        places = np.maximum.accumulate(longest[i:]).sum(axis=1)
+        penalty = np.where(places > tokens, _TOO_LARGE, 1.0)
+        cost[i, i:] = rows * places * penalty
     return cost
 
 
-def _groups(totals: list[np.ndarray], cuts: list[np.ndarray], longest: np.ndarray) -> np.ndarray:
+def _groups(totals: list[np.ndarray], starts: list[np.ndarray], longest: np.ndarray) -> np.ndarray:
     """Return the shapes of the fewest groups that cost little more than the most groups."""
-    num = next(k for k, total in enumerate(totals) if total[-1] <= _ENOUGH * totals[-1][-1])
+    enough = _ENOUGH * totals[-1][-1]
+    num_cuts = next(k for k, total in enumerate(totals) if total[-1] <= enough)
     shapes = []
-    end = len(longest) - 1
-    for k in range(num, 0, -1):
-        cut = cuts[k - 1][end]
-        shapes.append(longest[cut + 1 : end + 1].max(axis=0))
-        end = cut
-    return np.array([*shapes, longest[: end + 1].max(axis=0)])
+    end = len(longest)
+    for start_of_last in reversed(starts[:num_cuts]):
+        start = start_of_last[end - 1]
+        shapes.append(longest[start:end].max(axis=0))
+        end = start
+    shapes.append(longest[:end].max(axis=0))
+    return np.array(shapes)
 
 
 def _shape(boundary: Tree, paths: tuple[tuple, ...]) -> list[int]:
     named = dict(keras.tree.flatten_with_path(boundary))
-    sizes: list[Any] = [named.get(path, named.get(())) for path in paths]
-    is_whole = all(is_count(n) and n <= LONGEST for n in sizes)
-    if not is_whole or (() not in named and set(named) != set(paths)):
+    names_all = () in named or set(named) == set(paths)
+    sizes = [named.get(path, named.get(())) for path in paths]
+    counts = [int(size) for size in sizes if is_count(size) and size <= LONGEST]
+    if not names_all or len(counts) < len(paths):
         names = " and ".join(tree.name(path, "boundary") for path in paths)
         must = (
             f"Each of boundaries must be a whole number of at least 1 and at most {LONGEST}, "
             f"or name {names}."
         )
         raise SpecificationError(message(must, boundary, "boundaries=[16, 32, 64]."))
-    return [int(n) for n in sizes]
+    return counts

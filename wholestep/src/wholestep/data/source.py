@@ -1,6 +1,5 @@
 """Sources of rows: arrays, a sequence of rows, ready-made batches, or a stream of batches."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ import numpy as np
 from wholestep import tree
 from wholestep.data.kinds import Data, Kind
 from wholestep.data.leaves import (
+    Transform,
     as_rows,
     by_leaf,
     checked,
@@ -29,9 +29,6 @@ from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
 _UNEVEN = "tokens=... and length=..., if rows are of uneven length."
-
-
-Transform = Callable[[Any], Any]
 
 
 def _same(batch: Tree) -> Tree:
@@ -92,28 +89,24 @@ class IndexedRows:
     def each(self, rows: np.ndarray) -> list:
         """Return these items unchanged, as a list."""
         loaded = self._get(rows)
-        if isinstance(loaded, dict):
-            return [
-                dict(zip(loaded, values, strict=True))
-                for values in zip(*loaded.values(), strict=True)
-            ]
-        return loaded
+        if not isinstance(loaded, dict):
+            return loaded
+        values = zip(*loaded.values(), strict=True)
+        return [dict(zip(loaded, row, strict=True)) for row in values]
 
     def _get(self, rows: np.ndarray) -> Any:
-        numbers = [int(row) for row in rows]
-        loaded = []
-        if hasattr(self.items, "__getitems__"):
-            try:
+        numbers = rows.tolist()
+        loaded: list = []
+        try:
+            if hasattr(self.items, "__getitems__"):
                 return self.items.__getitems__(numbers)
-            except (IndexError, StopIteration) as error:
-                raise RowError(
-                    f"rows {', '.join(map(str, numbers[:8]))}", self.num_rows, error
-                ) from error
-        for number in numbers:
-            try:
-                loaded.append(self.items.__getitem__(number))
-            except (IndexError, StopIteration) as error:
-                raise RowError(f"row {number}", self.num_rows, error) from error
+            for number in numbers:
+                loaded.append(self.items.__getitem__(number))  # noqa: PERF401 (hides StopIteration)
+        except (IndexError, StopIteration) as error:
+            missing = f"row {numbers[len(loaded)]}"
+            if hasattr(self.items, "__getitems__"):
+                missing = f"rows {', '.join(map(str, numbers[:8]))}"
+            raise RowError(missing, self.num_rows, error) from error
         return loaded
 
 
@@ -126,7 +119,7 @@ class IndexedBatches:
     workers: Workers | None
     order: Order
     size: ClassVar[int] = 1
-    comes_short: ClassVar[bool] = True
+    has_short_batch: ClassVar[bool] = True
     batch_shapes: ClassVar[list] = []
 
     @property
@@ -135,12 +128,11 @@ class IndexedBatches:
         return length_of(self.batches, lambda batches: batches.num_batches)
 
     def select(self, epoch: int, step: int) -> Selection:
-        """Select a batch by its number; the layout is the numbers of this and the next batches,
-        which workers load.
-        """
-        now = self.num_batches
+        """Select a batch by its number; the layout is the numbers of this and the next batches."""
+        num_batches = self.num_batches
         order = self.order  # hooks may change the number of batches between epochs
-        order = order if now in (None, order.num_rows) else replace(order, num_rows=now)
+        if num_batches not in (None, order.num_rows):
+            order = replace(order, num_rows=num_batches)
         num = 1 if self.workers is None else self.workers.most
         numbers = order.rows(epoch, step, min(step + num, order.num_rows))
         return Selection(numbers[:1], numbers[:1], 0, numbers)
@@ -161,9 +153,9 @@ class IndexedBatches:
     def ordered(self, seed: int, shuffle: bool) -> "IndexedBatches":
         """Return the batches in an order; infinitely many are not shuffled."""
         num = self.num_batches
-        return replace(
-            self, order=Order(num or np.iinfo(np.int64).max, seed, shuffle and num is not None)
-        )
+        if num is None:
+            return replace(self, order=Order(np.iinfo(np.int64).max, seed, shuffle=False))
+        return replace(self, order=Order(num, seed, shuffle))
 
     def in_order(self) -> "IndexedBatches":
         """Return the batches in the order of their numbers."""
@@ -208,27 +200,35 @@ def open_source(
         BatchError: data of an unknown kind, no rows, or leaves of different length.
     """
     content = data.content
-    whole = transform or _same
-    transform = _same if transform is None else owned(transform)
+    copying = _same if transform is None else owned(transform)
     if data.kind is Kind.NUMBERED:
-        return IndexedBatches(content, transform, workers_of(content), Order(0))
+        return IndexedBatches(content, copying, workers_of(content), Order(0))
     if data.are_arrays and not data.is_list_of_rows(by_length):
-        return _open_arrays(content, transform, whole, by_length=by_length)
+        arrays = without_none(content)
+        if has_sparse(content) and not by_length:
+            arrays = tree.map_leaves(as_rows, arrays)
+            return SparseArrays(checked(arrays), _num_rows(arrays), copying)
+        arrays = tree.map_leaves(to_numpy, arrays)
+        num_rows = _num_rows(arrays)
+        if by_length:
+            return Arrays(checked(arrays), num_rows, copying)
+        return Arrays(checked(arrays if transform is None else transform(arrays)), num_rows)
     if data.kind in (Kind.ARRAYS, Kind.ROWS):
-        if (
-            type(content) is tuple
-            and not by_length
-            and len({(type(part), _shape(part)) for part in content}) > 1
-        ):
-            for i, part in enumerate(content):
+        if type(content) is tuple and not by_length:
+            kinds = {(type(part), np.asarray(part, object).shape) for part in content}
+            for i, part in enumerate(content if len(kinds) > 1 else ()):
                 refuse_lists(part, f"data[{i}]")
         num_rows = length_of(content)
         _check_any(num_rows, "a sequence that is not empty.")
-        return IndexedRows(content, num_rows, transform)
+        return IndexedRows(content, num_rows, copying)
     if data.kind in (Kind.STREAM, Kind.BATCHES):
-        return BatchStream(content, transform, prefetches=data.prefetches)
+        return BatchStream(content, copying, prefetches=data.prefetches)
+    raise _no_data(data)
+
+
+def _no_data(data: Data) -> BatchError:
     must = "Data must be nested arrays, a sequence of rows, or an iterable of batches."
-    received = type(content).__name__
+    received = type(data.content).__name__
     attempt = (
         "pass arrays, a keras.utils.PyDataset, a tf.data.Dataset, a DataLoader or a generator "
         "of batches."
@@ -238,45 +238,29 @@ def open_source(
         received = f"a {received}, which a strategy has shared out"
         attempt = "give the tf.data.Dataset itself; the trainer shares the rows."
     if data.kind is Kind.FUNCTION:
-        name = content.__name__
+        name = data.content.__name__
         must = "Data must be a data set or an iterator, not a function or class that makes it."
         received = f"{name}, not called"
-        attempt = f"call it, as in fit({f'{name}()' if name.isidentifier() else 'f()'})."
-    raise BatchError(message(must, received, attempt))
+        attempt = f"call it, as in fit({name if name.isidentifier() else 'f'}())."
+    return BatchError(message(must, received, attempt))
 
 
-def _shape(part: object) -> tuple[int, ...]:
-    return np.asarray(part, object).shape
-
-
-def _open_arrays(
-    content: Tree, transform: Transform, whole: Transform, *, by_length: bool
-) -> Source:
-    """Return the source of arrays; `whole` is applied to dense rows at once, `transform` to each
-    batch of others.
-    """
-    stay_sparse = has_sparse(content) and not by_length
-    arrays = tree.map_leaves(as_rows if stay_sparse else to_numpy, without_none(content))
+def _num_rows(arrays: Tree) -> int:
     num_rows = tree.num_rows(arrays, "data")
     _check_any(num_rows, "arrays that are not empty.")
-    if stay_sparse:
-        return SparseArrays(checked(arrays), num_rows, transform)
-    if by_length:
-        return Arrays(checked(arrays), num_rows, transform)
-    return Arrays(checked(whole(arrays)), num_rows)
+    return num_rows
 
 
 def _check_any(num_rows: int, instead: str) -> None:
     if num_rows == 0:
-        raise BatchError(
-            message("The data must have at least one row.", "0 rows", f"pass {instead}")
-        )
+        must = "The data must have at least one row."
+        raise BatchError(message(must, "0 rows", f"pass {instead}"))
 
 
 def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
     """Return the workers of a data set that uses several threads, or processes; else None."""
     num = batches.workers
-    most = max(batches.workers, batches.max_queue_size)
+    most = max(num, batches.max_queue_size)
     get = batches.__getitem__
     if batches.use_multiprocessing and num > 0:
         warn_of_copies(batches)
@@ -287,13 +271,12 @@ def workers_of(batches: keras.utils.PyDataset) -> Workers | None:
 class RowError(BatchError):
     """A source lacks a row, or batch, below its length."""
 
-    def __init__(self, what: str, length: int | None, error: Exception, place: str = ""):
+    def __init__(self, missing: str, length: int | None, error: Exception, place: str = ""):
         must = "A data set must have every row, or batch, below its length."
-        received = (
-            f"{type(error).__name__} ({error}) from {what}{place}, where the length is {length}"
-        )
+        cause = f"{type(error).__name__} ({error})"
+        received = f"{cause} from {missing}{place}, where the length is {length}"
         super().__init__(message(must, received, "mend its __getitem__, or its __len__."))
-        self.parts = (what, length, error)
+        self.parts = (missing, length, error)
 
     def at(self, epoch: int, step: int) -> "RowError":
         """Return the same error, with the position in the data."""

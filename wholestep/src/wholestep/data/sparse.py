@@ -1,5 +1,6 @@
 """Sparse arrays in the data: they stay sparse on the host, and each batch is made dense."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +12,11 @@ from wholestep.tree import Tree
 
 
 def is_sparse(leaf: object) -> bool:
-    """Whether this is a sparse matrix or tensor: of SciPy, TensorFlow, JAX (BCOO) or PyTorch
-    (COO).
-    """
-    is_indexed = hasattr(leaf, "indices") and (
-        hasattr(leaf, "todense") or type(leaf).__name__ == "SparseTensor"
-    )
-    is_other = hasattr(leaf, "tocoo") or is_indexed or bool(getattr(leaf, "is_sparse", False))
-    return isinstance(leaf, SparseRows) or is_other
+    """Whether this is sparse: of SciPy, TensorFlow, JAX (BCOO) or PyTorch (COO)."""
+    if isinstance(leaf, SparseRows) or hasattr(leaf, "tocoo") or getattr(leaf, "is_sparse", False):
+        return True
+    is_of_engine = hasattr(leaf, "todense") or type(leaf).__name__ == "SparseTensor"
+    return is_of_engine and hasattr(leaf, "indices")
 
 
 def has_sparse(data: Tree) -> bool:
@@ -66,23 +64,15 @@ class SparseRows:
         at, entries, shape = _entries_of(leaf)
         if not shape:
             must = "A sparse array must have an axis of rows."
-            raise BatchError(
-                message(must, "one without axes", "pass an array of shape (rows, ...).")
-            )
-        # JAX pads with entries outside of the shape
-        is_inside = np.all(at < np.array(shape), axis=1)
-        at = at[is_inside]
-        entries = entries[is_inside]
-        order = np.argsort(at[:, 0], kind="stable")
-        at = at[order]
-        entries = entries[order]
+            attempt = "pass an array of shape (rows, ...)."
+            raise BatchError(message(must, "one without axes", attempt))
+        inside = np.flatnonzero(np.all(at < np.array(shape), axis=1))  # JAX pads beyond the shape
+        by_row = inside[np.argsort(at[inside, 0], kind="stable")]
+        at = at[by_row]
         begins = np.searchsorted(at[:, 0], np.arange(shape[0] + 1))
-        places = (
-            np.ravel_multi_index(tuple(at[:, 1:].T), shape[1:])
-            if len(shape) > 1
-            else np.zeros(len(at), np.int64)
-        )
-        return cls(shape, begins, places, entries)
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(1, len(shape))]
+        places = at[:, 1:] @ np.array(strides, np.int64)
+        return cls(shape, begins, places, entries[by_row])
 
     @property
     def dtype(self) -> np.dtype:
@@ -99,48 +89,48 @@ class SparseRows:
         begin, end, step = rows.indices(len(self))
         assert step == 1
         end = max(begin, end)
-        first = self.begins[begin]
-        last = self.begins[end]
+        begins = self.begins[begin : end + 1]
+        entries = slice(begins[0], begins[-1])
         shape = (end - begin, *self.shape[1:])
-        begins = self.begins[begin : end + 1] - first
-        return SparseRows(shape, begins, self.places[first:last], self.entries[first:last])
+        return SparseRows(shape, begins - begins[0], self.places[entries], self.entries[entries])
 
     def load(self, rows: np.ndarray) -> np.ndarray:
         """Return these rows, dense."""
-        counts = self.begins[rows + 1] - self.begins[rows]
+        begins = self.begins[rows]
+        counts = self.begins[rows + 1] - begins
         to = np.repeat(np.arange(len(rows)), counts)
         # Entry n of the result is entry n - (entries of the rows before) of its row.
-        start = np.repeat(self.begins[rows] - np.cumsum(counts) + counts, counts)
-        taken = start + np.arange(len(to))
-        found = np.zeros((len(rows), int(np.prod(self.shape[1:], dtype=np.int64))), self.dtype)
-        np.add.at(found, (to, self.places[taken]), self.entries[taken])
-        return found.reshape(len(rows), *self.shape[1:])
+        before = np.cumsum(counts) - counts
+        entries = np.repeat(begins - before, counts) + np.arange(len(to))
+        flat = np.zeros((len(rows), math.prod(self.shape[1:])), self.dtype)
+        np.add.at(flat, (to, self.places[entries]), self.entries[entries])
+        return flat.reshape(len(rows), *self.shape[1:])
 
 
 def _entries_of(leaf: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Return the indices of the entries, int64 (entries, axes), the entries, and the shape."""
     if hasattr(leaf, "tocoo"):
-        held = leaf.tocoo()
-        at = held.coords if hasattr(held, "coords") else (held.row, held.col)
-        return (
-            np.stack([np.asarray(each, np.int64) for each in at], axis=1),
-            held.data,
-            tuple(held.shape),
-        )
-    if hasattr(leaf, "dense_shape"):
-        return (
-            np.asarray(leaf.indices),
-            np.asarray(leaf.values),
-            tuple(np.asarray(leaf.dense_shape).tolist()),
-        )
-    if hasattr(leaf, "todense"):
-        if leaf.indices.shape[-1] != leaf.ndim:  # some axes of a BCOO may be dense
-            return _entries_of_dense(np.asarray(leaf.todense()))
-        return np.asarray(leaf.indices, np.int64), np.asarray(leaf.data), tuple(leaf.shape)
-    held = leaf.detach().cpu().coalesce()
-    return np.asarray(held.indices()).T, np.asarray(held.values()), tuple(held.shape)
-
-
-def _entries_of_dense(array: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    at = np.argwhere(array)
-    return at, array[tuple(at.T)], array.shape
+        coo = leaf.tocoo()
+        axes = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)
+        at = np.stack(axes, axis=1).astype(np.int64)
+        entries = coo.data
+        shape = coo.shape
+    elif hasattr(leaf, "dense_shape"):
+        at = np.asarray(leaf.indices)
+        entries = np.asarray(leaf.values)
+        shape = np.asarray(leaf.dense_shape).tolist()
+    elif not hasattr(leaf, "todense"):
+        coo = leaf.detach().cpu().coalesce()
+        at = np.asarray(coo.indices()).T
+        entries = np.asarray(coo.values())
+        shape = coo.shape
+    elif leaf.indices.shape[-1] == leaf.ndim:
+        at = np.asarray(leaf.indices, np.int64)
+        entries = np.asarray(leaf.data)
+        shape = leaf.shape
+    else:  # some axes of a BCOO may be dense
+        array = np.asarray(leaf.todense())
+        at = np.argwhere(array)
+        entries = array[tuple(at.T)]
+        shape = array.shape
+    return at, entries, tuple(shape)

@@ -4,13 +4,13 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from wholestep import tree
 from wholestep.checks import is_count
-from wholestep.data.leaves import own_batch
+from wholestep.data.leaves import Transform, own_batch
 from wholestep.errors import BatchError, message, warn
 from wholestep.tree import Tree
 
@@ -33,9 +33,10 @@ class BatchStream:
         has_ended: whether the iterator was seen to end.
     """
 
-    def __init__(
-        self, batches: Iterable, transform: Callable[[Any], Any], *, prefetches: bool = False
-    ):
+    has_short_batch: ClassVar[bool] = True
+    batch_shapes: ClassVar[list] = []
+
+    def __init__(self, batches: Iterable, transform: Transform, *, prefetches: bool = False):
         self.prefetches = prefetches
         self.begins_again = not isinstance(batches, Iterator)
         self.state: Any = None
@@ -52,15 +53,19 @@ class BatchStream:
     @property
     def num_batches(self) -> int | None:
         """The number of batches in an epoch; None if unknown."""
-        return _num_batches(self._batches)
+        try:
+            return length_of(self._batches)
+        except TypeError:
+            return None
 
-    def anew(self) -> "BatchStream":
+    def in_order(self) -> "BatchStream":
         """Return a stream of the same batches, from the first."""
         return BatchStream(self._batches, self._transform, prefetches=self.prefetches)
 
     def known_state(self, step: int) -> Any:
-        """Return the iterator's state; before the first draw, the one after the next batch, which
-        is kept.
+        """Return the iterator's state.
+
+        Before the first draw, this is the state after the next batch, which is kept.
         """
         if self._running is None:
             self._begin()
@@ -83,20 +88,14 @@ class BatchStream:
         Raises:
             StopIteration: the stream has ended.
         """
-        if self._peeked is not None:
-            batch = self._peeked
-            self._peeked = None
-            return batch
-        try:
-            return self._next(step)
-        except StopIteration:
-            self.has_ended = True
-            raise
+        batch = self.peek(step)
+        if batch is None:
+            raise StopIteration
+        self._peeked = None
+        return batch
 
     def skip(self, num: int) -> tuple[int, Tree]:
-        """Draw the first batches of an epoch, at most `num`; return their number and the last
-        batch.
-        """
+        """Draw the first batches of an epoch, at most `num`; return their number and the last."""
         last = None
         for done in range(num):
             try:
@@ -113,7 +112,7 @@ class BatchStream:
             self.has_ended = self._peeked is None
         return self._peeked
 
-    def go_on(self, state: object) -> None:
+    def restore(self, state: object) -> None:
         """Restart from a state that the source's iterator returned."""
         self._begin(state)
         self._peeked = None
@@ -152,36 +151,31 @@ class BatchStream:
         self._has_raised = self._has_raised and not self._held
 
     def _check_end(self, step: int) -> None:
-        """Refuse the end of a source that has raised an error; warn if it had another number of
-        batches than told.
-        """
+        """Refuse the end after an error; warn if the length was not the number of batches."""
         if self._has_raised:
             must = "A source that has raised an error must be opened anew."
-            attempt = (
-                "data.seek(epoch) begins the pass again."
-                if self.begins_again
-                else "pass a new iterator."
-            )
+            attempt = "pass a new iterator."
+            if self.begins_again:
+                attempt = "data.seek(epoch) begins the pass again."
             raise BatchError(message(must, "its end, right after the error", attempt))
-        told = self.num_batches
-        if self.begins_again and not self.has_ended and told not in (None, step):
+        length = self.num_batches
+        if self.begins_again and not self.has_ended and length not in (None, step):
             must = "The length of the data must be the number of batches; all batches were used."
-            received = f"{step} batches of {type(self._batches).__name__}, whose length says {told}"
+            name = type(self._batches).__name__
+            received = f"{step} batches of {name}, whose length says {length}"
             warn(message(must, received, "mend its __len__, or leave it out."))
 
     def _begin(self, state: object = None) -> None:
         source: Any = self._batches
         # Hugging Face, torchdata
-        is_source_s = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-        if is_source_s:
+        if hasattr(source, "state_dict") and hasattr(source, "load_state_dict"):
             self._load(source, state)
+            self._get_state = source.state_dict
         iterator: Any = iter(source)
-        has_state = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
-        if has_state and state is not None:
-            iterator.set_state(state)
-        self._get_state = (
-            iterator.get_state if has_state else source.state_dict if is_source_s else None
-        )
+        if hasattr(iterator, "get_state") and hasattr(iterator, "set_state"):
+            self._get_state = iterator.get_state
+            if state is not None:
+                iterator.set_state(state)
         self._running = iterator
         self._held = []
         self.has_ended = False
@@ -189,9 +183,7 @@ class BatchStream:
         self.state = None
 
     def _load(self, source: Any, state: object) -> None:
-        """Set a source's state before a pass; None for its first state, at which later passes
-        begin, too.
-        """
+        """Set a source's state before a pass; None for its first state, where passes begin."""
         is_fresh = self._first_state is None
         if is_fresh:
             self._first_state = copy.deepcopy(source.state_dict())
@@ -199,10 +191,8 @@ class BatchStream:
             source.load_state_dict(copy.deepcopy(self._first_state if state is None else state))
 
 
-class Kept:
-    """The batches of an iterator, cached on the host, so that every iteration starts at the first
-    batch.
-    """
+class ReplayedIterator:
+    """The batches of an iterator, cached on the host: every iteration starts at the first."""
 
     def __init__(self, batches: Iterator):
         copies = (tree.map_leaves(np.array, batch) for batch in batches)  # as in `BatchStream`
@@ -212,28 +202,18 @@ class Kept:
         return copy.copy(self._beginning)
 
 
-def _num_batches(batches: Iterable) -> int | None:
-    try:
-        return length_of(batches)
-    except TypeError:
-        return None
-
-
 def length_of(source: object, ask: Callable = len) -> Any:
     """Return the length of a source, an integer from 0; None if the source says None.
 
     Raises:
         BatchError: the length is anything else.
     """
-    cause: Exception | None = None
+    must = f"The length of {type(source).__name__} must be a whole number of at least 0."
+    attempt = "mend its __len__; leave it out if it is not known."
     try:
         length = ask(source)
     except (ValueError, OverflowError) as error:  # raised by Python for a length below 0
-        length = str(error)
-        cause = error
-    if cause is None and (length is None or is_count(length, 0)):
-        return length
-    must = f"The length of {type(source).__name__} must be a whole number of at least 0."
-    raise BatchError(
-        message(must, length, "mend its __len__; leave it out if it is not known.")
-    ) from cause
+        raise BatchError(message(must, str(error), attempt)) from error
+    if length is not None and not is_count(length, 0):
+        raise BatchError(message(must, length, attempt))
+    return length

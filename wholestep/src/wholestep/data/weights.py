@@ -19,8 +19,7 @@ def check_weights(
     divisors: Collection[int] | None = None,
     numbers: np.ndarray | None = None,
 ) -> None:
-    """Refuse sample weights that are not finite, that are negative, or (`all_zero`) that weigh no
-    row at all.
+    """Refuse sample weights that are not finite, negative, or (`all_zero`) 0 for every row.
 
     Args:
         divisors: the leaves by which a mean is divided: only these must not be negative; None for
@@ -33,19 +32,18 @@ def check_weights(
     if not isinstance(batch, tuple) or len(batch) < 3:
         return
     for position, (label, weight) in enumerate(tree.named_leaves(batch[2], "sample_weight")):
-        divides = divisors is None or position in divisors
-        good = np.isfinite(weight) & (weight >= 0) if divides else np.isfinite(weight)
-        bad = np.flatnonzero(~good.reshape(len(weight), -1).all(axis=1))
-        if bad.size:
+        must = f"{label} must be finite."
+        attempt = "give rows that shall not count the weight 0."
+        good = np.isfinite(weight)
+        if divisors is None or position in divisors:
+            good &= weight >= 0
             must = f"{label} must be finite and not negative: the loss is divided by it."
             attempt = (
                 "give rows that shall not count the weight 0; "
                 'reduction="sum_over_batch_size" divides by rows.'
             )
-            received = f"{weight[bad[0]]} in row {bad[0] if numbers is None else numbers[bad[0]]}"
-            if not divides:
-                must = f"{label} must be finite."
-                attempt = "give rows that shall not count the weight 0."
+        for row in np.flatnonzero(~good.reshape(len(weight), -1).all(axis=1))[:1]:
+            received = f"{weight[row]} in row {row if numbers is None else numbers[row]}"
             raise BatchError(message(must, received, attempt))
         if all_zero and not np.any(weight):
             must = f"{label} must weigh at least one row."
@@ -60,45 +58,45 @@ def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], tuple[Any
         BatchError: the batch has weights already, or labels that are not one class a row.
     """
     _check_class_weight(class_weight)
-    classes = np.asarray(sorted(class_weight), dtype=np.int64)
-    weights = np.asarray(
-        [class_weight[c] for c in sorted(class_weight)], dtype=keras.config.floatx()
-    )
+    classes = np.asarray(sorted(class_weight), np.int64)
+    values = [class_weight[number] for number in sorted(class_weight)]
+    weights = np.asarray(values, keras.config.floatx())
 
     def transform(batch: Tree) -> tuple[Any, ...]:
         if not isinstance(batch, tuple) or len(batch) != 2:
             received = f"{len(batch) if isinstance(batch, tuple) else 1} parts"
             must = "class_weight needs batches (x, y): it makes the sample weights."
-            raise BatchError(
-                message(must, received, "multiply class weights into sample_weight yourself.")
-            )
+            attempt = "multiply class weights into sample_weight yourself."
+            raise BatchError(message(must, received, attempt))
         labels = _classes(batch[1])
-        place = np.clip(np.searchsorted(classes, labels), 0, len(classes) - 1)
-        found = classes[place] == labels
-        return (*batch, np.where(found, weights[place], 1).astype(weights.dtype))
+        nearest = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+        is_weighted = classes[nearest] == labels
+        return (*batch, np.where(is_weighted, weights[nearest], 1).astype(weights.dtype))
 
     return transform
 
 
-def _check_class_weight(given: object) -> None:
+def _check_class_weight(class_weight: object) -> None:
     attempt = "{0: 1.0, 1: 5.0}, a weight for each class; leave it out for 1 each."
-    if isinstance(given, Mapping):
-        names = [c for c in given if not isinstance(c, Real) or not float(c).is_integer()]
-        others = [w for w in given.values() if not isinstance(w, Real) or not np.isfinite(float(w))]
-        if given and not names and not others:
+    if isinstance(class_weight, Mapping):
+        if not all(_is_finite(number) and number % 1 == 0 for number in class_weight):
+            attempt = "the classes' numbers: {0: 1.0, 1: 5.0}."
+        elif class_weight and all(map(_is_finite, class_weight.values())):
             return
-        attempt = "the classes' numbers: {0: 1.0, 1: 5.0}." if names else attempt
-    elif isinstance(given, list | tuple | np.ndarray):
+    elif isinstance(class_weight, list | tuple | np.ndarray):
         attempt = "class_weight=dict(enumerate(weights))."
-    raise SpecificationError(
-        message("class_weight must map class numbers to finite weights.", shown(given), attempt)
-    )
+    must = "class_weight must map class numbers to finite weights."
+    raise SpecificationError(message(must, shown(class_weight), attempt))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and bool(np.isfinite(float(value)))
 
 
 def _classes(y: Any) -> np.ndarray:
+    must = "class_weight needs one class a row."
     if not hasattr(y, "shape") or len(y.shape) > 2:
         shape = getattr(y, "shape", type(y).__name__)
-        must = "class_weight needs one class a row."
         raise BatchError(message(must, f"labels of shape {shape}", "pass sample_weight instead."))
     if y.dtype.kind not in "biuf":
         must = "class_weight needs classes that are numbers."
@@ -106,4 +104,4 @@ def _classes(y: Any) -> np.ndarray:
         raise BatchError(message(must, f"labels of dtype {y.dtype}", attempt))
     if len(y.shape) == 2 and y.shape[1] > 1:
         return np.argmax(y, axis=1)
-    return np.round(np.reshape(y, (-1,))).astype(np.int64)
+    return np.round(y.reshape(-1)).astype(np.int64)

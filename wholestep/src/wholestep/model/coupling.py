@@ -189,7 +189,7 @@ def probe(engine: Engine, forward: Forward, state: State, batch: Batch) -> Coupl
         return Coupling(unknown=True)
     size = min(_ROWS, num_rows)
     spread = np.linspace(0, num_rows - 1, min(2 * size, num_rows)).astype(int)
-    few = engine.devices.fetch(engine.devices.place(batch.some(spread)))
+    few = engine.devices.fetch(engine.devices.place(batch.rows_at(spread)))
     run = _runner(engine, forward, state)
     first = _rows(few, np.arange(size))
     one = run(first)
@@ -265,7 +265,7 @@ def _draw_together(
 
 def metrics_ignore_padding(engine: Engine, forward: Forward, state: State, batch: Batch) -> bool:
     """Whether rows of weight 0 add nothing to the metrics, by experiment."""
-    few = engine.devices.place(batch.some(np.arange(_ROWS) % batch.num_rows))
+    few = engine.devices.place(batch.rows_at(np.arange(_ROWS) % batch.num_rows))
 
     def both(state: State, batch: Tree) -> tuple[list, list]:
         return forward.padded(_values(engine, state), batch, _ROWS // 2)
@@ -288,7 +288,8 @@ def metrics_are_additive(engine: Engine, forward: Forward, state: State, batch: 
     """Whether the metrics' states are sums over rows, by experiment."""
     size = _ROWS // 2
     parts = [
-        engine.devices.place(batch.some((np.arange(size) + i) % batch.num_rows)) for i in (0, size)
+        engine.devices.place(batch.rows_at((np.arange(size) + i) % batch.num_rows))
+        for i in (0, size)
     ]
 
     def after(state: State, parts: list) -> tuple[list, list]:
