@@ -17,8 +17,8 @@ from small import X, Y, model, values
 import wholestep as ws
 from wholestep import engines
 from wholestep.model import distributions
-from wholestep.model.distributions import Words
-from wholestep.model.draws import Asked, Draws, compare, drawing
+from wholestep.model.distributions import RandomBits
+from wholestep.model.draws import DrawRequest, Draws, compare, drawing
 from wholestep.model.forward import Forward
 
 JAX = keras.backend.backend() == "jax"
@@ -422,7 +422,7 @@ def nobody(rows=2, facts=None):
 def test_another_thread_draws_as_ever_while_one_traces():
     expected = ops.convert_to_numpy(R.normal((2, 3), seed=1))
     found = []
-    facts = compare([Asked("normal", (2, 3))], 2, [Asked("normal", (4, 3))])
+    facts = compare([DrawRequest("normal", (2, 3))], 2, [DrawRequest("normal", (4, 3))])
     with drawing(nobody(2, facts)):
         thread = threading.Thread(
             target=lambda: found.append(ops.convert_to_numpy(R.normal((2, 3), seed=1)))
@@ -567,7 +567,7 @@ def test_what_does_not_belong_to_rows_is_said(layer):
 
 def test_who_draws_otherwise_than_before_draws_as_ever_and_is_told(recwarn):
     """A layer may ask Python's own random numbers what to draw."""
-    facts = compare([Asked("uniform", (4, 3))] * 2, 4, [Asked("uniform", (8, 3))] * 2)
+    facts = compare([DrawRequest("uniform", (4, 3))] * 2, 4, [DrawRequest("uniform", (8, 3))] * 2)
     with drawing(nobody(4, facts)):
         expected = [ops.convert_to_numpy(R.uniform((4, 3), seed=1)) for _ in range(2)]
     assert not recwarn
@@ -724,7 +724,7 @@ def drawn(function, *shape, first=0, seed=SEED, **arguments):
     given = engine.devices.place((state_of(seed), np.int32(first)))
 
     def draw(state, first):
-        return function(Words(engine, state, first, shape[0], 0), shape, **arguments)
+        return function(RandomBits(engine, state, first, shape[0], 0), shape, **arguments)
 
     return np.asarray(
         engine.devices.fetch(engine.programs.compile(draw, given, spends=False).call(*given))
@@ -758,7 +758,7 @@ def test_words_are_those_of_philox():
         ((7, 3), 5, 2, 10),
         (pi[1], 1, 2**31 - 3, 9),
     ):
-        found = drawn(Words.words, 3, num_words, first=first, seed=seed, stream=stream)
+        found = drawn(RandomBits.words, 3, num_words, first=first, seed=seed, stream=stream)
         blocks = -(-num_words // 4)
         for row in range(3):
             counts = [(first + row) * blocks + i for i in range(blocks)]
@@ -784,14 +784,14 @@ def test_words_are_independent_of_those_of_other_rows_places_streams_seeds_and_u
     """Chi-square of 255 degrees of freedom, at most 4 deviations off (one in 16 000); the seed is
     fixed.
     """
-    words = drawn(Words.words, 64, 4096)
+    words = drawn(RandomBits.words, 64, 4096)
     others = {
         "bytes": (words << 4, words),
         "place in the row": (words[:, :-1], words[:, 1:]),
         "row": (words[:-1], words[1:]),
-        "stream": (words, drawn(Words.words, 64, 4096, stream=1)),
-        "layer": (words, drawn(Words.words, 64, 4096, seed=(8, 1))),
-        "update": (words, drawn(Words.words, 64, 4096, seed=(7, 2))),
+        "stream": (words, drawn(RandomBits.words, 64, 4096, stream=1)),
+        "layer": (words, drawn(RandomBits.words, 64, 4096, seed=(8, 1))),
+        "update": (words, drawn(RandomBits.words, 64, 4096, seed=(7, 2))),
     }
     for name, (one, two) in others.items():
         assert abs(chi_square(pairs(one, two))) < 4, name
@@ -799,8 +799,8 @@ def test_words_are_independent_of_those_of_other_rows_places_streams_seeds_and_u
 
 
 def test_words_of_later_rows_do_not_depend_on_those_before():
-    words = drawn(Words.words, 9, 7)
-    np.testing.assert_array_equal(drawn(Words.words, 3, 7, first=4), words[4:7])
+    words = drawn(RandomBits.words, 9, 7)
+    np.testing.assert_array_equal(drawn(RandomBits.words, 3, 7, first=4), words[4:7])
 
 
 # function, arguments, mean, variance
@@ -876,7 +876,7 @@ def test_the_gradient_of_a_gamma_number_by_its_parameter():
 
     def slopes(state):
         alpha = ops.full((40, 500), 2.0)
-        words = Words(engine, state, 0, 40, 0)
+        words = RandomBits(engine, state, 0, 40, 0)
         return engine.ops.differentiate(
             lambda p: (ops.sum(distributions.gamma(words, (40, 500), p[0])), ()), [alpha]
         )[0][0]
@@ -890,7 +890,7 @@ def test_the_gradient_of_a_gamma_number_by_its_parameter():
 @pytest.mark.slow
 def test_a_parameter_that_means_nothing_gives_nan_and_takes_no_longer(name, monkeypatch):
     monkeypatch.setattr(distributions, "_MOST_TRIALS", 200)  # in place of which it would try
-    words = Words(engines.choose(), ops.convert_to_tensor([3, 4], "uint32"), 0, 3, 0)
+    words = RandomBits(engines.choose(), ops.convert_to_tensor([3, 4], "uint32"), 0, 3, 0)
     parameters = {"gamma": [[2.0, np.nan, -1.0]], "beta": [[2.0, np.nan, -1.0], [3.0, 1.0, 1.0]]}
     parameters["binomial"] = [[100.0, 100.0, -1.0], [0.4, np.nan, 0.4]]
     given = [ops.convert_to_tensor(p, "float32")[:, None] for p in parameters[name]]
@@ -907,8 +907,8 @@ def test_whole_numbers_of_more_than_a_word_are_the_engines_own():
     with drawing(asked):
         keras.random.randint((4, 3), 0, 2**40, dtype="int64", seed=1)
         keras.random.randint((4, 3), 0, 2**31, dtype="int64", seed=1)
-    assert [bool(a.why) for a in asked.asked] == [True, False]
-    with drawing(Draws(engines.choose(), 0, 4, compare(asked.asked, 4, None))):
+    assert [bool(a.why) for a in asked.requests] == [True, False]
+    with drawing(Draws(engines.choose(), 0, 4, compare(asked.requests, 4, None))):
         assert int(ops.max(keras.random.randint((4, 3), 0, 2**40, dtype="int64", seed=1))) > 2**32
 
 
@@ -924,7 +924,7 @@ def test_seeds_and_logits_that_keras_takes_are_taken():
             None,
             (
                 compare(
-                    [Asked("uniform", (4, 3), why="" if isinstance(seed, int) else "a key")],
+                    [DrawRequest("uniform", (4, 3), why="" if isinstance(seed, int) else "a key")],
                     4,
                     None,
                 )

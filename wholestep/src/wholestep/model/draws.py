@@ -1,5 +1,4 @@
-"""Random draws that belong to rows: the numbers depend on the row's place in the update, not on the
-cut.
+"""Random draws of rows: the numbers depend on a row's place in the update, not on the cut.
 
 Inside `drawing`, the functions of `keras.random` draw so in this thread. Traces on two batch sizes
 show which axis of a draw holds rows.
@@ -23,24 +22,32 @@ from keras.src.random.seed_generator import draw_seed
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.model import distributions
-from wholestep.model.distributions import FLOATS, Words
+from wholestep.model.distributions import FLOATS, RandomBits
 from wholestep.tree import Tensor
 
 _OURS = (
-    *("uniform", "normal", "truncated_normal", "randint", "categorical", "dropout", "shuffle"),
-    *("gamma", "beta", "binomial"),
+    "uniform",
+    "normal",
+    "truncated_normal",
+    "randint",
+    "categorical",
+    "dropout",
+    "shuffle",
+    "gamma",
+    "beta",
+    "binomial",
 )
-_WHOLE_NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
-_OF_TENSORS = {"categorical": "logits", "shuffle": "x"}
+_SMALL_INTEGERS = "int8", "int16", "int32", "uint8", "uint16"
+_INTEGERS = *_SMALL_INTEGERS, "int64", "uint32"
+_TENSOR_OF = {"categorical": "logits", "shuffle": "x"}
 _APART = 1000003
-_STRAYED = (
+_UNEXPECTED = (
     "An objective must make the same random draws for every number of rows. {} was not drawn in "
-    "the first trace: this "
-    "draw and all later draws depend on how the batch is cut."
+    "the first trace: this draw and all later draws depend on how the batch is cut."
 )
 
 
-class Asked(NamedTuple):
+class DrawRequest(NamedTuple):
     """One call of `keras.random` by an objective.
 
     Args:
@@ -83,61 +90,60 @@ class DrawFact:
         return not (self.why or self.couples)
 
     def fits(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
-        """Whether a draw of this shape can be this draw, with equally many numbers for every
-        row.
-        """
+        """Whether a draw of this shape can be this draw, with equally many numbers for each row."""
         if shape is None or len(shape) != len(self.of_row):
             return False
         return self.axis is None or shape[self.axis] % max(1, num_rows) == 0
 
     def is_like(self, shape: tuple[int, ...] | None, num_rows: int) -> bool:
         """Whether a draw of this shape has the traced shape, `of_row`, for every row."""
-        if shape is None or not self.fits(shape, num_rows):
-            return False
-        return (
-            tuple(
-                size // (max(1, num_rows) if i == self.axis else 1) for i, size in enumerate(shape)
-            )
-            == self.of_row
-        )
+        sizes = list(self.of_row)
+        if self.axis is not None:
+            sizes[self.axis] *= max(1, num_rows)
+        return shape == tuple(sizes)
 
 
 def compare(
-    one: Sequence[Asked], num_rows: int, two: Sequence[Asked] | None
+    one: Sequence[DrawRequest], num_rows: int, two: Sequence[DrawRequest] | None
 ) -> tuple[DrawFact, ...]:
-    """Return the properties of draws, from calls on `num_rows` rows and on twice as many (None:
-    refused).
+    """Return the properties of draws, by the requests on `num_rows` rows and on twice as many.
 
-    >>> one = [Asked("uniform", (3, 5)), Asked("normal", (5,)), Asked("uniform", (4, 6))]
-    >>> two = [Asked("uniform", (6, 5)), Asked("normal", (5,)), Asked("uniform", (4, 12))]
+    Args:
+        two: None if the objective refuses twice as many rows.
+
+    >>> one = [DrawRequest(*draw) for draw in [("uniform", (3, 5)), ("normal", (5,))]]
+    >>> two = [DrawRequest(*draw) for draw in [("uniform", (6, 5)), ("normal", (5,))]]
     >>> [fact.axis for fact in compare(one, 3, two)]
-    [0, None, 1]
+    [0, None]
     """
-    if two is None or [a.name for a in one] != [a.name for a in two]:
+    if two is None or [draw.name for draw in one] != [draw.name for draw in two]:
         why = "of another number of rows the objective draws otherwise"
-        return tuple(DrawFact(asked.name, why=why, is_inside=asked.is_inside) for asked in one)
+        return tuple(DrawFact(draw.name, why=why, is_inside=draw.is_inside) for draw in one)
+    facts = (_compared(a, b, num_rows) for a, b in zip(one, two, strict=True))
     return tuple(
-        replace(_fact(a, b, num_rows), is_inside=a.is_inside) for a, b in zip(one, two, strict=True)
+        replace(fact, is_inside=draw.is_inside) for fact, draw in zip(facts, one, strict=True)
     )
 
 
-def _fact(one: Asked, two: Asked, num_rows: int) -> DrawFact:
+def _compared(one: DrawRequest, two: DrawRequest, num_rows: int) -> DrawFact:
+    name, shape = one.name, one.shape
     if one.why:
-        return DrawFact(one.name, why=one.why)
-    if one.shape is None or two.shape is None:
-        return DrawFact(one.name, why="its shape is known only when the program runs")
-    shapes = f"its shape is {one.shape} of {num_rows} rows and {two.shape} of twice as many"
-    if len(one.shape) != len(two.shape):
-        return DrawFact(one.name, why=shapes)
-    differing = [i for i, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
-    if not differing:
-        return DrawFact(one.name, of_row=one.shape)
-    axis = differing[0]
-    is_odd = one.shape[axis] % num_rows or two.shape[axis] != 2 * one.shape[axis]
-    if len(differing) > 1 or is_odd or (one.name == "categorical" and axis):
-        return DrawFact(one.name, why=shapes)
-    of_row = tuple(size // (num_rows if i == axis else 1) for i, size in enumerate(one.shape))
-    return DrawFact(one.name, axis, couples=one.along == axis, of_row=of_row)
+        return DrawFact(name, why=one.why)
+    if shape is None or two.shape is None:
+        return DrawFact(name, why="its shape is known only when the program runs")
+    different = f"its shape is {shape} of {num_rows} rows and {two.shape} of twice as many"
+    if len(shape) != len(two.shape):
+        return DrawFact(name, why=different)
+    axes = np.flatnonzero(np.not_equal(shape, two.shape)).tolist()
+    if not axes:
+        return DrawFact(name, of_row=shape)
+    axis = axes[0]
+    is_odd = shape[axis] % num_rows or two.shape[axis] != 2 * shape[axis]
+    if len(axes) > 1 or is_odd or (name == "categorical" and axis):
+        return DrawFact(name, why=different)
+    of_row = list(shape)
+    of_row[axis] //= num_rows
+    return DrawFact(name, axis, couples=one.along == axis, of_row=tuple(of_row))
 
 
 @dataclass(frozen=True)
@@ -147,10 +153,10 @@ class Draws:
     Args:
         first: the place in the update of the first row.
         facts: the properties of each draw, in order; None to draw as Keras does.
-        extreme: see `Words`.
+        extreme: see `RandomBits`.
         frame: the engine's trace in which this was made; None outside a trace.
         is_backward: whether the gradient is traced, not the objective.
-        asked: the draws requested so far.
+        requests: the draws requested so far.
     """
 
     engine: Engine
@@ -160,84 +166,91 @@ class Draws:
     extreme: Tensor | None = None
     frame: object = None
     is_backward: bool = False
-    asked: list[Asked] = field(default_factory=list)
-    _strayed: list[Asked] = field(default_factory=list)
+    requests: list[DrawRequest] = field(default_factory=list)
+    _unexpected: list[DrawRequest] = field(default_factory=list)
 
     def tracing(self) -> AbstractContextManager:
-        """Return a context in which separately traced functions are traced again, and so request
-        their draws again.
-        """
-        is_asked = self.facts is None or any(fact.is_inside for fact in self.facts)
-        return (
-            self.engine.traces.tracing_anew()
-            if is_asked and not self.is_backward
-            else nullcontext()
-        )
+        """Return a context that traces separately traced functions again, for their requests."""
+        has_requests = self.facts is None or any(fact.is_inside for fact in self.facts)
+        if has_requests and not self.is_backward:
+            return self.engine.traces.tracing_anew()
+        return nullcontext()
 
-    def draw(self, name: str, keras_own: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
-        """Return the numbers of one call of `keras.random`: Keras' own, unless the draw is known to
-        belong to rows.
+    def draw(self, name: str, keras_draw: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
+        """Return the numbers of one call of `keras.random`: Keras' unless the draw has known rows.
+
+        Args:
+            given: the arguments of the call by name.
 
         Raises:
             SpecificationError: the place of the first row is not available at this point of the
                 trace.
         """
-        is_kept = self.engine.traces.is_kept(self.frame)
-        if is_kept or (name == "dropout" and _is_number(given["rate"]) and given["rate"] in (0, 1)):
-            return keras_own(**given)
+        traces = self.engine.traces
+        is_constant = name == "dropout" and _is_number(given["rate"]) and given["rate"] in (0, 1)
+        if is_constant or traces.is_kept(self.frame):
+            return keras_draw(**given)
         if name == "dropout":
-            given = given | {"noise_shape": _noise_shape(given["inputs"], given["noise_shape"])}
-        if name in _OF_TENSORS:
-            given = given | {_OF_TENSORS[name]: ops.convert_to_tensor(given[_OF_TENSORS[name]])}
-        asked = _asked(name, given)._replace(is_inside=self.engine.traces.frame() is not self.frame)
-        self.asked.append(asked)
+            given["noise_shape"] = _noise_shape(given["inputs"], given["noise_shape"])
+        if tensor := _TENSOR_OF.get(name):
+            given[tensor] = ops.convert_to_tensor(given[tensor])
+        request = _request(name, given)._replace(is_inside=traces.frame() is not self.frame)
+        self.requests.append(request)
         if self.facts is None or _is_typed_key(given["seed"]):
-            return keras_own(**given)
-        fact = self._fact(asked)
-        if self.is_backward and asked.is_inside and not self.engine.traces.closes_over:
+            return keras_draw(**given)
+        fact = self._fact(request)
+        if request.is_inside and self.is_backward and not traces.closes_over:
             if not fact.is_ours:
-                return keras_own(**given)
+                return keras_draw(**given)
             must = "A loop, or a separately compiled function, must draw in its forward pass only."
             received = f"keras.random.{name} in its backward pass"
-            raise SpecificationError(
-                message(must, received, "jax.checkpoint, which draws nothing again.")
-            )
+            attempt = "jax.checkpoint, which draws nothing again."
+            raise SpecificationError(message(must, received, attempt))
+        return self._draw_rows(request, fact, keras_draw, given)
+
+    def _draw_rows(
+        self,
+        request: DrawRequest,
+        fact: DrawFact,
+        keras_draw: Callable[..., Tensor],
+        given: dict[str, Any],
+    ) -> Tensor:
         seed = given.pop("seed")
         state = seed if ops.is_tensor(seed) else draw_seed(seed)
         if not fact.is_ours:
-            return keras_own(**given, seed=_Given(_apart(state, self.first)))
-        if name == "shuffle" and self.engine.random.shuffles_slices:
-            words = Words(self.engine, state, self.first, self.num_rows, None, self.extreme)
-            return distributions.shuffle_slices(words, **given)
-        if name == "shuffle" and fact.axis is None:
-            return keras_own(**given, seed=_Given(state))
+            return keras_draw(**given, seed=_FixedSeed(_apart(state, self.first)))
+        axis = fact.axis
+        function = getattr(distributions, request.name)
+        if request.name == "shuffle":
+            if self.engine.random.shuffles_slices:
+                axis = None
+                function = distributions.shuffle_slices
+            elif axis is None:
+                return keras_draw(**given, seed=_FixedSeed(state))
         if "shape" in given:
-            given["shape"] = asked.shape
-        words = Words(self.engine, state, self.first, self.num_rows, fact.axis, self.extreme)
-        return getattr(distributions, name)(words, **given)
+            given["shape"] = request.shape
+        bits = RandomBits(self.engine, state, self.first, self.num_rows, axis, self.extreme)
+        return function(bits, **given)
 
-    def _fact(self, asked: Asked) -> DrawFact:
-        """Return the properties of the latest draw; once a draw was not recognised, only that it is
-        unknown.
-        """
+    def _fact(self, request: DrawRequest) -> DrawFact:
+        """Return the properties of the latest draw; all are unknown after an unexpected draw."""
         assert self.facts is not None
-        if not self._strayed:
-            number = len(self.asked) - 1
-            # A gradient draws in another order, and a function with a custom gradient draws once
-            # more.
-            comes = () if self.is_backward else self.facts[number : number + 1]
-            for fact in comes:
-                if fact.name == asked.name and (
-                    not fact.is_ours or fact.fits(asked.shape, self.num_rows)
-                ):
-                    return fact
-            ours = [fact for fact in self.facts if fact.name == asked.name and fact.is_ours]
-            alike = [fact for fact in ours if fact.is_like(asked.shape, self.num_rows)]
-            if len({fact.axis for fact in alike}) == 1:
-                return alike[0]
-            self._strayed.append(asked)
-            warn(_STRAYED.format(f"keras.random.{asked.name} of shape {asked.shape}"))
-        return DrawFact(asked.name, why="the objective drew otherwise before")
+        if self._unexpected:
+            return DrawFact(request.name, why="the objective drew otherwise before")
+        shape = request.shape
+        facts = [fact for fact in self.facts if fact.name == request.name]
+        # A gradient draws in another order, and a function with a custom gradient draws once more.
+        if not self.is_backward and len(self.requests) <= len(self.facts):
+            fact = self.facts[len(self.requests) - 1]
+            can_be = not fact.is_ours or fact.fits(shape, self.num_rows)
+            if fact.name == request.name and can_be:
+                return fact
+        alike = [fact for fact in facts if fact.is_ours and fact.is_like(shape, self.num_rows)]
+        if len({fact.axis for fact in alike}) == 1:
+            return alike[0]
+        self._unexpected.append(request)
+        warn(_UNEXPECTED.format(f"keras.random.{request.name} of shape {shape}"))
+        return self._fact(request)
 
 
 def _is_typed_key(seed: object) -> bool:
@@ -245,21 +258,19 @@ def _is_typed_key(seed: object) -> bool:
     return str(getattr(seed, "dtype", "")).startswith("key<")
 
 
-class _Given(keras.random.SeedGenerator):
-    """A seed generator that returns the state drawn from another one."""
+class _FixedSeed(keras.random.SeedGenerator):
+    """A seed generator that returns a given state."""
 
     def __init__(self, state: Tensor):
-        self._drawn = state
+        self._fixed = state
 
     def next(self, ordered: bool = True) -> Tensor:
         """Return the state."""
-        return self._drawn
+        return self._fixed
 
 
 def _apart(state: Tensor, first: Tensor | int) -> Tensor:
-    """Return another seed for each microbatch, so that draws that cannot belong to rows are at
-    least not repeated.
-    """
+    """Return another seed for each microbatch, so that it does not repeat draws without rows."""
     first = ops.cast(first, state.dtype) * ops.cast(_APART, state.dtype)
     return state + ops.stack([first, ops.zeros_like(first)])
 
@@ -270,36 +281,23 @@ def _noise_shape(inputs: Tensor, noise_shape: Sequence | None) -> tuple:
     return tuple(a if b is None else b for a, b in pairs)
 
 
-def _asked(name: str, given: dict[str, Any]) -> Asked:
-    """Return the request, with the reason if it cannot be computed from the random words of
-    rows.
-    """
+def _request(name: str, given: dict[str, Any]) -> DrawRequest:
+    """Return the request, with the reason if no random words of rows can answer it."""
+    along = None
+    why = ""
     if name == "dropout":
+        shape = given["noise_shape"]
         why = "" if _is_number(given["rate"]) else "its rate is a tensor"
-        return Asked(name, _static(given["noise_shape"]), why=why)
-    if name == "shuffle":
-        shape = _static(given["x"].shape)
-        return Asked(name, shape, along=None if shape is None else given["axis"] % len(shape))
-    if name == "categorical":
-        why = (
-            ""
-            if len(given["logits"].shape) == 2
-            else f"its logits have the shape {tuple(given['logits'].shape)}"
-        )
-        return Asked(name, _static(given["logits"].shape), why=why)
-    dtype = keras.backend.standardize_dtype(given["dtype"] or keras.config.floatx())
-    why = (
-        _why_no_randint(given, dtype)
-        if name == "randint"
-        else ""
-        if dtype in FLOATS
-        else f"its dtype is {dtype}"
-    )
-    return Asked(
-        name,
-        _static(given["shape"]),
-        why="its seed is a key of JAX" if _is_typed_key(given["seed"]) else why,
-    )
+    elif name == "shuffle":
+        shape = given["x"].shape
+        along = given["axis"] % len(shape)
+    elif name == "categorical":
+        shape = given["logits"].shape
+        why = "" if len(shape) == 2 else f"its logits have the shape {tuple(shape)}"
+    else:
+        shape = given["shape"]
+        why = _why_unknown(name, given)
+    return DrawRequest(name, _static(shape), along, why)
 
 
 def _is_number(value: object) -> bool:
@@ -307,19 +305,25 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number)
 
 
-def _why_no_randint(given: dict[str, Any], dtype: str) -> str:
-    """Return why the integers cannot be computed from 32-bit words, judged by bounds and dtype; ""
-    if they can.
-    """
-    if dtype in ("int8", "int16", "int32", "uint8", "uint16"):
+def _why_unknown(name: str, given: dict[str, Any]) -> str:
+    if _is_typed_key(given["seed"]):
+        return "its seed is a key of JAX"
+    dtype = keras.backend.standardize_dtype(given["dtype"] or keras.config.floatx())
+    if name == "randint":
+        return _why_no_randint(given["minval"], given["maxval"], dtype)
+    return "" if dtype in FLOATS else f"its dtype is {dtype}"
+
+
+def _why_no_randint(low: Any, high: Any, dtype: str) -> str:
+    """Return why words of 32 bits cannot give the integers of [low, high); "" if they can."""
+    if dtype in _SMALL_INTEGERS:
         return ""
-    bounds = given["minval"], given["maxval"]
-    if dtype not in _WHOLE_NUMBERS or not all(
-        isinstance(bound, int | np.integer) for bound in bounds
-    ):
+    are_known = isinstance(low, int | np.integer) and isinstance(high, int | np.integer)
+    if not are_known or dtype not in _INTEGERS:
         return f"its bounds are not known here, or its dtype ({dtype}) is not of whole numbers"
-    is_known = 0 < int(bounds[1]) - int(bounds[0]) < 2**32
-    return "" if is_known else "its bounds are 2**32 or more apart, or in the wrong order"
+    if 0 < int(high) - int(low) < 2**32:
+        return ""
+    return "its bounds are 2**32 or more apart, or in the wrong order"
 
 
 def _static(shape: Sequence) -> tuple[int, ...] | None:
@@ -333,14 +337,14 @@ def _static(shape: Sequence) -> tuple[int, ...] | None:
 # ---- while an objective is traced ----
 
 _CURRENT: ContextVar[Draws | None] = ContextVar("draws", default=None)
-_KERAS_OWN: dict[str, Callable[..., Tensor]] = {}
+_KERAS_DRAWS: dict[str, Callable[..., Tensor]] = {}
 _LOCK = threading.Lock()
 _holders: list[Draws] = []
 
 
 @contextmanager
 def drawing(draws: Draws) -> Iterator[Draws]:
-    """Make `keras.random` draw so in this thread; other threads draw as in Keras.
+    """Let `draws` answer `keras.random` in this thread; other threads draw as in Keras.
 
     Replicas are traced in threads that take turns: the first to enter patches the functions, the
     last restores them.
@@ -348,8 +352,8 @@ def drawing(draws: Draws) -> Iterator[Draws]:
     with _LOCK:
         if not _holders:
             for name in _OURS:
-                _KERAS_OWN[name] = getattr(seam, name)
-                setattr(seam, name, _instead(name, _KERAS_OWN[name]))
+                _KERAS_DRAWS[name] = getattr(seam, name)
+                setattr(seam, name, _replacement(name, _KERAS_DRAWS[name]))
         _holders.append(draws)
     token = _CURRENT.set(draws)
     try:
@@ -360,8 +364,8 @@ def drawing(draws: Draws) -> Iterator[Draws]:
         with _LOCK:
             del _holders[-1]
             if not _holders:
-                for name, keras_own in _KERAS_OWN.items():
-                    setattr(seam, name, keras_own)
+                for name, keras_draw in _KERAS_DRAWS.items():
+                    setattr(seam, name, keras_draw)
 
 
 @contextmanager
@@ -374,16 +378,16 @@ def drawing_as_keras() -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def _instead(name: str, keras_own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    signature = inspect.signature(keras_own)
+def _replacement(name: str, keras_draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    signature = inspect.signature(keras_draw)
 
-    @wraps(keras_own)
+    @wraps(keras_draw)
     def draw(*args: Any, **kwargs: Any) -> Tensor:
         draws = _CURRENT.get()
         if draws is None:
-            return keras_own(*args, **kwargs)
+            return keras_draw(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return draws.draw(name, keras_own, dict(bound.arguments))
+        return draws.draw(name, keras_draw, dict(bound.arguments))
 
     return draw

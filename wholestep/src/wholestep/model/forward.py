@@ -74,7 +74,7 @@ class Forward:
             draws.
         facts: the properties of the objective.
         notes: the collector of a trace; None outside of one.
-        extreme: the extreme draws of a probe, see `wholestep.model.distributions.Words`; None
+        extreme: the extreme draws of a probe, see `wholestep.model.distributions.RandomBits`; None
             elsewhere.
     """
 
@@ -123,13 +123,13 @@ class Forward:
     def _draw_facts(
         self, draws: Draws | None, twice: Callable[["Forward"], None] | None
     ) -> tuple[DrawFact, ...]:
-        if twice is None or draws is None or not draws.asked:
+        if twice is None or draws is None or not draws.requests:
             return ()
         more = Notes(self.facts)
         with suppress(Exception):  # a model may take one number of rows only, and raise any error
             twice(replace(self, notes=more))
         return compare(
-            draws.asked, draws.num_rows, None if more.draws is None else more.draws.asked
+            draws.requests, draws.num_rows, None if more.draws is None else more.draws.requests
         )
 
     def knows_as(self, other: "Forward") -> bool:
