@@ -20,7 +20,7 @@ from wholestep.embeddings.rows import RowPlan
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, SpecificationError, message
 from wholestep.model import Forward, are_same, is_overridden, layers
-from wholestep.reports.report import NOTHING_TOLD, Report, ReportLayout
+from wholestep.reports.report import NO_LOGS, Report, ReportLayout
 from wholestep.state import State, merged
 from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree
@@ -257,7 +257,7 @@ class CustomEvaluation:
         *,
         predicts: bool,
         is_whole: bool = False,
-        layout: ReportLayout = NOTHING_TOLD,
+        layout: ReportLayout = NO_LOGS,
     ):
         self.forward = forward
         self.layout = layout
@@ -355,7 +355,7 @@ class CustomUpdate(Update):
     assigns = True
 
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps, *, stops: bool):
-        super().__init__(engine, forward, NOTHING_TOLD, None, stops=stops)
+        super().__init__(engine, forward, NO_LOGS, None, stops=stops)
         self._steps = steps
         self._num_own_slots = len(steps.own_slots)
         self._read: list[keras.Variable] = []

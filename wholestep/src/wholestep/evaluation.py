@@ -26,8 +26,8 @@ from wholestep.data import (
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
 from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
-from wholestep.reports.compilations import Compilations
-from wholestep.reports.report import NOTHING_TOLD, ReportLayout, check_same
+from wholestep.reports.compile_notices import Compilations
+from wholestep.reports.report import NO_LOGS, ReportLayout, check_same_layout
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Values, Variables, merged
 from wholestep.sums import EpochSums, first_logs
@@ -59,7 +59,7 @@ class Scoring:
         layout: the layout of the numbers.
     """
 
-    def __init__(self, engine: Engine, forward: Forward, layout: ReportLayout = NOTHING_TOLD):
+    def __init__(self, engine: Engine, forward: Forward, layout: ReportLayout = NO_LOGS):
         self.forward = forward
         self.layout = layout
         self._engine = engine
@@ -112,7 +112,7 @@ class Predicting:
         is_whole: see `EvalOptions`.
     """
 
-    layout = NOTHING_TOLD
+    layout = NO_LOGS
     no_sums = ()
 
     def __init__(self, engine: Engine, forward: Forward, is_whole: bool):
@@ -240,7 +240,7 @@ class Evaluation:
         forward = program.forward
         state = run.state
         if run.number:
-            check_same(run.layout, program.layout)
+            check_same_layout(run.layout, program.layout)
         else:
             state = state._replace(sums=program.function.no_sums)
         moved, rest = parted(
