@@ -13,7 +13,7 @@ from small import X, Y, model, same, values
 import wholestep as ws
 from wholestep import ahead
 from wholestep.data.feed import Loaded
-from wholestep.reports.applied import Applied
+from wholestep.reports.update_ledger import UpdateLedger
 
 QUIET = {"verbose": 0}
 JAX = keras.backend.backend() == "jax"
@@ -124,9 +124,11 @@ def test_after_a_seek_and_a_break_the_next_loop_begins_there(source):
 
 def test_a_step_is_numbered_as_the_optimizer_counts_and_no_step_waits_for_that(monkeypatch):
     recounts = []
-    recount = Applied.recount
+    recount = UpdateLedger.sync_update_count
     monkeypatch.setattr(
-        Applied, "recount", lambda self, run: recount(self, run) or recounts.append(run.number)
+        UpdateLedger,
+        "sync_update_count",
+        lambda self, run: recount(self, run) or recounts.append(run.number),
     )
     made = model(optimizer="sgd")
     x = np.array(X)
@@ -650,13 +652,13 @@ def noted_late(monkeypatch):
     first.
     """
     found = []
-    note = Applied.note_failures
+    note = UpdateLedger.note_failures
 
     def noting(self, run, report):
         found.append(run.number - report.first)
         return note(self, run, report)
 
-    monkeypatch.setattr(Applied, "note_failures", noting)
+    monkeypatch.setattr(UpdateLedger, "note_failures", noting)
     monkeypatch.setattr(ahead, "_SECONDS_PER_DISPATCH", 1e6)
     return found
 

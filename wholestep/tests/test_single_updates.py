@@ -12,7 +12,7 @@ from small import X, Y, count_calls, model, same
 
 import wholestep as ws
 from wholestep.data import SingleBatches
-from wholestep.reports.applied import Applied
+from wholestep.reports.update_ledger import UpdateLedger
 
 
 def sizes(trainer):
@@ -45,9 +45,11 @@ def test_a_batch_is_made_before_the_last_update_is_waited_for(monkeypatch):
     made = count_calls(monkeypatch, SingleBatches, "block")
     waits = count_calls(monkeypatch, type(trainer.executor.engine.devices), "fetch")
     seen = []
-    settle = Applied.settle
+    settle = UpdateLedger.raise_pending_failure
     monkeypatch.setattr(
-        Applied, "settle", lambda *given: seen.append((len(made), len(waits))) or settle(*given)
+        UpdateLedger,
+        "raise_pending_failure",
+        lambda *given: seen.append((len(made), len(waits))) or settle(*given),
     )
     trainer.update((X, Y))
     assert seen == [(1, 0)]

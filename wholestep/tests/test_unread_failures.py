@@ -14,7 +14,7 @@ from scripts import lean
 from small import X, Y, model
 
 import wholestep as ws
-from wholestep.reports import applied as ending
+from wholestep.reports import update_ledger as ending
 from wholestep.run import Run
 
 BAD = np.full_like(X, np.nan)
@@ -24,7 +24,7 @@ class Owner:
     def __init__(self, error=None):
         self.error = error
 
-    def settle(self, run):
+    def raise_pending_failure(self, run):
         if self.error is not None:
             raise self.error
 
@@ -95,7 +95,7 @@ def test_a_trainer_that_is_gone_is_told_of_and_not_kept_alive(hooks, capsys, on_
 )
 def test_an_owner_that_is_gone_is_told_of_once(hooks, capsys, last, told):
     owner = Owner()
-    ending.Ending(owner, Run()).last = None if last is None else (3, last)
+    ending.UnreadFailure(owner, Run()).last = None if last is None else (3, last)
     del owner
     gc.collect()
     assert hooks == []
@@ -106,7 +106,7 @@ def test_an_owner_that_is_gone_is_told_of_once(hooks, capsys, last, told):
 
 def test_a_forked_process_and_a_closed_stream_are_silent(hooks, capsys, monkeypatch):
     owner = Owner(ws.NonFiniteError("Update 3 must", 3))
-    ending.Ending(owner, Run()).last = (3, report(0))
+    ending.UnreadFailure(owner, Run()).last = (3, report(0))
     (hook,) = hooks
     monkeypatch.setattr(ending.os, "getpid", lambda: -1)
     hook()

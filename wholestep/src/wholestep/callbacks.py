@@ -24,7 +24,7 @@ from wholestep.checkpoints import (
 from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.processes import Processes
-from wholestep.reports.compilations import ProgbarLogger, can_replace_lines
+from wholestep.reports.compile_notices import ProgbarLogger, can_replace_lines
 from wholestep.reports.report import Report
 from wholestep.reports.run_report import RunReport
 from wholestep.run import Run

@@ -5,7 +5,7 @@ An update by a `train_step` is checked, and undone if it is not finite.
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -20,8 +20,8 @@ from wholestep.embeddings.rows import RowPlan
 from wholestep.engines import Engine
 from wholestep.errors import NonFiniteError, SpecificationError, message
 from wholestep.model import Forward, are_same, is_overridden, layers
-from wholestep.reports.report import NOTHING_TOLD, Report, ReportLayout
-from wholestep.state import State, merged
+from wholestep.reports.report import NO_LOGS, Report, ReportLayout
+from wholestep.state import State, Variables, merged
 from wholestep.sums import EpochSums
 from wholestep.tree import Tensor, Tree
 from wholestep.update import Update, with_verdict
@@ -29,6 +29,7 @@ from wholestep.update import Update, with_verdict
 _TRAIN = "train_step"
 _TEST = "test_step"
 _PREDICT = "predict_step"
+_NESTED = (dict, list, tuple)
 
 
 class CustomSteps:
@@ -74,20 +75,21 @@ class CustomSteps:
             self._functions[name] = step if self.model.run_eagerly else self._as_function(step)
         return self._functions[name]
 
-    def _train(self, *given: Tree) -> Any:
-        found = self.model.train_step(*given)
+    def _train(self, *arguments: Tree) -> Any:
+        results = self.model.train_step(*arguments)
         self.iterations.assign_add(1)
-        return found
+        return results
 
-    def _test(self, *given: Tree) -> Any:
-        return self.model.test_step(*given)
+    def _test(self, *arguments: Tree) -> Any:
+        return self.model.test_step(*arguments)
 
-    def _predict(self, *given: Any) -> Any:
-        if len(given) == 1:
-            return self.model.predict_step(*given)
-        state, data = given
-        found, buffers = self.model.predict_step(state, data)
-        return found, (state[0], buffers)  # Keras' step returns only the second part of the state
+    def _predict(self, *arguments: Any) -> Any:
+        results = self.model.predict_step(*arguments)
+        if len(arguments) == 1:
+            return results
+        outputs, buffers = results
+        params = arguments[0][0]
+        return outputs, (params, buffers)  # Keras' step returns only the second part of the state
 
     def forget(self) -> None:
         """Drop the functions if the model's parts differ from the remembered ones."""
@@ -99,18 +101,23 @@ class CustomSteps:
         self._made_for = self._parts()
 
     def _parts(self) -> list:
-        names = ("optimizer", "_compile_loss", "_compile_metrics")
-        flags = [part for layer in layers(self.model) for part in (layer, layer.trainable)]
-        held = (getattr(self.model, name, None) for name in names)
-        return [*held, *self._optimizers(), *flags, self.model.run_eagerly]
+        model = self.model
+        compiled = [getattr(model, name, None) for name in ("_compile_loss", "_compile_metrics")]
+        parts = [self._optimizer, *compiled, *self._optimizers(), model.run_eagerly]
+        for layer in layers(model):
+            parts += [layer, layer.trainable]
+        return parts
 
     # ---- the variables ----
 
     @property
-    def own_slots(self) -> list[keras.Variable]:
+    def _optimizer(self) -> Any:
+        return getattr(self.model, "optimizer", None)
+
+    @property
+    def optimizer_slots(self) -> list[keras.Variable]:
         """The variables of the model's optimizer, which Keras passes to a step."""
-        optimizer = getattr(self.model, "optimizer", None)
-        return [] if optimizer is None else list(optimizer.variables)
+        return [] if self._optimizer is None else list(self._optimizer.variables)
 
     @property
     def slots(self) -> list[keras.Variable]:
@@ -120,36 +127,30 @@ class CustomSteps:
         of the model, or in a list or dict that is one, and of metrics missing from `model.metrics`,
         last the number of updates.
         """
-        model = self.model
-        own = self.own_slots
-        known = {id(v) for v in (*own, *model.variables, *model.metrics_variables)}
-        beside = [
-            v
-            for owner in (*self._optimizers(), *self._metrics())
-            for v in owner.variables
-            if id(v) not in known
-        ]
-        return [*own, *{id(v): v for v in beside}.values(), self.iterations]
+        slots = self.optimizer_slots
+        known = {id(v) for v in (*slots, *self.model.variables, *self.model.metrics_variables)}
+        for owner in (*self._optimizers(), *self._metrics()):
+            for variable in owner.variables:
+                if id(variable) not in known:
+                    known.add(id(variable))
+                    slots.append(variable)
+        return [*slots, self.iterations]
 
     @property
     def are_built(self) -> bool:
         """Whether all known parts that a step may use have their variables."""
-        parts = (*layers(self.model), *self._optimizers(), *self._metrics())
-        loss = getattr(self.model, "_compile_loss", None)
-        return all(
-            getattr(part, "built", True)
-            for part in (*parts, getattr(self.model, "optimizer", None), loss)
-        )
+        parts = [*layers(self.model), *self._optimizers(), *self._metrics(), self._optimizer]
+        parts.append(getattr(self.model, "_compile_loss", None))
+        return all(getattr(part, "built", True) for part in parts)
 
     def watched(self) -> list[Collection]:
-        """Return live collections, one of which gets another item where a part of a step, or its
-        variables, change.
-        """
-        held = [vars(layer).values() for layer in layers(self.model)]
-        nested = [_items(part) for part in chain(*held) if isinstance(part, dict | list | tuple)]
-        owners = [*self._optimizers(), *self._metrics(), getattr(self.model, "optimizer", None)]
+        """Return live collections; one grows where a part of a step, or its variables, change."""
+        attributes = [vars(layer).values() for layer in layers(self.model)]
+        nested = [_items(part) for part in chain(*attributes) if isinstance(part, _NESTED)]
+        owners = [*self._optimizers(), *self._metrics(), self._optimizer]
         owners += [getattr(owner, "inner_optimizer", None) for owner in owners]
-        return [*held, *nested, *(owner._variables for owner in owners if owner is not None)]
+        variables = [owner._variables for owner in owners if owner is not None]
+        return [*attributes, *nested, *variables]
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
         return [part for part in self._attributes() if isinstance(part, keras.optimizers.Optimizer)]
@@ -160,9 +161,7 @@ class CustomSteps:
     def _attributes(self) -> Iterator[Any]:
         for layer in layers(self.model):
             for attribute in list(vars(layer).values()):
-                yield from (
-                    _items(attribute) if isinstance(attribute, dict | list | tuple) else [attribute]
-                )
+                yield from _items(attribute) if isinstance(attribute, _NESTED) else [attribute]
 
 
 def _items(part: dict | list | tuple) -> Collection:
@@ -170,34 +169,60 @@ def _items(part: dict | list | tuple) -> Collection:
 
 
 def with_reads(forward: Forward, read: list[keras.Variable]) -> Forward:
-    """Return the variables of a step, and other variables that it has read; `forward` itself if it
-    knows them all.
-    """
-    known = forward.facts.captured
-    new = [v for v in {id(v): v for v in read}.values() if not any(v is k for k in known)]
-    return (
-        replace(forward, facts=replace(forward.facts, captured=(*known, *new))) if new else forward
-    )
+    """Return `forward` with the variables that a step has read; itself if it knows them all."""
+    captured = forward.facts.captured
+    known = {id(v) for v in captured}
+    new = {id(v): v for v in read if id(v) not in known}
+    if not new:
+        return forward
+    return replace(forward, facts=replace(forward.facts, captured=(*captured, *new.values())))
 
 
-def logs_of(found: Any, name: str) -> dict[str, Tensor]:
+def logs_of(results: Any, name: str) -> dict[str, Tensor]:
     """Return the numbers of a step by name, with nested mappings flattened.
 
     Raises:
         SpecificationError: the step returned no mapping.
     """
-    if not isinstance(found, dict | None):
-        must = f"{name} must return its numbers by name."
-        attempt = 'return {"loss": loss}.'
-        raise SpecificationError(message(must, type(found).__name__, attempt))
-    logs: dict[str, Tensor] = {}
-    for key, value in (found or {}).items():
-        logs |= (
-            logs_of(value, name)
-            if isinstance(value, dict)
-            else {key: keras.ops.convert_to_tensor(value)}
+    if not isinstance(results, dict | None):
+        raise SpecificationError(
+            message(
+                f"{name} must return its numbers by name.",
+                type(results).__name__,
+                'return {"loss": loss}.',
+            )
         )
+    logs: dict[str, Tensor] = {}
+    for key, value in (results or {}).items():
+        if isinstance(value, dict):
+            logs |= logs_of(value, name)
+        else:
+            logs[key] = ops.convert_to_tensor(value)
     return logs
+
+
+def _traced_step(
+    engine: Engine,
+    steps: CustomSteps,
+    name: str,
+    groups: list[list],
+    num: int,
+    read: list[keras.Variable],
+) -> Callable:
+    """Return a step as a function (values by group, batch) -> (results, values by group).
+
+    Args:
+        groups: the variables by group, the last of which is read only.
+        num: the number of groups that Keras passes to the step.
+        read: receives other variables that the step reads.
+    """
+    step = steps.function(name)
+
+    def call(values: list[list], batch: Tree) -> tuple[Tree, list[list]]:
+        results, values = engine.steps.call(step, groups, values, num, batch, read.append)
+        return results if name == _PREDICT else logs_of(results, name), values
+
+    return engine.programs.traced(call)
 
 
 def check_choices(model: keras.Model, **choices: object) -> None:
@@ -206,21 +231,21 @@ def check_choices(model: keras.Model, **choices: object) -> None:
     Raises:
         SpecificationError: such a setting is given.
     """
-    own = [name for name in ("train_step", "compute_metrics") if is_overridden(model, name)]
-    given = [
+    custom = [name for name in (_TRAIN, "compute_metrics") if is_overridden(model, name)]
+    received = [
         f"{name}={value!r}" for name, value in choices.items() if value not in (None, "auto", 1, [])
     ]
-    if own and given:
-        must = (
-            f"An update by the model's own `{own[0]}` is run whole, on one device, and feeds "
-            "its own metrics."
+    if custom and received:
+        raise SpecificationError(
+            message(
+                f"An update by the model's own `{custom[0]}` is run whole, on one device, and "
+                "feeds its own metrics.",
+                ", ".join(received),
+                "leave them out; or write the loss as a wholestep.Objective, as docs/recipes.md "
+                "shows, and pass Trainer(model, MyObjective(), optimizer=...), which may be cut "
+                "and spread.",
+            )
         )
-        attempt = (
-            "leave them out; or write the loss as a wholestep.Objective, as docs/recipes.md shows, "
-            "and pass "
-            "Trainer(model, MyObjective(), optimizer=...), which may be cut and spread."
-        )
-        raise SpecificationError(message(must, ", ".join(given), attempt))
 
 
 def check_replicas(num_replicas: int) -> None:
@@ -230,22 +255,26 @@ def check_replicas(num_replicas: int) -> None:
         SpecificationError: there are several replicas; nothing has been computed.
     """
     if num_replicas > 1:
-        must = "An update by the model's own `train_step` is run whole, on one device."
-        attempt = (
-            "leave the distribution out, or write the loss as a wholestep.Objective, which may "
-            "be spread."
+        raise SpecificationError(
+            message(
+                "An update by the model's own `train_step` is run whole, on one device.",
+                f"{num_replicas} replicas",
+                "leave the distribution out, or write the loss as a wholestep.Objective, which "
+                "may be spread.",
+            )
         )
-        raise SpecificationError(message(must, f"{num_replicas} replicas", attempt))
 
 
 class CustomEvaluation:
-    """The function of one batch: (moved state, rest of the state, data, rows) -> (moved state,
+    """The function of a batch: (moved state, rest of the state, data, rows) -> (moved state,
     results).
 
     Args:
         forward: the model's variables, and other variables that the step reads; it is not called.
         predicts: whether the step is `predict_step`; else it is `test_step`.
         is_whole: whether a batch for prediction is (x, ...), the first part of which is the input.
+
+    Attributes:
         layout: the layout of the numbers.
     """
 
@@ -257,18 +286,18 @@ class CustomEvaluation:
         *,
         predicts: bool,
         is_whole: bool = False,
-        layout: ReportLayout = NOTHING_TOLD,
     ):
         self.forward = forward
-        self.layout = layout
+        self.layout = NO_LOGS
         self._engine = engine
         self._steps = steps
         self._predicts = predicts
         self._is_whole = is_whole
         self._read: list[keras.Variable] = []
-        at = {id(v): i for i, v in enumerate(forward.variables.metrics)}
-        self._places = [] if predicts else [at[id(v)] for v in steps.model.metrics_variables]
-        self._take = engine.programs.traced(self._taking())
+        indexes = {id(v): i for i, v in enumerate(forward.variables.metrics)}
+        metrics = [] if predicts else steps.model.metrics_variables
+        self._metrics = [indexes[id(v)] for v in metrics]
+        self._step = self._traced()
 
     @cached_property
     def no_sums(self) -> tuple:
@@ -278,70 +307,54 @@ class CustomEvaluation:
     def learned(self, state: State, data: Tree, rows: Tensor) -> "CustomEvaluation":
         """Return this function with the properties that its trace finds."""
         layout = self.layout
-        at_rest = self._engine.variables.between_programs(state)
+        state = self._engine.variables.between_programs(state)
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
             nonlocal layout
-            found = self._evaluated(state, self._engine.replicas.batch(data, rows))[0]
-            layout = self.layout if self._predicts else ReportLayout.of(found)
+            results = self._evaluated(state, data, rows)[0]
+            layout = NO_LOGS if self._predicts else ReportLayout.of(results)
             return ops.zeros(())
 
-        self._engine.programs.shapes(once, at_rest, data, rows)
+        self._engine.programs.shapes(once, state, data, rows)
         forward = with_reads(self.forward, self._read)
-        facts = replace(forward.facts, moved=tuple(range(len(at_rest.buffers))))
-        how = {"predicts": self._predicts, "is_whole": self._is_whole}
-        found = CustomEvaluation(
-            self._engine, replace(forward, facts=facts), self._steps, **how, layout=layout
-        )
-        found._take = self._take if forward is self.forward else found._take
-        return found
+        facts = replace(forward.facts, moved=tuple(range(len(state.buffers))))
+        learned = copy.copy(self)
+        learned.layout = layout
+        learned.forward = replace(forward, facts=facts)
+        if forward is not self.forward:
+            learned._step = learned._traced()
+        return learned
 
     def __call__(self, moved: State, rest: State, data: Tree, rows: Tensor) -> tuple[State, Tree]:
         """Return the moved state and the results."""
         state = self._engine.variables.between_programs(merged(moved, rest))
-        found, buffers, metrics = self._evaluated(state, self._engine.replicas.batch(data, rows))
-        moved = moved._replace(buffers=buffers if moved.buffers else [])
-        return (
-            (moved, found)
-            if self._predicts
-            else (moved._replace(metrics=metrics), self.layout.pack(found))
-        )
+        results, buffers, metrics = self._evaluated(state, data, rows)
+        if moved.buffers:
+            moved = moved._replace(buffers=buffers)
+        if self._predicts:
+            return moved, results
+        return moved._replace(metrics=metrics), self.layout.pack(results)
 
-    def _taking(self) -> Callable:
-        """Return the step as a function (values of groups of variables, batch) -> (results,
-        values).
-        """
-        v = self.forward.variables
-        steps = self._steps
-        predicts = self._predicts
-        held = [
-            [] if predicts else [v.metrics[i] for i in self._places],
-            list(self.forward.facts.captured),
-        ]
-        name = "predict_step" if predicts else "test_step"
-        step = steps.function(name)
-        groups = [v.params, v.buffers, *held]
+    def _groups(self, source: Variables | State, captured: Sequence) -> list[list]:
+        metrics = [source.metrics[i] for i in self._metrics]
+        return [list(source.params), list(source.buffers), metrics, list(captured)]
 
-        def take(values: list[list], batch: Tree) -> tuple[Tree, list[list]]:
-            num = 2 if predicts else 3
-            found, values = self._engine.steps.call(
-                step, groups, values, num, batch, self._read.append
-            )
-            return found if predicts else logs_of(found, name), values
+    def _traced(self) -> Callable:
+        name, num = (_PREDICT, 2) if self._predicts else (_TEST, 3)
+        groups = self._groups(self.forward.variables, self.forward.facts.captured)
+        return _traced_step(self._engine, self._steps, name, groups, num, self._read)
 
-        return take
-
-    def _evaluated(self, state: State, batch: Tree) -> tuple[Any, list, list]:
+    def _evaluated(self, state: State, data: Tree, rows: Tensor) -> tuple[Any, list, list]:
         """Return the results of a batch, and the buffers and metrics after it."""
+        batch = self._engine.replicas.batch(data, rows)
         if self._predicts and not self._is_whole and isinstance(batch, list | tuple):
             batch = (batch,)  # as Keras does with several inputs
-        own = [state.metrics[i] for i in self._places]
-        given = [list(state.params), list(state.buffers), own, list(state.captured)]
-        found, (_, buffers, own, _) = self._take(given, batch)
+        results, values = self._step(self._groups(state, state.captured), batch)
+        _, buffers, changed, _ = values
         metrics = list(state.metrics)
-        for place, value in zip(self._places, own, strict=True):
-            metrics[place] = value
-        return found, buffers, metrics
+        for i, value in zip(self._metrics, changed, strict=True):
+            metrics[i] = value
+        return results, buffers, metrics
 
 
 class CustomUpdate(Update):
@@ -355,126 +368,95 @@ class CustomUpdate(Update):
     assigns = True
 
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps, *, stops: bool):
-        super().__init__(engine, forward, NOTHING_TOLD, None, stops=stops)
+        super().__init__(engine, forward, NO_LOGS, None, stops=stops)
         self._steps = steps
-        self._num_own_slots = len(steps.own_slots)
+        self._num_optimizer_slots = len(steps.optimizer_slots)
         self._read: list[keras.Variable] = []
-        self._take = engine.programs.traced(self._taking(forward))
+        self._step = self._traced()
 
     def learned(
         self, cut: Cut, state: State, data: Tree, rows: Tensor, count: Tensor
     ) -> "CustomUpdate":
-        """Return this update with the results of a trace: the step's logs, and the other variables
-        it reads.
-        """
+        """Return this update with the step's logs, and other variables that it reads."""
         layout = self.layout
 
         def once(state: State, data: Tree, rows: Tensor) -> Tensor:
             nonlocal layout
-            logs = self._stepped(state, self.engine.replicas.batch(data, rows))[1]
+            logs = self._stepped(state, data, rows)[1]
             layout = ReportLayout.of(with_verdict(logs, ops.zeros(()), ops.zeros(())))
             return ops.zeros(())
 
-        self.engine.programs.shapes(once, self.engine.variables.between_programs(state), data, rows)
+        state = self.engine.variables.between_programs(state)
+        self.engine.programs.shapes(once, state, data, rows)
         forward = with_reads(self.forward, self._read)
         if layout == self.layout and forward is self.forward:
             return self
-        found = copy.copy(self)
-        found.layout = layout
-        found.forward = forward
-        found.epoch_sums = EpochSums(found.forward)
+        learned = copy.copy(self)
+        learned.layout = layout
+        learned.forward = forward
+        learned.epoch_sums = EpochSums(forward)
         if forward is not self.forward:
-            found._take = self.engine.programs.traced(found._taking(found.forward))
-        return found
+            learned._step = learned._traced()
+        return learned
 
     def whole_update(self, cut: Cut, row_plan: RowPlan) -> Callable:
-        """Return the function (state, captured, data, rows, count) -> (state, report): one whole
-        update.
-        """
+        """Return the function (state, captured, data, rows, count) -> (state, report)."""
         engine = self.engine
 
         def whole_update(
             state: State, captured: list[Tensor], data: Tree, rows: Tensor, count: Tensor
         ) -> tuple[State, Tensor]:
-            batch = engine.replicas.batch(data, rows)
-
             def attempt(state: State) -> tuple[State, Tensor, dict[str, Tensor]]:
-                new, logs = self._stepped(state._replace(captured=captured), batch)
-                losses = [
-                    ops.cast(value, keras.config.floatx())
-                    for name, value in logs.items()
-                    if is_loss(name)
-                ]
-                good = engine.ops.is_finite([*losses, *engine.variables.params(new)])
-                return new._replace(captured=()), good & (state.stopped == 0), logs
+                new, logs = self._stepped(state._replace(captured=captured), data, rows)
+                dtype = keras.config.floatx()
+                losses = [ops.cast(value, dtype) for name, value in logs.items() if is_loss(name)]
+                is_good = engine.ops.is_finite([*losses, *engine.variables.params(new)])
+                return new._replace(captured=()), is_good & (state.stopped == 0), logs
 
             state, ok, logs = engine.steps.attempt(attempt, state, self.forward.variables)
-            loss = next(
-                (v for k, v in logs.items() if is_loss(k) and v.shape == ()), ops.full((), math.nan)
-            )
+            losses = [value for k, value in logs.items() if is_loss(k) and value.shape == ()]
+            loss = losses[0] if losses else ops.full((), math.nan)
             return self._reported(state, logs, loss, ok)
 
         return whole_update
 
-    def _taking(self, forward: Forward) -> Callable:
-        """Return the function (values of groups of variables, batch) -> (logs, values): the step
-        itself.
-        """
-        v = forward.variables
-        num = self._num_own_slots
-        groups = [
-            v.params,
-            v.buffers,
-            v.slots[:num],
-            v.metrics,
-            v.slots[num:],
-            list(forward.facts.captured),
-        ]
-        step = self._steps.function("train_step")
+    def _groups(self, source: Variables | State, captured: Sequence) -> list[list]:
+        num = self._num_optimizer_slots
+        optimizer_slots = source.slots[:num]
+        others = source.slots[num:]
+        groups = (source.params, source.buffers, optimizer_slots, source.metrics, others, captured)
+        return [list(group) for group in groups]
 
-        def take(values: list[list], batch: Tree) -> tuple[dict[str, Tensor], list[list]]:
-            found, values = self.engine.steps.call(
-                step, groups, values, 4, batch, self._read.append
-            )
-            return logs_of(found, "train_step"), values
+    def _traced(self) -> Callable:
+        groups = self._groups(self.forward.variables, self.forward.facts.captured)
+        return _traced_step(self.engine, self._steps, _TRAIN, groups, 4, self._read)
 
-        return take
-
-    def _stepped(self, state: State, batch: Tree) -> tuple[State, dict[str, Tensor]]:
-        num = self._num_own_slots
-        groups = [
-            state.params,
-            state.buffers,
-            state.slots[:num],
-            state.metrics,
-            state.slots[num:],
-            [*state.captured],
-        ]
-        logs, (params, buffers, own, metrics, beside, _) = self._take(
-            [list(group) for group in groups], batch
-        )
-        return state._replace(
-            params=params, buffers=buffers, slots=[*own, *beside], metrics=metrics
-        ), logs
+    def _stepped(self, state: State, data: Tree, rows: Tensor) -> tuple[State, dict[str, Tensor]]:
+        batch = self.engine.replicas.batch(data, rows)
+        logs, values = self._step(self._groups(state, state.captured), batch)
+        params, buffers, optimizer_slots, metrics, others, _ = values
+        slots = [*optimizer_slots, *others]
+        return state._replace(params=params, buffers=buffers, slots=slots, metrics=metrics), logs
 
 
 def undone(report: Report, i: int) -> NonFiniteError:
     """Return the error that explains why update i of a dispatch was undone."""
     number = report.first + i
-    bad = {k: v for k, v in report.numbers(i).items() if is_loss(k) and not np.all(np.isfinite(v))}
-    received = (
-        ", ".join(f"{name}={value}" for name, value in bad.items()) or "weights that are not finite"
-    )
-    told = message(
+    bad = [
+        f"{name}={value}"
+        for name, value in report.numbers(i).items()
+        if is_loss(name) and not np.all(np.isfinite(value))
+    ]
+    received = ", ".join(bad) or "weights that are not finite"
+    text = message(
         f"Update {number} must have a finite loss and finite new weights. It was undone; the "
-        "weights are those after "
-        f"update {number - 1}.",
+        f"weights are those after update {number - 1}.",
         f"{received}, from the model's train_step, which does not report single rows",
         "look at the batch, lower the learning rate, clip gradients, or pass "
-        'Trainer(on_nonfinite="skip"); a '
-        "number that may be NaN needs a name that does not end with 'loss'.",
+        'Trainer(on_nonfinite="skip"); a number that may be NaN needs a name that does not end '
+        "with 'loss'.",
     )
-    return NonFiniteError(told, number)
+    return NonFiniteError(text, number)
 
 
 def is_loss(name: str) -> bool:

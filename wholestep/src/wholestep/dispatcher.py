@@ -14,8 +14,8 @@ from wholestep.ahead import Ahead
 from wholestep.data import Block, Feed, SingleBatches
 from wholestep.engines import Devices, Engine
 from wholestep.program import Program, span
-from wholestep.reports.applied import Applied
 from wholestep.reports.report import PackedLogs, Report
+from wholestep.reports.update_ledger import UpdateLedger
 from wholestep.run import Run
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
@@ -36,20 +36,20 @@ class Dispatcher:
     updates.
 
     Args:
-        applied: is notified of reports, and when the optimizer's variables have been written.
+        ledger: is notified of reports, and when the optimizer's variables have been written.
         inputs_for: a weak reference to the function that returns a program's inputs: its owner has
             the dispatcher.
     """
 
     def __init__(
-        self, engine: Engine, applied: Applied, inputs_for: Callable[[], InputsFor | None]
+        self, engine: Engine, ledger: UpdateLedger, inputs_for: Callable[[], InputsFor | None]
     ):
         self._devices = engine.devices
         self._processes = engine.processes
-        self._applied = applied
+        self._ledger = ledger
         self._inputs_for = inputs_for
         # not a method: `Ahead` would keep this alive
-        self._write = partial(_write, engine, applied)
+        self._write = partial(_write, engine, ledger)
         self.ahead = Ahead(engine, self._write)
         # Kept on the device: a loop of single updates needs the same spans in every epoch.
         self._span = lru_cache(maxsize=1024)(partial(_placed_span, engine.devices))
@@ -92,14 +92,14 @@ class Dispatcher:
             run.sent(block.num, program.layout, in_call=in_call)
             feed.advance(block)
         report = Report(*sent, program.layout, block, first, in_call=in_call)
-        self._applied.note_sent(report)
+        self._ledger.note_sent(report)
         processes.set_status(f"at work after update {run.number} (reading data, or in a callback)")
         return report
 
 
 def _write(
     engine: Engine,
-    applied: Applied,
+    ledger: UpdateLedger,
     run: Run,
     variables: Variables,
     state: State,
@@ -109,7 +109,7 @@ def _write(
     engine.variables.write(variables, state)
     run.set_state(state)
     unwatch()  # before the optimizer's variables are read
-    applied.note_written()
+    ledger.note_written()
 
 
 def _redone(

@@ -136,7 +136,7 @@ class _Training(Policy[Report]):
 
     def __init__(self, executor: Executor, run: Run, feed: Feed, saver: Saver | Unsaved):
         self._executor = executor
-        self._applied = executor.applied
+        self._ledger = executor.ledger
         self._run = run
         self._feed = feed
         self._saver = saver
@@ -154,7 +154,7 @@ class _Training(Policy[Report]):
         if failure is None:
             return False
         if not self.stops():  # TerminateOnNaN and similar callbacks end the run themselves
-            raise self._applied.failure(self._run, sent, failure)
+            raise self._ledger.failure(self._run, sent, failure)
         return True
 
     def _tell(self, report: Report, failure: int | None) -> None:
@@ -166,7 +166,7 @@ class _Training(Policy[Report]):
         # by an update in the loop's body, which raised an error
         if any(report.is_noted for report in unread):
             self.on_error(unread)
-        self._applied.end_loop(self._run, unread)
+        self._ledger.end_loop(self._run, unread)
 
     def on_error(self, unread: deque[Report]) -> None:
         """Note the first failed update among the unread ones, so that the run and the data are
@@ -179,7 +179,7 @@ class _Training(Policy[Report]):
         """Return the first update that was not applied; the run and the data are then at the
         position before it.
         """
-        failure = self._applied.note_failures(self._run, report)
+        failure = self._ledger.note_failures(self._run, report)
         self.has_failed = failure is not None
         if failure is not None:
             self._feed.go_back(report.block, failure)
@@ -308,7 +308,7 @@ def fit_epoch(
         numbers = policy.logs()
         if not policy.has_failed:
             watch.end()
-            executor.applied.note_last(run)
+            executor.ledger.note_last(run)
     executor.meet(feed)
     return executor.show(numbers or place.latest)
 
@@ -332,10 +332,10 @@ class _Stepping(_Training):
 
     def before(self, read: Callable[[], bool]) -> bool:
         """Count the updates of other code since the last step; save the run if a save is due."""
-        self._applied.settle(self._run)
+        self._ledger.raise_pending_failure(self._run)
         if self._executor.was_moved(self._run):
             read()
-            self._applied.recount(self._run)
+            self._ledger.sync_update_count(self._run)
         if self._saver.is_due():
             read()
             self._saver.save()

@@ -1,5 +1,6 @@
 """Evaluation and prediction: one batch, and the programs of several."""
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from wholestep.data import (
 from wholestep.engines import Engine
 from wholestep.model import Forward, named, unpack
 from wholestep.program import MOST_UPDATES, Program, ProgramCache, compiled, several, span
-from wholestep.reports.compilations import Compilations
-from wholestep.reports.report import NOTHING_TOLD, ReportLayout, check_same
+from wholestep.reports.compile_notices import Compilations
+from wholestep.reports.report import NO_LOGS, ReportLayout, check_same_layout
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Values, Variables, merged
 from wholestep.sums import EpochSums, first_logs
@@ -40,18 +41,15 @@ def _values(engine: Engine, state: State) -> Values:
 
 def parted(forward: Forward, state: State) -> tuple[State, State]:
     """Return the part of the state that a batch changes, and the rest."""
-    moves = forward.facts.moves_buffers
-    moved = State(
-        [], [], state.buffers if moves else [], state.metrics, state.sums, state.stopped, []
-    )
-    rest = state._replace(
-        metrics=[], sums=(), stopped=[], scratch=[], buffers=[] if moves else state.buffers
-    )
-    return moved, rest
+    moved = state._replace(params=[], slots=[], scratch=[], captured=())
+    rest = state._replace(metrics=[], sums=(), stopped=[], scratch=[])
+    if forward.facts.moves_buffers:
+        return moved, rest._replace(buffers=[])
+    return moved._replace(buffers=[]), rest
 
 
 class Scoring:
-    """The evaluation of one batch: (moved state, rest of the state, data, rows) -> (moved state,
+    """The evaluation of a batch: (moved state, rest of the state, data, rows) -> (moved state,
     numbers).
 
     Args:
@@ -59,7 +57,7 @@ class Scoring:
         layout: the layout of the numbers.
     """
 
-    def __init__(self, engine: Engine, forward: Forward, layout: ReportLayout = NOTHING_TOLD):
+    def __init__(self, engine: Engine, forward: Forward, layout: ReportLayout = NO_LOGS):
         self.forward = forward
         self.layout = layout
         self._engine = engine
@@ -91,20 +89,20 @@ class Scoring:
         forward = self.forward
         values = _values(self._engine, merged(moved, rest))
         outcome = forward.sums(values, self._engine.replicas.batch(data, rows), None)
-        once = outcome.extra
+        extra = outcome.extra
         if forward.has_penalty:
-            once = once + forward.penalty(values.params, values.captured)
-        sums = self._epoch_sums.add(
-            moved.sums, outcome.sums, once, ops.full((), rows.shape[0], "int32")
-        )
+            extra = extra + forward.penalty(values.params, values.captured)
+        num_rows = ops.full((), rows.shape[0], "int32")
+        sums = self._epoch_sums.add(moved.sums, outcome.sums, extra, num_rows)
         logs = self._epoch_sums.logs(sums, outcome.metrics, values.captured)
         metrics = forward.tracking(outcome.metrics, logs)
-        buffers = outcome.buffers if moved.buffers else []
-        return moved._replace(metrics=metrics, sums=sums, buffers=buffers), self.layout.pack(logs)
+        if moved.buffers:
+            moved = moved._replace(buffers=outcome.buffers)
+        return moved._replace(metrics=metrics, sums=sums), self.layout.pack(logs)
 
 
 class Predicting:
-    """The prediction of one batch: (moved state, rest of the state, data, rows) -> (moved state,
+    """The prediction of a batch: (moved state, rest of the state, data, rows) -> (moved state,
     outputs).
 
     Args:
@@ -112,7 +110,7 @@ class Predicting:
         is_whole: see `EvalOptions`.
     """
 
-    layout = NOTHING_TOLD
+    layout = NO_LOGS
     no_sums = ()
 
     def __init__(self, engine: Engine, forward: Forward, is_whole: bool):
@@ -122,12 +120,11 @@ class Predicting:
 
     def learned(self, state: State, data: Tree, rows: Tensor) -> "Predicting":
         """Return this function with the properties that its trace finds."""
+        moved = State([], [], [], [], (), [], [])
 
         def trace(forward: Forward) -> None:
-            moved = State([], [], [], [], (), [], [])
-            self._engine.programs.shapes(
-                Predicting(self._engine, forward, self._is_whole), moved, state, data, rows
-            )
+            function = Predicting(self._engine, forward, self._is_whole)
+            self._engine.programs.shapes(function, moved, state, data, rows)
 
         return Predicting(self._engine, self.forward.learned(trace), self._is_whole)
 
@@ -135,8 +132,8 @@ class Predicting:
         """Return the moved state, and the outputs."""
         batch = self._engine.replicas.batch(data, rows)
         inputs = unpack(batch)[0] if self._is_whole else batch
-        outputs, after = self.forward.predict(_values(self._engine, merged(moved, rest)), inputs)
-        return moved._replace(buffers=after if moved.buffers else []), outputs
+        outputs, buffers = self.forward.predict(_values(self._engine, merged(moved, rest)), inputs)
+        return moved._replace(buffers=buffers if moved.buffers else []), outputs
 
 
 _MOST_BYTES = 64 << 20  # of outputs in one dispatch
@@ -160,15 +157,6 @@ CheckKind = Callable[[Batch], None]
 BatchFunction = Scoring | Predicting | CustomEvaluation
 
 
-def _function_of(
-    engine: Engine, forward: Forward, steps: CustomSteps, *, predicts: bool, is_whole: bool
-) -> BatchFunction:
-    """Return the function of a batch: ours, or the model's custom `test_step` or `predict_step`."""
-    if steps.predicts if predicts else steps.tests:
-        return CustomEvaluation(engine, forward, steps, predicts=predicts, is_whole=is_whole)
-    return Predicting(engine, forward, is_whole) if predicts else Scoring(engine, forward)
-
-
 class Evaluation:
     """The programs of evaluation mode. Batches are not padded.
 
@@ -178,33 +166,35 @@ class Evaluation:
     def __init__(self, engine: Engine, forward: Forward, steps: CustomSteps):
         self.engine = engine
         self.compilations = Compilations()
-        self._functions = {
-            (predicts, is_whole): _function_of(
-                engine, forward, steps, predicts=predicts, is_whole=is_whole
+        self._functions: dict[tuple[bool, bool], BatchFunction] = {}  # by (predicts, is_whole)
+        scoring = Scoring(engine, forward)
+        self._functions[False, False] = (
+            CustomEvaluation(engine, forward, steps, predicts=False) if steps.tests else scoring
+        )
+        for is_whole in (False, True):
+            self._functions[True, is_whole] = (
+                CustomEvaluation(engine, forward, steps, predicts=True, is_whole=is_whole)
+                if steps.predicts
+                else Predicting(engine, forward, is_whole)
             )
-            for predicts, is_whole in ((False, False), (True, False), (True, True))
-        }
         self._learned = ProgramCache()
         self.programs = ProgramCache()
         self.row_tables = ProgramCache()  # of loaded batches, the same for every pass
         self._span = lru_cache(maxsize=1024)(
             lambda first, num: engine.devices.place(span(first, num))
         )
-        # of passes that predict or not: metrics, and the same on the device
-        self._empty: dict[bool, tuple] = {}
+        # by whether a pass predicts: metrics, and (metrics, not stopped) on the device
+        self._placed: dict[bool, tuple] = {}
 
     def state(self, metrics: list[np.ndarray], options: EvalOptions) -> State:
-        """Return the initial state of a pass: the current values of the variables, these metrics,
-        and no sums.
-        """
-        known, (placed, stopped) = self._empty.get(options.predicts, (None, ([], None)))
-        if known is not metrics:
-            placed, stopped = self.engine.devices.place((metrics, np.int32(0)))
-            self._empty[options.predicts] = metrics, (placed, stopped)
-        params, slots, buffers = self.engine.variables.read(
-            self._function(options).forward.variables
-        )
-        return State(params, slots, buffers, placed, (), stopped, [])
+        """Return the initial state of a pass: the variables' current values, these metrics."""
+        cached = self._placed.get(options.predicts)
+        if cached is None or cached[0] is not metrics:
+            cached = metrics, self.engine.devices.place((metrics, np.int32(0)))
+            self._placed[options.predicts] = cached
+        placed, stopped = cached[1]
+        variables = self._function(options).forward.variables
+        return State(*self.engine.variables.read(variables), placed, (), stopped, [])
 
     def _function(self, options: EvalOptions) -> BatchFunction:
         return self._functions[options.predicts, options.is_whole]
@@ -217,54 +207,48 @@ class Evaluation:
         steps: int | None,
         check: CheckKind,
     ) -> Callable:
-        """Return the function that finds the program of a batch, for a pass over `steps` batches
-        (None: all).
+        """Return the function that finds the program of a batch.
 
         Args:
             batches: None for single batches.
+            steps: the number of batches of the pass; None for all.
             check: checks a batch of a new kind.
         """
         if batches is None:
             return partial(self._program, run, options, 1, 0, check)
-        most = len(batches) if batches.arrays is not None and not batches.shapes else MOST_UPDATES
-        most = 1 if options.one_by_one or steps == 1 else most
+        is_one_size = batches.arrays is not None and not batches.shapes
+        most = len(batches) if is_one_size else MOST_UPDATES
+        if options.one_by_one or steps == 1:
+            most = 1
         return partial(self._program, run, options, most, len(batches.shapes), check)
 
     def send(self, run: "PassRun", feed: Feed | SingleBatches, block: Block) -> tuple[Any, Block]:
-        """Send a block of batches to the device; return the results, still on the device, and the
-        block.
-        """
+        """Send a block of batches to the device; return it with its results, on the device."""
         engine = self.engine
         program = block.program
-        assert run.state is not None
         forward = program.forward
         state = run.state
+        assert state is not None
         if run.number:
-            check_same(run.layout, program.layout)
+            check_same_layout(run.layout, program.layout)
         else:
             state = state._replace(sums=program.function.no_sums)
-        moved, rest = parted(
-            forward, state._replace(captured=engine.variables.captured(program.captured, state))
-        )
+        captured = engine.variables.captured(program.captured, state)
+        moved, rest = parted(forward, state._replace(captured=captured))
         which = self._span(block.first, block.num)
         with engine.processes.dispatching("evaluating"), uninterrupted():
-            moved, found = program.call(moved, rest, block.data, *block.table.placed, which)
+            moved, results = program.call(moved, rest, block.data, *block.table.placed, which)
             engine.variables.write(_moved_variables(forward, moved), moved)
-            after = rest._replace(
-                metrics=moved.metrics, sums=moved.sums, stopped=moved.stopped, captured=()
-            )
-            after = after._replace(buffers=moved.buffers) if forward.facts.moves_buffers else after
-            run.state = after
+            run.state = merged(moved, rest)._replace(stopped=moved.stopped, captured=())
             run.number = run.number + block.num
             run.layout = program.layout
             feed.advance(block)
-        return found, block
+        return results, block
 
-    def logs(self, found: Tensor, block: Block) -> dict[str, Any]:
-        """Return the numbers of an evaluation up to the last batch of a block. Waits for the
-        device.
-        """
-        return block.program.layout.unpack(self.engine.devices.fetch(found)[block.num - 1])
+    def logs(self, results: Tensor, block: Block) -> dict[str, Any]:
+        """Return the numbers of an evaluation up to the last batch of a block. Waits."""
+        last = self.engine.devices.fetch(results)[block.num - 1]
+        return block.program.layout.unpack(last)
 
     def _program(
         self,
@@ -276,36 +260,31 @@ class Evaluation:
         batch: Batch,
     ) -> Program:
         self.compilations.num_batches += 1
-        most = most if batch.num_rows == batch.full else 1  # a short batch comes once
+        if batch.num_rows < batch.full:
+            most = 1  # a short batch comes once
         key = self._key(options, most, batch)
-        if key not in self.programs:
-            compiling = (
-                nullcontext()
-                if self.engine.programs.is_eager
-                else self.compilations.watched(batch, num_shapes)
-            )
-            with named(batch), compiling, uninterrupted(twice=False):
-                check(batch)
-                self.engine.processes.set_status("compiling")
-                program = self._compile(run, options, most, batch)
-                key = self._key(options, most, batch)  # which includes the buffers found meanwhile
-                self.programs[key] = program
-                self.engine.processes.set_status("at work (reading data, or in a callback)")
-        return self.programs[key]
+        if key in self.programs:
+            return self.programs[key]
+        processes = self.engine.processes
+        watched = self.compilations.watched(batch, num_shapes)
+        compiling = nullcontext() if self.engine.programs.is_eager else watched
+        with named(batch), compiling, uninterrupted(twice=False):
+            check(batch)
+            processes.set_status("compiling")
+            program = self._compile(run, options, most, batch)
+            # another key: it includes the buffers that the compilation has found
+            self.programs[self._key(options, most, batch)] = program
+            processes.set_status("at work (reading data, or in a callback)")
+        return program
 
     def _key(self, options: EvalOptions, most: int, batch: Batch) -> tuple:
         num_buffers = len(self._function(options).forward.variables.buffers)
-        return (
-            options.predicts,
-            options.is_whole,
-            most > 1,
-            *batch.program_key,
-            batch.num_rows,
-            num_buffers,
-        )
+        kind = (options.predicts, options.is_whole, most > 1)
+        return *kind, *batch.program_key, batch.num_rows, num_buffers
 
     def _compile(self, run: "PassRun", options: EvalOptions, most: int, batch: Batch) -> Program:
         engine = self.engine
+        programs = engine.programs
         cut = Cut(((1, batch.num_rows),), batch.num_rows)
         data, rows = stage(engine.devices, batch, cut)
         (rows,) = engine.devices.place((rows,))
@@ -313,63 +292,52 @@ class Evaluation:
         state, function = self._learned_function(run.state, options, batch.program_key, data, rows)
         captured = engine.variables.captured(function.forward.inputs, state)
         parts = parted(function.forward, state._replace(captured=captured, sums=function.no_sums))
-        found = (
-            None
-            if engine.programs.is_eager
-            else engine.programs.shapes(function, *parts, data, rows)[1]
-        )
+        results = None if programs.is_eager else programs.shapes(function, *parts, data, rows)[1]
 
         def each(
             moved: State, rest: State, data: Tree, rows: Tensor, _: Tensor
         ) -> tuple[State, Tree]:
             return function(moved, rest, data, rows)
 
-        most = most_in_a_dispatch(engine.devices, batch, most)
-        length = max(1, min(most, MOST_UPDATES, _MOST_BYTES // max(1, _num_bytes(found))))
-        loops = (
-            found is not None
-            and _can_loop(found)
-            and not engine.programs.loops_slowly(function, *parts, data, rows)
-        )
-        most = length if loops else 1
-        loops = loops and (length > 1 or engine.programs.always_xla)
-        length, num_stacked = (length, 1) if batch.is_resident else (most, most)
+        most = min(most_in_a_dispatch(engine.devices, batch, most), MOST_UPDATES)
+        length = max(1, min(most, _MOST_BYTES // max(1, _num_bytes(results))))
+        can_loop = _can_loop(results) and not programs.loops_slowly(function, *parts, data, rows)
+        most = length if can_loop else 1
+        loops = can_loop and (length > 1 or programs.always_xla)
+        num_stacked = 1
+        if not batch.is_resident:
+            length = num_stacked = most
         if num_stacked > 1:
             data = engine.devices.stage(stack([batch], num_stacked))
-        program = several(engine, each, found if loops else None, most)
         program = engine.variables.load_and_store(
-            program, _moved_variables(function.forward, parts[0])
+            several(engine, each, results if loops else None, most),
+            _moved_variables(function.forward, parts[0]),
         )
-        always_xla = engine.programs.always_xla
-        arguments = (*parts, data)
         # Not spent: the state before the first batch serves every pass.
-        made = compiled(
-            engine, program, arguments, (length, cut.places), repeats=always_xla, spends=False
-        )
+        how = {"repeats": programs.always_xla, "spends": False}
+        made = compiled(engine, program, (*parts, data), (length, cut.places), **how)
         run.state = state
         return Program(*made, cut, length, most, num_stacked, [], function)
 
     def _learned_function(
         self, state: State, options: EvalOptions, program_key: tuple, data: Tree, rows: Tensor
     ) -> tuple[State, BatchFunction]:
-        """Return the traced function of such a pass for batches like this one, and the state with
-        new variables.
-        """
-        engine = self.engine
+        """Return the function traced for such batches, and the state with its new variables."""
+        variables = self.engine.variables
         function = self._function(options)
         before = function.forward
-        like = (options.predicts, options.is_whole, program_key)
-        if like not in self._learned:
-            captured = engine.variables.captured(before.inputs, state)
+        key = (options.predicts, options.is_whole, program_key)
+        if key not in self._learned:
+            captured = variables.captured(before.inputs, state)
             function = function.learned(state._replace(captured=captured), data, rows)
             if function.forward.variables is not before.variables:  # unknown to the other functions
-                for other in [key for key in self._learned if key[0] == options.predicts]:
+                for other in [other for other in self._learned if other[0] == options.predicts]:
                     del self._learned[other]
                 self._functions[options.predicts, options.is_whole] = function
-            self._learned[like] = function
-        function = self._learned[like]
+            self._learned[key] = function
+        function = self._learned[key]
         if function.forward.variables is not before.variables:
-            state = state._replace(buffers=engine.variables.read(function.forward.variables)[2])
+            state = state._replace(buffers=variables.read(function.forward.variables)[2])
         return state, function
 
 
@@ -418,28 +386,29 @@ def _moved_variables(forward: Forward, moved: State) -> Variables:
     return Variables([], [], buffers, forward.variables.metrics if moved.metrics else [])
 
 
-def _num_bytes(found: Tree) -> int:
+def _num_bytes(results: Tree) -> int:
     """Return the bytes of arrays of such shapes; unknown sizes count 0."""
-    return sum(8 * int(np.prod([size or 0 for size in leaf.shape])) for leaf in tree.leaves(found))
+    shapes = [[size or 0 for size in leaf.shape] for leaf in tree.leaves(results)]
+    return 8 * sum(map(math.prod, shapes))
 
 
-def _can_loop(found: Tree) -> bool:
+def _can_loop(results: Tree) -> bool:
     """Whether arrays of such shapes can be collected in a loop: all sizes are known and not 0."""
-    return all(len(leaf.shape) > 0 and all(leaf.shape) for leaf in tree.leaves(found))
+    shapes = [leaf.shape for leaf in tree.leaves(results)]
+    return results is not None and all(len(shape) > 0 and all(shape) for shape in shapes)
 
 
 def join(outputs: list[Tree]) -> Tree:
     """Return the outputs of several batches as one, with numpy leaves."""
-    return keras.tree.map_structure(
-        lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *outputs
-    )
+    return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
 
 
-def rows_of(found: Tensor, num: int) -> Tensor:
+def rows_of(results: Tensor, num: int) -> Tensor:
     """Return the outputs of the first `num` batches as one array of rows."""
-    return keras.ops.reshape(found[:num], (num * found.shape[1], *found.shape[2:]))
+    _, num_rows, *shape = results.shape
+    return ops.reshape(results[:num], (num * num_rows, *shape))
 
 
 def joined(*outputs: Tensor) -> Tensor:
     """Return the outputs of a few batches as one array."""
-    return outputs[0] if len(outputs) == 1 else keras.ops.concatenate(outputs)
+    return outputs[0] if len(outputs) == 1 else ops.concatenate(outputs)

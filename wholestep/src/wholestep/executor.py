@@ -55,9 +55,9 @@ from wholestep.model import (
 )
 from wholestep.plan import Planner, Sample
 from wholestep.program import EPOCH, GOES_ON, Program, ProgramCache, Wanted
-from wholestep.reports.applied import Applied, diagnose
-from wholestep.reports.compilations import Compilations
-from wholestep.reports.report import Report, check_same
+from wholestep.reports.compile_notices import Compilations
+from wholestep.reports.report import Report, check_same_layout
+from wholestep.reports.update_ledger import UpdateLedger, diagnose
 from wholestep.run import Run, groups_of
 from wholestep.safety import uninterrupted
 from wholestep.state import State, Variables
@@ -137,8 +137,8 @@ class Executor:
         )
         why = weakref.WeakMethod(self._why)  # or they would keep each other alive
         counts: Any = steps if steps.trains else context.optimizer
-        self.applied = Applied(engine, counts, why, skips=options.on_nonfinite == "skip")
-        self.dispatcher = Dispatcher(engine, self.applied, weakref.WeakMethod(self._inputs_for))
+        self.ledger = UpdateLedger(engine, counts, why, skips=options.on_nonfinite == "skip")
+        self.dispatcher = Dispatcher(engine, self.ledger, weakref.WeakMethod(self._inputs_for))
 
     @property
     def variables(self) -> Variables:
@@ -417,7 +417,7 @@ class Executor:
         state = self.refresh(run)
         if run.layout is not program.layout:
             if run.begins == GOES_ON:
-                check_same(run.layout, program.layout)
+                check_same_layout(run.layout, program.layout)
             state = state._replace(sums=EpochSums(program.forward).fitting(self.engine, state.sums))
         return state, self._access.captured(program.captured, state)
 
@@ -425,7 +425,7 @@ class Executor:
         """Whether other code has updated the optimizer since the run's last update, if this can be
         seen.
         """
-        return not self.dispatcher.ahead.is_holding(run) and self.applied.was_moved
+        return not self.dispatcher.ahead.is_holding(run) and self.ledger.was_moved
 
     def _why(self, run: Run, report: Report, i: int) -> NonFiniteError:
         if self.steps.trains:

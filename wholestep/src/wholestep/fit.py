@@ -181,7 +181,7 @@ def _begin_epoch(
         run.assigned.clear()
         executor.put_back(run, before)
         run.put_back_also(resumed)
-    executor.applied.recount(run)
+    executor.ledger.sync_update_count(run)
 
 
 class Validating:

@@ -229,7 +229,7 @@ class Setup:
         was applied.
         """
         executor = self._current_executor(example, trains=True)
-        executor.applied.check_loop(self.run)
+        executor.ledger.check_loop(self.run)
         if not self.steps.trains:
             arguments.check_trains(self.model)
         return executor
@@ -432,12 +432,12 @@ class Setup:
         assert self.run.restored is not None
         self._put_back(self.run.restored)
         if self.executor is not None:
-            self.executor.applied.forget()
+            self.executor.ledger.forget()
 
     def settle(self) -> None:
-        """Check that the last single update was applied; see `Applied.settle`."""
+        """Check that the last single update was applied; see `UpdateLedger`."""
         if self.executor is not None:
-            self.executor.applied.settle(self.run)
+            self.executor.ledger.raise_pending_failure(self.run)
 
     def _count_exactly(self) -> int:
         if self.executor is None:
@@ -449,7 +449,7 @@ class Setup:
                 message(must, received, "take the snapshot before, or after the next update.")
             )
         self.executor.planner.note_no_xla()
-        return self.executor.applied.count_exactly(self.run)
+        return self.executor.ledger.count_exactly(self.run)
 
     def _adopt_optimizer(self) -> None:
         """Assign this trainer's optimizer to the model: callbacks read it there, and trainers may

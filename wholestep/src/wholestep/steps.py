@@ -99,11 +99,11 @@ def run_steps(
     feed = executor.feed(run, batches)
     for epoch in range(run.place.epoch, epochs):
         with guard:
-            executor.applied.settle(run)
+            executor.ledger.raise_pending_failure(run)
             if resumed is None:
                 run.begin_epoch(epoch, batches.position)
                 executor.begin_epoch(run)
-            executor.applied.recount(run)
+            executor.ledger.sync_update_count(run)
             run.has_resumed()
         # no update of the saved epoch is left
         if resumed is not None and batches.position[0] != run.place.began:
@@ -154,7 +154,7 @@ class Logs(Mapping):
     def _values(self) -> dict[str, Any]:
         report = self._report
         assert report is not None
-        self._executor.applied.settle(self._run, report)
+        self._executor.ledger.raise_pending_failure(self._run, report)
         if report.error is not None:
             raise report.error
         self._report = None  # it holds the batch
@@ -176,15 +176,15 @@ class Logs(Mapping):
 def run_update(executor: Executor, run: Run, host: Tree) -> Logs:
     """Run one update on a batch, numpy arrays of shape (rows, ...)."""
     executor.dispatcher.ahead.catch_up()
-    if not executor.applied.is_counted:
-        executor.applied.recount(run)
+    if not executor.ledger.is_counted:
+        executor.ledger.sync_update_count(run)
     if run.restored is not None:  # the interrupted call is not resumed
         run.end_call()
     executor.begin_update(run)
     feed, block = executor.single(run, host)  # while the device computes the last update
-    executor.applied.settle(run)
+    executor.ledger.raise_pending_failure(run)
     report = executor.dispatcher.send(run, feed, block, in_call=False)
-    executor.applied.hand_over(run, report)
+    executor.ledger.defer_report(run, report)
     return Logs(executor, run, report)
 
 

@@ -401,5 +401,5 @@ class Trainer(OnBatch):
             return (
                 self.run.num_skipped
                 if self.executor is None
-                else self.executor.applied.count_skipped(self.run)
+                else self.executor.ledger.count_skipped(self.run)
             )

@@ -22,7 +22,7 @@ from wholestep.engines import Engine
 from wholestep.errors import SpecificationError, message
 from wholestep.model import Forward, Outcome
 from wholestep.program import begun, several
-from wholestep.reports.report import APPLIED, NOTHING_TOLD, OWN_LOSS, ReportLayout
+from wholestep.reports.report import APPLIED, NO_LOGS, UPDATE_LOSS, ReportLayout
 from wholestep.slices import Gradient, LookupSize, Part, Slices
 from wholestep.state import State, Values
 from wholestep.sums import (
@@ -168,7 +168,7 @@ class ObjectiveUpdate(Update):
         engine: Engine,
         forward: Forward,
         optimizer: Optimizer | None,
-        layout: ReportLayout = NOTHING_TOLD,
+        layout: ReportLayout = NO_LOGS,
         *,
         stops: bool,
         dense_gradients: bool,
@@ -562,4 +562,4 @@ def with_verdict(logs: dict[str, Tensor], loss: Tensor, applied: Tensor) -> dict
     """Return an update's numbers: the epoch's logs so far, the update's loss, and last whether it
     was applied.
     """
-    return logs | {OWN_LOSS: loss, APPLIED: applied}
+    return logs | {UPDATE_LOSS: loss, APPLIED: applied}

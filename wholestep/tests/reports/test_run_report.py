@@ -108,10 +108,11 @@ def sent(first, num):
     """Return a report of `num` updates of 3 rows from `first` on; the loss of an update is its
     number.
     """
-    program = SimpleNamespace(cut="3 rows at once", memory=None)
-    block = SimpleNamespace(table=SimpleNamespace(counts=np.full(num, 3)), first=0, program=program)
     return SimpleNamespace(
-        first=first, block=block, values=np.stack([first + np.arange(num), np.ones(num)], axis=1)
+        first=first,
+        block=SimpleNamespace(program=SimpleNamespace(cut="3 rows at once", memory=None)),
+        values=np.stack([first + np.arange(num), np.ones(num)], axis=1),
+        row_counts=lambda num: np.full(num, 3),
     )
 
 

@@ -1,6 +1,4 @@
-"""The page of a report: one HTML file without scripts, with pictures; only drawing them needs
-matplotlib.
-"""
+"""The page of a report: one HTML file without scripts; its pictures need matplotlib."""
 
 import os
 from base64 import b64encode
@@ -9,7 +7,7 @@ from html import escape
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from wholestep.errors import SpecificationError, message
 
@@ -36,42 +34,33 @@ _STYLE = """
 """
 
 
-class Picture(NamedTuple):
-    """A picture as PNG, its title, and its description for readers who cannot see it."""
-
-    title: str
-    caption: str
-    png: bytes
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
-
-
 def assert_drawable() -> None:
     """Raise if matplotlib is not installed.
 
     Raises:
         SpecificationError: it is not.
     """
-    if not can_draw():
-        must = "The pictures of a report need matplotlib."
-        attempt = "pip install './wholestep[demo]', or print(report)."
-        raise SpecificationError(message(must, "none installed", attempt))
+    if find_spec("matplotlib") is None:
+        raise SpecificationError(
+            message(
+                "The pictures of a report need matplotlib.",
+                "none installed",
+                "pip install './wholestep[demo]', or print(report).",
+            )
+        )
 
 
-def drawn(draw: Callable[[Any], tuple[str, str]], height: float) -> Picture:
-    """Return the picture that a function draws into a figure; the function returns title and
-    caption.
-    """
+def figure(draw: Callable[[Any], tuple[str, str]], height: float) -> str:
+    """Return a picture with title and caption as HTML, drawn by (figure) -> (title, caption)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, height), layout="constrained")
-    title, caption = draw(figure)
+    title, caption = map(escape, draw(figure))
     file = BytesIO()
     figure.savefig(file, format="png", dpi=120)
-    return Picture(title, caption, file.getvalue())
+    source = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+    image = f'<img alt="{title}. {caption}" src="{source}">'
+    return f"<h2>{title}</h2><figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
 def bare(axes: Any, x: str, y: str = "") -> None:
@@ -83,7 +72,7 @@ def bare(axes: Any, x: str, y: str = "") -> None:
     axes.set_ylabel(y)
 
 
-def part_of_page(parts: Iterable[str]) -> str:
+def styled(parts: Iterable[str]) -> str:
     """Return pieces of HTML as one part of a page or a notebook, with its style."""
     return f'<div class="ws-report"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
@@ -95,12 +84,3 @@ def write_page(path: str | os.PathLike[str], title: str, parts: Iterable[str]) -
     begin = '<!doctype html>\n<html lang="en">'
     page = f"{begin}<head>{head}</head>\n<body>{'<hr>'.join(parts)}</body></html>\n"
     Path(path).write_text(page, encoding="utf-8")
-
-
-def figure(picture: Picture) -> str:
-    """Return a picture with its title and caption as HTML."""
-    source = f"data:image/png;base64,{b64encode(picture.png).decode()}"
-    title = escape(picture.title)
-    caption = escape(picture.caption)
-    image = f'<img alt="{title}. {caption}" src="{source}">'
-    return f"<h2>{title}</h2><figure>{image}<figcaption>{caption}</figcaption></figure>"

@@ -1,6 +1,4 @@
-"""The report of a run: the loss of its updates, rows per second, memory and learning rate, as one
-page of HTML.
-"""
+"""The report of a run as one page of HTML: losses, rows per second, memory, learning rate."""
 
 import os
 import time
@@ -11,22 +9,22 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from wholestep.errors import SpecificationError, message, warn
 from wholestep.reports.page import (
     LEGEND,
-    Picture,
     assert_drawable,
     bare,
-    drawn,
     figure,
-    part_of_page,
+    styled,
     write_page,
 )
 from wholestep.reports.report import Report
 
 _NUM_UNMERGED = 64  # dispatches, of up to hundreds of updates
 _MOST = 2048  # lines are kept; up to twice as many before they are merged
+_MOST_CUTS = 20  # are shown
 _SECONDS = 60.0  # between two writes of the page at an epoch's end
 _DARK = "#222222"
 _LIGHT = "#7f9fbf"
@@ -34,26 +32,26 @@ _RED = "#c8553d"
 _GREEN = "#1a7f3c"
 # A line: consecutive updates, each column folded. The loss is of the updates whose loss is finite.
 _FOLDS = {
-    **{
-        "number": np.minimum,
-        "updates": np.add,
-        "finite": np.add,
-        "loss": np.add,
-        "least": np.fmin,
-        "most": np.fmax,
-    },
-    **{"rows": np.add, "seconds": np.add, "bytes": np.maximum, "skipped": np.add},
+    "number": np.minimum,
+    "updates": np.add,
+    "finite": np.add,
+    "loss": np.add,
+    "least": np.fmin,
+    "most": np.fmax,
+    "rows": np.add,
+    "seconds": np.add,
+    "bytes": np.maximum,
+    "skipped": np.add,
 }
 
 
 class RunReport(keras.callbacks.Callback):
-    """Writes one HTML file about a run, without scripts, at the ends of epochs (at most once a
-    minute) and of `fit`.
+    """Writes an HTML file about a run, at the ends of epochs (at most once a minute) and of `fit`.
 
-    It shows the loss of every update (the loss of an epoch is a sum over its updates), with the
-    cuts into microbatches, restarts and skipped updates, rows per second, the memory of the
-    process, and the learning rate. A resumed run includes the updates before the restart. `fit`
-    reads the same numbers anyway. Many updates are merged.
+    The file has no scripts. It shows the loss of every update (the loss of an epoch is a sum over
+    its updates), with the cuts into microbatches, restarts and skipped updates, rows per second,
+    the memory of the process, and the learning rate. A resumed run includes the updates before the
+    restart. `fit` reads the same numbers anyway. Many updates are merged.
 
     Args:
         path: the HTML file; None to write none: then call `html`.
@@ -77,15 +75,21 @@ class RunReport(keras.callbacks.Callback):
         super().__init__()
         assert_drawable()
         if path is not None and not isinstance(path, str | os.PathLike):
-            must = "RunReport takes the path of the HTML file."
             raise SpecificationError(
-                message(must, path, 'RunReport("run.html"), or RunReport() and its html(path).')
+                message(
+                    "RunReport takes the path of the HTML file.",
+                    path,
+                    'RunReport("run.html"), or RunReport() and its html(path).',
+                )
             )
         self._path = None if path is None else Path(path).absolute()  # `os.chdir` does not move it
         if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
-            must = "RunReport takes a file in a folder that exists."
             raise SpecificationError(
-                message(must, str(self._path), f"mkdir -p {self._path.parent}, and a file there.")
+                message(
+                    "RunReport takes a file in a folder that exists.",
+                    str(self._path),
+                    f"mkdir -p {self._path.parent}, and a file there.",
+                )
             )
         self._since = self._written = self._measured = 0.0
         self._bytes = 0
@@ -94,9 +98,10 @@ class RunReport(keras.callbacks.Callback):
     def _begin(self) -> None:
         """Begin with no updates."""
         self._lines = np.zeros((0, len(_FOLDS)))
-        self._unmerged: list[tuple[int, np.ndarray, np.ndarray, float, int]] = []  # dispatches
-        self._each = 1  # updates in a line, except for the newest
-        # the last update of each, its validation loss and learning rate
+        # of each dispatch: numbers, (loss, applied), rows, seconds, bytes
+        self._unmerged: list[tuple[range, np.ndarray, np.ndarray, float, int]] = []
+        self._updates_in_line = 1  # except in the newest
+        # of each epoch: the last update, the validation loss, the learning rate
         self._epochs = np.zeros((0, 3))
         self._cuts: dict[str, int] = {}  # the first update of each kind
         self._restarts: list[int] = []
@@ -117,65 +122,58 @@ class RunReport(keras.callbacks.Callback):
         if report.first == 1 and self._last:
             self._begin()  # of another trainer
         now = time.perf_counter()
-        block = report.block
         if now - self._measured > 0.1:
-            self._measured, self._bytes = now, _resident_bytes()
-        counts = block.table.counts[block.first : block.first + num]
-        self._unmerged.append(
-            (report.first, report.values[:num, -2:], counts, now - self._since, self._bytes)
-        )
+            self._measured = now
+            self._bytes = _resident_bytes()
+        numbers = range(report.first, report.first + num)
+        logs = report.values[:num, -2:]
+        seconds = now - self._since
+        self._unmerged.append((numbers, logs, report.row_counts(num), seconds, self._bytes))
         if len(self._unmerged) >= _NUM_UNMERGED:
             self._merge()
-        if block.program is not self._program:
-            self._program = block.program
-            memory = block.program.memory
-            needs = (
-                "" if memory is None else f", {memory / 2**20:,.3g} MiB besides data and weights"
-            )
-            self._cuts.setdefault(f"{block.program.cut}{needs}", report.first)
+        program = report.block.program
+        if program is not self._program:
+            self._program = program
+            self._cuts.setdefault(_cut_of(program), report.first)
         self._since = now
 
     def _merge(self) -> None:
-        """Add the new dispatches to the lines, one for each update; merge lines if there are too
-        many.
-        """
+        """Add a line for each update of the new dispatches; merge lines if there are too many."""
         if not self._unmerged:
             return
-        firsts, values, counts, seconds, memory = zip(*self._unmerged, strict=True)
-        nums = [*map(len, values)]
-        (loss, applied), rows = np.concatenate(values).T.astype(float), np.concatenate(counts)
-        is_good = np.isfinite(loss)
-        each = np.ones(len(loss))
-        known = np.where(is_good, loss, np.nan)
-        parts = {
-            "number": np.concatenate(
-                [first + np.arange(num) for first, num in zip(firsts, nums, strict=True)]
-            )
-        }
-        parts |= {"updates": each, "finite": each * is_good, "loss": np.where(is_good, loss, 0)}
-        parts |= {
-            "least": known,
-            "most": known,
-            "rows": rows,
-            "seconds": np.repeat(np.divide(seconds, nums), nums),
-        }
-        parts |= {"bytes": np.repeat(memory, nums), "skipped": applied != 1}
-        lines = np.stack([parts[name] for name in _FOLDS], axis=1)
-        self._lines = np.concatenate([self._lines, lines])
+        numbers, logs, rows, seconds, memory = zip(*self._unmerged, strict=True)
         self._unmerged = []
+        nums = [*map(len, numbers)]
+        loss, applied = np.concatenate(logs).T.astype(float)
+        is_finite = np.isfinite(loss)
+        finite_loss = np.where(is_finite, loss, np.nan)
+        columns = {
+            "number": np.concatenate(numbers),
+            "updates": np.ones(len(loss)),
+            "finite": is_finite,
+            "loss": np.nan_to_num(finite_loss),
+            "least": finite_loss,
+            "most": finite_loss,
+            "rows": np.concatenate(rows),
+            "seconds": np.repeat(np.divide(seconds, nums), nums),
+            "bytes": np.repeat(memory, nums),
+            "skipped": applied != 1,
+        }
+        lines = np.stack([columns[name] for name in _FOLDS], axis=1)
+        self._lines = np.concatenate([self._lines, lines])
         while len(self._lines) > 2 * _MOST:
-            self._lines = _merged(self._lines, (self._column("number") - 1) // self._each)
-            self._each *= 2 if len(self._lines) > _MOST else 1
+            groups = (self._column("number") - 1) // self._updates_in_line
+            self._lines = _merged(self._lines, groups)
+            if len(self._lines) > _MOST:
+                self._updates_in_line *= 2
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Note the validation loss and the learning rate, and write the page if the last one is
-        old.
-        """
+        """Note the validation loss and the learning rate; write the page if the last is old."""
         logs = logs or {}
         optimizer = _inner(self.model)
         # as before a change at its end
         rate = logs.get("learning_rate", getattr(optimizer, "learning_rate", np.nan))
-        row = [self._last, logs.get("val_loss", np.nan), float(keras.ops.convert_to_numpy(rate))]
+        row = [self._last, logs.get("val_loss", np.nan), _as_float(rate)]
         self._epochs = np.concatenate([self._epochs, [row]])
         if time.perf_counter() - self._written > _SECONDS:
             self._write()
@@ -187,17 +185,19 @@ class RunReport(keras.callbacks.Callback):
     def get_state(self) -> dict[str, Any]:
         """Return the numbers so far."""
         self._merge()
-        numbers = {
+        return {
             "lines": self._lines,
-            "each": self._each,
+            "each": self._updates_in_line,
             "epochs": self._epochs,
             "restarts": self._restarts,
+            "cuts": [[cut, number] for cut, number in self._cuts.items()],
         }
-        return numbers | {"cuts": [[cut, number] for cut, number in self._cuts.items()]}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the numbers of the run before its restart."""
-        self._lines, self._epochs, self._each = state["lines"], state["epochs"], state["each"]
+        self._lines = state["lines"]
+        self._epochs = state["epochs"]
+        self._updates_in_line = state["each"]
         self._cuts = dict(state["cuts"])
         self._unmerged = []
         self._restarts = [*state["restarts"], self._last]
@@ -217,40 +217,46 @@ class RunReport(keras.callbacks.Callback):
             SpecificationError: no update has run.
         """
         if not self._last:
-            must = "A report of a run needs its updates."
-            attempt = "Trainer(model).fit(..., callbacks=[report])."
-            raise SpecificationError(message(must, "no update of a wholestep.Trainer", attempt))
+            raise SpecificationError(
+                message(
+                    "A report of a run needs its updates.",
+                    "no update of a wholestep.Trainer",
+                    "Trainer(model).fit(..., callbacks=[report]).",
+                )
+            )
         write_page(path, "Report of a run", [self._repr_html_()])
 
     def _write(self) -> None:
-        if self._path is not None and not self._last:
+        if self._path is None:
+            return
+        if not self._last:
             warn(
                 f"{self._path} is not written: RunReport has seen no update. Pass it to the fit of "
                 "a wholestep.Trainer."
             )
-        elif self._path is not None:
-            self._written = time.perf_counter()
-            try:
-                self.html(self._path)
-            except OSError as error:  # a full disk ends no run
-                warn(
-                    f"{self._path} is not written: {error}. The report's html(path) writes it "
-                    "elsewhere."
-                )
+            return
+        self._written = time.perf_counter()
+        try:
+            self.html(self._path)
+        except OSError as error:  # a full disk ends no run
+            warn(
+                f"{self._path} is not written: {error}. The report's html(path) writes it "
+                "elsewhere."
+            )
 
     def __str__(self) -> str:
         self._merge()
         updates, rows, skipped = (
             int(self._column(name).sum()) for name in ("updates", "rows", "skipped")
         )
-        known = {
+        counts = {
             "update": updates,
             "epoch": len(self._epochs),
             "row": rows,
             "restart": len(self._restarts),
         }
-        counts = [f"{num:,} {name}{'s' * (num != 1)}" for name, num in known.items()]
-        return f"{', '.join(counts)}; {skipped:,} not applied"
+        parts = [f"{num:,} {name}{'s' * (num != 1)}" for name, num in counts.items()]
+        return f"{', '.join(parts)}; {skipped:,} not applied"
 
     __repr__ = __str__
 
@@ -258,121 +264,130 @@ class RunReport(keras.callbacks.Callback):
         """Return the page for a notebook."""
         if not self._last:
             return f"<p>{self}</p>"
-        name = escape(self.model.name)
-        facts = [
-            ("engine", keras.backend.backend()),
-            *((f"from update {at}", cut) for cut, at in self._shown_cuts),
-        ]
+        cuts = [*self._cuts.items()][:_MOST_CUTS]
+        facts = [("engine", keras.backend.backend())]
+        facts += [(f"from update {number}", cut) for cut, number in cuts]
         facts += [
             (f"restart after update {number}", "resumed from a checkpoint")
             for number in self._restarts
         ]
-        listed = "".join(f"<dt>{escape(what)}</dt><dd>{escape(text)}</dd>" for what, text in facts)
-        parts = [
-            f"<h1>{name}: {escape(str(self))}</h1><dl>{listed}</dl>",
-            *map(figure, self._pictures()),
-        ]
-        return part_of_page(parts)
+        entries = [f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts]
+        title = f"<h1>{escape(self.model.name)}: {escape(str(self))}</h1>"
+        head = f"{title}<dl>{''.join(entries)}</dl>"
+        return styled([head, *self._pictures()])
 
-    def _pictures(self) -> Iterator[Picture]:
-        yield drawn(self._draw_loss, 3.6)
-        seconds = self._column("seconds")
-        of_time = np.cumsum(np.minimum(seconds, seconds.sum() / 60))  # a compilation fills one part
-        # of several dispatches each
-        parts = self._in_parts(of_time, int(np.clip(of_time[-1] / 0.2, 5, 60)))
-        speed = parts["rows"] / np.maximum(parts["seconds"], 1e-9)
-        caption = "Without validation; the first updates include the compilation."
-        yield self._drawn("Rows per second", caption, parts["middle"], speed, "rows per second")
+    def _pictures(self) -> Iterator[str]:
+        yield figure(self._draw_loss, 3.6)
+        yield self._speed()
         parts = self._in_parts(self._column("number"))
-        caption = "The resident memory of this process on the host, without a GPU's."
-        yield self._drawn("Memory", caption, parts["middle"], parts["bytes"] / 2**20, "MiB")
+        yield self._curve(
+            "Memory",
+            "The resident memory of this process on the host, without a GPU's.",
+            parts["middle"],
+            parts["bytes"] / 2**20,
+            "MiB",
+        )
         schedule = getattr(_inner(self.model), "_learning_rate", None)
         if callable(schedule):
-            applied = np.maximum(parts["number"] - 1 - np.cumsum(parts["skipped"]), 0)
-            rates = np.array(
-                [float(keras.ops.convert_to_numpy(schedule(int(number)))) for number in applied]
-            )
-            yield self._drawn(
-                "Learning rate",
-                "The optimizer's schedule.",
-                parts["number"],
-                rates,
-                "learning rate",
-            )
+            iterations = parts["number"] - 1 - np.cumsum(parts["skipped"])
+            rates = [_as_float(schedule(max(int(number), 0))) for number in iterations]
+            caption = "The optimizer's schedule."
+            yield self._curve("Learning rate", caption, parts["number"], rates, "learning rate")
         elif np.isfinite(self._epochs[:, 2]).any():
-            ends = self._epochs[:, 0], self._epochs[:, 2]
-            yield self._drawn("Learning rate", "At the end of each epoch.", *ends, "learning rate")
+            numbers, _, ends = self._epochs.T
+            caption = "At the end of each epoch."
+            yield self._curve("Learning rate", caption, numbers, ends, "learning rate")
 
-    @property
-    def _shown_cuts(self) -> list[tuple[str, int]]:
-        return [*self._cuts.items()][:20]
+    def _speed(self) -> str:
+        seconds = self._column("seconds")
+        elapsed = np.cumsum(np.minimum(seconds, seconds.sum() / 60))  # a compilation fills one part
+        num = int(np.clip(elapsed[-1] / 0.2, 5, 60))  # parts of several dispatches each
+        parts = self._in_parts(elapsed, num)
+        return self._curve(
+            "Rows per second",
+            "Without validation; the first updates include the compilation.",
+            parts["middle"],
+            parts["rows"] / np.maximum(parts["seconds"], 1e-9),
+            "rows per second",
+        )
 
     def _column(self, name: str) -> np.ndarray:
         return self._lines[:, list(_FOLDS).index(name)]
 
     def _in_parts(self, position: np.ndarray, num: int = 200) -> dict[str, np.ndarray]:
-        """Return the columns of the lines, merged to `num` or fewer of equal extent in `position`,
-        which ascends.
+        """Return the columns, merged to `num` lines or fewer of equal extent in `position`.
+
+        Args:
+            position: of each line, ascending.
         """
-        extent = max(float(position[-1] - position[0]), 1e-9)
-        merged = _merged(self._lines, np.floor((position - position[0]) * num / extent))
+        offsets = position - position[0]
+        extent = max(float(offsets[-1]), 1e-9)
+        merged = _merged(self._lines, np.floor(offsets * num / extent))
         columns = dict(zip(_FOLDS, merged.T, strict=True))
         return columns | {"middle": columns["number"] + (columns["updates"] - 1) / 2}
 
-    def _drawn(self, title: str, caption: str, x: np.ndarray, y: np.ndarray, unit: str) -> Picture:
+    def _curve(self, title: str, caption: str, x: np.ndarray, y: ArrayLike, unit: str) -> str:
         def draw(figure: Any) -> tuple[str, str]:
             axes = figure.subplots()
-            axes.plot(x, y, color=_DARK, lw=1.2, marker="." if len(x) < 30 else "")
+            axes.plot(x, y, color=_DARK, lw=1.2, marker=_marker(x))
             axes.yaxis.set_major_formatter("{x:,g}")
             axes.set_ylim(0, float(np.nanmax(y)) * 1.1 or 1)
             self._mark(axes)
             bare(axes, "update", unit)
             return title, caption
 
-        return drawn(draw, 2.4)
+        return figure(draw, 2.4)
 
     def _draw_loss(self, figure: Any) -> tuple[str, str]:
         axes = figure.subplots()
         parts = self._in_parts(self._column("number"))
+        x = parts["middle"]
         mean = parts["loss"] / np.where(parts["finite"] > 0, parts["finite"], np.nan)
-        axes.fill_between(
-            parts["middle"], parts["least"], parts["most"], color=_LIGHT, alpha=0.4, lw=0
-        )
-        dots = "." if len(mean) < 30 else ""
-        axes.plot(
-            parts["middle"], mean, color=_DARK, lw=1.2, marker=dots, label="loss of the updates"
-        )
-        axes.plot(*self._epochs.T[:2], "D", color=_GREEN, ms=5, label="validation loss")
-        known = mean[np.isfinite(mean)]
-        if len(known) and 0 < 20 * known.min() < known.max():
+        axes.fill_between(x, parts["least"], parts["most"], color=_LIGHT, alpha=0.4, lw=0)
+        axes.plot(x, mean, color=_DARK, lw=1.2, marker=_marker(x), label="loss of the updates")
+        numbers, validation, _ = self._epochs.T
+        if np.isfinite(validation).any():
+            axes.plot(numbers, validation, "D", color=_GREEN, ms=5, label="validation loss")
+        finite = mean[np.isfinite(mean)]
+        if len(finite) and 0 < 20 * finite.min() < finite.max():
             axes.set_yscale("log")
         self._mark(axes)
-        figure.legend(*_named(axes), loc="outside lower center", ncols=5, **LEGEND)
+        lines = {line.get_label(): line for line in axes.lines}  # each name once
+        place = "outside lower center"
+        figure.legend(lines.values(), lines.keys(), loc=place, ncols=5, **LEGEND)
         bare(axes, "update", "loss")
-        several = " The line is a mean over neighbouring updates, the band their range."
-        return (
-            "Loss",
-            f"The loss of each update alone.{several if parts['updates'].max() > 1 else ''}",
-        )
+        caption = "The loss of each update alone."
+        if parts["updates"].max() > 1:
+            caption += " The line is a mean over neighbouring updates, the band their range."
+        return "Loss", caption
 
     def _mark(self, axes: Any) -> None:
         """Mark other cuts, restarts and skipped updates."""
-        for number in [at for _, at in self._shown_cuts][1:]:
+        for number in [*self._cuts.values()][1:_MOST_CUTS]:
             axes.axvline(number - 0.5, color=_DARK, lw=0.8, ls=":", label="another cut")
         for number in self._restarts:
             axes.axvline(number + 0.5, color=_GREEN, lw=1.2, ls="--", label="restart")
-        if len(at := self._column("number")[self._column("skipped") > 0]):
-            low = np.full(len(at), 0.02)
-            axes.plot(
-                at, low, "x", color=_RED, transform=axes.get_xaxis_transform(), label="not applied"
-            )
+        skipped = self._column("number")[self._column("skipped") > 0]
+        if len(skipped):
+            low = np.full(len(skipped), 0.02)
+            on_axis = axes.get_xaxis_transform()
+            axes.plot(skipped, low, "x", color=_RED, transform=on_axis, label="not applied")
         axes.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _named(axes: Any) -> tuple[list, list[str]]:
-    """Return the lines of a legend that have points, each name once."""
-    lines = {line.get_label(): line for line in axes.lines if np.isfinite(line.get_ydata()).any()}
-    return [*lines.values()], [*lines]
+def _cut_of(program: Any) -> str:
+    """Return the cut of a program, with the memory it needs."""
+    if program.memory is None:
+        return str(program.cut)
+    return f"{program.cut}, {program.memory / 2**20:,.3g} MiB besides data and weights"
+
+
+def _marker(points: np.ndarray) -> str:
+    return "." if len(points) < 30 else ""
+
+
+def _as_float(number: Any) -> float:
+    return float(keras.ops.convert_to_numpy(number))
 
 
 def _merged(curve: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -382,10 +397,8 @@ def _merged(curve: np.ndarray, key: np.ndarray) -> np.ndarray:
     [[0.0, 12.0, 14.0, 16.0, 4.0, 15.0, 22.0, 24.0, 18.0, 28.0]]
     """
     starts = np.flatnonzero(np.diff(key, prepend=np.nan) != 0)
-    columns = (
-        fold.reduceat(column, starts) for fold, column in zip(_FOLDS.values(), curve.T, strict=True)
-    )
-    return np.stack([*columns], axis=1)
+    folds = zip(_FOLDS.values(), curve.T, strict=True)
+    return np.stack([fold.reduceat(column, starts) for fold, column in folds], axis=1)
 
 
 def _inner(model: keras.Model) -> Any:

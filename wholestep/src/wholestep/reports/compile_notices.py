@@ -1,13 +1,13 @@
-"""Messages while updates run: the progress bar of `fit`, long compilations, and a warning if new
-shapes keep coming.
-"""
+"""Messages while updates run: the progress bar of `fit`, long compilations, ever new shapes."""
 
 import shutil
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import keras
 import numpy as np
@@ -24,20 +24,18 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Compilations:
-    """The shapes for which programs were compiled. `num_batches` counts the batches that needed a
-    program.
+    """The shapes for which programs were compiled.
 
     Args:
         timer: makes the thread that calls a function after a delay, like `threading.Timer`.
         tell: is called with the line about a long compilation, unless `is_quiet`. The warning is
             always shown, once.
+
+    Attributes:
+        num_batches: the number of batches that needed a program.
     """
 
-    def __init__(
-        self,
-        timer: Callable = threading.Timer,
-        tell: Callable[[str], None] = tell,
-    ):
+    def __init__(self, timer: Callable = threading.Timer, tell: Callable[[str], None] = tell):
         self.is_quiet = False
         self.num_batches = 0
         self.bar: keras.callbacks.ProgbarLogger | None = None
@@ -46,30 +44,25 @@ class Compilations:
         self._shapes: list[Shape] = []
         self._has_warned = False
 
-    @contextmanager
-    def shown_by(self, bar: keras.callbacks.ProgbarLogger | None) -> Iterator[None]:
-        """Context in which reasons to wait are shown in a progress bar, or in lines below the bar
-        of Keras.
-        """
-        outer = self.bar
-        self.bar = bar
-        try:
-            yield
-        finally:
-            self.bar = outer
+    def shown_by(self, bar: keras.callbacks.ProgbarLogger | None) -> AbstractContextManager[None]:
+        """Context in which waits are shown in a progress bar, or in lines below Keras' bar."""
+        return self._with(bar=bar)
+
+    def quiet(self, is_quiet: bool) -> AbstractContextManager[None]:
+        """Context in which the line about a long compilation is off or on."""
+        return self._with(is_quiet=is_quiet)
 
     @contextmanager
-    def quiet(self, is_quiet: bool) -> Iterator[None]:
-        """Context in which the line about a long compilation is off or on."""
-        outer = self.is_quiet
-        self.is_quiet = is_quiet
+    def _with(self, **attributes: Any) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in attributes}
+        vars(self).update(attributes)
         try:
             yield
         finally:
-            self.is_quiet = outer
+            vars(self).update(before)
 
     def show(self, reason: str) -> None:
-        """Show the reason of the wait that begins now in the progress bar, if it can."""
+        """Show the reason of a wait in the progress bar, if it can."""
         if isinstance(self.bar, ProgbarLogger):
             self.bar.wait(reason)
 
@@ -88,19 +81,17 @@ class Compilations:
         number = self._shapes.index(shape) + 1
         of = f" of {num_shapes}" if number <= num_shapes else ""
         parts = ", ".join(f"{name} {size}" for name, size in shape)
-        doing = f"compiling shape {number}{of} ({parts})"
-        line = f"wholestep: {doing}, for more than {_LONG:g} seconds so far"
-        self.show(doing)
+        reason = f"compiling shape {number}{of} ({parts})"
+        line = f"wholestep: {reason}, for more than {_LONG:g} seconds so far"
+        self.show(reason)
         try:
-            with notify_if_long(line, _LONG, self._tell_below, self._timer):
+            with notify_if_long(line, _LONG, self._print_below, self._timer):
                 yield
         finally:
             self.show("running the program")
 
-    def _tell_below(self, line: str) -> None:
-        """Tell a line, below the bar of Keras if that has begun one, unless the wait is shown or
-        notices are off.
-        """
+    def _print_below(self, line: str) -> None:
+        """Print a line below Keras' bar, unless our bar shows the wait or notices are off."""
         if self.is_quiet or isinstance(self.bar, ProgbarLogger):
             return
         progbar = None if self.bar is None else self.bar.progbar
@@ -110,26 +101,24 @@ class Compilations:
         self._tell(line)
 
     def _warn_of_many(self) -> None:
-        """Warn of ready-made batches that keep having new shapes, instead of a few repeated
-        shapes.
-        """
+        """Warn of user-made batches that keep having new shapes."""
         num = len(self._shapes)
         if self._has_warned or num < _MANY or 2 * num < self.num_batches:
             return
         self._has_warned = True
-        told = message(
-            "Batches should come in a few shapes: each new one compiles a program anew, for "
-            "seconds.",
-            f"{num} shapes in {self.num_batches} batches: {_differing(self._shapes)}",
-            "pad them to a few lengths and numbers of rows, or give the rows to Batches(rows, "
-            "tokens=..., length=...).",
+        warn(
+            message(
+                "Batches should come in a few shapes: each new one compiles a program anew, for "
+                "seconds.",
+                f"{num} shapes in {self.num_batches} batches: {_differing(self._shapes)}",
+                "pad them to a few lengths and numbers of rows, or give the rows to Batches(rows, "
+                "tokens=..., length=...).",
+            )
         )
-        warn(told)
 
 
 class ProgbarLogger(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar of `fit`, with rows per second, the time left of all epochs, and the
-    reason of a wait.
+    """Keras' progress bar of `fit`, with rows per second, the time left, and reasons of waits.
 
     Only for terminals and notebooks, where a line can be replaced. It has the name of Keras' class
     in checkpoints.
@@ -144,17 +133,18 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
         self._counts = np.zeros(2, int)  # updates and rows since then
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Print the epoch and, from the third one on, the time left at the speed of the last: the
-        first compiles.
+        """Print the epoch and, from the third one on, the time left.
+
+        It is estimated by the last epoch; the first one compiles.
         """
         now = self._clock()
-        begun = self._begun
-        left = (
-            f" - {_duration((now - begun) * (self.epochs - epoch))} left"
-            if self._num_begun > 1
-            else ""
-        )
-        self._begun, self._first, self._counts = now, None, np.zeros(2, int)
+        left = ""
+        if self._num_begun > 1:
+            seconds = (now - self._begun) * (self.epochs - epoch)
+            left = f" - {_duration(seconds)} left"
+        self._begun = now
+        self._first = None
+        self._counts = np.zeros(2, int)
         self._num_begun += 1
         self._reset_progbar()
         self._maybe_init_progbar()
@@ -169,12 +159,10 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
             )
 
     def note(self, report: Report, num: int) -> None:
-        """Count `num` updates that have finished. The first dispatch of an epoch, which may
-        compile, counts alone.
-        """
+        """Count `num` finished updates; an epoch's first dispatch, which may compile, alone."""
         now = self._clock()
         begun = self._begun
-        counts = np.array([num, report.num_rows(num)])
+        counts = np.array([num, report.row_counts(num).sum()])
         if self._first is None:
             self._first = now
         else:
@@ -193,26 +181,25 @@ class ProgbarLogger(keras.callbacks.ProgbarLogger):
 
 
 class _Bar(keras.utils.Progbar):
-    """Keras' bar, with rows per second after the time of a step. Keras' estimate takes a dispatch
-    for one step.
+    """Keras' bar, with rows per second after the time of a step.
+
+    Keras' estimate of that time takes a dispatch for one step.
     """
 
     pace: np.ndarray | None = None  # updates and rows per second
 
     def _format_time(self, time_per_unit: float, unit_name: str) -> str:
-        rate = (
-            ""
-            if self.pace is None
-            else f"{self.pace[1]:,.0f}"
-            if self.pace[1] >= 10
-            else f"{self.pace[1]:.2g}"
-        )
-        return super()._format_time(time_per_unit, unit_name) + (rate and f" {rate} rows/s")
+        text = super()._format_time(time_per_unit, unit_name)
+        if self.pace is None:
+            return text
+        rate = self.pace[1]
+        shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        return f"{text} {shown} rows/s"
 
     def _estimate_step_duration(self, current: int, now: float) -> float:
-        return (
-            super()._estimate_step_duration(current, now) if self.pace is None else 1 / self.pace[0]
-        )
+        if self.pace is None:
+            return super()._estimate_step_duration(current, now)
+        return 1 / self.pace[0]
 
 
 def can_replace_lines() -> bool:
@@ -228,30 +215,22 @@ def _duration(seconds: float) -> str:
     ('59s', '1:01', '1:01:01')
     """
     minutes, seconds = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{seconds}s"
     hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours}:{minutes:02d}:{seconds:02d}"
-        if hours
-        else f"{minutes}:{seconds:02d}"
-        if minutes
-        else f"{seconds}s"
-    )
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def _shape_of(batch: Batch) -> Shape:
-    rows = batch.num_rows
-    return tuple(
-        (name, (rows, *map(int, leaf.shape[1:]))) for name, leaf in tree.named_leaves(batch.host)
-    )
+    leaves = tree.named_leaves(batch.host)
+    return tuple((name, (batch.num_rows, *map(int, leaf.shape[1:]))) for name, leaf in leaves)
 
 
 def _differing(shapes: list[Shape]) -> str:
     """Return the shapes of the leaves whose shapes differ between batches."""
-    leaves: dict[str, list[tuple]] = {}
-    for name, shape in (leaf for leaves in shapes for leaf in leaves):
-        leaves.setdefault(name, [])
-        if shape not in leaves[name]:
-            leaves[name].append(shape)
-    return "; ".join(
-        f"{name} {', '.join(map(str, found))}" for name, found in leaves.items() if len(found) > 1
-    )
+    sizes: dict[str, dict[tuple, None]] = defaultdict(dict)  # a dict keeps the order
+    for shape in shapes:
+        for name, size in shape:
+            sizes[name][size] = None
+    texts = {name: ", ".join(map(str, known)) for name, known in sizes.items() if len(known) > 1}
+    return "; ".join(f"{name} {text}" for name, text in texts.items())

@@ -15,7 +15,7 @@ import wholestep as ws
 from wholestep import engines
 from wholestep.callbacks import CallbackRunner
 from wholestep.data.block import Batch
-from wholestep.reports.compilations import Compilations, ProgbarLogger
+from wholestep.reports.compile_notices import Compilations, ProgbarLogger
 
 
 class Timer:
@@ -307,8 +307,8 @@ def test_the_bar_reads_no_state_and_a_bar_of_the_user_stays(monkeypatch):
 
 def test_a_rate_leaves_out_the_dispatch_that_was_compiled():
     class Sent:
-        def num_rows(self, num):
-            return 10 * num
+        def row_counts(self, num):
+            return np.full(num, 10)
 
     times = iter([100.0, 110.0, 111.0, 115.0])
     bar = ProgbarLogger(clock=lambda: next(times))
