@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 PACKAGES ?= wholestep stepcheck
+ENGINES ?= jax tensorflow
 PARALLEL := --numprocesses 2 --dist worksteal
-on-both = for engine in jax tensorflow; do for package in $(PACKAGES); do \
+on-both = for engine in $(ENGINES); do for package in $(PACKAGES); do \
 	(cd $$package && KERAS_BACKEND=$$engine $(BIN)/pytest $(PARALLEL) $(1)) || exit 1; done; done
 BACKEND ?= jax
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -42,7 +43,7 @@ remote: $(VENV)-remote/installed
 # All tests and the larger runs of them, compiled as users have it: hours, in parts, as compiled programs take room.
 large: export XLA_FLAGS = --xla_force_host_platform_device_count=8
 large: $(VENV)/installed-all
-	for package in $(PACKAGES); do for engine in jax tensorflow; do for part in . checkpoints data engines laws model; do \
+	for package in $(PACKAGES); do for engine in $(ENGINES); do for part in a-c d-f g-r s-z; do \
 		(cd $$package && KERAS_BACKEND=$$engine $(BIN)/pytest --numprocesses 2 -m "large or not large" \
 			$$(find tests -name "test_[$$part]*.py")) || exit 1; \
 	done; done; done
@@ -51,7 +52,7 @@ large: $(VENV)/installed-all
 KERAS = $(BIN)/python -c "import importlib.util as i; print(i.find_spec('keras').submodule_search_locations[0])"
 keras-own: BIN = $(VENV)-keras/bin
 keras-own: $(VENV)-keras/installed
-	keras=$$($(KERAS))/src; for engine in jax tensorflow; do KERAS_BACKEND=$$engine PYTHONPATH=wholestep/tests/support $(BIN)/pytest \
+	keras=$$($(KERAS))/src; for engine in $(ENGINES); do KERAS_BACKEND=$$engine PYTHONPATH=wholestep/tests/support $(BIN)/pytest \
 		-q -c /dev/null --rootdir $$keras -p keras_own -p no:cacheprovider --import-mode=importlib \
 		$$keras/trainers/trainer_test.py $$keras/trainers/data_adapters $$keras/callbacks || exit 1; done
 

@@ -4,6 +4,7 @@ curve.
 
 import contextlib
 import gc
+import inspect
 import json
 import math
 import re
@@ -29,13 +30,13 @@ from wholestep.slices import Slices
 from wholestep.state import EmbeddingTable, State, TableRows, Variables
 
 JAX = keras.backend.backend() == "jax"
-FACT = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.M)
+FACT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.M)
 
 
 def contracts_of(part):
     """Return the lines of contract of a part: of its facts, then of its verbs."""
     verbs = {name: verb.__doc__ for name, verb in vars(part).items() if not name.startswith("_")}
-    facts = {name: " ".join(fact.split()) for name, fact in FACT.findall(part.__doc__)}
+    facts = {name: " ".join(fact.split()) for name, fact in FACT.findall(inspect.getdoc(part))}
     return facts | verbs
 
 
@@ -1417,7 +1418,7 @@ def test_every_verb_has_one_line_of_contract_and_a_test_of_it():
     verbs = [verb for kind in (*PARTS, Watch) for verb in vars(kind) if not verb.startswith("_")]
     assert len(verbs) <= 55
     for part in PARTS:
-        assert list(dict(FACT.findall(part.__doc__))) == list(part.__annotations__)
+        assert list(dict(FACT.findall(inspect.getdoc(part)))) == list(part.__annotations__)
     for contract in VERBS.values():
         assert contract.endswith(".")
         assert "\n" not in contract
