@@ -6,18 +6,29 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from itertools import chain
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 import keras
 from keras import ops
-from keras.src.backend import compute_output_spec
 
 from wholestep import engines, tree
 from wholestep.custom import CustomSteps
 from wholestep.data import to_numpy, without_none
 from wholestep.engines import scope
 from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.keras_private import (
+    COMPILED,
+    HELD_BY_LAYER,
+    IS_TRAINABLE,
+    compile_loss,
+    compile_metrics,
+    compute_loss,
+    compute_output_spec,
+    learning_rate,
+    symbolic_build,
+    takes_training,
+)
 from wholestep.model import (
     Objective,
     are_same,
@@ -30,14 +41,11 @@ from wholestep.model import (
     unpack,
     without_labels,
 )
+from wholestep.patches import replaced
 from wholestep.program import Options
 from wholestep.safety import uninterrupted
 from wholestep.state import Variables
 from wholestep.tree import Tensor, Tree
-
-# of a layer
-_HELD = attrgetter("_layers", "_trainable_variables", "_non_trainable_variables", "_metrics")
-_COMPILED = "optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker", "run_eagerly"
 
 
 class Context:
@@ -134,9 +142,9 @@ class Context:
         """Return the attributes by which a change is noticed. No Python function is called for a
         layer.
         """
-        held = chain.from_iterable(chain.from_iterable(map(_HELD, self._layers)))
-        flags = map(attrgetter("_trainable"), self._flagged)
-        of_model = [getattr(self.model, name, None) for name in _COMPILED]
+        held = chain.from_iterable(chain.from_iterable(map(HELD_BY_LAYER, self._layers)))
+        flags = map(IS_TRAINABLE, self._flagged)
+        of_model = [getattr(self.model, name, None) for name in COMPILED]
         return [
             *of_model,
             self._schedule(),
@@ -159,7 +167,7 @@ class Context:
         name.
         """
         optimizer = getattr(self.model, "optimizer", None)
-        return getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        return learning_rate(getattr(optimizer, "inner_optimizer", optimizer))
 
 
 Function = Callable[[keras.Model, Tree, bool], object]
@@ -329,15 +337,10 @@ def build_compiled(model: keras.Model, batch: Tree, *, with_optimizer: bool = Fa
         raise BatchError(missing)
     if model.run_eagerly:
         _build_eagerly(model, x, y, weight)
-    optimizer = model.optimizer
-    is_built = with_optimizer or getattr(optimizer, "built", True)
-    try:
-        if not is_built:  # an evaluation needs no slots, and Keras must not make them
-            optimizer.built = True
-        model._symbolic_build(data_batch=tree.map_leaves(_symbolic, (x, y, weight)))
-    finally:
-        if not is_built:
-            optimizer.built = False
+    # an evaluation needs no slots, and Keras must not make them
+    unused = [] if with_optimizer or model.optimizer is None else [model.optimizer]
+    with replaced(*unused, built=True):
+        symbolic_build(model)(data_batch=tree.map_leaves(_symbolic, (x, y, weight)))
 
 
 def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
@@ -349,17 +352,17 @@ def _build_eagerly(model: keras.Model, x: Tree, y: Tree, weight: Tree) -> None:
         outputs = _call(model, x, training=False)
     # where Keras looks for regularised variables
     with keras.StatelessScope([(v, v.value) for v in model.variables]):
-        if not getattr(model._compile_metrics, "built", True):
+        if not getattr(compile_metrics(model), "built", True):
             model.compute_metrics(x, y, outputs, sample_weight=weight)
-        if not getattr(model._compile_loss, "built", True):
-            model._compute_loss(x, y, outputs, sample_weight=weight, training=False)
+        if not getattr(compile_loss(model), "built", True):
+            compute_loss(model)(x, y, outputs, sample_weight=weight, training=False)
 
 
 def _is_built(model: keras.Model) -> bool:
     """Whether a compiled model, its losses and its metrics have all their variables, so that no
     batch is loaded.
     """
-    parts = (*layers(model), model._compile_loss, model._compile_metrics)
+    parts = (*layers(model), compile_loss(model), compile_metrics(model))
     return all(getattr(part, "built", True) for part in parts)
 
 
@@ -376,11 +379,11 @@ def _compute_compiled(model: keras.Model, batch: Tree, training: bool) -> None:
     x, y, weight = unpack(batch)
     outputs = _call(model, x, training)
     model.compute_metrics(x, y, outputs, sample_weight=weight)
-    model._compute_loss(x, y, outputs, sample_weight=weight, training=training)
+    compute_loss(model)(x, y, outputs, sample_weight=weight, training=training)
 
 
 def _call(model: keras.Model, inputs: Tree, training: bool) -> Tree:
-    return model(inputs, training=False) if model._call_has_training_arg else model(inputs)
+    return model(inputs, training=False) if takes_training(model) else model(inputs)
 
 
 def _has_call(model: keras.Model) -> bool:
@@ -411,13 +414,9 @@ def preparation(model: keras.Model, method: str) -> Prepare | None:
         found = unpack(batch)
         if preprocess is not None:
             takes_all = "y" in inspect.signature(getattr(preprocess, "call", preprocess)).parameters
-            before = getattr(model, "_in_pipeline_execution", False)
             # or keras-hub warns at every call that the data are not preprocessed
-            model._in_pipeline_execution = True
-            try:
+            with replaced(model, _in_pipeline_execution=True):
                 found = preprocess(*found) if takes_all else (preprocess(found[0]), *found[1:])
-            finally:
-                model._in_pipeline_execution = before
             found = keras.utils.unpack_x_y_sample_weight(found)
         return tree.map_leaves(to_numpy, without_none(tuple(found)))
 

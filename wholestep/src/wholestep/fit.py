@@ -15,6 +15,7 @@ from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
 from wholestep.evaluation import EvalOptions, Pass
 from wholestep.executor import Executor
+from wholestep.keras_private import initial_epoch
 from wholestep.run import Run
 from wholestep.setup import FitData, Setup
 from wholestep.tree import Tree
@@ -127,7 +128,7 @@ def _run_epochs(
         watch.go_on_from(run, resumed)
     watch.callbacks.on_train_begin()
     saver.check(watch.keeping)
-    begin = run.place.epoch if resumed else getattr(model, "_initial_epoch", None) or first
+    begin = run.place.epoch if resumed else initial_epoch(model) or first
     if resumed is None and begin:
         go_to_epoch(batches, begin, steps, once=once)
     feed = executor.feed(run, batches)

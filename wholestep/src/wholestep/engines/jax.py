@@ -31,6 +31,7 @@ from wholestep.engines.protocol import (
 )
 from wholestep.engines.shared import EagerPrograms
 from wholestep.errors import warn
+from wholestep.keras_private import resolve_auto_jit
 from wholestep.processes import Processes, group
 from wholestep.state import State
 from wholestep.tree import Tensor, Tree
@@ -246,7 +247,7 @@ class JaxOperations:
 
 def _is_off(model: keras.Model) -> bool:
     """Whether a model was compiled with jit_compile=False, for another reason than run_eagerly."""
-    return not model.jit_compile and not model.run_eagerly and model._resolve_auto_jit_compile()
+    return not model.jit_compile and not model.run_eagerly and resolve_auto_jit(model)()
 
 
 def _primitives(jaxpr: Jaxpr) -> set[str]:

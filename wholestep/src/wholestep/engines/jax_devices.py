@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from wholestep.checkpoints import Numbers
 from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import BatchError, SpecificationError, message
+from wholestep.patches import replaced
 from wholestep.processes import Processes
 from wholestep.tree import HUGE, Copies, Tensor, Tree, address, aligned_copy, leaves, map_leaves
 
@@ -190,11 +191,8 @@ class JaxReplicas:
         def work(data: Tree, carried: Carried, given: Data) -> tuple[Found, Carried, Alike]:
             if isinstance(data, Shares):
                 data = Shares(jax.tree.map(lambda leaf: leaf[0], data.leaves))
-            self._is_inside = True
-            try:
+            with replaced(self, _is_inside=True):
                 sums, after, alike = function(data, carried, given)
-            finally:
-                self._is_inside = False
             moves = jax.tree.map(jnp.subtract, after, carried)
             sums, moves = jax.lax.psum((sums, moves), layout.axis)
             return sums, jax.tree.map(jnp.add, carried, moves), alike

@@ -27,6 +27,7 @@ from wholestep.engines.tensorflow_variables import (
     as_function,
 )
 from wholestep.errors import warn
+from wholestep.keras_private import flatten_layers, resolve_auto_jit
 from wholestep.processes import SingleProcess
 from wholestep.slices import Slices
 from wholestep.state import State
@@ -313,14 +314,14 @@ def choose_xla(model: keras.Model | None, asked: bool | str) -> tuple[bool, str]
     """Return (whether every program must be compiled by XLA, why none may be); (False, "") to try
     each program.
     """
-    if model is not None and not all(layer.supports_jit for layer in model._flatten_layers()):
+    if model is not None and not all(layer.supports_jit for layer in flatten_layers(model)()):
         return False, "a layer does not support XLA (supports_jit=False)"
     if model is not None and asked == "auto" and getattr(model, "compiled", False):
         if model.jit_compile:
             return True, ""
         # Keras resolves "auto" in `compile` already: without a GPU to False, which is then not the
         # user's choice.
-        asked = "auto" if not model._resolve_auto_jit_compile() else False
+        asked = "auto" if not resolve_auto_jit(model)() else False
     return asked is True, "" if asked else "jit_compile=False"
 
 

@@ -2,8 +2,8 @@
 and ragged rows.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ import tensorflow as tf
 from wholestep import tree
 from wholestep.engines.protocol import Alike, Carried, Data, Found, Shares
 from wholestep.errors import SpecificationError, message
+from wholestep.keras_private import flatten_layers
+from wholestep.patches import replaced
 from wholestep.tree import Tensor, Tree
 
 
@@ -32,7 +34,7 @@ class TensorflowReplicas:
         self.strategy: Any = strategy
         self.count = 1 if strategy is None else strategy.num_replicas_in_sync
         self.is_split = self.can_split = strategy is not None
-        layers = [] if strategy is None or model is None else model._flatten_layers()
+        layers = [] if strategy is None or model is None else flatten_layers(model)()
         self.coupling_layers: Collection = [
             la for la in layers if isinstance(la, keras.layers.BatchNormalization)
         ]
@@ -112,28 +114,15 @@ class TensorflowReplicas:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         parts = [inner, *getattr(inner, "optimizers", [])]  # a MultiOptimizer has several
         # The gradients are summed already, before clipping. Keras would sum them again, after it.
-        for part in parts:
-            vars(part)["_all_reduce_sum_gradients"] = list
-        try:
+        with replaced(*parts, _all_reduce_sum_gradients=list):
             self.strategy.run(lambda *own: optimizer.apply(list(own), variables), args=tuple(grads))
-        finally:
-            for part in parts:
-                del vars(part)["_all_reduce_sum_gradients"]
 
     def _sum(self, value: tf.distribute.DistributedValues) -> tf.Tensor:
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)
 
-    @contextmanager
-    def _synchronized(self) -> Iterator[None]:
-        """Make BatchNormalization compute its statistics over all replicas."""
-        before = [layer.synchronized for layer in self.coupling_layers]
-        for layer in self.coupling_layers:
-            layer.synchronized = True
-        try:
-            yield
-        finally:
-            for layer, was in zip(self.coupling_layers, before, strict=True):
-                layer.synchronized = was
+    def _synchronized(self) -> AbstractContextManager[None]:
+        """Context in which BatchNormalization computes its statistics over all replicas."""
+        return replaced(*self.coupling_layers, synchronized=True)
 
 
 class TensorflowDevices:

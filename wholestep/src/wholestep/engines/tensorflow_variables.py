@@ -13,6 +13,7 @@ from keras.optimizers import Optimizer
 from wholestep import tree
 from wholestep.engines.protocol import Found, Note
 from wholestep.engines.tensorflow_devices import TensorflowReplicas, specs_of, tensor_of
+from wholestep.keras_private import trainable_variables
 from wholestep.slices import Gradient, Slices
 from wholestep.state import State, TableRows, Variables
 from wholestep.tree import Tensor, Tree
@@ -205,7 +206,7 @@ class TensorflowOptimizer:
         for table, rows, row_slots in touched:
             wholes = table.places(params, self.optimizer.variables)
             pairs = zip(
-                wholes, table.places(twin._trainable_variables, twin.variables), strict=True
+                wholes, table.places(trainable_variables(twin), twin.variables), strict=True
             )
             moves += [
                 (whole[i].value, few[i].value, rows, row_slots) for (whole, i), (few, _) in pairs
@@ -215,7 +216,8 @@ class TensorflowOptimizer:
         # Not a branch, which would copy the rows: with zero gradients such an optimizer changes
         # nothing.
         where_good = [_where(ok, grad) for grad in grads]
-        twin.apply(_for_keras(where_good, twin._trainable_variables), twin._trainable_variables)
+        few_params = trainable_variables(twin)
+        twin.apply(_for_keras(where_good, few_params), few_params)
         twin.iterations.value.assign_sub(tf.cast(~ok, twin.iterations.dtype))
         for whole, few, rows, row_slots in moves:
             whole.scatter_update(tf.IndexedSlices(tf.gather(few, row_slots), rows))
