@@ -1,6 +1,6 @@
 """All that this library reads of Keras' private side. Tried with Keras 3.15.0 and 3.15.1.
 
-Each line names an attribute and says what it is for. An attribute that Keras lacks is refused by
+Each line names an attribute and its use. An attribute that Keras lacks is refused by
 name, before an update; one with a default costs a message or some speed when it is gone. A test
 runs without each.
 """

@@ -31,6 +31,7 @@ from wholestep.engines.protocol import (
 )
 from wholestep.engines.shared import EagerPrograms
 from wholestep.errors import warn
+from wholestep.jax_private import current_trace, trace_of
 from wholestep.keras_private import resolve_auto_jit
 from wholestep.processes import Processes, group
 from wholestep.state import State
@@ -172,8 +173,9 @@ class JaxTraces:
         """Return the identity of the current trace: another one in a loop's body, or for one row
         under `vmap`.
         """
-        frame = getattr(jnp.zeros(()), "_trace", None)
-        return frame if getattr(value, "_trace", frame) is frame else object()
+        frame = current_trace()
+        is_inside = value is None or trace_of(value) in (None, frame)
+        return frame if is_inside else object()
 
     def is_kept(self, frame: object) -> bool:
         """Return False: traces in `tracing_anew` are not reused elsewhere."""

@@ -27,15 +27,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import mlir
 
+from wholestep.jax_private import lowering
+
 _MOST_PLACES = 32  # of a window or a kernel: each is an operation
 _POOLING = lax.select_and_scatter_add_p
 _CONVOLUTION = lax.conv_general_dilated_p
 
 _is_ours: ContextVar[bool] = ContextVar("whether this library's program is lowered", default=False)
-_xla = {
-    p: (mlir._platform_specific_lowerings["cpu"].get(p) or mlir._lowerings[p]).rule
-    for p in (_POOLING, _CONVOLUTION)
-}
 
 
 @contextmanager
@@ -51,12 +49,12 @@ def elementwise() -> Iterator[None]:
 
 
 def _lower(
-    primitive: Any, ours: Callable[..., jax.Array | None], context: Any, *values: Any, **how: Any
+    xla: Callable, ours: Callable[..., Callable | None], context: Any, *values: Any, **how: Any
 ) -> Any:
     """Return the lowered operation: ours, unless it returns None for these shapes."""
     if _is_ours.get() and (function := ours(*context.avals_in, **how)) is not None:
         return mlir.lower_fun(function, multiple_results=False)(context, *values)
-    return _xla[primitive](context, *values, **how)
+    return xla(context, *values, **how)
 
 
 def _pooling(
@@ -101,8 +99,14 @@ def _convolution(x: Any, kernel: Any, **how: Any) -> Callable | None:
     return partial(depthwise, numbers=numbers, **{name: how[name] for name in names})
 
 
-for _primitive, _ours in ((_POOLING, _pooling), (_CONVOLUTION, _convolution)):
-    mlir.register_lowering(_primitive, partial(_lower, _primitive, _ours), platform="cpu")
+def register() -> None:
+    """Let JAX lower these operations here, where it tells its own rules for all others."""
+    for primitive, ours in ((_POOLING, _pooling), (_CONVOLUTION, _convolution)):
+        if (xla := lowering(primitive)) is not None:
+            mlir.register_lowering(primitive, partial(_lower, xla, ours), platform="cpu")
+
+
+register()
 
 
 def pooling_gradient(
