@@ -76,24 +76,19 @@ def _pooling(
 
 def _convolution(x: Any, kernel: Any, **how: Any) -> Callable | None:
     lhs, rhs, _ = numbers = how["dimension_numbers"]
-    num = how["feature_group_count"]
-    singles = (jnp.float32, jnp.float64)
-    is_single = x.dtype == kernel.dtype in singles and how["preferred_element_type"] in (
-        None,
-        x.dtype,
-    )
+    is_single = x.dtype == kernel.dtype in (jnp.float32, jnp.float64)
+    is_single &= how["preferred_element_type"] in (None, x.dtype)
     if not is_single or how["batch_group_count"] != 1:
         return None
-    if (
-        num == 1
-        and len(lhs) > 2
-        and [x.shape[axis] for axis in lhs[2:]] == [kernel.shape[axis] for axis in rhs[2:]]
-    ):
-        is_plain = {1} == {*how["lhs_dilation"], *how["rhs_dilation"]} and not any(
-            map(any, how["padding"])
-        )
-        return partial(product, numbers=numbers) if is_plain else None
-    if not num == x.shape[lhs[1]] == kernel.shape[rhs[0]] > 1 or kernel.size // num > _MOST_PLACES:
+    num_groups = how["feature_group_count"]
+    image = [x.shape[axis] for axis in lhs[2:]]
+    window = [kernel.shape[axis] for axis in rhs[2:]]
+    if num_groups == 1 and image and image == window:
+        is_dilated = {1} != {*how["lhs_dilation"], *how["rhs_dilation"]}
+        is_padded = any(map(any, how["padding"]))
+        return None if is_dilated or is_padded else partial(product, numbers=numbers)
+    is_depthwise = num_groups == x.shape[lhs[1]] == kernel.shape[rhs[0]] > 1
+    if not is_depthwise or math.prod(window) > _MOST_PLACES:
         return None
     names = "window_strides", "padding", "lhs_dilation", "rhs_dilation"
     return partial(depthwise, numbers=numbers, **{name: how[name] for name in names})
@@ -129,31 +124,35 @@ def pooling_gradient(
     >>> pooling_gradient(by_result, x, window=(2,), strides=(2,), padding=[(0, 0)]).tolist()
     [10.0, 0.0, 0.0, 20.0, 0.0]
     """
-    values = lax.pad(operand, jnp.array(-jnp.inf, operand.dtype), [(*ends, 0) for ends in padding])
+    lowest = jnp.array(-jnp.inf, operand.dtype)
+    values = lax.pad(operand, lowest, [(*ends, 0) for ends in padding])
     starts = list(itertools.product(*map(range, window)))
-    largest = chosen = None
-    for i, start in enumerate(starts):
-        other = _shifted(values, start, source.shape, strides)
-        if largest is None or chosen is None:
-            largest = other
-            chosen = jnp.zeros(other.shape, jnp.int32)
-        keeps = largest >= other
-        largest = jnp.where(keeps, largest, other)
-        chosen = jnp.where(keeps, chosen, i)
-    total = jnp.zeros(values.shape, source.dtype)
+    chosen = _largest(values, starts, source.shape, strides)
     zero = jnp.zeros((), source.dtype)
+    total = jnp.zeros(values.shape, source.dtype)
     for i, start in enumerate(starts):
+        ends = _ends(start, source.shape, strides)
         spread = [
-            (at, size - at - (num - 1) * stride - 1, stride - 1)
-            for at, size, num, stride in zip(
-                start, values.shape, source.shape, strides, strict=True
-            )
+            (at, size - end, stride - 1)
+            for at, size, end, stride in zip(start, values.shape, ends, strides, strict=True)
         ]
         total = total + lax.pad(jnp.where(chosen == i, source, zero), zero, spread)
     low = [first for first, _ in padding]
-    return lax.slice(
-        total, low, [first + num for first, num in zip(low, operand.shape, strict=True)]
-    )
+    return _shifted(total, low, operand.shape, [1] * operand.ndim)
+
+
+def _largest(
+    values: jax.Array, starts: list[tuple], shape: Sequence[int], strides: Sequence[int]
+) -> jax.Array:
+    """Return the index of the start from which each window has its first largest value."""
+    largest = _shifted(values, starts[0], shape, strides)
+    chosen = jnp.zeros(largest.shape, jnp.int32)
+    for i, start in enumerate(starts[1:], start=1):
+        other = _shifted(values, start, shape, strides)
+        keeps = largest >= other
+        largest = jnp.where(keeps, largest, other)
+        chosen = jnp.where(keeps, chosen, i)
+    return chosen
 
 
 def depthwise(
@@ -178,21 +177,18 @@ def depthwise(
     lhs, rhs, out = numbers
     x = jnp.transpose(x, (lhs[0], *lhs[2:], lhs[1]))
     kernel = jnp.squeeze(jnp.transpose(kernel, (*rhs[2:], rhs[0], rhs[1])), -1)
-    spread = [
-        (low, high, dilation - 1)
-        for (low, high), dilation in zip(padding, lhs_dilation, strict=True)
-    ]
+    spread = [(*ends, dilation - 1) for ends, dilation in zip(padding, lhs_dilation, strict=True)]
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
-    reach = [
-        (num - 1) * dilation + 1 for num, dilation in zip(kernel.shape, rhs_dilation, strict=False)
-    ]
+    *sizes, num_channels = kernel.shape
     nums = [
-        (size - far) // stride + 1
-        for size, far, stride in zip(x.shape[1:-1], reach, window_strides, strict=True)
+        (size - (num - 1) * dilation - 1) // stride + 1
+        for size, num, dilation, stride in zip(
+            x.shape[1:-1], sizes, rhs_dilation, window_strides, strict=True
+        )
     ]
-    shape = (x.shape[0], *nums, x.shape[-1])
+    shape = (x.shape[0], *nums, num_channels)
     total = jnp.zeros((), x.dtype)
-    for place in itertools.product(*map(range, kernel.shape[:-1])):
+    for place in itertools.product(*map(range, sizes)):
         start = [at * dilation for at, dilation in zip(place, rhs_dilation, strict=True)]
         total = total + _shifted(x, (0, *start, 0), shape, (1, *window_strides, 1)) * kernel[place]
     return _ordered(total, out)
@@ -225,7 +221,11 @@ def _shifted(
     x: jax.Array, start: Sequence[int], shape: Sequence[int], strides: Sequence[int]
 ) -> jax.Array:
     """Return the values of `shape` from a start on."""
-    ends = [
+    return lax.slice(x, start, _ends(start, shape, strides), strides)
+
+
+def _ends(start: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Return the ends of slices of `shape` from a start on."""
+    return [
         at + (num - 1) * stride + 1 for at, num, stride in zip(start, shape, strides, strict=True)
     ]
-    return lax.slice(x, start, ends, strides)
