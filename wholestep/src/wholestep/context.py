@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from itertools import chain
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -178,6 +178,23 @@ _OBJECTIVE = (
 )
 
 
+class Call(NamedTuple):
+    """The use of the model by a call.
+
+    Args:
+        step: the method of `keras.Model` of the same use.
+        are_whole: whether batches to predict also hold labels or other arguments of an objective.
+    """
+
+    step: str
+    are_whole: bool = False
+
+
+UPDATE = Call("train_step")
+EVALUATION = Call("test_step")
+PREDICTION = Call("predict_step")
+
+
 class Builder:
     """Creates the missing variables of a model, its losses and its metrics; interrupts are deferred
     meanwhile.
@@ -195,23 +212,18 @@ class Builder:
         self.steps = steps
         self._unused: list = []
 
-    def build(
-        self, example: Callable[[], Tree], *, trains: bool, predicts: bool, are_whole: bool
-    ) -> None:
-        """Create all variables that training, evaluation or (`predicts`) prediction on such batches
-        needs.
+    def build(self, example: Callable[[], Tree], call: Call) -> None:
+        """Create all variables that a call on such batches needs.
 
         Args:
             example: returns a batch; it is not called if no variable is missing.
-            are_whole: whether the batches to predict also hold labels or other arguments of an
-                objective.
 
         Raises:
             SpecificationError: the model must be called and has no `call`.
         """
-        name = self._custom(trains=trains, predicts=predicts)
-        if name and self._build_custom(name, example):
+        if self._is_custom(call) and self._build_custom(call.step, example):
             return
+        predicts = call.step == PREDICTION.step
         if (predicts or self.given is None) and not _has_call(self.model):
             received = f"{type(self.model).__name__}, which has none"
             attempt = _OF_A_PART if predicts else _OBJECTIVE
@@ -227,7 +239,7 @@ class Builder:
                         else:
                             build_compiled(self.model, batch)
             elif unbuilt := self._unbuilt():
-                batch = unpack(example())[0] if predicts and are_whole else example()
+                batch = unpack(example())[0] if call.are_whole else example()
                 with (
                     uninterrupted(),
                     explained(self.model, self.given, batch, inputs_only=predicts),
@@ -237,14 +249,13 @@ class Builder:
                     )
                 self._unused = [layer for layer in unbuilt if not layer.built]
 
-    def _custom(self, *, trains: bool, predicts: bool) -> str:
-        """Return the name of the custom step that will run; "" if there is none."""
+    def _is_custom(self, call: Call) -> bool:
+        """Whether a custom step of the model will run."""
         steps = self.steps
-        if steps is None or not (
-            steps.trains if trains else steps.predicts if predicts else steps.tests
-        ):
-            return ""
-        return "train_step" if trains else "predict_step" if predicts else "test_step"
+        if steps is None:
+            return False
+        custom = {UPDATE: steps.trains, EVALUATION: steps.tests}
+        return custom.get(call, steps.predicts)
 
     def _build_custom(self, name: str, example: Callable[[], Tree]) -> bool:
         """Create the variables that a custom step needs, as Keras does; return whether they are

@@ -10,6 +10,7 @@ from wholestep import arguments
 from wholestep.callbacks import CallbackRunner, refuse_backup
 from wholestep.checkpoints import Checkpoints, Saver, Snapshot, Span, Unsaved
 from wholestep.checks import count
+from wholestep.context import EVALUATION
 from wholestep.data import Batches, classify, go_to_epoch, replayable
 from wholestep.drive import fit_epoch, run_evaluation
 from wholestep.errors import BatchError, message, warn
@@ -216,7 +217,7 @@ class Validating:
         """Return the logs of a validation, their names prefixed with `val_`; see `run_evaluation`
         for `poll`.
         """
-        executor = self._setup.executor_for(self._batches.example)
+        executor = self._setup.executor_for(self._batches.example, EVALUATION)
         if self._open is None or self._open[0] is not executor:
             wanted = EvalOptions(one_by_one=watch.has_test_hooks)
             self._open = executor, executor.open_pass(self._batches, wanted, self._steps)

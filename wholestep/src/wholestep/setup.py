@@ -23,7 +23,7 @@ from wholestep.checkpoints import (
     leaves_of,
     put,
 )
-from wholestep.context import Builder, Context, Prepare, preparation
+from wholestep.context import PREDICTION, UPDATE, Builder, Call, Context, Prepare, preparation
 from wholestep.custom import CustomSteps, check_choices, check_replicas
 from wholestep.data import Batches, Data, class_weighted, classify, in_turn, open_batches, own_batch
 from wholestep.engines import as_function, connect, makes_variables, num_replicas, scope
@@ -100,7 +100,7 @@ class Setup:
         # The checkpoint that was restored by hand, and the learning rates of the script before.
         self._restored: tuple[Found, dict[str, float]] | None = None
         # the calls for which the executor's model has all variables
-        self._ready: set[tuple] = set()
+        self._ready: set[Call] = set()
         given = None if optimizer is None else keras.optimizers.get(optimizer)
         self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
@@ -228,58 +228,40 @@ class Setup:
         """Return the executor of the current model; the caller checks that the last single update
         was applied.
         """
-        executor = self._current_executor(example, trains=True)
+        executor = self._current_executor(example, UPDATE)
         executor.ledger.check_loop(self.run)
         if not self.steps.trains:
             arguments.check_trains(self.model)
         return executor
 
-    def executor_for(
-        self, example: Callable[[], Tree], *, predicts: bool = False, are_whole: bool = False
-    ) -> Executor:
+    def executor_for(self, example: Callable[[], Tree], call: Call) -> Executor:
         """Return the executor of the current model, to evaluate or predict.
 
         Args:
             example: returns a batch, from which missing variables are created; it is not called for
                 a built model.
-            predicts: whether only outputs are requested, of batches that (`are_whole`) also hold
-                other parts.
         """
         self.settle()
-        return self._current_executor(example, predicts=predicts, are_whole=are_whole)
+        return self._current_executor(example, call)
 
-    def _current_executor(
-        self,
-        example: Callable[[], Tree],
-        *,
-        trains: bool = False,
-        predicts: bool = False,
-        are_whole: bool = False,
-    ) -> Executor:
+    def _current_executor(self, example: Callable[[], Tree], call: Call) -> Executor:
         self._adopt_optimizer()
         executor = self.executor
-        call = (trains, predicts, are_whole)
-        restored = self.run.restored
-        if (
-            executor is None
-            or restored
-            or call not in self._ready
-            or not executor.context.is_untouched()
-        ):
+        is_known = executor is not None and call in self._ready and not self.run.restored
+        if executor is None or not is_known or not executor.context.is_untouched():
             self.settle()
-            executor = self._executor_anew(example, *call)
+            executor = self._executor_anew(example, call)
         return executor
 
-    def _executor_anew(
-        self, example: Callable[[], Tree], trains: bool, predicts: bool, are_whole: bool
-    ) -> Executor:
+    def _executor_anew(self, example: Callable[[], Tree], call: Call) -> Executor:
         """Return the executor after a look at all parts of the model; the known one, unless a part
         has changed.
         """
         restored = self.run.restored
+        trains = call == UPDATE
         if trains and self.steps.trains:
             check_replicas(num_replicas(self.model))
-        self._builder.build(example, trains=trains, predicts=predicts, are_whole=are_whole)
+        self._builder.build(example, call)
         if trains or restored is not None:
             self._build_optimizer()
         if self.executor is None or not self.executor.context.is_current():
@@ -288,19 +270,15 @@ class Setup:
             self._ready.clear()
         executor = self.executor
         executor.context.note()
-        if trains and not self._is_ready(trains=True):
+        if trains and UPDATE not in self._ready:
             self._check_optimizer()
             arguments.warn_of_values(self.model)
-        self._ready.add((trains, predicts, are_whole))
+        self._ready.add(call)
         is_elsewhere = self.run.variables is not executor.variables and not self.run.is_under_way
         if restored is not None and is_elsewhere:
             self._put_back(restored)
         self._tell_changes()
         return executor
-
-    def _is_ready(self, *, trains: bool) -> bool:
-        """Whether the executor's model has all variables to train, or else to evaluate."""
-        return any(trained if trains else not predicted for trained, predicted, _ in self._ready)
 
     def _check_optimizer(self) -> None:
         if not self.steps.trains:
@@ -319,11 +297,7 @@ class Setup:
             with uninterrupted(), scope(self.model):
                 optimizer.build(self.model.trainable_variables)
         made = self.executor
-        if (
-            made is not None
-            and not self._is_ready(trains=True)
-            and made.context.optimizer is optimizer
-        ):
+        if made is not None and UPDATE not in self._ready and made.context.optimizer is optimizer:
             made.context.learn_slots()
         return optimizer
 
@@ -332,7 +306,8 @@ class Setup:
         `Run.assigned`.
         """
         # a prediction builds no metrics
-        executor = self.executor if self._is_ready(trains=False) else None
+        has_metrics = any(call.step != PREDICTION.step for call in self._ready)
+        executor = self.executor if has_metrics else None
         is_built = self._is_built()
         optimizer = self._build_optimizer() if is_built else getattr(self.model, "optimizer", None)
         if executor is not None and (

@@ -10,6 +10,7 @@ import keras
 from wholestep import arguments
 from wholestep.checkpoints import Checkpoints, Span, read_one, save_once
 from wholestep.checks import count, takes
+from wholestep.context import EVALUATION, PREDICTION
 from wholestep.data import Batches, classify
 from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
@@ -297,7 +298,7 @@ class Trainer(OnBatch):
             batches = self._setup.batches(
                 "evaluate", FitData(classify(x), y, sample_weight, batch_size)
             )
-            executor = self._setup.executor_for(batches.example)
+            executor = self._setup.executor_for(batches.example, EVALUATION)
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._setup.watch(
                 executor, callbacks, steps or batches.num_batches, verbose=verbose
@@ -312,7 +313,7 @@ class Trainer(OnBatch):
     def _evaluate_single(self, batch: Tree) -> dict[str, Any]:
         with self._guard:
             host = self._setup.single_batch(batch, "evaluate")
-            executor = self._setup.executor_for(lambda: host)
+            executor = self._setup.executor_for(lambda: host, EVALUATION)
             with executor.notices(verbose=0):
                 return executor.evaluate_single(host)
 
@@ -330,7 +331,8 @@ class Trainer(OnBatch):
         steps = arguments.count_or_none("steps", steps)
         with self._guard:
             batches, are_whole = self._setup.inputs(classify(x), batch_size)
-            executor = self._setup.executor_for(batches.example, predicts=True, are_whole=are_whole)
+            call = PREDICTION._replace(are_whole=are_whole)
+            executor = self._setup.executor_for(batches.example, call)
             steps = arguments.limit_steps(steps, batches.num_batches)
             watch = self._setup.watch(
                 executor, callbacks, steps or batches.num_batches, verbose=verbose

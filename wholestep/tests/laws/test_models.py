@@ -12,7 +12,7 @@ from zoo import BATCH, KINDS, ROWS, Kind
 
 import wholestep as ws
 from wholestep import engines, tree
-from wholestep.context import Builder
+from wholestep.context import UPDATE, Builder
 from wholestep.model.draws import Draws, drawing
 
 ENGINE = keras.backend.backend()
@@ -62,9 +62,7 @@ class Run:
         self.data = (kind.x,) if kind.y is None else (kind.x, kind.y)
         self.model = kind.compiled()
         self.trainer = ws.Trainer(self.model)
-        Builder(self.model, None).build(
-            ws.Batches(self.data, BATCH).example, trains=True, predicts=False, are_whole=True
-        )
+        Builder(self.model, None).build(ws.Batches(self.data, BATCH).example, UPDATE)
         with engines.scope(self.model):
             if not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
