@@ -309,7 +309,7 @@ def fit_epoch(
         if not policy.has_failed:
             watch.end()
             executor.ledger.note_last(run)
-    executor.meet(feed)
+    executor.barrier_at_position(feed)
     return executor.show(numbers or place.latest)
 
 

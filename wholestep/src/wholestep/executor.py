@@ -213,7 +213,7 @@ class Executor:
         self.planner.empty = self.planner.empty or found
         return found
 
-    def put_back(self, run: Run, snapshot: Snapshot) -> None:
+    def restore(self, run: Run, snapshot: Snapshot) -> None:
         """Restore the run from a snapshot, and the Keras variables that are not in `run.assigned`.
 
         Raises:
@@ -223,12 +223,12 @@ class Executor:
         groups = groups_of(self.variables)
         kept = leaves_of(snapshot, groups)
         try:
-            self._put_back(run, snapshot, groups, kept)
+            self._assign(run, snapshot, groups, kept)
         except BaseException:
             run.drop()
             raise
 
-    def _put_back(self, run: Run, snapshot: Snapshot, groups: dict, kept: dict) -> None:
+    def _assign(self, run: Run, snapshot: Snapshot, groups: dict, kept: dict) -> None:
         self.dispatcher.ahead.catch_up()
         run.go_on_from(renamed(snapshot, names_of(self.engine, self.planner.update.forward)))
         run.drop()
@@ -450,7 +450,7 @@ class Executor:
         """
         return numbers if self.steps.trains else self.show(numbers)
 
-    def meet(self, feed: Feed) -> None:
+    def barrier_at_position(self, feed: Feed) -> None:
         """Wait until all processes have reached the same position in the data."""
         epoch, step = feed.batches.position
         self.engine.processes.barrier(f"stands at batch {step} of epoch {epoch}")

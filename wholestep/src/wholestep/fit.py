@@ -55,7 +55,7 @@ class Epochs(NamedTuple):
         return Epochs(num, begin, arguments.count_or_none("steps_per_epoch", self.steps))
 
 
-class Watching(NamedTuple):
+class WatchOptions(NamedTuple):
     """The arguments of `fit` about callbacks, output and checkpoints."""
 
     callbacks: Any = None
@@ -64,26 +64,26 @@ class Watching(NamedTuple):
 
 
 def fit(
-    setup: Setup, given: FitData, epochs: Epochs, validation: Validation, watching: Watching
+    setup: Setup, given: FitData, epochs: Epochs, validation: Validation, options: WatchOptions
 ) -> keras.callbacks.History:
     """Train for `epochs`; see `Trainer.fit`."""
     if validation.split and validation.data is None:
         parts, held_out = arguments.split(given.x, given.y, given.sample_weight, validation.split)
         given = given._replace(x=classify(parts[0]), y=parts[1], sample_weight=parts[2])
         validation = validation._replace(data=held_out)
-    if watching.checkpoints is not None:
-        refuse_backup(watching.callbacks)
+    if options.checkpoints is not None:
+        refuse_backup(options.callbacks)
     validate = None if validation.data is None else Validating(setup, validation, given.batch_size)
     batches = setup.batches("fit", given)
-    with setup.saver(watching.checkpoints, "fit", batches) as saver:
+    with setup.saver(options.checkpoints, "fit", batches) as saver:
         setup.settle()
         executor = setup.executor_to_update(batches.example)
         last = arguments.limit_epochs(epochs.num)
         steps = arguments.limit_steps(epochs.steps, batches.num_batches)
         num = steps or batches.num_batches
-        verbose = watching.verbose
+        verbose = options.verbose
         watch = setup.watch(
-            executor, watching.callbacks, num, verbose=verbose, epochs=last, history=True
+            executor, options.callbacks, num, verbose=verbose, epochs=last, history=True
         )
         how = {
             "steps_per_epoch": epochs.steps,
@@ -94,7 +94,7 @@ def fit(
         saver.open(executor, Span(last, epochs.begin), watch, **how)
         also = {"callbacks": watch, **saver.also}
         in_call = setup.run.under_way("fit", batches, are_given=given.x.keeps_position, also=also)
-        with executor.notices(watching.verbose), executor.shown_by(watch.shown), in_call as resumed:
+        with executor.notices(options.verbose), executor.shown_by(watch.shown), in_call as resumed:
             limited = Epochs(last, epochs.begin, steps)
             once = epochs.steps is None
             logs = _run_epochs(setup, batches, limited, validate, watch, saver, resumed, once=once)
@@ -181,7 +181,7 @@ def _begin_epoch(
         executor.begin_epoch(run)
     else:  # the saved values include this hook's changes, such as another learning rate
         run.assigned.clear()
-        executor.put_back(run, before)
+        executor.restore(run, before)
         run.put_back_also(resumed)
     executor.ledger.sync_update_count(run)
 

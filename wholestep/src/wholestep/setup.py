@@ -105,7 +105,9 @@ class Setup:
         self._optimizer = given and arguments.with_loss_scale(given, model)
         self._adopt_optimizer()
         run.connect(
-            *map(weakref.WeakMethod, (self._count_exactly, self._arrive, self._own_variables))
+            *map(
+                weakref.WeakMethod, (self._count_exactly, self._apply_restored, self._own_variables)
+            )
         )
         arguments.check_optimizer(None if self.steps.trains else getattr(model, "optimizer", None))
 
@@ -276,8 +278,8 @@ class Setup:
         self._ready.add(call)
         is_elsewhere = self.run.variables is not executor.variables and not self.run.is_under_way
         if restored is not None and is_elsewhere:
-            self._put_back(restored)
-        self._tell_changes()
+            self._assign_snapshot(restored)
+        self._print_changes()
         return executor
 
     def _check_optimizer(self) -> None:
@@ -301,7 +303,7 @@ class Setup:
             made.context.learn_slots()
         return optimizer
 
-    def _put_back(self, snapshot: Snapshot) -> None:
+    def _assign_snapshot(self, snapshot: Snapshot) -> None:
         """Assign a snapshot to the existing variables that are not assigned yet; see
         `Run.assigned`.
         """
@@ -313,7 +315,7 @@ class Setup:
         if executor is not None and (
             self.steps.trains or (optimizer is not None and optimizer.built)
         ):
-            executor.put_back(self.run, snapshot)
+            executor.restore(self.run, snapshot)
         else:
             if is_built:
                 _put_all(snapshot, self._groups(), self.run.assigned)
@@ -359,9 +361,9 @@ class Setup:
         # not compared: the user may have corrected the data
         self.run.noted("", self.run.data.state)
         self._restored = found, rates
-        self._tell_changes()
+        self._print_changes()
 
-    def _tell_changes(self) -> None:
+    def _print_changes(self) -> None:
         """Print the differences to the restored run, once; an unbuilt model lacks some settings."""
         if self._restored is None or not self._is_built():
             return
@@ -403,9 +405,9 @@ class Setup:
             name: held for name, held in self._groups().items() if name in ("params", "buffers")
         }
 
-    def _arrive(self) -> None:
+    def _apply_restored(self) -> None:
         assert self.run.restored is not None
-        self._put_back(self.run.restored)
+        self._assign_snapshot(self.run.restored)
         if self.executor is not None:
             self.executor.ledger.forget()
 
@@ -441,7 +443,7 @@ class Setup:
     def _make(self) -> Executor:
         model = self.model
         if self.objective is not None:
-            self._know(leave_rows_out(self._metrics))
+            self._note_padding(leave_rows_out(self._metrics))
             return self._executor(self.objective, self._metrics)
         objective = CompiledObjective(self._metrics)
         if self.steps.trains:
@@ -451,14 +453,14 @@ class Setup:
             self.run.adopt(replace(self.run.findings, coupling=Coupling(custom=name), pads=False))
             return self._executor(objective, list(model.metrics))
         metrics = [*compiled.metrics_of(model), *self._metrics]
-        self._know(leave_rows_out(compiled.known_metrics(model, self._metrics)))
+        self._note_padding(leave_rows_out(compiled.known_metrics(model, self._metrics)))
         return self._executor(objective, metrics)
 
     def _executor(self, objective: Objective, metrics: list) -> Executor:
         context = Context(self.model, objective, metrics, self._metrics, self.steps, self.options)
         return Executor(context, metrics, self.run.findings)
 
-    def _know(self, pads: bool | None) -> None:
+    def _note_padding(self, pads: bool | None) -> None:
         """Record whether every metric ignores rows of weight 0, unless that has been measured."""
         if self.run.findings.pads is None:
             self.run.adopt(replace(self.run.findings, pads=pads))

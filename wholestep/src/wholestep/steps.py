@@ -113,7 +113,7 @@ def run_steps(
         with closing(batches), closing(step_epoch(executor, run, feed, saver, guard)) as reports:
             for report in reports:
                 yield Step(report.first, *report.block.start, report)
-        executor.meet(feed)
+        executor.barrier_at_position(feed)
     with guard:
         saver.finish()
         run.end_call()

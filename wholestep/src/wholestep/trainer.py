@@ -16,7 +16,7 @@ from wholestep.drive import run_evaluation, run_prediction
 from wholestep.errors import SpecificationError, message
 from wholestep.evaluation import EvalOptions
 from wholestep.executor import Executor
-from wholestep.fit import Epochs, Validation, Watching, fit
+from wholestep.fit import Epochs, Validation, WatchOptions, fit
 from wholestep.model import Objective
 from wholestep.plan import explain
 from wholestep.run import Run
@@ -177,9 +177,9 @@ class Trainer(OnBatch):
             validation_steps,
             validation_freq,
         ).checked()
-        watching = Watching(callbacks, verbose, Checkpoints.of(checkpoints))
+        options = WatchOptions(callbacks, verbose, Checkpoints.of(checkpoints))
         with self._guard:
-            return fit(self._setup, given, asked, validation, watching)
+            return fit(self._setup, given, asked, validation, options)
 
     @takes(
         "steps takes the data as one argument.", "steps(Batches((x, y), batch_size=32), epochs=1)."

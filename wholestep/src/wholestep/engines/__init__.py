@@ -62,11 +62,11 @@ def choose(
         engine = make_engine(optimizer, model, replicas, "auto", is_eager=True)
         if engine.devices.num_replicas == 1 and engine.processes.count == 1:
             return engine
-        told = (
+        text = (
             "run_eagerly has no effect: on several devices, or in several processes, an update "
             "is always compiled."
         )
-        warn(told)
+        warn(text)
     return make_engine(optimizer, model, replicas, jit_compile, is_eager=False)
 
 

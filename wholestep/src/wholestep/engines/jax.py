@@ -53,11 +53,11 @@ def make_engine(
         jit_compile == "auto" and getattr(model, "compiled", False) and _is_off(model)
     )
     if is_off and not is_eager:
-        told = (
+        text = (
             "on JAX an update is always compiled, unless the model is compiled with "
             "run_eagerly=True."
         )
-        warn(f"jit_compile=False has no effect: {told}")
+        warn(f"jit_compile=False has no effect: {text}")
     several = find_replicas(model, replicas)
     processes = group.connect()
     layout = several.layout
