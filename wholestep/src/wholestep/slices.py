@@ -1,4 +1,4 @@
-"""Gradients by lookups: of each row that a lookup reads, before those of equal rows are summed.
+"""Gradients by lookups: a gradient for each row read, before gradients of equal rows are summed.
 
 On TensorFlow, `keras.Model.fit` hands them to the optimizer as `tf.IndexedSlices`, and Keras 3.15
 squares or clips them one by one. The lookups of a batch are those of its microbatches, however it
@@ -15,7 +15,7 @@ from wholestep.tree import Tensor
 
 
 class Slices(NamedTuple):
-    """A gradient by lookups: that of a row is the sum of the values with its index.
+    """A gradient by lookups: the gradient of a row is the sum of the values with its index.
 
     Args:
         values: for each lookup, the gradients of the rows that it reads, (rows read, ...).
@@ -137,7 +137,7 @@ def zeros(
     dtype: str,
     none: Tensor,
 ) -> Slices:
-    """Return the gradient of no lookup, with room for those of all parts of a batch.
+    """Return a gradient without lookups, with room for the lookups of all parts of a batch.
 
     Args:
         none: 0, as a value of the program: an array with this number of rows may grow in a loop.

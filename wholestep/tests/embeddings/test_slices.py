@@ -82,7 +82,7 @@ class Tied(keras.layers.Layer):
 
 
 class Taken(keras.layers.Layer):
-    """Takes rows of a weight of its own."""
+    """Takes rows of an extra weight."""
 
     def build(self, shape):
         self.table = self.add_weight(shape=(WORDS, WIDTH))

@@ -1,6 +1,4 @@
-"""Data: a source, a sampler and a position in it, on their way to the device. Other packages import
-from here.
-"""
+"""Data: a source, a sampler and a position, on their way to the device; the door of the room."""
 
 from wholestep.data.batches import Batches
 from wholestep.data.block import (

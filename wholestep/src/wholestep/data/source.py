@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import keras
 import numpy as np
+from numpy import ndarray
 
 from wholestep import tree
 from wholestep.data.kinds import Data, Kind
@@ -21,7 +22,7 @@ from wholestep.data.leaves import (
     with_arrays,
     without_none,
 )
-from wholestep.data.order import Order, Selection
+from wholestep.data.order import ALL, Order, Places, Selection
 from wholestep.data.sparse import has_sparse
 from wholestep.data.stream import BatchStream, length_of
 from wholestep.data.workers import Forks, Threads, Workers, warn_of_copies
@@ -37,19 +38,17 @@ def _same(batch: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class Arrays:
-    """Nested arrays with one leading row axis; `transform` is for batches that are padded or packed
-    from them.
-    """
+    """Nested arrays with a leading row axis; `transform` is for padded and packed batches."""
 
     arrays: Tree
     num_rows: int
     transform: Transform = _same
 
-    def load(self, rows: np.ndarray) -> Tree:
+    def load(self, rows: ndarray) -> Tree:
         """Return these rows of every leaf."""
         return tree.map_leaves(lambda leaf: leaf[rows], self.arrays)
 
-    def each(self, rows: np.ndarray) -> list:
+    def list_rows(self, rows: ndarray) -> list:
         """Return these rows, as a list."""
         return [self.load(row) for row in rows]
 
@@ -62,7 +61,7 @@ class SparseArrays:
     num_rows: int
     transform: Transform
 
-    def load(self, rows: np.ndarray) -> Tree:
+    def load(self, rows: ndarray) -> Tree:
         """Return these rows of every leaf."""
         return self.transform(tree.map_leaves(lambda leaf: to_numpy(leaf[rows]), self.arrays))
 
@@ -75,7 +74,7 @@ class IndexedRows:
     num_rows: int
     transform: Transform
 
-    def load(self, rows: np.ndarray) -> Tree:
+    def load(self, rows: ndarray) -> Tree:
         """Return these items, stacked."""
         loaded = self._get(rows)
         if isinstance(loaded, dict):  # a Hugging Face dataset returns columns
@@ -86,7 +85,7 @@ class IndexedRows:
             batch = keras.tree.pack_sequence_as(with_arrays(loaded[0]), leaves)
         return checked(self.transform(batch))
 
-    def each(self, rows: np.ndarray) -> list:
+    def list_rows(self, rows: ndarray) -> list:
         """Return these items unchanged, as a list."""
         loaded = self._get(rows)
         if not isinstance(loaded, dict):
@@ -94,7 +93,7 @@ class IndexedRows:
         values = zip(*loaded.values(), strict=True)
         return [dict(zip(loaded, row, strict=True)) for row in values]
 
-    def _get(self, rows: np.ndarray) -> Any:
+    def _get(self, rows: ndarray) -> Any:
         numbers = rows.tolist()
         loaded: list = []
         try:
@@ -137,7 +136,7 @@ class IndexedBatches:
         numbers = order.rows(epoch, step, min(step + num, order.num_rows))
         return Selection(numbers[:1], numbers[:1], 0, numbers)
 
-    def load(self, selection: Selection, places: slice | np.ndarray = slice(None)) -> Tree:
+    def load(self, selection: Selection, places: Places = ALL) -> Tree:
         """Return a batch. The workers load the next ones of the epoch meanwhile."""
         get = self.batches.__getitem__
         number = int(selection.rows[0])
@@ -204,15 +203,7 @@ def open_source(
     if data.kind is Kind.NUMBERED:
         return IndexedBatches(content, copying, workers_of(content), Order(0))
     if data.are_arrays and not data.is_list_of_rows(by_length):
-        arrays = without_none(content)
-        if has_sparse(content) and not by_length:
-            arrays = tree.map_leaves(as_rows, arrays)
-            return SparseArrays(checked(arrays), _num_rows(arrays), copying)
-        arrays = tree.map_leaves(to_numpy, arrays)
-        num_rows = _num_rows(arrays)
-        if by_length:
-            return Arrays(checked(arrays), num_rows, copying)
-        return Arrays(checked(arrays if transform is None else transform(arrays)), num_rows)
+        return _open_arrays(without_none(content), transform, by_length=by_length)
     if data.kind in (Kind.ARRAYS, Kind.ROWS):
         if type(content) is tuple and not by_length:
             kinds = {(type(part), np.asarray(part, object).shape) for part in content}
@@ -224,6 +215,22 @@ def open_source(
     if data.kind in (Kind.STREAM, Kind.BATCHES):
         return BatchStream(content, copying, prefetches=data.prefetches)
     raise _no_data(data)
+
+
+def _open_arrays(
+    arrays: Tree, transform: Transform | None, *, by_length: bool
+) -> Arrays | SparseArrays:
+    """Return the source of arrays; a transform is of all rows at once, if they are dense."""
+    copying = _same if transform is None else owned(transform)
+    stay_sparse = has_sparse(arrays) and not by_length
+    arrays = tree.map_leaves(as_rows if stay_sparse else to_numpy, arrays)
+    num_rows = tree.num_rows(arrays, "data")
+    _check_any(num_rows, "arrays that are not empty.")
+    if stay_sparse:
+        return SparseArrays(checked(arrays), num_rows, copying)
+    if by_length:
+        return Arrays(checked(arrays), num_rows, copying)
+    return Arrays(checked(arrays if transform is None else transform(arrays)), num_rows)
 
 
 def _no_data(data: Data) -> BatchError:
@@ -243,12 +250,6 @@ def _no_data(data: Data) -> BatchError:
         received = f"{name}, not called"
         attempt = f"call it, as in fit({name if name.isidentifier() else 'f'}())."
     return BatchError(message(must, received, attempt))
-
-
-def _num_rows(arrays: Tree) -> int:
-    num_rows = tree.num_rows(arrays, "data")
-    _check_any(num_rows, "arrays that are not empty.")
-    return num_rows
 
 
 def _check_any(num_rows: int, instead: str) -> None:

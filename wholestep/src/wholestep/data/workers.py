@@ -131,8 +131,7 @@ def _work(tasks: Tasks) -> None:
 
 
 class Forks:
-    """Processes that load batches by their numbers, each from a copy of the data set as it was at
-    its start.
+    """Processes that load batches by their numbers, each from its copy of the data set.
 
     They are forks. A fork has none of the engine's threads, so its data set must use numpy only.
     Where the engine has a GPU, a fork may hang in the driver (keras-team/keras#20619): there, new

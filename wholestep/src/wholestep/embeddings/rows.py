@@ -244,9 +244,9 @@ class RowPlan:
         places = []
         first = 0
         for group_ids, size in zip(ids, self.lookups.sizes, strict=True):
-            asked = from_end(group_ids, size)
-            exists.append(asked < size)
-            rows.append(ops.where(exists[-1], asked, ops.zeros_like(asked)))
+            numbers = from_end(group_ids, size)
+            exists.append(numbers < size)
+            rows.append(ops.where(exists[-1], numbers, ops.zeros_like(numbers)))
             places.append(rows[-1] + first)
             first += size
         # One scatter for all groups: with several, XLA would copy the scratch between them.
@@ -259,11 +259,11 @@ class RowPlan:
             TableRows(table, rows[group], slots[group])
             for table, group in zip(self.tables, self.lookups.groups, strict=True)
         ]
-        found = [
+        row_of_lookup = [
             ops.where(exist, slot, ops.full_like(slot, slot.shape[0]))
             for exist, slot in zip(exists, slots, strict=True)
         ]
-        return scratch, touched, found
+        return scratch, touched, row_of_lookup
 
 
 def _split_like(groups: list[Tensor], values: Tensor) -> list[Tensor]:
@@ -364,8 +364,8 @@ class RowPlanner:
         variables = self._forward.variables
         reasons = dict(self._whole_tables)
         # no further call of an eager objective for speed
-        known = [] if self._engine.programs.is_eager else self.tables
-        tables = [_with_slots(table, self._optimizer, variables) for table in known]
+        candidates = [] if self._engine.programs.is_eager else self.tables
+        tables = [_with_slots(table, self._optimizer, variables) for table in candidates]
         rows = ops.convert_to_tensor(rows)[: max(size for _, size in cut.sections)]
         while tables:
             lookups, whys = self._learned(Lookups(tables, self._engine), state, data, rows)
