@@ -289,7 +289,9 @@ class Batches(KeepsPosition):
 
     def __copy__(self) -> "Batches":
         other = object.__new__(type(self))
-        vars(other).update(vars(self), _at=[*self._at], unused=[*self.unused])
+        vars(other).update(vars(self))
+        other._at = list(self._at)
+        other.unused = list(self.unused)
         return other
 
     # ---- the batches ----

@@ -52,16 +52,18 @@ class Buckets:
     @property
     def batch_shapes(self) -> list[tuple[int, ...]]:
         """The rows of a full batch and the padded length of each sequence, for every bucket."""
-        return [tuple(shape) for shape in np.column_stack([self.sizes, self.shapes]).tolist()]
+        shapes = np.column_stack([self.sizes, self.shapes])
+        return [tuple(shape) for shape in shapes.tolist()]
 
     def select(self, epoch: int, step: int) -> Selection:
         """Select the rows of a batch; its layout is their padded shape."""
-        number = Order(self.num_batches, self.seed, self.shuffle).rows(epoch, step, step + 1)[0]
+        batches = Order(self.num_batches, self.seed, self.shuffle)
+        number = int(batches.rows(epoch, step, step + 1)[0])
         bucket = int(np.searchsorted(self.firsts, number, side="right")) - 1
         size = int(self.sizes[bucket])
         start, end = self.starts[bucket : bucket + 2].tolist()
         order = Order(end - start, self.seed, self.shuffle, stream=bucket + 1)
-        places = order.batch(epoch, int(number - self.firsts[bucket]), size)
+        places = order.batch(epoch, number - int(self.firsts[bucket]), size)
         rows = self.by_bucket[start + places].astype(np.int64)
         return Selection(rows, rows, size, self.shapes[bucket])
 

@@ -189,7 +189,8 @@ class Resident(_Feed):
         """Return the rows of `num` updates of one size, int32 (updates, rows)."""
         start = step * self.batch_size
         stop = min(start + num * self.batch_size, self.order.num_rows)
-        return self.order.rows(epoch, start, stop).astype(np.int32).reshape(num, -1)
+        rows = self.order.rows(epoch, start, stop)
+        return rows.astype(np.int32).reshape(num, -1)
 
     def _table(self, program: Planned, epoch: int, step: int, num: int, alike: int) -> NamedRows:
         """Return a table that holds these updates, of the `alike` ones that begin with them."""
@@ -434,7 +435,8 @@ class Loaded(_Feed):
     ) -> Batch:
         if selection is None:
             count = num_rows_of(host)
-            kind = str([tuple(leaf.shape[1:]) for leaf in tree.leaves(host)])
+            row_shapes = [tuple(leaf.shape[1:]) for leaf in tree.leaves(host)]
+            kind = str(row_shapes)
             full = max(self._largest.get(kind, 0), count)
             names = None
         else:

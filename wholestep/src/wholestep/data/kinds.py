@@ -110,7 +110,8 @@ class Data:
         nested = [isinstance(item, dict | list | tuple) for item in items]
         if not any(nested):
             return False
-        return all(nested) or len({np.shape(leaf)[:1] for leaf in tree.leaves(items)}) > 1
+        lengths = {np.shape(leaf)[:1] for leaf in tree.leaves(items)}
+        return all(nested) or len(lengths) > 1
 
 
 def classify(source: object) -> Data:

@@ -150,7 +150,8 @@ def by_leaf(loaded: list, rows: ndarray, like: Tree) -> list[tuple[tuple, list]]
             received = f"{_names(row_paths)} in row {number}, {_names(paths)} in others"
             raise BatchError(message(must, received, "give every row the same leaves."))
         columns.append(leaves)
-    return list(zip(paths, map(list, zip(*columns, strict=True)), strict=True))
+    by_path = zip(paths, zip(*columns, strict=True), strict=True)
+    return [(path, list(column)) for path, column in by_path]
 
 
 def _flattened(row: Tree) -> tuple[list[tuple], list]:
@@ -178,7 +179,9 @@ def stack_column(path: tuple, rows: ndarray, column: list, attempt: str) -> ndar
             must = f"{tree.name(path, 'row')} must have one shape in all rows of a batch."
             received = f"{shape} in row {row}, {first} in row {rows[0]}"
             raise BatchError(message(must, received, attempt))
-    return np.array(column, object) if all(map(_is_string, column)) else to_numpy(np.stack(column))
+    if all(map(_is_string, column)):
+        return np.array(column, object)
+    return to_numpy(np.stack(column))
 
 
 def to_numpy(leaf: object) -> ndarray:
@@ -294,7 +297,9 @@ def holds_numbers(part: object, depth: int = 9) -> bool:
     """Whether this is a list or tuple of Python numbers, or of such lists, at most `depth` deep."""
     if not isinstance(part, list | tuple) or not part or not depth:
         return False
-    return isinstance(part[0], int | float) or all(holds_numbers(item, depth - 1) for item in part)
+    if isinstance(part[0], int | float):
+        return True
+    return all(holds_numbers(item, depth - 1) for item in part)
 
 
 def refuse_lists(part: Tree, name: str) -> None:

@@ -94,7 +94,8 @@ class Packs:
     def select(self, epoch: int, step: int) -> Selection:
         """Select the rows that are packed into a batch, and their layout."""
         layout = self._layout(epoch, step)
-        parts = np.split(layout.rows, np.flatnonzero(np.diff(layout.at)) + 1)
+        last_of_pack = np.flatnonzero(np.diff(layout.at))
+        parts = np.split(layout.rows, last_of_pack + 1)
         names = np.empty(len(parts), object)
         names[:] = parts
         return Selection(layout.rows, names, self.size, layout)
@@ -121,12 +122,14 @@ class Packs:
         return replace(self, shuffle=False)
 
     def _layout(self, epoch: int, step: int) -> RowLayout:
-        packs = Order(self.num_packs, self.seed, self.shuffle).batch(epoch, step, self.size)
+        order = Order(self.num_packs, self.seed, self.shuffle)
+        packs = order.batch(epoch, step, self.size)
         at, length, place = self.patterns.places(packs)
         if self.shuffle:
             num = np.diff(self.starts)[length]
-            place = permute(place.astype(np.uint64), num, self.seed, epoch, length + 1)
-        rows = self.by_length[self.starts[length] + place.astype(np.int64)].astype(np.int64)
+            places = place.astype(np.uint64)
+            place = permute(places, num, self.seed, epoch, length + 1).astype(np.int64)
+        rows = self.by_length[self.starts[length] + place].astype(np.int64)
         begins = ends(np.maximum(length, 1))[:-1]
         return RowLayout(rows, at, begins - begins[np.searchsorted(at, at)])
 

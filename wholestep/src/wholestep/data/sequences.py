@@ -166,8 +166,9 @@ class Sequences:
                 raise BatchError(message(must, received, attempt))
         dtype = np.result_type(*{part.dtype for part in filled})
         laid = np.full((*shape, *place_shape), leaf.pad, dtype)
-        places = zip(layout.at.tolist(), layout.starts.tolist(), lengths, column, strict=True)
-        for at, start, length, part in places:
+        ats = layout.at.tolist()
+        starts = layout.starts.tolist()
+        for at, start, length, part in zip(ats, starts, lengths, column, strict=True):
             laid[at, start : start + length] = part[:length]
         return to_numpy(laid)
 
@@ -190,7 +191,8 @@ def _sliced(array: ndarray, rows: ndarray, width: int | None, pad: float) -> nda
     lacking = width - kept.shape[1]
     if not lacking:
         return kept
-    sides = [(0, 0), (0, lacking)] + [(0, 0)] * (kept.ndim - 2)
+    sides = np.zeros((kept.ndim, 2), int)
+    sides[1, 1] = lacking
     return np.pad(kept, sides, constant_values=pad)
 
 
@@ -210,7 +212,8 @@ def measure(source: Arrays | IndexedRows, length: Tree | Callable, pad: Tree) ->
     named = _evaluated(source, length) if callable(length) else _flat(length)
     paths = tuple(path for path, _ in named)
     lengths = np.stack([_checked(path, values, source.num_rows) for path, values in named])
-    row = _row(source, int(np.argmax((lengths > 0).all(axis=0))))
+    has_no_empty = (lengths > 0).all(axis=0)
+    row = _row(source, int(np.argmax(has_no_empty)))
     leaves = {path: RowLeaf(path, leaf) for path, leaf in keras.tree.flatten_with_path(row)}
     for number, path in enumerate(paths):
         owned = [leaf for leaf in _below(path, leaves) if np.ndim(leaf.example)]

@@ -115,7 +115,8 @@ def _grid_cells(lengths: ndarray) -> tuple[ndarray, ndarray]:
     most = int(sums.max())
     edges = [1]
     while edges[-1] < most:
-        edges.append(max(edges[-1] + 1, int(edges[-1] * _GROWTH)))
+        grown = int(edges[-1] * _GROWTH)
+        edges.append(max(edges[-1] + 1, grown))
     cell_of_sum = np.searchsorted(edges, np.arange(most + 1)).astype(np.uint16)
     cells = cell_of_sum[sums]
     counts = np.bincount(cells)

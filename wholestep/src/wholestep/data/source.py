@@ -29,6 +29,7 @@ from wholestep.data.workers import Forks, Threads, Workers, warn_of_copies
 from wholestep.errors import BatchError, message
 from wholestep.tree import Tree
 
+_ENDLESS = np.iinfo(np.int64).max
 _UNEVEN = "tokens=... and length=..., if rows are of uneven length."
 
 
@@ -152,9 +153,8 @@ class IndexedBatches:
     def ordered(self, seed: int, shuffle: bool) -> "IndexedBatches":
         """Return the batches in an order; infinitely many are not shuffled."""
         num = self.num_batches
-        if num is None:
-            return replace(self, order=Order(np.iinfo(np.int64).max, seed, shuffle=False))
-        return replace(self, order=Order(num, seed, shuffle))
+        order = Order(_ENDLESS, seed, shuffle=False) if num is None else Order(num, seed, shuffle)
+        return replace(self, order=order)
 
     def in_order(self) -> "IndexedBatches":
         """Return the batches in the order of their numbers."""

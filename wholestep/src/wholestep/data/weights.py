@@ -43,7 +43,8 @@ def check_weights(
                 "give rows that shall not count the weight 0; "
                 'reduction="sum_over_batch_size" divides by rows.'
             )
-        for row in np.flatnonzero(~good.reshape(len(weight), -1).all(axis=1))[:1]:
+        good_rows = good.reshape(len(weight), -1).all(axis=1)
+        for row in np.flatnonzero(~good_rows)[:1]:
             received = f"{weight[row]} in row {row if numbers is None else numbers[row]}"
             raise BatchError(message(must, received, attempt))
         if all_zero and not np.any(weight):
@@ -72,7 +73,8 @@ def class_weighted(class_weight: dict[int, float]) -> Callable[[Tree], tuple[Any
         labels = _classes(batch[1])
         nearest = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
         is_weighted = classes[nearest] == labels
-        return (*batch, np.where(is_weighted, weights[nearest], 1).astype(weights.dtype))
+        weight = np.where(is_weighted, weights[nearest], 1)
+        return (*batch, weight.astype(weights.dtype))
 
     return transform
 

@@ -45,7 +45,8 @@ class Lookups:
     @property
     def sizes(self) -> list[int]:
         """The number of rows of each group's tables."""
-        return [self.tables[self.groups.index(group)].num_rows for group in range(len(self.counts))]
+        firsts = [self.groups.index(group) for group in range(len(self.counts))]
+        return [self.tables[first].num_rows for first in firsts]
 
     @property
     def _verbs(self) -> Engine:
@@ -75,10 +76,9 @@ class Lookups:
     def ids(self, noted: Noted) -> list[Tensor]:
         """Return the row numbers of each group's lookups, int32 (count,); -1 is the last row."""
         by_group = dict(zip(self._keys(noted), noted.calls, strict=True))
-        return [
-            ops.concatenate([_narrow(ids) for ids in calls]) if calls else ops.zeros((0,), "int32")
-            for calls in by_group.values()
-        ]
+        none = [ops.zeros((0,), "int32")]
+        flat = [list(map(_narrow, calls)) for calls in by_group.values()]
+        return [ops.concatenate(numbers or none) for numbers in flat]
 
     def learned(
         self, noted: Noted, read: set[int], variables: Variables

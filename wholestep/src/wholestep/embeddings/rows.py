@@ -109,7 +109,8 @@ def _with_slots(
     """Return the table with its optimizer's variables, which exist once training begins."""
     names = _ROW_BY_ROW[type(optimizer)].slots
     known = {id(getattr(optimizer, name)[table.param]) for name in names}
-    return replace(table, slots=tuple(i for i, v in enumerate(variables.slots) if id(v) in known))
+    slots = [i for i, variable in enumerate(variables.slots) if id(variable) in known]
+    return replace(table, slots=tuple(slots))
 
 
 class GradientForm(StrEnum):
@@ -251,7 +252,8 @@ class RowPlan:
             first += size
         # One scatter for all groups: with several, XLA would copy the scratch between them.
         where = ops.concatenate(places)
-        numbers = ops.concatenate([ops.arange(group.shape[0], dtype="int32") for group in rows])
+        counts = [group.shape[0] for group in rows]
+        numbers = ops.concatenate([ops.arange(count, dtype="int32") for count in counts])
         scratch = ops.scatter_update(scratch, where[:, None], numbers)
         # Equal rows read the same number, whichever of them wrote last.
         slots = _split_like(rows, ops.take(scratch, where))
